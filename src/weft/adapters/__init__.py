@@ -1,0 +1,1 @@
+"""The ports, carried out on real systems. Adapters never import each other."""

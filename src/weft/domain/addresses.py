@@ -1,0 +1,150 @@
+"""Addresses, subnets and ranges as integers with a family; v4 and v6 alike. Text is parsed here and nowhere else."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import NamedTuple
+
+from weft.domain.errors import Invalid
+
+_V4 = re.compile(r"(?:0|[1-9]\d{0,2})(?:\.(?:0|[1-9]\d{0,2})){3}")
+
+BITS = {4: 32, 6: 128}
+
+
+class Address(NamedTuple):
+    """One address."""
+
+    family: int
+    number: int
+
+    def __str__(self) -> str:
+        return format_address(self.family, self.number)
+
+
+class Range(NamedTuple):
+    """First to last, both included, of one family."""
+
+    family: int
+    first: int
+    last: int
+
+    def holds(self, address: Address) -> bool:
+        return address.family == self.family and self.first <= address.number <= self.last
+
+    def overlaps(self, other: Range) -> bool:
+        return self.family == other.family and self.first <= other.last and other.first <= self.last
+
+    def covers(self, other: Range) -> bool:
+        return self.family == other.family and self.first <= other.first and other.last <= self.last
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first + 1
+
+    def __str__(self) -> str:
+        first = format_address(self.family, self.first)
+        return first if self.first == self.last else f"{first}-{format_address(self.family, self.last)}"
+
+
+class Subnet(NamedTuple):
+    """A prefix, and the part of it that may be given out (`span`; narrower for the form `first-last/length`)."""
+
+    family: int
+    base: int
+    length: int
+    span: Range
+
+    @property
+    def whole(self) -> Range:
+        return Range(self.family, self.base, self.base + (1 << (BITS[self.family] - self.length)) - 1)
+
+    @property
+    def usable(self) -> Range:
+        """The span without the network's own address and, in v4, the broadcast address; may be empty (`size` 0)."""
+        whole = self.whole
+        last = whole.last - 1 if self.family == 4 else whole.last
+        return Range(self.family, max(self.span.first, whole.first + 1), min(self.span.last, last))
+
+    def __str__(self) -> str:
+        whole = self.whole
+        if self.span == whole:
+            return f"{format_address(self.family, self.base)}/{self.length}"
+        return f"{self.span}/{self.length}"
+
+
+def format_address(family: int, number: int) -> str:
+    """The address in its shortest usual text."""
+    if family == 4:
+        return f"{number >> 24}.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
+    return str(ipaddress.IPv6Address(number))
+
+
+def parse_address(text: str, *, field: str, family: int = 0) -> Address:
+    """An address of the family (0: either), or `Invalid`: no leading zeros, no zone, no mapped form."""
+    try:
+        if _V4.fullmatch(text):
+            address = Address(4, int(ipaddress.IPv4Address(text)))
+        else:
+            parsed = ipaddress.IPv6Address(text)
+            if parsed.scope_id or parsed.ipv4_mapped:
+                raise ValueError("a zone or an IPv4-mapped address is not allowed")
+            address = Address(6, int(parsed))
+    except ValueError as error:
+        raise Invalid(f"{field} {text[:80]!r} is not an address", field=field) from error
+    if family and address.family != family:
+        raise Invalid(f"{field} {text!r} is not an IPv{family} address", field=field)
+    return address
+
+
+def parse_range(text: str, *, field: str, family: int = 0) -> Range:
+    """`first-last`, or a single address (W20), ascending."""
+    first_text, dash, last_text = text.partition("-")
+    first = parse_address(first_text, field=field, family=family)
+    last = parse_address(last_text, field=field, family=first.family) if dash else first
+    if last.number < first.number:
+        raise Invalid(f"{field} {text!r} runs backwards: put the lower address first", field=field)
+    return Range(first.family, first.number, last.number)
+
+
+def parse_subnet(text: str, *, field: str, family: int, shortest: int, longest: int) -> Subnet:
+    """`address/length` or `first-last/length`; host bits are cleared, as Contiv did."""
+    span_text, slash, length_text = text.rpartition("/")
+    if not slash or not re.fullmatch(r"[1-9]?\d{1,2}", length_text):
+        raise Invalid(f"{field} {text[:100]!r} is not a subnet: write address/length or first-last/length", field=field)
+    length = int(length_text)
+    if not shortest <= length <= longest:
+        raise Invalid(f"{field} {text!r}: the prefix length must be {shortest} to {longest}", field=field)
+    span = parse_range(span_text, field=field, family=family)
+    mask = (1 << BITS[family]) - (1 << (BITS[family] - length))
+    base = span.first & mask
+    subnet = Subnet(family, base, length, span)
+    if not subnet.whole.covers(span):
+        raise Invalid(f"{field} {text!r}: the range does not fit into one /{length}", field=field)
+    return subnet if "-" in span_text else subnet._replace(span=subnet.whole)
+
+
+def parse_subnet_v4(text: str, *, field: str = "subnet") -> Subnet:
+    """A network's v4 subnet: /8 to /31."""
+    return parse_subnet(text, field=field, family=4, shortest=8, longest=31)
+
+
+def parse_subnet_v6(text: str, *, field: str = "ipv6Subnet") -> Subnet:
+    """A network's v6 subnet: every length from /16 to /127 (W19)."""
+    return parse_subnet(text, field=field, family=6, shortest=16, longest=127)
+
+
+def mac_of(address: Address) -> str:
+    """The MAC of an endpoint: `02:02:` and the last four bytes of its address (facts 5)."""
+    return "02:02:" + ":".join(f"{byte:02x}" for byte in (address.number & 0xFFFFFFFF).to_bytes(4, "big"))
+
+
+def address_hex(address: Address) -> str:
+    """How an address is spelled in a store key: fixed width, so that key order is address order."""
+    return f"{address.number:0{BITS[address.family] // 4}x}"
+
+
+def address_from_hex(text: str) -> Address:
+    """The inverse of `address_hex`."""
+    return Address(4 if len(text) == 8 else 6, int(text, 16))

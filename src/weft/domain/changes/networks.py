@@ -1,0 +1,128 @@
+"""Networks: a subnet that overlaps no other of its tenant, a tag that nobody else has."""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.domain import ipam, kinds, model
+from weft.domain.commits import NEVER, Delete, DeleteAll, Write
+from weft.domain.errors import Conflict, Exhausted, Invalid
+from weft.domain.ids import StoreKey
+from weft.domain.planning import Reading, holder_of, put, put_claim
+from weft.domain.validation import MAX_VLAN, MAX_VNI, MAX_VNI_SPAN, parse_tag_range
+
+LOCAL_VLANS = (1, MAX_VLAN)
+
+
+def put_network(reading: Reading, wanted: model.Network, present: model.Network | None) -> list[Write]:
+    """A network never changes; asking for the one that is there is fine."""
+    if present is not None:
+        _refuse_change(wanted, present)
+        return []
+    reading.require(kinds.TENANT, wanted.tenant, field="tenantName")
+    if reading.get(kinds.GROUP, wanted.tenant, wanted.name):
+        raise Conflict(
+            f"networkName {wanted.name!r} is the name of a group of the tenant: choose another", field="networkName"
+        )
+    for other in reading.all(kinds.NETWORK, wanted.tenant):
+        _refuse_overlap(wanted, other)
+    tags, writes = _take_tags(reading, wanted)
+    return [put(kinds.NETWORK, msgspec.structs.replace(wanted, tags=tags)), *writes]
+
+
+def _refuse_change(wanted: model.Network, present: model.Network) -> None:
+    given = msgspec.structs.replace(wanted, tags=present.tags)
+    for attribute, member in zip(given.__struct_fields__, given.__struct_encode_fields__, strict=True):
+        if getattr(given, attribute) != getattr(present, attribute):
+            raise Conflict(
+                f"{member} of network {present.key} cannot change: delete and create the network", field=member
+            )
+
+
+def _refuse_overlap(wanted: model.Network, other: model.Network) -> None:
+    for family, field in ((4, "subnet"), (6, "ipv6Subnet")):
+        mine, theirs = ipam.subnet_of(wanted, family), ipam.subnet_of(other, family)
+        if mine and theirs and mine.span.overlaps(theirs.span):
+            raise Conflict(f"{field} {mine} overlaps {theirs} of network {other.key}", field=field)
+
+
+def _take_tags(reading: Reading, wanted: model.Network) -> tuple[model.NetworkTags, list[Write]]:
+    """The wire tag (asked for or the lowest free one) and, for vxlan, a local vlan (facts 5, O4)."""
+    settings = reading.get(kinds.GLOBAL, "global") or model.Global()
+    holder = holder_of(kinds.NETWORK, wanted)
+    if wanted.encap == "vlan":
+        span = parse_tag_range(settings.vlans, field="vlans", highest=MAX_VLAN, widest=MAX_VLAN)
+        vlan, write = _take_number(reading, "vlan", span, wanted=wanted.pkt_tag, holder=holder)
+        return model.NetworkTags(vlan=vlan), [write]
+    span = parse_tag_range(settings.vxlans, field="vxlans", highest=MAX_VNI, widest=MAX_VNI_SPAN)
+    vni, write = _take_number(reading, "vni", span, wanted=wanted.pkt_tag, holder=holder)
+    local, local_write = _take_number(reading, "local-vlan", LOCAL_VLANS, wanted=0, holder=holder)
+    return model.NetworkTags(vlan=local, vni=vni), [write, local_write]
+
+
+def _take_number(reading: Reading, pool: str, span: tuple[int, int], *, wanted: int, holder: str) -> tuple[int, Write]:
+    first, last = span
+    numbers = reading.cluster.number_pool(pool)
+    if wanted:
+        if not first <= wanted <= last:
+            raise Invalid(f"pktTag {wanted} is outside the {pool} range {first}-{last} of the cluster", field="pktTag")
+        if wanted in numbers.holders:
+            raise Conflict(f"pktTag {wanted} is taken by {numbers.holders[wanted].value.holder}", field="pktTag")
+        number: int | None = wanted
+    else:
+        number = numbers.taken.next_free(first, last)
+    if number is None:
+        raise Exhausted(f"no {pool} tag is free in {first}-{last}: widen the range with netctl global set")
+    key = StoreKey(kinds.number_claims(pool) + str(number))
+    reading.at(key, NEVER)
+    return number, put_claim(key, holder)
+
+
+def delete_network(reading: Reading, present: model.Network) -> list[Write]:
+    """Refused while groups, services, endpoints, reserved addresses or nodes' address blocks need it."""
+    users = [
+        kinds.GROUP.key_text(group)
+        for group in reading.all(kinds.GROUP, present.tenant)
+        if group.network == present.name
+    ]
+    users += [
+        kinds.SERVICE.key_text(service)
+        for service in reading.all(kinds.SERVICE, present.tenant)
+        if service.network == present.name
+    ]
+    if users:
+        raise Conflict(
+            f"network {present.key} is used by {', '.join(users[:5])}: delete them first",
+            details={"users": users[:100]},
+        )
+    reading.quiet(kinds.ENDPOINT.store_prefix(present.tenant, present.name))
+    count = sum(1 for _ in reading.cluster.endpoints(present.key))
+    if count:
+        raise Conflict(f"network {present.key} has {count} endpoints: delete them first", details={"endpoints": count})
+    _refuse_leftovers(reading, present)
+    assert present.tags is not None
+    tags = (
+        {"vlan": present.tags.vlan}
+        if present.encap == "vlan"
+        else {"vni": present.tags.vni, "local-vlan": present.tags.vlan}
+    )
+    return [
+        Delete(kinds.NETWORK.store_key(present.tenant, present.name)),
+        *(Delete(StoreKey(kinds.number_claims(pool) + str(number))) for pool, number in tags.items()),
+        DeleteAll(kinds.blocks_of(present.tenant, present.name)),
+    ]
+
+
+def _refuse_leftovers(reading: Reading, present: model.Network) -> None:
+    reading.quiet(kinds.address_claims(present.tenant, present.name))
+    for family in (4, 6):
+        holders = reading.cluster.address_pool(present.key, family).holders
+        for stored in holders.values():
+            raise Conflict(f"network {present.key} has addresses held by {stored.value.holder}: release them first")
+    reading.quiet(kinds.blocks_of(present.tenant, present.name))
+    owners = sorted({stored.value.owner for stored in reading.cluster.blocks.get(present.key, {}).values()} - {""})
+    if owners:
+        raise Conflict(
+            f"network {present.key} has address blocks with {', '.join(owners)}: they go with a node's last endpoint",
+            details={"nodes": owners},
+        )

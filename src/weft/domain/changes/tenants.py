@@ -1,0 +1,33 @@
+"""Tenants: the roof under which everything else stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.domain import kinds, model
+from weft.domain.commits import Delete, Write
+from weft.domain.errors import Conflict
+from weft.domain.ids import DEFAULT_TENANT
+from weft.domain.kinds import Kind
+from weft.domain.planning import Reading, put
+
+_MEMBERS: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.POLICY, kinds.PROFILE, kinds.SERVICE)
+
+
+def put_tenant(_: Reading, wanted: model.Tenant, present: model.Tenant | None) -> list[Write]:
+    return [] if wanted == present else [put(kinds.TENANT, wanted)]
+
+
+def delete_tenant(reading: Reading, present: model.Tenant) -> list[Write]:
+    """Refused while anything is left in the tenant, services too, and always for `default` (O1, W16)."""
+    if present.name == DEFAULT_TENANT:
+        raise Conflict(f"tenant {DEFAULT_TENANT!r} cannot be deleted")
+    for kind in _MEMBERS:
+        left = [kind.key_text(member) for member in reading.all(kind, present.name)]
+        if left:
+            shown = ", ".join(left[:5])
+            raise Conflict(
+                f"tenant {present.name!r} still has {len(left)} {kind.plural} ({shown}): delete them first",
+                details={kind.plural: left[:100]},
+            )
+    return [Delete(kinds.TENANT.store_key(present.name))]

@@ -1,0 +1,174 @@
+"""The cluster's state in memory, decoded: what the store holds as of a revision, with the indexes decisions need.
+
+It is fed by a mirror of the store and otherwise only read. Nothing here waits or talks to anyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Generic, NamedTuple, TypeVar
+
+from weft.domain import codec, kinds, model
+from weft.domain.addresses import Address, address_from_hex
+from weft.domain.allocator import NumberSet
+from weft.domain.errors import WeftError
+from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey, TenantName
+from weft.domain.kinds import Kind
+
+T = TypeVar("T", bound=model.Value)
+
+
+class Stored(NamedTuple, Generic[T]):
+    """A value and the revision of its last put."""
+
+    value: T
+    revision: int
+
+
+class NumberPool:
+    """Numbers taken in one pool: who holds which, and which is the next free one."""
+
+    __slots__ = ("holders", "taken")
+
+    def __init__(self) -> None:
+        self.holders: dict[int, Stored[model.Claim]] = {}
+        self.taken = NumberSet()
+
+    def put(self, number: int, claim: Stored[model.Claim]) -> None:
+        self.holders[number] = claim
+        self.taken.add(number)
+
+    def drop(self, number: int) -> None:
+        self.holders.pop(number, None)
+        self.taken.discard(number)
+
+
+class Cluster:
+    """Everything the control plane knows. Keys of unknown kinds are kept out, so newer neighbours do no harm."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all."""
+        self.tables: dict[str, dict[tuple[str, ...], Stored[model.Value]]] = {kind.prefix: {} for kind in kinds.ALL}
+        self.by_network: dict[NetworkKey, dict[str, Stored[model.Endpoint]]] = {}
+        self.numbers: dict[str, NumberPool] = {}
+        self.addresses: dict[tuple[NetworkKey, int], NumberPool] = {}
+        self.blocks: dict[NetworkKey, dict[Address, Stored[model.Block]]] = {}
+        self.alive: dict[str, dict[str, bytes]] = {"nodes": {}, "masters": {}}
+        self.leader: tuple[str, int] | None = None
+        self.faults: dict[StoreKey, str] = {}
+
+    def put(self, key: StoreKey, value: bytes, revision: int) -> None:
+        """Take in one entry of the store. One that cannot be read is a fault, shown to operators, not an end."""
+        try:
+            self._put(key, value, revision)
+            self.faults.pop(key, None)
+        except (WeftError, ValueError, IndexError) as error:
+            with suppress(ValueError, IndexError):
+                self._drop(key)
+            self.faults[key] = str(error)
+
+    def _put(self, key: StoreKey, value: bytes, revision: int) -> None:
+        folder, *parts = key.split("/")
+        if kind := kinds.BY_PREFIX.get(folder):
+            decoded = codec.decode(kind.type, value)
+            self.tables[folder][tuple(parts)] = Stored(decoded, revision)
+            if isinstance(decoded, model.Endpoint):
+                self.by_network.setdefault(decoded.network_key, {})[decoded.endpoint_id] = Stored(decoded, revision)
+        elif folder == kinds.CLAIMS:
+            self._pool_of(parts).put(_number_of(parts), Stored(codec.decode(model.Claim, value), revision))
+        elif folder == kinds.BLOCKS:
+            tenant, network, first = parts
+            blocks = self.blocks.setdefault(_network_key(tenant, network), {})
+            blocks[address_from_hex(first)] = Stored(codec.decode(model.Block, value), revision)
+        elif folder == kinds.ALIVE:
+            self.alive.setdefault(parts[0], {})[parts[1]] = value
+        elif key == kinds.LEADER_KEY:
+            self.leader = (value.decode(), revision)
+
+    def drop(self, key: StoreKey) -> None:
+        """Forget one entry; absent already is fine."""
+        if self.faults.pop(key, None) is None:
+            self._drop(key)
+
+    def _drop(self, key: StoreKey) -> None:
+        folder, *parts = key.split("/")
+        if folder in kinds.BY_PREFIX:
+            self.tables[folder].pop(tuple(parts), None)
+            if folder == kinds.ENDPOINT.prefix:
+                self._drop_endpoint(*parts)
+        elif folder == kinds.CLAIMS:
+            self._pool_of(parts).drop(_number_of(parts))
+        elif folder == kinds.BLOCKS:
+            tenant, network, first = parts
+            self.blocks.get(_network_key(tenant, network), {}).pop(address_from_hex(first), None)
+        elif folder == kinds.ALIVE:
+            self.alive.get(parts[0], {}).pop(parts[1], None)
+        elif key == kinds.LEADER_KEY:
+            self.leader = None
+
+    def _drop_endpoint(self, tenant: str, network: str, endpoint: str) -> None:
+        members = self.by_network.get(_network_key(tenant, network), {})
+        members.pop(endpoint, None)
+        if not members:
+            self.by_network.pop(_network_key(tenant, network), None)
+
+    def _pool_of(self, parts: list[str]) -> NumberPool:
+        if parts[0] == "addresses":
+            _, tenant, network, number = parts
+            return self.address_pool(_network_key(tenant, network), address_from_hex(number).family)
+        return self.numbers.setdefault(parts[0], NumberPool())
+
+    def address_pool(self, network: NetworkKey, family: int) -> NumberPool:
+        """The addresses claimed one by one in a network."""
+        return self.addresses.setdefault((network, family), NumberPool())
+
+    def number_pool(self, name: str) -> NumberPool:
+        """The tags or ids claimed in a pool."""
+        return self.numbers.setdefault(name, NumberPool())
+
+    def get(self, kind: Kind[T], *parts: str) -> Stored[T] | None:
+        return self.tables[kind.prefix].get(parts)  # type: ignore[return-value]
+
+    def all(self, kind: Kind[T], *lead: str) -> Iterator[T]:
+        """The objects of a kind whose keys start with these parts, in key order."""
+        table = self.tables[kind.prefix]
+        size = len(lead)
+        for parts in sorted(parts for parts in table if parts[:size] == lead):
+            yield table[parts].value  # type: ignore[misc]
+
+    def endpoints(self, network: NetworkKey) -> Iterable[model.Endpoint]:
+        """The endpoints of a network, in no order."""
+        return (stored.value for stored in self.by_network.get(network, {}).values())
+
+    def group_members(self, group: model.Group) -> Iterator[model.Endpoint]:
+        """The endpoints of a group."""
+        network = NetworkKey(group.tenant, group.network)
+        return (endpoint for endpoint in self.endpoints(network) if endpoint.group == group.name)
+
+    def group(self, key: GroupKey) -> model.Group | None:
+        stored = self.get(kinds.GROUP, *key)
+        return stored.value if stored else None
+
+    def networks(self, tenant: TenantName) -> Iterator[model.Network]:
+        return self.all(kinds.NETWORK, tenant)
+
+    def global_settings(self) -> model.Global:
+        """The cluster's settings; the defaults before the first start has written them."""
+        stored = self.get(kinds.GLOBAL, "global")
+        return stored.value if stored else model.Global()
+
+    def is_silent(self, node: NodeName) -> bool:
+        """Whether a node's agent has not been heard of within its lease."""
+        return node not in self.alive["nodes"]
+
+
+def _network_key(tenant: str, network: str) -> NetworkKey:
+    return NetworkKey(tenant, network)  # type: ignore[arg-type]
+
+
+def _number_of(parts: list[str]) -> int:
+    return address_from_hex(parts[-1]).number if parts[0] == "addresses" else int(parts[-1])

@@ -1,0 +1,123 @@
+"""Value <-> versioned JSON document, as kept in the store: `{"v": 1, "o": {…}}`.
+
+Unknown members are refused, so a document written by a newer Weft is never read as half of what it says; older versions
+are brought up to date member by member before they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from weft.domain.errors import Invalid, Malformed, Unavailable
+from weft.domain.model import Value
+
+VERSION = 1
+
+T = TypeVar("T", bound=Value)
+
+Upgrade = Callable[[dict[str, object]], dict[str, object]]
+UPGRADES: Mapping[tuple[str, int], Upgrade] = {}
+"""(type name, version) -> what makes a document of the next version of it."""
+
+
+class _Document(msgspec.Struct, Generic[T]):
+    v: int
+    o: T
+
+
+class _Unread(msgspec.Struct):
+    v: int
+    o: dict[str, object]
+
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_head = b'{"v":%d,"o":' % VERSION
+
+
+@cache
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[_Document[T]]:
+    return msgspec.json.Decoder(_Document[kind])  # type: ignore[valid-type]
+
+
+@cache
+def _plain_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(kind)
+
+
+def encode(value: Value) -> bytes:
+    """The stored form. Equal values give equal bytes."""
+    return _head + _encoder.encode(value) + b"}"
+
+
+def decode(kind: type[T], data: bytes, *, upgrades: Mapping[tuple[str, int], Upgrade] = UPGRADES) -> T:
+    """The value of a stored document; `Unavailable` when a newer Weft wrote it, `Malformed` when it is none."""
+    try:
+        document = _decoder(kind).decode(data)
+    except msgspec.MsgspecError as error:
+        return _decode_other_version(kind, data, upgrades, error)
+    return document.o if document.v == VERSION else _decode_other_version(kind, data, upgrades, None)
+
+
+def _decode_other_version(
+    kind: type[T], data: bytes, upgrades: Mapping[tuple[str, int], Upgrade], reason: Exception | None
+) -> T:
+    try:
+        document = msgspec.json.decode(data, type=_Unread)
+    except msgspec.MsgspecError as error:
+        raise Malformed(f"stored {kind.__name__} is not a document: {error}") from error
+    if document.v > VERSION:
+        raise Unavailable(
+            f"stored {kind.__name__} has version {document.v}; this Weft reads up to {VERSION}: upgrade it"
+        )
+    members = document.o
+    for version in range(document.v, VERSION):
+        upgrade = upgrades.get((kind.__name__, version))
+        members = upgrade(members) if upgrade else members
+    try:
+        converted: T = msgspec.convert(members, kind)
+    except msgspec.ValidationError as error:
+        raise Malformed(f"stored {kind.__name__} is not readable: {error}") from (reason or error)
+    return converted
+
+
+def decode_input(kind: type[T], data: bytes) -> T:
+    """A value from outside, without envelope; `Malformed` for JSON that is none, `Invalid` with the member at fault."""
+    try:
+        value: T = _plain_decoder(kind).decode(data)
+    except msgspec.ValidationError as error:
+        raise _as_invalid(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Malformed(f"the body is not JSON: {error}") from error
+    return value
+
+
+def convert_input(kind: type[T], members: Mapping[str, object]) -> T:
+    """As `decode_input`, from members already parsed."""
+    try:
+        converted: T = msgspec.convert(members, kind)
+    except msgspec.ValidationError as error:
+        raise _as_invalid(error) from error
+    return converted
+
+
+def _as_invalid(error: msgspec.ValidationError) -> Invalid:
+    """msgspec says "… - at `$.ports[0]`" or "Object contains unknown field `x`": find the member's name in it."""
+    text = str(error)
+    reason, _, path = text.partition(" - at `$")
+    field = path.rstrip("`").lstrip(".")
+    for lead in ("Object contains unknown field `", "Object missing required field `"):
+        if reason.startswith(lead):
+            name = reason.removeprefix(lead).rstrip("`")
+            field = f"{field}.{name}" if field else name
+            reason = "unknown member: remove it" if "unknown" in lead else "missing: it is required"
+    return Invalid(f"{field or 'body'}: {reason}", field=field)
+
+
+def members(value: Value) -> dict[str, Any]:
+    """The JSON members of a value, zero values left out."""
+    result: dict[str, Any] = msgspec.to_builtins(value)
+    return result

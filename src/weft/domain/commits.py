@@ -1,0 +1,53 @@
+"""What a commit to the store is made of: compares that must hold, writes that then happen (contract: `ports.store`)."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+import msgspec
+
+from weft.domain.ids import StoreKey
+
+Revision = int
+LeaseId = NewType("LeaseId", int)
+
+NEVER: Revision = 0
+"""The revision of a key that does not exist."""
+
+
+class At(msgspec.Struct, frozen=True, gc=False, tag="at"):
+    """Holds while the key's last put has this revision; `NEVER` holds while the key is absent."""
+
+    key: StoreKey
+    revision: Revision
+
+
+class Quiet(msgspec.Struct, frozen=True, gc=False, tag="quiet"):
+    """Holds while no key under the prefix was put after `since`. Deletions do not disturb it."""
+
+    prefix: StoreKey
+    since: Revision
+
+
+class Put(msgspec.Struct, frozen=True, gc=False, tag="put"):
+    """Write a value; with a lease the key goes when the lease ends."""
+
+    key: StoreKey
+    value: bytes
+    lease: LeaseId | None = None
+
+
+class Delete(msgspec.Struct, frozen=True, gc=False, tag="delete"):
+    """Remove a key; absent already is fine."""
+
+    key: StoreKey
+
+
+class DeleteAll(msgspec.Struct, frozen=True, gc=False, tag="delete-all"):
+    """Remove every key under a prefix."""
+
+    prefix: StoreKey
+
+
+Compare = At | Quiet
+Write = Put | Delete | DeleteAll

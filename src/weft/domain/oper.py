@@ -1,0 +1,164 @@
+"""What `inspect` shows beside the configuration: the object's operational state, computed from the cluster (facts 2.2).
+
+Member names are Contiv's; zero values are left out, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from weft.domain import ipam, kinds, model
+from weft.domain.allocator import subtract
+from weft.domain.cluster import Cluster
+from weft.domain.ids import GroupKey
+from weft.domain.kinds import Kind
+from weft.domain.services import providers
+
+Oper = dict[str, Any]
+
+
+def oper_of(cluster: Cluster, kind: Kind[Any], value: model.Value) -> Oper:
+    """The operational members of one object."""
+    view = _VIEWS.get(kind.name)
+    return _without_zeros(view(cluster, value)) if view else {}
+
+
+def _without_zeros(members: Oper) -> Oper:
+    return {name: member for name, member in members.items() if member not in (0, "", [], {}, None)}
+
+
+def endpoint_oper(cluster: Cluster, endpoint: model.Endpoint) -> Oper:
+    """An endpoint as `inspect` shows it (facts 2.2, endpoint)."""
+    group = cluster.group(GroupKey(endpoint.tenant, endpoint.group)) if endpoint.group else None  # type: ignore[arg-type]
+    return _without_zeros(
+        {
+            "endpointID": endpoint.endpoint_id,
+            "tenantName": endpoint.tenant,
+            "network": f"{endpoint.network}.{endpoint.tenant}",
+            "serviceName": endpoint.group,
+            "endpointGroupId": group.group_id if group else 0,
+            "endpointGroupKey": f"{endpoint.group}:{endpoint.tenant}" if endpoint.group else "",
+            "ipAddress": [text for text in (endpoint.ip_address, endpoint.ipv6_address) if text],
+            "macAddress": endpoint.mac_address,
+            "homingHost": endpoint.host,
+            "intfName": endpoint.interface,
+            "vtepIP": endpoint.vtep_ip,
+            "labels": endpoint.labels,
+            "containerID": endpoint.container_id,
+            "containerName": endpoint.container_name,
+        }
+    )
+
+
+def _endpoints(cluster: Cluster, endpoints: Iterable[model.Endpoint]) -> list[Oper]:
+    return [endpoint_oper(cluster, endpoint) for endpoint in sorted(endpoints, key=lambda one: one.key)]
+
+
+def _tenant(cluster: Cluster, tenant: model.Tenant) -> Oper:
+    networks = list(cluster.networks(tenant.name))
+    groups = list(cluster.all(kinds.GROUP, tenant.name))
+    policies = list(cluster.all(kinds.POLICY, tenant.name))
+    services = list(cluster.all(kinds.SERVICE, tenant.name))
+    endpoints = [endpoint for network in networks for endpoint in cluster.endpoints(network.key)]
+    return {
+        "totalNetworks": len(networks),
+        "totalEPGs": len(groups),
+        "totalPolicies": len(policies),
+        "totalServicelbs": len(services),
+        "totalNetprofiles": sum(1 for _ in cluster.all(kinds.PROFILE, tenant.name)),
+        "totalEndpoints": len(endpoints),
+        "networks": [{"networkName": one.name, **oper_of(cluster, kinds.NETWORK, one)} for one in networks],
+        "endpointGroups": [{"groupName": one.name, **oper_of(cluster, kinds.GROUP, one)} for one in groups],
+        "policies": [{"policyName": one.name, **oper_of(cluster, kinds.POLICY, one)} for one in policies],
+        "servicelbs": [{"serviceName": one.name, **oper_of(cluster, kinds.SERVICE, one)} for one in services],
+        "endpoints": _endpoints(cluster, endpoints),
+    }
+
+
+def _network(cluster: Cluster, network: model.Network) -> Oper:
+    endpoints = list(cluster.endpoints(network.key))
+    taken = cluster.address_pool(network.key, 4).taken
+    groups = list(cluster.all(kinds.GROUP, network.tenant))
+    blocks = cluster.blocks.get(network.key, {})
+    owned = [(block.number, block.number + ipam.BLOCK_SIZE - 1) for block, one in blocks.items() if one.value.owner]
+    spans = [part for span in ipam.spans_for(network, groups, None, 4) for part in subtract(span, owned)]
+    subnet = ipam.subnet_of(network, 4)
+    assert subnet is not None
+    return {
+        "pktTag": network.tags.vlan if network.tags else 0,
+        "externalPktTag": network.tags.vni if network.tags else 0,
+        "networkTag": network.cfgd_tag or f"{network.name}.{network.tenant}",
+        "numEndpoints": len(endpoints),
+        "allocatedAddressesCount": len(taken),
+        "allocatedIPAddresses": _runs(taken.runs(subnet.usable.first, subnet.usable.last, taken=True)),
+        "availableIPAddresses": _runs(run for first, last in spans for run in taken.runs(first, last, taken=False)),
+        "endpoints": _endpoints(cluster, endpoints),
+    }
+
+
+def _group(cluster: Cluster, group: model.Group) -> Oper:
+    members = list(cluster.group_members(group))
+    stored = cluster.get(kinds.NETWORK, group.tenant, group.network)
+    network = stored.value if stored else None
+    view: Oper = {
+        "endpointGroupId": group.group_id,
+        "groupTag": group.cfgd_tag or f"{group.name}.{group.tenant}",
+        "numEndpoints": len(members),
+        "endpoints": _endpoints(cluster, members),
+    }
+    if network and network.tags:
+        view |= {"pktTag": network.tags.vlan, "externalPktTag": network.tags.vni}
+    if network and group.ip_pool:
+        taken = cluster.address_pool(network.key, 4).taken
+        spans = ipam.spans_for(network, (), group, 4)
+        view["allocatedIPAddresses"] = _runs(run for span in spans for run in taken.runs(*span, taken=True))
+        view["availableIPAddresses"] = _runs(run for span in spans for run in taken.runs(*span, taken=False))
+    return view
+
+
+def _policy(cluster: Cluster, policy: model.Policy) -> Oper:
+    members = [
+        endpoint
+        for group in cluster.all(kinds.GROUP, policy.tenant)
+        if policy.name in group.policies
+        for endpoint in cluster.group_members(group)
+    ]
+    return {"numEndpoints": len(members), "endpoints": _endpoints(cluster, members)}
+
+
+def _service(cluster: Cluster, service: model.Service) -> Oper:
+    found = list(providers(cluster, service))
+    return {"serviceVip": service.vip, "numProviders": len(found), "providers": _endpoints(cluster, found)}
+
+
+def _global(cluster: Cluster, settings: model.Global) -> Oper:
+    vlans, vnis = cluster.number_pool("vlan").taken, cluster.number_pool("vni").taken
+    first_vni, last_vni = (int(text) for text in settings.vxlans.split("-"))
+    defaults = [tenant.default_network for tenant in cluster.all(kinds.TENANT) if tenant.default_network]
+    return {
+        "numNetworks": len(vlans) + len(vnis),
+        "defaultNetwork": defaults[0] if defaults else "",
+        "vlansInUse": _numbers(vlans.runs(1, 4095, taken=True)),
+        "vxlansInUse": _numbers(vnis.runs(1, 1 << 24, taken=True)),
+        "freeVXLANsStart": vnis.next_free(first_vni, last_vni) or 0,
+    }
+
+
+def _runs(runs: Iterable[tuple[int, int]]) -> str:
+    return ipam.describe(list(runs), 4)
+
+
+def _numbers(runs: Iterable[tuple[int, int]]) -> str:
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+_VIEWS: dict[str, Callable[[Cluster, Any], Oper]] = {
+    kinds.TENANT.name: _tenant,
+    kinds.NETWORK.name: _network,
+    kinds.GROUP.name: _group,
+    kinds.POLICY.name: _policy,
+    kinds.SERVICE.name: _service,
+    kinds.GLOBAL.name: _global,
+    kinds.ENDPOINT.name: endpoint_oper,
+}

@@ -1,0 +1,319 @@
+"""What each object must look like by itself (facts 2.2), with the original's mistakes put right.
+
+`check` gives the object back in its normal form or raises `Invalid` with the member at fault. What objects may refer to
+each other, change and be deleted is decided in `changes/`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import msgspec
+
+from weft.domain import model
+from weft.domain.addresses import (
+    BITS,
+    Range,
+    parse_address,
+    parse_range,
+    parse_subnet,
+    parse_subnet_v4,
+    parse_subnet_v6,
+)
+from weft.domain.errors import Invalid
+from weft.domain.ids import GLOBAL_NAME, MAX_LONG_NAME, check_endpoint_id, check_name
+from weft.domain.selectors import parse_pairs
+
+T = TypeVar("T", bound=model.Value)
+
+MAX_VLAN = 4094
+MAX_VNI = (1 << 24) - 1
+MAX_VNI_SPAN = 16000
+MAX_BURST = 10486
+MAX_TEXT = 2048
+
+_BANDWIDTH = re.compile(r"[1-9]\d{0,9} ?[kmg](?:bps|b)?", re.IGNORECASE | re.ASCII)
+_TAG_RANGE = re.compile(r"(\d{1,8})-(\d{1,8})", re.ASCII)
+_PROTOCOL = re.compile(r"\d{1,3}", re.ASCII)
+_PORT = re.compile(r"\d{1,5}", re.ASCII)
+_AS_NUMBER = re.compile(r"[1-9]\d{0,9}", re.ASCII)
+
+
+def check(value: T) -> T:
+    """The value in its normal form, or `Invalid`."""
+    return cast("T", _CHECKS[type(value)](value))
+
+
+def _check_tenant(tenant: model.Tenant) -> model.Tenant:
+    check_name(tenant.name, field="tenantName")
+    _check_optional_name(tenant.default_network, field="defaultNetwork")
+    return tenant
+
+
+def _check_network(network: model.Network) -> model.Network:
+    check_name(network.tenant, field="tenantName")
+    check_name(network.name, field="networkName")
+    _check_tag_text(network.cfgd_tag)
+    highest = MAX_VLAN if network.encap == "vlan" else MAX_VNI
+    if not 0 <= network.pkt_tag <= highest:
+        raise Invalid(
+            f"pktTag {network.pkt_tag} must be 0 (choose for me) to {highest} with {network.encap}", field="pktTag"
+        )
+    subnet = parse_subnet_v4(network.subnet)
+    _check_gateway(network.gateway, subnet.whole, field="gateway", inside="subnet")
+    ipv6_subnet = ""
+    if network.ipv6_subnet:
+        subnet_v6 = parse_subnet_v6(network.ipv6_subnet)
+        _check_gateway(network.ipv6_gateway, subnet_v6.whole, field="ipv6Gateway", inside="ipv6Subnet")
+        ipv6_subnet = str(subnet_v6)
+    elif network.ipv6_gateway:
+        raise Invalid("ipv6Gateway is given without ipv6Subnet: give both or neither", field="ipv6Gateway")
+    return msgspec.structs.replace(
+        network,
+        subnet=str(subnet),
+        ipv6_subnet=ipv6_subnet,
+        ipv6_gateway=_normal_address(network.ipv6_gateway, field="ipv6Gateway"),
+    )
+
+
+def _check_gateway(text: str, whole: Range, *, field: str, inside: str) -> None:
+    if not text:
+        return
+    gateway = parse_address(text, field=field, family=whole.family)
+    last = whole.last - 1 if whole.family == 4 else whole.last
+    if not whole.first < gateway.number <= last:
+        raise Invalid(f"{field} {text} is not a host address of the {inside}", field=field)
+
+
+def _check_group(group: model.Group) -> model.Group:
+    check_name(group.tenant, field="tenantName")
+    check_name(group.name, field="groupName")
+    check_name(group.network, field="networkName")
+    for policy in group.policies:
+        check_name(policy, field="policies")
+    if len(set(group.policies)) != len(group.policies):
+        raise Invalid("policies names a policy twice: list each once", field="policies")
+    _check_optional_name(group.net_profile, field="netProfile")
+    _check_tag_text(group.cfgd_tag)
+    pool = str(parse_range(group.ip_pool, field="ipPool", family=4)) if group.ip_pool else ""
+    return msgspec.structs.replace(group, ip_pool=pool)
+
+
+def _check_policy(policy: model.Policy) -> model.Policy:
+    check_name(policy.tenant, field="tenantName")
+    check_name(policy.name, field="policyName")
+    return policy
+
+
+def _check_rule(rule: model.Rule) -> model.Rule:
+    check_name(rule.tenant, field="tenantName")
+    check_name(rule.policy, field="policyName")
+    check_name(rule.rule_id, field="ruleId")
+    if not 1 <= rule.priority <= 100:
+        raise Invalid(f"priority {rule.priority} must be 1 to 100", field="priority")
+    for text, field in (
+        (rule.from_endpoint_group, "fromEndpointGroup"),
+        (rule.to_endpoint_group, "toEndpointGroup"),
+        (rule.from_network, "fromNetwork"),
+        (rule.to_network, "toNetwork"),
+    ):
+        _check_optional_name(text, field=field)
+    _check_rule_address(rule.from_ip_address, field="fromIpAddress")
+    _check_rule_address(rule.to_ip_address, field="toIpAddress")
+    _check_protocol(rule.protocol)
+    if not 0 <= rule.port <= 65535:
+        raise Invalid(f"port {rule.port} must be 0 (any) to 65535", field="port")
+    if rule.port and rule.protocol not in {"tcp", "udp", "sctp", "6", "17", "132"}:
+        raise Invalid(f"port {rule.port} needs protocol tcp, udp or sctp", field="port")
+    _check_rule_direction(rule)
+    return rule
+
+
+def _check_rule_direction(rule: model.Rule) -> None:
+    """`in` rules say where traffic comes from, `out` rules where it goes to; one way of saying it at a time (O13)."""
+    if rule.direction == "in":
+        forbidden = {"toNetwork": rule.to_network, "toEndpointGroup": rule.to_endpoint_group}
+        network, others = rule.from_network, (rule.from_ip_address, rule.from_endpoint_group)
+        side = "from"
+    else:
+        forbidden = {
+            "fromNetwork": rule.from_network,
+            "fromEndpointGroup": rule.from_endpoint_group,
+            "fromIpAddress": rule.from_ip_address,
+        }
+        network, others = rule.to_network, (rule.to_ip_address, rule.to_endpoint_group)
+        side = "to"
+    for field, text in forbidden.items():
+        if text:
+            raise Invalid(f"{field} cannot be used with direction {rule.direction!r}: remove it", field=field)
+    if network and any(others):
+        raise Invalid(
+            f"{side}Network cannot be used together with {side}IpAddress or {side}EndpointGroup: keep one",
+            field=f"{side}Network",
+        )
+
+
+def _check_rule_address(text: str, *, field: str) -> None:
+    if text:
+        parse_rule_address(text, field=field)
+
+
+def parse_rule_address(text: str, *, field: str) -> Range:
+    """An address, `a.b.c.d-octet` (a short range), or either with a prefix length; v6 addresses and prefixes too."""
+    address_text, slash, _ = text.partition("/")
+    head, dash, octet = address_text.partition("-")
+    first = parse_address(head, field=field)
+    if dash:
+        if first.family != 4 or slash or not re.fullmatch(r"0|[1-9]\d{0,2}", octet) or int(octet) > 255:
+            raise Invalid(
+                f"{field} {text[:80]!r} is not an address, a range such as 10.1.1.5-9 or a prefix", field=field
+            )
+        last = first.number & ~255 | int(octet)
+        if last < first.number:
+            raise Invalid(f"{field} {text!r} runs backwards: put the lower octet first", field=field)
+        return Range(4, first.number, last)
+    if slash:
+        return parse_subnet(text, field=field, family=first.family, shortest=0, longest=BITS[first.family]).whole
+    return Range(first.family, first.number, first.number)
+
+
+def _check_protocol(text: str) -> None:
+    if text in {"", "tcp", "udp", "icmp", "sctp"} or (_PROTOCOL.fullmatch(text) and int(text) <= 255):
+        return
+    raise Invalid(
+        f"protocol {text[:40]!r} must be tcp, udp, sctp, icmp, a number up to 255, or empty for any", field="protocol"
+    )
+
+
+def _check_profile(profile: model.Profile) -> model.Profile:
+    check_name(profile.tenant, field="tenantName")
+    check_name(profile.name, field="profileName")
+    if profile.bandwidth and not _BANDWIDTH.fullmatch(profile.bandwidth):
+        raise Invalid(f"bandwidth {profile.bandwidth[:64]!r} must look like 10 Mbps, 4G or 500kb", field="bandwidth")
+    if not 0 <= profile.dscp <= 63:
+        raise Invalid(f"DSCP {profile.dscp} must be 0 to 63", field="DSCP")
+    if profile.burst == 1 or not 0 <= profile.burst <= MAX_BURST:
+        raise Invalid(f"burst {profile.burst} must be 0 or 2 to {MAX_BURST} kilobytes", field="burst")
+    return profile
+
+
+def _check_service(service: model.Service) -> model.Service:
+    check_name(service.tenant, field="tenantName")
+    check_name(service.network, field="networkName")
+    check_name(service.name, field="serviceName", limit=MAX_LONG_NAME)
+    if service.ip_address:
+        parse_address(service.ip_address, field="ipAddress", family=4)
+    if not service.selectors:
+        raise Invalid("selectors is empty: give at least one key=value", field="selectors")
+    parse_pairs(service.selectors)
+    if not service.ports:
+        raise Invalid("ports is empty: give at least one servicePort:providerPort:protocol", field="ports")
+    ports = tuple(_check_service_port(entry) for entry in service.ports)
+    fronts = [(front, protocol) for front, _, protocol in (port.split(":") for port in ports)]
+    if len(set(fronts)) != len(fronts):
+        raise Invalid("ports lists a service port twice for one protocol: list each once", field="ports")
+    return msgspec.structs.replace(service, ports=ports)
+
+
+def _check_service_port(entry: str) -> str:
+    """Every entry is checked (W21), and the protocol gets its one spelling."""
+    parts = entry.split(":")
+    if len(parts) != 3 or parts[2].upper() not in {"TCP", "UDP"}:
+        raise Invalid(f"ports: {entry[:80]!r} must be servicePort:providerPort:TCP or UDP", field="ports")
+    for text in parts[:2]:
+        if not _PORT.fullmatch(text) or not 1 <= int(text) <= 65535:
+            raise Invalid(f"ports: {text[:20]!r} in {entry[:80]!r} must be 1 to 65535", field="ports")
+    return f"{int(parts[0])}:{int(parts[1])}:{parts[2].upper()}"
+
+
+def _check_bgp(peer: model.BgpPeer) -> model.BgpPeer:
+    check_name(peer.hostname, field="hostname", limit=MAX_LONG_NAME)
+    parse_subnet(peer.router_ip, field="routerip", family=4, shortest=1, longest=31)
+    for text, field in ((peer.as_number, "as"), (peer.neighbor_as, "neighbor-as")):
+        if not _AS_NUMBER.fullmatch(text) or int(text) > 0xFFFFFFFF:
+            raise Invalid(f"{field} {text[:40]!r} must be an AS number, 1 to 4294967295", field=field)
+    if peer.neighbor:
+        parse_address(peer.neighbor, field="neighbor", family=4)
+    return peer
+
+
+def _check_global(settings: model.Global) -> model.Global:
+    if settings.name != GLOBAL_NAME:
+        raise Invalid(f"name must be {GLOBAL_NAME!r}", field="name")
+    if settings.network_infra_type not in {"", "default"}:
+        raise Invalid("networkInfraType: only default is supported, ACI is not", field="networkInfraType")
+    parse_tag_range(settings.vlans, field="vlans", highest=MAX_VLAN, widest=MAX_VLAN)
+    parse_tag_range(settings.vxlans, field="vxlans", highest=MAX_VNI, widest=MAX_VNI_SPAN)
+    subnet = parse_subnet(settings.pvt_subnet, field="pvtSubnet", family=4, shortest=16, longest=16)
+    return msgspec.structs.replace(settings, pvt_subnet=str(subnet._replace(span=subnet.whole)))
+
+
+def parse_tag_range(text: str, *, field: str, highest: int, widest: int) -> tuple[int, int]:
+    """`first-last` within 1..highest, no wider than allowed."""
+    match = _TAG_RANGE.fullmatch(text)
+    if not match:
+        raise Invalid(f"{field} {text[:40]!r} must be first-last, such as 1-{widest}", field=field)
+    first, last = int(match[1]), int(match[2])
+    if not 1 <= first <= last <= highest:
+        raise Invalid(f"{field} {text!r} must run upwards within 1 to {highest}", field=field)
+    if last - first >= widest:
+        raise Invalid(f"{field} {text!r} is wider than {widest}: narrow it", field=field)
+    return first, last
+
+
+def _check_endpoint(endpoint: model.Endpoint) -> model.Endpoint:
+    check_name(endpoint.tenant, field="tenantName")
+    check_name(endpoint.network, field="networkName")
+    check_endpoint_id(endpoint.endpoint_id)
+    _check_optional_name(endpoint.group, field="serviceName")
+    _check_optional_name(endpoint.host, field="homingHost", limit=MAX_LONG_NAME)
+    for text, field in ((endpoint.container_id, "containerID"), (endpoint.container_name, "containerName")):
+        check_text(text, field=field)
+    for name, text in endpoint.labels.items():
+        check_text(name, field="labels")
+        check_text(text, field="labels")
+    return endpoint
+
+
+def _check_node(node: model.Node) -> model.Node:
+    check_name(node.name, field="name", limit=MAX_LONG_NAME)
+    return node
+
+
+def check_text(text: str, *, field: str) -> str:
+    """Free text that came from outside: bounded, and without control characters."""
+    if len(text) > MAX_TEXT:
+        raise Invalid(f"{field} is {len(text)} characters long: at most {MAX_TEXT} are allowed", field=field)
+    if not text.isprintable():
+        raise Invalid(f"{field} contains a character that cannot be printed", field=field)
+    return text
+
+
+def _check_optional_name(text: str, *, field: str, limit: int = 64) -> None:
+    if text:
+        check_name(text, field=field, limit=limit)
+
+
+def _check_tag_text(text: str) -> None:
+    _check_optional_name(text, field="cfgdTag", limit=128)
+
+
+def _normal_address(text: str, *, field: str) -> str:
+    return str(parse_address(text, field=field)) if text else ""
+
+
+_CHECKS: dict[type[model.Value], Callable[..., model.Value]] = {
+    model.Tenant: _check_tenant,
+    model.Network: _check_network,
+    model.Group: _check_group,
+    model.Policy: _check_policy,
+    model.Rule: _check_rule,
+    model.Profile: _check_profile,
+    model.Service: _check_service,
+    model.BgpPeer: _check_bgp,
+    model.Global: _check_global,
+    model.Endpoint: _check_endpoint,
+    model.Node: _check_node,
+}

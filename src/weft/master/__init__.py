@@ -1,0 +1,1 @@
+"""netmaster: the control plane. Keeps the objects, gives out addresses and tags, answers REST."""

@@ -1,0 +1,1 @@
+"""Asyncio plumbing that knows nothing of networks."""
