@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import Address, address_from_hex
 from weft.domain.allocator import NumberSet
+from weft.domain.commits import Change, Listing
 from weft.domain.errors import WeftError
 from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey, TenantName
 from weft.domain.kinds import Kind
@@ -59,7 +60,22 @@ class Cluster:
         self.blocks: dict[NetworkKey, dict[Address, Stored[model.Block]]] = {}
         self.alive: dict[str, dict[str, bytes]] = {"nodes": {}, "masters": {}}
         self.leader: tuple[str, int] | None = None
+        self.restoring = False
         self.faults: dict[StoreKey, str] = {}
+
+    def replace(self, listing: Listing) -> None:
+        """Start anew from all there is."""
+        self.reset()
+        for entry in listing.entries:
+            self.put(entry.key, entry.value, entry.revision)
+
+    def apply(self, change: Change) -> None:
+        """Take in what one revision changed."""
+        for event in change.events:
+            if event.value is None:
+                self.drop(event.key)
+            else:
+                self.put(event.key, event.value, change.revision)
 
     def put(self, key: StoreKey, value: bytes, revision: int) -> None:
         """Take in one entry of the store. One that cannot be read is a fault, shown to operators, not an end."""
@@ -88,6 +104,8 @@ class Cluster:
             self.alive.setdefault(parts[0], {})[parts[1]] = value
         elif key == kinds.LEADER_KEY:
             self.leader = (value.decode(), revision)
+        elif key == kinds.RESTORE_KEY:
+            self.restoring = True
 
     def drop(self, key: StoreKey) -> None:
         """Forget one entry; absent already is fine."""
@@ -109,6 +127,8 @@ class Cluster:
             self.alive.get(parts[0], {}).pop(parts[1], None)
         elif key == kinds.LEADER_KEY:
             self.leader = None
+        elif key == kinds.RESTORE_KEY:
+            self.restoring = False
 
     def _drop_endpoint(self, tenant: str, network: str, endpoint: str) -> None:
         members = self.by_network.get(_network_key(tenant, network), {})

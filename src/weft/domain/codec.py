@@ -18,6 +18,7 @@ from weft.domain.model import Value
 VERSION = 1
 
 T = TypeVar("T", bound=Value)
+S = TypeVar("S", bound=msgspec.Struct)
 
 Upgrade = Callable[[dict[str, object]], dict[str, object]]
 UPGRADES: Mapping[tuple[str, int], Upgrade] = {}
@@ -44,7 +45,7 @@ def _decoder(kind: type[T]) -> msgspec.json.Decoder[_Document[T]]:
 
 
 @cache
-def _plain_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+def _plain_decoder(kind: type[S]) -> msgspec.json.Decoder[S]:
     return msgspec.json.Decoder(kind)
 
 
@@ -84,13 +85,13 @@ def _decode_other_version(
     return converted
 
 
-def decode_input(kind: type[T], data: bytes) -> T:
+def decode_input(kind: type[S], data: bytes) -> S:
     """A value from outside, without envelope; `Malformed` for JSON that is none, `Invalid` with the member at fault."""
     try:
-        value: T = _plain_decoder(kind).decode(data)
+        value: S = _plain_decoder(kind).decode(data)
     except msgspec.ValidationError as error:
         raise _as_invalid(error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"the body is not JSON: {error}") from error
     return value
 
@@ -118,6 +119,7 @@ def _as_invalid(error: msgspec.ValidationError) -> Invalid:
 
 
 def members(value: Value) -> dict[str, Any]:
-    """The JSON members of a value, zero values left out."""
-    result: dict[str, Any] = msgspec.to_builtins(value)
-    return result
+    """The JSON members of a value as people see them: zero values left out, defaults that mean something shown."""
+    shown = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+    pairs = ((name, getattr(value, attribute)) for name, attribute in shown)
+    return {name: msgspec.to_builtins(member) for name, member in pairs if member}

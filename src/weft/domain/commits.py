@@ -1,4 +1,4 @@
-"""What a commit to the store is made of: compares that must hold, writes that then happen (contract: `ports.store`)."""
+"""What is said to the store and what it says: compares and writes, listings and changes (contract: `ports.store`)."""
 
 from __future__ import annotations
 
@@ -51,3 +51,32 @@ class DeleteAll(msgspec.Struct, frozen=True, gc=False, tag="delete-all"):
 
 Compare = At | Quiet
 Write = Put | Delete | DeleteAll
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A key with its value and the revision of its last put."""
+
+    key: StoreKey
+    value: bytes
+    revision: Revision
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """All entries under a prefix as of `revision`."""
+
+    entries: tuple[Entry, ...]
+    revision: Revision
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """A key was put, or deleted (`value` is None)."""
+
+    key: StoreKey
+    value: bytes | None
+
+
+class Change(msgspec.Struct, frozen=True):
+    """All events of one revision under the watched prefix."""
+
+    revision: Revision
+    events: tuple[Event, ...]

@@ -89,6 +89,8 @@ CLAIMS = "claims"
 BLOCKS = "blocks"
 ALIVE = "alive"
 LEADER_KEY = StoreKey("leader")
+RESTORE_KEY = StoreKey("restore")
+"""There while a restore is under way: until it is finished nothing else may be decided on half a state."""
 
 
 def address_claims(tenant: str, network: str) -> StoreKey:

@@ -1,8 +1,8 @@
 """Label expressions: parse, match, print.
 
-A `Selector` is the canonical form of every spelling: Kubernetes' `matchLabels` and `matchExpressions`, the one-line text
+A `Selector` is the canonical form of every spelling: Kubernetes' `matchLabels` and `matchExpressions`, the text
 `app=web,tier in (a,b),!old`, and Contiv's list of `key=value`. Requirements are joined by *and*, sorted and without
-repetition, so two spellings of one meaning are equal and printing, then parsing, gives the same selector. The empty
+repetition, so two spellings of one meaning are equal, and printing, then parsing, gives the same selector. The empty
 selector matches everything; the absence of a selector is `None` and is the caller's to interpret.
 """
 
@@ -146,7 +146,7 @@ def _parse_expression(expression: LabelExpression, *, field: str) -> Requirement
 
 
 def parse_selector(text: str, *, field: str = "selector") -> Selector:
-    """The selector a line of text means: terms `k=v`, `k!=v`, `k in (a,b)`, `k notin (a,b)`, `k`, `!k`, joined by commas."""
+    """The selector of a text: terms `k=v`, `k!=v`, `k in (a,b)`, `k notin (a,b)`, `k`, `!k`, joined by commas."""
     text = text.strip()
     requirements: list[Requirement] = []
     position = 0

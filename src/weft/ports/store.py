@@ -5,25 +5,39 @@ Contract, for every adapter (`weft.testing.contracts.StoreContract` is the judge
 - **Revisions** are positive integers. A commit that writes gets one that is greater than all before it, also over
   restarts; all its writes share it, and nothing else has it (adapters may merge commits that were asked for at the same
   time into one revision).
-- **commit** is atomic: all compares hold and all writes happen, or `Stale` is raised and nothing happened. A commit with
-  no writes only checks. No key is written twice in one commit. When the answer was lost, `Unavailable` is raised and the
-  commit *may* have happened: callers write so that trying again is harmless.
-- **list** gives every key under a prefix, in key order, as of one revision; **watch** from that revision gives every later
-  change exactly once, in order, all keys of one revision together, over reconnects too. When history is gone: `Compacted`.
-- **leases** end when they are not kept alive for their time to live; keys put with a lease are then deleted by the store,
-  which watches see. A key that is put again takes the lease of its last put (or none).
+- **commit** is atomic: all compares hold and all writes happen, or `Stale` is raised and nothing happened. A commit
+  with no writes only checks. No key is written twice in one commit. When the answer was lost, `Unavailable` is raised
+  and the commit *may* have happened: callers write so that trying again is harmless.
+- **list** gives every key under a prefix, in key order, as of one revision; **watch** from that revision gives every
+  later change exactly once, in order, all keys of one revision together, over reconnects too. When history is gone:
+  `Compacted`.
+- **leases** end when they are not kept alive for their time to live; keys put with a lease are then deleted by the
+  store, which watches see. A key that is put again takes the lease of its last put (or none).
 - Everything is safe to call at once from many tasks; every call ends in bounded time, with `Unavailable` if it must.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-import msgspec
-
-from weft.domain.commits import NEVER, At, Compare, Delete, DeleteAll, LeaseId, Put, Quiet, Revision, Write
+from weft.domain.commits import (
+    NEVER,
+    At,
+    Change,
+    Compare,
+    Delete,
+    DeleteAll,
+    Entry,
+    Event,
+    LeaseId,
+    Listing,
+    Put,
+    Quiet,
+    Revision,
+    Write,
+)
 from weft.domain.ids import StoreKey
 
 __all__ = [
@@ -45,35 +59,6 @@ __all__ = [
 ]
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A key with its value and the revision of its last put."""
-
-    key: StoreKey
-    value: bytes
-    revision: Revision
-
-
-class Listing(msgspec.Struct, frozen=True):
-    """All entries under a prefix as of `revision`."""
-
-    entries: tuple[Entry, ...]
-    revision: Revision
-
-
-class Event(msgspec.Struct, frozen=True, gc=False):
-    """A key was put, or deleted (`value` is None)."""
-
-    key: StoreKey
-    value: bytes | None
-
-
-class Change(msgspec.Struct, frozen=True):
-    """All events of one revision under the watched prefix."""
-
-    revision: Revision
-    events: tuple[Event, ...]
-
-
 class Store(Protocol):
     """See the module's contract. Opened and closed as an async context manager."""
 
@@ -85,7 +70,7 @@ class Store(Protocol):
         """The revision of the commit (of the store, where nothing was written)."""
         ...
 
-    def watch(self, prefix: StoreKey, since: Revision) -> AsyncIterator[Change]:
+    def watch(self, prefix: StoreKey, since: Revision) -> AsyncGenerator[Change, None]:
         """Changes after `since`; goes on for ever. Raises `Compacted` when `since` is too old."""
         ...
 

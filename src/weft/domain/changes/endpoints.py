@@ -10,7 +10,7 @@ import msgspec
 from weft.domain import ipam, kinds, model
 from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.commits import Delete, Write
-from weft.domain.errors import Conflict, NotFound
+from weft.domain.errors import Conflict, Invalid, NotFound
 from weft.domain.ids import EndpointKey, NetworkKey
 from weft.domain.planning import Plan, Reading, holder_of, put
 from weft.domain.validation import check
@@ -30,7 +30,8 @@ def plan_create(reading: Reading, wanted: model.Endpoint, *, busy: Busy) -> tupl
     present = reading.get(kinds.ENDPOINT, *wanted.key)
     if present is not None:
         return present, Plan()
-    reading.require(kinds.TENANT, wanted.tenant, field="TenantName")
+    if reading.cluster.get(kinds.TENANT, wanted.tenant) is None:  # not compared: its network keeps a tenant alive
+        raise Invalid(f"TenantName: tenant {wanted.tenant!r} does not exist: create it first", field="TenantName")
     network = reading.require(kinds.NETWORK, wanted.tenant, wanted.network, field="NetworkName")
     group = reading.require(kinds.GROUP, wanted.tenant, wanted.group, field="ServiceName") if wanted.group else None
     if group is not None and group.network != wanted.network:

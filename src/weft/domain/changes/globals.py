@@ -11,14 +11,13 @@ from weft.domain.validation import MAX_VLAN, MAX_VNI, MAX_VNI_SPAN, parse_tag_ra
 
 def put_global(reading: Reading, wanted: model.Global, present: model.Global | None) -> list[Write]:
     """Ranges must cover the tags in use (O7, O8); mode and private subnet change only without networks (O9, O10)."""
-    before = present or model.Global()
     _check_range(reading, "vlan", wanted.vlans, field="vlans", highest=MAX_VLAN, widest=MAX_VLAN)
     _check_range(reading, "vni", wanted.vxlans, field="vxlans", highest=MAX_VNI, widest=MAX_VNI_SPAN)
-    if wanted.fwd_mode != before.fwd_mode:
+    if present is not None and wanted.fwd_mode != present.fwd_mode:
         _refuse_with_networks(reading, "fwdMode")
-        if before.fwd_mode == "routing" and any(True for _ in reading.all(kinds.BGP)):
+        if present.fwd_mode == "routing" and any(True for _ in reading.all(kinds.BGP)):
             raise Conflict("fwdMode cannot leave routing while Bgp peers exist: delete them first", field="fwdMode")
-    if wanted.pvt_subnet != before.pvt_subnet:
+    if present is not None and wanted.pvt_subnet != present.pvt_subnet:
         _refuse_with_networks(reading, "pvtSubnet")
     return [] if wanted == present else [put(kinds.GLOBAL, wanted)]
 

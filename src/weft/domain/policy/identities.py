@@ -1,0 +1,164 @@
+"""Who talks: the values that a cluster is made of, and the identity that each becomes.
+
+A workload is a Kubernetes pod or a Contiv endpoint. Beside workloads there are the host (one per node), the API server
+and the world (any other address). A workload's namespace is a field set by us, never one of its labels, so no label
+that a user writes can move it into another namespace (CVE-2023-39347, CVE-2023-41333).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NewType
+
+import msgspec
+
+from weft.domain.ids import DEFAULT_TENANT, GroupKey, GroupName, TenantName
+from weft.domain.model import Endpoint
+from weft.domain.policy.ranges import Address, parse_address
+
+IdentityKey = NewType("IdentityKey", str)
+"""`namespace/pod`, `tenant:network:endpoint`, `host:node`, `apiserver`, or an address of the world."""
+
+NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
+API_SERVER_KEY = IdentityKey("apiserver")
+
+
+class PodPort(msgspec.Struct, frozen=True, gc=False):
+    """A port that a pod gives a name."""
+
+    name: str
+    protocol: int
+    port: int
+
+
+class Pod(msgspec.Struct, frozen=True, kw_only=True):
+    """A Kubernetes pod on the pod network. Pods on the host's network are not pods here: they are the host.
+
+    `tenant` and `group` are what the orchestrator adapter derived from the pod's `io.contiv.*` labels.
+    """
+
+    namespace: str
+    name: str
+    labels: dict[str, str] = {}
+    ips: tuple[str, ...] = ()
+    ports: tuple[PodPort, ...] = ()
+    node: str = ""
+    tenant: TenantName = DEFAULT_TENANT
+    group: str = ""
+
+
+class Namespace(msgspec.Struct, frozen=True, kw_only=True):
+    """A Kubernetes namespace. Its label `kubernetes.io/metadata.name` is its name, whatever `labels` says."""
+
+    name: str
+    labels: dict[str, str] = {}
+
+    @property
+    def effective_labels(self) -> dict[str, str]:
+        return self.labels | {NAMESPACE_NAME_LABEL: self.name}
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's own network, with every address under which it reaches pods or is reached."""
+
+    node: str
+    addresses: tuple[str, ...] = ()
+
+
+class ApiServer(msgspec.Struct, frozen=True, kw_only=True):
+    """The Kubernetes API server, with its addresses."""
+
+    addresses: tuple[str, ...] = ()
+
+
+class Kind(StrEnum):
+    """What an identity is."""
+
+    WORKLOAD = "workload"
+    HOST = "host"
+    API_SERVER = "apiserver"
+    WORLD = "world"
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """One end of a flow. `namespace` is empty outside Kubernetes, `tenant` outside any tenant."""
+
+    kind: Kind
+    key: IdentityKey
+    addresses: tuple[Address, ...]
+    tenant: str = ""
+    group: str = ""
+    namespace: str = ""
+    labels: Mapping[str, str] = {}
+    ports: tuple[PodPort, ...] = ()
+    node: str = ""
+
+    @property
+    def group_key(self) -> GroupKey:
+        return GroupKey(TenantName(self.tenant), GroupName(self.group))
+
+    def address(self, version: int) -> Address | None:
+        """The first address of this family, or None."""
+        return next((address for address in self.addresses if address.version == version), None)
+
+    def calls(self, name: str, *, protocol: int, port: int) -> bool:
+        """Whether this identity gives that port of that protocol this name."""
+        return any(each.port == port and each.name == name and each.protocol == protocol for each in self.ports)
+
+
+def pod_key(namespace: str, name: str) -> IdentityKey:
+    return IdentityKey(f"{namespace}/{name}")
+
+
+def host_key(node: str) -> IdentityKey:
+    return IdentityKey(f"host:{node}")
+
+
+def identity_of_pod(pod: Pod) -> Identity:
+    return Identity(
+        kind=Kind.WORKLOAD,
+        key=pod_key(pod.namespace, pod.name),
+        addresses=_addresses(*pod.ips, field="ips"),
+        tenant=pod.tenant,
+        group=pod.group,
+        namespace=pod.namespace,
+        labels=pod.labels,
+        ports=pod.ports,
+        node=pod.node,
+    )
+
+
+def identity_of_endpoint(endpoint: Endpoint) -> Identity:
+    return Identity(
+        kind=Kind.WORKLOAD,
+        key=IdentityKey(str(endpoint.key)),
+        addresses=_addresses(endpoint.ip_address, endpoint.ipv6_address, field="ipAddress"),
+        tenant=endpoint.tenant,
+        group=endpoint.group,
+        labels=endpoint.labels,
+        node=endpoint.host,
+    )
+
+
+def identity_of_host(host: Host) -> Identity:
+    return Identity(
+        kind=Kind.HOST,
+        key=host_key(host.node),
+        addresses=_addresses(*host.addresses, field="addresses"),
+        node=host.node,
+    )
+
+
+def identity_of_api_server(server: ApiServer) -> Identity:
+    return Identity(
+        kind=Kind.API_SERVER, key=API_SERVER_KEY, addresses=_addresses(*server.addresses, field="addresses")
+    )
+
+
+def identity_of_world(address: Address) -> Identity:
+    return Identity(kind=Kind.WORLD, key=IdentityKey(str(address)), addresses=(address,))
+
+
+def _addresses(*texts: str, field: str) -> tuple[Address, ...]:
+    return tuple(parse_address(text, field=field) for text in texts if text)

@@ -1,0 +1,38 @@
+"""A map from a key to a set of values that forgets keys without values."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Set
+from typing import Generic, Self, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=Hashable)
+
+
+class Index(Generic[K, V]):
+    """Which values belong to a key. Adding twice and discarding what is absent change nothing."""
+
+    def __init__(self) -> None:
+        self._values: dict[K, set[V]] = {}
+
+    def __getitem__(self, key: K) -> Set[V]:
+        return self._values.get(key, frozenset())
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._values)
+
+    def add(self, key: K, value: V) -> None:
+        self._values.setdefault(key, set()).add(value)
+
+    def discard(self, key: K, value: V) -> None:
+        values = self._values.get(key)
+        if values is None:
+            return
+        values.discard(value)
+        if not values:
+            del self._values[key]
+
+    def copy(self) -> Self:
+        twin = type(self)()
+        twin._values = {key: set(values) for key, values in self._values.items()}
+        return twin

@@ -1,0 +1,59 @@
+"""IP protocols by number and name, and the text `tcp/80` that people write for a protocol with its port."""
+
+from __future__ import annotations
+
+from weft.domain.errors import Invalid
+
+ICMP, TCP, UDP, ICMPV6, SCTP = 1, 6, 17, 58, 132
+
+PORTED = (TCP, UDP, SCTP)
+"""Protocols that have ports. With any other one a port means nothing."""
+
+ICMP_EITHER = (ICMP, ICMPV6)
+"""What `icmp` means in a rule: the control messages of both families."""
+
+MAX_PORT = 65535
+
+_NUMBERS = {"icmp": ICMP, "tcp": TCP, "udp": UDP, "icmpv6": ICMPV6, "sctp": SCTP}
+_NAMES = {number: name for name, number in _NUMBERS.items()}
+
+
+def protocol_number(text: str, *, field: str = "protocol") -> int:
+    """The number of a protocol given by name (any case) or by decimal number 0..255, or `Invalid`."""
+    number = _NUMBERS.get(text.lower())
+    if number is None and text.isascii() and text.isdigit() and len(text) <= 3:
+        number = int(text)
+    if number is None or number > 255:
+        raise Invalid(f"protocol {text!r} is unknown: use {', '.join(_NUMBERS)} or a number to 255", field=field)
+    return number
+
+
+def protocol_name(number: int) -> str:
+    """The name of a protocol, or its number as text where it has none here."""
+    return _NAMES.get(number, str(number))
+
+
+def parse_service(text: str) -> tuple[int, int]:
+    """Protocol number and port of `tcp/80`, `icmp` or `47`; the port is 0 where the protocol has none."""
+    name, slash, port = text.partition("/")
+    protocol = protocol_number(name)
+    if not slash:
+        if protocol in PORTED:
+            raise Invalid(f"{text!r} lacks a port: write {name}/80", field="port")
+        return protocol, 0
+    return protocol, check_port(port, protocol=protocol)
+
+
+def check_port(text: str, *, protocol: int) -> int:
+    """The port of a protocol that has ports, or `Invalid`."""
+    if protocol not in PORTED:
+        raise Invalid(f"{protocol_name(protocol)} has no ports", field="port")
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= MAX_PORT):
+        raise Invalid(f"port {text!r} is not a number from 1 to {MAX_PORT}", field="port")
+    return int(text)
+
+
+def service_name(protocol: int, port: int) -> str:
+    """The text that `parse_service` reads."""
+    name = protocol_name(protocol)
+    return f"{name}/{port}" if protocol in PORTED else name

@@ -1,0 +1,80 @@
+"""Followers forward to the leader; whoever is asked, the leader answers."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from weft.domain.errors import Unavailable
+from weft.runtime.backoff import Backoff
+
+FORWARDED = "X-Weft-Forwarded"
+_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "host", "content-length", "trailer"}
+WITHIN_S = 10.0
+"""How long a request waits for a leader to be there."""
+
+
+class Forwarder:
+    """Sends requests on to whoever leads. A request that was sent and not answered is never sent again."""
+
+    def __init__(self, leader: Callable[[], str], *, own_address: str, tls_ca: Path | None, use_tls: bool) -> None:
+        self._leader = leader
+        self._own = own_address
+        self._scheme = "https" if use_tls else "http"
+        self._tls: ssl.SSLContext | bool = ssl.create_default_context(cafile=str(tls_ca)) if tls_ca else True
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session:
+            await self._session.close()
+
+    async def forward(self, request: web.Request) -> web.StreamResponse:
+        """The leader's answer, or `Unavailable`."""
+        if FORWARDED in request.headers:
+            raise Unavailable("this netmaster does not lead any more: try again")  # never in circles (W9)
+        body = await request.read()
+        backoff = Backoff(first=0.05, cap=0.5, within=WITHIN_S)
+        while True:
+            leader = self._leader()
+            if leader and leader != self._own:
+                try:
+                    return await self._send(request, leader, body)
+                except aiohttp.ClientConnectorError:
+                    pass  # never sent: the leader is going, the next one may take it
+                except (aiohttp.ClientError, ConnectionError) as error:
+                    raise Unavailable(
+                        "the leader was lost during the request: it may or may not have happened"
+                    ) from error
+            try:
+                await backoff.pause()
+            except TimeoutError as error:
+                raise Unavailable(f"no leader answered within {WITHIN_S} s: try again") from error
+
+    async def _send(self, request: web.Request, leader: str, body: bytes) -> web.StreamResponse:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=3))
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+        headers[FORWARDED] = self._own
+        url = f"{self._scheme}://{leader}{request.raw_path}"
+        async with self._session.request(
+            request.method, url, data=body, headers=headers, ssl=self._tls, allow_redirects=False
+        ) as answer:
+            response = web.StreamResponse(status=answer.status)
+            for name, value in answer.headers.items():
+                if name.lower() not in _HOP_BY_HOP:
+                    response.headers[name] = value
+            if answer.content_length is not None:
+                response.content_length = answer.content_length
+            await response.prepare(request)
+            try:
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+            except (aiohttp.ClientError, asyncio.IncompleteReadError):
+                if request.transport:
+                    request.transport.abort()  # a cut answer must look cut
+            return response

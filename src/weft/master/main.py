@@ -1,0 +1,167 @@
+"""netmaster: settings -> store -> snapshot -> leadership -> REST. Signals end it, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+from typing import cast
+
+from weft import __version__
+from weft.domain import kinds, model
+from weft.domain.cluster import Cluster
+from weft.domain.commits import At
+from weft.domain.errors import Unavailable, WeftError
+from weft.drivers import open_store
+from weft.master.about import About
+from weft.master.backup import Backups
+from weft.master.bootstrap import first_start
+from weft.master.collector import collect_for_ever
+from weft.master.control import ControlPlane
+from weft.master.forward import Forwarder
+from weft.master.metrics import Metrics
+from weft.master.objects import Objects
+from weft.master.plugin import Plugin
+from weft.master.server import make_app
+from weft.master.settings import MasterSettings, read_master_settings
+from weft.ports.store import Store
+from weft.runtime.election import Leadership, lead
+from weft.runtime.http import server_tls, serving
+from weft.runtime.logs import Log, start_logging
+from weft.runtime.mirror import follow
+from weft.runtime.registry import present
+from weft.runtime.settings import BadSettings, refuse
+from weft.runtime.tasks import beside
+
+log = Log("netmaster")
+
+EXIT_FAILED = 1
+
+
+class Netmaster:
+    """One netmaster: leader or follower, as the store decides."""
+
+    def __init__(self, settings: MasterSettings, store: Store) -> None:
+        self._settings = settings
+        self._store = store
+        self._cluster = Cluster()
+        self._metrics = Metrics()
+        self._leadership: Leadership | None = None
+        self._prepared = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until told to stop."""
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            mirror = await stack.enter_async_context(follow(self._store, self._cluster))
+            self._control = ControlPlane(store=self._store, cluster=self._cluster, mirror=mirror, fence=self._fence)
+            forwarder = Forwarder(
+                self._leader_address,
+                own_address=settings.own_address,
+                tls_ca=settings.tls_ca,
+                use_tls=settings.tls_cert is not None,
+            )
+            stack.push_async_callback(forwarder.close)
+            routes = (
+                *Objects(self._control, self._store, cluster_mode=settings.mode).routes(),
+                *Plugin(self._control).routes(),
+                *Backups(self._store, self._cluster, mirror, fence=self._fence).routes(),
+                *About(self._cluster, self._metrics, own_address=settings.own_address, faults=self._faults).routes(),
+            )
+            app = make_app(
+                routes, token=settings.token, is_leader=self._is_leader, forwarder=forwarder, metrics=self._metrics
+            )
+            tls = server_tls(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
+            await stack.enter_async_context(serving(app, settings.listeners, tls=tls))
+            alive = kinds.alive_master(settings.own_address)
+            await stack.enter_async_context(
+                present(self._store, key=alive, value=__version__.encode(), ttl=settings.leader_ttl)
+            )
+            await stack.enter_async_context(beside(self._campaign_for_ever(), name="leadership"))
+            log.info("netmaster started", address=settings.own_address, version=__version__)
+            await stop.wait()
+            log.info("netmaster stops")
+
+    async def _campaign_for_ever(self) -> None:
+        name = self._settings.own_address.encode()
+        while True:
+            async with lead(self._store, key=kinds.LEADER_KEY, name=name, ttl=self._settings.leader_ttl) as leadership:
+                await self._lead(leadership)
+
+    async def _lead(self, leadership: Leadership) -> None:
+        """Catch up, prepare, then answer until the leadership is lost."""
+        try:
+            await self._control.mirror.wait_for(leadership.fence.revision, within=self._settings.leader_ttl)
+            self._leadership = leadership
+            if not self._cluster.restoring and await first_start(
+                self._control,
+                fwd_mode=cast("model.FwdMode", self._settings.fwdmode),
+                encap=cast("model.Encap", self._settings.netmode),
+                subnet=self._settings.default_subnet,
+            ):
+                log.info("first start: tenant default is there", subnet=self._settings.default_subnet)
+            self._metrics.leader.set(1)
+            self._prepared = True
+            log.info("leading", address=self._settings.own_address)
+            async with beside(collect_for_ever(self._control, limit=self._settings.offline_limit), name="collector"):
+                await leadership.lost.wait()
+            log.warning("leadership lost", reason=leadership.reason)
+        except Unavailable as error:
+            log.warning("leadership given up", reason=error.message)
+        finally:
+            self._prepared = False
+            self._leadership = None
+            self._metrics.leader.set(0)
+
+    def _is_leader(self) -> bool:
+        return self._prepared and self._leadership is not None and self._leadership.held
+
+    def _fence(self) -> At:
+        if self._leadership is None or not self._leadership.held:
+            raise Unavailable("this netmaster does not lead: try again")
+        return self._leadership.fence
+
+    def _leader_address(self) -> str:
+        return self._cluster.leader[0] if self._cluster.leader else ""
+
+    def _faults(self) -> list[str]:
+        """Why requests cannot be served now."""
+        faults = [f"stored {key} cannot be read: {fault}" for key, fault in self._cluster.faults.items()]
+        if self._cluster.restoring:
+            faults.append("a restore is under way or was interrupted")
+        if not self._leader_address():
+            faults.append("nobody leads")
+        elif self._leader_address() == self._settings.own_address and not self._is_leader():
+            faults.append("leading, but not prepared yet")
+        return faults
+
+
+async def serve(settings: MasterSettings) -> None:
+    """Open the store and run until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    async with open_store(settings.store) as store:
+        await Netmaster(settings, store).run(stop)
+
+
+def main() -> None:
+    """The command `netmaster`."""
+    try:
+        settings = read_master_settings(sys.argv[1:], os.environ)
+    except BadSettings as error:
+        refuse("netmaster", error)
+    start_logging(level=settings.log_level, as_json=settings.json_log, syslog=settings.syslog)
+    try:
+        asyncio.run(serve(settings))
+    except (WeftError, OSError) as error:
+        log.error("netmaster cannot run", reason=str(error))
+        raise SystemExit(EXIT_FAILED) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""REST for the objects: list, read, create, change, delete, inspect and watch, alike for every kind (facts 2.1).
+
+Decode, call the control plane, encode; nothing else happens here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from weft.domain import codec, kinds, model
+from weft.domain.cluster import Cluster, Stored
+from weft.domain.errors import Compacted, Invalid, Malformed, NotFound
+from weft.domain.ids import StoreKey
+from weft.domain.kinds import Kind
+from weft.domain.links import Links, links_of
+from weft.domain.oper import endpoint_oper, oper_of
+from weft.master.control import Condition, ControlPlane
+from weft.master.routes import Query, Route
+from weft.ports.store import Store
+from weft.runtime.http import Handler, json_response, read_json
+
+API = "/api/v1"
+DECORATION = ("key", "links", "link-sets")
+"""Members that we add to what we show, and ignore in what we are sent."""
+MAX_PAGE = 1000
+HEARTBEAT_S = 15.0
+
+_LIST_QUERY = (
+    Query(name="limit", about="at most so many objects", schema={"type": "integer", "minimum": 1, "maximum": MAX_PAGE}),
+    Query(name="continue", about="the X-Continue of the page before", schema={"type": "string"}),
+    Query(name="watch", about="stay and stream every change, one JSON object a line", schema={"type": "boolean"}),
+    Query(name="since", about="with watch: only changes after this revision", schema={"type": "integer", "minimum": 1}),
+)
+
+
+class Objects:
+    """The object routes of one netmaster."""
+
+    def __init__(self, control: ControlPlane, store: Store, *, cluster_mode: str) -> None:
+        self._control = control
+        self._store = store
+        self._cluster_mode = cluster_mode
+
+    def routes(self) -> tuple[Route, ...]:
+        """All of them, for every kind."""
+        return tuple(itertools.chain.from_iterable(self._routes_of(kind) for kind in kinds.ALL))
+
+    def _routes_of(self, kind: Kind[Any]) -> list[Route]:
+        many, one = f"{API}/{kind.plural}/", f"{API}/{kind.plural}/{{key}}/"
+        filters = tuple(
+            Query(name=member, about=f"only objects with this {member}", schema={"type": "string"})
+            for member in filterable(kind)
+        )
+        routes = [
+            Route(method="GET", path=many, handler=self._bind(self.list, kind), about=f"List or watch {kind.plural}",
+                  answer=list[kind.type], query=_LIST_QUERY + filters),  # type: ignore[name-defined]
+            Route(method="GET", path=one, handler=self._bind(self.read, kind), about=f"Read one {kind.name}",
+                  answer=kind.type),
+            Route(method="GET", path=f"{API}/inspect/{kind.plural}/{{key}}/", handler=self._bind(self.inspect, kind),
+                  about=f"One {kind.name} with its operational state", answer=dict[str, Any]),
+        ]  # fmt: skip
+        if kind in kinds.CONFIGURABLE:
+            routes += [
+                Route(method=method, path=one, handler=self._bind(self.write, kind), body=kind.type, answer=kind.type,
+                      about=f"Create or change one {kind.name}")
+                for method in ("POST", "PUT")
+            ]  # fmt: skip
+            routes.append(
+                Route(method="DELETE", path=one, handler=self._bind(self.delete, kind), about=f"Delete one {kind.name}",
+                      answer=str)
+            )  # fmt: skip
+        return routes
+
+    def _bind(self, handler: Callable[..., Any], kind: Kind[Any]) -> Handler:
+        async def bound(request: web.Request) -> web.StreamResponse:
+            response: web.StreamResponse = await handler(kind, request)
+            return response
+
+        return bound
+
+    @property
+    def _cluster(self) -> Cluster:
+        return self._control.cluster
+
+    async def list(self, kind: Kind[Any], request: web.Request) -> web.StreamResponse:
+        query = read_list_query(kind, request.query)
+        if query.watch:
+            return await self._watch(kind, request, query)
+        links = Links(self._cluster)
+        page: list[dict[str, Any]] = []
+        after = ""
+        headers: dict[str, str] = {"X-Revision": str(self._control.mirror.revision)}
+        for parts, stored in sorted(self._cluster.tables[kind.prefix].items()):
+            key = ":".join(parts)
+            if key <= query.after or not query.selects(stored.value):
+                continue
+            if len(page) == query.limit:
+                headers["X-Continue"] = after
+                break
+            page.append(shown(kind, stored.value, links))
+            after = key
+        return json_response(page, headers=headers)
+
+    async def read(self, kind: Kind[Any], request: web.Request) -> web.Response:
+        stored = self._find(kind, request.match_info["key"])
+        return json_response(shown(kind, stored.value, Links(self._cluster)), headers=etag(stored))
+
+    async def inspect(self, kind: Kind[Any], request: web.Request) -> web.Response:
+        if kind is kinds.ENDPOINT:
+            endpoint = self._find_endpoint(request.match_info["key"])
+            return json_response({"Oper": endpoint_oper(self._cluster, endpoint)})
+        stored = self._find(kind, request.match_info["key"])
+        oper = oper_of(self._cluster, kind, stored.value)
+        if kind is kinds.GLOBAL:
+            oper["clusterMode"] = self._cluster_mode
+        body = {"Config": shown(kind, stored.value, Links(self._cluster)), "Oper": oper}
+        return json_response(body, headers=etag(stored))
+
+    async def write(self, kind: Kind[Any], request: web.Request) -> web.Response:
+        parts = kind.parse_key(request.match_info["key"])
+        value = read_object(kind, await read_json(request), parts)
+        stored = await self._control.put(kind, value, read_condition(request.headers))
+        return json_response(shown(kind, stored.value, Links(self._cluster)), headers=etag(stored))
+
+    async def delete(self, kind: Kind[Any], request: web.Request) -> web.Response:
+        key = request.match_info["key"]
+        await self._control.delete(kind, kind.parse_key(key), read_condition(request.headers))
+        return json_response(key)
+
+    def _find(self, kind: Kind[Any], key: str) -> Stored[Any]:
+        stored = self._cluster.get(kind, *kind.parse_key(key))
+        if stored is None:
+            raise NotFound(f"{kind.name} {key[:200]!r} does not exist")
+        return stored
+
+    def _find_endpoint(self, key: str) -> model.Endpoint:
+        """An endpoint by its key, or by any part of its id, container id or container name (facts 2.2)."""
+        for parts, stored in sorted(self._cluster.tables[kinds.ENDPOINT.prefix].items()):
+            endpoint = stored.value
+            assert isinstance(endpoint, model.Endpoint)
+            texts = (endpoint.endpoint_id, endpoint.container_id, endpoint.container_name)
+            if key == ":".join(parts) or any(key in text for text in texts if text):
+                return endpoint
+        raise NotFound(f"no endpoint has {key[:200]!r} in its id, container id or container name")
+
+    async def _watch(self, kind: Kind[Any], request: web.Request, query: ListQuery) -> web.StreamResponse:
+        """One JSON object a line: `put`, `delete`, `synced` after the listing, blank lines while nothing happens."""
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
+        async with aclosing(self._news(kind, query)) as news:
+            first = await anext(news)  # errors before the first line still get their status
+            await response.prepare(request)
+            await response.write(first)
+            pending = asyncio.ensure_future(anext(news))
+            try:
+                while True:
+                    done, _ = await asyncio.wait({pending}, timeout=HEARTBEAT_S)
+                    if not done:
+                        await response.write(b"\n")
+                        continue
+                    await response.write(pending.result())
+                    pending = asyncio.ensure_future(anext(news))
+            except (ConnectionError, Compacted):
+                return response
+            finally:
+                pending.cancel()
+                await asyncio.wait({pending})
+
+    async def _news(self, kind: Kind[Any], query: ListQuery) -> AsyncGenerator[bytes, None]:
+        since = query.since
+        prefix = kind.store_prefix()
+        if since is None:
+            listing = await self._store.list(prefix)
+            since = listing.revision
+            lines = [self._line(kind, entry.key, entry.value, entry.revision, query) for entry in listing.entries]
+            yield b"".join(lines) + _json_line({"type": "synced", "revision": since})
+        else:
+            yield b"\n"
+        async with aclosing(self._store.watch(prefix, since)) as watching:
+            async for change in watching:
+                lines = [self._line(kind, event.key, event.value, change.revision, query) for event in change.events]
+                if any(lines):
+                    yield b"".join(lines)
+
+    def _line(self, kind: Kind[Any], key: StoreKey, data: bytes | None, revision: int, query: ListQuery) -> bytes:
+        text = ":".join(key.split("/")[1:])
+        if data is None:
+            return _json_line({"type": "delete", "key": text, "revision": revision})
+        value = codec.decode(kind.type, data)
+        if not query.selects(value):
+            return b""
+        return _json_line({"type": "put", "key": text, "revision": revision, "object": configuration(kind, value)})
+
+
+def _json_line(line: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list or watch asks for."""
+
+    limit: int
+    after: str
+    watch: bool
+    since: int | None
+    wanted: dict[str, str]
+
+    def selects(self, value: model.Value) -> bool:
+        """Whether an object has every wanted member."""
+        if not self.wanted:
+            return True
+        members = codec.members(value)
+        return all(str(members.get(name, "")) == text for name, text in self.wanted.items())
+
+
+def filterable(kind: Kind[Any]) -> list[str]:
+    """The members of a kind by which its list can be filtered."""
+    return [member for member in kind.type.__struct_encode_fields__ if member not in kind.given]
+
+
+def read_list_query(kind: Kind[Any], query: Mapping[str, str]) -> ListQuery:
+    """The query of a list, or `Malformed` with the parameter at fault."""
+    rest = dict(query)
+    limit = _read_number(rest.pop("limit", str(MAX_PAGE)), "limit", highest=MAX_PAGE)
+    after = rest.pop("continue", "")
+    watch = rest.pop("watch", "false").lower()
+    if watch not in {"true", "false", "1", "0", ""}:
+        raise Malformed("watch must be true or false", field="watch")
+    since_text = rest.pop("since", None)
+    since = None if since_text is None else _read_number(since_text, "since", highest=1 << 62)
+    for name in rest:
+        if name not in filterable(kind):
+            raise Malformed(f"{name[:80]!r} is no member of {kind.plural} to filter by", field=name[:80])
+    return ListQuery(limit=limit, after=after, watch=watch in {"true", "1", ""}, since=since, wanted=rest)
+
+
+def _read_number(text: str, field: str, *, highest: int) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:20]) <= highest:
+        raise Malformed(f"{field} must be a number of 1 to {highest}", field=field)
+    return int(text)
+
+
+def read_object(kind: Kind[Any], members: dict[str, Any], parts: tuple[str, ...]) -> Any:
+    """The object of a request body: what we add ourselves is ignored or refused, the key must be the path's."""
+    members = {name: member for name, member in members.items() if name not in DECORATION}
+    for name in kind.given:
+        if name in members:
+            raise Invalid(f"{name} is given by the control plane: remove it", field=name)
+    value = codec.convert_input(kind.type, members)
+    kind.check_key(value, parts)
+    return value
+
+
+def configuration(kind: Kind[Any], value: model.Value) -> dict[str, Any]:
+    """The members the user has set, and the key."""
+    members = {name: member for name, member in codec.members(value).items() if name not in kind.given}
+    return {"key": kind.key_text(value), **members}
+
+
+def shown(kind: Kind[Any], value: model.Value, links: Links) -> dict[str, Any]:
+    """An object as REST shows it: its members, its key and its links."""
+    members = configuration(kind, value)
+    if own := links_of(value):
+        members["links"] = own
+    if sets := links.sets_of(kind, members["key"]):
+        members["link-sets"] = sets
+    return members
+
+
+def etag(stored: Stored[Any]) -> dict[str, str]:
+    """The header that names the state of an object."""
+    return {"ETag": f'"{stored.revision}"'}
+
+
+def read_condition(headers: Mapping[str, str]) -> Condition:
+    """If-Match and If-None-Match, or `Malformed`."""
+    match, none_match = headers.get("If-Match"), headers.get("If-None-Match")
+    if none_match is not None and none_match.strip() != "*":
+        raise Malformed("If-None-Match: only * is understood here", field="If-None-Match")
+    if match is None:
+        return Condition(absent=none_match is not None)
+    text = match.strip()
+    if text == "*":
+        return Condition(present=True)
+    number = text.removeprefix("W/").strip('"')
+    if not number.isascii() or not number.isdigit() or len(number) > 19:
+        raise Malformed('If-Match must be an ETag of ours, such as "42"', field="If-Match")
+    return Condition(revision=int(number))

@@ -1,0 +1,79 @@
+"""The OpenAPI document, made from the table of routes and the types of the domain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from weft import __version__
+from weft.domain import kinds
+from weft.master.objects import DECORATION
+from weft.master.routes import Route
+
+_REF = "#/components/schemas/{name}"
+
+
+class Error(msgspec.Struct):
+    """What every refusal looks like."""
+
+    code: str
+    message: str
+    field: str
+    details: dict[str, Any]
+
+
+def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
+    """OpenAPI 3.1 for the routes."""
+    types = [kind for route in routes for kind in (route.body, route.answer) if kind is not None]
+    schemas, components = msgspec.json.schema_components([*types, Error], ref_template=_REF)
+    for kind in kinds.ALL:
+        _add_decoration(components[kind.type.__name__], kind.given)
+    known = iter(schemas)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        body = next(known) if route.body is not None else None
+        answer = next(known) if route.answer is not None else None
+        paths.setdefault(route.path.rstrip("/") or "/", {})[route.method.lower()] = _operation(route, body, answer)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Weft netmaster", "version": __version__, "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+def _add_decoration(schema: dict[str, Any], given: frozenset[str]) -> None:
+    for name in given:
+        schema["properties"].pop(name, None)
+    schema["properties"] |= {name: {"type": "string" if name == "key" else "object"} for name in DECORATION}
+
+
+def _operation(route: Route, body: dict[str, Any] | None, answer: dict[str, Any] | None) -> dict[str, Any]:
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", route.path)
+    ]
+    parameters += [
+        {"name": query.name, "in": "query", "description": query.about, "schema": query.schema} for query in route.query
+    ]
+    success = {"description": "done", "content": {"application/json": {"schema": answer or {}}}}
+    refusal = {
+        "description": "refused",
+        "content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}},
+    }
+    operation: dict[str, Any] = {
+        "summary": route.about,
+        "operationId": f"{route.method.lower()}{re.sub(r'[^A-Za-z0-9]+', '_', route.path)}".rstrip("_"),
+        "parameters": parameters,
+        "responses": {"200": success, "4XX": refusal, "503": refusal},
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return operation

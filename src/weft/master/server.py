@@ -1,0 +1,69 @@
+"""netmaster's REST server: who may call, who answers (the leader), and what is counted."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from time import perf_counter
+
+from aiohttp import web
+
+from weft.domain.errors import Denied
+from weft.master.forward import Forwarder
+from weft.master.metrics import Metrics
+from weft.master.openapi import openapi_document
+from weft.master.routes import Route, register
+from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response
+
+
+def make_app(
+    routes: tuple[Route, ...], *, token: str, is_leader: Callable[[], bool], forwarder: Forwarder, metrics: Metrics
+) -> web.Application:
+    """The application with all routes, and the document that describes them."""
+    described: tuple[Route, ...] = ()
+
+    async def openapi(_: web.Request) -> web.Response:
+        return json_response(openapi_document(described))
+
+    described = (
+        *routes,
+        Route(method="GET", path="/openapi.json", handler=openapi, about="This document",
+              answer=dict[str, object], local=True),
+    )  # fmt: skip
+    by_path = {(route.method, route.path.rstrip("/")): route for route in described}
+
+    def route_of(request: web.Request) -> Route | None:
+        resource = request.match_info.route.resource
+        return by_path.get((request.method, resource.canonical.rstrip("/"))) if resource else None
+
+    @web.middleware
+    async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        began = perf_counter()
+        response = await handler(request)
+        route = route_of(request)
+        path = route.path if route else "none"
+        metrics.requests.labels(f"{request.method} {path}", str(response.status)).inc()
+        metrics.seconds.labels(f"{request.method} {path}").observe(perf_counter() - began)
+        return response
+
+    @web.middleware
+    async def authenticated(request: web.Request, handler: Handler) -> web.StreamResponse:
+        route = route_of(request)
+        if token and not (route and route.open):
+            sent = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(sent.encode(), token.encode()):
+                response = error_response(Denied("send the token as Authorization: Bearer …"), status=401)
+                response.headers["WWW-Authenticate"] = "Bearer"
+                return response
+        return await handler(request)
+
+    @web.middleware
+    async def led(request: web.Request, handler: Handler) -> web.StreamResponse:
+        route = route_of(request)
+        if route is None or route.local or is_leader():
+            return await handler(request)
+        return await forwarder.forward(request)
+
+    app = web.Application(middlewares=[counted, errors_as_json, authenticated, led], client_max_size=MAX_BODY)
+    register(app, described)
+    return app

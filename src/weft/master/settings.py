@@ -1,0 +1,145 @@
+"""netmaster's settings: Contiv's flags and variables (facts 1.2, 1.4) with the defaults of design 1, and ours."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft import __version__
+from weft.domain.addresses import parse_subnet_v4
+from weft.domain.errors import Invalid
+from weft.drivers import StoreSettings
+from weft.options import COMMON_OPTIONS, readable_file, store_settings
+from weft.runtime.settings import BadSettings, Option, host_port, one_of, read_settings, seconds
+
+
+def _subnet(text: str) -> str:
+    if text == "none":
+        return ""
+    try:
+        return str(parse_subnet_v4(text))
+    except Invalid as error:
+        raise ValueError(error.message) from error
+
+
+OPTIONS = (
+    *COMMON_OPTIONS,
+    Option(name="external", flags=("--external-address", "--listen-url"), env="EXTERNAL_ADDRESS",
+           default=("127.0.0.1", 9999), read=host_port, help="where REST is served; 127.0.0.1:9999"),
+    Option(name="internal", flags=("--internal-address", "--control-url"), env="INTERNAL_ADDRESS", default=None,
+           read=host_port, help="where other masters reach this one; the external address"),
+    Option(name="infra", flags=("--infra", "--infra-type"), env="INFRA", default="default", read=one_of("default"),
+           help="default"),
+    Option(name="plugin_name", flags=("--name", "--plugin-name"), env="PLUGIN_NAME", default="netplugin",
+           help="driver name in Docker networks; netplugin"),
+    Option(name="data_dir", flags=("--data-dir",), env="DATA_DIR", default=Path("/var/lib/weft"), read=Path,
+           help="directory of the embedded store; /var/lib/weft"),
+    Option(name="default_subnet", flags=("--default-subnet",), env="DEFAULT_SUBNET", default="10.224.0.0/16",
+           read=_subnet, help="subnet of default-net at the first start, or none; 10.224.0.0/16"),
+    Option(name="tls_cert", flags=("--tls-cert",), env="TLS_CERT", default=None, read=readable_file,
+           help="certificate of our listeners"),
+    Option(name="tls_key", flags=("--tls-key",), env="TLS_KEY", default=None, read=readable_file,
+           help="key of --tls-cert"),
+    Option(name="tls_ca", flags=("--tls-ca",), env="TLS_CA", default=None, read=readable_file,
+           help="CA of nodes' client certificates and of the other masters"),
+    Option(name="token_file", flags=("--token-file",), env="TOKEN_FILE", default=None, read=readable_file,
+           help="file with the bearer token that callers must send"),
+    Option(name="store_socket", flags=("--store-socket",), env="STORE_SOCKET", default=None, read=Path,
+           help="unix socket on which agents of this machine reach the store; <data-dir>/store.sock"),
+    Option(name="store_address", flags=("--store-address",), env="STORE_ADDRESS", default=None, read=host_port,
+           help="host:port on which agents reach the store by mutual TLS; off"),
+    Option(name="leader_ttl", flags=("--leader-ttl",), env="LEADER_TTL", default=6.0, read=seconds,
+           help="seconds after which a silent leader is replaced; 6"),
+    Option(name="offline_limit", flags=("--offline-limit",), env="OFFLINE_LIMIT", default=3600.0, read=seconds,
+           help="seconds after which a silent node's endpoints are collected; 3600"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterSettings:
+    """All of netmaster's settings, checked."""
+
+    mode: str
+    netmode: str
+    fwdmode: str
+    store: StoreSettings
+    log_level: str
+    json_log: bool
+    syslog: tuple[str, str, int] | None
+    external: tuple[str, int]
+    internal: tuple[str, int]
+    plugin_name: str
+    data_dir: Path
+    default_subnet: str
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_ca: Path | None
+    token: str
+    store_socket: Path
+    store_address: tuple[str, int] | None
+    leader_ttl: float
+    offline_limit: float
+
+    @property
+    def listeners(self) -> tuple[tuple[str, int], ...]:
+        """The internal address gets its own listener unless the external one covers it (facts 1.4)."""
+        host, port = self.external
+        covered = self.internal == self.external or (host in {"0.0.0.0", "::"} and port == self.internal[1])  # noqa: S104
+        return (self.external,) if covered else (self.external, self.internal)
+
+    @property
+    def own_address(self) -> str:
+        """How other masters and /info name this one."""
+        return format_host_port(self.internal)
+
+
+def format_host_port(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener on the host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_master_settings(argv: Sequence[str], environ: Mapping[str, str]) -> MasterSettings:
+    """The settings, or `BadSettings` with every fault."""
+    given = read_settings("netmaster", OPTIONS, argv=argv, environ=environ, version=f"netmaster {__version__}")
+    faults: list[str] = []
+    store = store_settings(given, faults, embedded=given["data_dir"] / "weft.db")
+    if given["store_address"] and not (given["tls_cert"] and given["tls_ca"]):
+        faults.append("--store-address needs --tls-cert, --tls-key and --tls-ca: nodes are known by their certificates")
+    if bool(given["tls_cert"]) != bool(given["tls_key"]):
+        faults.append("--tls-cert and --tls-key go together")
+    internal = given["internal"] or given["external"]
+    token = ""
+    if given["token_file"]:
+        token = given["token_file"].read_text().strip()
+        if len(token) < 16 or not token.isascii() or not token.isprintable():
+            faults.append("--token-file: the token must be at least 16 printable ASCII characters")
+    for host, port in dict.fromkeys((given["external"], internal)):
+        if not is_loopback(host) and not (given["tls_cert"] and given["token_file"]):
+            faults.append(
+                f"{format_host_port((host, port))} is not loopback: give --tls-cert, --tls-key and --token-file"
+            )
+    if faults:
+        raise BadSettings(faults)
+    return MasterSettings(
+        **{name: given[name] for name in (
+            "mode", "netmode", "fwdmode", "log_level", "json_log", "external", "plugin_name", "data_dir",
+            "default_subnet", "tls_cert", "tls_key", "tls_ca", "store_address", "leader_ttl", "offline_limit",
+        )},
+        store=store,
+        syslog=given["syslog"] if given["use_syslog"] else None,
+        internal=internal,
+        token=token,
+        store_socket=given["store_socket"] or given["data_dir"] / "store.sock",
+    )  # fmt: skip

@@ -1,0 +1,82 @@
+"""The settings that netmaster and the agent have in common (facts 1.2): modes, store and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from weft.drivers import EtcdStoreSettings, SqliteStoreSettings, StoreSettings
+from weft.runtime.logs import LEVELS, read_syslog_url
+from weft.runtime.settings import Option, comma_list, one_of, url_list
+
+
+def readable_file(text: str) -> Path:
+    """A reader of the path of a file that is there."""
+    path = Path(text)
+    if not path.is_file():
+        raise ValueError(f"there is no file {text!r}")
+    return path
+
+
+COMMON_OPTIONS = (
+    Option(name="mode", flags=("--mode", "--plugin-mode", "--cluster-mode"), env="MODE", default="cni",
+           read=one_of("cni", "kubernetes", "docker", "swarm-mode", "test"),
+           help="cni, kubernetes, docker or swarm-mode; cni"),
+    Option(name="netmode", flags=("--netmode", "--network-mode"), env="NET_MODE", default="vxlan",
+           read=one_of("vlan", "vxlan"), help="vlan or vxlan; vxlan"),
+    Option(name="fwdmode", flags=("--fwdmode", "--forward-mode"), env="FORWARD_MODE", default="routing",
+           read=one_of("bridge", "routing"), help="bridge or routing; routing"),
+    Option(name="etcd", flags=("--etcd-endpoints", "--etcd"), env="ETCD_ENDPOINTS", default=(), read=url_list,
+           help="comma list of etcd URLs; without it the embedded store is used"),
+    Option(name="consul", flags=("--consul-endpoints", "--consul"), env="CONSUL_ENDPOINTS", default=(), read=url_list,
+           help="comma list of Consul URLs (not available yet)"),
+    Option(name="cluster_store", flags=("--cluster-store",), env="CLUSTER_STORE", help="deprecated: etcd://host:port"),
+    Option(name="etcd_user", flags=("--etcd-user",), env="ETCD_USER", help="etcd user name"),
+    Option(name="etcd_password_file", flags=("--etcd-password-file",), env="ETCD_PASSWORD_FILE", default=None,
+           read=readable_file, help="file with the etcd user's password"),
+    Option(name="etcd_ca", flags=("--etcd-ca",), env="ETCD_CA", default=None, read=readable_file,
+           help="CA that signed etcd's certificates"),
+    Option(name="etcd_cert", flags=("--etcd-cert",), env="ETCD_CERT", default=None, read=readable_file,
+           help="our client certificate for etcd"),
+    Option(name="etcd_key", flags=("--etcd-key",), env="ETCD_KEY", default=None, read=readable_file,
+           help="key of --etcd-cert"),
+    Option(name="log_level", flags=("--log-level",), env="LOG_LEVEL", default="INFO", read=one_of(*LEVELS),
+           help="DEBUG, INFO, WARN or ERROR"),
+    Option(name="json_log", flags=("--use-json-log", "--json-log"), env="USE_JSON_LOG", default=False, read=None,
+           help="log lines as JSON"),
+    Option(name="use_syslog", flags=("--use-syslog", "--syslog"), env="USE_SYSLOG", default=False, read=None,
+           help="log to syslog"),
+    Option(name="syslog", flags=("--syslog-url",), env="SYSLOG_URL", default=("udp", "127.0.0.1", 514),
+           read=read_syslog_url, help="udp://127.0.0.1:514"),
+)  # fmt: skip
+"""What netmaster and the agent have in common."""
+
+
+def store_settings(given: Mapping[str, Any], faults: list[str], *, embedded: Path) -> StoreSettings:
+    """Which store: etcd where endpoints are named, else the embedded one. What is wrong is added to `faults`."""
+    etcd, consul = given["etcd"], given["consul"]
+    if given["cluster_store"]:
+        parts = urlsplit(given["cluster_store"])
+        if parts.scheme not in {"etcd", "consul"} or not parts.netloc:
+            faults.append("--cluster-store: write etcd://host:port, or better use --etcd-endpoints")
+        else:
+            urls = tuple(f"http://{host}" for host in comma_list(parts.netloc))
+            etcd, consul = (urls, consul) if parts.scheme == "etcd" else (etcd, urls)
+    if etcd and consul:
+        faults.append("--etcd-endpoints and --consul-endpoints exclude each other: give one")
+    elif consul:
+        faults.append("--consul-endpoints: not available yet; use --etcd-endpoints or the embedded store")
+    if bool(given["etcd_cert"]) != bool(given["etcd_key"]):
+        faults.append("--etcd-cert and --etcd-key go together")
+    if bool(given["etcd_user"]) != bool(given["etcd_password_file"]):
+        faults.append("--etcd-user and --etcd-password-file go together")
+    if not etcd:
+        return SqliteStoreSettings(path=str(embedded))
+    return EtcdStoreSettings(
+        endpoints=etcd,
+        user=given["etcd_user"],
+        password=given["etcd_password_file"].read_text().strip() if given["etcd_password_file"] else "",
+        **{name: str(given[f"etcd_{name}"] or "") for name in ("ca", "cert", "key")},
+    )

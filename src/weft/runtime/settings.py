@@ -1,0 +1,139 @@
+"""Settings of a program from flags and environment variables, as one frozen value; every fault is told at once.
+
+A flag wins over its variable, a variable over the default. A bad setting ends the program with code 22 (facts 1.2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+EXIT_BAD_SETTING = 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One setting: its spellings as a flag, its variable without the program's lead, and how its text is read.
+
+    `read` raises ValueError with a sentence that says what would be right. Without `read` it is a switch.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    env: str = ""
+    default: Any = ""
+    read: Callable[[str], Any] | None = str
+    help: str = ""
+    hidden: bool = False
+
+
+class BadSettings(Exception):
+    """All faults found in one set of flags and variables."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = tuple(faults)
+
+
+def read_settings(
+    program: str, options: Sequence[Option], *, argv: Sequence[str], environ: Mapping[str, str], version: str
+) -> dict[str, Any]:
+    """The settings by name. Variables are `CONTIV_<PROGRAM>_<env>`; `--help` and `--version` end the program."""
+    parser = _Parser(prog=program, allow_abbrev=False)
+    parser.add_argument("--version", "-v", action="version", version=version)
+    for option in options:
+        text = argparse.SUPPRESS if option.hidden else option.help
+        if option.read is None:
+            parser.add_argument(*option.flags, dest=option.name, action="store_const", const="true", help=text)
+        else:
+            parser.add_argument(*option.flags, dest=option.name, metavar="VALUE", help=text)
+    given = parser.parse_args(list(argv))
+    faults: list[str] = []
+    settings: dict[str, Any] = {}
+    for option in options:
+        variable = f"CONTIV_{program.upper()}_{option.env}" if option.env else ""
+        text = getattr(given, option.name)
+        source = option.flags[0]
+        if text is None and variable in environ:
+            text, source = environ[variable], variable
+        try:
+            settings[option.name] = option.default if text is None else (option.read or _read_switch)(text)
+        except ValueError as error:
+            faults.append(f"{source}: {error}")
+    if faults:
+        raise BadSettings(faults)
+    return settings
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadSettings([message])
+
+
+def refuse(program: str, error: BadSettings) -> NoReturn:
+    """Tell the faults and end with the code for a bad setting."""
+    for fault in error.faults:
+        sys.stderr.write(f"{program}: {fault}\n")
+    sys.stderr.write(f"{program}: see {program} --help\n")
+    raise SystemExit(EXIT_BAD_SETTING)
+
+
+def _read_switch(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in {"1", "true", "yes", "on"}:
+        return True
+    if lowered in {"", "0", "false", "no", "off"}:
+        return False
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """A reader that takes one of the words."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"{text!r} is none of {', '.join(words)}")
+        return text
+
+    return read
+
+
+def comma_list(text: str) -> tuple[str, ...]:
+    """A reader of `a,b,c`; empty items are refused."""
+    items = tuple(item.strip() for item in text.split(",")) if text else ()
+    if not all(items):
+        raise ValueError(f"{text!r} has an empty item")
+    return items
+
+
+def url_list(text: str) -> tuple[str, ...]:
+    """A reader of a comma list of http or https URLs."""
+    items = comma_list(text)
+    for item in items:
+        scheme, separator, rest = item.partition("://")
+        if scheme not in {"http", "https"} or not separator or not rest:
+            raise ValueError(f"{item!r} is not a URL such as http://127.0.0.1:2379")
+    return items
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """A reader of `host:port` or `[v6]:port`, port 1 to 65535."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise ValueError(f"{text!r} is not host:port with a port of 1 to 65535")
+    return host, int(port)
+
+
+def seconds(text: str) -> float:
+    """A reader of a positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise ValueError(f"{text!r} is not a positive number of seconds")
+    return value
