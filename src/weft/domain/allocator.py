@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 _CHUNK = 1024
 _FULL = (1 << _CHUNK) - 1
@@ -47,16 +47,13 @@ class NumberSet:
             else:
                 del self._chunks[chunk]
 
+    def chunk(self, index: int) -> int:
+        """The bits of the numbers from `index * 1024` on."""
+        return self._chunks.get(index, 0)
+
     def next_free(self, first: int, last: int) -> int | None:
         """The lowest number of `first..last` that is not in the set."""
-        while first <= last:
-            chunk, bit = divmod(first, _CHUNK)
-            free = ~(self._chunks.get(chunk, 0) >> bit) & (_FULL >> bit)
-            if free:
-                found = first + (free & -free).bit_length() - 1
-                return found if found <= last else None
-            first = (chunk + 1) * _CHUNK
-        return None
+        return next_free((self,), first, last)
 
     def next_taken(self, first: int, last: int) -> int | None:
         """The lowest number of `first..last` that is in the set."""
@@ -101,20 +98,34 @@ class NumberSet:
             first = last + 1 if end is None else end
 
 
+EMPTY = NumberSet()
+
+
 def choose(
-    taken: NumberSet, spans: Iterable[tuple[int, int]], *, held: Container[int] = (), resting: Container[int] = ()
+    taken: NumberSet, spans: Collection[tuple[int, int]], *, held: NumberSet = EMPTY, resting: NumberSet = EMPTY
 ) -> int | None:
     """The lowest number of the spans that is neither taken nor held; a resting one only when nothing else is free."""
-    fallback: int | None = None
-    for first, last in spans:
-        number = taken.next_free(first, last)
-        while number is not None and (number in held or number in resting):
-            if fallback is None and number not in held:
-                fallback = number
-            number = taken.next_free(number + 1, last)
-        if number is not None:
-            return number
-    return fallback
+    for sets in ((taken, held, resting), (taken, held)):
+        for first, last in spans:
+            number = next_free(sets, first, last)
+            if number is not None:
+                return number
+    return None
+
+
+def next_free(sets: Collection[NumberSet], first: int, last: int) -> int | None:
+    """The lowest number of `first..last` that is in none of the sets."""
+    while first <= last:
+        chunk, bit = divmod(first, _CHUNK)
+        taken = 0
+        for numbers in sets:
+            taken |= numbers.chunk(chunk)
+        free = ~(taken >> bit) & (_FULL >> bit)
+        if free:
+            found = first + (free & -free).bit_length() - 1
+            return found if found <= last else None
+        first = (chunk + 1) * _CHUNK
+    return None
 
 
 def subtract(span: tuple[int, int], holes: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 
 from weft.domain import codec, kinds, model
-from weft.domain.addresses import Address, address_from_hex
+from weft.domain.addresses import Address, Range, address_from_hex, parse_range
 from weft.domain.allocator import NumberSet
 from weft.domain.commits import Change, Listing
 from weft.domain.errors import WeftError
@@ -55,6 +55,7 @@ class Cluster:
         """Forget all."""
         self.tables: dict[str, dict[tuple[str, ...], Stored[model.Value]]] = {kind.prefix: {} for kind in kinds.ALL}
         self.by_network: dict[NetworkKey, dict[str, Stored[model.Endpoint]]] = {}
+        self.pools: dict[NetworkKey, dict[str, Range]] = {}
         self.numbers: dict[str, NumberPool] = {}
         self.addresses: dict[tuple[NetworkKey, int], NumberPool] = {}
         self.blocks: dict[NetworkKey, dict[Address, Stored[model.Block]]] = {}
@@ -92,7 +93,9 @@ class Cluster:
         if kind := kinds.BY_PREFIX.get(folder):
             decoded = codec.decode(kind.type, value)
             self.tables[folder][tuple(parts)] = Stored(decoded, revision)
-            if isinstance(decoded, model.Endpoint):
+            if isinstance(decoded, model.Group):
+                self._put_pool(decoded)
+            elif isinstance(decoded, model.Endpoint):
                 self.by_network.setdefault(decoded.network_key, {})[decoded.endpoint_id] = Stored(decoded, revision)
         elif folder == kinds.CLAIMS:
             self._pool_of(parts).put(_number_of(parts), Stored(codec.decode(model.Claim, value), revision))
@@ -115,7 +118,9 @@ class Cluster:
     def _drop(self, key: StoreKey) -> None:
         folder, *parts = key.split("/")
         if folder in kinds.BY_PREFIX:
-            self.tables[folder].pop(tuple(parts), None)
+            gone = self.tables[folder].pop(tuple(parts), None)
+            if gone and isinstance(gone.value, model.Group):
+                self.pools.get(NetworkKey(gone.value.tenant, gone.value.network), {}).pop(gone.value.name, None)
             if folder == kinds.ENDPOINT.prefix:
                 self._drop_endpoint(*parts)
         elif folder == kinds.CLAIMS:
@@ -129,6 +134,11 @@ class Cluster:
             self.leader = None
         elif key == kinds.RESTORE_KEY:
             self.restoring = False
+
+    def _put_pool(self, group: model.Group) -> None:
+        if group.ip_pool:
+            pools = self.pools.setdefault(NetworkKey(group.tenant, group.network), {})
+            pools[group.name] = parse_range(group.ip_pool, field="ipPool", family=4)
 
     def _drop_endpoint(self, tenant: str, network: str, endpoint: str) -> None:
         members = self.by_network.get(_network_key(tenant, network), {})

@@ -9,6 +9,7 @@ its block shared, a node takes only blocks that nobody has. Nodes take from the 
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator
+from functools import lru_cache
 
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import (
@@ -22,7 +23,7 @@ from weft.domain.addresses import (
     parse_subnet_v4,
     parse_subnet_v6,
 )
-from weft.domain.allocator import choose, subtract
+from weft.domain.allocator import EMPTY, NumberSet, choose, subtract
 from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER, Delete, Put, Write
 from weft.domain.errors import Conflict, Exhausted, Invalid
@@ -40,8 +41,12 @@ Span = tuple[int, int]
 def subnet_of(network: model.Network, family: int) -> Subnet | None:
     """The network's subnet of a family; None when it has none."""
     if family == 4:
-        return parse_subnet_v4(network.subnet)
-    return parse_subnet_v6(network.ipv6_subnet) if network.ipv6_subnet else None
+        return _subnet_v4(network.subnet)
+    return _subnet_v6(network.ipv6_subnet) if network.ipv6_subnet else None
+
+
+_subnet_v4 = lru_cache(maxsize=4096)(parse_subnet_v4)
+_subnet_v6 = lru_cache(maxsize=4096)(parse_subnet_v6)
 
 
 def gateway_of(network: model.Network, family: int) -> Address | None:
@@ -61,9 +66,7 @@ def has_blocks(network: model.Network, family: int) -> bool:
     return subnet is not None and subnet.usable.size >= EXCLUSIVE_FROM
 
 
-def spans_for(
-    network: model.Network, groups: Collection[model.Group], group: model.Group | None, family: int
-) -> list[Span]:
+def spans_for(cluster: Cluster, network: model.Network, group: model.Group | None, family: int) -> list[Span]:
     """What endpoints of the group (or of none) may get: the usable part, less the gateway and other groups' pools."""
     subnet = subnet_of(network, family)
     if subnet is None:
@@ -73,8 +76,7 @@ def spans_for(
     gateway = gateway_of(network, family)
     holes = [(gateway.number, gateway.number)] if gateway else []
     if family == 4 and own is None:
-        pools = (pool_of(other) for other in groups if other.network == network.name)
-        holes += [(pool.first, pool.last) for pool in pools if pool]
+        holes += [(pool.first, pool.last) for pool in cluster.pools.get(network.key, {}).values()]
     return list(subtract((usable.first, usable.last), holes))
 
 
@@ -105,11 +107,11 @@ def choose_address(
     group: model.Group | None,
     *,
     family: int,
-    held: Container[int] = (),
-    resting: Container[int] = (),
+    held: NumberSet = EMPTY,
+    resting: NumberSet = EMPTY,
 ) -> Address:
     """The lowest address free for a shared claim, or `Exhausted`. `held` are being claimed at this moment."""
-    spans = spans_for(network, list(cluster.all(kinds.GROUP, network.tenant)), group, family)
+    spans = spans_for(cluster, network, group, family)
     owned = list(_nodes_blocks(cluster, network, family)) if has_blocks(network, family) else []
     if owned:
         spans = [part for span in spans for part in subtract(span, owned)]
@@ -139,8 +141,8 @@ def claim(
 
 def check_claimable(reading: Reading, network: model.Network, group: model.Group | None, address: Address) -> None:
     """`Invalid` unless an endpoint of the group (or of none) may have the address. Compares the groups' pools."""
-    groups = list(reading.all(kinds.GROUP, network.tenant))
-    spans = spans_for(network, groups, group, address.family)
+    reading.quiet(kinds.GROUP.store_prefix(network.tenant))
+    spans = spans_for(reading.cluster, network, group, address.family)
     if not any(first <= address.number <= last for first, last in spans):
         where = f"pool {group.ip_pool} of group {group.name}" if group and group.ip_pool else f"network {network.name}"
         raise Invalid(f"address {address} is not one that {where} can give out", field="IPAddress")
@@ -167,8 +169,8 @@ def take_block(reading: Reading, network: model.Network, node: NodeName, *, fami
     """A block for a node, from the top of the pool, or `Exhausted`."""
     subnet = subnet_of(network, family)
     assert subnet is not None
-    groups = list(reading.all(kinds.GROUP, network.tenant))
-    spans = spans_for(network, groups, None, family)
+    reading.quiet(kinds.GROUP.store_prefix(network.tenant))
+    spans = spans_for(reading.cluster, network, None, family)
     known = reading.cluster.blocks.get(network.key, {})
     usable = subnet.usable
     number = usable.last - (usable.last - subnet.base) % BLOCK_SIZE

@@ -79,10 +79,9 @@ def _tenant(cluster: Cluster, tenant: model.Tenant) -> Oper:
 def _network(cluster: Cluster, network: model.Network) -> Oper:
     endpoints = list(cluster.endpoints(network.key))
     taken = cluster.address_pool(network.key, 4).taken
-    groups = list(cluster.all(kinds.GROUP, network.tenant))
     blocks = cluster.blocks.get(network.key, {})
     owned = [(block.number, block.number + ipam.BLOCK_SIZE - 1) for block, one in blocks.items() if one.value.owner]
-    spans = [part for span in ipam.spans_for(network, groups, None, 4) for part in subtract(span, owned)]
+    spans = [part for span in ipam.spans_for(cluster, network, None, 4) for part in subtract(span, owned)]
     subnet = ipam.subnet_of(network, 4)
     assert subnet is not None
     return {
@@ -111,7 +110,7 @@ def _group(cluster: Cluster, group: model.Group) -> Oper:
         view |= {"pktTag": network.tags.vlan, "externalPktTag": network.tags.vni}
     if network and group.ip_pool:
         taken = cluster.address_pool(network.key, 4).taken
-        spans = ipam.spans_for(network, (), group, 4)
+        spans = ipam.spans_for(cluster, network, group, 4)
         view["allocatedIPAddresses"] = _runs(run for span in spans for run in taken.runs(*span, taken=True))
         view["availableIPAddresses"] = _runs(run for span in spans for run in taken.runs(*span, taken=False))
     return view

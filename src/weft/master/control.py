@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from weft.domain import changes, kinds, model
 from weft.domain.addresses import Address, address_from_hex
+from weft.domain.allocator import NumberSet
 from weft.domain.changes import endpoints
 from weft.domain.cluster import Cluster, Stored
 from weft.domain.commits import NEVER, Compare, Delete, DeleteAll, Event, Put, Write
@@ -64,7 +65,7 @@ class ControlPlane:
         self.cluster = cluster
         self.mirror = mirror
         self._fence = fence
-        self._held: defaultdict[tuple[NetworkKey, int], set[int]] = defaultdict(set)
+        self._held: defaultdict[tuple[NetworkKey, int], NumberSet] = defaultdict(NumberSet)
         self._resting = Resting()
 
     async def put(self, kind: Kind[T], value: T, condition: Condition) -> Stored[T]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 from weft.domain.addresses import Address
+from weft.domain.allocator import NumberSet
 from weft.domain.ids import NetworkKey
 
 REST_S = 60.0
@@ -19,18 +20,21 @@ class Resting:
     def __init__(self, *, rest: float = REST_S) -> None:
         self._rest = rest
         self._order: deque[tuple[float, Pool, int]] = deque()
-        self._until: defaultdict[Pool, dict[int, float]] = defaultdict(dict)
+        self._last: dict[tuple[Pool, int], float] = {}
+        self._numbers: defaultdict[Pool, NumberSet] = defaultdict(NumberSet)
 
     def rest(self, network: NetworkKey, address: Address, *, now: float) -> None:
         """The address was released at `now`."""
-        pool = (network, address.family)
-        self._until[pool][address.number] = now + self._rest
-        self._order.append((now + self._rest, pool, address.number))
+        pool, until = (network, address.family), now + self._rest
+        self._numbers[pool].add(address.number)
+        self._last[pool, address.number] = until
+        self._order.append((until, pool, address.number))
 
-    def at(self, now: float) -> Mapping[Pool, Container[int]]:
+    def at(self, now: float) -> Mapping[Pool, NumberSet]:
         """The addresses that rest at `now`."""
         while self._order and self._order[0][0] <= now:
             until, pool, number = self._order.popleft()
-            if self._until[pool].get(number) == until:
-                del self._until[pool][number]
-        return self._until
+            if self._last.get((pool, number)) == until:  # not released once more since
+                del self._last[pool, number]
+                self._numbers[pool].discard(number)
+        return self._numbers

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from weft.domain import ipam, kinds, model
 from weft.domain.addresses import Address, mac_of, parse_address
+from weft.domain.allocator import EMPTY, NumberSet
 from weft.domain.commits import Delete, Write
 from weft.domain.errors import Conflict, Invalid, NotFound
 from weft.domain.ids import EndpointKey, NetworkKey
@@ -20,8 +21,8 @@ from weft.domain.validation import check
 class Busy:
     """What the deciding process knows beyond the store: addresses being claimed right now, and those that rest."""
 
-    held: Mapping[tuple[NetworkKey, int], Container[int]] = field(default_factory=dict)
-    resting: Mapping[tuple[NetworkKey, int], Container[int]] = field(default_factory=dict)
+    held: Mapping[tuple[NetworkKey, int], NumberSet] = field(default_factory=dict)
+    resting: Mapping[tuple[NetworkKey, int], NumberSet] = field(default_factory=dict)
 
 
 def plan_create(reading: Reading, wanted: model.Endpoint, *, busy: Busy) -> tuple[model.Endpoint, Plan]:
@@ -65,8 +66,8 @@ def _choose(reading: Reading, network: model.Network, group: model.Group | None,
         network,
         group,
         family=family,
-        held=busy.held.get((network.key, family), ()),
-        resting=busy.resting.get((network.key, family), ()),
+        held=busy.held.get((network.key, family), EMPTY),
+        resting=busy.resting.get((network.key, family), EMPTY),
     )
 
 

@@ -29,20 +29,22 @@ class ServiceCell(NamedTuple):
 
 def service_cells(rules: Iterable[FlowRule], *, ports: Iterable[PodPort], version: int) -> list[ServiceCell]:
     """Every service there is, cut where a rule begins or ends and where a port has a name."""
+    own, foreign = (ICMP, ICMPV6) if version == 4 else (ICMPV6, ICMP)
     cuts = {protocol: {1, MAX_PORT + 1} for protocol in PORTED}
-    portless = {ICMP if version == 4 else ICMPV6}
+    portless = {own}
     for service in (service for rule in rules for service in rule.services or ()):
         for protocol in service.protocols:
             if protocol in cuts:
                 cuts[protocol] |= {max(service.first, 1), service.last + 1}
-            else:
+            elif protocol != foreign:
                 portless.add(protocol)
     for port in ports:
         if port.protocol in cuts:
             cuts[port.protocol] |= {port.port, port.port + 1}
-    other = next(number for number in range(255, -1, -1) if number not in cuts and number not in portless)
+    other = next(number for number in range(255, -1, -1) if number not in {*cuts, *portless, foreign})
     return [
-        *(ServiceCell(protocol_name(protocol), protocol, 0, 0) for protocol in sorted(portless)),
+        ServiceCell("icmp", own, 0, 0),
+        *(ServiceCell(protocol_name(protocol), protocol, 0, 0) for protocol in sorted(portless - {own})),
         *(
             ServiceCell(protocol_name(protocol), protocol, first, after - 1)
             for protocol, edges in cuts.items()

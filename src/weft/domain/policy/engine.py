@@ -249,4 +249,3 @@ class Engine:
                 tuple(rule for rule in rules if rule.direction is Direction.EGRESS),
             )
         return ordered
-

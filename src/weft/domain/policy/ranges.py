@@ -34,12 +34,17 @@ class AddressRange(NamedTuple):
     first: int
     last: int
 
+    @property
+    def start(self) -> Address:
+        """The first address."""
+        return _address(self.version, self.first)
+
     def __str__(self) -> str:
-        first, last = _address(self.version, self.first), _address(self.version, self.last)
-        if first == last:
-            return str(first)
-        networks = list(summarize_address_range(first, last))
-        return str(networks[0]) if len(networks) == 1 else f"{first}-{last}"
+        if self.first == self.last:
+            return str(self.start)
+        end = _address(self.version, self.last)
+        networks = list(summarize_address_range(self.start, end))
+        return str(networks[0]) if len(networks) == 1 else f"{self.start}-{end}"
 
 
 class AddressSet(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
