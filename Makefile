@@ -1,0 +1,57 @@
+# Weft's commands. Each installs what it needs: system packages by apt (as root), Python packages into .venv.
+#
+#   make lab     show it working on this machine        make test    all tests
+#   make check   the fast half of the tests (no root)   make e2e     slower tests, as a user installs and runs it
+#   make bench   every figure, with its peer            make soak    the long runs
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+
+.PHONY: lab check test e2e soak bench docs format clean
+
+lab: $(READY)
+	$(BIN)/weft lab
+
+check: $(READY)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) -m "not soak" tests/unit
+
+test: check
+	scripts/install-system-packages etcd
+	$(PYTEST) -m "not soak" tests/contracts tests/system
+
+e2e: $(READY)
+	scripts/install-system-packages etcd
+	$(BIN)/python -m pytest -m "not soak" tests/e2e
+
+soak: $(READY)
+	scripts/install-system-packages etcd
+	$(BIN)/python -m pytest -m soak --timeout 3600 tests
+
+bench: $(READY)
+	scripts/install-system-packages etcd
+	$(BIN)/python -m bench $(BENCH)
+
+docs: $(READY)
+	$(BIN)/python -m scripts.reference
+
+format: $(READY)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# The versions in constraints.txt are the ones everything was tested with.
+$(READY): pyproject.toml constraints.txt
+	scripts/install-system-packages python
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
