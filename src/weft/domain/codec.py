@@ -50,7 +50,7 @@ def _plain_decoder(kind: type[S]) -> msgspec.json.Decoder[S]:
 
 
 def encode(value: Value) -> bytes:
-    """The stored form. Equal values give equal bytes."""
+    """The stored form."""
     return _head + _encoder.encode(value) + b"}"
 
 

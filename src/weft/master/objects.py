@@ -95,17 +95,15 @@ class Objects:
             return await self._watch(kind, request, query)
         links = Links(self._cluster)
         page: list[dict[str, Any]] = []
-        after = ""
+        after = tuple(query.after.split(":")) if query.after else ()
         headers: dict[str, str] = {"X-Revision": str(self._control.mirror.revision)}
         for parts, stored in sorted(self._cluster.tables[kind.prefix].items()):
-            key = ":".join(parts)
-            if key <= query.after or not query.selects(stored.value):
+            if parts <= after or not query.selects(stored.value):
                 continue
             if len(page) == query.limit:
-                headers["X-Continue"] = after
+                headers["X-Continue"] = page[-1]["key"]
                 break
             page.append(shown(kind, stored.value, links))
-            after = key
         return json_response(page, headers=headers)
 
     async def read(self, kind: Kind[Any], request: web.Request) -> web.Response:

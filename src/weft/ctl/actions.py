@@ -1,0 +1,182 @@
+"""What the commands do: each action takes a parsed call and yields the text to print.
+
+Actions that differ only in the kind of object are made from the kind (`lists(NETWORK)`), so the table of commands
+names what happens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from weft import __version__
+from weft.ctl import render
+from weft.ctl.client import Client, Row, decode_json, decode_row
+from weft.ctl.failures import Usage
+from weft.ctl.files import read_document, write_document
+from weft.ctl.kinds import API, GLOBAL, INCOMING, OUTGOING, POLICY, RULE, TENANT, Kind
+
+_ADDED_BY_SERVER = frozenset({"key", "links", "link-sets"})
+_NOT_FOR = {
+    "in": {"toEndpointGroup": "--to-group", "toNetwork": "--to-network"},
+    "out": {
+        "fromEndpointGroup": "--from-group",
+        "fromNetwork": "--from-network",
+        "fromIpAddress": "--from-ip-address",
+    },
+}
+
+
+class Call(NamedTuple):
+    """A command line that was understood: JSON members by name, and the switches that were set."""
+
+    given: Mapping[str, object]
+    switches: frozenset[str]
+    client: Client
+
+
+Action = Callable[[Call], Iterator[str]]
+
+
+def saves(kind: Kind) -> Action:
+    """Create the object, or change it where it exists already, as Contiv does; print its key."""
+
+    def save(call: Call) -> Iterator[str]:
+        key = kind.spell_key(call.given)
+        call.client.request("POST", kind.path(key), body=_encode(call.given))
+        yield f"{key}\n"
+
+    return save
+
+
+def removes(kind: Kind) -> Action:
+    """Delete the object; print its key."""
+
+    def remove(call: Call) -> Iterator[str]:
+        key = kind.spell_key(call.given)
+        call.client.request("DELETE", kind.path(key))
+        yield f"{key}\n"
+
+    return remove
+
+
+def inspects(kind: Kind) -> Action:
+    """Print the object's configuration and its state."""
+
+    def inspect(call: Call) -> Iterator[str]:
+        reply = call.client.request("GET", kind.inspect_path(kind.spell_key(call.given)))
+        yield render.json_document(decode_json(reply))
+
+    return inspect
+
+
+def lists(kind: Kind) -> Action:
+    """Print all objects of a tenant, or of all tenants; an unknown tenant is an error."""
+
+    def list_(call: Call) -> Iterator[str]:
+        tenant = "" if "all" in call.switches else str(call.given.get("tenantName", ""))
+        rows = list(call.client.rows(kind.path(), query={"tenantName": tenant} if tenant else {}))
+        if tenant and not rows:
+            call.client.request("GET", TENANT.path(tenant))
+        if "quiet" in call.switches:
+            yield render.names(kind.name, rows)
+        elif "json" in call.switches:
+            yield render.json_array(rows)
+        else:
+            yield render.table(kind.columns, rows)
+
+    return list_
+
+
+def add_rule(call: Call) -> Iterator[str]:
+    """Add a rule; members that the direction leaves without a meaning are refused before anything is sent."""
+    direction = str(call.given["direction"])
+    for member, flag in _NOT_FOR.get(direction, {}).items():
+        if call.given.get(member):
+            raise Usage(f"{flag} has no meaning in a rule with direction {direction}: leave it out")
+    yield from saves(RULE)(call)
+
+
+def list_rules(call: Call) -> Iterator[str]:
+    """Print the rules of a policy in two tables, the lowest priority first; an unknown policy is an error."""
+    query = {"tenantName": str(call.given["tenantName"]), "policyName": str(call.given["policyName"])}
+    rules = sorted(call.client.rows(RULE.path(), query=query), key=_priority)
+    if not rules:
+        call.client.request("GET", POLICY.path(POLICY.spell_key(call.given)))
+    if "quiet" in call.switches:
+        yield render.names(RULE.name, rules)
+    elif "json" in call.switches:
+        yield render.json_array(rules)
+    else:
+        yield "Incoming Rules:\n" + render.table(INCOMING, (rule for rule in rules if rule.get("direction") == "in"))
+        yield "Outgoing Rules:\n" + render.table(OUTGOING, (rule for rule in rules if rule.get("direction") == "out"))
+
+
+def show_global(call: Call) -> Iterator[str]:
+    """Print the settings of the cluster."""
+    settings = decode_row(call.client.request("GET", GLOBAL.path("global")))
+    yield render.json_document(settings) if "json" in call.switches else render.card(GLOBAL.columns, settings)
+
+
+def inspect_global(call: Call) -> Iterator[str]:
+    """Print the settings of the cluster and what is in use."""
+    yield render.json_document(decode_json(call.client.request("GET", GLOBAL.inspect_path("global"))))
+
+
+def set_global(call: Call) -> Iterator[str]:
+    """Change the settings that were given and no others (W25), if nobody else changed them meanwhile."""
+    if not call.given:
+        raise Usage("nothing to set: give at least one option; see netctl global set --help")
+    reply = call.client.request("GET", GLOBAL.path("global"))
+    kept = {member: value for member, value in decode_row(reply).items() if member not in _ADDED_BY_SERVER}
+    call.client.request(
+        "PUT",
+        GLOBAL.path("global"),
+        body=_encode({**kept, **call.given}),
+        if_match=reply.headers.get("etag", ""),
+    )
+    yield "global\n"
+
+
+def show_version(call: Call) -> Iterator[str]:
+    """Print the versions of netctl and of the netmaster; the first also when there is no netmaster."""
+    yield f"Client version: {__version__}\n"
+    server = decode_row(call.client.request("GET", "/version"))
+    yield f"Server version: {server.get('Version', '')}\n"
+    yield f"Server commit:  {server.get('GitCommit', '')}\n"
+    yield f"Server built:   {server.get('BuildTime', '')}\n"
+
+
+def backup(call: Call) -> Iterator[str]:
+    """Write the whole state to a file, whole or not at all, or to the standard output."""
+    document = call.client.request("GET", f"{API}/backup").body
+    if path := str(call.given.get("file", "")):
+        write_document(path, document)
+        yield f"{path}\n"
+    else:
+        yield document.decode(errors="surrogateescape")
+
+
+def restore(call: Call) -> Iterator[str]:
+    """Put a backup in place of the netmaster's state."""
+    document = read_document(str(call.given["file"]))
+    query = {"force": "1"} if "force" in call.switches else {}
+    restored = decode_row(call.client.request("POST", f"{API}/restore", query=query, body=document))
+    yield f"restored {restored.get('restored', 0)} objects\n"
+
+
+def print_completion(call: Call) -> Iterator[str]:
+    """Print a script that teaches a shell to complete netctl's words."""
+    from weft.ctl.completion import completion_script  # noqa: PLC0415 - made from the table that names this action
+
+    yield completion_script(str(call.given["shell"]))
+
+
+def _encode(members: Mapping[str, object]) -> bytes:
+    return json.dumps(members, separators=(",", ":")).encode()
+
+
+def _priority(rule: Row) -> int:
+    priority = rule.get("priority")
+    return priority if isinstance(priority, int) else 0

@@ -1,0 +1,320 @@
+"""Every command of netctl, as one table: words, arguments, flags, and what each does (facts 3).
+
+Parser, help, completion and reference are made from it. ACI and `login` are left out on purpose.
+"""
+
+from __future__ import annotations
+
+from weft.ctl import actions, kinds
+from weft.ctl.actions import inspects, lists, removes, saves
+from weft.ctl.grammar import Argument, Command, Flag, Noun
+from weft.ctl.kinds import Kind
+
+_TENANT = Flag(("--tenant", "-t"), "the tenant", member="tenantName", default="default")
+_ALL = Flag(("--all", "-a"), "of all tenants", form="switch")
+_JSON = Flag(("--json", "-j"), "print JSON instead of a table", form="switch")
+_QUIET = Flag(("--quiet", "-q"), "print names only", form="switch")
+
+_POLICY = Argument("policyName", "POLICY", "name of the policy")
+_RULE = Argument("ruleId", "RULE", "id of the rule, unique in its policy")
+
+_NAMES = {
+    kinds.TENANT: Argument("tenantName", "TENANT", "name of the tenant"),
+    kinds.NETWORK: Argument("networkName", "NETWORK", "name of the network"),
+    kinds.GROUP: Argument("groupName", "GROUP", "name of the group"),
+    kinds.POLICY: _POLICY,
+    kinds.PROFILE: Argument("profileName", "NAME", "name of the netprofile"),
+    kinds.SERVICE: Argument("serviceName", "NAME", "name of the service"),
+    kinds.BGP: Argument("hostname", "HOST", "name of the node whose session it is"),
+    kinds.ENDPOINT: Argument("endpointID", "ID", "any part of an endpoint id, container id or container name"),
+}
+
+
+def _create(kind: Kind, text: str, *, before: tuple[Argument, ...] = (), flags: tuple[Flag, ...] = ()) -> Command:
+    arguments = (*before, _NAMES[kind])
+    return Command(("create",), text, saves(kind), arguments, (_TENANT, *flags) if kind.of_tenant else flags)
+
+
+def _remove(kind: Kind, text: str) -> Command:
+    return Command(("rm", "delete"), text, removes(kind), (_NAMES[kind],), (_TENANT,) if kind.of_tenant else ())
+
+
+def _inspect(kind: Kind, text: str) -> Command:
+    return Command(("inspect",), text, inspects(kind), (_NAMES[kind],), (_TENANT,) if kind.of_tenant else ())
+
+
+def _list(kind: Kind, text: str, *, in_tenants: bool = True) -> Command:
+    scope = (_TENANT, _ALL) if in_tenants else ()
+    return Command(("ls", "list"), text, lists(kind), (), (*scope, _JSON, _QUIET))
+
+
+NOUNS = (
+    Noun(
+        ("group",),
+        "endpoints of a network that share policies",
+        (
+            _create(
+                kinds.GROUP,
+                "Create a group of endpoints on a network",
+                before=(_NAMES[kinds.NETWORK],),
+                flags=(
+                    Flag(("--policy", "-p"), "attach a policy (may be repeated)", "policies", "list"),
+                    Flag(("--networkprofile", "-n"), "attach a netprofile", "netProfile", placeholder="NAME"),
+                    Flag(
+                        ("--ip-pool", "-r"),
+                        "addresses of the network kept for this group",
+                        "ipPool",
+                        placeholder="FIRST-LAST",
+                    ),
+                    Flag(("--epg-tag", "--tag"), "tag by which other systems know it", "cfgdTag", placeholder="TAG"),
+                ),
+            ),
+            _inspect(kinds.GROUP, "Show a group with its endpoints"),
+            _remove(kinds.GROUP, "Delete a group"),
+            _list(kinds.GROUP, "List groups"),
+        ),
+    ),
+    Noun(
+        ("endpoint", "ep"),
+        "attachments of workloads to networks",
+        (
+            _inspect(kinds.ENDPOINT, "Show an endpoint"),
+            _list(kinds.ENDPOINT, "List endpoints"),
+        ),
+    ),
+    Noun(
+        ("netprofile",),
+        "bandwidth and DSCP of the endpoints of groups",
+        (
+            _create(
+                kinds.PROFILE,
+                "Create a netprofile, or change it",
+                flags=(
+                    Flag(
+                        ("--bandwidth", "-b"), "limit of each endpoint, such as 10Mbps", "bandwidth", placeholder="RATE"
+                    ),
+                    Flag(("--dscp", "-d"), "DSCP of sent packets, 0 to 63", "DSCP", "number"),
+                    Flag(("--burst", "-s"), "burst in kilobytes", "burst", "number", placeholder="KILOBYTES"),
+                ),
+            ),
+            _remove(kinds.PROFILE, "Delete a netprofile"),
+            _list(kinds.PROFILE, "List netprofiles"),
+            _inspect(kinds.PROFILE, "Show a netprofile"),
+        ),
+    ),
+    Noun(
+        ("network", "net"),
+        "subnets of a tenant",
+        (
+            _create(
+                kinds.NETWORK,
+                "Create a network",
+                flags=(
+                    Flag(("--nw-type", "-n"), "type", "nwType", default="data", values=("data", "infra")),
+                    Flag(("--encap", "-e"), "encapsulation", "encap", default="vxlan", values=("vlan", "vxlan")),
+                    Flag(
+                        ("--pkt-tag", "-p"),
+                        "VLAN tag or VXLAN id on the wire; chosen by the netmaster unless given",
+                        "pktTag",
+                        "number",
+                        placeholder="TAG",
+                    ),
+                    Flag(
+                        ("--subnet", "-s"),
+                        "IPv4 subnet, or the part FIRST-LAST/LENGTH of one",
+                        "subnet",
+                        required=True,
+                        placeholder="CIDR",
+                    ),
+                    Flag(("--gateway", "-g"), "IPv4 gateway", "gateway", placeholder="ADDRESS"),
+                    Flag(("--subnetv6", "-s6"), "IPv6 subnet", "ipv6Subnet", placeholder="CIDR"),
+                    Flag(("--gatewayv6", "-g6"), "IPv6 gateway", "ipv6Gateway", placeholder="ADDRESS"),
+                    Flag(("--nw-tag", "--tag"), "tag by which other systems know it", "cfgdTag", placeholder="TAG"),
+                ),
+            ),
+            _remove(kinds.NETWORK, "Delete a network"),
+            _list(kinds.NETWORK, "List networks"),
+            _inspect(kinds.NETWORK, "Show a network with its addresses and endpoints"),
+        ),
+    ),
+    Noun(
+        ("tenant",),
+        "customers, whose names and addresses never meet",
+        (
+            _create(kinds.TENANT, "Create a tenant"),
+            _remove(kinds.TENANT, "Delete a tenant"),
+            _inspect(kinds.TENANT, "Show a tenant with what belongs to it"),
+            _list(kinds.TENANT, "List tenants", in_tenants=False),
+        ),
+    ),
+    Noun(
+        ("policy",),
+        "rules that allow and deny",
+        (
+            _create(kinds.POLICY, "Create a policy without rules"),
+            _remove(kinds.POLICY, "Delete a policy with its rules"),
+            _inspect(kinds.POLICY, "Show a policy with the endpoints it governs"),
+            _list(kinds.POLICY, "List policies"),
+            Command(
+                ("rule-add",),
+                "Add a rule to a policy",
+                actions.add_rule,
+                (_POLICY, _RULE),
+                (
+                    _TENANT,
+                    Flag(("--priority", "-p"), "1 to 100; higher wins", "priority", "number", default=1),
+                    Flag(("--direction", "-d"), "seen from the group", "direction", default="in", values=("in", "out")),
+                    Flag(("--from-group", "-g"), "source group (in)", "fromEndpointGroup", placeholder="GROUP"),
+                    Flag(("--to-group", "-e"), "destination group (out)", "toEndpointGroup", placeholder="GROUP"),
+                    Flag(("--from-network", "-n"), "source network (in)", "fromNetwork", placeholder="NETWORK"),
+                    Flag(("--to-network", "-o"), "destination network (out)", "toNetwork", placeholder="NETWORK"),
+                    Flag(("--from-ip-address", "-i"), "source address (in)", "fromIpAddress", placeholder="CIDR"),
+                    Flag(("--to-ip-address", "-s"), "destination address", "toIpAddress", placeholder="CIDR"),
+                    Flag(
+                        ("--protocol", "-l"),
+                        "protocol or its number; any unless given",
+                        "protocol",
+                        values=("tcp", "udp", "icmp"),
+                    ),
+                    Flag(("--port", "-P"), "destination port; any unless given", "port", "number"),
+                    Flag(("--action", "-j"), "what happens", "action", default="allow", values=("allow", "deny")),
+                ),
+            ),
+            Command(("rule-rm",), "Remove a rule", removes(kinds.RULE), (_POLICY, _RULE), (_TENANT,)),
+            Command(
+                ("rule-ls",), "List the rules of a policy", actions.list_rules, (_POLICY,), (_TENANT, _JSON, _QUIET)
+            ),
+        ),
+    ),
+    Noun(
+        ("global",),
+        "settings of the whole cluster",
+        (
+            Command(
+                ("info",),
+                "Show the settings",
+                actions.show_global,
+                flags=(
+                    _TENANT._replace(text="accepted for old scripts; settings have no tenant", default=None),
+                    _ALL._replace(text="accepted for old scripts; settings have no tenant"),
+                    _JSON,
+                ),
+            ),
+            Command(("inspect",), "Show the settings and what is in use", actions.inspect_global),
+            Command(
+                ("set",),
+                "Change the settings that are given, and no others",
+                actions.set_global,
+                flags=(
+                    Flag(
+                        ("--fabric-mode", "-f"),
+                        "kind of fabric",
+                        "networkInfraType",
+                        values=("default", "aci", "aci-opflex"),
+                    ),
+                    Flag(("--vlan-range", "-v"), "VLAN tags to give out", "vlans", placeholder="FIRST-LAST"),
+                    Flag(("--vxlan-range", "-x"), "VXLAN ids to give out", "vxlans", placeholder="FIRST-LAST"),
+                    Flag(("--fwd-mode", "-b"), "how packets are forwarded", "fwdMode", values=("bridge", "routing")),
+                    Flag(("--arp-mode", "-a"), "how ARP is answered", "arpMode", values=("proxy", "flood")),
+                    Flag(
+                        ("--private-subnet", "-s"),
+                        "subnet of the nodes' own addresses, a /16",
+                        "pvtSubnet",
+                        placeholder="CIDR",
+                    ),
+                ),
+            ),
+        ),
+    ),
+    Noun(
+        ("bgp",),
+        "BGP sessions of nodes",
+        (
+            _create(
+                kinds.BGP,
+                "Create the BGP session of a node, or change it",
+                flags=(
+                    Flag(
+                        ("--router-ip",),
+                        "address of the node on the link",
+                        "routerip",
+                        required=True,
+                        placeholder="CIDR",
+                    ),
+                    Flag(("--as",), "AS number of the node", "as", required=True),
+                    Flag(("--neighbor-as",), "AS number of the router", "neighbor-as", required=True, placeholder="AS"),
+                    Flag(("--neighbor",), "address of the router", "neighbor", required=True, placeholder="ADDRESS"),
+                ),
+            ),
+            _remove(kinds.BGP, "Delete a BGP session"),
+            _list(kinds.BGP, "List BGP sessions", in_tenants=False),
+            _inspect(kinds.BGP, "Show a BGP session with its state and routes"),
+        ),
+    ),
+    Noun(
+        ("service",),
+        "addresses that balance over providers",
+        (
+            _create(
+                kinds.SERVICE,
+                "Create a service, or change it and keep its address",
+                flags=(
+                    Flag(("--network", "-s"), "network of its address", "networkName", required=True),
+                    Flag(
+                        ("--selector", "-l"),
+                        "label that its providers carry (may be repeated)",
+                        "selectors",
+                        "list",
+                        required=True,
+                        placeholder="KEY=VALUE",
+                    ),
+                    Flag(
+                        ("--port", "-p"),
+                        "port of the service, port of its providers, and TCP or UDP (may be repeated)",
+                        "ports",
+                        "list",
+                        required=True,
+                        placeholder="PORT:PORT:PROTOCOL",
+                    ),
+                    Flag(("--preferred-ip", "--ip"), "address asked for", "ipAddress", placeholder="ADDRESS"),
+                ),
+            ),
+            _remove(kinds.SERVICE, "Delete a service"),
+            _list(kinds.SERVICE, "List services"),
+            _inspect(kinds.SERVICE, "Show a service with its address and providers"),
+        ),
+    ),
+)
+"""Words with verbs."""
+
+COMMANDS = (
+    Command(("version",), "Show the versions of netctl and of the netmaster", actions.show_version),
+    Command(
+        ("backup",),
+        "Save the whole state of the cluster",
+        actions.backup,
+        (Argument("file", "FILE", "where to; the standard output unless given", optional=True),),
+    ),
+    Command(
+        ("restore",),
+        "Put a saved state back",
+        actions.restore,
+        (Argument("file", "FILE", "what backup wrote; - is the standard input"),),
+        (Flag(("--force",), "replace a state that is not empty", form="switch"),),
+    ),
+    Command(
+        ("completion",),
+        "Print a completion script, for bash: source <(netctl completion bash)",
+        actions.print_completion,
+        (Argument("shell", "SHELL", "whose script", values=("bash", "zsh", "fish")),),
+    ),
+)
+"""Words that are commands themselves."""
+
+GLOBAL_FLAGS = (
+    Flag(("--netmaster",), "where the netmaster is (NETMASTER)", placeholder="URL", default="http://127.0.0.1:9999"),
+    Flag(("--insecure",), "do not check the netmaster's certificate (INSECURE)", form="switch"),
+    Flag(("--cacert",), "certificates to check it against (NETCTL_CACERT)", placeholder="FILE"),
+    Flag(("--timeout",), "how long each request may take", default=30, placeholder="SECONDS"),
+)
+"""Flags of every command; the words in brackets are the environment variables that serve instead."""

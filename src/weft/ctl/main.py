@@ -1,0 +1,50 @@
+"""The entry point of netctl: understand the line, do it, print, and leave with the right exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from weft.ctl.actions import Call
+from weft.ctl.client import Client
+from weft.ctl.failures import Failure, FileFault
+from weft.ctl.parser import parse
+
+_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run netctl with this process's own arguments."""
+    return run(sys.argv[1:], environment=os.environ)
+
+
+def run(words: Sequence[str], *, environment: Mapping[str, str]) -> int:
+    """Carry out one command line; what went wrong stands on the standard error, in one line."""
+    try:
+        parsed = parse(words, environment=environment)
+        client = Client(parsed.connection, environment=environment)
+        for text in parsed.command.run(Call(parsed.given, parsed.switches, client)):
+            _print(text)
+    except Failure as failure:
+        field = f" (field {failure.field})" if failure.field and failure.field not in failure.message else ""
+        print(f"netctl: {failure.message}{field}", file=sys.stderr)
+        return failure.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0
+
+
+def _print(text: str) -> None:
+    """Write UTF-8, whatever the locale: most of the output is JSON or goes to a program."""
+    try:
+        sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+        sys.stdout.flush()
+    except OSError as error:
+        # The interpreter would try, and complain, again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise FileFault(f"cannot write the output: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,353 @@
+"""What each command asks of the netmaster, and what it prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.unit.ctl.conftest import Netctl, Stub
+
+API = "/api/v1"
+
+
+def test_create_posts_the_object_and_prints_its_key(netctl: Netctl, stub: Stub) -> None:
+    stub.answers(f"POST {API}/networks/t1:blue/", {"key": "t1:blue"})
+    outcome = netctl("network", "create", "-t", "t1", "--subnet", "10.1.1.0/24", "blue")
+    assert (outcome.code, outcome.out) == (0, "t1:blue\n")
+    assert stub.asked[0].headers["Content-Type"] == "application/json"
+    assert stub.asked[0].json() == {
+        "tenantName": "t1",
+        "networkName": "blue",
+        "nwType": "data",
+        "encap": "vxlan",
+        "subnet": "10.1.1.0/24",
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "key"),
+    [
+        ("tenant rm t1", "tenants/t1/", "t1"),
+        ("tenant delete t1", "tenants/t1/", "t1"),
+        ("net rm blue", "networks/default:blue/", "default:blue"),
+        ("group rm -t t1 web", "endpointGroups/t1:web/", "t1:web"),
+        ("policy rm p", "policys/default:p/", "default:p"),
+        ("policy rule-rm p 1", "rules/default:p:1/", "default:p:1"),
+        ("netprofile rm gold", "netprofiles/default:gold/", "default:gold"),
+        ("service rm shop", "serviceLBs/default:shop/", "default:shop"),
+        ("bgp rm n1", "Bgps/n1/", "n1"),
+        ("tenant rm ../x", "tenants/..%2Fx/", "../x"),
+        ("tenant rm ä?#%", "tenants/%C3%A4%3F%23%25/", "ä?#%"),
+    ],
+)
+def test_rm_deletes(netctl: Netctl, stub: Stub, line: str, path: str, key: str) -> None:
+    stub.answers(f"DELETE {API}/{path}", key)
+    outcome = netctl(*line.split())
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"{key}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("tenant inspect t1", "tenants/t1/"),
+        ("network inspect blue", "networks/default:blue/"),
+        ("group inspect web", "endpointGroups/default:web/"),
+        ("policy inspect p", "policys/default:p/"),
+        ("netprofile inspect gold", "netprofiles/default:gold/"),
+        ("service inspect shop", "serviceLBs/default:shop/"),
+        ("bgp inspect n1", "Bgps/n1/"),
+        ("global inspect", "globals/global/"),
+        ("endpoint inspect 7f3a", "endpoints/7f3a/"),
+        ("ep inspect 7f3a", "endpoints/7f3a/"),
+    ],
+)
+def test_inspect_prints_indented_json(netctl: Netctl, stub: Stub, line: str, path: str) -> None:
+    shown = {"Config": {"key": "x"}, "Oper": {"numEndpoints": 2}}
+    stub.answers(f"GET {API}/inspect/{path}", shown)
+    outcome = netctl(*line.split())
+    assert outcome.code == 0
+    assert outcome.out == json.dumps(shown, indent=2) + "\n"
+
+
+LISTS: list[tuple[str, str, dict[str, object], str, str]] = [
+    (
+        "group ls",
+        "endpointGroups",
+        {"tenantName": "default", "groupName": "web", "networkName": "blue", "policies": ["p1", "p2"]},
+        "web",
+        "Tenant   Group  Network  IP Pool  CfgdTag  Policies  Network profile\n"
+        "------   -----  -------  -------  -------  --------  ---------------\n"
+        "default  web    blue                       p1,p2\n",
+    ),
+    (
+        "network ls",
+        "networks",
+        {"tenantName": "default", "networkName": "blue", "nwType": "data", "encap": "vxlan", "subnet": "10.1.1.0/24"},
+        "blue",
+        "Tenant   Network  Nw Type  Encap type  Packet tag  Subnet       Gateway  IPv6Subnet  IPv6Gateway  Cfgd Tag\n"
+        "------   -------  -------  ----------  ----------  ------       -------  ----------  -----------  --------\n"
+        "default  blue     data     vxlan       0           10.1.1.0/24\n",
+    ),
+    (
+        "netprofile ls",
+        "netprofiles",
+        {"tenantName": "default", "profileName": "gold", "bandwidth": "10Mbps", "DSCP": 46},
+        "gold",
+        "Name  Tenant   Bandwidth  DSCP  burst size\n"
+        "----  ------   ---------  ----  ----------\n"
+        "gold  default  10Mbps     46    0\n",
+    ),
+    (
+        "policy ls",
+        "policys",
+        {"tenantName": "default", "policyName": "p"},
+        "p",
+        "Tenant   Policy\n------   ------\ndefault  p\n",
+    ),
+    (
+        "service ls",
+        "serviceLBs",
+        {
+            "tenantName": "default",
+            "serviceName": "shop",
+            "networkName": "blue",
+            "ports": ["80:8080:TCP"],
+            "selectors": ["app=web"],
+        },
+        "shop",
+        "Service  Tenant   Network  Preferred IP  Ports        Selectors\n"
+        "-------  ------   -------  ------------  -----        ---------\n"
+        "shop     default  blue                   80:8080:TCP  app=web\n",
+    ),
+    (
+        "endpoint ls",
+        "endpoints",
+        {"tenantName": "default", "networkName": "blue", "endpointID": "e1", "ipAddress": "10.1.1.2"},
+        "e1",
+        "Tenant   Network  Group  Endpoint  IP address  IPv6 address  MAC address  Host  Container\n"
+        "------   -------  -----  --------  ----------  ------------  -----------  ----  ---------\n"
+        "default  blue            e1        10.1.1.2\n",
+    ),
+]
+CLUSTER_LISTS: list[tuple[str, str, dict[str, object], str, str]] = [
+    ("tenant ls", "tenants", {"tenantName": "default"}, "default", "Name\n----\ndefault\n"),
+    (
+        "bgp ls",
+        "Bgps",
+        {"hostname": "n1", "routerip": "50.1.1.1/24", "as": "65002", "neighbor-as": "500", "neighbor": "50.1.1.2"},
+        "n1",
+        "HostName  Router IP    AS     Neighbor AS  Neighbor\n"
+        "--------  ---------    --     -----------  --------\n"
+        "n1        50.1.1.1/24  65002  500          50.1.1.2\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "plural", "row", "name", "table"), LISTS + CLUSTER_LISTS)
+def test_ls_prints_a_table_or_names_or_json(
+    netctl: Netctl, stub: Stub, line: str, plural: str, row: dict[str, object], name: str, table: str
+) -> None:
+    """The columns of facts 3; `bgp ls -q` works too (W25)."""
+    query = "?limit=1000" if line in ("tenant ls", "bgp ls") else "?tenantName=default&limit=1000"
+    stub.answers(f"GET {API}/{plural}/{query}", [row])
+    assert netctl(*line.split()).out == table
+    assert netctl(*line.split(), "-q").out == f"{name}\n"
+    assert json.loads(netctl(*line.split(), "--json").out) == [row]
+
+
+@pytest.mark.parametrize(("line", "plural", "row", "name", "table"), LISTS)
+def test_ls_all_asks_for_every_tenant(
+    netctl: Netctl, stub: Stub, line: str, plural: str, row: dict[str, object], name: str, table: str
+) -> None:
+    stub.answers(f"GET {API}/{plural}/?limit=1000", [row])
+    assert netctl(*line.split(), "--all").out == table
+
+
+def test_a_long_list_comes_in_pages(netctl: Netctl, stub: Stub) -> None:
+    first = f"GET {API}/tenants/?limit=1000"
+    stub.answers(first, [{"tenantName": "a"}], headers={"X-Continue": "b/c="})
+    stub.answers(f"{first}&continue=b%2Fc%3D", [{"tenantName": "b"}])
+    assert netctl("tenant", "ls", "-q").out == "a\nb\n"
+
+
+def test_an_empty_list_of_a_tenant_that_exists_is_an_empty_table(netctl: Netctl, stub: Stub) -> None:
+    stub.answers(f"GET {API}/policys/?tenantName=t1&limit=1000", [])
+    stub.answers(f"GET {API}/tenants/t1/", {"tenantName": "t1"})
+    outcome = netctl("policy", "ls", "-t", "t1")
+    assert (outcome.code, outcome.lines[2:]) == (0, [])
+
+
+def test_a_list_of_an_unknown_tenant_is_an_error(netctl: Netctl, stub: Stub) -> None:
+    stub.answers(f"GET {API}/policys/?tenantName=t1&limit=1000", [])
+    outcome = netctl("policy", "ls", "-t", "t1")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "t1" in outcome.err
+
+
+RULES = [
+    {"ruleId": "1", "direction": "in", "priority": 10, "fromEndpointGroup": "web", "protocol": "tcp", "action": "deny"},
+    {
+        "ruleId": "2",
+        "direction": "out",
+        "priority": 1,
+        "toNetwork": "blue",
+        "protocol": "udp",
+        "port": 53,
+        "action": "allow",
+    },
+    {"ruleId": "3", "direction": "in", "priority": 1, "action": "allow"},
+]
+RULES_LINE = f"GET {API}/rules/?tenantName=default&policyName=p&limit=1000"
+
+
+def test_rule_ls_prints_incoming_and_outgoing_rules_by_priority(netctl: Netctl, stub: Stub) -> None:
+    stub.answers(RULES_LINE, RULES)
+    assert netctl("policy", "rule-ls", "p").out == (
+        "Incoming Rules:\n"
+        "Rule  Priority  From Group  From Network  From Address  To Address  Protocol  Port  Action\n"
+        "----  --------  ----------  ------------  ------------  ----------  --------  ----  ------\n"
+        "3     1                                                                       0     allow\n"
+        "1     10        web                                                 tcp       0     deny\n"
+        "Outgoing Rules:\n"
+        "Rule  Priority  To Group  To Network  To Address  Protocol  Port  Action\n"
+        "----  --------  --------  ----------  ----------  --------  ----  ------\n"
+        "2     1                   blue                    udp       53    allow\n"
+    )
+    assert netctl("policy", "rule-ls", "-q", "p").out == "2\n3\n1\n"
+    assert len(json.loads(netctl("policy", "rule-ls", "-j", "p").out)) == 3
+
+
+def test_rule_ls_of_an_unknown_policy_is_an_error(netctl: Netctl, stub: Stub) -> None:
+    stub.answers(RULES_LINE, [])
+    assert netctl("policy", "rule-ls", "p").code == 3
+    stub.answers(f"GET {API}/policys/default:p/", {"policyName": "p"})
+    assert netctl("policy", "rule-ls", "-q", "p").code == 0
+
+
+@pytest.mark.parametrize(
+    ("direction", "flag"),
+    [
+        ("in", "--to-group"),
+        ("in", "--to-network"),
+        ("out", "--from-group"),
+        ("out", "--from-network"),
+        ("out", "--from-ip-address"),
+    ],
+)
+def test_rule_add_refuses_what_the_direction_gives_no_meaning(
+    netctl: Netctl, stub: Stub, direction: str, flag: str
+) -> None:
+    """O13: refused before anything is sent."""
+    outcome = netctl("policy", "rule-add", "p", "1", "-d", direction, flag, "x")
+    assert outcome.code == 1
+    assert flag in outcome.err
+    assert not stub.asked
+
+
+def test_rule_add_leaves_the_rest_to_the_netmaster(netctl: Netctl, stub: Stub) -> None:
+    stub.answers(f"POST {API}/rules/default:p:1/", {})
+    assert netctl("policy", "rule-add", "p", "1", "-d", "in", "-s", "10.1.1.1", "-g", "web").code == 0
+    assert netctl("policy", "rule-add", "p", "1", "-d", "sideways", "-e", "web").code == 0
+
+
+GLOBAL = {
+    "key": "global",
+    "name": "global",
+    "networkInfraType": "default",
+    "vlans": "1-4094",
+    "vxlans": "1-10000",
+    "arpMode": "proxy",
+    "pvtSubnet": "172.21.0.0/16",
+    "links": {},
+    "link-sets": {},
+}
+
+
+def test_global_info(netctl: Netctl, stub: Stub) -> None:
+    stub.answers(f"GET {API}/globals/global/", GLOBAL)
+    assert netctl("global", "info").out == (
+        "Fabric mode:    default\n"
+        "Forward mode:\n"
+        "ARP mode:       proxy\n"
+        "VLAN range:     1-4094\n"
+        "VXLAN range:    1-10000\n"
+        "Private subnet: 172.21.0.0/16\n"
+    )
+    assert json.loads(netctl("global", "info", "--json", "-t", "x", "-a").out) == GLOBAL
+
+
+def test_global_set_changes_only_what_was_given(netctl: Netctl, stub: Stub) -> None:
+    """W25: the original always sent a private subnet, and so changed it back to its default."""
+    stub.answers(f"GET {API}/globals/global/", GLOBAL, headers={"ETag": '"7"'})
+    stub.answers(f"PUT {API}/globals/global/", GLOBAL)
+    assert netctl("global", "set", "--vlan-range", "1-100").code == 0
+    put = stub.asked[-1]
+    assert put.headers["If-Match"] == '"7"'
+    assert put.json() == {
+        "name": "global",
+        "networkInfraType": "default",
+        "vlans": "1-100",
+        "vxlans": "1-10000",
+        "arpMode": "proxy",
+        "pvtSubnet": "172.21.0.0/16",
+    }
+
+
+def test_global_set_with_nothing_given_is_a_usage_error(netctl: Netctl, stub: Stub) -> None:
+    """W25."""
+    outcome = netctl("global", "set")
+    assert outcome.code == 1
+    assert not stub.asked
+
+
+def test_global_set_says_when_somebody_was_faster(netctl: Netctl, stub: Stub) -> None:
+    stub.answers(f"GET {API}/globals/global/", GLOBAL, headers={"ETag": '"7"'})
+    stub.answers(f"PUT {API}/globals/global/", {"code": "mismatch", "message": "global is at 8"}, status=412)
+    outcome = netctl("global", "set", "--vlan-range", "1-100")
+    assert outcome.code == 3
+    assert "run the command again" in outcome.err
+
+
+def test_version_prints_both_sides(netctl: Netctl, stub: Stub) -> None:
+    stub.answers("GET /version", {"Version": "9.9", "GitCommit": "abc", "BuildTime": "today"})
+    outcome = netctl("version")
+    assert outcome.out.startswith("Client version: ")
+    assert "Server version: 9.9\nServer commit:  abc\nServer built:   today\n" in outcome.out
+
+
+def test_the_clients_own_version_needs_no_netmaster(netctl: Netctl, stub: Stub) -> None:
+    outcome = netctl("--version")
+    assert (outcome.code, outcome.lines[0][:2]) == (0, ["netctl", "version"])
+    assert not stub.asked
+    offline = netctl("version", "--netmaster", "http://127.0.0.1:1")
+    assert (offline.code, offline.lines[0][:2]) == (2, ["Client", "version:"])
+
+
+def test_backup_to_a_file_and_back(netctl: Netctl, stub: Stub, tmp_path: Path) -> None:
+    document = b'{"version": 1, "objects": ["\xc3\xa4"]}'
+    stub.answers(f"GET {API}/backup", document)
+    stub.answers(f"POST {API}/restore", {"restored": 1})
+    stub.answers(f"POST {API}/restore?force=1", {"restored": 2})
+    path = str(tmp_path / "state.json")
+    assert netctl("backup").out == document.decode()
+    assert netctl("backup", path).out == f"{path}\n"
+    assert netctl("restore", path).out == "restored 1 objects\n"
+    assert stub.asked[-1].body == document
+    assert netctl("restore", "--force", path).out == "restored 2 objects\n"
+
+
+def test_backup_and_restore_of_files_that_cannot_be_used(netctl: Netctl, stub: Stub, tmp_path: Path) -> None:
+    stub.answers(f"GET {API}/backup", {})
+    assert netctl("backup", str(tmp_path / "no" / "x")).code == 4
+    assert netctl("restore", str(tmp_path / "missing")).code == 4
+    assert not [asked for asked in stub.asked if asked.method == "POST"]
+
+
+def test_completion_needs_no_netmaster(netctl: Netctl, stub: Stub) -> None:
+    outcome = netctl("completion", "fish")
+    assert outcome.out.startswith("# fish completion")
+    assert not stub.asked
