@@ -40,7 +40,9 @@ bench: $(READY)
 	$(BIN)/python -m bench $(BENCH)
 
 docs: $(READY)
-	$(BIN)/python -m scripts.reference
+	$(BIN)/python -m weft.ctl.reference > docs/reference/netctl.md
+	$(BIN)/python -m weft.master.reference objects > docs/reference/objects.md
+	$(BIN)/python -m weft.master.reference rest > docs/reference/rest.md
 
 format: $(READY)
 	$(BIN)/ruff check --fix

@@ -12,7 +12,7 @@ from typing import cast
 from weft import __version__
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import At
+from weft.domain.commits import NEVER, At
 from weft.domain.errors import Unavailable, WeftError
 from weft.drivers import open_store
 from weft.master.about import About
@@ -24,13 +24,14 @@ from weft.master.forward import Forwarder
 from weft.master.metrics import Metrics
 from weft.master.objects import Objects
 from weft.master.plugin import Plugin
+from weft.master.routes import Route
 from weft.master.server import make_app
 from weft.master.settings import MasterSettings, read_master_settings
 from weft.ports.store import Store
 from weft.runtime.election import Leadership, lead
 from weft.runtime.http import server_tls, serving
 from weft.runtime.logs import Log, start_logging
-from weft.runtime.mirror import follow
+from weft.runtime.mirror import Mirror
 from weft.runtime.registry import present
 from weft.runtime.settings import BadSettings, refuse
 from weft.runtime.tasks import beside
@@ -38,6 +39,8 @@ from weft.runtime.tasks import beside
 log = Log("netmaster")
 
 EXIT_FAILED = 1
+STORE_WITHIN_S = 30.0
+"""How long the store may take to answer at the start."""
 
 
 class Netmaster:
@@ -47,34 +50,29 @@ class Netmaster:
         self._settings = settings
         self._store = store
         self._cluster = Cluster()
+        self._mirror = Mirror(store, self._cluster)
+        self._control = ControlPlane(store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence)
         self._metrics = Metrics()
         self._leadership: Leadership | None = None
         self._prepared = False
+
+    def routes(self) -> tuple[Route, ...]:
+        """Everything REST offers."""
+        own = self._settings.own_address
+        return (
+            *Objects(self._control, self._store, cluster_mode=self._settings.mode).routes(),
+            *Plugin(self._control).routes(),
+            *Backups(self._store, self._cluster, self._mirror, fence=self._fence).routes(),
+            *About(self._cluster, self._metrics, own_address=own, faults=self._faults).routes(),
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until told to stop."""
         settings = self._settings
         async with AsyncExitStack() as stack:
-            mirror = await stack.enter_async_context(follow(self._store, self._cluster))
-            self._control = ControlPlane(store=self._store, cluster=self._cluster, mirror=mirror, fence=self._fence)
-            forwarder = Forwarder(
-                self._leader_address,
-                own_address=settings.own_address,
-                tls_ca=settings.tls_ca,
-                use_tls=settings.tls_cert is not None,
-            )
-            stack.push_async_callback(forwarder.close)
-            routes = (
-                *Objects(self._control, self._store, cluster_mode=settings.mode).routes(),
-                *Plugin(self._control).routes(),
-                *Backups(self._store, self._cluster, mirror, fence=self._fence).routes(),
-                *About(self._cluster, self._metrics, own_address=settings.own_address, faults=self._faults).routes(),
-            )
-            app = make_app(
-                routes, token=settings.token, is_leader=self._is_leader, forwarder=forwarder, metrics=self._metrics
-            )
-            tls = server_tls(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
-            await stack.enter_async_context(serving(app, settings.listeners, tls=tls))
+            await stack.enter_async_context(beside(self._mirror.run(), name="mirror"))
+            await self._mirror.wait_for(NEVER, within=STORE_WITHIN_S)
+            await self._serve_rest(stack)
             alive = kinds.alive_master(settings.own_address)
             await stack.enter_async_context(
                 present(self._store, key=alive, value=__version__.encode(), ttl=settings.leader_ttl)
@@ -83,6 +81,21 @@ class Netmaster:
             log.info("netmaster started", address=settings.own_address, version=__version__)
             await stop.wait()
             log.info("netmaster stops")
+
+    async def _serve_rest(self, stack: AsyncExitStack) -> None:
+        settings = self._settings
+        forwarder = Forwarder(
+            self._leader_address,
+            own_address=settings.own_address,
+            tls_ca=settings.tls_ca,
+            use_tls=settings.tls_cert is not None,
+        )
+        stack.push_async_callback(forwarder.close)
+        app = make_app(
+            self.routes(), token=settings.token, is_leader=self._is_leader, forwarder=forwarder, metrics=self._metrics
+        )
+        tls = server_tls(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
+        await stack.enter_async_context(serving(app, settings.listeners, tls=tls))
 
     async def _campaign_for_ever(self) -> None:
         name = self._settings.own_address.encode()
@@ -93,7 +106,7 @@ class Netmaster:
     async def _lead(self, leadership: Leadership) -> None:
         """Catch up, prepare, then answer until the leadership is lost."""
         try:
-            await self._control.mirror.wait_for(leadership.fence.revision, within=self._settings.leader_ttl)
+            await self._mirror.wait_for(leadership.fence.revision, within=self._settings.leader_ttl)
             self._leadership = leadership
             if not self._cluster.restoring and await first_start(
                 self._control,

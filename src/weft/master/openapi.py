@@ -10,6 +10,8 @@ import msgspec
 
 from weft import __version__
 from weft.domain import kinds
+from weft.domain.kinds import Kind
+from weft.domain.members import MEMBERS
 from weft.master.objects import DECORATION
 from weft.master.routes import Route
 
@@ -30,7 +32,7 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
     types = [kind for route in routes for kind in (route.body, route.answer) if kind is not None]
     schemas, components = msgspec.json.schema_components([*types, Error], ref_template=_REF)
     for kind in kinds.ALL:
-        _add_decoration(components[kind.type.__name__], kind.given)
+        _describe(components[kind.type.__name__], kind)
     known = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -49,9 +51,13 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def _add_decoration(schema: dict[str, Any], given: frozenset[str]) -> None:
-    for name in given:
-        schema["properties"].pop(name, None)
+def _describe(schema: dict[str, Any], kind: Kind[Any]) -> None:
+    """Without what is given, with what we add, and with what each member means."""
+    for name, about in MEMBERS[kind.name].items():
+        if name in kind.given:
+            schema["properties"].pop(name, None)
+        else:
+            schema["properties"][name]["description"] = about
     schema["properties"] |= {name: {"type": "string" if name == "key" else "object"} for name in DECORATION}
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from weft.ctl.reference import reference
 
-PAGE = Path(__file__).parents[3] / "docs" / "netctl.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "netctl.md"
 
 
 def test_the_reference_is_up_to_date() -> None:
-    assert PAGE.read_text() == reference(), "run: python -m weft.ctl.reference > docs/netctl.md"
+    assert PAGE.read_text() == reference(), "run: make docs"
 
 
 def test_option_texts_say_what_the_options_do() -> None:

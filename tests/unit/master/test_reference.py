@@ -1,0 +1,23 @@
+"""The generated pages say what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.domain import kinds
+from weft.domain.members import MEMBERS
+from weft.master.reference import PAGES
+
+DOCS = Path(__file__).parents[3] / "docs" / "reference"
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_the_page_is_up_to_date(page: str) -> None:
+    assert (DOCS / f"{page}.md").read_text() == PAGES[page](), "run: make docs"
+
+
+def test_every_member_of_every_kind_is_described() -> None:
+    for kind in kinds.ALL:
+        assert set(MEMBERS[kind.name]) == set(kind.type.__struct_encode_fields__)
