@@ -147,6 +147,9 @@ WITH_AN_ENDPOINT = [
     Step("group inspect -t t1 web", ('"numEndpoints": 1', "e-0001")),
     Step("policy inspect -t t1 p", ("e-0001",)),
     Step("tenant inspect t1", ('"totalNetworks": 1',)),
+    Step("policy rule-add -t t1 -d in -j deny -p 50 p 3 --preview", ("blocked", "group t1:web", "contiv/t1/p/3")),
+    Step("policy rule-rm -t t1 p 1 --preview", ("nothing would be newly allowed or blocked",)),
+    Step("policy rule-ls -t t1 -q p", ("2\n1\n",)),
 ]
 CLEAN_UP = [
     Step("service rm -t t1 shop"),
@@ -174,6 +177,9 @@ def test_every_command(netmaster: Netmaster, tmp_path: Path) -> None:
     take(BEFORE_ENDPOINTS)
     netmaster.post("/plugin/createEndpoint", {**ENDPOINT, "ConfigEP": {"Container": "c-0001", "Host": "n1"}})
     take(WITH_AN_ENDPOINT)
+    proposed = tmp_path / "changes.json"
+    proposed.write_text(json.dumps([{"delete": "rules", "key": "t1:p:2"}]))
+    assert "allowed" in netmaster.succeeds(f"policy diff {proposed}")
     netmaster.post("/plugin/deleteEndpoint", ENDPOINT)
     netmaster.succeeds(f"backup {saved}")
     take(CLEAN_UP)

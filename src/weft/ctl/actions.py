@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from weft import __version__
 from weft.ctl import render
-from weft.ctl.client import Client, Row, decode_json, decode_row
+from weft.ctl.client import Client, Row, decode_json, decode_row, decode_rows
 from weft.ctl.failures import Usage
 from weft.ctl.files import read_document, write_document
-from weft.ctl.kinds import API, GLOBAL, INCOMING, OUTGOING, POLICY, RULE, TENANT, Kind
+from weft.ctl.kinds import API, FLOW_CHANGES, GLOBAL, INCOMING, OUTGOING, POLICY, RULE, TENANT, Kind
 
 _ADDED_BY_SERVER = frozenset({"key", "links", "link-sets"})
 _NOT_FOR = {
@@ -89,13 +89,51 @@ def lists(kind: Kind) -> Action:
     return list_
 
 
+def create_policy(call: Call) -> Iterator[str]:
+    """Create a policy, or change whether it is a dry run."""
+    given = {**call.given, "dryRun": True} if "dry-run" in call.switches else call.given
+    yield from saves(POLICY)(call._replace(given=given))
+
+
 def add_rule(call: Call) -> Iterator[str]:
     """Add a rule; members that the direction leaves without a meaning are refused before anything is sent."""
     direction = str(call.given["direction"])
     for member, flag in _NOT_FOR.get(direction, {}).items():
         if call.given.get(member):
             raise Usage(f"{flag} has no meaning in a rule with direction {direction}: leave it out")
-    yield from saves(RULE)(call)
+    if "preview" in call.switches:
+        yield from _preview(call, [{"put": RULE.plural, "object": dict(call.given)}])
+    else:
+        yield from saves(RULE)(call)
+
+
+def remove_rule(call: Call) -> Iterator[str]:
+    """Remove a rule, or show what that would change."""
+    if "preview" in call.switches:
+        yield from _preview(call, [{"delete": RULE.plural, "key": RULE.spell_key(call.given)}])
+    else:
+        yield from removes(RULE)(call)
+
+
+def diff_policy(call: Call) -> Iterator[str]:
+    """Print what the changes in a file would newly allow or block."""
+    try:
+        changes = json.loads(read_document(str(call.given["file"])))
+    except ValueError as error:
+        raise Usage(f"{call.given['file']}: not JSON: {error}") from error
+    yield from _preview(call, changes)
+
+
+def _preview(call: Call, changes: object) -> Iterator[str]:
+    reply = call.client.request("POST", f"{API}/policydiff", body=_encode({"changes": changes}))
+    rows = decode_rows(reply)
+    if "json" in call.switches:
+        yield render.json_array(rows)
+    elif not rows:
+        yield "nothing would be newly allowed or blocked\n"
+    else:
+        shown = ({**row, "verdict": "allowed" if row.get("allowed") else "blocked"} for row in rows)
+        yield render.table(FLOW_CHANGES, shown)
 
 
 def list_rules(call: Call) -> Iterator[str]:

@@ -84,10 +84,7 @@ class Client:
         page: dict[str, str] = {**query, "limit": str(PAGE)}
         while True:
             reply = self.request("GET", path, query=page)
-            listed = decode_json(reply)
-            if not isinstance(listed, list) or not all(isinstance(row, dict) for row in listed):
-                raise Refused(f"{self._connection.url}{path} did not answer with a list: is it a netmaster?")
-            yield from listed
+            yield from decode_rows(reply)
             if not (following := reply.headers.get("x-continue")):
                 return
             page["continue"] = following
@@ -164,6 +161,14 @@ def decode_row(reply: Reply) -> Row:
     value = decode_json(reply)
     if not isinstance(value, dict):
         raise Refused(f"the answer is not a JSON object: {_foreign(reply.body)!r}; is this a netmaster?")
+    return value
+
+
+def decode_rows(reply: Reply) -> list[Row]:
+    """The JSON list of objects in an answer, or `Refused` when it holds something else."""
+    value = decode_json(reply)
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        raise Refused(f"the answer is not a list of JSON objects: {_foreign(reply.body)!r}; is this a netmaster?")
     return value
 
 

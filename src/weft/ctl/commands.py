@@ -13,6 +13,7 @@ from weft.ctl.kinds import Kind
 _TENANT = Flag(("--tenant", "-t"), "the tenant", member="tenantName", default="default")
 _ALL = Flag(("--all", "-a"), "of all tenants", form="switch")
 _JSON = Flag(("--json", "-j"), "print JSON instead of a table", form="switch")
+_PREVIEW = Flag(("--preview",), "only show what it would newly allow or block", form="switch")
 _QUIET = Flag(("--quiet", "-q"), "print names only", form="switch")
 
 _POLICY = Argument("policyName", "POLICY", "name of the policy")
@@ -151,7 +152,16 @@ NOUNS = (
         ("policy",),
         "rules that allow and deny",
         (
-            _create(kinds.POLICY, "Create a policy without rules"),
+            Command(
+                ("create",),
+                "Create a policy without rules, or change whether it is a dry run",
+                actions.create_policy,
+                (_POLICY,),
+                (
+                    _TENANT,
+                    Flag(("--dry-run",), "its rules are evaluated and reported, but never decide", form="switch"),
+                ),
+            ),
             _remove(kinds.POLICY, "Delete a policy with its rules"),
             _inspect(kinds.POLICY, "Show a policy with the endpoints it governs"),
             _list(kinds.POLICY, "List policies"),
@@ -178,11 +188,23 @@ NOUNS = (
                     ),
                     Flag(("--port", "-P"), "destination port; any unless given", "port", "number"),
                     Flag(("--action", "-j"), "what happens", "action", default="allow", values=("allow", "deny")),
+                    _PREVIEW,
                 ),
             ),
-            Command(("rule-rm",), "Remove a rule", removes(kinds.RULE), (_POLICY, _RULE), (_TENANT,)),
+            Command(("rule-rm",), "Remove a rule", actions.remove_rule, (_POLICY, _RULE), (_TENANT, _PREVIEW)),
             Command(
                 ("rule-ls",), "List the rules of a policy", actions.list_rules, (_POLICY,), (_TENANT, _JSON, _QUIET)
+            ),
+            Command(
+                ("diff",),
+                "Show what changes would newly allow or block, without making them",
+                actions.diff_policy,
+                (
+                    Argument(
+                        "file", "FILE", 'JSON list of {"put": PLURAL, "object": {…}} and {"delete": PLURAL, "key": …}'
+                    ),
+                ),
+                (_JSON,),
             ),
         ),
     ),

@@ -78,9 +78,22 @@ GROUP = Kind(
     ),
 )
 
-POLICY = Kind("policy", "policys", ("tenantName", "policyName"), (_TENANT, Column("Policy", "policyName")))
+POLICY = Kind(
+    "policy",
+    "policys",
+    ("tenantName", "policyName"),
+    (_TENANT, Column("Policy", "policyName"), Column("Dry run", "dryRun")),
+)
 
 RULE = Kind("rule", "rules", ("tenantName", "policyName", "ruleId"))
+
+FLOW_CHANGES = (
+    Column("Becomes", "verdict"),
+    Column("From", "sources"),
+    Column("To", "targets"),
+    Column("Services", "services"),
+    Column("By rule", "decidedBy"),
+)
 
 INCOMING = (
     Column("Rule", "ruleId"),

@@ -12,7 +12,7 @@ _START = f"""\
 # netctl
 
 The command line of the netmaster. This page is made from the program's own table of commands by
-`python -m weft.ctl.reference > docs/netctl.md`; a test keeps it up to date.
+`make docs`; a test keeps it up to date.
 
 `netctl [flags] NOUN VERB [flags] [arguments]`: every command has `--help`. Lists are tables, on a terminal and in a
 pipe alike; `--json` prints a JSON array with one object per line, `--quiet` names only. `inspect` prints indented JSON:

@@ -47,6 +47,12 @@ class NumberSet:
             else:
                 del self._chunks[chunk]
 
+    def copy(self) -> NumberSet:
+        twin = NumberSet()
+        twin._chunks = dict(self._chunks)
+        twin._size = self._size
+        return twin
+
     def chunk(self, index: int) -> int:
         """The bits of the numbers from `index * 1024` on."""
         return self._chunks.get(index, 0)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import Address, Range, address_from_hex, parse_range
 from weft.domain.allocator import NumberSet
-from weft.domain.commits import Change, Listing
-from weft.domain.errors import WeftError
-from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey, TenantName
+from weft.domain.commits import Change, DeleteAll, Listing, Put, Write
+from weft.domain.errors import Malformed, WeftError
+from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey, TenantName, store_key
 from weft.domain.kinds import Kind
 
 T = TypeVar("T", bound=model.Value)
@@ -43,6 +43,12 @@ class NumberPool:
     def drop(self, number: int) -> None:
         self.holders.pop(number, None)
         self.taken.discard(number)
+
+    def copy(self) -> NumberPool:
+        twin = NumberPool()
+        twin.holders = dict(self.holders)
+        twin.taken = self.taken.copy()
+        return twin
 
 
 class Cluster:
@@ -78,6 +84,33 @@ class Cluster:
             else:
                 self.put(event.key, event.value, change.revision)
 
+    def copy(self) -> Cluster:
+        """A twin to try changes out on."""
+        twin = Cluster()
+        for name, table in vars(self).items():
+            setattr(twin, name, _copied(table))
+        return twin
+
+    def carry_out(self, writes: Iterable[Write]) -> list[StoreKey]:
+        """Do what a commit would do, on a twin; the keys that were touched."""
+        touched: list[StoreKey] = []
+        for write in writes:
+            if isinstance(write, Put):
+                self.put(write.key, write.value, 1)
+                touched.append(write.key)
+                continue
+            gone = self._keys_under(write.prefix) if isinstance(write, DeleteAll) else [write.key]
+            for key in gone:
+                self.drop(key)
+            touched += gone
+        return touched
+
+    def _keys_under(self, prefix: StoreKey) -> list[StoreKey]:
+        """The keys of objects under a prefix; claims and blocks are not looked for."""
+        folder, *lead = prefix.rstrip("/").split("/")
+        table = self.tables.get(folder, {})
+        return [store_key(folder, *parts) for parts in table if list(parts[: len(lead)]) == lead]
+
     def put(self, key: StoreKey, value: bytes, revision: int) -> None:
         """Take in one entry of the store. One that cannot be read is a fault, shown to operators, not an end."""
         try:
@@ -92,8 +125,12 @@ class Cluster:
         folder, *parts = key.split("/")
         if kind := kinds.BY_PREFIX.get(folder):
             decoded = codec.decode(kind.type, value)
+            if kind.key_parts(decoded) != tuple(parts):
+                raise Malformed(f"stored {kind.name} is that of {kind.key_text(decoded)!r}")
+            before = self.tables[folder].get(tuple(parts))
             self.tables[folder][tuple(parts)] = Stored(decoded, revision)
             if isinstance(decoded, model.Group):
+                self._drop_pool(before)
                 self._put_pool(decoded)
             elif isinstance(decoded, model.Endpoint):
                 self.by_network.setdefault(decoded.network_key, {})[decoded.endpoint_id] = Stored(decoded, revision)
@@ -119,10 +156,9 @@ class Cluster:
         folder, *parts = key.split("/")
         if folder in kinds.BY_PREFIX:
             gone = self.tables[folder].pop(tuple(parts), None)
-            if gone and isinstance(gone.value, model.Group):
-                self.pools.get(NetworkKey(gone.value.tenant, gone.value.network), {}).pop(gone.value.name, None)
-            if folder == kinds.ENDPOINT.prefix:
-                self._drop_endpoint(*parts)
+            self._drop_pool(gone)
+            if gone and isinstance(gone.value, model.Endpoint):
+                self._drop_endpoint(gone.value)
         elif folder == kinds.CLAIMS:
             self._pool_of(parts).drop(_number_of(parts))
         elif folder == kinds.BLOCKS:
@@ -140,11 +176,15 @@ class Cluster:
             pools = self.pools.setdefault(NetworkKey(group.tenant, group.network), {})
             pools[group.name] = parse_range(group.ip_pool, field="ipPool", family=4)
 
-    def _drop_endpoint(self, tenant: str, network: str, endpoint: str) -> None:
-        members = self.by_network.get(_network_key(tenant, network), {})
-        members.pop(endpoint, None)
+    def _drop_pool(self, gone: Stored[model.Value] | None) -> None:
+        if gone and isinstance(gone.value, model.Group):
+            self.pools.get(NetworkKey(gone.value.tenant, gone.value.network), {}).pop(gone.value.name, None)
+
+    def _drop_endpoint(self, gone: model.Endpoint) -> None:
+        members = self.by_network.get(gone.network_key, {})
+        members.pop(gone.endpoint_id, None)
         if not members:
-            self.by_network.pop(_network_key(tenant, network), None)
+            self.by_network.pop(gone.network_key, None)
 
     def _pool_of(self, parts: list[str]) -> NumberPool:
         if parts[0] == "addresses":
@@ -174,6 +214,13 @@ class Cluster:
         """The endpoints of a network, in no order."""
         return (stored.value for stored in self.by_network.get(network, {}).values())
 
+    def find_endpoints(self, text: str) -> Iterator[model.Endpoint]:
+        """Endpoints by key, or by any part of their id, container id or container name, in key order (facts 2.2)."""
+        for endpoint in self.all(kinds.ENDPOINT):
+            parts = (endpoint.endpoint_id, endpoint.container_id, endpoint.container_name)
+            if text and (text == str(endpoint.key) or any(text in part for part in parts)):
+                yield endpoint
+
     def group_members(self, group: model.Group) -> Iterator[model.Endpoint]:
         """The endpoints of a group."""
         network = NetworkKey(group.tenant, group.network)
@@ -194,6 +241,13 @@ class Cluster:
     def is_silent(self, node: NodeName) -> bool:
         """Whether a node's agent has not been heard of within its lease."""
         return node not in self.alive["nodes"]
+
+
+def _copied(table: Any) -> Any:
+    """A dict copied with the dicts and pools in it; values never change, so they are shared."""
+    if isinstance(table, dict):
+        return {key: _copied(value) for key, value in table.items()}
+    return table.copy() if isinstance(table, NumberPool) else table
 
 
 def _network_key(tenant: str, network: str) -> NetworkKey:

@@ -16,7 +16,8 @@ from weft.domain.errors import Invalid, Malformed, Unavailable
 from weft.domain.model import Value
 
 VERSION = 1
-
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are no JSON, or none that can be taken in."""
 T = TypeVar("T", bound=Value)
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -58,7 +59,7 @@ def decode(kind: type[T], data: bytes, *, upgrades: Mapping[tuple[str, int], Upg
     """The value of a stored document; `Unavailable` when a newer Weft wrote it, `Malformed` when it is none."""
     try:
         document = _decoder(kind).decode(data)
-    except msgspec.MsgspecError as error:
+    except NOT_JSON as error:
         return _decode_other_version(kind, data, upgrades, error)
     return document.o if document.v == VERSION else _decode_other_version(kind, data, upgrades, None)
 
@@ -68,8 +69,10 @@ def _decode_other_version(
 ) -> T:
     try:
         document = msgspec.json.decode(data, type=_Unread)
-    except msgspec.MsgspecError as error:
+    except NOT_JSON as error:
         raise Malformed(f"stored {kind.__name__} is not a document: {error}") from error
+    if document.v < 0:
+        raise Malformed(f"stored {kind.__name__} has version {document.v}, which never was")
     if document.v > VERSION:
         raise Unavailable(
             f"stored {kind.__name__} has version {document.v}; this Weft reads up to {VERSION}: upgrade it"
@@ -91,7 +94,7 @@ def decode_input(kind: type[S], data: bytes) -> S:
         value: S = _plain_decoder(kind).decode(data)
     except msgspec.ValidationError as error:
         raise _as_invalid(error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise Malformed(f"the body is not JSON: {error}") from error
     return value
 

@@ -51,7 +51,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "fromNetwork": "with `in`: only from this network; not together with the other from-members",
         "toNetwork": "with `out`: only to this network; not together with the other to-members",
         "fromIpAddress": "with `in`: only from this address, range (`10.1.1.5-9`) or prefix, v4 or v6",
-        "toIpAddress": "with `out`: only to it; with `in`: only to these addresses of the one group that has the policy",
+        "toIpAddress": "with `out`: only to it; with `in`: only to it among the members of the policy's one group",
         "protocol": "`tcp`, `udp`, `sctp`, `icmp`, a number up to 255, or empty: any",
         "port": "destination port of tcp, udp or sctp; 0: any",
         "action": "`allow` or `deny`",

@@ -16,6 +16,7 @@ from aiohttp import web
 from weft import __version__
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
+from weft.domain.codec import NOT_JSON
 from weft.domain.commits import Compare, Delete, Entry, Listing, Put, Write
 from weft.domain.errors import Conflict, Malformed
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, StoreKey
@@ -72,7 +73,13 @@ class Backups:
 
     async def backup(self, _: web.Request) -> web.Response:
         listing = await self._store.list(_EVERYTHING)
-        entries = {entry.key: msgspec.Raw(entry.value) for entry in listing.entries if is_lasting(entry.key)}
+        entries: dict[StoreKey, msgspec.Raw] = {}
+        for entry in listing.entries:
+            if is_lasting(entry.key):
+                if _is_json(entry.value):
+                    entries[entry.key] = msgspec.Raw(entry.value)
+                else:  # /readyz names it too; the rest of the state must not be lost with it
+                    log.warning("left out of the backup: not JSON", key=entry.key)
         document = Backup(format=FORMAT, weft=__version__, revision=listing.revision, entries=entries)
         return json_response(document, headers={"Content-Disposition": 'attachment; filename="weft-backup.json"'})
 
@@ -117,11 +124,19 @@ async def _read_limited(request: web.Request) -> bytes:
     return bytes(data)
 
 
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data)
+    except NOT_JSON:
+        return False
+    return True
+
+
 def check_backup(data: bytes) -> dict[StoreKey, msgspec.Raw]:
     """The entries of a backup, or `Malformed` when any of them could not be used."""
     try:
         document = msgspec.json.decode(data, type=Backup)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise Malformed(f"this is not a backup: {error}") from error
     if document.format != FORMAT:
         raise Malformed(f"the backup has format {document.format}, this Weft reads {FORMAT}", field="format")

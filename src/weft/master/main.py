@@ -24,6 +24,7 @@ from weft.master.forward import Forwarder
 from weft.master.metrics import Metrics
 from weft.master.objects import Objects
 from weft.master.plugin import Plugin
+from weft.master.policy import PolicyQuestions, PolicyView
 from weft.master.routes import Route
 from weft.master.server import make_app
 from weft.master.settings import MasterSettings, read_master_settings
@@ -50,7 +51,8 @@ class Netmaster:
         self._settings = settings
         self._store = store
         self._cluster = Cluster()
-        self._mirror = Mirror(store, self._cluster)
+        self._policy = PolicyView(self._cluster)
+        self._mirror = Mirror(store, self._policy)
         self._control = ControlPlane(store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence)
         self._metrics = Metrics()
         self._leadership: Leadership | None = None
@@ -61,6 +63,7 @@ class Netmaster:
         own = self._settings.own_address
         return (
             *Objects(self._control, self._store, cluster_mode=self._settings.mode).routes(),
+            *PolicyQuestions(self._cluster, self._policy).routes(),
             *Plugin(self._control).routes(),
             *Backups(self._store, self._cluster, self._mirror, fence=self._fence).routes(),
             *About(self._cluster, self._metrics, own_address=own, faults=self._faults).routes(),

@@ -139,14 +139,10 @@ class Objects:
         return stored
 
     def _find_endpoint(self, key: str) -> model.Endpoint:
-        """An endpoint by its key, or by any part of its id, container id or container name (facts 2.2)."""
-        for parts, stored in sorted(self._cluster.tables[kinds.ENDPOINT.prefix].items()):
-            endpoint = stored.value
-            assert isinstance(endpoint, model.Endpoint)
-            texts = (endpoint.endpoint_id, endpoint.container_id, endpoint.container_name)
-            if key == ":".join(parts) or any(key in text for text in texts if text):
-                return endpoint
-        raise NotFound(f"no endpoint has {key[:200]!r} in its id, container id or container name")
+        found = next(self._cluster.find_endpoints(key), None)
+        if found is None:
+            raise NotFound(f"no endpoint has {key[:200]!r} in its id, container id or container name")
+        return found
 
     async def _watch(self, kind: Kind[Any], request: web.Request, query: ListQuery) -> web.StreamResponse:
         """One JSON object a line: `put`, `delete`, `synced` after the listing, blank lines while nothing happens."""
@@ -210,11 +206,18 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     wanted: dict[str, str]
 
     def selects(self, value: model.Value) -> bool:
-        """Whether an object has every wanted member."""
+        """Whether an object has every wanted member; a list has each of its items."""
         if not self.wanted:
             return True
-        members = codec.members(value)
-        return all(str(members.get(name, "")) == text for name, text in self.wanted.items())
+        members = msgspec.structs.asdict(value)
+        names = dict(zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True))
+        return all(_has(members[names[name]], text) for name, text in self.wanted.items())
+
+
+def _has(member: object, text: str) -> bool:
+    if isinstance(member, tuple):
+        return text in member
+    return text == (str(member).lower() if isinstance(member, bool) else str(member))
 
 
 def filterable(kind: Kind[Any]) -> list[str]:

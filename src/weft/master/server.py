@@ -41,9 +41,9 @@ def make_app(
         began = perf_counter()
         response = await handler(request)
         route = route_of(request)
-        path = route.path if route else "none"
-        metrics.requests.labels(f"{request.method} {path}", str(response.status)).inc()
-        metrics.seconds.labels(f"{request.method} {path}").observe(perf_counter() - began)
+        name = f"{route.method} {route.path}" if route else "none"
+        metrics.requests.labels(name, str(response.status)).inc()
+        metrics.seconds.labels(name).observe(perf_counter() - began)
         return response
 
     @web.middleware

@@ -104,9 +104,9 @@ LISTS: list[tuple[str, str, dict[str, object], str, str]] = [
     (
         "policy ls",
         "policys",
-        {"tenantName": "default", "policyName": "p"},
+        {"tenantName": "default", "policyName": "p", "dryRun": True},
         "p",
-        "Tenant   Policy\n------   ------\ndefault  p\n",
+        "Tenant   Policy  Dry run\n------   ------  -------\ndefault  p       True\n",
     ),
     (
         "service ls",

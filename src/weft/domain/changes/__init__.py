@@ -24,8 +24,8 @@ Put = Callable[[Reading, Any, Any], list[Write]]
 Remove = Callable[[Reading, Any], list[Write]]
 
 
-def _put_bgp(_: Reading, wanted: model.BgpPeer, __: model.BgpPeer | None) -> list[Write]:
-    return [put(kinds.BGP, wanted)]
+def _put_bgp(_: Reading, wanted: model.BgpPeer, present: model.BgpPeer | None) -> list[Write]:
+    return [] if wanted == present else [put(kinds.BGP, wanted)]
 
 
 def _delete_bgp(_: Reading, present: model.BgpPeer) -> list[Write]:

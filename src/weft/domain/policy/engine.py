@@ -18,6 +18,7 @@ from weft.domain.policy import contiv, kubernetes
 from weft.domain.policy.contiv import ContivTables, PolicyKey, RuleKey
 from weft.domain.policy.decide import Flow, decide, first_word, matches
 from weft.domain.policy.directory import Directory
+from weft.domain.policy.facts import Fact
 from weft.domain.policy.identities import (
     API_SERVER_KEY,
     ApiServer,
@@ -37,21 +38,6 @@ from weft.domain.policy.index import Index
 from weft.domain.policy.membership import Membership, Moves
 from weft.domain.policy.netpol import NetworkPolicy
 from weft.domain.policy.rules import Action, Direction, FlowRule, MemberSet, RuleSet, Unit, UnitId
-
-Fact = (
-    Pod
-    | Namespace
-    | Host
-    | ApiServer
-    | NetworkPolicy
-    | model.Endpoint
-    | model.Group
-    | model.Policy
-    | model.Rule
-    | model.Network
-)
-"""One object of the state that policy follows from."""
-
 
 _Ordered = tuple[tuple[FlowRule, ...], tuple[FlowRule, ...]]
 

@@ -1,0 +1,62 @@
+"""`weft trace SRC DST PROTO/PORT`: whether a flow would pass, which rule decides, and what would change it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from weft.ctl import render
+from weft.ctl.client import Client, Connection, decode_row
+from weft.ctl.failures import Failure
+
+EXIT_BLOCKED = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 when the flow is allowed, 1 when it is blocked; what cannot be asked ends with netctl's codes 2 to 4."""
+    parser = argparse.ArgumentParser(prog="weft trace", description="Ask the policy engine about one flow.")
+    parser.add_argument("source", metavar="SRC", help="an endpoint (key, id, container id or name) or an address")
+    parser.add_argument("target", metavar="DST", help="as SRC")
+    parser.add_argument("service", metavar="PROTO/PORT", help="tcp/80, udp/53, icmp …")
+    parser.add_argument("--tenant", "-t", default="default", help="whose address is meant (default)")
+    parser.add_argument("--ipv6", "-6", action="store_const", const="6", help="ask about IPv6")
+    parser.add_argument("--json", "-j", action="store_true", help="print the whole explanation as JSON")
+    parser.add_argument("--netmaster", default=os.environ.get("NETMASTER", "http://127.0.0.1:9999"), metavar="URL")
+    args = parser.parse_args(argv)
+    query = {"src": args.source, "dst": args.target, "service": args.service, "tenant": args.tenant}
+    if args.ipv6:
+        query["version"] = args.ipv6
+    try:
+        client = Client(Connection(url=args.netmaster), environment=os.environ)
+        explanation = decode_row(client.request("GET", "/api/v1/trace", query=query))
+    except Failure as failure:
+        print(f"weft trace: {failure.message}", file=sys.stderr)
+        return max(failure.exit_code, 2)
+    print(render.json_document(explanation) if args.json else "\n".join(_story(explanation)))
+    return 0 if explanation.get("allowed") else EXIT_BLOCKED
+
+
+def _story(explanation: Mapping[str, Any]) -> Iterator[str]:
+    verdict = "ALLOWED" if explanation.get("allowed") else "BLOCKED"
+    yield f"{explanation['source']} -> {explanation['target']} {explanation['service']}: {verdict}"
+    yield f"  decided by {explanation['decidedBy']}"
+    for name in ("egress", "ingress"):
+        side = cast("Mapping[str, Any]", explanation[name])
+        word = "allows" if side.get("allowed") else "blocks"
+        yield f"  {name} of {side['identity']}: {side['decidedBy']} {word}"
+        for rule in side.get("considered", ()):
+            yield f"    {_rule(rule)}"
+        if side.get("dryRun"):
+            yield f"    with dry runs in force: {side['dryRun']['rule']} would {side['dryRun']['action']}"
+    if nearest := explanation.get("nearest"):
+        change = "block" if explanation.get("allowed") else "allow"
+        yield f"  nearest rule that would {change} it: {nearest['rule']}, but {' and '.join(nearest['misses'])}"
+
+
+def _rule(rule: Mapping[str, Any]) -> str:
+    dry = " (dry run)" if rule.get("dryRun") else ""
+    said = "matches" if not rule.get("misses") else "no: " + " and ".join(rule["misses"])
+    return f"{rule['rule']} {rule['action']} priority {rule['priority']}{dry}: {said}"

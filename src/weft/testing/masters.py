@@ -1,0 +1,201 @@
+"""netmaster for tests: in this very process on a store in memory, or as the real program; and a client for its REST.
+
+Both listen on a free port of loopback and answer when the block begins. Unless told otherwise there is no
+`default-net`, so that the first network a test makes gets the first tag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from weft.domain import kinds
+from weft.drivers import MemoryStoreSettings, open_store
+from weft.master.main import Netmaster
+from weft.master.settings import read_master_settings
+from weft.ports.store import Store
+from weft.runtime.backoff import Backoff
+from weft.runtime.tasks import beside
+from weft.testing.processes import DEADLINE, Child, free_port
+
+API = "/api/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What netmaster said; `body` is the decoded JSON, or the text where it is none."""
+
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+
+    def accepted(self) -> Any:
+        """The body of a request that must have succeeded."""
+        assert self.status == 200, f"{self.status}: {self.body}"
+        return self.body
+
+    def refused(self, status: int, *, field: str | None = None) -> str:
+        """The reason of a refusal, which must have this status, our four members and, where given, this field."""
+        assert self.status == status, f"{self.status}: {self.body}"
+        assert set(self.body) == {"code", "message", "field", "details"}
+        assert field is None or self.body["field"] == field, self.body
+        assert self.body["message"]
+        assert "Traceback" not in self.body["message"]
+        return str(self.body["message"])
+
+    @property
+    def etag(self) -> str:
+        return self.headers["ETag"]
+
+
+class Rest:
+    """A client of one netmaster. Objects are named by their plural in REST and their colon-joined key."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.session = session
+
+    async def send(
+        self, method: str, path: str, *, data: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Any request, with the path as it is."""
+        async with self.session.request(method, self.url + path, data=data, headers=headers) as response:
+            raw = await response.read()
+            is_json = response.content_type == "application/json"
+            body = msgspec.json.decode(raw) if is_json else raw.decode()
+            return Answer(response.status, body, response.headers.copy())
+
+    async def put(self, plural: str, /, **members: object) -> Answer:
+        """Create or change an object; its key follows from its members."""
+        key = ":".join(str(members[name]) for name in kinds.BY_PLURAL[plural].key_members())
+        return await self.put_at(plural, key, members)
+
+    async def put_at(
+        self, plural: str, key: str, members: Mapping[str, object], *, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Create or change the object with this key, whatever its members say."""
+        path = f"{API}/{plural}/{key}/"
+        return await self.send("PUT", path, data=msgspec.json.encode(members), headers=_json(headers))
+
+    async def get(self, plural: str, key: str = "", *, query: str = "") -> Answer:
+        """One object, or all of a kind."""
+        return await self.send("GET", f"{API}/{plural}/{key}{'/' if key else ''}{'?' if query else ''}{query}")
+
+    async def inspect(self, plural: str, key: str) -> Answer:
+        return await self.send("GET", f"{API}/inspect/{plural}/{key}/")
+
+    async def oper(self, plural: str, key: str) -> dict[str, Any]:
+        """The operational state of an object that must exist."""
+        oper: dict[str, Any] = (await self.inspect(plural, key)).accepted()["Oper"]
+        return oper
+
+    async def delete(self, plural: str, key: str, *, headers: Mapping[str, str] | None = None) -> Answer:
+        return await self.send("DELETE", f"{API}/{plural}/{key}/", headers=headers)
+
+    async def post(self, path: str, body: object) -> Answer:
+        """A call with JSON, such as a plugin's."""
+        return await self.send("POST", path, data=msgspec.json.encode(body), headers=_json(None))
+
+    async def create_endpoint(
+        self, name: str, *, network: str, tenant: str = "default", group: str = "", address: str = "", host: str = ""
+    ) -> Answer:
+        """Attach an endpoint as a plugin does."""
+        call = {"TenantName": tenant, "NetworkName": network, "EndpointID": name, "ServiceName": group}
+        return await self.post("/plugin/createEndpoint", call | {"ConfigEP": {"IPAddress": address, "Host": host}})
+
+    async def delete_endpoint(self, name: str, *, network: str, tenant: str = "default") -> Answer:
+        """Detach an endpoint as a plugin does."""
+        call = {"TenantName": tenant, "NetworkName": network, "EndpointID": name}
+        return await self.post("/plugin/deleteEndpoint", call)
+
+    async def state(self) -> dict[str, Any]:
+        """Everything the store keeps, by key: equal before and after a request that wrote nothing."""
+        entries: dict[str, Any] = (await self.send("GET", f"{API}/backup")).accepted()["entries"]
+        return entries
+
+    async def ready(self) -> None:
+        """Return when requests are served; `TimeoutError` when that takes too long."""
+        backoff = Backoff(first=0.002, cap=0.1, within=DEADLINE)
+        while True:
+            try:
+                if (await self.send("GET", "/readyz")).status == 200:
+                    return
+            except aiohttp.ClientConnectionError:
+                pass  # it does not listen yet
+            await backoff.pause()
+
+
+def _json(headers: Mapping[str, str] | None) -> dict[str, str]:
+    return {"Content-Type": "application/json", **(headers or {})}
+
+
+@asynccontextmanager
+async def client(url: str) -> AsyncIterator[Rest]:
+    """A client whose every request has a deadline."""
+    timeout = aiohttp.ClientTimeout(total=DEADLINE)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        yield Rest(url, session)
+
+
+@asynccontextmanager
+async def running_master(*flags: str, store: Store | None = None) -> AsyncIterator[Rest]:
+    """A netmaster in this process and loop, with the flags given, ready. Without `store` it has an empty one."""
+    address = f"127.0.0.1:{free_port()}"
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="netmaster-"))
+        own = ("--external-address", address, "--default-subnet", "none", "--data-dir", folder)
+        settings = read_master_settings([*own, *flags], {})
+        if store is None:
+            store = await stack.enter_async_context(open_store(MemoryStoreSettings()))
+        rest = await stack.enter_async_context(client(f"http://{address}"))
+        netmaster = Netmaster(settings, store)
+        await stack.enter_async_context(beside(netmaster.run(asyncio.Event()), name=f"netmaster {address}"))
+        await rest.ready()
+        yield rest
+
+
+class MasterProcess:
+    """The program netmaster on the embedded store below a directory, killed at the end of the block."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        address = f"127.0.0.1:{free_port()}"
+        self.url = f"http://{address}"
+        self.log = directory / "netmaster.log"
+        self._flags = ("--external-address", address, "--data-dir", str(directory / "data"), *flags)
+        self._child: Child | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None
+        return self._child.pid
+
+    async def start(self) -> None:
+        """Start it with whatever state it has, and return when it is ready."""
+        self.kill()
+        self._child = Child.python("weft.master.main", *self._flags, log=self.log)
+        async with client(self.url) as rest:
+            await rest.ready()
+
+    def kill(self) -> None:
+        """End it as kill -9 does; ended already is fine."""
+        if self._child is not None:
+            with self._child:
+                self._child = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
