@@ -28,7 +28,7 @@ test: check
 	$(PYTEST) -m "not soak" tests/contracts tests/system
 
 e2e: $(READY)
-	scripts/install-system-packages etcd
+	scripts/install-system-packages e2e
 	$(BIN)/python -m pytest -m "not soak" tests/e2e
 
 soak: $(READY)

@@ -1,0 +1,76 @@
+"""Weft as a user gets it: built, installed into an empty environment, and run on the README's own commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 600
+
+# The commands run in a network namespace of their own, so that the default port is free and nothing else is met.
+SCRIPT = """
+set -euo pipefail
+ip link set lo up
+cd "$1"
+export PATH="$2/bin:$PATH" HOME="$1"
+say() {{ printf '\\n$ %s\\n' "$1"; }}
+{commands}
+"""
+
+
+def readme_commands() -> list[str]:
+    """The lines behind `$` in the README, without their remarks."""
+    lines = re.findall(r"^\$ (.*)$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    return [re.sub(r"\s+# .*$", "", line) for line in lines]
+
+
+def as_step(command: str) -> str:
+    """A step of the script; `weft trace` says by its exit code whether the flow is blocked, which is not a failure."""
+    if command.startswith("netmaster"):
+        wait = "for i in $(seq 300); do netctl version >/dev/null 2>&1 && break; sleep 0.1; done"
+        return f"say '{command}'\n{command} 2> netmaster.log\nMASTER=$!\ntrap 'kill $MASTER' EXIT\n{wait}"
+    tolerated = " || test $? = 1" if command.startswith("weft trace") else ""
+    return f"say {shlex.quote(command)}\n{command}{tolerated}"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment with nothing but Weft and what it needs at run time."""
+    venv = tmp_path_factory.mktemp("installed") / "venv"
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=DEADLINE)
+    subprocess.run([*pip, "--constraint", str(ROOT / "constraints.txt"), str(ROOT)], check=True, timeout=DEADLINE)
+    return venv
+
+
+@pytest.mark.timeout(DEADLINE)
+def test_the_commands_of_the_readme_work(installed: Path, tmp_path: Path) -> None:
+    commands = readme_commands()
+    assert commands[0].startswith("netmaster")
+    script = SCRIPT.format(commands="\n".join(map(as_step, commands)))
+    done = subprocess.run(
+        ["unshare", "--net", "bash", "-c", script, "readme", str(tmp_path), str(installed)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "blue:web-net" in done.stdout
+    assert "BLOCKED" in done.stdout
+    assert "contiv/blue/web-only/rest" in done.stdout
+
+
+@pytest.mark.timeout(DEADLINE)
+def test_the_lab_tells_its_story_to_the_end(installed: Path) -> None:
+    done = subprocess.run(
+        [str(installed / "bin" / "weft"), "lab"], capture_output=True, text=True, check=False, timeout=DEADLINE
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "nothing is lost" in done.stdout
