@@ -17,7 +17,7 @@ from weft import __version__
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.codec import NOT_JSON
-from weft.domain.commits import Compare, Delete, Entry, Listing, Put, Write
+from weft.domain.commits import At, Compare, Delete, Entry, Listing, Put, Write
 from weft.domain.errors import Conflict, Malformed
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, StoreKey
 from weft.master.objects import API
@@ -87,19 +87,17 @@ class Backups:
         wanted = check_backup(await _read_limited(request))
         if request.query.get("force", "").lower() not in {"1", "true"}:
             self._refuse_unless_fresh()
+        # Marked first and listed then: with the mark there, nobody else adds to what must go.
+        mark = At(kinds.RESTORE_KEY, await self._store.commit([self._fence()], [Put(kinds.RESTORE_KEY, b"running")]))
         present = {entry.key for entry in (await self._store.list(_EVERYTHING)).entries if is_lasting(entry.key)}
         writes: list[Write] = [Put(key, bytes(value)) for key, value in wanted.items()]
         writes += [Delete(key) for key in sorted(present - wanted.keys())]
-        await self._commit([Put(kinds.RESTORE_KEY, b"running")])
         for start in range(0, len(writes), CHUNK):
-            await self._commit(writes[start : start + CHUNK])
-        revision = await self._commit([Delete(kinds.RESTORE_KEY)])
+            await self._store.commit([self._fence(), mark], writes[start : start + CHUNK])
+        revision = await self._store.commit([self._fence(), mark], [Delete(kinds.RESTORE_KEY)])
         await self._mirror.wait_for(revision, within=WITHIN_S)
         log.info("state restored", objects=len(wanted))
         return json_response({"restored": len(wanted)})
-
-    async def _commit(self, writes: list[Write]) -> int:
-        return await self._store.commit([self._fence()], writes)
 
     def _refuse_unless_fresh(self) -> None:
         """Only the state of a first start is replaced without being told to."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
 
 from weft.domain import collection, kinds
 from weft.domain.errors import WeftError
+from weft.domain.ids import NodeName
+from weft.domain.planning import Plan, Reading
 from weft.master.control import ControlPlane
 from weft.runtime.backoff import happens
 from weft.runtime.logs import Log
 
 log = Log("collector")
+
+Clock = Callable[[], float]
 
 ROUND_S = 1.0
 """How often silence is looked for; a silent node is shown so within 2 s."""
@@ -21,20 +26,35 @@ ROUND_S = 1.0
 async def collect_for_ever(control: ControlPlane, *, limit: float, pause: float = ROUND_S) -> None:
     """Mark silent nodes and collect dead ones, for as long as we lead. One that fails is tried again next round."""
     never = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    # Marks are read by other masters, so they have the time of day; but a clock that is set must not age the silent.
+    start = time.time() - loop.time()
     while not await happens(never, within=pause):
         try:
-            await collect_once(control, now=time.time(), limit=limit)
+            await collect_once(control, clock=lambda: start + loop.time(), limit=limit)
         except WeftError as error:
             log.warning("collection postponed", reason=error.message)
 
 
-async def collect_once(control: ControlPlane, *, now: float, limit: float) -> None:
+async def collect_once(control: ControlPlane, *, clock: Clock, limit: float) -> None:
     """One round."""
     cluster = control.cluster
     for name in list(collection.nodes_to_mark(cluster)):
-        await control.carry_out(partial(collection.plan_mark, name=name, now=now))
+        await control.carry_out(partial(_mark, name, clock))
         log.info("node silent" if cluster.is_silent(name) else "node heard again", node=name)
-    for name in list(collection.nodes_to_collect(cluster, now=now, limit=limit)):
-        while cluster.get(kinds.NODE, name) is not None and cluster.is_silent(name):
-            await control.carry_out(partial(collection.plan_collect, name=name))
-        log.info("node collected", node=name)
+    for name in list(collection.nodes_to_collect(cluster, now=clock(), limit=limit)):
+        while name in collection.nodes_to_collect(cluster, now=clock(), limit=limit):
+            await control.carry_out(partial(_collect, name, clock, limit))
+        if cluster.get(kinds.NODE, name) is None:
+            log.info("node collected", node=name)
+
+
+# The clock is read at each try, since a try may have to wait for the store.
+
+
+def _mark(name: NodeName, clock: Clock, reading: Reading) -> Plan:
+    return collection.plan_mark(reading, name, now=clock())
+
+
+def _collect(name: NodeName, clock: Clock, limit: float, reading: Reading) -> Plan:
+    return collection.plan_collect(reading, name, now=clock(), limit=limit)

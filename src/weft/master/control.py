@@ -18,7 +18,7 @@ from weft.domain.addresses import Address, address_from_hex
 from weft.domain.allocator import NumberSet
 from weft.domain.changes import endpoints
 from weft.domain.cluster import Cluster, Stored
-from weft.domain.commits import NEVER, Compare, Delete, DeleteAll, Event, Put, Write
+from weft.domain.commits import NEVER, At, Compare, Delete, DeleteAll, Event, Put, Revision, Write
 from weft.domain.errors import Mismatch, NotFound, Stale, Unavailable
 from weft.domain.ids import EndpointKey, NetworkKey, NetworkName, TenantName
 from weft.domain.kinds import Kind
@@ -36,6 +36,7 @@ CATCH_UP_S = 0.25
 CATCH_UP_LIMIT_S = 10.0
 """How long our own commit may take to come back to us."""
 ADDRESS_CLAIMS = f"{kinds.CLAIMS}/addresses/"
+_NO_RESTORE = At(kinds.RESTORE_KEY, NEVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,22 @@ class Condition:
 class ControlPlane:
     """All changes of the cluster go through here. Safe to call from many tasks at once."""
 
-    def __init__(self, *, store: Store, cluster: Cluster, mirror: Mirror, fence: Callable[[], Compare]) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        cluster: Cluster,
+        mirror: Mirror,
+        fence: Callable[[], Compare],
+        doubt: Callable[[], None],
+    ) -> None:
+        """Every commit compares the `fence`. `doubt` is called when the outcome of one is unknown, and must move the
+        fence: what may still be on its way then cannot happen after whatever is decided next."""
         self._store = store
         self.cluster = cluster
         self.mirror = mirror
         self._fence = fence
+        self._doubt = doubt
         self._held: defaultdict[tuple[NetworkKey, int], NumberSet] = defaultdict(NumberSet)
         self._resting = Resting()
 
@@ -136,15 +148,23 @@ class ControlPlane:
             claimed = list(_claimed_addresses(plan.writes, Put))
             self._hold(claimed)
             try:
-                revision = await self._store.commit((*plan.compares, self._fence()), plan.writes)
-                await self._write_through(revision, plan.writes)
+                revision = await self._commit(plan)
             except Stale:
                 await self._catch_up(seen)
             else:
+                await self._write_through(revision, plan.writes)
                 return result
             finally:
                 self._let_go(claimed)
         raise Unavailable("the state kept changing under this request: try again")
+
+    async def _commit(self, plan: Plan) -> Revision:
+        guards = (self._fence(), _NO_RESTORE)
+        try:
+            return await self._store.commit((*plan.compares, *guards), plan.writes)
+        except Unavailable:
+            self._doubt()
+            raise
 
     async def _write_through(self, revision: int, writes: Sequence[Write]) -> None:
         """Bring our own commit into the snapshot, at once where the writes say all that happened."""

@@ -53,7 +53,9 @@ class Netmaster:
         self._cluster = Cluster()
         self._policy = PolicyView(self._cluster)
         self._mirror = Mirror(store, self._policy)
-        self._control = ControlPlane(store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence)
+        self._control = ControlPlane(
+            store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, doubt=self._doubt
+        )
         self._metrics = Metrics()
         self._leadership: Leadership | None = None
         self._prepared = False
@@ -138,6 +140,11 @@ class Netmaster:
         if self._leadership is None or not self._leadership.held:
             raise Unavailable("this netmaster does not lead: try again")
         return self._leadership.fence
+
+    def _doubt(self) -> None:
+        """A commit may or may not have happened: lead anew, under another fence, before anything else is decided."""
+        if self._leadership is not None:
+            self._leadership.lose("the outcome of a commit is unknown")
 
     def _leader_address(self) -> str:
         return self._cluster.leader[0] if self._cluster.leader else ""

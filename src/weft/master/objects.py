@@ -16,7 +16,7 @@ from aiohttp import web
 
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster, Stored
-from weft.domain.errors import Compacted, Invalid, Malformed, NotFound
+from weft.domain.errors import Invalid, Malformed, NotFound, Unavailable
 from weft.domain.ids import StoreKey
 from weft.domain.kinds import Kind
 from weft.domain.links import Links, links_of
@@ -145,51 +145,68 @@ class Objects:
         return found
 
     async def _watch(self, kind: Kind[Any], request: web.Request, query: ListQuery) -> web.StreamResponse:
-        """One JSON object a line: `put`, `delete`, `synced` after the listing, blank lines while nothing happens."""
+        """One JSON object a line: `put`, `delete`, `synced` after the listing; blank lines while nothing happens."""
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
         async with aclosing(self._news(kind, query)) as news:
             first = await anext(news)  # errors before the first line still get their status
             await response.prepare(request)
             await response.write(first)
-            pending = asyncio.ensure_future(anext(news))
+            pending = asyncio.ensure_future(anext(news, b""))
             try:
                 while True:
                     done, _ = await asyncio.wait({pending}, timeout=HEARTBEAT_S)
                     if not done:
                         await response.write(b"\n")
                         continue
+                    if not pending.result():
+                        return response
                     await response.write(pending.result())
-                    pending = asyncio.ensure_future(anext(news))
-            except (ConnectionError, Compacted):
+                    pending = asyncio.ensure_future(anext(news, b""))
+            except ConnectionError:
                 return response
             finally:
                 pending.cancel()
                 await asyncio.wait({pending})
 
     async def _news(self, kind: Kind[Any], query: ListQuery) -> AsyncGenerator[bytes, None]:
+        """The lines of a watch. When the store breaks it off, the last one is `error`, as it is too late for a status;
+        after `compacted` the client must list again."""
         since = query.since
         prefix = kind.store_prefix()
         if since is None:
             listing = await self._store.list(prefix)
             since = listing.revision
-            lines = [self._line(kind, entry.key, entry.value, entry.revision, query) for entry in listing.entries]
+            lines = [_line(kind, query, key=each.key, data=each.value, revision=each.revision)
+                     for each in listing.entries if _asked_for(kind, query, each.value)]  # fmt: skip
             yield b"".join(lines) + _json_line({"type": "synced", "revision": since})
         else:
             yield b"\n"
-        async with aclosing(self._store.watch(prefix, since)) as watching:
-            async for change in watching:
-                lines = [self._line(kind, event.key, event.value, change.revision, query) for event in change.events]
-                if any(lines):
-                    yield b"".join(lines)
+        try:
+            async with aclosing(self._store.watch(prefix, since)) as watching:
+                async for change in watching:
+                    yield b"".join(
+                        _line(kind, query, key=event.key, data=event.value, revision=change.revision)
+                        for event in change.events
+                    )
+        except Unavailable as error:
+            yield _json_line({"type": "error", "code": error.code, "message": error.message})
 
-    def _line(self, kind: Kind[Any], key: StoreKey, data: bytes | None, revision: int, query: ListQuery) -> bytes:
-        text = ":".join(key.split("/")[1:])
-        if data is None:
-            return _json_line({"type": "delete", "key": text, "revision": revision})
-        value = codec.decode(kind.type, data)
-        if not query.selects(value):
-            return b""
-        return _json_line({"type": "put", "key": text, "revision": revision, "object": configuration(kind, value)})
+
+def _line(kind: Kind[Any], query: ListQuery, *, key: StoreKey, data: bytes | None, revision: int) -> bytes:
+    """The news of one key: `put`, or `delete` when it is not (any more) one of those asked for."""
+    line: dict[str, Any] = {"type": "delete", "key": ":".join(key.split("/")[1:]), "revision": revision}
+    if value := _asked_for(kind, query, data):
+        line |= {"type": "put", "object": configuration(kind, value)}
+    return _json_line(line)
+
+
+def _asked_for(kind: Kind[Any], query: ListQuery, data: bytes | None) -> model.Value | None:
+    """The object, where there is one that can be read and has every wanted member."""
+    try:
+        value: model.Value | None = None if data is None else codec.decode(kind.type, data)
+    except (Malformed, Unavailable):  # a fault in /readyz, and in no list
+        return None
+    return value if value is not None and query.selects(value) else None
 
 
 def _json_line(line: Mapping[str, Any]) -> bytes:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -17,6 +18,7 @@ from typing import Any, Self
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from weft.domain import kinds
 from weft.drivers import MemoryStoreSettings, open_store
@@ -25,7 +27,8 @@ from weft.master.settings import read_master_settings
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff
 from weft.runtime.tasks import beside
-from weft.testing.processes import DEADLINE, Child, free_port
+from weft.testing.processes import Child, free_port
+from weft.testing.waiting import DEADLINE
 
 API = "/api/v1"
 
@@ -68,11 +71,13 @@ class Rest:
         self, method: str, path: str, *, data: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
         """Any request, with the path as it is."""
-        async with self.session.request(method, self.url + path, data=data, headers=headers) as response:
+        body = None if data is None else BytesIO(data)
+        url = URL(self.url + path, encoded=True)
+        async with self.session.request(method, url, data=body, headers=headers) as response:
             raw = await response.read()
             is_json = response.content_type == "application/json"
-            body = msgspec.json.decode(raw) if is_json else raw.decode()
-            return Answer(response.status, body, response.headers.copy())
+            answer = msgspec.json.decode(raw) if is_json else raw.decode()
+            return Answer(response.status, answer, response.headers.copy())
 
     async def put(self, plural: str, /, **members: object) -> Answer:
         """Create or change an object; its key follows from its members."""

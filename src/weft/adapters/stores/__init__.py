@@ -1,0 +1,1 @@
+"""Stores, one contract suite (`weft.testing.contracts`) for all."""

@@ -1,0 +1,118 @@
+"""The store behind netmaster, for agents: the same port over a unix socket or TLS (see `runtime.store_wire`)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import msgspec
+
+from weft.domain.errors import Compacted, Unavailable, WeftError
+from weft.domain.ids import StoreKey
+from weft.ports.store import Change, Compare, Entry, LeaseId, Listing, Revision, Write
+from weft.runtime import store_wire as wire
+from weft.runtime.backoff import Backoff
+from weft.runtime.commits import check_writes
+from weft.runtime.failover import Servers, client_tls
+
+T = TypeVar("T")
+
+_OK = 200
+_SILENCE = 4 * wire.HEARTBEAT
+
+_entry = msgspec.msgpack.Decoder(Entry | None)
+_listing = msgspec.msgpack.Decoder(Listing)
+_revision = msgspec.msgpack.Decoder(Revision)
+_lease = msgspec.msgpack.Decoder(LeaseId)
+_nothing = msgspec.msgpack.Decoder(None)
+_fault = msgspec.msgpack.Decoder(wire.Fault)
+
+
+class RemoteStore:
+    """See `ports.store`. Writes to what is not this node's own are refused with `Denied`."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+
+    async def read(self, key: StoreKey) -> Entry | None:
+        return await self._call("read", wire.KeyRequest(key), _entry)
+
+    async def list(self, prefix: StoreKey) -> Listing:
+        return await self._call("list", wire.KeyRequest(prefix), _listing)
+
+    async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
+        check_writes(writes)
+        request = wire.CommitRequest(tuple(compares), tuple(writes))
+        return await self._call("commit", request, _revision, repeatable=not writes)
+
+    async def watch(self, prefix: StoreKey, since: Revision) -> AsyncGenerator[Change, None]:
+        backoff = Backoff()
+        while True:
+            body = wire.encode(wire.WatchRequest(prefix, since))
+            try:
+                async with self._servers.stream(f"{wire.PREFIX}/watch", body, silence=_SILENCE) as stream:
+                    if stream.status != _OK:
+                        raise _error(b"".join([piece async for piece in stream.pieces]))
+                    async for frame in wire.frames(stream.pieces):
+                        if frame.change is None:
+                            raise wire.error_of(frame.fault) if frame.fault else Unavailable("an empty frame")
+                        since = frame.change.revision
+                        yield frame.change
+                        backoff.reset()
+            except Compacted:
+                raise
+            except Unavailable:
+                pass
+            await backoff.pause()
+
+    async def grant(self, ttl: float) -> LeaseId:
+        # Granting twice leaves a lease that ends by itself.
+        return await self._call("grant", wire.GrantRequest(ttl), _lease)
+
+    async def keep_alive(self, lease: LeaseId) -> None:
+        await self._call("keep-alive", wire.LeaseRequest(lease), _nothing)
+
+    async def revoke(self, lease: LeaseId) -> None:
+        await self._call("revoke", wire.LeaseRequest(lease), _nothing)
+
+    async def __aenter__(self) -> Self:
+        await self._servers.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._servers.__aexit__(kind, error, trace)
+
+    async def _call(
+        self, call: str, request: msgspec.Struct, answer: msgspec.msgpack.Decoder[T], *, repeatable: bool = True
+    ) -> T:
+        def judge(status: int, data: bytes) -> T:
+            if status != _OK:
+                raise _error(data)
+            try:
+                return answer.decode(data)
+            except msgspec.MsgspecError as error:
+                raise Unavailable(f"the answer to {call} is not readable: {data[:200]!r}") from error
+
+        return await self._servers.post(
+            f"{wire.PREFIX}/{call}", wire.encode(request), judge=judge, repeatable=repeatable
+        )
+
+
+def _error(data: bytes) -> WeftError:
+    """The error in a refusal."""
+    try:
+        return wire.error_of(_fault.decode(data))
+    except msgspec.MsgspecError:
+        return Unavailable(f"this is not how netmaster refuses: {data[:200]!r}")
+
+
+def open_store(endpoints: Sequence[str], *, node: str, ca: str = "", cert: str = "", key: str = "") -> RemoteStore:
+    """The store of the netmasters at these endpoints (`unix:PATH` or `https://HOST:PORT`), as this node may use it.
+
+    Over TLS the certificate says which node we are; its common name must be the node's name.
+    """
+    tls = client_tls(ca=ca, cert=cert, key=key)
+    return RemoteStore(Servers(endpoints, tls=tls, headers={wire.NODE_HEADER: node}))

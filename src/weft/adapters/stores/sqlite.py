@@ -1,0 +1,168 @@
+"""The embedded store: one SQLite file, opened by one process, durable under kill -9 and power loss.
+
+One connection on one thread does all SQL. Commits asked for at the same time share one transaction, and so one
+synchronous write to the disk, each with its own verdict and revision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
+
+from weft.adapters.stores.sqlite_file import StoreFile, Transaction
+from weft.domain.errors import Unavailable
+from weft.domain.ids import StoreKey
+from weft.ports.store import Change, Compare, Entry, LeaseId, Listing, Revision, Write
+from weft.runtime.commits import GroupCommit, check_writes
+from weft.runtime.feed import Feed
+from weft.runtime.leases import LeaseClock
+
+DEFAULT_HISTORY = 10_000
+_RECENT = 1_000
+"""Changes kept in memory; watchers that are further behind read the file."""
+_PATIENCE = 10.0
+"""Seconds after which a disk that does not answer is reported."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Step = Callable[[Transaction], Revision]
+
+
+class SqliteStore:
+    """See `ports.store`. Leases that were alive when the file was last open start anew when it is opened."""
+
+    def __init__(self, path: Path, *, history: int) -> None:
+        self._path = path
+        self._history = history
+        self._opened: _Opened | None = None
+
+    async def read(self, key: StoreKey) -> Entry | None:
+        opened = self._when_open()
+        return await opened.call(opened.file.read, key)
+
+    async def list(self, prefix: StoreKey) -> Listing:
+        opened = self._when_open()
+        return await opened.call(opened.file.list_under, prefix)
+
+    async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
+        check_writes(writes)
+        return await self._when_open().do(lambda transaction: transaction.commit(compares, writes))
+
+    def watch(self, prefix: StoreKey, since: Revision) -> AsyncGenerator[Change, None]:
+        return self._when_open().feed.watch(prefix, since)
+
+    async def grant(self, ttl: float) -> LeaseId:
+        opened = self._when_open()
+        lease = LeaseId(secrets.randbits(62))
+        # The clock runs first, so that a lease whose grant was given up half-way ends as well.
+        opened.leases.start(lease, ttl)
+        await opened.do(lambda transaction: transaction.grant(lease, ttl))
+        return lease
+
+    async def keep_alive(self, lease: LeaseId) -> None:
+        self._when_open().leases.keep_alive(lease)
+
+    async def revoke(self, lease: LeaseId) -> None:
+        opened = self._when_open()
+        opened.leases.forget(lease)
+        await opened.do(lambda transaction: transaction.end(lease))
+
+    async def __aenter__(self) -> Self:
+        self._opened = await _open(self._path, history=self._history)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened = self._when_open()
+        self._opened = None
+        await opened.close()
+
+    def _when_open(self) -> _Opened:
+        if self._opened is None:
+            raise Unavailable(f"store file {self._path} is not open")
+        return self._opened
+
+
+class _Opened:
+    """What exists while the store is open: the file, its thread, the queue of commits, the feed, the leases."""
+
+    def __init__(self, file: StoreFile, thread: ThreadPoolExecutor, leases: Sequence[tuple[LeaseId, float]]) -> None:
+        self.file = file
+        self.feed = Feed(revision=file.revision, keep=min(_RECENT, file.history), older=self._older)
+        self.leases = LeaseClock(self._end_expired)
+        self._thread = thread
+        self._loop = asyncio.get_running_loop()
+        self._commits: GroupCommit[_Step, Revision] = GroupCommit(self._carry_out)
+        for lease, ttl in leases:
+            self.leases.start(lease, ttl)
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function of the file on its thread."""
+        async with _patience():
+            return await self._loop.run_in_executor(self._thread, partial(function, *args, **kwargs))
+
+    async def do(self, step: _Step) -> Revision:
+        """Carry out a step, durably."""
+        async with _patience():
+            return await self._commits.ask(step)
+
+    async def close(self) -> None:
+        self.leases.close()
+        async with _patience():
+            await self._commits.close()
+        self.feed.close()
+        await self.call(self.file.close)
+        self._thread.shutdown(wait=False)
+
+    async def _carry_out(self, steps: Sequence[_Step]) -> Sequence[Revision | Exception]:
+        return await self._loop.run_in_executor(self._thread, self._transact, steps)
+
+    def _transact(self, steps: Sequence[_Step]) -> Sequence[Revision | Exception]:
+        outcomes, changes = self.file.transact(steps)
+        if changes:
+            # From here, so that watchers know of a revision before anyone else can have heard of it.
+            self._loop.call_soon_threadsafe(self.feed.publish, changes)
+        return outcomes
+
+    async def _older(self, since: Revision) -> Sequence[Change]:
+        return await self.call(self.file.changes_after, since)
+
+    def _end_expired(self, lease: LeaseId) -> None:
+        def check(ended: asyncio.Future[Revision]) -> None:
+            if not ended.cancelled() and ended.exception() is not None:
+                self.leases.start(lease, _PATIENCE)  # the disk refused: the lease is still there, so try again
+
+        self._commits.ask(lambda transaction: transaction.end(lease)).add_done_callback(check)
+
+
+async def _open(path: Path, *, history: int) -> _Opened:
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weft-sqlite")
+    loop = asyncio.get_running_loop()
+    try:
+        file = await loop.run_in_executor(thread, partial(StoreFile, path, history=history))
+        return _Opened(file, thread, await loop.run_in_executor(thread, file.leases))
+    except BaseException:
+        thread.shutdown(wait=False)
+        raise
+
+
+@asynccontextmanager
+async def _patience() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            yield
+    except TimeoutError as error:
+        raise Unavailable(f"the disk did not answer within {_PATIENCE:.0f} s") from error
+
+
+def open_store(path: Path | str, *, history: int = DEFAULT_HISTORY) -> SqliteStore:
+    """The store in this file, created when absent; at least the last `history` revisions are kept for watchers."""
+    return SqliteStore(Path(path), history=max(history, 1))

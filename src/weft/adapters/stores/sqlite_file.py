@@ -1,0 +1,279 @@
+"""The SQLite file of the embedded store: its form, and what one transaction does. Used by one thread only.
+
+Tables: `entries` is the present state; `log` has the events of each revision, for watchers, and its last row has
+the store's revision; `leases` has the leases that were granted and not ended. Everything a commit does is in one SQL
+transaction, so the three always agree, whenever the process dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from weft.domain.errors import Compacted, NotFound, Stale, Unavailable, WeftError
+from weft.domain.ids import StoreKey
+from weft.ports.store import (
+    NEVER,
+    At,
+    Change,
+    Compare,
+    Delete,
+    DeleteAll,
+    Entry,
+    Event,
+    LeaseId,
+    Listing,
+    Put,
+    Revision,
+    Write,
+)
+
+T = TypeVar("T")
+
+_APPLICATION = 0x57656674  # "Weft"
+_VERSION = 1
+_FIRST_REVISION = 1
+_HISTORY_PAGE = 500
+
+_SCHEMA = f"""
+CREATE TABLE entries (
+    key TEXT PRIMARY KEY, revision INTEGER NOT NULL, lease INTEGER, value BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX entries_by_revision ON entries (revision);
+CREATE INDEX entries_by_lease ON entries (lease) WHERE lease IS NOT NULL;
+CREATE TABLE log (revision INTEGER PRIMARY KEY, events BLOB NOT NULL);
+CREATE TABLE leases (id INTEGER PRIMARY KEY, ttl REAL NOT NULL);
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {_VERSION};
+"""
+
+_encode_events = msgspec.msgpack.Encoder().encode
+_decode_events = msgspec.msgpack.Decoder(tuple[Event, ...]).decode
+
+
+@contextmanager
+def _sqlite_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise Unavailable(f"store file {path}: {error}") from error
+
+
+def _after_prefix(prefix: StoreKey) -> str:
+    """The first text after all that start with the prefix; keys are ASCII."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "\x7f"
+
+
+class StoreFile:
+    """An open store file, locked against every other process."""
+
+    def __init__(self, path: Path, *, history: int) -> None:
+        self._path = path
+        self.history = history
+        self._undo = ExitStack()
+        with _sqlite_errors(path), ExitStack() as undo:
+            undo.callback(os.close, _lock(path))
+            _check_form(path)
+            self._sql = _connect(path)
+            undo.callback(self._sql.close)
+            self.revision, self._oldest = self._read_extent()
+            self._undo = undo.pop_all()
+
+    def close(self) -> None:
+        with _sqlite_errors(self._path):
+            self._undo.close()
+
+    def read(self, key: StoreKey) -> Entry | None:
+        with _sqlite_errors(self._path):
+            row = self._sql.execute("SELECT value, revision FROM entries WHERE key = ?", (key,)).fetchone()
+        return None if row is None else Entry(key, row[0], row[1])
+
+    def list_under(self, prefix: StoreKey) -> Listing:
+        with _sqlite_errors(self._path):
+            rows = self._sql.execute(
+                "SELECT key, value, revision FROM entries WHERE key >= ? AND key < ? ORDER BY key",
+                (prefix, _after_prefix(prefix)),
+            )
+            return Listing(tuple(Entry(*row) for row in rows), self.revision)
+
+    def changes_after(self, since: Revision) -> Sequence[Change]:
+        """The next page of the log after a revision; `Compacted` when some of it is gone."""
+        if since < self._oldest:
+            raise Compacted(f"history starts after revision {self._oldest}, {since} was asked for")
+        with _sqlite_errors(self._path):
+            rows = self._sql.execute(
+                "SELECT revision, events FROM log WHERE revision > ? ORDER BY revision LIMIT ?", (since, _HISTORY_PAGE)
+            )
+            return [Change(revision, _decode_events(events)) for revision, events in rows]
+
+    def leases(self) -> Sequence[tuple[LeaseId, float]]:
+        """The leases that have not ended, with their time to live."""
+        with _sqlite_errors(self._path):
+            return [(LeaseId(lease), ttl) for lease, ttl in self._sql.execute("SELECT id, ttl FROM leases")]
+
+    def transact(self, steps: Sequence[Callable[[Transaction], T]]) -> tuple[Sequence[T | Exception], Sequence[Change]]:
+        """Carry out the steps one after another in one durable transaction: the outcome of each, and what changed.
+
+        A step that raises one of our errors has written nothing and does not hinder the others.
+        """
+        outcomes: list[T | Exception] = []
+        with _sqlite_errors(self._path):
+            self._sql.execute("BEGIN IMMEDIATE")
+            try:
+                transaction = Transaction(self._sql, self.revision)
+                for step in steps:
+                    try:
+                        outcomes.append(step(transaction))
+                    except WeftError as error:
+                        outcomes.append(error)
+                oldest = self._compact(transaction.revision)
+                self._sql.execute("COMMIT")
+            except BaseException:
+                # SQLite itself has rolled back already after some errors, such as a full disk.
+                with suppress(sqlite3.OperationalError):
+                    self._sql.execute("ROLLBACK")
+                raise
+        self.revision, self._oldest = transaction.revision, oldest
+        return outcomes, transaction.changes
+
+    def _compact(self, revision: Revision) -> Revision:
+        """Forget history beyond what is to be kept, an eighth of it at a time; the revision before what is left."""
+        if revision - self._oldest <= self.history + self.history // 8:
+            return self._oldest
+        oldest = revision - self.history
+        self._sql.execute("DELETE FROM log WHERE revision <= ?", (oldest,))
+        return oldest
+
+    def _read_extent(self) -> tuple[Revision, Revision]:
+        first, last = self._sql.execute("SELECT min(revision), max(revision) FROM log").fetchone()
+        return (_FIRST_REVISION, _FIRST_REVISION) if last is None else (last, first - 1)
+
+
+class Transaction:
+    """The steps that can be done inside one SQL transaction. Compares see what earlier steps wrote."""
+
+    def __init__(self, sql: sqlite3.Connection, revision: Revision) -> None:
+        self._sql = sql
+        self.revision = revision
+        self.changes: list[Change] = []
+
+    def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
+        for compare in compares:
+            self._check(compare)
+        for write in writes:
+            if isinstance(write, Put) and write.lease is not None:
+                self._check_lease(write.lease)
+        return self._write(writes)
+
+    def grant(self, lease: LeaseId, ttl: float) -> Revision:
+        self._sql.execute("INSERT INTO leases VALUES (?, ?)", (lease, ttl))
+        return self.revision
+
+    def end(self, lease: LeaseId) -> Revision:
+        """Remove a lease and its keys."""
+        self._sql.execute("DELETE FROM leases WHERE id = ?", (lease,))
+        rows = self._sql.execute("SELECT key FROM entries WHERE lease = ? ORDER BY key", (lease,)).fetchall()
+        return self._write([Delete(key) for (key,) in rows])
+
+    def _check(self, compare: Compare) -> None:
+        if isinstance(compare, At):
+            row = self._sql.execute("SELECT revision FROM entries WHERE key = ?", (compare.key,)).fetchone()
+            found = NEVER if row is None else row[0]
+            if found != compare.revision:
+                raise Stale(f"{compare.key} is at revision {found}, not {compare.revision}")
+            return
+        # By revision, because what was put since a recent revision is little, whatever the prefix holds.
+        row = self._sql.execute(
+            "SELECT key, revision FROM entries INDEXED BY entries_by_revision"
+            " WHERE revision > ? AND key >= ? AND key < ? LIMIT 1",
+            (compare.since, compare.prefix, _after_prefix(compare.prefix)),
+        ).fetchone()
+        if row is not None:
+            raise Stale(f"{row[0]} was put at revision {row[1]}, after {compare.since}")
+
+    def _check_lease(self, lease: LeaseId) -> None:
+        if self._sql.execute("SELECT 1 FROM leases WHERE id = ?", (lease,)).fetchone() is None:
+            raise NotFound(f"lease {lease} has ended")
+
+    def _write(self, writes: Sequence[Write]) -> Revision:
+        revision = self.revision + 1
+        events: list[Event] = []
+        for write in writes:
+            match write:
+                case Put():
+                    self._sql.execute(
+                        "INSERT OR REPLACE INTO entries (key, revision, lease, value) VALUES (?, ?, ?, ?)",
+                        (write.key, revision, write.lease, write.value),
+                    )
+                    events.append(Event(write.key, write.value))
+                case Delete():
+                    if self._sql.execute("DELETE FROM entries WHERE key = ?", (write.key,)).rowcount:
+                        events.append(Event(write.key, None))
+                case DeleteAll():
+                    rows = self._sql.execute(
+                        "DELETE FROM entries WHERE key >= ? AND key < ? RETURNING key",
+                        (write.prefix, _after_prefix(write.prefix)),
+                    )
+                    events.extend(Event(StoreKey(key), None) for (key,) in rows.fetchall())
+        if events:
+            self._sql.execute("INSERT INTO log VALUES (?, ?)", (revision, _encode_events(events)))
+            self.changes.append(Change(revision, tuple(events)))
+            self.revision = revision
+        return self.revision
+
+
+def _lock(path: Path) -> int:
+    """Hold the lock beside the store, or refuse."""
+    # A file of its own: closing any descriptor of the store's file would drop SQLite's locks on it.
+    lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise Unavailable(f"store file {path} is in use by another process; only one may open it") from error
+    return lock
+
+
+def _check_form(path: Path) -> None:
+    """Refuse a file that is not a sound store of this version, without changing a byte of it."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    sql = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+    try:
+        (application,) = sql.execute("PRAGMA application_id").fetchone()
+        (version,) = sql.execute("PRAGMA user_version").fetchone()
+        (tables,) = sql.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if (application, version, tables) == (0, 0, 0):
+            return  # the process that created it died before it wrote anything
+        if application != _APPLICATION:
+            raise Unavailable(f"store file {path} is a database of another program")
+        if version != _VERSION:
+            raise Unavailable(f"store file {path} has version {version}; this Weft reads version {_VERSION}")
+        (verdict,) = sql.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise Unavailable(f"store file {path} is damaged: {verdict}")
+    finally:
+        sql.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        sql.execute("PRAGMA journal_mode = WAL")
+        sql.execute("PRAGMA synchronous = FULL")
+        (tables,) = sql.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not tables:
+            sql.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+    except BaseException:
+        sql.close()
+        raise
+    return sql

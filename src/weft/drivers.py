@@ -1,0 +1,64 @@
+"""Stores by name. The only importer of adapters, through the entry points of the group `weft.stores`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from importlib.metadata import entry_points
+from typing import ClassVar, cast
+
+from weft.domain.errors import Unavailable
+from weft.ports.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryStoreSettings:
+    """A store that is gone when it is closed."""
+
+    driver: ClassVar[str] = "memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqliteStoreSettings:
+    """The embedded store: one file, one process. At least the last `history` revisions are kept for watchers."""
+
+    driver: ClassVar[str] = "sqlite"
+    path: str
+    history: int = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdStoreSettings:
+    """An etcd v3 cluster: URLs of its members, and the files and words that open it."""
+
+    driver: ClassVar[str] = "etcd"
+    endpoints: tuple[str, ...]
+    root: str = "/weft/"
+    user: str = ""
+    password: str = field(default="", repr=False)
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteStoreSettings:
+    """The store behind netmaster: `unix:PATH` or `https://HOST:PORT` of one or more, and who we are to them."""
+
+    driver: ClassVar[str] = "remote"
+    endpoints: tuple[str, ...]
+    node: str
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+
+StoreSettings = MemoryStoreSettings | SqliteStoreSettings | EtcdStoreSettings | RemoteStoreSettings
+
+
+def open_store(settings: StoreSettings) -> Store:
+    """The store as the settings say; opened when it is entered as an async context manager."""
+    found = entry_points(group="weft.stores", name=settings.driver)
+    if not found:
+        raise Unavailable(f"no store named {settings.driver!r} is installed")
+    (entry_point,) = found
+    return cast("Store", entry_point.load()(**{each.name: getattr(settings, each.name) for each in fields(settings)}))

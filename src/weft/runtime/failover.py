@@ -1,0 +1,180 @@
+"""HTTP requests to one of several servers that serve the same thing."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+import aiohttp
+
+from weft.domain.errors import Invalid, Unavailable
+from weft.runtime.backoff import Backoff
+
+T = TypeVar("T")
+
+PATIENCE = 6.0
+"""Seconds within which a call is answered, or `Unavailable`."""
+_CONNECTING = 1.0
+_ANSWERING = 2.5
+"""Seconds within which an answer must begin, or another server is tried where that does no harm."""
+
+_ONE_PIECE = 2**20
+_UNIX = "unix:"
+_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+_BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+class Elsewhere(Exception):
+    """Said by the judge of an answer: this server did nothing, but another, or the same later, may do it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    name: str
+    base: str
+    session: aiohttp.ClientSession
+
+
+class Stream(NamedTuple):
+    """An answer that goes on: its status, and its body as it comes."""
+
+    status: int
+    pieces: AsyncIterator[bytes]
+
+
+class Servers:
+    """The servers, and the one that is used now. One that fails is left for the next, until that fails too.
+
+    Endpoints are URLs, or `unix:PATH`. Opened and closed as an async context manager.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[str], *, tls: ssl.SSLContext | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        if not endpoints:
+            raise Invalid("no endpoint is given: name at least one server")
+        self._endpoints = endpoints
+        self._tls = tls
+        self._headers = headers
+        self._servers: list[_Server] = []
+        self._current = 0
+        self._closing = AsyncExitStack()
+
+    async def post(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        judge: Callable[[int, bytes], T],
+        repeatable: bool,
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
+        """Send a request; what `judge` makes of the answer's status and body.
+
+        What was surely not carried out is tried again, on one server after another, as long as time permits. What may
+        have been carried out is tried again only if it is `repeatable`; else `Unavailable` says that nobody knows.
+        """
+        timeout = aiohttp.ClientTimeout(total=_ANSWERING if repeatable else PATIENCE, sock_connect=_CONNECTING)
+        backoff = Backoff(first=0.02, cap=0.5, within=PATIENCE)
+        for tries in range(1, 1_000_000):
+            server = self._now()
+            try:
+                async with server.session.post(
+                    server.base + path, data=_sendable(body), headers=headers, timeout=timeout
+                ) as answer:
+                    return judge(answer.status, await answer.read())
+            except (*_NEVER_SENT, Elsewhere) as error:
+                reason: Exception = error
+            except _BROKEN as error:
+                if not repeatable:
+                    self._leave(server)
+                    raise Unavailable(f"{server.name} did not answer, it may have acted: {_text(error)}") from error
+                reason = error
+            self._leave(server)
+            if tries % len(self._servers) == 0:
+                try:
+                    await backoff.pause()
+                except TimeoutError:
+                    raise Unavailable(f"no server answers; {server.name}: {_text(reason)}") from reason
+        raise AssertionError("time ran out long ago")
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, body: bytes, *, silence: float, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Stream]:
+        """An answer that goes on; `Unavailable` when it breaks, or when nothing comes for `silence` seconds.
+
+        Silence after the answer has begun may just mean that there is no news, so it does not speak against the server.
+        The block may say `Elsewhere`, when what it reads does.
+        """
+        server = self._now()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECTING, sock_read=silence)
+        heard = False
+        try:
+            async with asyncio.timeout(_ANSWERING):
+                answer = await server.session.post(server.base + path, data=body, headers=headers, timeout=timeout)
+            heard = True
+            async with answer:
+                yield Stream(answer.status, answer.content.iter_any())
+        except (*_BROKEN, Elsewhere) as error:
+            if not (heard and isinstance(error, TimeoutError)):
+                self._leave(server)
+            raise Unavailable(f"{server.name}: {_text(error)}") from error
+
+    async def __aenter__(self) -> Self:
+        for endpoint in self._endpoints:
+            connector: aiohttp.BaseConnector
+            if endpoint.startswith(_UNIX):
+                connector = aiohttp.UnixConnector(endpoint.removeprefix(_UNIX), limit=0)
+                base = "http://weft"
+            else:
+                connector = aiohttp.TCPConnector(ssl=self._tls or True, limit=0)
+                base = endpoint.rstrip("/")
+            session = aiohttp.ClientSession(connector=connector, headers=self._headers, auto_decompress=False)
+            await self._closing.enter_async_context(session)
+            self._servers.append(_Server(endpoint, base, session))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._servers.clear()
+        await self._closing.aclose()
+
+    def _now(self) -> _Server:
+        if not self._servers:
+            raise Unavailable("the store is not open")
+        return self._servers[self._current]
+
+    def _leave(self, server: _Server) -> None:
+        # Many requests may fail at once: only the first of them moves on.
+        if self._servers and self._servers[self._current] is server:
+            self._current = (self._current + 1) % len(self._servers)
+
+
+def client_tls(*, ca: str, cert: str, key: str) -> ssl.SSLContext | None:
+    """What a client needs to trust servers by `ca` and to show `cert`; None when neither is named."""
+    if not (ca or cert or key):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+        if cert or key:
+            context.load_cert_chain(cert, key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(f"TLS files {', '.join(filter(None, (ca, cert, key)))} are not usable: {error}") from error
+    return context
+
+
+def _sendable(body: bytes) -> bytes | io.BytesIO:
+    """aiohttp warns of large bodies in one piece, for they would block the loop; a file is sent piece by piece."""
+    return body if len(body) <= _ONE_PIECE else io.BytesIO(body)
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,193 @@
+"""An auditor of the stored state: reads keys and JSON with nothing of the domain's code, and names what is wrong.
+
+Whatever happened before, this must hold at every revision: no address, tag or id has two holders; every claim has its
+holder and every holder its claim (or its node's block); nothing is left of what was deleted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+BLOCK = 64
+LARGE = 1024
+
+Key = tuple[str, ...]
+Document = dict[str, Any]
+
+
+def audit(entries: Mapping[str, bytes]) -> list[str]:
+    """Everything that is wrong with this state; nothing for a sound one."""
+    return list(_Auditor(entries).faults())
+
+
+class _Network:
+    """A network's addresses as numbers by family, from its document alone."""
+
+    def __init__(self, document: Document) -> None:
+        self.usable: dict[int, range] = {}
+        self.gateways = {int(ip_address(document[name])) for name in ("gateway", "ipv6Gateway") if name in document}
+        for version, member in ((4, "subnet"), (6, "ipv6Subnet")):
+            if member in document:
+                self.usable[version] = _usable(document[member])
+
+    def is_large(self, version: int) -> bool:
+        return len(self.usable[version]) >= LARGE
+
+
+def _usable(text: str) -> range:
+    """The numbers of `address/length` or `first-last/length` that hosts can have."""
+    span, _, length = text.rpartition("/")
+    first, _, last = span.partition("-")
+    whole = ip_network(f"{first}/{length}", strict=False)
+    low, high = (int(ip_address(first)), int(ip_address(last))) if last else (int(whole[0]), int(whole[-1]))
+    top = int(whole[-1]) - (1 if whole.version == 4 else 0)
+    return range(max(low, int(whole[0]) + 1), min(high, top) + 1)
+
+
+class _Auditor:
+    def __init__(self, entries: Mapping[str, bytes]) -> None:
+        self._folders: defaultdict[str, dict[Key, Document]] = defaultdict(dict)
+        for key, value in entries.items():
+            folder, *parts = key.split("/")
+            if folder not in {"alive", "leader", "restore"}:
+                self._folders[folder][tuple(parts)] = json.loads(value)["o"]
+        self._networks = {key: _Network(document) for key, document in self._folders["networks"].items()}
+        claims = self._folders["claims"].items()
+        self._claims = {key[1:]: document for key, document in claims if key[0] == "addresses"}
+
+    def faults(self) -> Iterator[str]:
+        yield from self._parents()
+        yield from self._address_holders()
+        yield from self._address_claims()
+        yield from self._blocks()
+        yield from self._numbers()
+
+    def _parents(self) -> Iterator[str]:
+        """Nothing is there without what it belongs to."""
+        for folder in ("endpoints", "services", "groups"):
+            for key, document in self._folders[folder].items():
+                if (key[0], document["networkName"]) not in self._networks:
+                    yield f"{folder} {key}: its network is gone"
+        for key, document in self._folders["endpoints"].items():
+            group = document.get("serviceName")
+            if group and (key[0], group) not in self._folders["groups"]:
+                yield f"endpoint {key}: its group {group} is gone"
+        for key in self._folders["networks"]:
+            if (key[0],) not in self._folders["tenants"]:
+                yield f"network {key}: its tenant is gone"
+
+    def _held(self) -> Iterator[tuple[Key, str, str, Document]]:
+        """(network, address, holder as claims name it, its document) for every address in use."""
+        for key, document in self._folders["endpoints"].items():
+            for member in ("ipAddress", "ipv6Address"):
+                if member in document:
+                    yield key[:2], document[member], f"endpoint:{':'.join(key)}", document
+        for key, document in self._folders["services"].items():
+            yield (key[0], document["networkName"]), document["vip"], f"serviceLB:{':'.join(key)}", document
+
+    def _address_holders(self) -> Iterator[str]:
+        """Every address in use has one holder, may be had by it, and is backed by its claim or its node's block."""
+        seen: dict[tuple[Key, str], str] = {}
+        for network, address, holder, document in self._held():
+            if other := seen.get((network, address)):
+                yield f"{address} of {network} is with {holder} and with {other}"
+            seen[network, address] = holder
+            number, version = int(ip_address(address)), ip_address(address).version
+            if network not in self._networks:
+                continue
+            if number not in self._networks[network].usable[version] or number in self._networks[network].gateways:
+                yield f"{address} of {network} is with {holder}, but nobody may have it"
+            yield from self._pool_faults(network, address, holder, document)
+            claim = self._claims.get((*network, _hex(address)))
+            block = self._block_of(network, address)
+            if claim is None:
+                if not block or not block.get("owner") or block["owner"] != document.get("homingHost"):
+                    yield f"{address} of {network} is with {holder}, without a claim and outside its node's blocks"
+            elif claim["holder"] != holder:
+                yield f"{address} of {network} is with {holder}, but claimed by {claim['holder']}"
+
+    def _pool_faults(self, network: Key, address: str, holder: str, document: Document) -> Iterator[str]:
+        """An address of a group's pool is with a member of the group; members have no other."""
+        if ip_address(address).version != 4:
+            return
+        own = document.get("serviceName", "") if holder.startswith("endpoint:") else ""
+        for (tenant, name), group in self._folders["groups"].items():
+            if (tenant, group["networkName"]) != network or "ipPool" not in group:
+                continue
+            first, _, last = group["ipPool"].partition("-")
+            inside = int(ip_address(first)) <= int(ip_address(address)) <= int(ip_address(last or first))
+            if inside != (name == own):
+                yield f"{address} of {network} is with {holder}, which does not go with the pool of group {name}"
+
+    def _address_claims(self) -> Iterator[str]:
+        """Every claim has its holder; in a large pool it lies in a block that is nobody's own."""
+        held = {(*network, _hex(address)): holder for network, address, holder, _ in self._held()}
+        for key, claim in self._claims.items():
+            network, address = key[:2], _address(key[2])
+            if network not in self._networks:
+                yield f"claim on {address} of {network}: the network is gone"
+                continue
+            if not claim["holder"].startswith("reserved:") and held.get(key) != claim["holder"]:
+                yield f"claim on {address} of {network}: its holder {claim['holder']} does not have it"
+            if self._networks[network].is_large(ip_address(address).version):
+                block = self._block_of(network, address)
+                if block is None or block.get("owner"):
+                    yield f"claim on {address} of {network}: its block is {block}, not shared"
+
+    def _block_of(self, network: Key, address: str) -> Document | None:
+        """The block around an address: blocks start at multiples of their size, as subnets of that size do."""
+        width = len(_hex(address))
+        first = int(ip_address(address)) // BLOCK * BLOCK
+        return self._folders["blocks"].get((*network, f"{first:0{width}x}"))
+
+    def _blocks(self) -> Iterator[str]:
+        """Blocks lie in large pools; a node's own has only addresses that may be given out."""
+        for key, document in self._folders["blocks"].items():
+            network, address = key[:2], _address(key[2])
+            if network not in self._networks:
+                yield f"block {address} of {network}: the network is gone"
+                continue
+            version, first = ip_address(address).version, int(ip_address(address))
+            if not self._networks[network].is_large(version):
+                yield f"block {address} of {network}: the pool is too small for blocks"
+            if document.get("owner"):
+                usable = self._networks[network].usable[version]
+                if first not in usable or first + BLOCK - 1 not in usable:
+                    yield f"block {address} of {network} is {document['owner']}'s, but not wholly usable"
+                if (document["owner"],) not in self._folders["nodes"]:
+                    yield f"block {address} of {network} is {document['owner']}'s, which does not exist"
+
+    def _numbers(self) -> Iterator[str]:
+        """Every tag and id has one holder, which exists and has it; and every holder has its claim."""
+        wanted: dict[Key, str] = {}
+        for key, number, holder in self._numbered():
+            if (key, number) in wanted:
+                yield f"{key} {number} is with {holder} and with {wanted[key, number]}"
+            wanted[key, number] = holder
+        claimed = {key: claim["holder"] for key, claim in self._folders["claims"].items() if key[0] != "addresses"}
+        for pair in sorted(wanted.keys() | claimed.keys()):
+            if wanted.get(pair) != claimed.get(pair):
+                yield f"{pair} is with {wanted.get(pair)}, but claimed by {claimed.get(pair)}"
+
+    def _numbered(self) -> Iterator[tuple[str, str, str]]:
+        for key, document in self._folders["networks"].items():
+            holder, tags = f"network:{':'.join(key)}", document["tags"]
+            if document["encap"] == "vlan":
+                yield "vlan", str(tags["vlan"]), holder
+            else:
+                yield "vni", str(tags["vni"]), holder
+                yield "local-vlan", str(tags["vlan"]), holder
+        for key, document in self._folders["groups"].items():
+            yield "group-id", str(document["groupId"]), f"endpointGroup:{':'.join(key)}"
+
+
+def _hex(address: str) -> str:
+    return ip_address(address).packed.hex()
+
+
+def _address(text: str) -> str:
+    return str(ip_address(bytes.fromhex(text)))

@@ -1,0 +1,49 @@
+"""A certificate authority for tests, by the `openssl` program."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The files of one certificate and of its authority."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+class Authority:
+    """Issues certificates for 127.0.0.1 and localhost, good for servers and clients."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self.ca = directory / "ca.pem"
+        self._key = directory / "ca.key"
+        _openssl(
+            "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+            "-subj", "/O=weft test authority", "-keyout", str(self._key), "-out", str(self.ca),
+        )  # fmt: skip
+
+    def issue(self, file: str, *, subject: str) -> Certificate:
+        """A certificate for a subject such as `/CN=node-1`, in files of this name."""
+        cert, key, request = (self._directory / f"{file}.{kind}" for kind in ("pem", "key", "csr"))
+        extensions = self._directory / "extensions"
+        extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n")
+        _openssl(
+            "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-subj", subject, "-keyout", str(key), "-out", str(request),
+        )  # fmt: skip
+        _openssl(
+            "x509", "-req", "-in", str(request), "-CA", str(self.ca), "-CAkey", str(self._key), "-CAcreateserial",
+            "-days", "2", "-extfile", str(extensions), "-out", str(cert),
+        )  # fmt: skip
+        return Certificate(self.ca, cert, key)
+
+
+def _openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=30)

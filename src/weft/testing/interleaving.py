@@ -1,0 +1,264 @@
+"""Many actors on one store, and a scheduler that owns every turn and the clock: a seed repeats a run exactly.
+
+Actors are ordinary coroutines. Each of their calls to the store waits for its turn; when nobody can go on, the
+scheduler chooses what happens next: a call goes through, is refused, goes through unheard or long after its caller gave
+up, a piece of news arrives, or the clock moves to the next timer. No time passes otherwise, and none is slept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+from weft.domain.errors import Compacted, Unavailable, WeftError
+from weft.domain.ids import StoreKey
+from weft.ports.store import Change, Compare, Entry, LeaseId, Listing, Revision, Store, Write
+
+T = TypeVar("T")
+
+
+class Fate(Enum):
+    """What becomes of a call to the store."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    UNHEARD = "unheard"
+    LATE = "late"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """How a run is: the chances of each fate but `DONE`, of the clock moving while others wait, and of lost history."""
+
+    refused: float
+    unheard: float
+    late: float
+    clock: float
+    compacted: float
+
+    @classmethod
+    def random(cls, rng: Random) -> Weather:
+        """Calm or stormy; runs that differ in kind find more than runs that are all alike."""
+        storm = rng.choice((0.0, 0.01, 0.05, 0.15))
+        return cls(
+            refused=storm * rng.random(),
+            unheard=storm * rng.random(),
+            late=storm * rng.random(),
+            clock=rng.choice((0.01, 0.05, 0.2)),
+            compacted=storm * rng.random(),
+        )
+
+
+class _Turn(NamedTuple):
+    actor: str
+    what: str
+    go: asyncio.Future[None]
+
+
+class Scheduler:
+    """Runs coroutines on a loop of its own. `check` is called after every step and raises when something is wrong."""
+
+    def __init__(self, rng: Random, weather: Weather) -> None:
+        self.rng = rng
+        self.weather = weather
+        self.now = 0.0
+        self.history: list[str] = []
+        self.check: Callable[[], None] = lambda: None
+        self._waiting: list[_Turn] = []
+        self._pace: dict[str, float] = {}
+        self._stragglers: set[asyncio.Task[None]] = set()
+        self._calm = False
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run to the end; what goes wrong carries the history of the last steps."""
+        try:
+            with asyncio.Runner(loop_factory=lambda: _Loop(self)) as runner:
+                try:
+                    return runner.run(main)
+                finally:
+                    self._calm = True
+        except BaseException as error:
+            error.add_note("\n".join(self.history[-200:]))
+            raise
+
+    async def turn(self, actor: str, what: str) -> None:
+        """Wait until the scheduler lets this actor go on."""
+        turn = _Turn(actor, what, asyncio.get_running_loop().create_future())
+        self._waiting.append(turn)
+        await turn.go
+
+    def chance(self, probability: float) -> bool:
+        return not self._calm and self.rng.random() < probability
+
+    def fate(self) -> Fate:
+        """What becomes of the call whose turn it is."""
+        for fate, probability in (
+            (Fate.REFUSED, self.weather.refused),
+            (Fate.UNHEARD, self.weather.unheard),
+            (Fate.LATE, self.weather.late),
+        ):
+            if self.chance(probability):
+                return fate
+        return Fate.DONE
+
+    def straggle(self, actor: str, what: str, act: Callable[[], Awaitable[object]]) -> None:
+        """Have a call go through at some later turn, when its caller no longer listens."""
+
+        async def go_through() -> None:
+            await self.turn(f"{actor} late", what)
+            with suppress(WeftError):
+                await act()
+
+        task = asyncio.create_task(go_through(), name=f"{actor} late")
+        self._stragglers.add(task)
+        task.add_done_callback(self._stragglers.discard)
+
+    async def calm_down(self) -> None:
+        """From here on every call goes through; returns when those on the way have done so."""
+        self._calm = True
+        while self._stragglers:
+            await asyncio.wait(self._stragglers)
+
+    def step(self, until_timer: float | None) -> None:
+        """Nobody can go on: choose what happens next."""
+        if not self._calm or self._waiting:
+            self.check()
+        self._waiting = [turn for turn in self._waiting if not turn.go.done()]
+        if not self._waiting or (until_timer is not None and self.chance(self.weather.clock)):
+            if until_timer is None:
+                raise AssertionError("nothing can happen any more")
+            self.now += until_timer
+            return
+        (chosen,) = self.rng.choices(self._waiting, [self._pace_of(turn.actor) for turn in self._waiting])
+        self._waiting.remove(chosen)
+        self.history.append(f"{self.now:9.3f} {chosen.actor}: {chosen.what}")
+        chosen.go.set_result(None)
+
+    def _pace_of(self, actor: str) -> float:
+        """Some are a hundred times slower than others; once all is calm, none is."""
+        if self._calm:
+            return 1.0
+        if actor not in self._pace:
+            self._pace[actor] = 10 ** -self.rng.uniform(0.0, 2.0)
+        return self._pace[actor]
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop on the scheduler's clock."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        super().__init__(_Selector(scheduler))
+
+    def time(self) -> float:
+        return self._scheduler.now
+
+
+class _Selector(selectors.SelectSelector):
+    """Where a loop would sleep until the next timer, the scheduler is asked instead."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout > 0:
+            self._scheduler.step(timeout)
+        return super().select(0)
+
+
+class ScheduledStore:
+    """The store as one actor has it: every call waits for its turn and meets its fate; all are refused while `cut`."""
+
+    def __init__(self, store: Store, scheduler: Scheduler, actor: str) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._actor = actor
+        self.cut = False
+
+    async def read(self, key: StoreKey) -> Entry | None:
+        return await self._call(f"read {key}", lambda: self._store.read(key))
+
+    async def list(self, prefix: StoreKey) -> Listing:
+        return await self._call(f"list {prefix or 'all'}", lambda: self._store.list(prefix))
+
+    async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
+        what = f"commit {', '.join(_describe(write) for write in writes)}"
+        return await self._call(what, lambda: self._store.commit(compares, writes))
+
+    async def watch(self, prefix: StoreKey, since: Revision) -> AsyncGenerator[Change, None]:
+        async with aclosing(self._store.watch(prefix, since)) as changes:
+            async for change in changes:
+                await self._scheduler.turn(f"{self._actor} watch", f"news of revision {change.revision}")
+                if self._scheduler.chance(self._scheduler.weather.compacted):
+                    raise Compacted("the scheduler has forgotten history")
+                if self.cut or self._scheduler.fate() is not Fate.DONE:
+                    raise Unavailable("the watch was cut")
+                yield change
+
+    async def grant(self, ttl: float) -> LeaseId:
+        return await self._call("grant", lambda: self._store.grant(ttl))
+
+    async def keep_alive(self, lease: LeaseId) -> None:
+        await self._call(f"keep lease {lease} alive", lambda: self._store.keep_alive(lease))
+
+    async def revoke(self, lease: LeaseId) -> None:
+        await self._call(f"revoke lease {lease}", lambda: self._store.revoke(lease))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The store belongs to the test, not to the actor."""
+
+    async def _call(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
+        try:
+            await self._scheduler.turn(self._actor, what)
+        except asyncio.CancelledError:
+            if not self.cut and self._scheduler.chance(0.5):
+                self._scheduler.straggle(self._actor, what, act)  # it was on its way when its caller gave up
+            raise
+        fate = Fate.REFUSED if self.cut else self._scheduler.fate()
+        self._note(fate.value)
+        if fate is Fate.LATE:
+            self._scheduler.straggle(self._actor, what, act)
+        if fate in {Fate.LATE, Fate.REFUSED}:
+            raise Unavailable(f"{what}: no answer")
+        try:
+            answer = await act()
+        except WeftError as error:
+            self._note(type(error).__name__)
+            if fate is Fate.UNHEARD:
+                raise Unavailable(f"{what}: no answer") from error
+            raise
+        if fate is Fate.UNHEARD:
+            raise Unavailable(f"{what}: no answer")
+        return answer
+
+    def _note(self, outcome: str) -> None:
+        if outcome != Fate.DONE.value:
+            self._scheduler.history.append(f"{self._scheduler.now:9.3f} {self._actor}: … {outcome}")
+
+
+def _describe(write: Write) -> str:
+    return f"{type(write).__name__} {getattr(write, 'key', None) or getattr(write, 'prefix', '')}"
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing, from code that is none."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    coroutine.close()
+    raise AssertionError("the coroutine had to wait")

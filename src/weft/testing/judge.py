@@ -1,0 +1,258 @@
+"""The second evaluator of policy: slow, obvious, and written from the definitions alone.
+
+It shares with the engine nothing but the types of its input, keeps no index and compiles nothing: every question walks
+over all objects. Where the two disagree, one of them is wrong; tests on generated clusters look for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
+
+from weft.domain.model import Endpoint, Group, Network, Policy, Rule
+from weft.domain.policy.facts import Fact
+from weft.domain.policy.identities import ApiServer, Host, Namespace, Pod, PodPort
+from weft.domain.policy.netpol import NetworkPolicy, PolicyPeer, PolicyPort
+from weft.domain.selectors import LabelSelector
+
+_TCP, _UDP, _SCTP = 6, 17, 132
+_NUMBERS = {"TCP": _TCP, "UDP": _UDP, "SCTP": _SCTP, "tcp": _TCP, "udp": _UDP}
+
+
+class _End(NamedTuple):
+    """One end of a flow, with everything that a definition asks about it."""
+
+    address: str
+    tenant: str = ""
+    group: str = ""
+    node: str = ""
+    host: bool = False
+    pod: Pod | None = None
+
+
+class Question(NamedTuple):
+    """Does the first packet of this flow pass? Ends are named as the engine names them."""
+
+    source: str
+    target: str
+    protocol: int
+    port: int
+    version: int
+
+
+class Answer(NamedTuple):
+    """What the rules of the source and those of the target say."""
+
+    egress: bool
+    ingress: bool
+
+
+class Judge:
+    """Answers questions about one state of the cluster."""
+
+    def __init__(self, facts: Iterable[Fact]) -> None:
+        facts = list(facts)
+        self._namespaces = {fact.name: fact for fact in facts if isinstance(fact, Namespace)}
+        self._policies = [fact for fact in facts if isinstance(fact, NetworkPolicy)]
+        self._pods = [fact for fact in facts if isinstance(fact, Pod)]
+        self._endpoints = [fact for fact in facts if isinstance(fact, Endpoint)]
+        self._hosts = [fact for fact in facts if isinstance(fact, Host)]
+        self._api_servers = [fact for fact in facts if isinstance(fact, ApiServer)]
+        self._groups = [fact for fact in facts if isinstance(fact, Group)]
+        self._contiv_policies = [fact for fact in facts if isinstance(fact, Policy)]
+        self._rules = [fact for fact in facts if isinstance(fact, Rule)]
+        self._networks = [fact for fact in facts if isinstance(fact, Network)]
+
+    def answer(self, question: Question) -> Answer:
+        source = self._end(question.source, question.version)
+        target = self._end(question.target, question.version)
+        if source.tenant and target.tenant and source.tenant != target.tenant:
+            return Answer(egress=False, ingress=False)
+        own_host = source.host and source.node == target.node != ""
+        return Answer(
+            egress=self._allows("egress", source, target, question),
+            ingress=own_host or self._allows("ingress", target, source, question),
+        )
+
+    def _end(self, name: str, version: int) -> _End:
+        for pod in self._pods:
+            if name == f"{pod.namespace}/{pod.name}":
+                return _End(_first(pod.ips, version), pod.tenant, pod.group, pod.node, pod=pod)
+        for endpoint in self._endpoints:
+            if name == f"{endpoint.tenant}:{endpoint.network}:{endpoint.endpoint_id}":
+                texts = (endpoint.ip_address, endpoint.ipv6_address)
+                return _End(_first(texts, version), endpoint.tenant, endpoint.group, endpoint.host)
+        for host in self._hosts:
+            if name == f"host:{host.node}":
+                return _End(_first(host.addresses, version), node=host.node, host=True)
+        for server in self._api_servers:
+            if name == "apiserver":
+                return _End(_first(server.addresses, version))
+        return _End(name)
+
+    def _allows(self, direction: str, local: _End, remote: _End, question: Question) -> bool:
+        target = remote if direction == "egress" else local
+        ports = target.pod.ports if target.pod else ()
+        return self._contiv_allows(direction, local, remote, question) and self._kubernetes_allows(
+            direction, local, remote, question, ports
+        )
+
+    # Kubernetes: a pod that no policy selects is open; otherwise some entry of some policy must allow the flow.
+
+    def _kubernetes_allows(
+        self, direction: str, local: _End, remote: _End, question: Question, ports: Sequence[PodPort]
+    ) -> bool:
+        if local.pod is None:
+            return True
+        selecting = [policy for policy in self._policies if _selects(policy, local.pod, direction)]
+        return not selecting or any(
+            (not peers or any(self._is_peer(peer, remote, policy.metadata.namespace) for peer in peers))
+            and (not services or any(_is_service(service, question, ports) for service in services))
+            for policy in selecting
+            for peers, services in _entries(policy, direction)
+        )
+
+    def _is_peer(self, peer: PolicyPeer, remote: _End, namespace: str) -> bool:
+        if peer.ip_block is not None:
+            excepted = any(_in_network(remote.address, text) for text in peer.ip_block.except_ or ())
+            return _in_network(remote.address, peer.ip_block.cidr) and not excepted
+        if remote.pod is None:
+            return False
+        if peer.pod_selector is not None and not _labels_match(peer.pod_selector, remote.pod.labels):
+            return False
+        if peer.namespace_selector is None:
+            return remote.pod.namespace == namespace
+        home = self._namespaces.get(remote.pod.namespace)
+        if home is None:
+            return False
+        labels = {**home.labels, "kubernetes.io/metadata.name": home.name}
+        return _labels_match(peer.namespace_selector, labels)
+
+    # Contiv: of the rules that speak about the flow, those of the highest priority decide; one deny among them denies.
+
+    def _contiv_allows(self, direction: str, local: _End, remote: _End, question: Question) -> bool:
+        source, target = (local, remote) if direction == "egress" else (remote, local)
+        speaking = [
+            rule
+            for group in self._groups
+            if (group.tenant, group.name) == (local.tenant, local.group)
+            for policy in self._contiv_policies
+            if policy.tenant == group.tenant and policy.name in group.policies and not policy.dry_run
+            for rule in self._rules
+            if (rule.tenant, rule.policy) == (policy.tenant, policy.name)
+            and rule.direction == ("out" if direction == "egress" else "in")
+            and self._is_end(source, rule.tenant, rule.from_endpoint_group, rule.from_network, rule.from_ip_address)
+            and self._is_end(target, rule.tenant, rule.to_endpoint_group, rule.to_network, rule.to_ip_address)
+            and _is_contiv_service(rule, question)
+        ]
+        highest = max((rule.priority for rule in speaking), default=0)
+        return all(rule.action == "allow" for rule in speaking if rule.priority == highest)
+
+    def _is_end(self, end: _End, tenant: str, group: str, network: str, address: str) -> bool:
+        if group:
+            exists = any((each.tenant, each.name) == (tenant, group) for each in self._groups)
+            if not exists or (end.tenant, end.group) != (tenant, group):
+                return False
+        if network:
+            subnets = [
+                subnet
+                for each in self._networks
+                if (each.tenant, each.name) == (tenant, network)
+                for subnet in (each.subnet, each.ipv6_subnet)
+                if subnet
+            ]
+            if not any(_in_subnet(end.address, subnet) for subnet in subnets):
+                return False
+        return not address or _in_span(end.address, address)
+
+
+def _first(addresses: Iterable[str], version: int) -> str:
+    return next((text for text in addresses if text and ip_address(text).version == version), "")
+
+
+def _selects(policy: NetworkPolicy, pod: Pod, direction: str) -> bool:
+    types = policy.spec.policy_types or (("Ingress", "Egress") if policy.spec.egress else ("Ingress",))
+    dry = (policy.metadata.annotations or {}).get("weft/dry-run") == "true"
+    return (
+        not dry
+        and direction.capitalize() in types
+        and policy.metadata.namespace == pod.namespace
+        and (policy.spec.pod_selector is None or _labels_match(policy.spec.pod_selector, pod.labels))
+    )
+
+
+def _entries(
+    policy: NetworkPolicy, direction: str
+) -> list[tuple[tuple[PolicyPeer, ...] | None, tuple[PolicyPort, ...] | None]]:
+    if direction == "ingress":
+        return [(rule.from_, rule.ports) for rule in policy.spec.ingress or ()]
+    return [(rule.to, rule.ports) for rule in policy.spec.egress or ()]
+
+
+def _labels_match(selector: LabelSelector, labels: dict[str, str]) -> bool:
+    for key, value in (selector.match_labels or {}).items():
+        if labels.get(key) != value:
+            return False
+    for each in selector.match_expressions or ():
+        value_in = each.key in labels and labels[each.key] in (each.values or ())
+        holds = {
+            "In": value_in,
+            "NotIn": not value_in,
+            "Exists": each.key in labels,
+            "DoesNotExist": each.key not in labels,
+        }[each.operator]
+        if not holds:
+            return False
+    return True
+
+
+def _is_service(service: PolicyPort, question: Question, ports: Sequence[PodPort]) -> bool:
+    if question.protocol != _NUMBERS[service.protocol or "TCP"]:
+        return False
+    if service.port is None:
+        return True
+    if isinstance(service.port, str):
+        return PodPort(service.port, question.protocol, question.port) in ports
+    return question.port in range(service.port, (service.end_port or service.port) + 1)
+
+
+def _is_contiv_service(rule: Rule, question: Question) -> bool:
+    has_ports = question.protocol in (_TCP, _UDP, _SCTP)
+    if rule.protocol == "icmp":
+        return question.protocol in (1, 58)
+    if rule.protocol:
+        number = _NUMBERS.get(rule.protocol) or int(rule.protocol)
+        return question.protocol == number and (not has_ports or rule.port in (0, question.port))
+    return rule.port == 0 or (has_ports and rule.port == question.port)
+
+
+def _in_network(address: str, text: str) -> bool:
+    if not address:
+        return False
+    network = ip_network(text, strict=False)
+    carried = _carried_ipv4(network)
+    return ip_address(address) in (carried or network)
+
+
+def _in_subnet(address: str, text: str) -> bool:
+    """Also of a network that hands out a part only: `10.1.1.5-10.1.1.20/24`."""
+    start, _, length = text.partition("/")
+    return _in_network(address, f"{start.partition('-')[0]}/{length}")
+
+
+def _carried_ipv4(network: IPv4Network | IPv6Network) -> IPv4Network | None:
+    if isinstance(network, IPv6Network) and network.subnet_of(IPv6Network("::ffff:0:0/96")):
+        carried = network.network_address.ipv4_mapped
+        return IPv4Network((carried, network.prefixlen - 96)) if carried else None
+    return None
+
+
+def _in_span(address: str, text: str) -> bool:
+    first, dash, rest = text.partition("-")
+    if not dash:
+        return _in_network(address, text)
+    last = ".".join([*first.split(".")[:-1], rest.partition("/")[0]])
+    return bool(address) and any(
+        str(ip_address(number)) == address for number in range(int(ip_address(first)), int(ip_address(last)) + 1)
+    )

@@ -1,0 +1,33 @@
+"""A process that serves an embedded store on a unix socket: `python -m weft.testing.serving FILE SOCKET`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from weft.drivers import SqliteStoreSettings, open_store
+from weft.master.store_server import serving_store
+from weft.testing.processes import Child
+
+
+async def _main(file: str, socket: str) -> None:
+    async with open_store(SqliteStoreSettings(path=file)) as store, serving_store(store, unix=Path(socket)):
+        os.write(1, b"serving\n")
+        await asyncio.Event().wait()
+
+
+def serving_process(file: Path, socket: Path, *, log: Path) -> Child:
+    """This program, when it serves."""
+    child = Child.python("weft.testing.serving", str(file), str(socket), log=log)
+    try:
+        assert child.read_line() == "serving"
+    except BaseException:
+        with child:
+            raise
+    return child
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))

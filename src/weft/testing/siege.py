@@ -1,0 +1,71 @@
+"""A store under load while its server, its clients or its connections are harmed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+from weft.domain.ids import StoreKey
+from weft.ports.store import Revision, Store
+from weft.runtime.tasks import beside
+from weft.testing.stress import Commit, Ledger, write_on
+from weft.testing.waiting import soon, until
+
+WRITERS = ("a", "b", "c", "d")
+
+
+class Siege:
+    """What was promised to the writers, and what the watch has seen."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[Commit] = []
+        self.ledger = Ledger()
+
+    async def goes_on(self) -> None:
+        """Return when a commit that is acknowledged from now on was seen by the watch too."""
+        before = len(self.acknowledged)
+        await until(lambda: len(self.acknowledged) > before)
+        revision = self.acknowledged[-1].revision
+        await until(lambda: self.ledger.revision >= revision)
+
+
+async def _settled(store: Store, folder: StoreKey, ledger: Ledger) -> Revision:
+    """Wait until the watch has shown everything that is there, and compare. What was under way may still come."""
+    while True:
+        listing = await soon(store.list(folder))
+        last = max(entry.revision for entry in listing.entries)
+        await until(lambda: ledger.revision >= last)
+        if ledger.revision == last:
+            ledger.check_present({entry.key: entry.value for entry in listing.entries})
+            return last
+
+
+@asynccontextmanager
+async def besieged(store: Store, *, prefix: str, writers: Sequence[str] = WRITERS) -> AsyncIterator[Siege]:
+    """Writers and one watch, which go on while the block does harm; then the proof that nothing was lost or doubled.
+
+    Nothing else may be under the prefix before. Others may write there as `write_on` does.
+    """
+    folder = StoreKey(prefix)
+    since = (await soon(store.list(folder))).revision
+    siege = Siege()
+
+    async def watch(ledger: Ledger) -> None:
+        async with aclosing(store.watch(folder, since)) as changes:
+            async for change in changes:
+                ledger.take(change)
+
+    async with beside(watch(siege.ledger), name="watch"):
+        async with AsyncExitStack() as writing:
+            for writer in writers:
+                work = write_on(store, prefix + writer, siege.acknowledged.append)
+                await writing.enter_async_context(beside(work, name=f"writer {writer}"))
+            await siege.goes_on()
+            yield siege
+        last = await _settled(store, folder, siege.ledger)
+        for commit in siege.acknowledged:
+            siege.ledger.check(commit)
+        again = Ledger()
+        async with beside(watch(again), name="second watch"):
+            await until(lambda: again.revision >= last)
+        assert again.commits == siege.ledger.commits

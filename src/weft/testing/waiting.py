@@ -1,0 +1,27 @@
+"""Waiting for what should happen, with a deadline that holds on a busy machine too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from weft.runtime.backoff import Backoff
+
+T = TypeVar("T")
+
+DEADLINE = 30.0
+"""Seconds after which something that should happen is taken not to happen."""
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    """The result, which must come before the deadline."""
+    async with asyncio.timeout(DEADLINE):
+        return await awaitable
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when the condition holds, which must be before the deadline."""
+    backoff = Backoff(first=0.002, cap=0.05, within=DEADLINE)
+    while not condition():
+        await backoff.pause()

@@ -1,0 +1,65 @@
+"""etcd and its clients are killed, and connections cut: no event is lost or doubled, no acknowledged commit is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from weft.adapters.stores.etcd import open_store
+from weft.drivers import EtcdStoreSettings
+from weft.runtime.mirror import EVERYTHING
+from weft.testing.etcd import Etcd, running_etcd
+from weft.testing.proxy import Proxy
+from weft.testing.siege import besieged
+from weft.testing.stress import Commit, stress_process
+
+SOAK = [pytest.mark.soak, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize("kills", [35, pytest.param(400, marks=SOAK)])
+async def test_the_server_is_killed(tmp_path: Path, kills: int) -> None:
+    async with (
+        running_etcd(tmp_path) as server,
+        open_store(server.endpoints) as store,
+        besieged(store, prefix="siege/") as siege,
+    ):
+        for _ in range(kills):
+            await asyncio.sleep(random.uniform(0, 0.05))
+            await server.restart()
+            await siege.goes_on()
+
+
+@pytest.mark.parametrize("kills", [15, pytest.param(100, marks=SOAK)])
+async def test_a_client_is_killed(etcd: Etcd, root: str, tmp_path: Path, kills: int) -> None:
+    settings = EtcdStoreSettings(endpoints=etcd.endpoints, root=root)
+    async with open_store(etcd.endpoints, root=root) as store, besieged(store, prefix="siege/", writers="a") as siege:
+        for _ in range(kills):
+            with stress_process(settings, ("siege/x", "siege/y"), log=tmp_path / "log") as child:
+                said = [child.read_line() for _ in range(3)]
+                await asyncio.sleep(random.uniform(0, 0.05))
+                child.kill()
+                said += child.read_rest()
+            siege.acknowledged += [Commit.parse(line) for line in said[2:]]
+
+
+async def test_connections_are_cut(etcd: Etcd, root: str) -> None:
+    async with Proxy(int(etcd.endpoints[0].rsplit(":", 1)[1])) as proxy:
+        endpoint = f"http://127.0.0.1:{proxy.port}"
+        async with open_store([endpoint], root=root) as store, besieged(store, prefix="siege/") as siege:
+            for _ in range(20):
+                await asyncio.sleep(random.uniform(0, 0.05))
+                await proxy.cut()
+                await siege.goes_on()
+
+
+async def test_a_stalled_connection_is_noticed(etcd: Etcd, root: str) -> None:
+    """A watch whose connection is dead without a word is opened anew, through another endpoint if need be."""
+    async with Proxy(int(etcd.endpoints[0].rsplit(":", 1)[1])) as proxy:
+        endpoints = (f"http://127.0.0.1:{proxy.port}", etcd.endpoints[0])
+        async with open_store(endpoints, root=root) as store, besieged(store, prefix="siege/") as siege:
+            proxy.stall()
+            await siege.goes_on()
+            assert (await store.list(EVERYTHING)).entries

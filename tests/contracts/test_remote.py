@@ -1,0 +1,71 @@
+"""The store behind netmaster keeps the contract, over a unix socket and over TLS."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from weft.adapters.stores.remote import open_store
+from weft.drivers import SqliteStoreSettings
+from weft.drivers import open_store as open_any
+from weft.master.store_server import serving_store
+from weft.ports.store import Store
+from weft.runtime.http import server_tls
+from weft.testing.certificates import Authority
+from weft.testing.contracts import CompactionContract, StoreContract
+from weft.testing.processes import free_port
+
+NODE = "node-1"
+OWN = f"status/nodes/{NODE}/"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+class TestRemoteOverSocket(StoreContract):
+    root = OWN
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[Store]:
+        socket = tmp_path / "store.sock"
+        async with (
+            open_any(SqliteStoreSettings(path=str(tmp_path / "store.db"))) as behind,
+            serving_store(behind, unix=socket),
+            open_store([f"unix:{socket}"], node=NODE) as opened,
+        ):
+            yield opened
+
+
+class TestRemoteOverTls(StoreContract):
+    root = OWN
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path, authority: Authority) -> AsyncIterator[Store]:
+        server, client = authority.issue("server", subject="/CN=master"), authority.issue("node", subject=f"/CN={NODE}")
+        port = free_port()
+        tls = server_tls(server.cert, server.key, client_ca=authority.ca)
+        files = {"ca": str(client.ca), "cert": str(client.cert), "key": str(client.key)}
+        async with (
+            open_any(SqliteStoreSettings(path=str(tmp_path / "store.db"))) as behind,
+            serving_store(behind, addresses=(("127.0.0.1", port),), tls=tls),
+            open_store([f"https://127.0.0.1:{port}"], node=NODE, **files) as opened,
+        ):
+            yield opened
+
+
+class TestRemoteCompaction(CompactionContract):
+    root = OWN
+
+    @pytest.fixture
+    async def short_store(self, tmp_path: Path) -> AsyncIterator[Store]:
+        socket = tmp_path / "store.sock"
+        async with (
+            open_any(SqliteStoreSettings(path=str(tmp_path / "store.db"), history=50)) as behind,
+            serving_store(behind, unix=socket),
+            open_store([f"unix:{socket}"], node=NODE) as opened,
+        ):
+            yield opened

@@ -1,0 +1,108 @@
+"""The server of the remote store and its clients are killed: no event is lost or doubled, no promise is broken."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from weft.adapters.stores.remote import open_store
+from weft.drivers import RemoteStoreSettings, SqliteStoreSettings
+from weft.drivers import open_store as open_any
+from weft.master.store_server import serving_store
+from weft.runtime.http import server_tls
+from weft.testing.certificates import Authority
+from weft.testing.processes import free_port
+from weft.testing.proxy import Proxy
+from weft.testing.serving import serving_process
+from weft.testing.siege import besieged
+from weft.testing.stress import Commit, stress_process
+
+NODE = "node-1"
+SIEGE = f"status/nodes/{NODE}/siege/"
+SOAK = [pytest.mark.soak, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize("kills", [35, pytest.param(400, marks=SOAK)])
+async def test_the_server_is_killed(tmp_path: Path, kills: int) -> None:
+    file, socket, log = tmp_path / "store.db", tmp_path / "store.sock", tmp_path / "log"
+    with ExitStack() as ending:
+        server = ending.enter_context(serving_process(file, socket, log=log))
+        async with open_store([f"unix:{socket}"], node=NODE) as store, besieged(store, prefix=SIEGE) as siege:
+            for _ in range(kills):
+                await asyncio.sleep(random.uniform(0, 0.05))
+                server.kill()
+                server = ending.enter_context(serving_process(file, socket, log=log))
+                await siege.goes_on()
+
+
+@pytest.mark.parametrize("kills", [15, pytest.param(100, marks=SOAK)])
+async def test_a_client_is_killed(tmp_path: Path, kills: int) -> None:
+    socket = tmp_path / "store.sock"
+    settings = RemoteStoreSettings(endpoints=(f"unix:{socket}",), node=NODE)
+    async with (
+        open_any(SqliteStoreSettings(path=str(tmp_path / "store.db"))) as behind,
+        serving_store(behind, unix=socket),
+        open_any(settings) as store,
+        besieged(store, prefix=SIEGE, writers="a") as siege,
+    ):
+        for _ in range(kills):
+            with stress_process(settings, (f"{SIEGE}x", f"{SIEGE}y"), log=tmp_path / "log") as child:
+                said = [await asyncio.to_thread(child.read_line) for _ in range(3)]
+                await asyncio.sleep(random.uniform(0, 0.05))
+                child.kill()
+                said += child.read_rest()
+            siege.acknowledged += [Commit.parse(line) for line in said[2:]]
+
+
+class TestConnections:
+    """Over TLS, through a proxy."""
+
+    @pytest.fixture
+    async def behind(self, tmp_path: Path) -> AsyncIterator[int]:
+        """The port of a server."""
+        authority, port = Authority(tmp_path), free_port()
+        server = authority.issue("server", subject="/CN=master")
+        authority.issue("node", subject=f"/CN={NODE}")
+        async with (
+            open_any(SqliteStoreSettings(path=str(tmp_path / "store.db"))) as store,
+            serving_store(
+                store,
+                addresses=(("127.0.0.1", port),),
+                tls=server_tls(server.cert, server.key, client_ca=authority.ca),
+            ),
+        ):
+            yield port
+
+    def settings(self, files: Path, *ports: int) -> RemoteStoreSettings:
+        return RemoteStoreSettings(
+            endpoints=tuple(f"https://127.0.0.1:{port}" for port in ports),
+            node=NODE,
+            ca=str(files / "ca.pem"),
+            cert=str(files / "node.pem"),
+            key=str(files / "node.key"),
+        )
+
+    async def test_connections_are_cut(self, behind: int, tmp_path: Path) -> None:
+        async with (
+            Proxy(behind) as proxy,
+            open_any(self.settings(tmp_path, proxy.port)) as store,
+            besieged(store, prefix=SIEGE) as siege,
+        ):
+            for _ in range(20):
+                await asyncio.sleep(random.uniform(0, 0.05))
+                await proxy.cut()
+                await siege.goes_on()
+
+    async def test_a_stalled_connection_is_noticed(self, behind: int, tmp_path: Path) -> None:
+        async with (
+            Proxy(behind) as proxy,
+            open_any(self.settings(tmp_path, proxy.port, behind)) as store,
+            besieged(store, prefix=SIEGE) as siege,
+        ):
+            proxy.stall()
+            await siege.goes_on()
