@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from weft.domain.errors import Invalid
 
-_V4 = re.compile(r"(?:0|[1-9]\d{0,2})(?:\.(?:0|[1-9]\d{0,2})){3}")
+_V4 = re.compile(r"(?:0|[1-9]\d{0,2})(?:\.(?:0|[1-9]\d{0,2})){3}", re.ASCII)
+_LENGTH = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
 
 BITS = {4: 32, 6: 128}
 
@@ -71,7 +72,8 @@ class Subnet(NamedTuple):
         whole = self.whole
         if self.span == whole:
             return f"{format_address(self.family, self.base)}/{self.length}"
-        return f"{self.span}/{self.length}"
+        first, last = (format_address(self.family, number) for number in (self.span.first, self.span.last))
+        return f"{first}-{last}/{self.length}"
 
 
 def format_address(family: int, number: int) -> str:
@@ -111,7 +113,7 @@ def parse_range(text: str, *, field: str, family: int = 0) -> Range:
 def parse_subnet(text: str, *, field: str, family: int, shortest: int, longest: int) -> Subnet:
     """`address/length` or `first-last/length`; host bits are cleared, as Contiv did."""
     span_text, slash, length_text = text.rpartition("/")
-    if not slash or not re.fullmatch(r"[1-9]?\d{1,2}", length_text):
+    if not slash or not _LENGTH.fullmatch(length_text):
         raise Invalid(f"{field} {text[:100]!r} is not a subnet: write address/length or first-last/length", field=field)
     length = int(length_text)
     if not shortest <= length <= longest:

@@ -24,11 +24,18 @@ def nodes_to_mark(cluster: Cluster) -> Iterator[NodeName]:
 
 
 def plan_mark(reading: Reading, name: NodeName, *, now: float) -> Plan:
-    """Write down since when a node is silent, or that it is heard again."""
+    """Write down since when a node is silent, or that it is heard again.
+
+    A node puts its document anew, unmarked, in the commit in which it shows itself; so a mark that is there was made
+    after the node was last heard of.
+    """
     node = reading.get(kinds.NODE, name)
     if node is None:
         return Plan()
-    since = now if reading.cluster.is_silent(name) else 0.0
+    since = 0.0
+    if reading.cluster.is_silent(name):
+        since = now
+        reading.at(kinds.alive_node(name), NEVER)
     if (since == 0) == (node.silent_since == 0):
         return Plan()
     return reading.plan([put(kinds.NODE, msgspec.structs.replace(node, silent_since=since))])
@@ -36,31 +43,37 @@ def plan_mark(reading: Reading, name: NodeName, *, now: float) -> Plan:
 
 def nodes_to_collect(cluster: Cluster, *, now: float, limit: float) -> Iterator[NodeName]:
     """Nodes that have been silent for longer than the limit, which they themselves obey too."""
-    for node in cluster.all(kinds.NODE):
-        if node.silent_since and cluster.is_silent(node.name) and now - node.silent_since > limit:
-            yield node.name
+    return (node.name for node in cluster.all(kinds.NODE) if _is_dead(cluster, node, now=now, limit=limit))
 
 
-def plan_collect(reading: Reading, name: NodeName) -> Plan:
+def _is_dead(cluster: Cluster, node: model.Node, *, now: float, limit: float) -> bool:
+    return bool(node.silent_since) and cluster.is_silent(node.name) and now - node.silent_since > limit
+
+
+def plan_collect(reading: Reading, name: NodeName, *, now: float, limit: float) -> Plan:
     """Take back a part of what a dead node had; its own document goes last, with its blocks. Empty when all is done.
 
-    The node's leased key is compared as absent, so a node that comes back in this very moment keeps what is left.
+    The node's leased key is compared as absent, so a node that comes back in this very moment keeps what is left. The
+    node's own commits compare the same key as theirs, so none of them can come in between.
     """
     node = reading.get(kinds.NODE, name)
-    if node is None:
+    if node is None or not _is_dead(reading.cluster, node, now=now, limit=limit):
         return Plan()
     reading.at(kinds.alive_node(name), NEVER)
     mine = [endpoint for endpoint in reading.cluster.all(kinds.ENDPOINT) if endpoint.host == name]
     if mine:
         return reading.plan([write for endpoint in mine[:BATCH] for write in _take_back(reading, endpoint)])
-    blocks = [
-        Delete(ipam.block_key(network, block))
+    blocks = {
+        ipam.block_key(network, block): stored.revision
         for network in reading.cluster.all(kinds.NETWORK)
         for block, stored in reading.cluster.blocks.get(network.key, {}).items()
         if stored.value.owner == name
-    ]
-    last: list[Write] = [Delete(kinds.NODE.store_key(name))] if len(blocks) <= BATCH else []
-    return reading.plan([*blocks[:BATCH], *last])
+    }
+    writes: list[Write] = [] if len(blocks) > BATCH else [Delete(kinds.NODE.store_key(name))]
+    for key, revision in list(blocks.items())[:BATCH]:
+        reading.at(key, revision)
+        writes.append(Delete(key))
+    return reading.plan(writes)
 
 
 def _take_back(reading: Reading, endpoint: model.Endpoint) -> list[Write]:

@@ -11,6 +11,7 @@
     - `Denied`: the caller may not do this (HTTP 403; 401 where no credentials came)
     - `Unavailable`: try again later (HTTP 503, CNI 11)
         - `Compacted`: the history asked for is gone; list again
+    - `DatapathFault`: the kernel or the switch did not do what it was told (HTTP 500, CNI 102)
 """
 
 from __future__ import annotations
@@ -88,3 +89,9 @@ class Compacted(Unavailable):
     """The store no longer has the history a watch asked for: list again."""
 
     code = "compacted"
+
+
+class DatapathFault(WeftError):
+    """The kernel or the switch refused what it was told to do, or answered nonsense."""
+
+    code = "datapath-fault"

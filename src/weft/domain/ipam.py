@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import (
+    BITS,
     Address,
     Range,
     Subnet,
@@ -27,13 +28,13 @@ from weft.domain.allocator import EMPTY, NumberSet, choose, subtract
 from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER, Delete, Put, Write
 from weft.domain.errors import Conflict, Exhausted, Invalid
-from weft.domain.ids import NodeName, StoreKey
+from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey
 from weft.domain.planning import Reading, put_claim
 
 BLOCK_SIZE = 64
 EXCLUSIVE_FROM = 1024
 RESERVED = "reserved:"
-"""Holder of an address that was asked for ahead of its endpoint (Docker does so)."""
+"""Begins the holder of an address that was asked for ahead of its endpoint (Docker does so)."""
 
 Span = tuple[int, int]
 
@@ -64,6 +65,14 @@ def has_blocks(network: model.Network, family: int) -> bool:
     """Whether the network's pool of this family is large enough to be given out in blocks."""
     subnet = subnet_of(network, family)
     return subnet is not None and subnet.usable.size >= EXCLUSIVE_FROM
+
+
+def gives_blocks(network: model.Network, group: model.Group | None) -> bool:
+    """Whether endpoints of the group (or of none) get addresses from their node's blocks: in every family or in none,
+    so that what a node gives out while the store is away is whole."""
+    if group is not None and group.ip_pool:
+        return False
+    return all(has_blocks(network, family) for family in (4, 6) if subnet_of(network, family) is not None)
 
 
 def spans_for(cluster: Cluster, network: model.Network, group: model.Group | None, family: int) -> list[Span]:
@@ -124,31 +133,36 @@ def choose_address(
 
 
 def claim(
-    reading: Reading, network: model.Network, group: model.Group | None, *, address: Address, holder: str
+    reading: Reading, network: model.Network, group: model.Group | None, *, address: Address, holder: str, field: str
 ) -> list[Write]:
-    """The writes that take one address for a holder; `Conflict` when somebody has it, `Invalid` when nobody may."""
-    check_claimable(reading, network, group, address)
+    """The writes that take one address for a holder; `Conflict` when somebody has it, `Invalid` when nobody may.
+
+    `field` is the member in which it was asked for.
+    """
+    check_claimable(reading, network, group, address=address, field=field)
     key = claim_key(network, address)
     present = reading.cluster.address_pool(network.key, address.family).holders.get(address.number)
     if present and present.value.holder != holder and not present.value.holder.startswith(RESERVED):
-        raise Conflict(f"address {address} is taken by {present.value.holder}", field="IPAddress")
+        raise Conflict(f"address {address} is taken by {present.value.holder}", field=field)
     reading.at(key, present.revision if present else NEVER)
     writes: list[Write] = [put_claim(key, holder)]
     if has_blocks(network, address.family):
-        writes += _share_block(reading, network, address)
+        writes += _share_block(reading, network, address=address, field=field)
     return writes
 
 
-def check_claimable(reading: Reading, network: model.Network, group: model.Group | None, address: Address) -> None:
+def check_claimable(
+    reading: Reading, network: model.Network, group: model.Group | None, *, address: Address, field: str
+) -> None:
     """`Invalid` unless an endpoint of the group (or of none) may have the address. Compares the groups' pools."""
     reading.quiet(kinds.GROUP.store_prefix(network.tenant))
     spans = spans_for(reading.cluster, network, group, address.family)
     if not any(first <= address.number <= last for first, last in spans):
         where = f"pool {group.ip_pool} of group {group.name}" if group and group.ip_pool else f"network {network.name}"
-        raise Invalid(f"address {address} is not one that {where} can give out", field="IPAddress")
+        raise Invalid(f"address {address} is not one that {where} can give out", field=field)
 
 
-def _share_block(reading: Reading, network: model.Network, address: Address) -> list[Write]:
+def _share_block(reading: Reading, network: model.Network, *, address: Address, field: str) -> list[Write]:
     block = block_of(network, address)
     key = block_key(network, block)
     present = reading.cluster.blocks.get(network.key, {}).get(block)
@@ -156,8 +170,21 @@ def _share_block(reading: Reading, network: model.Network, address: Address) -> 
     if present is None:
         return [Put(key, codec.encode(model.Block()))]
     if present.value.owner:
-        raise Conflict(f"address {address} lies in a block of node {present.value.owner}", field="IPAddress")
+        raise Conflict(f"address {address} lies in a block of node {present.value.owner}", field=field)
     return []
+
+
+def reservation(key: NetworkKey | GroupKey) -> str:
+    """The holder of an address that was asked for ahead of an endpoint of the network or group."""
+    return f"{RESERVED}{key}"
+
+
+def reserved_for(cluster: Cluster, network: NetworkKey, group: GroupKey) -> Iterator[Address]:
+    """The addresses of a network that are reserved for a group."""
+    for family in BITS:
+        for number, stored in cluster.address_pool(network, family).holders.items():
+            if stored.value.holder == reservation(group):
+                yield Address(family, number)
 
 
 def release(network: model.Network, *addresses: str) -> list[Write]:
@@ -169,6 +196,7 @@ def take_block(reading: Reading, network: model.Network, node: NodeName, *, fami
     """A block for a node, from the top of the pool, or `Exhausted`."""
     subnet = subnet_of(network, family)
     assert subnet is not None
+    reading.require(kinds.NETWORK, *network.key, field="networkName")
     reading.quiet(kinds.GROUP.store_prefix(network.tenant))
     spans = spans_for(reading.cluster, network, None, family)
     known = reading.cluster.blocks.get(network.key, {})
@@ -210,6 +238,15 @@ def choose_from_blocks(
                 return Address(family, number)
             fallback = number if fallback is None else fallback
     return Address(family, fallback) if fallback is not None else None
+
+
+def hold_block(reading: Reading, network: model.Network, node: NodeName, address: Address) -> None:
+    """Compare that the address lies in a block which is the node's own; `Conflict` when it does not (any more)."""
+    block = block_of(network, address)
+    stored = reading.cluster.blocks.get(network.key, {}).get(block)
+    if stored is None or stored.value.owner != node:
+        raise Conflict(f"address {address} lies in no block of node {node}")
+    reading.at(block_key(network, block), stored.revision)
 
 
 def return_block(reading: Reading, network: model.Network, node: NodeName, block: Address) -> list[Write]:

@@ -166,17 +166,19 @@ def parse_selector(text: str, *, field: str = "selector") -> Selector:
 
 def _requirement_of_term(term: re.Match[str], *, field: str) -> Requirement:
     if key := term["missing"]:
-        expression = LabelExpression(key=key, operator=Operator.DOES_NOT_EXIST)
+        requirement = Requirement(key, Operator.DOES_NOT_EXIST)
     elif key := term["set_key"]:
         operator = Operator.IN if term["set_operator"] == "in" else Operator.NOT_IN
-        values = tuple(value.strip() for value in term["values"].split(","))
-        expression = LabelExpression(key=key, operator=operator, values=values)
+        requirement = Requirement(key, operator, tuple(value.strip() for value in term["values"].split(",")))
     elif key := term["pair_key"]:
         operator = Operator.NOT_IN if term["pair_operator"] == "!=" else Operator.IN
-        expression = LabelExpression(key=key, operator=operator, values=(term["value"],))
+        requirement = Requirement(key, operator, (term["value"],))
     else:
-        expression = LabelExpression(key=term["present"], operator=Operator.EXISTS)
-    return _parse_expression(expression, field=field)
+        requirement = Requirement(term["present"], Operator.EXISTS)
+    _check_key(requirement.key, field=field)
+    for value in requirement.values:
+        _check_value(value, field=field)
+    return requirement
 
 
 def parse_pairs(pairs: Sequence[str], *, field: str = "selectors") -> Selector:

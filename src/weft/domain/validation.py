@@ -38,6 +38,7 @@ _BANDWIDTH = re.compile(r"[1-9]\d{0,9} ?[kmg](?:bps|b)?", re.IGNORECASE | re.ASC
 _TAG_RANGE = re.compile(r"(\d{1,8})-(\d{1,8})", re.ASCII)
 _PROTOCOL = re.compile(r"\d{1,3}", re.ASCII)
 _PORT = re.compile(r"\d{1,5}", re.ASCII)
+_OCTET = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
 _AS_NUMBER = re.compile(r"[1-9]\d{0,9}", re.ASCII)
 
 
@@ -166,7 +167,7 @@ def parse_rule_address(text: str, *, field: str) -> Range:
     head, dash, octet = address_text.partition("-")
     first = parse_address(head, field=field)
     if dash:
-        if first.family != 4 or slash or not re.fullmatch(r"0|[1-9]\d{0,2}", octet) or int(octet) > 255:
+        if first.family != 4 or slash or not _OCTET.fullmatch(octet) or int(octet) > 255:
             raise Invalid(
                 f"{field} {text[:80]!r} is not an address, a range such as 10.1.1.5-9 or a prefix", field=field
             )
@@ -207,6 +208,8 @@ def _check_service(service: model.Service) -> model.Service:
         parse_address(service.ip_address, field="ipAddress", family=4)
     if not service.selectors:
         raise Invalid("selectors is empty: give at least one key=value", field="selectors")
+    for pair in service.selectors:
+        check_text(pair, field="selectors")
     parse_pairs(service.selectors)
     if not service.ports:
         raise Invalid("ports is empty: give at least one servicePort:providerPort:protocol", field="ports")

@@ -12,7 +12,7 @@ from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.allocator import EMPTY, NumberSet
 from weft.domain.commits import Delete, Write
 from weft.domain.errors import Conflict, Invalid, NotFound
-from weft.domain.ids import EndpointKey, NetworkKey
+from weft.domain.ids import EndpointKey, NetworkKey, NodeName
 from weft.domain.planning import Plan, Reading, holder_of, put
 from weft.domain.validation import check
 
@@ -41,15 +41,16 @@ def plan_create(reading: Reading, wanted: model.Endpoint, *, busy: Busy) -> tupl
         )
     writes: list[Write] = []
     chosen: dict[int, Address] = {}
-    for family, asked in ((4, wanted.ip_address), (6, wanted.ipv6_address)):
+    holder = holder_of(kinds.ENDPOINT, wanted)
+    for family, asked, member in ((4, wanted.ip_address, "IPAddress"), (6, wanted.ipv6_address, "IPv6Address")):
         if not asked and ipam.subnet_of(network, family) is None:
             continue
         address = (
-            parse_address(asked, field="IPAddress" if family == 4 else "IPv6Address", family=family)
+            parse_address(asked, field=member, family=family)
             if asked
             else _choose(reading, network, group, family=family, busy=busy)
         )
-        writes += ipam.claim(reading, network, group, address=address, holder=holder_of(kinds.ENDPOINT, wanted))
+        writes += ipam.claim(reading, network, group, address=address, holder=holder, field=member)
         chosen[family] = address
     endpoint = msgspec.structs.replace(
         wanted,
@@ -69,6 +70,26 @@ def _choose(reading: Reading, network: model.Network, group: model.Group | None,
         held=busy.held.get((network.key, family), EMPTY),
         resting=busy.resting.get((network.key, family), EMPTY),
     )
+
+
+def plan_publish(reading: Reading, endpoint: model.Endpoint) -> Plan:
+    """Make known an endpoint to which its node has given addresses of its own blocks, maybe while the store was away.
+
+    Empty when it is known already. `Conflict` when another endpoint has its key, `Conflict` or `Invalid` when its
+    blocks, network or group are gone: then the node must take it down.
+    """
+    present = reading.get(kinds.ENDPOINT, *endpoint.key)
+    if present == endpoint:
+        return Plan()
+    if present is not None:
+        raise Conflict(f"endpoint {endpoint.key} is on node {present.host!r} already")
+    network = reading.require(kinds.NETWORK, endpoint.tenant, endpoint.network, field="networkName")
+    if endpoint.group:
+        reading.require(kinds.GROUP, endpoint.tenant, endpoint.group, field="serviceName")
+    for text in (endpoint.ip_address, endpoint.ipv6_address):
+        if text:
+            ipam.hold_block(reading, network, NodeName(endpoint.host), parse_address(text, field="ipAddress"))
+    return reading.plan([put(kinds.ENDPOINT, endpoint)])
 
 
 def plan_delete(reading: Reading, key: EndpointKey) -> tuple[model.Endpoint, Plan]:
@@ -97,8 +118,14 @@ def plan_update(
 def plan_reserve(
     reading: Reading, network: model.Network, group: model.Group | None, *, asked: str, busy: Busy
 ) -> tuple[Address, Plan]:
-    """An address ahead of its endpoint (`/plugin/allocAddress`); a requested one must be free (W17)."""
-    reading.get(kinds.NETWORK, *network.key)
+    """An address ahead of its endpoint (`/plugin/allocAddress`); a requested one must be free (W17).
+
+    `NotFound` when the network or group, which the caller looked up before, is gone.
+    """
+    if reading.get(kinds.NETWORK, *network.key) != network:
+        raise NotFound(f"network {network.key} was deleted just now")
+    if group is not None and reading.get(kinds.GROUP, *group.key) is None:
+        raise NotFound(f"group {group.key} was deleted just now")
     family = parse_address(asked, field="PreferredIPv4Address").family if asked else 4
     address = (
         parse_address(asked, field="PreferredIPv4Address")
@@ -110,8 +137,9 @@ def plan_reserve(
         raise Conflict(
             f"address {address} is taken by {pool.holders[address.number].value.holder}", field="PreferredIPv4Address"
         )
-    holder = f"{ipam.RESERVED}{group.key if group else network.key}"
-    return address, reading.plan(ipam.claim(reading, network, group, address=address, holder=holder))
+    holder = ipam.reservation(group.key if group else network.key)
+    writes = ipam.claim(reading, network, group, address=address, holder=holder, field="PreferredIPv4Address")
+    return address, reading.plan(writes)
 
 
 def plan_release(reading: Reading, network: model.Network, text: str) -> Plan:

@@ -7,7 +7,7 @@ import msgspec
 from weft.domain import ipam, kinds, model
 from weft.domain.commits import NEVER, Delete, Write
 from weft.domain.errors import Conflict, Exhausted, Invalid
-from weft.domain.ids import StoreKey
+from weft.domain.ids import NetworkKey, StoreKey
 from weft.domain.planning import Reading, holder_of, put, put_claim
 
 GROUP_IDS = (1, (1 << 15) - 1)
@@ -85,11 +85,15 @@ def _take_group_id(reading: Reading, wanted: model.Group) -> tuple[int, Write]:
 
 
 def delete_group(reading: Reading, present: model.Group) -> list[Write]:
-    """Refused while it has endpoints (E3). Rules that name it match nothing from then on (W23)."""
+    """Refused while it has endpoints (E3) or reserved addresses. Rules that name it then match nothing (W23)."""
     reading.quiet(kinds.ENDPOINT.store_prefix(present.tenant, present.network))
     count = sum(1 for _ in reading.cluster.group_members(present))
     if count:
         raise Conflict(f"group {present.key} has {count} endpoints: delete them first", details={"endpoints": count})
+    reading.quiet(kinds.address_claims(present.tenant, present.network))
+    reserved = list(ipam.reserved_for(reading.cluster, NetworkKey(present.tenant, present.network), present.key))
+    if reserved:
+        raise Conflict(f"address {reserved[0]} is reserved for group {present.key}: release it first")
     return [
         Delete(kinds.GROUP.store_key(present.tenant, present.name)),
         Delete(StoreKey(kinds.number_claims("group-id") + str(present.group_id))),

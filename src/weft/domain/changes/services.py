@@ -26,7 +26,8 @@ def put_service(reading: Reading, wanted: model.Service, present: model.Service 
         address = parse_address(wanted.ip_address, field="ipAddress", family=4)
     else:
         address = ipam.choose_address(reading.cluster, network, None, family=4)
-    writes = ipam.claim(reading, network, None, address=address, holder=holder_of(kinds.SERVICE, wanted))
+    holder = holder_of(kinds.SERVICE, wanted)
+    writes = ipam.claim(reading, network, None, address=address, holder=holder, field="ipAddress")
     freed = ipam.release(network, present.vip) if present is not None else []
     return [put(kinds.SERVICE, msgspec.structs.replace(wanted, vip=str(address))), *writes, *freed]
 

@@ -1,22 +1,31 @@
 """Two states of the cluster side by side, compared flow by flow without looking at every flow.
 
-Workloads that no rule of either state can tell apart are one `End`; so are addresses of the world. Services are compared
-cell by cell. A pair of ends is looked at only if the change concerns one of them, and in full only if the rules of one
-of them, given what these can see of the other, decide differently in the two states.
+Workloads that no rule of either state can tell apart are one `End`; so are addresses of the world. What the rules of
+one end say is found once for all ends that look alike to these rules, and services are compared cell by cell. Only
+pairs with an end that the change concerns are looked at.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
-from weft.domain.policy.cells import AddressCells, ServiceCell, service_cells, service_texts
+from weft.domain.addresses import Address, Range
+from weft.domain.policy.cells import (
+    AddressCells,
+    ServiceCell,
+    overlay,
+    portless_protocols,
+    service_cells,
+    service_texts,
+)
 from weft.domain.policy.decide import Flow
-from weft.domain.policy.engine import Engine, Verdict
+from weft.domain.policy.engine import Engine
 from weft.domain.policy.identities import Identity, IdentityKey, identity_of_world
-from weft.domain.policy.ranges import AddressRange, AddressSet
+from weft.domain.policy.ranges import AddressSet
 from weft.domain.policy.rules import Action, Direction, FlowRule, MemberSet, RuleId, Unit, UnitId
 
 
@@ -25,8 +34,9 @@ class End(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     before: Identity
     after: Identity
+    units: frozenset[UnitId] = frozenset()
     members: tuple[IdentityKey, ...] = ()
-    addresses: AddressRange | None = None
+    addresses: Range | None = None
     changed: bool = False
 
 
@@ -37,6 +47,28 @@ class Outcome(msgspec.Struct, frozen=True):
     decided_by: RuleId
     services: tuple[str, ...]
     version: int
+
+
+class _View(NamedTuple):
+    """One end as seen by the rules of the other. Views with the same key are the same to these rules."""
+
+    local: End
+    remote: End
+    direction: Direction
+    version: int
+    key: Hashable
+    moved: bool
+
+    @property
+    def may_differ(self) -> bool:
+        return self.local.changed or self.moved
+
+
+class _Side(msgspec.Struct, frozen=True, eq=False):
+    """What the rules of one end say in each state, service by service."""
+
+    decisions: list[tuple[ServiceCell, tuple[FlowRule, FlowRule]]]
+    differs: bool
 
 
 class _Sight:
@@ -64,7 +96,9 @@ class Comparison:
         self._lasting = _named_sets(before.units.values()) & _named_sets(after.units.values())
         self._changed = {key for key in self.workloads if self._is_changed(key)}
         self._sights: dict[frozenset[UnitId], _Sight] = {}
-        self._differences: dict[Hashable, bool] = {}
+        self._sides: dict[Hashable, _Side] = {}
+        self._joint: dict[tuple[_Side, _Side], list[Outcome]] = {}
+        self._portless = portless_protocols(rule for unit in self._both_states(units) for rule in unit.rules)
 
     def changes(self) -> Iterator[tuple[End, End, Outcome]]:
         """Source, target, and what becomes allowed or blocked between them."""
@@ -99,6 +133,7 @@ class Comparison:
             yield End(
                 before=self._before.workloads[keys[0]],
                 after=self._after.workloads[keys[0]],
+                units=self._units_of(keys[0]),
                 members=tuple(keys),
                 changed=keys[0] in self._changed,
             )
@@ -108,7 +143,7 @@ class Comparison:
         cells = AddressCells(_address_sets(self._both_states(concerned)))
         for version in (4, 6):
             for addresses in cells.cells(version):
-                world = identity_of_world(addresses.start)
+                world = identity_of_world(Address(version, addresses.first))
                 yield End(before=world, after=world, addresses=addresses)
 
     def _outcomes(self, source: End, target: End) -> Iterator[Outcome]:
@@ -116,57 +151,64 @@ class Comparison:
             ends = (source.before, source.after, target.before, target.after)
             if any(end.address(version) is None for end in ends):
                 continue
-            if not (
-                self._differs(source, target, Direction.EGRESS, version)
-                or self._differs(target, source, Direction.INGRESS, version)
-            ):
-                continue
-            changed: dict[tuple[bool, RuleId], list[ServiceCell]] = defaultdict(list)
-            for cell in self._cells(source, target, version):
-                old = self._before.verdict(_flow(source.before, target.before, cell, version))
-                new = self._after.verdict(_flow(source.after, target.after, cell, version))
-                if old.allowed != new.allowed:
-                    changed[new.allowed, _decider(new).id].append(cell)
-            for (allowed, rule), cells in changed.items():
-                yield Outcome(allowed, rule, service_texts(cells), version)
+            views = (
+                self._view(source, target, Direction.EGRESS, version),
+                self._view(target, source, Direction.INGRESS, version),
+            )
+            if any(view.may_differ and self._side(view).differs for view in views):
+                yield from self._joint_outcomes(self._side(views[0]), self._side(views[1]), version)
 
-    def _differs(self, local: End, remote: End, direction: Direction, version: int) -> bool:
-        """Whether the rules of one end may decide otherwise about the other end than before."""
-        units = self._units_of(local.after.key)
-        sight = self._sight(units)
-        seen = (
-            sight.of(remote.before, self._before.sets_of(remote.before.key), version),
-            sight.of(remote.after, self._after.sets_of(remote.after.key), version),
-        )
-        if not local.changed and seen[0] == seen[1]:
-            return False
-        key = (local, direction, version, seen)
-        if key not in self._differences:
-            self._differences[key] = self._decides_otherwise(local, remote, direction, version)
-        return self._differences[key]
+    def _view(self, local: End, remote: End, direction: Direction, version: int) -> _View:
+        sight = self._sights.get(local.units)
+        if sight is None:
+            sight = self._sights[local.units] = _Sight(self._both_states(local.units))
+        old = sight.of(remote.before, self._before.sets_of(remote.before.key), version)
+        new = sight.of(remote.after, self._after.sets_of(remote.after.key), version)
+        # An end without rules is like every other one of its tenant.
+        local_key = local if local.units else (local.before.tenant, local.after.tenant)
+        return _View(local, remote, direction, version, (local_key, direction, version, old, new), old != new)
 
-    def _decides_otherwise(self, local: End, remote: End, direction: Direction, version: int) -> bool:
+    def _side(self, view: _View) -> _Side:
+        if view.key not in self._sides:
+            self._sides[view.key] = self._decide_side(view.local, view.remote, view.direction, view.version)
+        return self._sides[view.key]
+
+    def _decide_side(self, local: End, remote: End, direction: Direction, version: int) -> _Side:
         source, target = (remote, local) if direction is Direction.INGRESS else (local, remote)
-        for cell in self._cells(source, target, version):
-            old = self._before.deciding(_flow(source.before, target.before, cell, version), direction)
-            new = self._after.deciding(_flow(source.after, target.after, cell, version), direction)
-            if old.action is not new.action:
-                return True
-        return False
+        cells = service_cells(
+            (
+                *self._before.rule_set(local.before.key).of(direction),
+                *self._after.rule_set(local.after.key).of(direction),
+            ),
+            ports=(*target.before.ports, *target.after.ports),
+            portless=self._portless,
+            version=version,
+        )
+        decisions = [
+            (
+                cell,
+                (
+                    self._before.deciding(_flow(source.before, target.before, cell, version), direction),
+                    self._after.deciding(_flow(source.after, target.after, cell, version), direction),
+                ),
+            )
+            for cell in cells
+        ]
+        return _Side(decisions, any(old.action is not new.action for _, (old, new) in decisions))
 
-    def _cells(self, source: End, target: End, version: int) -> list[ServiceCell]:
-        rules: list[FlowRule] = []
-        for engine, start, end in (
-            (self._before, source.before, target.before),
-            (self._after, source.after, target.after),
-        ):
-            rules += (*engine.rule_set(start.key).egress, *engine.rule_set(end.key).ingress)
-        return service_cells(rules, ports=(*target.before.ports, *target.after.ports), version=version)
-
-    def _sight(self, units: frozenset[UnitId]) -> _Sight:
-        if units not in self._sights:
-            self._sights[units] = _Sight(self._both_states(units))
-        return self._sights[units]
+    def _joint_outcomes(self, egress: _Side, ingress: _Side, version: int) -> list[Outcome]:
+        key = (egress, ingress)
+        if key not in self._joint:
+            changed: dict[tuple[bool, RuleId], list[ServiceCell]] = defaultdict(list)
+            for cell, (old_out, new_out), (old_in, new_in) in overlay(egress.decisions, ingress.decisions):
+                allowed = _both_allow(new_out, new_in)
+                if allowed != _both_allow(old_out, old_in):
+                    decider = new_in if new_out.action is Action.ALLOW else new_out
+                    changed[allowed, decider.id].append(cell)
+            self._joint[key] = [
+                Outcome(allowed, rule, service_texts(cells), version) for (allowed, rule), cells in changed.items()
+            ]
+        return self._joint[key]
 
     def _units_of(self, key: IdentityKey) -> frozenset[UnitId]:
         return self._before.units_of(key) | self._after.units_of(key)
@@ -182,8 +224,8 @@ def _flow(source: Identity, target: Identity, cell: ServiceCell, version: int) -
     return Flow(source=source, target=target, protocol=cell.protocol, port=cell.first, version=version)
 
 
-def _decider(verdict: Verdict) -> FlowRule:
-    return verdict.ingress if verdict.egress.action is Action.ALLOW else verdict.egress
+def _both_allow(egress: FlowRule, ingress: FlowRule) -> bool:
+    return egress.action is Action.ALLOW and ingress.action is Action.ALLOW
 
 
 def _named_sets(units: Iterable[Unit]) -> set[MemberSet]:

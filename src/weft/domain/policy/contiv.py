@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import Self
 
+from weft.domain.addresses import Range, parse_subnet_v4, parse_subnet_v6
 from weft.domain.ids import GroupKey, GroupName, NetworkKey, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Group, Network, Policy, Rule
 from weft.domain.policy import rules as ir
 from weft.domain.policy.index import Index
 from weft.domain.policy.protocols import ICMP_EITHER, PORTED, protocol_number
-from weft.domain.policy.ranges import AddressRange, AddressSet, address_set, overlap, parse_span, parse_subnet
+from weft.domain.policy.ranges import AddressSet, address_set, overlap
+from weft.domain.validation import parse_rule_address
 
 PolicyKey = tuple[TenantName, PolicyName]
 RuleKey = tuple[TenantName, PolicyName, RuleId]
@@ -141,10 +143,10 @@ class ContivTables:
 
     def _addresses(self, network: NetworkKey, address: str) -> AddressSet | None:
         if not network.network:
-            return address_set([parse_span(address, field="ipAddress")]) if address else None
+            return address_set([parse_rule_address(address, field="ipAddress")]) if address else None
         known = self._networks.get(network)
         subnets = _subnets(known) if known else []
-        return address_set(overlap(subnets, [parse_span(address, field="ipAddress")]) if address else subnets)
+        return address_set(overlap(subnets, [parse_rule_address(address, field="ipAddress")]) if address else subnets)
 
 
 def check_rule(rule: Rule) -> None:
@@ -152,7 +154,7 @@ def check_rule(rule: Rule) -> None:
     _services(rule)
     for text, field in ((rule.from_ip_address, "fromIpAddress"), (rule.to_ip_address, "toIpAddress")):
         if text:
-            parse_span(text, field=field)
+            parse_rule_address(text, field=field)
 
 
 def _services(rule: Rule) -> tuple[ir.PortMatch, ...] | None:
@@ -177,8 +179,8 @@ def _networks_of(rule: Rule) -> set[NetworkKey]:
     return {NetworkKey(rule.tenant, NetworkName(name)) for name in (rule.from_network, rule.to_network) if name}
 
 
-def _subnets(network: Network) -> list[AddressRange]:
-    subnets = [parse_subnet(network.subnet, field="subnet")]
+def _subnets(network: Network) -> list[Range]:
+    subnets = [parse_subnet_v4(network.subnet).whole]
     if network.ipv6_subnet:
-        subnets.append(parse_subnet(network.ipv6_subnet, field="ipv6Subnet"))
+        subnets.append(parse_subnet_v6(network.ipv6_subnet).whole)
     return subnets

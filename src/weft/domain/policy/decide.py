@@ -14,6 +14,7 @@ its own node (kubelet's probes; who owns that host owns the workload anyway). Ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 
 import msgspec
 
@@ -56,15 +57,23 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.source.key} -> {self.target.key} {service_name(self.protocol, self.port)}"
 
 
-def misses(rule: FlowRule, flow: Flow, is_member: IsMember) -> Iterator[str]:
-    """What keeps the rule from matching the flow, in words; nothing when it matches."""
+class Miss(Enum):
+    """A condition of a rule that a flow does not meet."""
+
+    LOCAL = "local"
+    PEER = "peer"
+    SERVICE = "service"
+
+
+def misses(rule: FlowRule, flow: Flow, is_member: IsMember) -> Iterator[Miss]:
+    """What keeps the rule from matching the flow; nothing when it matches."""
     local, remote = flow.ends(rule.direction)
     if rule.local is not None and not _is_peer(rule.local, local, flow.version, is_member):
-        yield f"{local.key} is not {rule.local}"
+        yield Miss.LOCAL
     if rule.peers is not None and not any(_is_peer(peer, remote, flow.version, is_member) for peer in rule.peers):
-        yield f"{remote.key} is not {_either(rule.peers)}"
+        yield Miss.PEER
     if rule.services is not None and not any(_is_service(service, flow) for service in rule.services):
-        yield f"{service_name(flow.protocol, flow.port)} is not {_either(rule.services)}"
+        yield Miss.SERVICE
 
 
 def matches(rule: FlowRule, flow: Flow, is_member: IsMember) -> bool:
@@ -115,7 +124,3 @@ def _is_service(service: PortMatch, flow: Flow) -> bool:
     if service.name:
         return flow.target.calls(service.name, protocol=flow.protocol, port=flow.port)
     return service.first <= flow.port <= service.last
-
-
-def _either(parts: Iterable[object]) -> str:
-    return " or ".join(map(str, parts)) or "possible"

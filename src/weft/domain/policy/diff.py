@@ -13,7 +13,7 @@ import msgspec
 from weft.domain.policy.compare import Comparison, End, Outcome
 from weft.domain.policy.engine import Engine
 from weft.domain.policy.identities import IdentityKey
-from weft.domain.policy.ranges import address_set
+from weft.domain.policy.ranges import address_set, range_text
 from weft.domain.policy.rules import RuleId
 
 
@@ -82,4 +82,4 @@ def _names(ends: Iterable[End], collectives: _Collectives) -> tuple[str, ...]:
     complete = [name for name, members in collectives.items() if members <= meant]
     rest = meant.difference(*(collectives[name] for name in complete))
     world = address_set(end.addresses for end in ends if end.addresses is not None)
-    return (*complete, *sorted(rest), *(f"world {addresses}" for addresses in world.ranges))
+    return (*complete, *sorted(rest), *(f"world {range_text(addresses)}" for addresses in world.ranges))

@@ -6,13 +6,13 @@ from typing import Self
 
 import msgspec
 
+from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Invalid, NotFound
 from weft.domain.ids import DEFAULT_TENANT
 from weft.domain.policy.decide import Flow
 from weft.domain.policy.identities import Identity, IdentityKey, Kind, identity_of_world
 from weft.domain.policy.index import Index
 from weft.domain.policy.protocols import ICMP, ICMPV6
-from weft.domain.policy.ranges import Address, parse_address
 
 
 class Directory:
@@ -91,7 +91,7 @@ def _common_version(source: Identity, target: Identity, *, wanted: int | None) -
     versions = {4, 6} if wanted is None else {wanted}
     for end in (source, target):
         if end.addresses:
-            versions &= {address.version for address in end.addresses}
+            versions &= {address.family for address in end.addresses}
     if not versions:
         raise Invalid(f"{source.key} and {target.key} have no common address family", field="version")
     return min(versions)

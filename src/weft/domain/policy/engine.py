@@ -72,7 +72,7 @@ class Engine:
         self._contiv = ContivTables()
         self._units: dict[UnitId, Unit] = {}
         self._units_of_subject: Index[MemberSet, UnitId] = Index()
-        self._ordered: dict[frozenset[UnitId], _Ordered] = {}
+        self._ordered: dict[frozenset[MemberSet], _Ordered] = {}
         for fact in facts:
             self.put(fact)
 
@@ -166,7 +166,10 @@ class Engine:
 
     def rule_set(self, workload: IdentityKey) -> RuleSet:
         """Everything the workload is subject to, in order of precedence, rules of dry runs included."""
-        ingress, egress = self._order(self.units_of(workload))
+        sets = self.sets_of(workload)
+        if sets not in self._ordered:
+            self._ordered[sets] = self._order(self.units_of(workload))
+        ingress, egress = self._ordered[sets]
         return RuleSet(identity=workload, ingress=ingress, egress=egress)
 
     def verdict(self, flow: Flow) -> Verdict:
@@ -196,6 +199,8 @@ class Engine:
         return self._moved(self._membership.remove_workload(key))
 
     def _moved(self, moves: Moves) -> Touched:
+        if moves:
+            self._ordered.clear()
         subjects = (key for key, sets in moves.items() if any(self._units_of_subject[each] for each in sets))
         return Touched(frozenset(subjects), frozenset().union(*moves.values()))
 
@@ -227,11 +232,8 @@ class Engine:
         return Touched(workloads=frozenset(subjects))
 
     def _order(self, units: frozenset[UnitId]) -> _Ordered:
-        ordered = self._ordered.get(units)
-        if ordered is None:
-            rules = sorted((rule for unit in units for rule in self._units[unit].rules), key=lambda rule: rule.order)
-            ordered = self._ordered[units] = (
-                tuple(rule for rule in rules if rule.direction is Direction.INGRESS),
-                tuple(rule for rule in rules if rule.direction is Direction.EGRESS),
-            )
-        return ordered
+        rules = sorted((rule for unit in units for rule in self._units[unit].rules), key=lambda rule: rule.order)
+        return (
+            tuple(rule for rule in rules if rule.direction is Direction.INGRESS),
+            tuple(rule for rule in rules if rule.direction is Direction.EGRESS),
+        )

@@ -7,9 +7,11 @@ deciding: a condition that does not hold, a dry run, or a rule that outranks it;
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-from weft.domain.policy.decide import Flow, decide, first_word, misses
+from weft.domain.policy.decide import Flow, Miss, decide, first_word, misses
 from weft.domain.policy.engine import Engine
 from weft.domain.policy.protocols import service_name
 from weft.domain.policy.rules import DEFAULT_ALLOW_ID, Action, Direction, FlowRule, RuleId
@@ -87,7 +89,7 @@ def _explain_side(engine: Engine, flow: Flow, direction: Direction) -> Side:
     local = flow.ends(direction)[0]
     own = first_word(flow, direction)
     rules = () if own else engine.rule_set(local.key).of(direction)
-    missed = {rule.id: tuple(misses(rule, flow, engine.is_member)) for rule in rules}
+    missed = {rule.id: _in_words(rule, flow, misses(rule, flow, engine.is_member)) for rule in rules}
     asked: list[FlowRule] = []
 
     def speaks(rule: FlowRule) -> bool:
@@ -106,6 +108,20 @@ def _explain_side(engine: Engine, flow: Flow, direction: Direction) -> Side:
         nearest=_nearest(rules, missed, decider),
         dry_run=None if shadow == decider else _considered(shadow, missed.get(shadow.id, ())),
     )
+
+
+def _in_words(rule: FlowRule, flow: Flow, missed: Iterable[Miss]) -> tuple[str, ...]:
+    local, remote = flow.ends(rule.direction)
+    words = {
+        Miss.LOCAL: lambda: f"{local.key} is not {rule.local}",
+        Miss.PEER: lambda: f"{remote.key} is not {_either(rule.peers)}",
+        Miss.SERVICE: lambda: f"{service_name(flow.protocol, flow.port)} is not {_either(rule.services)}",
+    }
+    return tuple(words[miss]() for miss in missed)
+
+
+def _either(parts: Iterable[object] | None) -> str:
+    return " or ".join(map(str, parts or ())) or "possible"
 
 
 def _nearest(rules: tuple[FlowRule, ...], missed: _Missed, decider: FlowRule) -> Considered | None:

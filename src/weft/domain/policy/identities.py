@@ -13,9 +13,9 @@ from typing import NewType
 
 import msgspec
 
+from weft.domain.addresses import Address, parse_address
 from weft.domain.ids import DEFAULT_TENANT, GroupKey, GroupName, TenantName
 from weft.domain.model import Endpoint
-from weft.domain.policy.ranges import Address, parse_address
 
 IdentityKey = NewType("IdentityKey", str)
 """`namespace/pod`, `tenant:network:endpoint`, `host:node`, `apiserver`, or an address of the world."""
@@ -99,8 +99,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return GroupKey(TenantName(self.tenant), GroupName(self.group))
 
     def address(self, version: int) -> Address | None:
-        """The first address of this family, or None."""
-        return next((address for address in self.addresses if address.version == version), None)
+        """The first address of this version of IP, or None."""
+        for address in self.addresses:
+            if address.family == version:
+                return address
+        return None
 
     def calls(self, name: str, *, protocol: int, port: int) -> bool:
         """Whether this identity gives that port of that protocol this name."""

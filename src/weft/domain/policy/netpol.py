@@ -10,9 +10,10 @@ import re
 
 import msgspec
 
+from weft.domain.addresses import Range
 from weft.domain.errors import Invalid, Malformed
 from weft.domain.policy.protocols import MAX_PORT
-from weft.domain.policy.ranges import AddressRange, parse_cidr
+from weft.domain.policy.ranges import parse_cidr
 from weft.domain.selectors import LabelSelector, parse_label_selector
 
 API_VERSION = "networking.k8s.io/v1"
@@ -179,14 +180,13 @@ def _validate_peer(peer: PolicyPeer, *, field: str) -> None:
             parse_label_selector(selector, field=f"{field}.{name}")
 
 
-def parse_ip_block(block: IpBlock, *, field: str) -> tuple[AddressRange, tuple[AddressRange, ...]]:
+def parse_ip_block(block: IpBlock, *, field: str) -> tuple[Range, tuple[Range, ...]]:
     """The block's range and its exceptions, each of which must be a part of the block, and not the whole."""
     whole = parse_cidr(block.cidr, field=f"{field}.cidr")
     holes = []
     for index, text in enumerate(block.except_ or ()):
         hole = parse_cidr(text, field=f"{field}.except[{index}]")
-        inside = hole.version == whole.version and whole.first <= hole.first and hole.last <= whole.last
-        if not inside or hole == whole:
+        if not whole.covers(hole) or hole == whole:
             raise Invalid(f"{text} is not a part of {block.cidr}", field=f"{field}.except[{index}]")
         holes.append(hole)
     return whole, tuple(holes)

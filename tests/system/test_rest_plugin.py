@@ -1,0 +1,243 @@
+"""The calls of the plugins, and the clean-up by force (facts 2.4, 2.5; W14, W15, W17, W18)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from weft.adapters.stores.memory import MemoryStore
+from weft.domain.errors import Unavailable
+from weft.ports.store import Compare, Delete, Revision, Write
+from weft.testing.masters import Answer, Rest, running_master
+
+ALLOC = "/plugin/allocAddress"
+RELEASE = "/plugin/releaseAddress"
+CREATE = "/plugin/createEndpoint"
+UPDATE = "/plugin/updateEndpoint"
+
+
+async def put_networks(rest: Rest) -> None:
+    """`blue` in two tenants, and in `default` a group `web` with a pool of three."""
+    await rest.put("tenants", tenantName="t.1")
+    for tenant in ("default", "t.1"):
+        network = {"networkName": "blue", "encap": "vxlan", "subnet": "10.1.1.0/24", "gateway": "10.1.1.254"}
+        (await rest.put("networks", tenantName=tenant, **network)).accepted()
+    pool = {"groupName": "web", "networkName": "blue", "ipPool": "10.1.1.10-10.1.1.12"}
+    (await rest.put("endpointGroups", tenantName="default", **pool)).accepted()
+
+
+@pytest.fixture
+async def blue(rest: Rest) -> AsyncIterator[Rest]:
+    await put_networks(rest)
+    yield rest
+
+
+async def alloc(rest: Rest, network_id: str, **members: str) -> Answer:
+    return await rest.post(ALLOC, {"NetworkID": network_id, **members})
+
+
+async def release(rest: Rest, network_id: str, address: str) -> Answer:
+    return await rest.post(RELEASE, {"NetworkID": network_id, "IPv4Address": address})
+
+
+class TestAddresses:
+    async def test_an_address_is_allocated_and_released(self, blue: Rest) -> None:
+        first = (await alloc(blue, "blue.default")).accepted()
+        assert first == {"NetworkID": "blue.default", "IPv4Address": "10.1.1.1/24"}
+        assert (await alloc(blue, "blue.default")).accepted()["IPv4Address"] == "10.1.1.2/24"
+        assert (await release(blue, "blue.default", "10.1.1.1")).accepted() == "success"
+        assert (await blue.oper("networks", "default:blue"))["allocatedIPAddresses"] == "10.1.1.2"
+
+    async def test_names_with_dots_are_told_apart(self, blue: Rest) -> None:
+        """`blue.t.1` is network `blue` of tenant `t.1`."""
+        assert (await alloc(blue, "blue.t.1")).accepted()["IPv4Address"] == "10.1.1.1/24"
+        assert (await blue.oper("networks", "t.1:blue"))["allocatedIPAddresses"] == "10.1.1.1"
+        assert "allocatedIPAddresses" not in await blue.oper("networks", "default:blue")
+
+    async def test_a_group_gives_from_its_pool(self, blue: Rest) -> None:
+        assert (await alloc(blue, "blue:web.default")).accepted()["IPv4Address"] == "10.1.1.10/24"
+        (await alloc(blue, "blue:none.default")).refused(404)
+        (await alloc(blue, "blue:web.default", PreferredIPv4Address="10.1.1.9")).refused(
+            422, field="PreferredIPv4Address"
+        )
+
+    async def test_a_pool_names_its_network(self, blue: Rest) -> None:
+        answer = (await blue.post(ALLOC, {"AddressPool": "10.1.1.0/24:t.1"})).accepted()
+        assert answer == {"NetworkID": "blue.t.1", "IPv4Address": "10.1.1.1/24"}
+        assert (await blue.post(ALLOC, {"AddressPool": "10.1.1.7/24"})).accepted()["NetworkID"] == "blue.default"
+        (await blue.post(ALLOC, {"AddressPool": "10.7.0.0/24"})).refused(404)
+        (await blue.post(ALLOC, {"AddressPool": "pool"})).refused(422, field="AddressPool")
+        (await blue.post(ALLOC, {})).refused(422, field="NetworkID")
+
+    async def test_a_requested_address_must_be_free(self, blue: Rest) -> None:
+        """W17: the original gave it twice."""
+        wish = {"PreferredIPv4Address": "10.1.1.5"}
+        assert (await alloc(blue, "blue.default", **wish)).accepted()["IPv4Address"] == "10.1.1.5/24"
+        (await alloc(blue, "blue.default", **wish)).refused(409, field="PreferredIPv4Address")
+        (await alloc(blue, "blue.t.1", **wish)).accepted()
+        for odd in ("10.1.1.0", "10.1.1.255", "10.1.1.254", "10.1.1.10", "10.2.0.1", "fd00::1", "x"):
+            (await alloc(blue, "blue.default", PreferredIPv4Address=odd)).refused(422, field="PreferredIPv4Address")
+
+    async def test_docker_names_pools_in_its_own_way(self, blue: Rest) -> None:
+        """W18: the release carries `net.tenant|pool`, and the answer is JSON."""
+        given = (await alloc(blue, "blue.default|10.1.1.0/24")).accepted()
+        assert given["NetworkID"] == "blue.default|10.1.1.0/24"
+        assert (await release(blue, "blue.default|10.1.1.0/24", given["IPv4Address"])).accepted() == "success"
+        pool = "blue:web.default|10.1.1.10-10.1.1.12"
+        assert (await alloc(blue, pool)).accepted()["IPv4Address"] == "10.1.1.10/24"
+        assert (await release(blue, pool, "10.1.1.10")).accepted() == "success"
+        for network in ("networks/default:blue", "endpointGroups/default:web"):
+            assert "allocatedIPAddresses" not in await blue.oper(*network.split("/"))
+
+    async def test_an_address_asked_for_ahead_goes_to_its_endpoint(self, blue: Rest) -> None:
+        """As Docker does it: ask, create with the address, delete, release."""
+        (await alloc(blue, "blue.default", PreferredIPv4Address="10.1.1.7")).accepted()
+        created = (await blue.create_endpoint("e1", network="blue", address="10.1.1.7/24")).accepted()
+        assert created["EndpointConfig"]["ipAddress"] == "10.1.1.7"
+        (await release(blue, "blue.default", "10.1.1.7")).refused(409, field="IPv4Address")
+        (await blue.delete_endpoint("e1", network="blue")).accepted()
+        assert (await release(blue, "blue.default", "10.1.1.7")).accepted() == "success"
+
+    async def test_releasing_what_is_free_is_fine(self, blue: Rest) -> None:
+        assert (await release(blue, "blue.default", "10.1.1.77")).accepted() == "success"
+        (await release(blue, "none.default", "10.1.1.77")).refused(404)
+        (await release(blue, "blue.default", "")).refused(422, field="IPv4Address")
+
+    async def test_what_was_reserved_keeps_its_network_and_group(self, blue: Rest) -> None:
+        (await alloc(blue, "blue.t.1")).accepted()
+        (await blue.delete("networks", "t.1:blue")).refused(409)
+        (await alloc(blue, "blue:web.default")).accepted()
+        (await blue.delete("endpointGroups", "default:web")).refused(409)
+        (await release(blue, "blue:web.default", "10.1.1.10")).accepted()
+        (await blue.delete("endpointGroups", "default:web")).accepted()
+
+
+class TestEndpoints:
+    async def test_an_endpoint_is_created_once(self, blue: Rest) -> None:
+        call = {
+            "TenantName": "default", "NetworkName": "blue", "EndpointID": "e1", "ServiceName": "web",
+            "EPCommonName": "web-1", "ConfigEP": {"Container": "c1", "Host": "n1"},
+        }  # fmt: skip
+        created = (await blue.post(CREATE, call)).accepted()["EndpointConfig"]
+        assert created == {
+            "id": "blue.default-e1",
+            "netID": "blue.default",
+            "endpointID": "e1",
+            "serviceName": "web",
+            "endpointGroupId": 1,
+            "endpointGroupKey": "web:default",
+            "ipAddress": "10.1.1.10",
+            "ipv6Address": "",
+            "macAddress": "02:02:0a:01:01:0a",
+            "homingHost": "n1",
+            "intfName": "",
+            "vtepIP": "",
+            "labels": {},
+            "containerId": "c1",
+            "epCommonName": "web-1",
+        }
+        before = await blue.state()
+        assert (await blue.post(CREATE, call)).accepted()["EndpointConfig"] == created
+        assert await blue.state() == before
+
+    async def test_delete_gives_back_what_was_there(self, blue: Rest) -> None:
+        created = (await blue.create_endpoint("e1", network="blue")).accepted()
+        assert (await blue.delete_endpoint("e1", network="blue")).accepted() == created
+        (await blue.delete_endpoint("e1", network="blue")).refused(404)
+        (await blue.delete_endpoint("../e1", network="blue")).refused(422, field="EndpointID")
+
+    async def test_dangling_references_are_refused_and_nothing_is_written(self, blue: Rest) -> None:
+        """O22 and its like."""
+        before = await blue.state()
+        (await blue.create_endpoint("e1", network="blue", group="none")).refused(422, field="ServiceName")
+        (await blue.create_endpoint("e1", network="none")).refused(422, field="NetworkName")
+        (await blue.create_endpoint("e1", network="blue", tenant="none")).refused(422, field="TenantName")
+        (await blue.create_endpoint("e1", network="blue", address="10.1.1.300")).refused(422, field="IPAddress")
+        (await blue.create_endpoint("e1", network="blue", address="10.1.2.1")).refused(422, field="IPAddress")
+        for name in ("", "a/b", "..", "a b", "a\n", "-a", "a" * 257):
+            (await blue.create_endpoint(name, network="blue")).refused(422, field="EndpointID")
+        assert await blue.state() == before
+
+    async def test_a_group_of_another_network_is_refused(self, blue: Rest) -> None:
+        network = {"networkName": "red", "encap": "vxlan", "subnet": "10.2.0.0/24"}
+        await blue.put("networks", tenantName="default", **network)
+        (await blue.create_endpoint("e1", network="red", group="web")).refused(409, field="ServiceName")
+
+    @pytest.mark.parametrize("named", ["EndpointID", "ContainerID", "IPAddress"])
+    async def test_labels_come_with_the_start_and_go_with_the_end(self, blue: Rest, named: str) -> None:
+        """W15: nothing is kept of a container that has died, whether or not it provided a service."""
+        call = {"TenantName": "default", "NetworkName": "blue", "EndpointID": "e1", "ConfigEP": {"Container": "c1"}}
+        await blue.post(CREATE, call)
+        before = await blue.state()
+        name = {named: {"EndpointID": "e1", "ContainerID": "c1", "IPAddress": "10.1.1.1"}[named]}
+        start = {"Event": "start", "Tenant": "default", "Network": "blue", **name}
+        assert (await blue.post(UPDATE, start | {"Labels": {"app": "web"}})).accepted() == {"IPAddress": "10.1.1.1"}
+        assert (await blue.oper("endpoints", "e1"))["labels"] == {"app": "web"}
+        (await blue.post(UPDATE, start | {"Event": "die"})).accepted()
+        assert await blue.state() == before
+
+    async def test_an_update_that_names_nobody_is_refused(self, blue: Rest) -> None:
+        (await blue.post(UPDATE, {"Event": "start"})).refused(422, field="EndpointID")
+        (await blue.post(UPDATE, {"Event": "start", "EndpointID": "e1"})).refused(404)
+        (await blue.post(UPDATE, {"Event": "pause", "EndpointID": "e1"})).refused(422, field="Event")
+        await blue.create_endpoint("e1", network="blue")
+        odd = {"Event": "start", "EndpointID": "e1", "Labels": {"app": "w\x07b"}}
+        (await blue.post(UPDATE, odd)).refused(422, field="labels")
+
+    async def test_calls_must_be_json(self, blue: Rest) -> None:
+        for headers in ({}, {"Content-Type": "text/plain"}):
+            (await blue.send("POST", CREATE, data=b"{}", headers=headers)).refused(400, field="Content-Type")
+        plain = {"Content-Type": "application/json; charset=utf-8"}
+        (await blue.send("POST", ALLOC, data=b'{"NetworkID":"blue.default"}', headers=plain)).accepted()
+        (await blue.post(ALLOC, {"NetworkID": "blue.default", "Colour": "red"})).refused(422, field="Colour")
+
+    async def test_an_endpoint_is_found_by_a_part_of_its_names(self, blue: Rest) -> None:
+        call = {"TenantName": "default", "NetworkName": "blue", "EndpointID": "4f3a", "EPCommonName": "shop"}
+        await blue.post(CREATE, call | {"ConfigEP": {"Container": "c0ffee"}})
+        for part in ("4f3a", "4f", "c0ff", "hop", "default:blue:4f3a"):
+            assert (await blue.oper("endpoints", part))["endpointID"] == "4f3a"
+        (await blue.inspect("endpoints", "none")).refused(404)
+        assert (await blue.get("endpoints", "default:blue:4f3a")).accepted()["containerID"] == "c0ffee"
+
+
+class Stubborn(MemoryStore):
+    """A store that is away whenever a certain key shall be deleted."""
+
+    async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
+        if any(isinstance(write, Delete) and write.key == "endpoints/default/blue/e2" for write in writes):
+            raise Unavailable("the store is away")
+        return await super().commit(compares, writes)
+
+
+class TestCleanUp:
+    @pytest.mark.parametrize(
+        ("what", "name", "left"),
+        [("net", "blue", ["e4"]), ("group", "web", ["e2", "e3", "e4"]), ("ep", "e2", ["e1", "e3", "e4"])],
+    )
+    async def test_endpoints_go_by_network_group_or_id(self, blue: Rest, what: str, name: str, left: list[str]) -> None:
+        await blue.create_endpoint("e1", network="blue", group="web")
+        await blue.create_endpoint("e2", network="blue")
+        await blue.create_endpoint("e3", network="blue")
+        await blue.create_endpoint("e4", network="blue", tenant="t.1")
+        removed = (await blue.send("DELETE", f"/debug/epcleanup/tenant/default/{what}/{name}")).accepted()["removed"]
+        assert len(removed) == 4 - len(left)
+        assert [each["endpointID"] for each in (await blue.get("endpoints")).accepted()] == left
+
+    async def test_what_is_not_there_is_said(self, blue: Rest) -> None:
+        for path, status in (("net/none", 404), ("group/none", 404), ("ep/none", 404), ("all/x", 400)):
+            (await blue.send("DELETE", f"/debug/epcleanup/tenant/default/{path}")).refused(status)
+        assert (await blue.send("DELETE", "/debug/epcleanup/tenant/default/net/blue")).accepted() == {"removed": []}
+
+    async def test_a_part_that_failed_is_said(self) -> None:
+        """W14: the original answered success whatever happened."""
+        async with Stubborn() as store, running_master(store=store) as rest:
+            await put_networks(rest)
+            for name in ("e1", "e2", "e3"):
+                (await rest.create_endpoint(name, network="blue")).accepted()
+            answer = await rest.send("DELETE", "/debug/epcleanup/tenant/default/net/blue")
+            answer.refused(409)
+            failed = answer.body["details"]["failed"]
+            assert failed["default:blue:e2"] == "the store is away"
+            await rest.ready()
+            assert [each["key"] for each in (await rest.get("endpoints")).accepted()] == sorted(failed)

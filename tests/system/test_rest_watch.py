@@ -1,0 +1,171 @@
+"""`?watch`: the listing, `synced`, then every change, one JSON object a line (design 3; W3, W24)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from weft.domain.ids import StoreKey
+from weft.drivers import MemoryStoreSettings, open_store
+from weft.ports.store import Put
+from weft.testing.masters import API, Rest, running_master
+from weft.testing.waiting import soon
+
+
+class Watch:
+    """The lines of a watch, without the blank ones that only show that it lives."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    async def line(self) -> dict[str, Any] | None:
+        """The next line; None at the end."""
+        while raw := await soon(self._response.content.readline()):
+            if raw.strip():
+                line: dict[str, Any] = msgspec.json.decode(raw)
+                return line
+        return None
+
+    async def lines(self, count: int) -> list[dict[str, Any]]:
+        found = [await self.line() for _ in range(count)]
+        return [line for line in found if line is not None]
+
+    async def until_synced(self) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = []
+        while (line := await self.line()) and line["type"] != "synced":
+            listed.append(line)
+        return listed
+
+
+@asynccontextmanager
+async def watching(rest: Rest, plural: str, query: str = "watch") -> AsyncIterator[Watch]:
+    async with rest.session.get(f"{rest.url}{API}/{plural}/?{query}") as response:
+        assert response.status == 200
+        assert response.content_type == "application/x-ndjson"
+        yield Watch(response)
+
+
+async def test_a_watch_gives_the_listing_then_every_change(rest: Rest) -> None:
+    await rest.put("tenants", tenantName="t1")
+    async with watching(rest, "tenants") as watch:
+        listed = await watch.until_synced()
+        assert [line["key"] for line in listed] == ["default", "t1"]
+        assert listed[1]["object"] == {"key": "t1", "tenantName": "t1"}
+        await rest.put("tenants", tenantName="t2")
+        await rest.put("tenants", tenantName="t2", defaultNetwork="blue")
+        await rest.put("policys", tenantName="t2", policyName="p")
+        await rest.delete("policys", "t2:p")
+        await rest.delete("tenants", "t2")
+        put, changed, deleted = await watch.lines(3)
+        assert (put["type"], put["key"], put["object"]) == ("put", "t2", {"key": "t2", "tenantName": "t2"})
+        assert changed["object"]["defaultNetwork"] == "blue"
+        assert (deleted["type"], deleted["key"]) == ("delete", "t2")
+        assert put["revision"] < changed["revision"] < deleted["revision"]
+
+
+async def test_the_delete_of_a_rule_names_the_rule(rest: Rest) -> None:
+    """W24: who hears of a delete need not read what is gone. The rules of a policy that goes are told one by one."""
+    await rest.put("policys", tenantName="default", policyName="p")
+    async with watching(rest, "rules") as watch:
+        await watch.until_synced()
+        for number in ("1", "2"):
+            rule = {"policyName": "p", "ruleId": number, "direction": "in", "action": "deny"}
+            (await rest.put("rules", tenantName="default", **rule)).accepted()
+        (await rest.delete("policys", "default:p")).accepted()
+        told = [(line["type"], line["key"]) for line in await watch.lines(4)]
+        assert told == [
+            ("put", "default:p:1"),
+            ("put", "default:p:2"),
+            ("delete", "default:p:1"),
+            ("delete", "default:p:2"),
+        ]
+
+
+async def test_a_watch_goes_on_from_a_revision_without_a_gap(rest: Rest) -> None:
+    """W3: a client that lists, then watches from the listed revision, misses nothing in between."""
+    listing = await rest.get("tenants")
+    await rest.put("tenants", tenantName="t1")
+    async with watching(rest, "tenants", f"watch=true&since={listing.headers['X-Revision']}") as watch:
+        line = await watch.line()
+        assert line is not None
+        assert (line["type"], line["key"]) == ("put", "t1")
+        await rest.delete("tenants", "t1")
+        last = await watch.line()
+        assert last is not None
+        assert last["type"] == "delete"
+    async with watching(rest, "tenants", f"watch=true&since={last['revision']}") as watch:
+        await rest.put("tenants", tenantName="t2")
+        line = await watch.line()
+        assert line is not None
+        assert line["key"] == "t2"
+
+
+async def test_a_watch_from_a_revision_that_is_forgotten_says_so() -> None:
+    """The client must list again; an endless row of empty answers would never tell it."""
+    store = open_store(MemoryStoreSettings())
+    async with store, running_master(store=store) as rest:
+        for number in range(10_010):
+            await store.commit([], [Put(StoreKey("alive/nodes/n1"), b"%d" % number)])
+        async with watching(rest, "tenants", "watch&since=1") as watch:
+            line = await watch.line()
+            assert line is not None
+            assert (line["type"], line["code"]) == ("error", "compacted")
+            assert await watch.line() is None
+
+
+async def test_a_watch_is_filtered(rest: Rest) -> None:
+    """An object that ceases to be one of those asked for is told as gone."""
+    await rest.put("policys", tenantName="default", policyName="p", dryRun=True)
+    await rest.put("policys", tenantName="default", policyName="q")
+    async with watching(rest, "policys", "watch&dryRun=true") as watch:
+        assert [line["key"] for line in await watch.until_synced()] == ["default:p"]
+        await rest.put("policys", tenantName="default", policyName="q", dryRun=True)
+        await rest.put("policys", tenantName="default", policyName="p")
+        told = [(line["type"], line["key"]) for line in await watch.lines(2)]
+        assert told == [("put", "default:q"), ("delete", "default:p")]
+
+
+async def test_what_the_control_plane_gives_is_not_shown(rest: Rest) -> None:
+    network = {"networkName": "blue", "encap": "vlan", "subnet": "10.1.1.0/24"}
+    await rest.put("networks", tenantName="default", **network)
+    async with watching(rest, "networks") as watch:
+        (listed,) = await watch.until_synced()
+        assert "tags" not in listed["object"]
+
+
+async def test_a_document_that_cannot_be_read_does_not_end_a_watch() -> None:
+    async with open_store(MemoryStoreSettings()) as store, running_master(store=store) as rest:
+        await store.commit([], [Put(StoreKey("tenants/odd"), b"{")])
+        async with watching(rest, "tenants") as watch:
+            assert [line["key"] for line in await watch.until_synced()] == ["default"]
+            await store.commit([], [Put(StoreKey("tenants/default"), b"[")])
+            await rest.put("tenants", tenantName="t1")
+            told = [(line["type"], line["key"]) for line in await watch.lines(2)]
+            assert told == [("delete", "default"), ("put", "t1")]
+
+
+async def test_many_watches_see_the_same(rest: Rest) -> None:
+    async def keys() -> list[str]:
+        async with watching(rest, "tenants") as watch:
+            seen = [line["key"] for line in await watch.until_synced()]
+            while len(seen) < 6:
+                seen += [line["key"] for line in await watch.lines(1)]
+            return seen
+
+    async with asyncio.TaskGroup() as tasks:
+        watches = [tasks.create_task(keys()) for _ in range(10)]
+        for number in range(5):
+            (await rest.put("tenants", tenantName=f"t{number}")).accepted()
+    for watch in watches:
+        assert watch.result() == ["default", *(f"t{number}" for number in range(5))]
+
+
+@pytest.mark.parametrize("query", ["watch=maybe", "watch&since=x", "watch&since=-1", "watch&colour=red"])
+async def test_a_bad_watch_is_refused(rest: Rest, query: str) -> None:
+    (await rest.get("tenants", query=query)).refused(400)

@@ -1,0 +1,438 @@
+"""Addresses, tags and ids under any interleaving: never twice, never lost, all released (design 4; W6, W17, W19).
+
+Two masters (one leads, the leader changes, the old one goes on trying) and three agents, one of them cut off for a
+while, work on one store. The scheduler decides every turn; after each the stored state is audited and compared with
+what the nodes believe and what clients were told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from weft.adapters.stores.memory import MemoryStore
+from weft.domain import kinds, model
+from weft.domain.addresses import format_address
+from weft.domain.cluster import Cluster
+from weft.domain.commits import NEVER, At, Compare
+from weft.domain.errors import Conflict, NotFound, Unavailable, WeftError
+from weft.domain.ids import (
+    EndpointId,
+    EndpointKey,
+    GroupName,
+    NetworkKey,
+    NetworkName,
+    NodeName,
+    ServiceName,
+    StoreKey,
+    TenantName,
+)
+from weft.domain.kinds import Kind
+from weft.master.collector import collect_once
+from weft.master.control import Condition, ControlPlane
+from weft.ports.store import Store
+from weft.runtime.backoff import Backoff, happens
+from weft.runtime.election import Leadership, lead
+from weft.runtime.mirror import Mirror
+from weft.runtime.tasks import beside
+from weft.testing.agents import ReferenceAgent
+from weft.testing.audit import audit
+from weft.testing.interleaving import ScheduledStore, Scheduler, Weather, at_once
+
+TTL = 3.0
+LIMIT = 12.0
+ROUNDS = 14
+PAUSES = (0.0, 0.0, 0.0, 0.5, TTL, LIMIT / 2)
+TENANT = TenantName("t")
+EVERYTHING = StoreKey("")
+ALWAYS = At(StoreKey("nobody"), NEVER)
+
+
+def network(name: str, subnet: str, gateway: str, ipv6_subnet: str = "", ipv6_gateway: str = "") -> model.Network:
+    return model.Network(
+        tenant=TENANT,
+        name=NetworkName(name),
+        encap="vxlan",
+        subnet=subnet,
+        gateway=gateway,
+        ipv6_subnet=ipv6_subnet,
+        ipv6_gateway=ipv6_gateway,
+    )
+
+
+NETWORKS = (
+    network("small", "10.0.0.0/28", "10.0.0.1", "fd00::/124", "fd00::1"),
+    network("large", "10.1.0.0/21", "10.1.0.1", "fd01::/117", "fd01::1"),
+    network("mixed", "10.2.0.0/28", "10.2.0.14", "fd02::/117"),
+    network("plain", "10.3.0.0/21", ""),
+)
+
+
+def group(name: str, of: str, pool: str = "") -> model.Group:
+    return model.Group(tenant=TENANT, name=GroupName(name), network=NetworkName(of), ip_pool=pool)
+
+
+GROUPS = (
+    group("tiny", "small", "10.0.0.8-10.0.0.9"),
+    group("wide", "large", "10.1.0.130-10.1.7.63"),  # leaves only few blocks for nodes and claims to meet in
+    group("most", "plain", "10.3.0.192-10.3.7.127"),
+    group("open", "large"),
+)
+GROUPS_OF = {"small": ("tiny",), "large": ("wide", "open"), "plain": ("most",), "mixed": ()}
+ASKED = {
+    "small": ("10.0.0.1", "10.0.0.5", "10.0.0.8"),
+    "large": ("10.1.0.2", "10.1.0.64", "10.1.7.70", "10.1.7.200"),
+    "mixed": ("10.2.0.3",),
+    "plain": ("10.3.0.1", "10.3.0.130", "10.3.7.130", "10.3.7.254"),
+}
+
+
+class Master:
+    """What decides in a netmaster: mirror, leadership, control plane and collector."""
+
+    def __init__(self, store: Store, name: str, *, judge: Store, fenced: bool) -> None:
+        self._store = store
+        self._judge = judge
+        self._name = name
+        self._fenced = fenced
+        self._cluster = Cluster()
+        self._mirror = Mirror(store, self._cluster)
+        self._leadership: Leadership | None = None
+        self.control = ControlPlane(
+            store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, doubt=self._doubt
+        )
+
+    async def run(self) -> None:
+        async with beside(self._mirror.run(), name=f"mirror of {self._name}"):
+            while True:
+                if self._fenced:
+                    await self._lead_once()
+                else:
+                    await self._collect(asyncio.Event())
+
+    async def _lead_once(self) -> None:
+        async with lead(self._store, key=kinds.LEADER_KEY, name=self._name.encode(), ttl=TTL) as leadership:
+            try:
+                await self._mirror.wait_for(leadership.fence.revision, within=TTL)
+            except Unavailable:
+                return
+            self._leadership = leadership
+            await self._collect(leadership.lost)
+
+    async def _collect(self, until: asyncio.Event) -> None:
+        while not await happens(until, within=1.0):
+            try:
+                await collect_once(self.control, clock=asyncio.get_running_loop().time, limit=LIMIT)
+            except WeftError:
+                continue
+
+    def _fence(self) -> Compare:
+        if not self._fenced:
+            return ALWAYS
+        # It does not ask whether its lease still lives: a leader that was stopped and goes on does not know either.
+        if self._leadership is None:
+            raise Unavailable("not the leader")
+        return self._leadership.fence
+
+    def leads(self) -> bool:
+        """Whether it truly leads, as the store knows."""
+        present = at_once(self._judge.read(kinds.LEADER_KEY))
+        fence = self._leadership.fence if self._leadership else None
+        return present is not None and fence == At(kinds.LEADER_KEY, present.revision)
+
+    def _doubt(self) -> None:
+        if self._leadership is not None:
+            self._leadership.lose("the outcome of a commit is unknown")
+            self._leadership = None
+
+
+class World:
+    """The store, everyone who works on it, and what must hold between them."""
+
+    def __init__(self, scheduler: Scheduler, store: MemoryStore, *, fenced: bool) -> None:
+        self.scheduler = scheduler
+        self.rng = scheduler.rng
+        self.store = store
+        self.fenced = fenced
+        self.masters = [Master(self.seen_by(name), name, judge=store, fenced=fenced) for name in ("m1", "m2")]
+        self.links = {node: self.seen_by(node) for node in ("n1", "n2", "n3")}
+        self.agents = [
+            ReferenceAgent(link, node=NodeName(node), ttl=TTL, limit=LIMIT) for node, link in self.links.items()
+        ]
+        self.told: dict[EndpointKey, bool] = {}
+        self._audited = NEVER
+        self._holders: dict[tuple[NetworkKey, str], set[EndpointKey]] = {}
+
+    def seen_by(self, actor: str) -> ScheduledStore:
+        return ScheduledStore(self.store, self.scheduler, actor)
+
+    def state(self) -> Cluster:
+        """What is stored now."""
+        cluster = Cluster()
+        cluster.replace(at_once(self.store.list(EVERYTHING)))
+        assert not cluster.faults
+        return cluster
+
+    def check(self) -> None:
+        """The stored state is sound, clients were told the truth, and no node holds what is another's."""
+        listing = at_once(self.store.list(EVERYTHING))
+        if listing.revision != self._audited:
+            self._audited = listing.revision
+            faults = audit({str(entry.key): entry.value for entry in listing.entries})
+            assert not faults, faults
+            state = self.state()
+            self._holders = {}
+            for endpoint in state.all(kinds.ENDPOINT):
+                for text in (endpoint.ip_address, endpoint.ipv6_address):
+                    self._holders.setdefault((endpoint.network_key, text), set()).add(endpoint.key)
+            for key, there in self.told.items():
+                assert (state.get(kinds.ENDPOINT, *key) is not None) == there, f"{key} is there: {not there}"
+        believed: dict[tuple[NetworkKey, str], EndpointKey] = {}
+        for agent in self.agents:
+            for where, text, key in agent.held():
+                assert believed.setdefault((where, text), key) == key, f"{text} of {where} is with {key} too"
+                others = self._holders.get((where, text), {key}) - {key}
+                assert not others, f"{text} of {where} is with {key} on {agent.node}, stored for {others}"
+
+
+async def use_master(world: World, client: str) -> None:
+    """A client of the masters: endpoints, services, reserved addresses, groups and networks come and go."""
+    rng = world.rng
+    for number in range(ROUNDS):
+        await asyncio.sleep(rng.choice(PAUSES))
+        await world.scheduler.turn(client, f"round {number}")
+        master = rng.choice(world.masters)
+        act = rng.choice((endpoint_round, endpoint_round, endpoint_round, service_round, reserve_round, object_round))
+        try:
+            await act(world, client, master)
+        except WeftError as error:
+            world.scheduler.history.append(f"{world.scheduler.now:9.3f} {client}: told {error}")
+
+
+async def endpoint_round(world: World, client: str, master: Master) -> None:
+    rng = world.rng
+    on = rng.choice(NETWORKS)
+    key = EndpointKey(TENANT, on.name, EndpointId(f"{client}-{rng.randrange(4)}"))
+    before = world.told.pop(key, None)
+    if before or rng.random() < 0.3:
+        try:
+            await master.control.delete_endpoint(key)
+        except NotFound:
+            assert not before or not master.leads()
+        there = False
+    else:
+        wanted = model.Endpoint(
+            tenant=TENANT,
+            network=on.name,
+            endpoint_id=key.endpoint,
+            group=rng.choice(("", *GROUPS_OF[on.name])),
+            ip_address=rng.choice(("", "", *ASKED[on.name])),
+        )
+        await master.control.create_endpoint(wanted)
+        there = True
+    if master.leads():  # what an old leader says without a commit may be old news
+        world.told[key] = there
+
+
+async def service_round(world: World, client: str, master: Master) -> None:
+    rng = world.rng
+    on = rng.choice(NETWORKS)
+    service = model.Service(
+        tenant=TENANT,
+        name=ServiceName(f"{client}-{on.name}"),
+        network=on.name,
+        ip_address=rng.choice(("", *ASKED[on.name])),
+        ports=("80:80:TCP",),
+        selectors=(f"key={rng.randrange(3)}",),
+    )
+    if rng.random() < 0.4:
+        await master.control.delete(kinds.SERVICE, (TENANT, service.name), Condition())
+    else:
+        await master.control.put(kinds.SERVICE, service, Condition())
+
+
+async def reserve_round(world: World, client: str, master: Master) -> None:
+    rng = world.rng
+    control = master.control
+    stored = control.cluster.get(kinds.NETWORK, TENANT, rng.choice(NETWORKS).name)
+    if stored is not None:
+        address = await control.reserve_address(stored.value, None, asked=rng.choice(("", *ASKED[stored.value.name])))
+        await world.scheduler.turn(client, f"has {address}")
+        await control.release_address(stored.value, str(address))
+
+
+async def object_round(world: World, client: str, master: Master) -> None:
+    """Networks and groups of the same names and tags are made and deleted by both clients, and used by the agents."""
+    rng = world.rng
+    number = rng.randrange(2)
+    extra = network(f"extra{number}", rng.choice(("10.9.0.0/21", "10.9.8.0/28")), "")
+    members = group(f"members{number}", extra.name)
+    control, act = master.control, rng.randrange(4)
+    if act == 0:
+        await control.put(kinds.NETWORK, extra, Condition())
+    elif act == 1:
+        await control.put(kinds.GROUP, members, Condition())
+    elif act == 2:
+        await control.delete(kinds.GROUP, members.key, Condition())
+    else:
+        await control.delete(kinds.NETWORK, extra.key, Condition())
+
+
+async def use_agent(world: World, agent: ReferenceAgent) -> None:
+    """A container runtime on a node."""
+    rng = world.rng
+    for number in range(ROUNDS):
+        await asyncio.sleep(rng.choice(PAUSES))
+        await world.scheduler.turn(f"runtime {agent.node}", f"round {number}")
+        name = rng.choice(("small", "large", "large", "plain", "mixed", "extra0", "extra1"))
+        key = EndpointKey(TENANT, NetworkName(name), EndpointId(f"{agent.node}-{rng.randrange(4)}"))
+        try:
+            if rng.random() < 0.55:
+                groups = GROUPS_OF.get(name, (f"members{name[-1]}",))
+                asked = rng.choice(("", "", "", *ASKED.get(name, ())))
+                await agent.attach(key, group=rng.choice(("", *groups)), address=asked)
+            elif rng.random() < 0.8:
+                await agent.detach(key)
+            else:
+                await agent.return_blocks(rng.choice(NETWORKS))
+        except WeftError as error:
+            world.scheduler.history.append(f"{world.scheduler.now:9.3f} runtime {agent.node}: told {error}")
+
+
+async def make_weather(world: World) -> None:
+    """One node is cut off for a while, sometimes for longer than the limit, sometimes twice."""
+    link = world.links["n3"]
+    for _ in range(world.rng.randrange(3)):
+        await world.scheduler.turn("weather", "n3 is cut off")
+        link.cut = True
+        await asyncio.sleep(world.rng.choice((1.0, TTL + 1, LIMIT / 2, LIMIT + TTL, 3 * LIMIT)))
+        await world.scheduler.turn("weather", "n3 is back")
+        link.cut = False
+
+
+async def make_world(world: World) -> None:
+    """The networks and groups that stay, by a control plane that nothing disturbs."""
+    cluster = Cluster()
+    mirror = Mirror(world.store, cluster)
+    control = ControlPlane(store=world.store, cluster=cluster, mirror=mirror, fence=lambda: ALWAYS, doubt=lambda: None)
+    async with beside(mirror.run(), name="creation"):
+        await mirror.wait_for(NEVER, within=1.0)
+        await control.put(kinds.TENANT, model.Tenant(name=TENANT), Condition())
+        for one in NETWORKS:
+            await control.put(kinds.NETWORK, one, Condition())
+        for members in GROUPS:
+            await control.put(kinds.GROUP, members, Condition())
+
+
+async def release_all(world: World) -> None:
+    """Everyone deletes what they have; then nothing of it is left."""
+    world.told.clear()
+    for agent in world.agents:
+        for key in list(agent.journal.attached):
+            await agent.detach(key)
+    await until(lambda: not any(endpoint.host for endpoint in world.state().all(kinds.ENDPOINT)))
+    await insist(partial(return_all_blocks, world))
+    await insist(partial(delete_all, world))
+
+
+async def return_all_blocks(world: World) -> bool:
+    for one in world.state().all(kinds.NETWORK):
+        for agent in world.agents:
+            await agent.return_blocks(one)
+    owners = {stored.value.owner for blocks in world.state().blocks.values() for stored in blocks.values()}
+    return owners <= {""}
+
+
+async def delete_all(world: World) -> bool:
+    """By whichever master leads; one that is behind the other may refuse at first."""
+    control = world.rng.choice(world.masters).control
+    state = world.state()
+    for endpoint in state.all(kinds.ENDPOINT):
+        await control.delete_endpoint(endpoint.key)
+    for (where, family), pool in state.addresses.items():
+        stored = state.get(kinds.NETWORK, *where)
+        for number, claim in pool.holders.items():
+            if stored and claim.value.holder.startswith("reserved:"):
+                await control.release_address(stored.value, format_address(family, number))
+    deletable: tuple[Kind[Any], ...] = (kinds.SERVICE, kinds.GROUP, kinds.NETWORK)
+    for kind in deletable:
+        for value in state.all(kind):
+            await control.delete(kind, kind.key_parts(value), Condition())
+    left = {entry.key.split("/")[0] for entry in (await world.store.list(EVERYTHING)).entries}
+    return left <= {"tenants", "nodes", "alive", "leader"}
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    backoff = Backoff(within=600.0)
+    while not holds():
+        await backoff.pause()
+
+
+async def insist(act: Callable[[], Awaitable[bool]]) -> None:
+    """Do it until it says that all is done."""
+    backoff = Backoff(within=600.0)
+    while True:
+        with suppress(NotFound, Conflict, Unavailable):
+            if await act():
+                return
+        await backoff.pause()
+
+
+async def live(world: World) -> None:
+    """A life of the cluster, from the first network to the last."""
+    await make_world(world)
+    world.scheduler.check = world.check
+    async with AsyncExitStack() as stack:
+        for life in [*(master.run() for master in world.masters), *(agent.run() for agent in world.agents)]:
+            await stack.enter_async_context(beside(life, name="actor"))
+        async with asyncio.TaskGroup() as tasks:
+            for client in ("c1", "c2"):
+                tasks.create_task(use_master(world, client))
+            for agent in world.agents:
+                tasks.create_task(use_agent(world, agent))
+            tasks.create_task(make_weather(world))
+        await world.scheduler.calm_down()
+        await release_all(world)
+
+
+def run(seed: int) -> None:
+    rng = Random(seed)
+    random.seed(seed)  # for the jitter of pauses
+    scheduler = Scheduler(rng, Weather.random(rng))
+
+    async def main() -> None:
+        async with MemoryStore() as store:
+            await live(World(scheduler, store, fenced=rng.random() < 0.75))
+
+    scheduler.run(main())
+
+
+SETTINGS = settings(
+    deadline=None,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@settings(SETTINGS, max_examples=60)
+@given(st.integers(0, 1 << 32))
+def test_no_address_is_given_twice_or_lost_whatever_happens_when(seed: int) -> None:
+    run(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@settings(SETTINGS, max_examples=5_000)
+@given(st.integers(0, 1 << 32))
+def test_no_address_is_given_twice_or_lost_in_thousands_of_lives(seed: int) -> None:
+    run(seed)
