@@ -1,0 +1,195 @@
+"""Elements of nf_tables sets and maps, put and dropped in one transaction (`include/uapi/linux/netfilter/nf_tables.h`).
+
+The hot path beside `nftables`: nothing is parsed and nothing else is read. A key is made of fields in the order of the
+set's type: `key(interface("wp1"), pack_mac("02:…"), pack_address(pod))` for `ifname . ether_addr . ipv4_addr`.
+
+A transaction is exact. To drop what is not there, or to put another value under a key that is there, is `Refused`
+(`ENOENT`, `EEXIST`), nothing is changed, and the caller reads the set anew. To put what is there already is fine.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from weft.adapters.linux import wire
+from weft.adapters.linux.netlink import NetlinkSocket
+from weft.adapters.linux.wire import CREATE, Request
+
+INET, IPV4, NETDEV, BRIDGE, IPV6 = 1, 2, 5, 7, 10
+DROP, ACCEPT, CONTINUE, JUMP, GOTO, RETURN = 0, 1, -1, -3, -4, -5
+
+_SUBSYSTEM = 10
+_BATCH_BEGIN, _BATCH_END = 16, 17
+_NEW, _GET, _DELETE = (_SUBSYSTEM << 8 | number for number in (12, 13, 14))
+_HEADER = struct.Struct(">BBH")  # family, version, subsystem
+_TABLE, _SET, _ELEMENTS = 1, 2, 3
+_ELEMENT = 1
+_KEY, _DATA, _FLAGS, _KEY_END = 1, 2, 3, 10
+_VALUE, _VERDICT = 1, 2
+_CODE, _CHAIN = 1, 2
+_ENDS_INTERVAL = 1
+_INTERFACE_BYTES = 16
+_LIST_BYTES = 60_000  # an attribute's length is a 16-bit number
+
+_FRAME = _HEADER.pack(wire.AF_UNSPEC, 0, _SUBSYSTEM)
+_BEGIN = Request(_BATCH_BEGIN, 0, _FRAME, "change", "nf_tables")
+_END = Request(_BATCH_END, 0, _FRAME, "change", "nf_tables")
+
+
+class SetName(NamedTuple):
+    """A set or a map of a table."""
+
+    family: int
+    table: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.table} {self.name}"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a verdict map says about a packet; the chain goes with `JUMP` and `GOTO`."""
+
+    code: int
+    chain: str = ""
+
+
+class Element(msgspec.Struct, frozen=True, kw_only=True):
+    """A member of a set; of a map, when it has a value or a verdict."""
+
+    key: bytes
+    last: bytes = b""
+    """In a set of concatenated intervals: the last key."""
+    ends_interval: bool = False
+    """In a set of plain intervals: from this key on, the interval before it holds no more (see `interval`)."""
+    value: bytes = b""
+    verdict: Verdict | None = None
+
+
+def key(*fields: bytes) -> bytes:
+    """A key, or a value, of one or several fields."""
+    if len(fields) == 1:
+        return fields[0]
+    return b"".join(field + bytes(-len(field) % 4) for field in fields)
+
+
+def interface(name: str) -> bytes:
+    """A field of type `ifname`."""
+    return name.encode().ljust(_INTERFACE_BYTES, b"\0")
+
+
+def mark(number: int) -> bytes:
+    """A field of type `mark`."""
+    return number.to_bytes(4, sys.byteorder)
+
+
+def port(number: int) -> bytes:
+    """A field of type `inet_service`."""
+    return number.to_bytes(2, "big")
+
+
+def protocol(number: int) -> bytes:
+    """A field of type `inet_proto`."""
+    return number.to_bytes(1, "big")
+
+
+def interval(first: bytes, last: bytes, *, value: bytes = b"", verdict: Verdict | None = None) -> tuple[Element, ...]:
+    """First to last, both included, as a set of plain intervals has it: where it starts, and where the rest starts."""
+    start = Element(key=first, value=value, verdict=verdict)
+    after = int.from_bytes(last, "big") + 1
+    if after >> 8 * len(last):
+        return (start,)  # nothing is left after it
+    return start, Element(key=after.to_bytes(len(last), "big"), ends_interval=True)
+
+
+def put_elements(target: SetName, elements: Iterable[Element]) -> list[Request]:
+    """The requests for `apply_changes` that put them in."""
+    return [Request(_NEW, CREATE, payload, "add elements to", target) for payload in _lists(target, elements)]
+
+
+def drop_elements(target: SetName, elements: Iterable[Element]) -> list[Request]:
+    """The requests for `apply_changes` that take them out, whatever their values."""
+    keys = (msgspec.structs.replace(element, value=b"", verdict=None) for element in elements)
+    return [Request(_DELETE, 0, payload, "delete elements of", target) for payload in _lists(target, keys)]
+
+
+def apply_changes(netlink: NetlinkSocket, requests: Sequence[Request]) -> None:
+    """Carry out all of the changes, in order, or none. Packets see the sets before or after, never between."""
+    if requests:
+        netlink.send_transaction(requests, begin=_BEGIN, end=_END)
+
+
+def read_elements(netlink: NetlinkSocket, target: SetName) -> list[Element]:
+    """All elements; `Refused` with `ENOENT` when there is no such set."""
+    answers = netlink.dump(Request(_GET, 0, _name(target), "read elements of", target))
+    return [element for answer in answers for element in parse_elements(answer)]
+
+
+def parse_elements(payload: bytes) -> Iterator[Element]:
+    """The elements out of one message."""
+    wire.unpack_header(_HEADER, payload)
+    elements = wire.attributes(payload, _HEADER.size).get(_ELEMENTS, b"")
+    return (_parse_element(data) for _, data in wire.attribute_list(elements))
+
+
+def _parse_element(data: bytes) -> Element:
+    found = wire.attributes(data)
+    content = wire.attributes(found.get(_DATA, b""))
+    return Element(
+        key=_parse_value(found.get(_KEY, b"")),
+        last=_parse_value(found.get(_KEY_END, b"")),
+        ends_interval=bool(wire.to_big_number(found.get(_FLAGS)) & _ENDS_INTERVAL),
+        value=content.get(_VALUE, b""),
+        verdict=_parse_verdict(content[_VERDICT]) if _VERDICT in content else None,
+    )
+
+
+def _parse_value(data: bytes) -> bytes:
+    return wire.attributes(data).get(_VALUE, b"")
+
+
+def _parse_verdict(data: bytes) -> Verdict:
+    found = wire.attributes(data)
+    code = int.from_bytes(found.get(_CODE, b""), "big", signed=True)
+    return Verdict(code, wire.to_text(found.get(_CHAIN)))
+
+
+def _lists(target: SetName, elements: Iterable[Element]) -> Iterator[bytes]:
+    """Payloads with as many elements each as a message holds."""
+    name = _name(target)
+    batch: list[bytes] = []
+    size = 0
+    for element in elements:
+        data = _encode_element(element)
+        if size + len(data) > _LIST_BYTES:
+            yield name + wire.nest(_ELEMENTS, *batch)
+            batch, size = [], 0
+        batch.append(data)
+        size += len(data)
+    if batch:
+        yield name + wire.nest(_ELEMENTS, *batch)
+
+
+def _name(target: SetName) -> bytes:
+    return _HEADER.pack(target.family, 0, 0) + wire.text(_TABLE, target.table) + wire.text(_SET, target.name)
+
+
+def _encode_element(element: Element) -> bytes:
+    return wire.nest(
+        _ELEMENT,
+        wire.nest(_KEY, wire.attribute(_VALUE, element.key)),
+        wire.nest(_KEY_END, wire.attribute(_VALUE, element.last)) if element.last else b"",
+        wire.be32(_FLAGS, _ENDS_INTERVAL) if element.ends_interval else b"",
+        wire.nest(_DATA, wire.attribute(_VALUE, element.value)) if element.value else b"",
+        b"" if element.verdict is None else wire.nest(_DATA, _encode_verdict(element.verdict)),
+    )
+
+
+def _encode_verdict(verdict: Verdict) -> bytes:
+    chain = wire.text(_CHAIN, verdict.chain) if verdict.chain else b""
+    return wire.nest(_VERDICT, wire.be32(_CODE, verdict.code), chain)

@@ -1,0 +1,92 @@
+"""Parts of the node view in the kernel's terms: which addresses, routes, neighbours and elements each part is (pure).
+
+A part is there when all its facts are. No fact belongs to two parts, so parts come and go independently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from weft.adapters.linux.links import LOOPBACK
+from weft.adapters.linux.neighbours import Forwarding, Neighbour
+from weft.adapters.linux.routes import LinkAddress, Prefix, Route
+from weft.adapters.linux.ruleset import Element, elements_of
+from weft.domain.addresses import BITS, Address, parse_address
+from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Space
+
+OVERLAY_PREFIX = "wx"
+PORT_MAC = "ee:ee:ee:ee:ee:ee"
+"""Of every host end: workloads move between nodes and never notice."""
+NODE_V4 = Address(4, 0xA9FE0101)  # 169.254.1.1
+NODE_V6 = Address(6, 0xFE80 << 112 | 1)  # fe80::1
+_NEXT_HOP_LEAD = 0xFE80 << 112 | 0x7766 << 32  # fe80::7766:a.b.c.d
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a set of parts is made of, besides devices."""
+
+    addresses: frozenset[LinkAddress] = frozenset()
+    routes: frozenset[Route] = frozenset()
+    neighbours: frozenset[Neighbour] = frozenset()
+    forwardings: frozenset[Forwarding] = frozenset()
+    elements: frozenset[Element] = frozenset()
+
+
+def overlay_name(vni: int) -> str:
+    return f"{OVERLAY_PREFIX}{vni}"
+
+
+def overlay_mac(vtep: Address) -> str:
+    """The MAC of a node's end of any overlay: made from its address, so nobody has to be asked for it."""
+    return "02:77:" + ":".join(f"{byte:02x}" for byte in (vtep.number & 0xFFFFFFFF).to_bytes(4, "big"))
+
+
+def next_hop(vtep: Address) -> Address:
+    """A peer as routes name it: one address for both families, on the overlay only."""
+    return Address(6, _NEXT_HOP_LEAD | vtep.number & 0xFFFFFFFF)
+
+
+def host_prefix(address: Address) -> Prefix:
+    return Prefix(address, BITS[address.family])
+
+
+def facts_of(parts: Iterable[Part], indexes: Mapping[str, int]) -> Facts:
+    """The facts of the parts. `indexes` are those of the space's devices; what needs a missing one is left out."""
+    addresses: set[LinkAddress] = set()
+    routes: set[Route] = set()
+    neighbours: set[Neighbour] = set()
+    forwardings: set[Forwarding] = set()
+    elements: set[Element] = set()
+    for part in parts:
+        match part:
+            case Gateway():
+                addresses.add(LinkAddress(link=LOOPBACK, prefix=host_prefix(part.address), prefix_route=False))
+            case Peer() if link := indexes.get(overlay_name(part.vni)):
+                vtep = parse_address(part.vtep, field="vtep")
+                neighbours.add(Neighbour(link=link, address=next_hop(vtep), mac=overlay_mac(vtep)))
+                forwardings.add(Forwarding(link=link, mac=overlay_mac(vtep), remote=vtep))
+            case Remote() if link := indexes.get(overlay_name(part.vni)):
+                to = Prefix(Address(part.prefix.family, part.prefix.base), part.prefix.length)
+                via = next_hop(parse_address(part.vtep, field="vtep"))
+                routes.add(Route(to=to, link=link, via=via, on_link=True))
+            case Port() if link := indexes.get(part.interface):
+                routes |= port_routes(part, link)
+                neighbours |= port_neighbours(part, link)
+                elements.update(elements_of(part))
+            case Space() | Overlay() | Peer() | Remote() | Port():
+                pass
+    return Facts(
+        frozenset(addresses), frozenset(routes), frozenset(neighbours), frozenset(forwardings), frozenset(elements)
+    )
+
+
+def port_routes(port: Port, link: int) -> set[Route]:
+    """The way to a workload from its node."""
+    return {Route(to=host_prefix(address), link=link) for address in port.addresses}
+
+
+def port_neighbours(port: Port, link: int) -> set[Neighbour]:
+    """Who is behind the host end: nobody has to ask."""
+    return {Neighbour(link=link, address=address, mac=port.mac) for address in port.addresses}

@@ -1,0 +1,140 @@
+"""The structure of a namespace's ruleset, in nft's own language: by libnftables inside this process, or by `nft`.
+
+Everything in one `run` is one transaction. Elements of sets and maps come and go through `elements`, several times
+faster. What is read back comes as the JSON objects of libnftables-json(5).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from weft.adapters.linux.netns import Namespace
+from weft.domain.errors import DatapathFault
+
+_LIBRARY = "libnftables.so.1"
+_PROGRAM = "nft"
+_PROGRAM_DEADLINE = 30.0
+_PLAIN_OUTPUT, _JSON_OUTPUT = 0, 1 << 4
+_LONGEST_WORDS = 2000
+
+
+class Nftables(ABC):
+    """A way to the ruleset of one namespace, for one thread at a time. Close it at the end."""
+
+    def run(self, commands: str) -> None:
+        """Carry out all of the commands, or none; `DatapathFault` has nft's own lines about what is wrong."""
+        self._execute(commands, as_json=False)
+
+    def read(self, command: str) -> Sequence[Mapping[str, Any]]:
+        """What a `list` command gives: an object for each table, chain, rule, set …"""
+        document = msgspec.json.decode(self._execute(command, as_json=True))
+        return [item for item in document["nftables"] if "metainfo" not in item]
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def _execute(self, commands: str, *, as_json: bool) -> bytes: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class NftablesLibrary(Nftables):
+    """A context of libnftables. It belongs to the namespace of the thread that makes it, whoever uses it then."""
+
+    def __init__(self, library: ctypes.CDLL, *, namespace: Namespace) -> None:
+        self._library = _declare(library)
+        self._name = namespace.name
+        self._context = namespace.run(lambda: library.nft_ctx_new(0))
+        if self._context is None:
+            raise DatapathFault(f"nftables in {self._name}: the library could not set itself up")
+        if library.nft_ctx_buffer_output(self._context) or library.nft_ctx_buffer_error(self._context):
+            self.close()
+            raise DatapathFault(f"nftables in {self._name}: the library has no memory")
+
+    def close(self) -> None:
+        self._library.nft_ctx_free(self._context)
+
+    def _execute(self, commands: str, *, as_json: bool) -> bytes:
+        # With this flag the library takes its input for JSON first, therefore it is on only where it is wanted.
+        self._library.nft_ctx_output_set_flags(self._context, _JSON_OUTPUT if as_json else _PLAIN_OUTPUT)
+        if self._library.nft_run_cmd_from_buffer(self._context, commands.encode()) != 0:
+            raise _fault(self._name, self._library.nft_ctx_get_error_buffer(self._context))
+        output: bytes = self._library.nft_ctx_get_output_buffer(self._context)
+        return output
+
+
+class NftablesProgram(Nftables):
+    """The `nft` program, started anew inside the namespace for each call: the way out where the library is missing."""
+
+    def __init__(self, program: str, *, namespace: Namespace) -> None:
+        self._program = program
+        self._namespace = namespace
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+    def _execute(self, commands: str, *, as_json: bool) -> bytes:
+        # With --json it would take a file for JSON; a command among the arguments is always nft's language.
+        command = [self._program, "--json", commands] if as_json else [self._program, "--file", "-"]
+        name = self._namespace.name
+        try:
+            done = self._namespace.run(
+                lambda: subprocess.run(  # noqa: S603  no shell, and the path is the one that was looked up
+                    command, input=commands.encode(), capture_output=True, timeout=_PROGRAM_DEADLINE, check=False
+                )
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise DatapathFault(f"nftables in {name}: {error}") from error
+        if done.returncode != 0:
+            raise _fault(name, done.stderr)
+        return done.stdout
+
+
+def open_nftables(namespace: Namespace) -> Nftables:
+    """By the library where there is one, else by the program; `DatapathFault` when there is neither.
+
+    The program needs the namespace to stay open.
+    """
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        program = shutil.which(_PROGRAM)
+        if program is None:
+            raise DatapathFault(f"nftables: neither {_LIBRARY} nor the program {_PROGRAM} is installed") from error
+        return NftablesProgram(program, namespace=namespace)
+    return NftablesLibrary(library, namespace=namespace)
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Tell ctypes the shapes of the functions we use (`nftables/libnftables.h`)."""
+    context = ctypes.c_void_p
+    library.nft_ctx_new.argtypes, library.nft_ctx_new.restype = (ctypes.c_uint32,), context
+    for name in ("nft_ctx_buffer_output", "nft_ctx_buffer_error"):
+        getattr(library, name).argtypes = (context,)
+    for name in ("nft_ctx_get_output_buffer", "nft_ctx_get_error_buffer"):
+        function = getattr(library, name)
+        function.argtypes, function.restype = (context,), ctypes.c_char_p
+    library.nft_ctx_output_set_flags.argtypes, library.nft_ctx_output_set_flags.restype = (context, ctypes.c_uint), None
+    library.nft_run_cmd_from_buffer.argtypes = (context, ctypes.c_char_p)
+    library.nft_ctx_free.argtypes, library.nft_ctx_free.restype = (context,), None
+    return library
+
+
+def _fault(name: str, words: bytes) -> DatapathFault:
+    text = words.decode(errors="replace").strip()
+    return DatapathFault(f"nftables in {name}: {text[:_LONGEST_WORDS]}")

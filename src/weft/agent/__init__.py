@@ -1,0 +1,1 @@
+"""netplugin: the agent. One per node; gives workloads their network and keeps it as the store says."""

@@ -1,0 +1,46 @@
+"""Who is this: tenant, network and group of a workload, from labels in its request, or the defaults (design 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft.domain import kinds
+from weft.domain.cluster import Cluster
+from weft.domain.errors import Invalid
+from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, GroupName, NetworkName, TenantName, check_name
+
+TENANT_LABEL = "io.contiv.tenant"
+NETWORK_LABEL = "io.contiv.network"
+GROUP_LABEL = "io.contiv.net-group"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a workload belongs."""
+
+    tenant: TenantName
+    network: NetworkName
+    group: GroupName
+
+
+def place(cluster: Cluster, labels: Mapping[str, str]) -> Placement:
+    """The place that the labels choose; a group alone also chooses its network. `Invalid` names what is wrong."""
+    tenant = TenantName(_name(labels, TENANT_LABEL) or DEFAULT_TENANT)
+    group = GroupName(_name(labels, GROUP_LABEL))
+    network = _name(labels, NETWORK_LABEL)
+    if not network and group:
+        stored = cluster.get(kinds.GROUP, tenant, group)
+        network = stored.value.network if stored else ""
+    if not network:
+        owner = cluster.get(kinds.TENANT, tenant)
+        network = (owner.value.default_network if owner else "") or DEFAULT_NETWORK
+    return Placement(tenant, NetworkName(network), group)
+
+
+def _name(labels: Mapping[str, str], label: str) -> str:
+    text = labels.get(label, "")
+    try:
+        return check_name(text, field=label) if text else ""
+    except Invalid as error:
+        raise Invalid(f"label {error.message}", field=label) from error

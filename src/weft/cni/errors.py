@@ -1,0 +1,60 @@
+"""Errors as the CNI specification numbers and writes them (C-002, facts 4.9)."""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from typing import Self
+
+
+class Code(IntEnum):
+    """The codes we give: the specification's up to 99, ours from 100 on."""
+
+    INCOMPATIBLE_VERSION = 1
+    UNSUPPORTED_FIELD = 2
+    """The message names the member and its value."""
+    UNKNOWN_CONTAINER = 3
+    """The runtime need not clean up."""
+    BAD_ENVIRONMENT = 4
+    """The message names the variables."""
+    IO_FAILURE = 5
+    NOT_DECODED = 6
+    BAD_CONFIG = 7
+    BAD_NETNS = 8
+    TRY_LATER = 11
+    UNAVAILABLE = 50
+    """STATUS only: ADD cannot be served."""
+    UNAVAILABLE_AND_LIMITED = 51
+    """STATUS only: and containers that are attached may suffer too."""
+    FAILED = 100
+    EXHAUSTED = 101
+    """No address is left."""
+    DATAPATH_FAULT = 102
+
+
+class CniError(Exception):
+    """A failure as the runtime is told of it."""
+
+    def __init__(self, code: int, message: str, *, details: str = "") -> None:
+        super().__init__(f"{message}; {details}" if details else message)
+        self.code = code
+        self.message = message
+        self.details = details
+
+    def encode(self, *, version: str) -> bytes:
+        """The error object for stdout. Its shape is the same in every version of the specification."""
+        members = {"cniVersion": version, "code": int(self.code), "msg": self.message}
+        if self.details:
+            members["details"] = self.details
+        return json.dumps(members, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, stdout: bytes) -> Self | None:
+        """The error that a plugin printed, or None when what it printed is no error object."""
+        try:
+            members = json.loads(stdout)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(members, dict) or not isinstance(code := members.get("code"), int):
+            return None
+        return cls(code, str(members.get("msg", "")), details=str(members.get("details", "")))

@@ -1,0 +1,243 @@
+#!/usr/bin/python3 -IS
+"""weft-cni, the program that a container runtime executes: hands the call to the weft agent and prints its answer.
+
+It must start fast, so it is one file of built-in modules only, whatever that costs in comfort (no `__future__` either:
+that is a module to load). Its twin in C is shim.c; docs/design/cni-wire.md is the contract of both.
+"""
+
+import _socket
+import posix
+import select
+import sys
+import time
+
+SOCKET = b"/run/weft/cni.sock"
+LOG = b"/var/log/contivk8s.log"
+DEADLINE_MS = 60_000
+LOG_LIMIT = 50 * 1024 * 1024
+MAX_STDIN = 16 * 1024 * 1024
+MAX_BODY = 24 * 1024 * 1024
+MAGIC = b"WFT1"
+CHUNK = 65_536
+PIPE_CHUNK = 4_096  # a pipe that polls as writable takes this much without blocking
+VERSION_PATIENCE = 1.0  # seconds: VERSION must not hang on a stdin that nobody closes
+OUTPUT_PATIENCE = 5.0
+SUPPORTED = b'"0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"'
+ABOUT = (
+    b"weft-cni: the CNI plugin of weft (wire WFT1). A container runtime calls it.\nCNI versions: " + SUPPORTED + b"\n"
+)
+
+TRY_LATER, UNAVAILABLE, IO_FAILURE, NOT_DECODED = 11, 50, 5, 6
+
+
+class Failure(Exception):
+    """What we tell the runtime ourselves: code, message and details."""
+
+
+def main() -> int:
+    """Serve one call; the exit code."""
+    started = time.monotonic()
+    environment = posix.environ
+    command = environment.get(b"CNI_COMMAND", b"")
+    if not command:
+        posix.write(2, ABOUT)
+        return 0
+    if command == b"VERSION":
+        config, _ = read_stdin(started + VERSION_PATIENCE)
+        version = requested_version(config) or b"1.1.0"
+        code, stdout = 0, b'{"cniVersion":"%b","supportedVersions":[%b]}\n' % (version, SUPPORTED)
+    else:
+        code, stdout = ask(command, started)
+    if not put(stdout):
+        code = 1
+    log(command, code, stdout, round((time.monotonic() - started) * 1000))
+    return code
+
+
+def ask(command: bytes, started: float) -> tuple[int, bytes]:
+    """The agent's answer, or our own error: an exit code and all of stdout."""
+    text = posix.environ.get(b"WEFT_CNI_DEADLINE_MS", b"")
+    within = (int(text) if text.isdigit() and len(text) < 8 else 0) or DEADLINE_MS
+    until = started + within / 1000
+    config, failure = read_stdin(until)
+    try:
+        if failure:
+            raise failure
+        return converse(config, until, within)
+    except Failure as told:
+        code, message, details = told.args
+    if code == TRY_LATER and command == b"STATUS":
+        code = UNAVAILABLE
+    version = requested_version(config) or b"0.1.0"
+    details = clean(details, 512).replace(b'"', b"?").replace(b"\\", b"?")
+    return 1, b'{"cniVersion":"%b","code":%d,"msg":"%b","details":"%b"}\n' % (version, code, message, details)
+
+
+def read_stdin(until: float) -> tuple[bytes, Failure | None]:
+    """What came on stdin, and why that is not all of it."""
+    readable = select.poll()
+    readable.register(0, select.POLLIN)
+    data = b""
+    try:
+        while readable.poll(max(0, until - time.monotonic()) * 1000):
+            chunk = posix.read(0, CHUNK)
+            if not chunk:
+                return data, None
+            data += chunk
+            if len(data) > MAX_STDIN:
+                return data, Failure(NOT_DECODED, b"the network configuration is too large", b"16 MiB is the limit")
+    except OSError as error:
+        return data, Failure(IO_FAILURE, b"stdin could not be read", reason(error))
+    return data, Failure(IO_FAILURE, b"stdin could not be read", b"it did not end before the deadline")
+
+
+def converse(config: bytes, until: float, within: int) -> tuple[int, bytes]:
+    """One frame to the agent, one frame back."""
+    path = posix.environ.get(b"WEFT_CNI_SOCKET") or SOCKET
+    late = Failure(
+        TRY_LATER, b"the weft agent did not answer in time", b"no answer from %b within %d ms" % (path, within)
+    )
+    variables = b"".join(b"%b=%b\0" % pair for pair in posix.environ.items() if pair[0].startswith(b"CNI_"))
+    agent = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    left = max(1, round((until - time.monotonic()) * 1000))
+    try:
+        # A connect that waits for room in the agent's queue obeys the send timeout of a blocking socket only.
+        agent.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, timeval(left))
+        agent.connect(path)
+    except BlockingIOError:
+        raise late from None
+    except OSError as error:
+        raise Failure(TRY_LATER, b"the weft agent is away", b"connecting to %b: %b" % (path, reason(error))) from error
+    body = number(left) + number(len(variables)) + variables + config
+    try:
+        agent.settimeout(left / 1000)
+        agent.sendall(MAGIC + number(len(body)) + body)
+        size = int.from_bytes(receive(agent, 8, until).removeprefix(MAGIC), "big")
+        if not 0 < size <= MAX_BODY:
+            raise ConnectionError
+        answer = receive(agent, size, until)
+    except TimeoutError:
+        raise late from None
+    except OSError as error:
+        raise Failure(TRY_LATER, b"the weft agent broke off", b"no whole answer from " + path) from error
+    return answer[0], answer[1:]
+
+
+def receive(agent: _socket.socket, size: int, until: float) -> bytes:
+    """Exactly so many bytes."""
+    data = b""
+    while len(data) < size:
+        agent.settimeout(max(0.001, until - time.monotonic()))
+        chunk = agent.recv(min(size - len(data), CHUNK))
+        if not chunk:
+            raise ConnectionError
+        data += chunk
+    return data
+
+
+def requested_version(config: bytes) -> bytes:
+    """The value of the outermost `cniVersion`, or nothing. It need not be JSON all over: this serves errors too."""
+    found = key = b""
+    depth = at = 0
+    while at < len(config):
+        byte = config[at : at + 1]
+        at += 1
+        if byte == b'"':
+            start = at
+            while config[at : at + 1] not in (b'"', b""):
+                at += 2 if config[at : at + 1] == b"\\" else 1
+            text = config[start:at]
+            at += 1
+            if key == b"cniVersion:" and depth == 1:
+                found = text
+            key = text
+        elif byte == b":":
+            key += byte
+        elif byte not in b" \t\r\n":
+            depth += (byte in b"{[") - (byte in b"}]")
+            key = b""
+    fit = 0 < len(found) <= 32 and not found.strip(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.+-")
+    return found if fit else b""
+
+
+def put(stdout: bytes) -> bool:
+    """Whether the runtime took all of it in time."""
+    until = time.monotonic() + OUTPUT_PATIENCE
+    writable = select.poll()
+    writable.register(1, select.POLLOUT)
+    try:
+        while stdout:
+            if not writable.poll(max(0, until - time.monotonic()) * 1000):
+                return False
+            stdout = stdout[posix.write(1, stdout[:PIPE_CHUNK]) :]
+    except OSError:
+        return False
+    return True
+
+
+def log(command: bytes, code: int, stdout: bytes, took: int) -> None:
+    """One line about the call. A log that cannot be written must not fail the call."""
+    path = posix.environ.get(b"WEFT_CNI_LOG", LOG)
+    now = time.time()
+    names = {b"container": b"CNI_CONTAINERID", b"ifname": b"CNI_IFNAME", b"netns": b"CNI_NETNS", b"args": b"CNI_ARGS"}
+    fields = [b"%b=%b" % (name, word(posix.environ.get(variable, b""))) for name, variable in names.items()]
+    line = b"%b.%03dZ pid=%d command=%b %b exit=%d took_ms=%d answer=%b\n" % (
+        time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)).encode(),
+        int(now * 1000) % 1000,
+        posix.getpid(),
+        word(command),
+        b" ".join(fields),
+        code,
+        took,
+        clean(stdout.rstrip(), 1_024) or b"-",
+    )
+    try:
+        posix.write(open_log(path), line)
+    except OSError:
+        return
+
+
+def open_log(path: bytes) -> int:
+    """The log, begun anew when it is full. Of many callers only one renames; the others go on with what they have."""
+    flags = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY
+    file = posix.open(path, flags, 0o640)
+    if posix.fstat(file).st_size < LOG_LIMIT:
+        return file
+    try:
+        posix.lockf(file, posix.F_TLOCK, 0)
+        if posix.stat(path).st_ino == posix.fstat(file).st_ino:
+            posix.rename(path, path + b".old")
+        return posix.open(path, flags, 0o640)
+    except OSError:
+        return file
+
+
+def word(text: bytes) -> bytes:
+    """A value for the log: one word."""
+    return clean(text, 512).replace(b" ", b"?") or b"-"
+
+
+def clean(text: bytes, limit: int) -> bytes:
+    """Printable text, cut at a limit."""
+    return bytes(byte if 32 <= byte < 127 else 63 for byte in text[:limit])
+
+
+def reason(error: OSError) -> bytes:
+    """The kernel's words for an error; Python itself refuses a path that is too long for a socket."""
+    return posix.strerror(error.errno or 36).encode()
+
+
+def number(value: int) -> bytes:
+    """Four bytes, big-endian."""
+    return value.to_bytes(4, "big")
+
+
+def timeval(milliseconds: int) -> bytes:
+    """The kernel's `struct timeval`."""
+    size = 8 if sys.maxsize > 2**32 else 4
+    seconds, rest = divmod(milliseconds, 1000)
+    return seconds.to_bytes(size, sys.byteorder) + (rest * 1000).to_bytes(size, sys.byteorder)
+
+
+if __name__ == "__main__":
+    posix._exit(main())

@@ -1,0 +1,84 @@
+"""The Datapath port: what carries packets on a node, told in parts (`weft.domain.nodeview`).
+
+Contract, for every adapter:
+
+- Calls block and come from one thread: the agent has one of its own for this. Every call ends in bounded time.
+- Each names an end state; "already so" is success. Failures raise `DatapathFault` and may leave a part of it done: the
+  same call may be made again, and `converge` mends whatever was left.
+- `converge` needs no memory of earlier calls: it finds everything of ours, and touches nothing of others'.
+- A port lets nothing through before it is whole: both ends are wired, then its checks let it speak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Protocol
+
+import msgspec
+
+from weft.domain.addresses import Address
+from weft.domain.diff import Difference
+from weft.domain.nodeview import Part, Port
+
+
+class WiredAddress(msgspec.Struct, frozen=True):
+    """An address as the workload gets it. Without a gateway its way out is the node itself."""
+
+    address: Address
+    length: int
+    gateway: Address | None = None
+
+
+class Wiring(msgspec.Struct, frozen=True, kw_only=True):
+    """One workload's attachment from end to end."""
+
+    port: Port
+    netns: str
+    """Path of the workload's network namespace."""
+    interface: str
+    """The interface's name in there."""
+    addresses: tuple[WiredAddress, ...]
+    mtu: int
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `converge` met: what it mended, in words, and the ports that are wanted and not plugged."""
+
+    mended: tuple[str, ...] = ()
+    missing: frozenset[Port] = frozenset()
+
+
+class Datapath(Protocol):
+    """See the module's contract."""
+
+    @property
+    def mtu(self) -> int:
+        """What workloads can send without their packets being cut."""
+        ...
+
+    def converge(self, wanted: Set[Part]) -> Findings:
+        """Read everything of ours, and make it what is wanted. Ports cannot be made here: missing ones are told."""
+        ...
+
+    def apply(self, difference: Difference[Part]) -> None:
+        """Put and drop parts, knowing that the rest is as it was. Ports come and go by `plug` and `unplug`."""
+        ...
+
+    def plug(self, wiring: Wiring) -> None:
+        """Wire a workload, whose tenant's space is there.
+
+        `Conflict` when its interface is taken, `NotFound` when its namespace is gone; nothing has changed then.
+        """
+        ...
+
+    def unplug(self, wiring: Wiring) -> None:
+        """Take a workload off: its interface's name is free again, nothing of it speaks any more."""
+        ...
+
+    def check(self, wiring: Wiring) -> list[str]:
+        """What differs between the wiring and the kernel, in words; nothing when all is as it was made."""
+        ...
+
+    def reap(self) -> None:
+        """Finish what `unplug` has left for later because it takes the kernel long."""
+        ...
