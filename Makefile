@@ -21,15 +21,15 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) -m "not soak" tests/unit
+	$(PYTEST) tests/unit
 
 test: check
 	scripts/install-system-packages etcd
-	$(PYTEST) -m "not soak" tests/contracts tests/system
+	$(PYTEST) tests/contracts tests/system
 
 e2e: $(READY)
 	scripts/install-system-packages e2e
-	$(BIN)/python -m pytest -m "not soak" tests/e2e
+	$(BIN)/python -m pytest tests/e2e
 
 soak: $(READY)
 	scripts/install-system-packages etcd

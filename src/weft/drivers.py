@@ -1,12 +1,17 @@
-"""Stores by name. The only importer of adapters, through the entry points of the group `weft.stores`."""
+"""Stores and datapaths by name. The only importer of adapters, through entry points."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import ClassVar, cast
 
+from weft.domain.addresses import Address
 from weft.domain.errors import Unavailable
+from weft.ports.datapath import Datapath
 from weft.ports.store import Store
 
 
@@ -57,8 +62,19 @@ StoreSettings = MemoryStoreSettings | SqliteStoreSettings | EtcdStoreSettings | 
 
 def open_store(settings: StoreSettings) -> Store:
     """The store as the settings say; opened when it is entered as an async context manager."""
-    found = entry_points(group="weft.stores", name=settings.driver)
+    members = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    return cast("Store", _find("weft.stores", settings.driver)(**members))
+
+
+def open_datapath(name: str, *, directory: Path, vtep: Address, vxlan_port: int) -> AbstractContextManager[Datapath]:
+    """The datapath of that name; opened when it is entered, on the thread that is to use it."""
+    opened = _find("weft.datapaths", name)(directory=directory, vtep=vtep, vxlan_port=vxlan_port)
+    return cast("AbstractContextManager[Datapath]", opened)
+
+
+def _find(group: str, name: str) -> Callable[..., object]:
+    found = entry_points(group=group, name=name)
     if not found:
-        raise Unavailable(f"no store named {settings.driver!r} is installed")
+        raise Unavailable(f"there is no {name!r} among {group}: is Weft installed whole?")
     (entry_point,) = found
-    return cast("Store", entry_point.load()(**{each.name: getattr(settings, each.name) for each in fields(settings)}))
+    return cast("Callable[..., object]", entry_point.load())

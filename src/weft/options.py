@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from weft.drivers import EtcdStoreSettings, SqliteStoreSettings, StoreSettings
 from weft.runtime.logs import LEVELS, read_syslog_url
@@ -20,6 +19,25 @@ def readable_file(text: str) -> Path:
     return path
 
 
+def secret_file(text: str) -> str:
+    """A reader of the secret that a file holds."""
+    try:
+        secret = readable_file(text).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{text!r} cannot be read: {error}") from error
+    if not secret:
+        raise ValueError(f"{text!r} is empty")
+    return secret
+
+
+def cluster_store(text: str) -> tuple[str, tuple[str, ...]]:
+    """A reader of the original's `etcd://host:port`: the kind of store, and its URLs."""
+    kind, separator, hosts = text.partition("://")
+    if kind not in {"etcd", "consul"} or not separator or not hosts:
+        raise ValueError(f"{text!r} is not etcd://host:port; better use --etcd-endpoints")
+    return kind, tuple(f"http://{host}" for host in comma_list(hosts))
+
+
 COMMON_OPTIONS = (
     Option(name="mode", flags=("--mode", "--plugin-mode", "--cluster-mode"), env="MODE", default="cni",
            read=one_of("cni", "kubernetes", "docker", "swarm-mode", "test"),
@@ -32,10 +50,11 @@ COMMON_OPTIONS = (
            help="comma list of etcd URLs; without it the embedded store is used"),
     Option(name="consul", flags=("--consul-endpoints", "--consul"), env="CONSUL_ENDPOINTS", default=(), read=url_list,
            help="comma list of Consul URLs (not available yet)"),
-    Option(name="cluster_store", flags=("--cluster-store",), env="CLUSTER_STORE", help="deprecated: etcd://host:port"),
+    Option(name="cluster_store", flags=("--cluster-store",), env="CLUSTER_STORE", default=("", ()), read=cluster_store,
+           help="deprecated: etcd://host:port"),
     Option(name="etcd_user", flags=("--etcd-user",), env="ETCD_USER", help="etcd user name"),
-    Option(name="etcd_password_file", flags=("--etcd-password-file",), env="ETCD_PASSWORD_FILE", default=None,
-           read=readable_file, help="file with the etcd user's password"),
+    Option(name="etcd_password", flags=("--etcd-password-file",), env="ETCD_PASSWORD_FILE", read=secret_file,
+           help="file with the etcd user's password"),
     Option(name="etcd_ca", flags=("--etcd-ca",), env="ETCD_CA", default=None, read=readable_file,
            help="CA that signed etcd's certificates"),
     Option(name="etcd_cert", flags=("--etcd-cert",), env="ETCD_CERT", default=None, read=readable_file,
@@ -56,27 +75,22 @@ COMMON_OPTIONS = (
 
 def store_settings(given: Mapping[str, Any], faults: list[str], *, embedded: Path) -> StoreSettings:
     """Which store: etcd where endpoints are named, else the embedded one. What is wrong is added to `faults`."""
-    etcd, consul = given["etcd"], given["consul"]
-    if given["cluster_store"]:
-        parts = urlsplit(given["cluster_store"])
-        if parts.scheme not in {"etcd", "consul"} or not parts.netloc:
-            faults.append("--cluster-store: write etcd://host:port, or better use --etcd-endpoints")
-        else:
-            urls = tuple(f"http://{host}" for host in comma_list(parts.netloc))
-            etcd, consul = (urls, consul) if parts.scheme == "etcd" else (etcd, urls)
+    kind, urls = given["cluster_store"]
+    etcd = given["etcd"] or (urls if kind == "etcd" else ())
+    consul = given["consul"] or (urls if kind == "consul" else ())
     if etcd and consul:
         faults.append("--etcd-endpoints and --consul-endpoints exclude each other: give one")
     elif consul:
         faults.append("--consul-endpoints: not available yet; use --etcd-endpoints or the embedded store")
     if bool(given["etcd_cert"]) != bool(given["etcd_key"]):
         faults.append("--etcd-cert and --etcd-key go together")
-    if bool(given["etcd_user"]) != bool(given["etcd_password_file"]):
+    if bool(given["etcd_user"]) != bool(given["etcd_password"]):
         faults.append("--etcd-user and --etcd-password-file go together")
     if not etcd:
         return SqliteStoreSettings(path=str(embedded))
     return EtcdStoreSettings(
         endpoints=etcd,
         user=given["etcd_user"],
-        password=given["etcd_password_file"].read_text().strip() if given["etcd_password_file"] else "",
+        password=given["etcd_password"],
         **{name: str(given[f"etcd_{name}"] or "") for name in ("ca", "cert", "key")},
     )

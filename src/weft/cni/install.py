@@ -40,7 +40,9 @@ class Refused(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Install or uninstall; 0 when all is as asked, 2 when it was refused."""
-    parser = argparse.ArgumentParser(prog="weft install-cni", description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        prog="weft install-cni", description="Put the CNI plugin and its configuration where runtimes look for them."
+    )
     parser.add_argument("--bin-dir", type=Path, default=Path("/opt/cni/bin"), help="where plugins are; /opt/cni/bin")
     parser.add_argument(
         "--conf-dir", type=Path, default=Path("/etc/cni/net.d"), help="where networks are; /etc/cni/net.d"
@@ -87,7 +89,8 @@ def install(
     if foreign and not force:
         raise Refused(f"not ours, so not replaced without --force: {', '.join(map(str, foreign))}")
     bin_dir.mkdir(parents=True, exist_ok=True)
-    told = [_tell(targets[0], place_file(targets[0], program, mode=0o755))]
+    kind = "Python" if program.startswith(b"#!") else "C"
+    told = [f"{_tell(targets[0], place_file(targets[0], program, mode=0o755))} ({kind})"]
     told += [_tell(alias, place_link(alias, PROGRAM)) for alias in targets[1:]]
     if conf is not None and config is not None:
         conf_dir.mkdir(parents=True, exist_ok=True)

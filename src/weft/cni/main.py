@@ -77,18 +77,18 @@ def read_stdin(until: float) -> tuple[bytes, Failure | None]:
     """What came on stdin, and why that is not all of it."""
     readable = select.poll()
     readable.register(0, select.POLLIN)
-    data = b""
+    data = bytearray()
     try:
         while readable.poll(max(0, until - time.monotonic()) * 1000):
             chunk = posix.read(0, CHUNK)
             if not chunk:
-                return data, None
+                return bytes(data), None
             data += chunk
             if len(data) > MAX_STDIN:
-                return data, Failure(NOT_DECODED, b"the network configuration is too large", b"16 MiB is the limit")
+                return b"", Failure(NOT_DECODED, b"the network configuration is too large", b"16 MiB is the limit")
     except OSError as error:
-        return data, Failure(IO_FAILURE, b"stdin could not be read", reason(error))
-    return data, Failure(IO_FAILURE, b"stdin could not be read", b"it did not end before the deadline")
+        return b"", Failure(IO_FAILURE, b"stdin could not be read", reason(error))
+    return bytes(data), Failure(IO_FAILURE, b"stdin could not be read", b"it did not end before the deadline")
 
 
 def converse(config: bytes, until: float, within: int) -> tuple[int, bytes]:
@@ -125,37 +125,32 @@ def converse(config: bytes, until: float, within: int) -> tuple[int, bytes]:
 
 def receive(agent: _socket.socket, size: int, until: float) -> bytes:
     """Exactly so many bytes."""
-    data = b""
+    data = bytearray()
     while len(data) < size:
         agent.settimeout(max(0.001, until - time.monotonic()))
         chunk = agent.recv(min(size - len(data), CHUNK))
         if not chunk:
             raise ConnectionError
         data += chunk
-    return data
+    return bytes(data)
 
 
 def requested_version(config: bytes) -> bytes:
     """The value of the outermost `cniVersion`, or nothing. It need not be JSON all over: this serves errors too."""
+    pieces = config.split(b'"')
     found = key = b""
     depth = at = 0
-    while at < len(config):
-        byte = config[at : at + 1]
-        at += 1
-        if byte == b'"':
-            start = at
-            while config[at : at + 1] not in (b'"', b""):
-                at += 2 if config[at : at + 1] == b"\\" else 1
-            text = config[start:at]
+    while at + 1 < len(pieces):
+        between = pieces[at].strip(b" \t\r\n")
+        depth += between.count(b"{") + between.count(b"[") - between.count(b"}") - between.count(b"]")
+        text = pieces[at + 1]
+        at += 2
+        while (len(text) - len(text.rstrip(b"\\"))) % 2 and at < len(pieces):  # the quote was escaped
+            text += b'"' + pieces[at]
             at += 1
-            if key == b"cniVersion:" and depth == 1:
-                found = text
-            key = text
-        elif byte == b":":
-            key += byte
-        elif byte not in b" \t\r\n":
-            depth += (byte in b"{[") - (byte in b"}]")
-            key = b""
+        if key == b"cniVersion" and between == b":" and depth == 1:
+            found = text
+        key = text
     fit = 0 < len(found) <= 32 and not found.strip(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.+-")
     return found if fit else b""
 

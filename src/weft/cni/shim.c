@@ -140,8 +140,10 @@ static int read_stdin(struct bytes *config, int64_t until, struct failure *failu
         if (count < 0)
             return fail(failure, IO_FAILURE, unread, "%s", strerror(errno));
         config->size += (size_t)count;
-        if (config->size > MAX_STDIN)
+        if (config->size > MAX_STDIN) {
+            config->size = 0;
             return fail(failure, NOT_DECODED, "the network configuration is too large", "16 MiB is the limit");
+        }
     }
     return fail(failure, IO_FAILURE, unread, "it did not end before the deadline");
 }
@@ -257,7 +259,7 @@ static void requested_version(const struct bytes *config, char version[MAX_VERSI
     static const char fit[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.+-";
     const char *text = (const char *)config->data, *key = "", *found = "";
     size_t key_size = 0, found_size = 0;
-    int depth = 0, after_colon = 0;
+    int depth = 0, colons = 0;
     for (size_t at = 0; at < config->size;) {
         char byte = text[at++];
         if (byte == '"') {
@@ -266,19 +268,19 @@ static void requested_version(const struct bytes *config, char version[MAX_VERSI
                 at += text[at] == '\\' ? 2 : 1;
             size_t size = (at < config->size ? at : config->size) - start;
             at++;
-            if (depth == 1 && after_colon && key_size == 10 && memcmp(key, "cniVersion", 10) == 0) {
+            if (depth == 1 && colons == 1 && key_size == 10 && memcmp(key, "cniVersion", 10) == 0) {
                 found = text + start;
                 found_size = size;
             }
             key = text + start;
             key_size = size;
-            after_colon = 0;
+            colons = 0;
         } else if (byte == ':') {
-            after_colon++;
+            colons++;
         } else if (!strchr(" \t\r\n", byte) || byte == '\0') {
             depth += (byte == '{' || byte == '[') - (byte == '}' || byte == ']');
             key_size = 0;
-            after_colon = 0;
+            colons = 0;
         }
     }
     snprintf(version, MAX_VERSION + 1, "%.*s", (int)found_size, found);

@@ -23,6 +23,7 @@ SUBCOMMANDS = {
     "lab": Subcommand("weft.lab.main:main", "show Weft at work on this machine"),
     "trace": Subcommand("weft.ctl.trace:main", "whether a flow would pass, and why"),
     "oracle": Subcommand("weft.ctl.oracle:main", "judge the policy engine by a table of right answers"),
+    "install-cni": Subcommand("weft.cni.install:main", "install the CNI plugin and its configuration"),
 }
 
 
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="weft",
         description="Weft: container networking, and how to look into it.",
-        epilog="\n".join(["commands:", *(f"  {name:10} {each.about}" for name, each in sorted(SUBCOMMANDS.items()))]),
+        epilog="\n".join(["commands:", *(f"  {name:12} {each.about}" for name, each in sorted(SUBCOMMANDS.items()))]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"weft {__version__}")

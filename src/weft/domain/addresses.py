@@ -148,5 +148,8 @@ def address_hex(address: Address) -> str:
 
 
 def address_from_hex(text: str) -> Address:
-    """The inverse of `address_hex`."""
-    return Address(4 if len(text) == 8 else 6, int(text, 16))
+    """The inverse of `address_hex`; ValueError for other texts."""
+    address = Address(4 if len(text) == 8 else 6, int(text, 16))
+    if address_hex(address) != text:
+        raise ValueError(f"{text!r} is not how an address is written in a key")
+    return address

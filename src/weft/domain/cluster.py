@@ -116,9 +116,8 @@ class Cluster:
         try:
             self._put(key, value, revision)
             self.faults.pop(key, None)
-        except (WeftError, ValueError, IndexError) as error:
-            with suppress(ValueError, IndexError):
-                self._drop(key)
+        except (WeftError, ValueError) as error:
+            self.drop(key)
             self.faults[key] = str(error)
 
     def _put(self, key: StoreKey, value: bytes, revision: int) -> None:
@@ -135,13 +134,15 @@ class Cluster:
             elif isinstance(decoded, model.Endpoint):
                 self.by_network.setdefault(decoded.network_key, {})[decoded.endpoint_id] = Stored(decoded, revision)
         elif folder == kinds.CLAIMS:
-            self._pool_of(parts).put(_number_of(parts), Stored(codec.decode(model.Claim, value), revision))
+            pool, number = self._claim_of(parts)
+            pool.put(number, Stored(codec.decode(model.Claim, value), revision))
         elif folder == kinds.BLOCKS:
             tenant, network, first = parts
             blocks = self.blocks.setdefault(_network_key(tenant, network), {})
             blocks[address_from_hex(first)] = Stored(codec.decode(model.Block, value), revision)
         elif folder == kinds.ALIVE:
-            self.alive.setdefault(parts[0], {})[parts[1]] = value
+            group, name = parts
+            self.alive.setdefault(group, {})[name] = value
         elif key == kinds.LEADER_KEY:
             self.leader = (value.decode(), revision)
         elif key == kinds.RESTORE_KEY:
@@ -149,7 +150,8 @@ class Cluster:
 
     def drop(self, key: StoreKey) -> None:
         """Forget one entry; absent already is fine."""
-        if self.faults.pop(key, None) is None:
+        self.faults.pop(key, None)
+        with suppress(ValueError):  # a key that is none of ours was never taken in
             self._drop(key)
 
     def _drop(self, key: StoreKey) -> None:
@@ -160,12 +162,14 @@ class Cluster:
             if gone and isinstance(gone.value, model.Endpoint):
                 self._drop_endpoint(gone.value)
         elif folder == kinds.CLAIMS:
-            self._pool_of(parts).drop(_number_of(parts))
+            pool, number = self._claim_of(parts)
+            pool.drop(number)
         elif folder == kinds.BLOCKS:
             tenant, network, first = parts
             self.blocks.get(_network_key(tenant, network), {}).pop(address_from_hex(first), None)
         elif folder == kinds.ALIVE:
-            self.alive.get(parts[0], {}).pop(parts[1], None)
+            group, name = parts
+            self.alive.get(group, {}).pop(name, None)
         elif key == kinds.LEADER_KEY:
             self.leader = None
         elif key == kinds.RESTORE_KEY:
@@ -186,11 +190,16 @@ class Cluster:
         if not members:
             self.by_network.pop(gone.network_key, None)
 
-    def _pool_of(self, parts: list[str]) -> NumberPool:
-        if parts[0] == "addresses":
-            _, tenant, network, number = parts
-            return self.address_pool(_network_key(tenant, network), address_from_hex(number).family)
-        return self.numbers.setdefault(parts[0], NumberPool())
+    def _claim_of(self, parts: list[str]) -> tuple[NumberPool, int]:
+        """The pool and the number that a claim's key names; ValueError when it is none."""
+        if parts[:1] == ["addresses"]:
+            _, tenant, network, text = parts
+            address = address_from_hex(text)
+            return self.address_pool(_network_key(tenant, network), address.family), address.number
+        pool, text = parts
+        if str(int(text)) != text:
+            raise ValueError(f"{text!r} is not how a number is written")
+        return self.number_pool(pool), int(text)
 
     def address_pool(self, network: NetworkKey, family: int) -> NumberPool:
         """The addresses claimed one by one in a network."""
@@ -252,7 +261,3 @@ def _copied(table: Any) -> Any:
 
 def _network_key(tenant: str, network: str) -> NetworkKey:
     return NetworkKey(tenant, network)  # type: ignore[arg-type]
-
-
-def _number_of(parts: list[str]) -> int:
-    return address_from_hex(parts[-1]).number if parts[0] == "addresses" else int(parts[-1])

@@ -132,6 +132,18 @@ def choose_address(
     return Address(family, number)
 
 
+def used_addresses(cluster: Cluster, network: model.Network, *, family: int) -> NumberSet:
+    """The addresses that somebody has, claimed one by one or given out by a node from its blocks."""
+    used = cluster.address_pool(network.key, family).taken
+    if has_blocks(network, family):
+        used = used.copy()
+        for endpoint in cluster.endpoints(network.key):
+            text = endpoint.ip_address if family == 4 else endpoint.ipv6_address
+            if text:
+                used.add(parse_address(text, field="ipAddress").number)
+    return used
+
+
 def claim(
     reading: Reading, network: model.Network, group: model.Group | None, *, address: Address, holder: str, field: str
 ) -> list[Write]:

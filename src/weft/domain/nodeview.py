@@ -1,20 +1,20 @@
 """(cluster, node) -> what this node's network should consist of: the one road from intent to wanted state.
 
 The answer is a set of small frozen parts, the same whatever datapath carries them out; a datapath reads back what it
-has in the same terms, so that restart, drift and a lost watch are all one difference of two sets. Only tenants with an
-endpoint on this node are there at all.
+has in the same terms, so that restart, drift and a lost watch are all one difference of two sets. Only tenants with
+workloads on this node are there at all.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from weft.domain import ipam, kinds, model
-from weft.domain.addresses import Address, parse_address
+from weft.domain.addresses import BITS, Address, parse_address
 from weft.domain.cluster import Cluster
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
 
@@ -91,59 +91,64 @@ def host_end(key: EndpointKey) -> str:
     return "wp" + hashlib.sha256(str(key).encode()).hexdigest()[:11]
 
 
-def node_view(cluster: Cluster, node: NodeName) -> frozenset[Part]:
-    """Everything this node should have."""
-    local = [endpoint for endpoint in cluster.all(kinds.ENDPOINT) if endpoint.host == node]
-    parts: set[Part] = {port_of(endpoint) for endpoint in local}
-    for tenant in sorted({endpoint.tenant for endpoint in local}):
-        parts.update(tenant_parts(cluster, node, tenant))
-    return frozenset(parts)
+def node_view(cluster: Cluster, node: NodeName, tenants: Iterable[TenantName]) -> frozenset[Part]:
+    """Everything this node should have for these tenants, which have workloads on it, besides their ports."""
+    return frozenset(part for tenant in tenants for part in tenant_parts(cluster, node, tenant))
 
 
 def tenant_parts(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterator[Part]:
-    """What a tenant with an endpoint here needs, besides its ports."""
+    """What a tenant with workloads on this node needs there, besides their ports."""
     yield Space(tenant)
     for network in cluster.networks(tenant):
         for family in (4, 6):
-            gateway = ipam.gateway_of(network, family)
-            if gateway:
+            if gateway := ipam.gateway_of(network, family):
                 yield Gateway(tenant, gateway)
-        if network.tags and network.tags.vni:
-            yield from _overlay_parts(cluster, node, network, network.tags.vni)
+        if network.tags and network.tags.vni and is_used(cluster, network.key):
+            yield from overlay_parts(cluster, node, network)
 
 
-def _overlay_parts(cluster: Cluster, node: NodeName, network: model.Network, vni: int) -> Iterator[Part]:
-    remotes = set(remotes_of(cluster, node, network.key))
-    if not remotes and not any(endpoint.host == node for endpoint in cluster.endpoints(network.key)):
-        return
+def is_used(cluster: Cluster, network: NetworkKey) -> bool:
+    """Whether there is anyone to be reached in a network."""
+    return bool(cluster.by_network.get(network) or cluster.blocks.get(network))
+
+
+def overlay_parts(cluster: Cluster, node: NodeName, network: model.Network) -> Iterator[Part]:
+    """The way to other nodes for one network, and who is there."""
+    assert network.tags is not None
+    vni = network.tags.vni
     yield Overlay(network.tenant, vni)
-    for vtep in {vtep for _, vtep in remotes}:
+    vteps = {other.name: other.vtep_ip for other in cluster.all(kinds.NODE) if other.vtep_ip and other.name != node}
+    for vtep in set(vteps.values()):
         yield Peer(network.tenant, vni, vtep)
-    for prefix, vtep in remotes:
-        yield Remote(network.tenant, prefix, vni, vtep)
+    for block, stored in cluster.blocks.get(network.key, {}).items():
+        if vtep := vteps.get(NodeName(stored.value.owner), ""):
+            length = BITS[block.family] - ipam.BLOCK_SIZE.bit_length() + 1
+            yield Remote(network.tenant, Prefix(block.family, block.number, length), vni, vtep)
+    for endpoint in cluster.endpoints(network.key):
+        yield from remotes_of(cluster, node, endpoint)
 
 
-def remotes_of(cluster: Cluster, node: NodeName, key: NetworkKey) -> Iterator[tuple[Prefix, str]]:
-    """Where the addresses of a network are, as seen from a node: a block by its owner, any other one by one."""
-    stored = cluster.get(kinds.NETWORK, *key)
-    if stored is None:
+def remotes_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> Iterator[Remote]:
+    """Where an endpoint of another node is; nothing for addresses that are reached by their node's block."""
+    stored = cluster.get(kinds.NETWORK, *endpoint.network_key)
+    other = cluster.get(kinds.NODE, endpoint.host)
+    if stored is None or stored.value.tags is None or not stored.value.tags.vni or other is None:
         return
-    vteps = {each.name: each.vtep_ip for each in cluster.all(kinds.NODE) if each.vtep_ip}
-    owned: dict[Address, str] = {}
-    for block, owner in cluster.blocks.get(key, {}).items():
-        if owner.value.owner:
-            owned[block] = owner.value.owner
-            vtep = vteps.get(NodeName(owner.value.owner))
-            if vtep and owner.value.owner != node:
-                yield Prefix(block.family, block.number, (32 if block.family == 4 else 128) - 6), vtep
-    for endpoint in cluster.endpoints(key):
-        vtep = vteps.get(NodeName(endpoint.host)) or endpoint.vtep_ip
-        if endpoint.host == node or not vtep:
-            continue
-        for address in addresses_of(endpoint):
-            in_block = ipam.has_blocks(stored.value, address.family) and owned.get(ipam.block_of(stored.value, address))
-            if in_block != endpoint.host:
-                yield Prefix(address.family, address.number, 32 if address.family == 4 else 128), vtep
+    vtep = other.value.vtep_ip
+    if endpoint.host == node or not vtep:
+        return
+    for address in addresses_of(endpoint):
+        if _owner(cluster, stored.value, address) != endpoint.host:
+            prefix = Prefix(address.family, address.number, BITS[address.family])
+            yield Remote(endpoint.tenant, prefix, stored.value.tags.vni, vtep)
+
+
+def _owner(cluster: Cluster, network: model.Network, address: Address) -> str:
+    """The node whose block an address lies in, or nobody."""
+    if not ipam.has_blocks(network, address.family):
+        return ""
+    block = cluster.blocks.get(network.key, {}).get(ipam.block_of(network, address))
+    return block.value.owner if block else ""
 
 
 def addresses_of(endpoint: model.Endpoint) -> tuple[Address, ...]:

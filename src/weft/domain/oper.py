@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from weft.domain import ipam, kinds, model
-from weft.domain.allocator import subtract
 from weft.domain.cluster import Cluster
 from weft.domain.ids import GroupKey
 from weft.domain.kinds import Kind
@@ -78,10 +77,8 @@ def _tenant(cluster: Cluster, tenant: model.Tenant) -> Oper:
 
 def _network(cluster: Cluster, network: model.Network) -> Oper:
     endpoints = list(cluster.endpoints(network.key))
-    taken = cluster.address_pool(network.key, 4).taken
-    blocks = cluster.blocks.get(network.key, {})
-    owned = [(block.number, block.number + ipam.BLOCK_SIZE - 1) for block, one in blocks.items() if one.value.owner]
-    spans = [part for span in ipam.spans_for(cluster, network, None, 4) for part in subtract(span, owned)]
+    taken = ipam.used_addresses(cluster, network, family=4)
+    spans = ipam.spans_for(cluster, network, None, 4)
     subnet = ipam.subnet_of(network, 4)
     assert subnet is not None
     return {

@@ -22,6 +22,8 @@ Present = Mapping[StoreKey, bytes | None]
 
 STATUS = "status"
 _ENDPOINT_HOLDER = "endpoint"
+_ADDRESS_CLAIMS = f"{kinds.CLAIMS}/addresses/"
+_JUDGED_BY_VALUE = (f"{kinds.ENDPOINT.prefix}/", f"{kinds.BLOCKS}/", _ADDRESS_CLAIMS)
 
 
 def status_prefix(node: str) -> StoreKey:
@@ -30,7 +32,7 @@ def status_prefix(node: str) -> StoreKey:
 
 
 def still_needed(writes: Sequence[Write], present: Present) -> frozenset[StoreKey]:
-    """The keys whose present values `check_writes` must also know. Ask again with them: claims lead on to endpoints."""
+    """The keys whose present values `check_ownership` needs too. Ask again with them: claims lead on to endpoints."""
     return frozenset(key for write in writes for key in _needed(write, present)) - present.keys()
 
 
@@ -44,10 +46,9 @@ def check_ownership(node: NodeName, writes: Sequence[Write], present: Present) -
 def _needed(write: Write, present: Present) -> Iterator[StoreKey]:
     if isinstance(write, DeleteAll):
         return
-    folder = write.key.split("/", 1)[0]
-    if folder in {kinds.ENDPOINT.prefix, kinds.BLOCKS, kinds.CLAIMS}:
+    if write.key.startswith(_JUDGED_BY_VALUE):
         yield write.key
-    if folder == kinds.CLAIMS:
+    if write.key.startswith(_ADDRESS_CLAIMS):
         for document in (present.get(write.key), write.value if isinstance(write, Put) else None):
             endpoint = None if document is None else _endpoint_of(codec.decode(Claim, document))
             if endpoint is not None:

@@ -18,8 +18,9 @@ from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.codec import NOT_JSON
 from weft.domain.commits import At, Compare, Delete, Entry, Listing, Put, Write
-from weft.domain.errors import Conflict, Malformed
+from weft.domain.errors import Conflict, Invalid, Malformed
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, StoreKey
+from weft.domain.validation import check
 from weft.master.objects import API
 from weft.master.routes import Query, Route
 from weft.ports.store import Store
@@ -146,4 +147,12 @@ def check_backup(data: bytes) -> dict[StoreKey, msgspec.Raw]:
             raise Malformed(f"the backup has an entry {key[:200]!r} that is none of ours", field="entries")
     for key, fault in cluster.faults.items():
         raise Malformed(f"the backup's entry {key[:200]!r} cannot be read: {fault}", field="entries")
+    for kind in kinds.ALL:
+        for value in cluster.all(kind):
+            try:
+                check(value)
+            except Invalid as error:
+                raise Malformed(
+                    f"the backup's {kind.name} {kind.key_text(value)!r} is not valid: {error.message}", field="entries"
+                ) from error
     return entries

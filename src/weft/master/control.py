@@ -23,7 +23,7 @@ from weft.domain.errors import Mismatch, NotFound, Stale, Unavailable
 from weft.domain.ids import EndpointKey, NetworkKey, NetworkName, TenantName
 from weft.domain.kinds import Kind
 from weft.domain.planning import Plan, Reading
-from weft.master.resting import Resting
+from weft.domain.resting import Resting
 from weft.ports.store import Store
 from weft.runtime.mirror import Mirror
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from weft.domain.errors import Unavailable
 from weft.runtime.backoff import Backoff
@@ -22,8 +23,17 @@ WITHIN_S = 10.0
 class Forwarder:
     """Sends requests on to whoever leads. A request that was sent and not answered is never sent again."""
 
-    def __init__(self, leader: Callable[[], str], *, own_address: str, tls_ca: Path | None, use_tls: bool) -> None:
+    def __init__(
+        self,
+        leader: Callable[[], str],
+        *,
+        is_leader: Callable[[], bool],
+        own_address: str,
+        tls_ca: Path | None,
+        use_tls: bool,
+    ) -> None:
         self._leader = leader
+        self._is_leader = is_leader
         self._own = own_address
         self._scheme = "https" if use_tls else "http"
         self._tls: ssl.SSLContext | bool = ssl.create_default_context(cafile=str(tls_ca)) if tls_ca else True
@@ -33,17 +43,16 @@ class Forwarder:
         if self._session:
             await self._session.close()
 
-    async def forward(self, request: web.Request) -> web.StreamResponse:
-        """The leader's answer, or `Unavailable`."""
-        if FORWARDED in request.headers:
-            raise Unavailable("this netmaster does not lead any more: try again")  # never in circles (W9)
-        body = await request.read()
+    async def forward(self, request: web.Request) -> web.StreamResponse | None:
+        """The leader's answer, or `Unavailable`; None when it is for us to answer, as we lead or have come to lead."""
         backoff = Backoff(first=0.05, cap=0.5, within=WITHIN_S)
-        while True:
+        while not self._is_leader():
             leader = self._leader()
             if leader and leader != self._own:
+                if FORWARDED in request.headers:
+                    raise Unavailable("this netmaster does not lead any more: try again")  # never in circles (W9)
                 try:
-                    return await self._send(request, leader, body)
+                    return await self._send(request, leader)
                 except aiohttp.ClientConnectorError:
                     pass  # never sent: the leader is going, the next one may take it
                 except (aiohttp.ClientError, ConnectionError) as error:
@@ -54,13 +63,15 @@ class Forwarder:
                 await backoff.pause()
             except TimeoutError as error:
                 raise Unavailable(f"no leader answered within {WITHIN_S} s: try again") from error
+        return None
 
-    async def _send(self, request: web.Request, leader: str, body: bytes) -> web.StreamResponse:
+    async def _send(self, request: web.Request, leader: str) -> web.StreamResponse:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=3))
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
         headers[FORWARDED] = self._own
-        url = f"{self._scheme}://{leader}{request.raw_path}"
+        url = URL(f"{self._scheme}://{leader}{request.raw_path}", encoded=True)
+        body = request.content if request.body_exists else None  # passed on as it comes: a backup may be large
         async with self._session.request(
             request.method, url, data=body, headers=headers, ssl=self._tls, allow_redirects=False
         ) as answer:

@@ -28,6 +28,7 @@ from weft.master.policy import PolicyQuestions, PolicyView
 from weft.master.routes import Route
 from weft.master.server import make_app
 from weft.master.settings import MasterSettings, read_master_settings
+from weft.master.store_server import serving_store
 from weft.ports.store import Store
 from weft.runtime.election import Leadership, lead
 from weft.runtime.http import server_tls, serving
@@ -78,6 +79,7 @@ class Netmaster:
             await stack.enter_async_context(beside(self._mirror.run(), name="mirror"))
             await self._mirror.wait_for(NEVER, within=STORE_WITHIN_S)
             await self._serve_rest(stack)
+            await self._serve_store(stack)
             alive = kinds.alive_master(settings.own_address)
             await stack.enter_async_context(
                 present(self._store, key=alive, value=__version__.encode(), ttl=settings.leader_ttl)
@@ -91,16 +93,26 @@ class Netmaster:
         settings = self._settings
         forwarder = Forwarder(
             self._leader_address,
+            is_leader=self._is_leader,
             own_address=settings.own_address,
             tls_ca=settings.tls_ca,
             use_tls=settings.tls_cert is not None,
         )
         stack.push_async_callback(forwarder.close)
-        app = make_app(
-            self.routes(), token=settings.token, is_leader=self._is_leader, forwarder=forwarder, metrics=self._metrics
-        )
+        app = make_app(self.routes(), token=settings.token, forwarder=forwarder, metrics=self._metrics)
         tls = server_tls(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
         await stack.enter_async_context(serving(app, settings.listeners, tls=tls))
+
+    async def _serve_store(self, stack: AsyncExitStack) -> None:
+        """The store for agents: on a socket of this machine, and on TCP where nodes have certificates."""
+        settings = self._settings
+        addresses = (settings.store_address,) if settings.store_address else ()
+        tls = None
+        if addresses and settings.tls_cert and settings.tls_key:
+            tls = server_tls(settings.tls_cert, settings.tls_key, client_ca=settings.tls_ca)
+        await stack.enter_async_context(
+            serving_store(self._store, unix=settings.store_socket, addresses=addresses, tls=tls)
+        )
 
     async def _campaign_for_ever(self) -> None:
         name = self._settings.own_address.encode()

@@ -26,7 +26,7 @@ def node_of(request: web.Request) -> NodeName:
     if transport.get_extra_info("sslcontext") is not None:
         name = _common_name(transport.get_extra_info("peercert"))
     else:
-        _check_peer(transport.get_extra_info("socket"))
+        check_peer(transport.get_extra_info("socket"))
         name = request.headers.get(NODE_HEADER, "")
     try:
         return NodeName(check_name(name, field="node", limit=MAX_LONG_NAME))
@@ -40,7 +40,8 @@ def _common_name(certificate: object) -> str:
     return next((value for part in subject for name, value in part if name == "commonName"), "")
 
 
-def _check_peer(peer: socket.socket | None) -> None:
+def check_peer(peer: socket.socket | None) -> None:
+    """`Denied` unless root or our own user is at the other end of a unix socket."""
     if peer is None or peer.family != socket.AF_UNIX:
         raise Denied("nodes must come over TLS with a certificate, or over the unix socket")
     _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
 from time import perf_counter
 
 from aiohttp import web
@@ -16,9 +15,7 @@ from weft.master.routes import Route, register
 from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response
 
 
-def make_app(
-    routes: tuple[Route, ...], *, token: str, is_leader: Callable[[], bool], forwarder: Forwarder, metrics: Metrics
-) -> web.Application:
+def make_app(routes: tuple[Route, ...], *, token: str, forwarder: Forwarder, metrics: Metrics) -> web.Application:
     """The application with all routes, and the document that describes them."""
     described: tuple[Route, ...] = ()
 
@@ -51,7 +48,7 @@ def make_app(
         route = route_of(request)
         if token and not (route and route.open):
             sent = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(sent.encode(), token.encode()):
+            if not hmac.compare_digest(sent.encode(errors="surrogateescape"), token.encode()):
                 response = error_response(Denied("send the token as Authorization: Bearer …"), status=401)
                 response.headers["WWW-Authenticate"] = "Bearer"
                 return response
@@ -60,9 +57,8 @@ def make_app(
     @web.middleware
     async def led(request: web.Request, handler: Handler) -> web.StreamResponse:
         route = route_of(request)
-        if route is None or route.local or is_leader():
-            return await handler(request)
-        return await forwarder.forward(request)
+        answer = None if route is None or route.local else await forwarder.forward(request)
+        return await handler(request) if answer is None else answer
 
     app = web.Application(middlewares=[counted, errors_as_json, authenticated, led], client_max_size=MAX_BODY)
     register(app, described)

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft import __version__
 from weft.domain.addresses import parse_subnet_v4
 from weft.domain.errors import Invalid
 from weft.drivers import StoreSettings
-from weft.options import COMMON_OPTIONS, readable_file, store_settings
+from weft.options import COMMON_OPTIONS, readable_file, secret_file, store_settings
 from weft.runtime.settings import BadSettings, Option, host_port, one_of, read_settings, seconds
+
+WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104  names that others give
 
 
 def _subnet(text: str) -> str:
     if text == "none":
         return ""
     try:
-        return str(parse_subnet_v4(text))
+        subnet = parse_subnet_v4(text)
     except Invalid as error:
         raise ValueError(error.message) from error
+    if subnet.usable.size < 2:
+        raise ValueError(f"{text!r} has no room for a gateway and an endpoint")
+    return str(subnet)
 
 
 OPTIONS = (
@@ -44,7 +49,7 @@ OPTIONS = (
            help="key of --tls-cert"),
     Option(name="tls_ca", flags=("--tls-ca",), env="TLS_CA", default=None, read=readable_file,
            help="CA of nodes' client certificates and of the other masters"),
-    Option(name="token_file", flags=("--token-file",), env="TOKEN_FILE", default=None, read=readable_file,
+    Option(name="token", flags=("--token-file",), env="TOKEN_FILE", read=secret_file,
            help="file with the bearer token that callers must send"),
     Option(name="store_socket", flags=("--store-socket",), env="STORE_SOCKET", default=None, read=Path,
            help="unix socket on which agents of this machine reach the store; <data-dir>/store.sock"),
@@ -76,7 +81,7 @@ class MasterSettings:
     tls_cert: Path | None
     tls_key: Path | None
     tls_ca: Path | None
-    token: str
+    token: str = field(repr=False)
     store_socket: Path
     store_address: tuple[str, int] | None
     leader_ttl: float
@@ -86,7 +91,7 @@ class MasterSettings:
     def listeners(self) -> tuple[tuple[str, int], ...]:
         """The internal address gets its own listener unless the external one covers it (facts 1.4)."""
         host, port = self.external
-        covered = self.internal == self.external or (host in {"0.0.0.0", "::"} and port == self.internal[1])  # noqa: S104
+        covered = self.internal == self.external or (host in WILDCARDS and port == self.internal[1])
         return (self.external,) if covered else (self.external, self.internal)
 
     @property
@@ -119,14 +124,15 @@ def read_master_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Mas
         faults.append("--store-address needs --tls-cert, --tls-key and --tls-ca: nodes are known by their certificates")
     if bool(given["tls_cert"]) != bool(given["tls_key"]):
         faults.append("--tls-cert and --tls-key go together")
-    internal = given["internal"] or given["external"]
-    token = ""
-    if given["token_file"]:
-        token = given["token_file"].read_text().strip()
-        if len(token) < 16 or not token.isascii() or not token.isprintable():
-            faults.append("--token-file: the token must be at least 16 printable ASCII characters")
+    internal, token = given["internal"] or given["external"], given["token"]
+    if internal[0] in WILDCARDS:
+        faults.append(
+            f"{format_host_port(internal)} is no address by which other masters reach this one: give --internal-address"
+        )
+    if token and (len(token) < 16 or not token.isascii() or not token.isprintable()):
+        faults.append("--token-file: the token must be at least 16 printable ASCII characters")
     for host, port in dict.fromkeys((given["external"], internal)):
-        if not is_loopback(host) and not (given["tls_cert"] and given["token_file"]):
+        if not is_loopback(host) and not (given["tls_cert"] and token):
             faults.append(
                 f"{format_host_port((host, port))} is not loopback: give --tls-cert, --tls-key and --token-file"
             )
@@ -135,11 +141,10 @@ def read_master_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Mas
     return MasterSettings(
         **{name: given[name] for name in (
             "mode", "netmode", "fwdmode", "log_level", "json_log", "external", "plugin_name", "data_dir",
-            "default_subnet", "tls_cert", "tls_key", "tls_ca", "store_address", "leader_ttl", "offline_limit",
+            "default_subnet", "tls_cert", "tls_key", "tls_ca", "token", "store_address", "leader_ttl", "offline_limit",
         )},
         store=store,
         syslog=given["syslog"] if given["use_syslog"] else None,
         internal=internal,
-        token=token,
         store_socket=given["store_socket"] or given["data_dir"] / "store.sock",
     )  # fmt: skip

@@ -85,6 +85,7 @@ class StoreServer:
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         node_of(request)
         asked = await _decoded(request, wire.WatchRequest)
+        prefix = _checked(asked.prefix)
         stream = web.StreamResponse(headers={"Content-Type": wire.MEDIA_TYPE})
         await stream.prepare(request)
         task = asyncio.current_task()
@@ -92,7 +93,7 @@ class StoreServer:
         self._watchers.add(task)
         try:
             async with (
-                aclosing(self._store.watch(_checked(asked.prefix), asked.since)) as changes,
+                aclosing(self._store.watch(prefix, asked.since)) as changes,
                 beside(_show_life(stream), name="signs of life"),
             ):
                 await _write(stream, wire.SIGN_OF_LIFE)  # the watch stands

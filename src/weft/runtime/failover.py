@@ -136,7 +136,9 @@ class Servers:
             else:
                 connector = aiohttp.TCPConnector(ssl=self._tls or True, limit=0)
                 base = endpoint.rstrip("/")
-            session = aiohttp.ClientSession(connector=connector, headers=self._headers, auto_decompress=False)
+            session = aiohttp.ClientSession(
+                connector=connector, headers=self._headers, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+            )
             await self._closing.enter_async_context(session)
             self._servers.append(_Server(endpoint, base, session))
         return self

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from weft.domain.errors import Compacted, Unavailable
 from weft.domain.ids import StoreKey
-from weft.ports.store import NEVER, Change, Entry, Event, Listing, Revision, Store
+from weft.ports.store import NEVER, Change, Entry, Event, Listing, Revision
 from weft.runtime.backoff import Backoff
 from weft.runtime.tasks import beside
 
@@ -31,7 +31,15 @@ class Sink(Protocol):
         ...
 
 
-async def listings_and_changes(store: Store, prefix: StoreKey) -> AsyncGenerator[Listing | Change, None]:
+class Source(Protocol):
+    """What is needed of a store to follow it."""
+
+    async def list(self, prefix: StoreKey) -> Listing: ...
+
+    def watch(self, prefix: StoreKey, since: Revision) -> AsyncGenerator[Change, None]: ...
+
+
+async def listings_and_changes(store: Source, prefix: StoreKey) -> AsyncGenerator[Listing | Change, None]:
     """A listing, then each later change; a new listing whenever history was lost. Waits out a store that is away."""
     backoff = Backoff()
     revision: Revision | None = None
@@ -40,11 +48,12 @@ async def listings_and_changes(store: Store, prefix: StoreKey) -> AsyncGenerator
             if revision is None:
                 listing = await store.list(prefix)
                 revision = listing.revision
+                backoff.reset()
                 yield listing
-            backoff.reset()
             async with aclosing(store.watch(prefix, revision)) as changes:
                 async for change in changes:
                     revision = change.revision
+                    backoff.reset()
                     yield change
         except Compacted:
             revision = None
@@ -66,7 +75,7 @@ class Mirror:
     itself it may add at once by `note_own`; the watch then neither repeats it nor takes it back with older news.
     """
 
-    def __init__(self, store: Store, sink: Sink, *, prefix: StoreKey = EVERYTHING) -> None:
+    def __init__(self, store: Source, sink: Sink, *, prefix: StoreKey = EVERYTHING) -> None:
         self._store = store
         self._sink = sink
         self._prefix = prefix
@@ -161,7 +170,7 @@ class Mirror:
 
 @asynccontextmanager
 async def follow(
-    store: Store, sink: Sink, *, prefix: StoreKey = EVERYTHING, within: float = 30.0
+    store: Source, sink: Sink, *, prefix: StoreKey = EVERYTHING, within: float = 30.0
 ) -> AsyncIterator[Mirror]:
     """A mirror that is in sync and stays so while the block runs; `Unavailable` when the first listing takes longer."""
     mirror = Mirror(store, sink, prefix=prefix)

@@ -17,22 +17,23 @@ async def beside(work: Coroutine[object, object, None], *, name: str) -> AsyncIt
     owner = asyncio.current_task()
     assert owner is not None
     task = asyncio.create_task(work, name=name)
-    interrupted = False
+    failed = False
 
     def interrupt(done: asyncio.Task[None]) -> None:
-        nonlocal interrupted
+        nonlocal failed
         if not done.cancelled() and done.exception() is not None:
-            interrupted = True
+            failed = True
             owner.cancel()
 
     task.add_done_callback(interrupt)
     try:
-        yield
+        try:
+            yield
+        finally:
+            task.remove_done_callback(interrupt)
+            task.cancel()
+            await asyncio.wait([task])
     except asyncio.CancelledError:
-        if not interrupted or owner.uncancel() > 0:
+        if not failed or owner.uncancel() > 0:
             raise  # someone else wants the owner to end: that goes first
         task.result()
-    finally:
-        task.remove_done_callback(interrupt)
-        task.cancel()
-        await asyncio.wait([task])

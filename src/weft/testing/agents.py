@@ -149,26 +149,29 @@ class ReferenceAgent:
     async def attach(self, key: EndpointKey, *, group: str = "", address: str = "") -> model.Endpoint:
         """Attach an endpoint; attached already is fine. `Unavailable` when that needs the store and it is away."""
         async with self._busy[key]:
-            if key in self.journal.attached:
-                return self.journal.attached[key]
-            if key in self.journal.detached:
-                raise Unavailable(f"{key} is not gone from the store yet")
-            network = self._cluster.get(kinds.NETWORK, key.tenant, key.network)
-            members = self._cluster.group(GroupKey(key.tenant, GroupName(group))) if group else None
-            if network is None or (group and members is None):
-                raise Invalid(f"{key}: its network or group does not exist")
-            wanted = model.Endpoint(
-                tenant=key.tenant,
-                network=key.network,
-                endpoint_id=key.endpoint,
-                group=group,
-                ip_address=address,
-                host=self.node,
-            )
-            if not address and ipam.gives_blocks(network.value, members):
-                with suppress(Exhausted):
-                    return await self._attach_from_blocks(wanted, network.value)
-            return await self._attach_by_claims(wanted)
+            endpoint = self.journal.attached.get(key) or await self._attach(key, group, address)
+            self._refuse_beyond_limit()
+            return endpoint
+
+    async def _attach(self, key: EndpointKey, group: str, address: str) -> model.Endpoint:
+        if key in self.journal.detached:
+            raise Unavailable(f"{key} is not gone from the store yet")
+        network = self._cluster.get(kinds.NETWORK, key.tenant, key.network)
+        members = self._cluster.group(GroupKey(key.tenant, GroupName(group))) if group else None
+        if network is None or (group and members is None):
+            raise Invalid(f"{key}: its network or group does not exist")
+        wanted = model.Endpoint(
+            tenant=key.tenant,
+            network=key.network,
+            endpoint_id=key.endpoint,
+            group=group,
+            ip_address=address,
+            host=self.node,
+        )
+        if not address and ipam.gives_blocks(network.value, members):
+            with suppress(Exhausted):
+                return await self._attach_from_blocks(wanted, network.value)
+        return await self._attach_by_claims(wanted)
 
     async def detach(self, key: EndpointKey) -> None:
         """Detach an endpoint, whether the store is there or not; the unknown is detached already."""
@@ -197,9 +200,17 @@ class ReferenceAgent:
             if self._fence is not None:  # the outcome is known
                 self.journal.returning.discard((network.key, block))
 
+    def _refuse_beyond_limit(self) -> None:
+        if not self._is_within_limit:
+            raise Unavailable(f"node {self.node} has been cut off for too long")
+
+    @property
+    def _is_within_limit(self) -> bool:
+        return asyncio.get_running_loop().time() < self._safe_until
+
     def held(self) -> Iterator[tuple[NetworkKey, str, EndpointKey]]:
         """The addresses this node holds for its own at this moment."""
-        if asyncio.get_running_loop().time() < self._safe_until:
+        if self._is_within_limit:
             for key, endpoint in self.journal.attached.items():
                 for text in (endpoint.ip_address, endpoint.ipv6_address):
                     if text:
@@ -231,8 +242,7 @@ class ReferenceAgent:
 
     def _choose(self, network: model.Network) -> dict[int, Address] | None:
         """An address of each family from our own blocks; None when there is not one of each."""
-        if asyncio.get_running_loop().time() >= self._safe_until:
-            raise Unavailable(f"node {self.node} has been cut off for too long")
+        self._refuse_beyond_limit()
         chosen: dict[int, Address] = {}
         for family in (4, 6):
             if ipam.subnet_of(network, family) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from typing import Any
 
@@ -29,7 +30,7 @@ class _Network:
 
     def __init__(self, document: Document) -> None:
         self.usable: dict[int, range] = {}
-        self.gateways = {int(ip_address(document[name])) for name in ("gateway", "ipv6Gateway") if name in document}
+        self.gateways = {_number(document[name]) for name in ("gateway", "ipv6Gateway") if name in document}
         for version, member in ((4, "subnet"), (6, "ipv6Subnet")):
             if member in document:
                 self.usable[version] = _usable(document[member])
@@ -38,12 +39,13 @@ class _Network:
         return len(self.usable[version]) >= LARGE
 
 
+@lru_cache(maxsize=10_000)
 def _usable(text: str) -> range:
     """The numbers of `address/length` or `first-last/length` that hosts can have."""
     span, _, length = text.rpartition("/")
     first, _, last = span.partition("-")
     whole = ip_network(f"{first}/{length}", strict=False)
-    low, high = (int(ip_address(first)), int(ip_address(last))) if last else (int(whole[0]), int(whole[-1]))
+    low, high = (_number(first), _number(last)) if last else (int(whole[0]), int(whole[-1]))
     top = int(whole[-1]) - (1 if whole.version == 4 else 0)
     return range(max(low, int(whole[0]) + 1), min(high, top) + 1)
 
@@ -96,7 +98,7 @@ class _Auditor:
             if other := seen.get((network, address)):
                 yield f"{address} of {network} is with {holder} and with {other}"
             seen[network, address] = holder
-            number, version = int(ip_address(address)), ip_address(address).version
+            number, version = _number(address), _version(address)
             if network not in self._networks:
                 continue
             if number not in self._networks[network].usable[version] or number in self._networks[network].gateways:
@@ -112,14 +114,14 @@ class _Auditor:
 
     def _pool_faults(self, network: Key, address: str, holder: str, document: Document) -> Iterator[str]:
         """An address of a group's pool is with a member of the group; members have no other."""
-        if ip_address(address).version != 4:
+        if _version(address) != 4:
             return
         own = document.get("serviceName", "") if holder.startswith("endpoint:") else ""
         for (tenant, name), group in self._folders["groups"].items():
             if (tenant, group["networkName"]) != network or "ipPool" not in group:
                 continue
             first, _, last = group["ipPool"].partition("-")
-            inside = int(ip_address(first)) <= int(ip_address(address)) <= int(ip_address(last or first))
+            inside = _number(first) <= _number(address) <= _number(last or first)
             if inside != (name == own):
                 yield f"{address} of {network} is with {holder}, which does not go with the pool of group {name}"
 
@@ -133,7 +135,7 @@ class _Auditor:
                 continue
             if not claim["holder"].startswith("reserved:") and held.get(key) != claim["holder"]:
                 yield f"claim on {address} of {network}: its holder {claim['holder']} does not have it"
-            if self._networks[network].is_large(ip_address(address).version):
+            if self._networks[network].is_large(_version(address)):
                 block = self._block_of(network, address)
                 if block is None or block.get("owner"):
                     yield f"claim on {address} of {network}: its block is {block}, not shared"
@@ -141,7 +143,7 @@ class _Auditor:
     def _block_of(self, network: Key, address: str) -> Document | None:
         """The block around an address: blocks start at multiples of their size, as subnets of that size do."""
         width = len(_hex(address))
-        first = int(ip_address(address)) // BLOCK * BLOCK
+        first = _number(address) // BLOCK * BLOCK
         return self._folders["blocks"].get((*network, f"{first:0{width}x}"))
 
     def _blocks(self) -> Iterator[str]:
@@ -151,7 +153,7 @@ class _Auditor:
             if network not in self._networks:
                 yield f"block {address} of {network}: the network is gone"
                 continue
-            version, first = ip_address(address).version, int(ip_address(address))
+            version, first = _version(address), _number(address)
             if not self._networks[network].is_large(version):
                 yield f"block {address} of {network}: the pool is too small for blocks"
             if document.get("owner"):
@@ -185,9 +187,20 @@ class _Auditor:
             yield "group-id", str(document["groupId"]), f"endpointGroup:{':'.join(key)}"
 
 
+@lru_cache(maxsize=10_000)
+def _number(address: str) -> int:
+    return int(ip_address(address))
+
+
+@lru_cache(maxsize=10_000)
 def _hex(address: str) -> str:
     return ip_address(address).packed.hex()
 
 
+@lru_cache(maxsize=10_000)
 def _address(text: str) -> str:
     return str(ip_address(bytes.fromhex(text)))
+
+
+def _version(address: str) -> int:
+    return 6 if ":" in address else 4

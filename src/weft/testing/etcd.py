@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -94,6 +95,20 @@ class Etcd:
     async def ready(self) -> None:
         for member in self.members:
             await member.ready()
+
+
+async def demand_passwords(endpoint: str, *, user: str, password: str, tls: ssl.SSLContext | None = None) -> None:
+    """Have etcd ask for a password: the user gets all of it."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls or True)) as session:
+        for path, request in (
+            ("user/add", {"name": "root", "password": password}),
+            ("user/grant", {"user": "root", "role": "root"}),
+            ("user/add", {"name": user, "password": password}),
+            ("user/grant", {"user": user, "role": "root"}),
+            ("enable", {}),
+        ):
+            async with session.post(f"{endpoint}/v3/auth/{path}", json=request) as answer:
+                assert answer.status == 200, await answer.text()
 
 
 @asynccontextmanager

@@ -23,6 +23,9 @@ from weft.ports.store import Change, Compare, Entry, LeaseId, Listing, Revision,
 
 T = TypeVar("T")
 
+DELAYS = (0.0, 1.0, 5.0, 25.0)
+"""Seconds after which a call goes through whose caller gave up."""
+
 
 class Fate(Enum):
     """What becomes of a call to the store."""
@@ -51,7 +54,7 @@ class Weather:
             refused=storm * rng.random(),
             unheard=storm * rng.random(),
             late=storm * rng.random(),
-            clock=rng.choice((0.01, 0.05, 0.2)),
+            clock=rng.choice((0.02, 0.1, 0.3)),
             compacted=storm * rng.random(),
         )
 
@@ -112,6 +115,7 @@ class Scheduler:
         """Have a call go through at some later turn, when its caller no longer listens."""
 
         async def go_through() -> None:
+            await asyncio.sleep(self.rng.choice(DELAYS))
             await self.turn(f"{actor} late", what)
             with suppress(WeftError):
                 await act()
@@ -142,11 +146,11 @@ class Scheduler:
         chosen.go.set_result(None)
 
     def _pace_of(self, actor: str) -> float:
-        """Some are a hundred times slower than others; once all is calm, none is."""
+        """Some are thirty times slower than others; once all is calm, none is."""
         if self._calm:
             return 1.0
         if actor not in self._pace:
-            self._pace[actor] = 10 ** -self.rng.uniform(0.0, 2.0)
+            self._pace[actor] = 10 ** -self.rng.uniform(0.0, 1.5)
         return self._pace[actor]
 
 
@@ -227,7 +231,7 @@ class ScheduledStore:
             if not self.cut and self._scheduler.chance(0.5):
                 self._scheduler.straggle(self._actor, what, act)  # it was on its way when its caller gave up
             raise
-        fate = Fate.REFUSED if self.cut else self._scheduler.fate()
+        fate = self._fate()
         self._note(fate.value)
         if fate is Fate.LATE:
             self._scheduler.straggle(self._actor, what, act)
@@ -243,6 +247,11 @@ class ScheduledStore:
         if fate is Fate.UNHEARD:
             raise Unavailable(f"{what}: no answer")
         return answer
+
+    def _fate(self) -> Fate:
+        if not self.cut:
+            return self._scheduler.fate()
+        return Fate.LATE if self._scheduler.chance(0.1) else Fate.REFUSED  # the last words before the cut arrive
 
     def _note(self, outcome: str) -> None:
         if outcome != Fate.DONE.value:

@@ -23,7 +23,7 @@ from yarl import URL
 from weft.domain import kinds
 from weft.drivers import MemoryStoreSettings, open_store
 from weft.master.main import Netmaster
-from weft.master.settings import read_master_settings
+from weft.master.settings import format_host_port, read_master_settings
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff
 from weft.runtime.tasks import beside
@@ -129,10 +129,17 @@ class Rest:
 
     async def ready(self) -> None:
         """Return when requests are served; `TimeoutError` when that takes too long."""
+        await self._until_well("/readyz")
+
+    async def alive(self) -> None:
+        """Return when it listens, whether or not it can serve requests yet."""
+        await self._until_well("/healthz")
+
+    async def _until_well(self, path: str) -> None:
         backoff = Backoff(first=0.002, cap=0.1, within=DEADLINE)
         while True:
             try:
-                if (await self.send("GET", "/readyz")).status == 200:
+                if (await self.send("GET", path)).status == 200:
                     return
             except aiohttp.ClientConnectionError:
                 pass  # it does not listen yet
@@ -152,19 +159,22 @@ async def client(url: str) -> AsyncIterator[Rest]:
 
 
 @asynccontextmanager
-async def running_master(*flags: str, store: Store | None = None) -> AsyncIterator[Rest]:
-    """A netmaster in this process and loop, with the flags given, ready. Without `store` it has an empty one."""
-    address = f"127.0.0.1:{free_port()}"
+async def running_master(*flags: str, store: Store | None = None, ready: bool = True) -> AsyncIterator[Rest]:
+    """A netmaster in this process and loop, with the flags given. Without `store` it has an empty one.
+
+    The block begins when it is ready, or, without `ready`, when it listens.
+    """
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="netmaster-"))
-        own = ("--external-address", address, "--default-subnet", "none", "--data-dir", folder)
+        own = ("--external-address", f"127.0.0.1:{free_port()}", "--default-subnet", "none", "--data-dir", folder)
         settings = read_master_settings([*own, *flags], {})
+        address = format_host_port(settings.external)
         if store is None:
             store = await stack.enter_async_context(open_store(MemoryStoreSettings()))
         rest = await stack.enter_async_context(client(f"http://{address}"))
         netmaster = Netmaster(settings, store)
         await stack.enter_async_context(beside(netmaster.run(asyncio.Event()), name=f"netmaster {address}"))
-        await rest.ready()
+        await (rest.ready() if ready else rest.alive())
         yield rest
 
 

@@ -25,8 +25,7 @@ class Siege:
         """Return when a commit that is acknowledged from now on was seen by the watch too."""
         before = len(self.acknowledged)
         await until(lambda: len(self.acknowledged) > before)
-        revision = self.acknowledged[-1].revision
-        await until(lambda: self.ledger.revision >= revision)
+        await self.ledger.reaches(self.acknowledged[-1].revision)
 
 
 async def _settled(store: Store, folder: StoreKey, ledger: Ledger) -> Revision:
@@ -34,7 +33,7 @@ async def _settled(store: Store, folder: StoreKey, ledger: Ledger) -> Revision:
     while True:
         listing = await soon(store.list(folder))
         last = max(entry.revision for entry in listing.entries)
-        await until(lambda: ledger.revision >= last)
+        await ledger.reaches(last)
         if ledger.revision == last:
             ledger.check_present({entry.key: entry.value for entry in listing.entries})
             return last
@@ -67,5 +66,5 @@ async def besieged(store: Store, *, prefix: str, writers: Sequence[str] = WRITER
             siege.ledger.check(commit)
         again = Ledger()
         async with beside(watch(again), name="second watch"):
-            await until(lambda: again.revision >= last)
+            await again.reaches(last)
         assert again.commits == siege.ledger.commits

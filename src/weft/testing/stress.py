@@ -20,6 +20,7 @@ from weft.domain.ids import StoreKey
 from weft.drivers import StoreSettings, open_store
 from weft.ports.store import NEVER, At, Change, Put, Revision, Store
 from weft.testing.processes import Child
+from weft.testing.waiting import until
 
 Acknowledge = Callable[["Commit"], None]
 
@@ -94,6 +95,10 @@ class Ledger:
             self._last[writer] = number
             self._found[writer, number] = change.revision
         assert not puts, f"revision {change.revision} has keys of nobody: {sorted(puts)}"
+
+    async def reaches(self, revision: Revision) -> None:
+        """Return when it has come so far."""
+        await until(lambda: self.revision >= revision)
 
     def check(self, acknowledged: Commit) -> None:
         """Fails when a commit that was acknowledged has not happened as it was."""

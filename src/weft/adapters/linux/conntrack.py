@@ -1,19 +1,23 @@
-"""Connections the kernel remembers, found by their addresses and forgotten (`nfnetlink_conntrack.h`).
+"""Connections that the kernel remembers: found by who talks to whom, and forgotten (`nfnetlink_conntrack.h`).
 
-A connection has an original direction and a reply direction; with address translation they differ by more than being
-reversed. The kernel sorts out the candidates, so a large table costs little.
+A connection has an original and a reply direction. Where addresses are translated they differ by more than being
+reversed: who asks is the original source, who answers in the end is the reply source.
+
+Since 6.9 the kernel forgets by pattern, in a third of a millisecond. It does so with IPv4 only: asked for an IPv6
+address it picks all the others (seen on 6.18). There, and with older kernels, we read and pick ourselves, which takes
+the kernel some 10 ms with its usual quarter of a million buckets.
 """
 
 from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 
 from weft.adapters.linux import wire
-from weft.adapters.linux.netlink import NetlinkSocket
+from weft.adapters.linux.netlink import NetlinkSocket, Refused
 from weft.adapters.linux.wire import AF, Request
 from weft.domain.addresses import Address
 
@@ -21,10 +25,141 @@ _SUBSYSTEM = 1
 _GET, _DELETE = (_SUBSYSTEM << 8 | number for number in (1, 2))
 _HEADER = struct.Struct(">BBH")  # family, version, nothing
 _ORIGINAL, _REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
-_FILTER_ORIGINAL, _FILTER_REPLY = 1, 2
 _ADDRESSES, _PROTOCOL = 1, 2
 _SOURCE, _DESTINATION = {4: 1, 6: 3}, {4: 2, 6: 4}
 _NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
-_BY_SOURCE, _BY_DESTINATION, _BY_PROTOCOL, _BY_DESTINATION_PORT = 0x1, 0x2, 0x8, 0x20
+_BY_SOURCE, _BY_DESTINATION, _BY_PROTOCOL, _BY_DESTINATION_PORT = 0x01, 0x02, 0x08, 0x20
 
 _GONE = frozenset({errno.ENOENT})
+_CANNOT = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
+"""How kernels answer that do not forget by pattern."""
+
+
+class Direction(msgspec.Struct, frozen=True, kw_only=True):
+    """One direction of a connection. In a pattern, what is absent or 0 fits everything."""
+
+    source: Address | None = None
+    destination: Address | None = None
+    protocol: int = 0
+    destination_port: int = 0
+
+    def fits(self, found: Direction) -> bool:
+        """Whether what was found has all that this pattern asks for."""
+        return (
+            self.source in (None, found.source)
+            and self.destination in (None, found.destination)
+            and self.protocol in (0, found.protocol)
+            and self.destination_port in (0, found.destination_port)
+        )
+
+
+class Pattern(msgspec.Struct, frozen=True, kw_only=True):
+    """Which connections are meant: those that fit in both directions."""
+
+    original: Direction = Direction()
+    reply: Direction = Direction()
+
+    def fits(self, connection: Connection) -> bool:
+        return self.original.fits(connection.original) and self.reply.fits(connection.reply)
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True):
+    """A connection as the kernel remembers it, and the attributes that name exactly this one."""
+
+    original: Direction
+    reply: Direction
+    handle: bytes
+
+
+def forget_endpoint(netlink: NetlinkSocket, address: Address) -> None:
+    """Forget all connections in which the address asks or, in the end, answers."""
+    there = Direction(source=address)
+    forget_connections(netlink, [Pattern(original=there), Pattern(reply=there)], family=address.family)
+
+
+def forget_connections(netlink: NetlinkSocket, patterns: Sequence[Pattern], *, family: int) -> None:
+    """Forget the connections that fit any of the patterns: the next packet of each is judged like a first one."""
+    header = _HEADER.pack(AF[family], 0, 0)
+    if family == 4:
+        try:
+            netlink.send_batch(
+                [Request(_DELETE, 0, header + encode_filter(item), "forget connections", item) for item in patterns]
+            )
+        except Refused as refusal:
+            if refusal.errno not in _CANNOT:
+                raise
+        else:
+            return
+    netlink.send_batch(
+        [
+            Request(_DELETE, 0, header + item.handle, "forget connection", item.original, _GONE)
+            for item in read_connections(netlink, family=family)
+            if any(pattern.fits(item) for pattern in patterns)
+        ]
+    )
+
+
+def read_connections(netlink: NetlinkSocket, *, family: int) -> list[Connection]:
+    """All connections of the namespace."""
+    request = Request(_GET, 0, _HEADER.pack(AF[family], 0, 0), "read", "connections")
+    return [parse_connection(answer) for answer in netlink.dump(request)]
+
+
+def parse_connection(payload: bytes) -> Connection:
+    """A connection out of the kernel's description."""
+    number, _, _ = wire.unpack_header(_HEADER, payload)
+    found = wire.attributes(payload, _HEADER.size)
+    family = wire.to_family(number)
+    original = found.get(_ORIGINAL, b"")
+    return Connection(
+        original=_parse_direction(original, family),
+        reply=_parse_direction(found.get(_REPLY, b""), family),
+        handle=wire.nest(_ORIGINAL, original)
+        + b"".join(wire.attribute(kind, found[kind]) for kind in (_ID, _ZONE) if kind in found),
+    )
+
+
+def encode_filter(pattern: Pattern) -> bytes:
+    """The pattern, and which of its parts are meant."""
+    flags = b""
+    directions = b""
+    for kind, direction in ((_ORIGINAL, pattern.original), (_REPLY, pattern.reply)):
+        addresses, by_address = _encode_addresses(direction)
+        protocol, by_protocol = _encode_protocol(direction)
+        directions += wire.nest(kind, wire.nest(_ADDRESSES, addresses), wire.nest(_PROTOCOL, protocol))
+        flags += wire.u32(kind, by_address | by_protocol)
+    return directions + wire.nest(_FILTER, flags)
+
+
+def _encode_addresses(direction: Direction) -> tuple[bytes, int]:
+    data, flags = b"", 0
+    if direction.source is not None:
+        data += wire.address(_SOURCE[direction.source.family], direction.source)
+        flags |= _BY_SOURCE
+    if direction.destination is not None:
+        data += wire.address(_DESTINATION[direction.destination.family], direction.destination)
+        flags |= _BY_DESTINATION
+    return data, flags
+
+
+def _encode_protocol(direction: Direction) -> tuple[bytes, int]:
+    data, flags = b"", 0
+    if direction.protocol:
+        data += wire.u8(_NUMBER, direction.protocol)
+        flags |= _BY_PROTOCOL
+    if direction.destination_port:
+        data += wire.be16(_DESTINATION_PORT, direction.destination_port)
+        flags |= _BY_DESTINATION_PORT
+    return data, flags
+
+
+def _parse_direction(data: bytes, family: int) -> Direction:
+    found = wire.attributes(data)
+    addresses = wire.attributes(found.get(_ADDRESSES, b""))
+    protocol = wire.attributes(found.get(_PROTOCOL, b""))
+    return Direction(
+        source=wire.to_address(addresses.get(_SOURCE[family], b"")),
+        destination=wire.to_address(addresses.get(_DESTINATION[family], b"")),
+        protocol=wire.to_number(protocol.get(_NUMBER)),
+        destination_port=wire.to_big_number(protocol.get(_DESTINATION_PORT)),
+    )

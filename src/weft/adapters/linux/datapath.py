@@ -49,6 +49,8 @@ class LinuxDatapath:
         self._underlay_namespace = Namespace.current()
         self._underlay = NetlinkSocket(ROUTE, namespace=self._underlay_namespace)
         self._mtu = self._read_underlay_mtu() - _ENCAPSULATION[self._vtep.family]
+        for tenant in self._directory.names():
+            self._open_space(TenantName(tenant))
         return self
 
     def __exit__(
@@ -117,7 +119,7 @@ class LinuxDatapath:
             space.indexes[wiring.port.interface] = here
             space.netlink.send_batch(
                 [
-                    alter_link(here, up=True, link_local=False),
+                    alter_link(here, up=True),
                     *map(put_neighbour, port_neighbours(wiring.port, here)),
                     *map(put_route, port_routes(wiring.port, here)),
                 ]

@@ -88,6 +88,11 @@ def mark(number: int) -> bytes:
     return number.to_bytes(4, sys.byteorder)
 
 
+def ordered_mark(number: int) -> bytes:
+    """A field of type `mark` in a set with intervals, where fields are compared from their first byte on."""
+    return number.to_bytes(4, "big")
+
+
 def port(number: int) -> bytes:
     """A field of type `inet_service`."""
     return number.to_bytes(2, "big")

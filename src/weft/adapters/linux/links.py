@@ -110,7 +110,8 @@ def create_veth(end: Device, peer: Device, *, peer_namespace: int, master: int =
     carry as much.
     """
     born = _device(peer) + wire.u32(_NAMESPACE_FD, peer_namespace)
-    payload = _device(end) + _numbers({_MASTER: master, _GROUP: group}) + _info("veth", wire.nest(_VETH_PEER, born))
+    belonging = _numbers({_MASTER: master or None, _GROUP: group or None})
+    payload = _device(end) + belonging + _info("veth", wire.nest(_VETH_PEER, born))
     return Request(_NEWLINK, CREATE | EXCLUSIVE, payload, "create veth", end.name)
 
 
@@ -147,26 +148,33 @@ def alter_link(
     group: int | None = None,
     master: int | None = None,
     namespace: int | None = None,
-    link_local: bool | None = None,
-    conf: Mapping[int, int] | None = None,
 ) -> Request:
     """Change what is given, leave the rest.
 
     `namespace` moves the device into that of the descriptor, under `name` if given. A `master` of 0 takes it off its
-    bridge. `link_local` says whether the kernel gives it an IPv6 address of its own; `conf` has IPv4 settings by
-    number.
+    bridge.
     """
     change = 0 if up is None else _UP
-    protocols = _protocols(link_local, conf or {})
     payload = (
         _HEADER.pack(wire.AF_UNSPEC, 0, index, change if up else 0, change)
         + (b"" if name is None else wire.text(_NAME, name))
         + (b"" if mac is None else wire.mac(_ADDRESS, mac))
         + (b"" if alias is None else wire.attribute(_ALIAS, alias.encode()))
         + _numbers({_MTU: mtu, _GROUP: group, _MASTER: master, _NAMESPACE_FD: namespace})
-        + (wire.nest(_AF_SPEC, protocols) if protocols else b"")
     )
     return Request(_NEWLINK, 0, payload, "alter link", name or index)
+
+
+def alter_protocols(index: int, *, link_local: bool, v4: Mapping[int, int] | None = None) -> Request:
+    """Say whether the kernel gives the device an IPv6 address of its own, and its IPv4 settings by number.
+
+    The address comes as soon as the device is up, therefore this goes before the request that brings it up: inside a
+    single message the kernel would have it the other way round.
+    """
+    mode = wire.nest(wire.AF_INET6, wire.u8(_INET6_GENERATION, _GENERATION_EUI64 if link_local else _GENERATION_NONE))
+    settings = wire.nest(wire.AF_INET, wire.nest(_INET_CONF, _numbers(v4))) if v4 else b""
+    payload = _HEADER.pack(wire.AF_UNSPEC, 0, index, 0, 0) + wire.nest(_AF_SPEC, settings, mode)
+    return Request(_NEWLINK, 0, payload, "alter protocols of link", index)
 
 
 def alter_port(index: int, flags: PortFlags) -> Request:
@@ -259,11 +267,3 @@ def _numbers(values: Mapping[int, int | None]) -> bytes:
 
 def _info(kind: str, *data: bytes) -> bytes:
     return wire.nest(_INFO, wire.attribute(_KIND, kind.encode()), wire.nest(_DATA, *data))
-
-
-def _protocols(link_local: bool | None, conf: Mapping[int, int]) -> bytes:
-    v4 = wire.nest(wire.AF_INET, wire.nest(_INET_CONF, _numbers(conf))) if conf else b""
-    if link_local is None:
-        return v4
-    mode = _GENERATION_EUI64 if link_local else _GENERATION_NONE
-    return v4 + wire.nest(wire.AF_INET6, wire.u8(_INET6_GENERATION, mode))

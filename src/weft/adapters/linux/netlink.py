@@ -13,7 +13,6 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -61,11 +60,10 @@ class NetlinkSocket:
         self._socket = namespace.open_socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
         self._sequence = 0
         try:
-            with _system_errors(f"netlink in {namespace.name}"):
-                _set_up(self._socket)
-        except BaseException:
+            _set_up(self._socket)
+        except OSError as error:
             self._socket.close()
-            raise
+            raise _fault(f"netlink in {namespace.name}", error) from error
 
     def send_batch(self, requests: Sequence[Request]) -> None:
         """Carry out the requests in order; `Refused` tells the first that failed.
@@ -156,26 +154,26 @@ class NetlinkSocket:
             request.encode(sequence=first + position & _SEQUENCE_MASK, flags=flags if position == confirmed else 0)
             for position, request in enumerate(requests)
         )
-        with _system_errors(requests[confirmed]):
+        try:
             self._socket.send(datagram)
+        except OSError as error:
+            raise _fault(requests[confirmed], error) from error
         return first
 
     def _receive(self, request: Request) -> Iterator[Message]:
-        with _system_errors(request):
+        try:
             data, _, flags, _ = self._socket.recvmsg(_LARGEST_DATAGRAM)
+        except OSError as error:
+            raise _fault(request, error) from error
         if flags & socket.MSG_TRUNC:
             raise DatapathFault(f"{request}: the answer is larger than {_LARGEST_DATAGRAM} bytes")
         return messages(data)
 
 
-@contextmanager
-def _system_errors(doing: object) -> Iterator[None]:
-    try:
-        yield
-    except BlockingIOError as error:
-        raise DatapathFault(f"{doing}: no answer within {_DEADLINE} s") from error
-    except OSError as error:
-        raise DatapathFault(f"{doing}: {error.strerror}") from error
+def _fault(doing: object, error: OSError) -> DatapathFault:
+    if isinstance(error, BlockingIOError):
+        return DatapathFault(f"{doing}: no answer within {_DEADLINE} s")
+    return DatapathFault(f"{doing}: {error.strerror}")
 
 
 def _set_up(opened: socket.socket) -> None:

@@ -1,8 +1,8 @@
 """Network namespaces: opened, entered for a moment, and pinned under a name so that they outlive us.
 
-A thread of ours never stays in a foreign namespace. What takes time inside runs on a thread made for it, which ends with
-it; a socket or a sysctl is a matter of microseconds, so the calling thread goes in and comes back, sparing two switches
-between threads (milliseconds on a busy machine). Nothing in this package depends on where the calling thread is.
+A thread of ours never stays in a foreign namespace. What takes time inside runs on a thread made for it, which ends
+with it; a socket or a sysctl is a matter of microseconds, so the calling thread goes in and comes back, which spares
+two switches between threads (milliseconds on a busy machine). Nothing in this package depends on where its caller is.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class NamespaceDirectory:
         """The namespace of that name, new and empty unless it stands already."""
         path = self._path_of(name)
         with _system_errors(f"network namespace {path}"):
-            path.touch(mode=0o444, exist_ok=True)
             if not self._is_pinned(path):
+                path.touch(mode=0o444)
                 _on_own_thread(lambda: _pin_new(path))
         return Namespace.open(path)
 

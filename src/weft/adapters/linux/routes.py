@@ -15,12 +15,13 @@ import msgspec
 from weft.adapters.linux import wire
 from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.wire import AF, AF_INET, AF_INET6, CREATE, EXCLUSIVE, REPLACE, Request
-from weft.domain.addresses import Address
+from weft.domain.addresses import BITS, Address
 
 OURS: Final = 87
 """Who made a route or a rule: in the kernel's words, its *protocol*. No routing daemon uses this number."""
 
 MAIN_TABLE: Final = 254
+LOCAL_TABLE: Final = 255
 UNICAST, LOCAL, BLACKHOLE, UNREACHABLE, PROHIBIT = 1, 2, 6, 7, 8
 
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
@@ -58,7 +59,7 @@ class Prefix(msgspec.Struct, frozen=True):
 
 
 class LinkAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """An address of a device. v6 ones serve at once: we know whose they are, nobody has to be asked on the link."""
+    """An address of a device. We know whose it is, so the kernel does not ask on the link before a v6 one serves."""
 
     link: int
     prefix: Prefix
@@ -105,6 +106,15 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.priority} for table {self.table}, IPv{self.family}"
+
+
+def local_route(address: LinkAddress) -> Route:
+    """What makes a new v6 address take packets at once.
+
+    The kernel adds such a route by itself, but later, when a worker gets round to it: packets may be lost until then.
+    """
+    whole = Prefix(address.prefix.address, BITS[address.prefix.address.family])
+    return Route(to=whole, link=address.link, table=LOCAL_TABLE, kind=LOCAL)
 
 
 def put_address(address: LinkAddress) -> Request:

@@ -176,13 +176,13 @@ class Engine:
         """The deciding rule at each end."""
         return Verdict(egress=self.deciding(flow, Direction.EGRESS), ingress=self.deciding(flow, Direction.INGRESS))
 
-    def deciding(self, flow: Flow, direction: Direction, *, dry_run: bool = False) -> FlowRule:
-        """The rule that decides at one end; with `dry_run`, the one that would if every dry run were in force."""
+    def deciding(self, flow: Flow, direction: Direction) -> FlowRule:
+        """The rule that decides at one end."""
         if own := first_word(flow, direction):
             return own
         rules = self.rule_set(flow.ends(direction)[0].key).of(direction)
         return decide(
-            rules if dry_run else (rule for rule in rules if not rule.dry_run),
+            (rule for rule in rules if not rule.dry_run),
             lambda rule: matches(rule, flow, self.is_member),
             direction=direction,
         )
@@ -200,7 +200,7 @@ class Engine:
 
     def _moved(self, moves: Moves) -> Touched:
         if moves:
-            self._ordered.clear()
+            self._ordered.clear()  # so that combinations of sets which nobody is in any more do not pile up
         subjects = (key for key, sets in moves.items() if any(self._units_of_subject[each] for each in sets))
         return Touched(frozenset(subjects), frozenset().union(*moves.values()))
 

@@ -112,12 +112,16 @@ def _explain_side(engine: Engine, flow: Flow, direction: Direction) -> Side:
 
 def _in_words(rule: FlowRule, flow: Flow, missed: Iterable[Miss]) -> tuple[str, ...]:
     local, remote = flow.ends(rule.direction)
-    words = {
-        Miss.LOCAL: lambda: f"{local.key} is not {rule.local}",
-        Miss.PEER: lambda: f"{remote.key} is not {_either(rule.peers)}",
-        Miss.SERVICE: lambda: f"{service_name(flow.protocol, flow.port)} is not {_either(rule.services)}",
-    }
-    return tuple(words[miss]() for miss in missed)
+    words = []
+    for miss in missed:
+        match miss:
+            case Miss.LOCAL:
+                words.append(f"{local.key} is not {rule.local}")
+            case Miss.PEER:
+                words.append(f"{remote.key} is not {_either(rule.peers)}")
+            case Miss.SERVICE:
+                words.append(f"{service_name(flow.protocol, flow.port)} is not {_either(rule.services)}")
+    return tuple(words)
 
 
 def _either(parts: Iterable[object] | None) -> str:

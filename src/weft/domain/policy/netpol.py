@@ -131,6 +131,8 @@ def validate(policy: NetworkPolicy) -> None:
     spec = policy.spec
     if spec.pod_selector is not None:
         parse_label_selector(spec.pod_selector, field="spec.podSelector")
+    if len(spec.policy_types or ()) > 2:
+        raise Invalid("there are two policyTypes at most: Ingress, Egress", field="spec.policyTypes")
     for index, kind in enumerate(spec.policy_types or ()):
         if kind not in ("Ingress", "Egress"):
             raise Invalid(f"{kind!r} is unknown: use Ingress, Egress", field=f"spec.policyTypes[{index}]")

@@ -1,0 +1,232 @@
+"""The use cases of CNI: attach a workload, take it off, check it, collect what is left over, say how we are.
+
+ADD: who is this -> addresses -> written down -> wired -> answered. Whatever fails on the way is undone by the same road
+that DEL takes. One attachment at a time per container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from ipaddress import ip_address, ip_interface, ip_network
+
+from weft.agent.holdings import Holdings
+from weft.agent.journal import Attachment, Handle, Journal, Stage
+from weft.agent.kernel import Kernel
+from weft.agent.reconcile import Reconciler
+from weft.agent.workloads import place
+from weft.cni import request as cni
+from weft.cni import result
+from weft.cni.errors import CniError, Code
+from weft.cni.result import encode_result
+from weft.cni.versions import encode_versions
+from weft.domain import ipam, kinds, model
+from weft.domain.cluster import Cluster
+from weft.domain.errors import Invalid, WeftError
+from weft.domain.ids import check_endpoint_id
+from weft.domain.nodeview import addresses_of, port_of
+from weft.ports.datapath import WiredAddress, Wiring
+
+USUAL_INTERFACE = "eth0"
+
+
+class Attachments:
+    """What the CNI server calls. `ready` opens when the node has been restored."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        holdings: Holdings,
+        journal: Journal,
+        kernel: Kernel,
+        reconciler: Reconciler,
+        mtu: int,
+    ) -> None:
+        self._cluster = cluster
+        self._holdings = holdings
+        self._journal = journal
+        self._kernel = kernel
+        self._reconciler = reconciler
+        self._mtu = mtu
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.ready = asyncio.Event()
+
+    async def serve(self, request: cni.Request) -> bytes:
+        """What to print for a request; a `CniError` or one of our own errors when it cannot be done."""
+        match request:
+            case cni.Version():
+                return encode_versions(b"")
+            case cni.Status():
+                return self._status()
+            case cni.Gc():
+                await self._collect(request)
+            case cni.Add() | cni.Check() | cni.Del():
+                if isinstance(request, cni.Add):
+                    await self.ready.wait()  # the others need nothing but the ledger and the kernel
+                async with self._turns[request.attachment.container]:
+                    return await self._one(request)
+        return b""
+
+    async def _one(self, request: cni.Add | cni.Check | cni.Del) -> bytes:
+        match request:
+            case cni.Add():
+                return await self._add(request)
+            case cni.Check():
+                await self._check(request)
+            case cni.Del():
+                note = self._journal.find(Handle(*request.attachment))
+                if note is not None:
+                    await self.remove(note)
+        return b""
+
+    async def _add(self, request: cni.Add) -> bytes:
+        handle = Handle(*request.attachment)
+        note = self._journal.find(handle)
+        if note is not None and note.stage is Stage.ATTACHED:
+            raise CniError(Code.FAILED, f"{handle.interface} of {handle.container} is attached already")
+        if note is not None:
+            await self.remove(note)  # an ADD that was never answered, or a DEL that the store does not know of yet
+        if not request.netns:
+            raise CniError(Code.BAD_ENVIRONMENT, "ADD needs CNI_NETNS")
+        endpoint = await self._holdings.attach(self._wanted(request))
+        try:
+            wiring = await self._wire(endpoint, request)
+        except BaseException:
+            note = self._journal.get(endpoint.key)
+            if note is not None:
+                await asyncio.shield(self.remove(note))
+            raise
+        self._journal.change(endpoint.key, stage=Stage.ATTACHED)
+        return encode_result(result_of(wiring, request.config.prev_result), request.config.version)
+
+    def _wanted(self, request: cni.Add) -> model.Endpoint:
+        container, interface = request.attachment
+        placed = place(self._cluster, request.wishes.labels)
+        name = container if interface == USUAL_INTERFACE else f"{container}-{interface}"
+        asked = {address.version: str(address) for address in request.wishes.addresses}
+        arguments = request.arguments
+        return model.Endpoint(
+            tenant=placed.tenant,
+            network=placed.network,
+            endpoint_id=check_endpoint_id(name, field="CNI_CONTAINERID"),
+            group=placed.group,
+            ip_address=asked.get(4, ""),
+            ipv6_address=asked.get(6, ""),
+            mac_address=request.wishes.mac,
+            host=self._holdings.node,
+            interface=interface,
+            labels=dict(request.wishes.labels),
+            container_id=container,
+            container_name=f"{arguments.pod_namespace}/{arguments.pod_name}" if arguments.pod_name else "",
+        )
+
+    async def _wire(self, endpoint: model.Endpoint, request: cni.Add) -> Wiring:
+        stored = self._cluster.get(kinds.NETWORK, *endpoint.network_key)
+        if stored is None:
+            raise Invalid(f"network {endpoint.network_key} was deleted just now")
+        wiring = wiring_of(endpoint, stored.value, netns=request.netns, mtu=self._mtu)
+        self._journal.change(endpoint.key, stage=Stage.WIRING, wiring=wiring, network_name=request.config.name)
+        await self._reconciler.make_room(endpoint.tenant, stored.value.tags.vni if stored.value.tags else 0)
+        await self._kernel.call(lambda datapath: datapath.plug(wiring))
+        return wiring
+
+    async def remove(self, note: Attachment) -> None:
+        """Take an attachment off, from whatever stage: first the kernel's part, then the addresses."""
+        wiring = note.wiring
+        if wiring is not None:
+            self._journal.change(note.key, stage=Stage.LEAVING)
+            await self._kernel.call(lambda datapath: datapath.unplug(wiring))
+        await self._holdings.detach(note.key)
+
+    async def _check(self, request: cni.Check) -> None:
+        note = self._journal.find(Handle(*request.attachment))
+        if note is None or note.stage is not Stage.ATTACHED or note.wiring is None:
+            raise CniError(Code.UNKNOWN_CONTAINER, f"{request.attachment.container} is not attached")
+        wiring = note.wiring
+        differences = check_result(wiring, request)
+        differences += await self._kernel.call(lambda datapath: datapath.check(wiring))
+        if differences:
+            raise CniError(Code.FAILED, "the attachment is not as it was made", details="; ".join(differences))
+
+    async def _collect(self, request: cni.Gc) -> None:
+        """Remove exactly what is not listed; no list, nothing. All failures are told at once (C-098)."""
+        if request.valid is None:
+            return
+        valid = {Handle(*each) for each in request.valid}
+        failures: list[str] = []
+        for note in self._journal:
+            if note.network_name == request.config.name and note.handle not in valid:
+                async with self._turns[note.handle.container]:
+                    try:
+                        await self.remove(note)
+                    except WeftError as error:
+                        failures.append(f"{note.handle.container}: {error.message}")
+        if failures:
+            raise CniError(Code.FAILED, f"{len(failures)} attachments are still there", details="; ".join(failures))
+
+    def _status(self) -> bytes:
+        if not self.ready.is_set():
+            raise CniError(Code.UNAVAILABLE, "the agent is restoring this node")
+        if not self._holdings.can_give:
+            raise CniError(Code.UNAVAILABLE, "this node has been cut off from the store for too long")
+        return b""
+
+
+def wiring_of(endpoint: model.Endpoint, network: model.Network, *, netns: str, mtu: int) -> Wiring:
+    """How an endpoint is wired: each address with its subnet's length and gateway."""
+    wired = []
+    for address in addresses_of(endpoint):
+        subnet = ipam.subnet_of(network, address.family)
+        assert subnet is not None
+        wired.append(WiredAddress(address, subnet.length, ipam.gateway_of(network, address.family)))
+    return Wiring(port=port_of(endpoint), netns=netns, interface=endpoint.interface, addresses=tuple(wired), mtu=mtu)
+
+
+def result_of(wiring: Wiring, before: result.Result | None) -> result.Result:
+    """What the runtime is told: the host end and the workload's interface, addresses and routes."""
+    earlier = before or result.Result()
+    index = len(earlier.interfaces) + 1
+    return result.Result(
+        interfaces=(
+            *earlier.interfaces,
+            result.Interface(name=wiring.port.interface, mac=""),
+            result.Interface(name=wiring.interface, mac=wiring.port.mac, sandbox=wiring.netns, mtu=wiring.mtu),
+        ),
+        addresses=(
+            *earlier.addresses,
+            *(
+                result.Address(
+                    address=ip_interface(f"{wired.address}/{wired.length}"),
+                    gateway=ip_address(str(wired.gateway)) if wired.gateway else None,
+                    interface=index,
+                )
+                for wired in wiring.addresses
+            ),
+        ),
+        routes=(
+            *earlier.routes,
+            *(
+                result.Route(
+                    target=ip_network("0.0.0.0/0" if wired.address.family == 4 else "::/0"),
+                    gateway=ip_address(str(wired.gateway)) if wired.gateway else None,
+                )
+                for wired in wiring.addresses
+            ),
+        ),
+        dns=earlier.dns,
+    )
+
+
+def check_result(wiring: Wiring, request: cni.Check) -> list[str]:
+    """What the runtime's memory of ADD says otherwise than ours (C-083, C-087)."""
+    differences = []
+    if request.netns != wiring.netns:
+        differences.append(f"the namespace is {request.netns}, attached was {wiring.netns}")
+    theirs = {str(each.address.ip) for each in request.prev_result.addresses}
+    differences += [
+        f"address {wired.address} is not in prevResult"
+        for wired in wiring.addresses
+        if str(wired.address) not in theirs
+    ]
+    return differences

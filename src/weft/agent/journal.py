@@ -1,0 +1,114 @@
+"""What a node must not forget of its workloads: who is attached, how, and what the store knows of it.
+
+Every change is noted before the deed it announces. `Journal` keeps the notes in memory; the ledger keeps them on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from weft.domain import model
+from weft.domain.ids import EndpointKey
+from weft.ports.datapath import Wiring
+
+
+class Stage(StrEnum):
+    """How far an attachment has come."""
+
+    HELD = "held"
+    """It has its addresses and nothing else. Its ADD was never answered: it is rolled back."""
+    WIRING = "wiring"
+    """The kernel is being told. Its ADD was never answered: it is rolled back."""
+    ATTACHED = "attached"
+    LEAVING = "leaving"
+    """It is off; the store may not know yet, so its addresses are not free yet."""
+
+
+class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+    """One workload's interface: what it has, how it is wired, and whether the store is known to have it."""
+
+    endpoint: model.Endpoint
+    published: bool
+    stage: Stage
+    wiring: Wiring | None = None
+    network_name: str = ""
+    """The CNI network it belongs to, by which GC finds it."""
+
+    @property
+    def key(self) -> EndpointKey:
+        return self.endpoint.key
+
+    @property
+    def handle(self) -> Handle:
+        return Handle(self.endpoint.container_id, self.endpoint.interface)
+
+
+class Handle(NamedTuple):
+    """What a runtime identifies an attachment by: never a pod's name."""
+
+    container: str
+    interface: str
+
+
+class Journal:
+    """The notes, in memory."""
+
+    def __init__(self) -> None:
+        self._notes: dict[EndpointKey, Attachment] = {}
+        self._handles: dict[Handle, EndpointKey] = {}
+
+    def get(self, key: EndpointKey) -> Attachment | None:
+        return self._notes.get(key)
+
+    def find(self, handle: Handle) -> Attachment | None:
+        """The attachment that a runtime means."""
+        key = self._handles.get(handle)
+        return self._notes.get(key) if key else None
+
+    def __iter__(self) -> Iterator[Attachment]:
+        return iter(list(self._notes.values()))
+
+    def put(self, note: Attachment) -> None:
+        """Note an attachment as it is now."""
+        self._write(note.key, note)
+        self._notes[note.key] = note
+        self._handles[note.handle] = note.key
+
+    def change(
+        self,
+        key: EndpointKey,
+        *,
+        stage: Stage | None = None,
+        published: bool | None = None,
+        wiring: Wiring | None = None,
+        unwired: bool = False,
+        network_name: str | None = None,
+    ) -> None:
+        """Note what is new about an attachment; one that is forgotten stays so."""
+        note = self._notes.get(key)
+        if note is not None:
+            self.put(
+                Attachment(
+                    endpoint=note.endpoint,
+                    published=note.published if published is None else published,
+                    stage=stage or note.stage,
+                    wiring=None if unwired else wiring or note.wiring,
+                    network_name=note.network_name if network_name is None else network_name,
+                )
+            )
+
+    def forget(self, key: EndpointKey) -> None:
+        """Nothing is left of an attachment; forgotten already is fine."""
+        note = self._notes.get(key)
+        if note is not None:
+            self._write(key, None)
+            del self._notes[key]
+            if self._handles.get(note.handle) == key:
+                del self._handles[note.handle]
+
+    def _write(self, key: EndpointKey, note: Attachment | None) -> None:
+        """Make it last."""

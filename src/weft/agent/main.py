@@ -1,0 +1,169 @@
+"""netplugin: settings -> store -> snapshot -> datapath -> restored -> CNI. Signals end it; what it made goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+
+from weft import __version__
+from weft.agent.attach import Attachments
+from weft.agent.cni_server import cni_server
+from weft.agent.holdings import Holdings
+from weft.agent.journal import Stage
+from weft.agent.kernel import Kernel, kernel_thread
+from weft.agent.ledger import Ledger, read_boot_id
+from weft.agent.reconcile import Reconciler
+from weft.agent.settings import AgentSettings, read_agent_settings
+from weft.domain import model
+from weft.domain.cluster import Cluster
+from weft.domain.commits import NEVER
+from weft.domain.errors import NotFound, Unavailable, WeftError
+from weft.drivers import open_datapath, open_store
+from weft.ports.datapath import Datapath
+from weft.ports.store import Store
+from weft.runtime.backoff import Backoff, happens
+from weft.runtime.logs import Log, start_logging
+from weft.runtime.mirror import Mirror
+from weft.runtime.settings import BadSettings, refuse
+from weft.runtime.tasks import beside
+
+log = Log("netplugin")
+
+EXIT_FAILED = 1
+REAP_S = 0.05
+"""How long devices that are as good as gone may wait, so that many go at once."""
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, settings: AgentSettings, store: Store, ledger: Ledger, kernel: Kernel, mtu: int) -> None:
+        self._ledger = ledger
+        self._kernel = kernel
+        self._cluster = Cluster()
+        self._reconciler = Reconciler(self._cluster, node=settings.host, journal=ledger, kernel=kernel)
+        self._mirror = Mirror(store, self._reconciler)
+        node = model.Node(
+            name=settings.host,
+            ctrl_ip=str(settings.ctrl_ip),
+            vtep_ip=str(settings.vtep_ip),
+            vxlan_port=settings.vxlan_port,
+            version=__version__,
+        )
+        self._holdings = Holdings(
+            store,
+            node=node,
+            cluster=self._cluster,
+            mirror=self._mirror,
+            journal=ledger,
+            ttl=settings.node_ttl,
+            limit=settings.offline_limit,
+        )
+        self._attachments = Attachments(
+            cluster=self._cluster,
+            holdings=self._holdings,
+            journal=ledger,
+            kernel=kernel,
+            reconciler=self._reconciler,
+            mtu=mtu,
+        )
+        self._settings = settings
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until told to stop. DEL and CHECK are served at once, ADD when the node is restored."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(cni_server(self._settings.cni_socket, self._attachments.serve))
+            for work, name in (
+                (self._mirror.run(), "mirror"),
+                (self._holdings.run(), "holdings"),
+                (self._restore_and_follow(), "reconcile"),
+                (self._reap_for_ever(), "reaper"),
+            ):
+                await stack.enter_async_context(beside(work, name=name))
+            log.info("netplugin started", node=self._settings.host, version=__version__)
+            await stop.wait()
+            log.info("netplugin stops")
+
+    async def _restore_and_follow(self) -> None:
+        await self._wait_for_store()
+        await self._restore()
+        self._attachments.ready.set()
+        log.info("node restored", attachments=sum(1 for _ in self._ledger))
+        await self._reconciler.run()
+
+    async def _wait_for_store(self) -> None:
+        backoff = Backoff(cap=1.0)
+        while not (self._mirror.in_sync and self._holdings.in_touch):
+            try:
+                await self._mirror.wait_for(NEVER, within=1.0)
+            except Unavailable:
+                log.warning("waiting for the store")
+            await backoff.pause()
+
+    async def _restore(self) -> None:
+        """Recover what is ours, mend it, and undo what was never answered."""
+        if self._ledger.rebooted:
+            log.info("the machine was restarted: no attachment has survived")
+        for note in self._ledger:
+            if self._ledger.rebooted:
+                self._ledger.change(note.key, unwired=True)
+                await self._holdings.detach(note.key)
+        findings = await self._reconciler.converge()
+        for note in self._ledger:
+            wiring = note.wiring
+            if note.stage is not Stage.ATTACHED or wiring is None:
+                await self._attachments.remove(note)
+            elif wiring.port in findings.missing:
+                log.warning("attachment lost its interface", container=note.endpoint.container_id)
+                try:
+                    await self._kernel.call(lambda datapath, wiring=wiring: datapath.plug(wiring))  # type: ignore[misc]
+                except (NotFound, WeftError) as error:
+                    log.warning("attachment given up", container=note.endpoint.container_id, reason=error.message)
+                    await self._attachments.remove(note)
+
+    async def _reap_for_ever(self) -> None:
+        never = asyncio.Event()
+        while not await happens(never, within=REAP_S):
+            await self._kernel.call(Datapath.reap)
+
+
+async def serve(settings: AgentSettings) -> None:
+    """Open everything and run until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    ledger = Ledger(settings.data_dir / "ledger", boot=read_boot_id())
+    try:
+        opening = open_datapath(
+            settings.datapath,
+            directory=settings.run_dir / "netns",
+            vtep=settings.vtep_ip,
+            vxlan_port=settings.vxlan_port,
+        )
+        async with open_store(settings.store) as store, kernel_thread(lambda: opening) as kernel:
+            mtu = await kernel.call(lambda datapath: datapath.mtu)
+            await Agent(settings, store, ledger, kernel, mtu).run(stop)
+    finally:
+        ledger.close()
+
+
+def main() -> None:
+    """The command `netplugin`."""
+    try:
+        settings = read_agent_settings(sys.argv[1:], os.environ)
+    except BadSettings as error:
+        refuse("netplugin", error)
+    start_logging(level=settings.log_level, as_json=settings.json_log, syslog=settings.syslog)
+    try:
+        asyncio.run(serve(settings))
+    except (WeftError, OSError) as error:
+        log.error("netplugin cannot run", reason=str(error))
+        raise SystemExit(EXIT_FAILED) from error
+
+
+if __name__ == "__main__":
+    main()

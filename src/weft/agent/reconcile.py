@@ -1,0 +1,158 @@
+"""Keeps the datapath as the cluster says: events only say *look again*, the difference of two sets says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator
+
+from weft.agent.journal import Journal, Stage
+from weft.agent.kernel import Kernel
+from weft.domain import kinds
+from weft.domain.cluster import Cluster
+from weft.domain.commits import Change, Listing
+from weft.domain.diff import Difference, diff
+from weft.domain.errors import DatapathFault
+from weft.domain.ids import NodeName, TenantName
+from weft.domain.nodeview import Overlay, Part, Port, Remote, Space, node_view, rank, remotes_of
+from weft.ports.datapath import Findings
+from weft.runtime.backoff import Backoff, happens
+from weft.runtime.logs import Log
+
+log = Log("reconcile")
+
+FULL_ROUND_S = 60.0
+"""How often everything is read back, for drift that nobody announced."""
+
+
+class Reconciler:
+    """The sink of the agent's mirror, and the one who tells the datapath. Ports come and go by attachments."""
+
+    def __init__(self, cluster: Cluster, *, node: NodeName, journal: Journal, kernel: Kernel) -> None:
+        self._cluster = cluster
+        self._node = node
+        self._journal = journal
+        self._kernel = kernel
+        self._applied: frozenset[Part] = frozenset()
+        self._of_endpoint: defaultdict[tuple[str, ...], frozenset[Remote]] = defaultdict(frozenset)
+        self._touched: set[tuple[str, ...]] = set()
+        self._all_touched = True
+        self._news = asyncio.Event()
+        self._turn = asyncio.Lock()
+
+    def replace(self, listing: Listing) -> None:
+        self._cluster.replace(listing)
+        self._touch_all()
+
+    def apply(self, change: Change) -> None:
+        self._cluster.apply(change)
+        for event in change.events:
+            folder, *parts = event.key.split("/")
+            if folder == kinds.ENDPOINT.prefix:
+                self._touched.add(tuple(parts))
+            elif folder in {kinds.NETWORK.prefix, kinds.NODE.prefix, kinds.BLOCKS}:
+                self._all_touched = True
+        self._news.set()
+
+    def _touch_all(self) -> None:
+        self._all_touched = True
+        self._news.set()
+
+    async def run(self) -> None:
+        """Follow the cluster for ever; read everything back now and then."""
+        backoff = Backoff(cap=10.0)
+        clock = asyncio.get_running_loop().time
+        full_at = clock() + FULL_ROUND_S
+        while True:
+            await happens(self._news, within=max(full_at - clock(), 0.01))
+            try:
+                if clock() >= full_at:
+                    await self.converge()
+                    full_at = clock() + FULL_ROUND_S
+                else:
+                    await self.refresh()
+                backoff.reset()
+            except DatapathFault as error:
+                log.error("datapath fault", reason=error.message)
+                self._touch_all()
+                await backoff.pause()
+
+    async def refresh(self) -> None:
+        """Bring the datapath up to what the cluster says now, as far as it was touched."""
+        async with self._turn:
+            self._news.clear()
+            touched, self._touched = self._touched, set()
+            if self._all_touched or any(self._is_new_ground(key) for key in touched):
+                self._all_touched = False
+                await self._apply_all(self._wanted())
+                return
+            changed = {key: self._remotes_at(key) for key in touched}
+            removed = {part for key in changed for part in self._of_endpoint[key]}
+            added = {part for parts in changed.values() for part in parts}
+            await self._apply((self._applied - removed) | added)
+            self._of_endpoint.update(changed)
+
+    async def converge(self) -> Findings:
+        """Read everything back and mend it."""
+        async with self._turn:
+            self._news.clear()
+            self._touched.clear()
+            self._all_touched = False
+            wanted = self._wanted()
+            findings = await self._kernel.call(lambda datapath: datapath.converge(wanted | self._ports()))
+            self._applied = wanted
+            self._remember_remotes()
+            for text in findings.mended:
+                log.info("mended", what=text)
+            return findings
+
+    async def make_room(self, tenant: TenantName, vni: int) -> None:
+        """The tenant's space and the network's overlay are there when this returns; nothing to do on the usual path."""
+        needed: list[Part] = [Space(tenant), Overlay(tenant, vni)] if vni else [Space(tenant)]
+        if not self._applied.issuperset(needed):
+            async with self._turn:
+                await self._apply_all(self._wanted().union(needed))
+
+    def _wanted(self) -> frozenset[Part]:
+        tenants = {note.endpoint.tenant for note in self._journal}
+        return node_view(self._cluster, self._node, tenants)
+
+    def _ports(self) -> frozenset[Port]:
+        return frozenset(
+            note.wiring.port for note in self._journal if note.wiring is not None and note.stage is Stage.ATTACHED
+        )
+
+    def _is_new_ground(self, key: tuple[str, ...]) -> bool:
+        """Whether an endpoint is in a network of a local tenant for which there is no overlay yet."""
+        tenant, network, _ = key
+        stored = self._cluster.get(kinds.NETWORK, tenant, network)
+        if stored is None or Space(TenantName(tenant)) not in self._applied:
+            return False
+        tags = stored.value.tags
+        return tags is not None and bool(tags.vni) and Overlay(TenantName(tenant), tags.vni) not in self._applied
+
+    def _remotes_at(self, key: tuple[str, ...]) -> frozenset[Remote]:
+        stored = self._cluster.get(kinds.ENDPOINT, *key)
+        if stored is None or Space(stored.value.tenant) not in self._applied:
+            return frozenset()
+        return frozenset(remotes_of(self._cluster, self._node, stored.value))
+
+    async def _apply(self, wanted: frozenset[Part]) -> None:
+        difference: Difference[Part] = diff(wanted, self._applied, rank=rank)
+        if difference:
+            await self._kernel.call(lambda datapath: datapath.apply(difference))
+        self._applied = wanted
+
+    async def _apply_all(self, wanted: frozenset[Part]) -> None:
+        await self._apply(wanted)
+        self._remember_remotes()
+
+    def _remember_remotes(self) -> None:
+        self._of_endpoint = defaultdict(frozenset, self._all_remotes())
+
+    def _all_remotes(self) -> Iterator[tuple[tuple[str, ...], frozenset[Remote]]]:
+        tenants = {part.tenant for part in self._applied if isinstance(part, Space)}
+        for tenant in tenants:
+            for endpoint in self._cluster.all(kinds.ENDPOINT, tenant):
+                if endpoint.host != self._node:
+                    yield tuple(endpoint.key), frozenset(remotes_of(self._cluster, self._node, endpoint))

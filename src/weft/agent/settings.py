@@ -1,0 +1,142 @@
+"""netplugin's settings: Contiv's flags and variables (facts 1.2, 1.3) with the defaults of design 1, and ours."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft import __version__
+from weft.cni.wire import SOCKET_PATH
+from weft.domain.addresses import Address, parse_address
+from weft.domain.errors import Invalid
+from weft.domain.ids import MAX_LONG_NAME, NodeName, check_name
+from weft.drivers import RemoteStoreSettings, StoreSettings
+from weft.options import COMMON_OPTIONS, readable_file, store_settings
+from weft.runtime.settings import BadSettings, Option, comma_list, host_port, one_of, read_settings, seconds
+
+DEFAULT_NETMASTER = "unix:/var/lib/weft/store.sock"
+
+
+def _address(text: str) -> Address:
+    try:
+        return parse_address(text, field="address")
+    except Invalid as error:
+        raise ValueError(error.message) from error
+
+
+def _node_name(text: str) -> NodeName:
+    try:
+        return NodeName(check_name(text, field="name", limit=MAX_LONG_NAME))
+    except Invalid as error:
+        raise ValueError(error.message) from error
+
+
+def _port(text: str) -> int:
+    return host_port(f"any:{text}")[1]
+
+
+OPTIONS = (
+    *COMMON_OPTIONS,
+    Option(name="host", flags=("--host", "--host-label"), env="HOST", default=None, read=_node_name,
+           help="name of this node; the kernel's host name"),
+    Option(name="ctrl_ip", flags=("--ctrl-ip",), env="CONTROL_IP", default=None, read=_address,
+           help="address of this agent; the one towards other machines"),
+    Option(name="vtep_ip", flags=("--vtep-ip",), env="VTEP_IP", default=None, read=_address,
+           help="address at which our tunnels end; the one towards other machines"),
+    Option(name="vlan_uplinks", flags=("--vlan-uplinks", "--vlan-if"), env="VLAN_UPLINKS", default=(), read=comma_list,
+           help="comma list of interfaces; demanded with --netmode vlan"),
+    Option(name="vxlan_port", flags=("--vxlan-port",), env="VXLAN_PORT", default=4789, read=_port,
+           help="UDP port of the tunnels; 4789"),
+    Option(name="datapath", flags=("--datapath",), env="DATAPATH", default="linux", read=one_of("linux"),
+           help="linux"),
+    Option(name="netmaster", flags=("--netmaster",), env="NETMASTER", default=(DEFAULT_NETMASTER,), read=comma_list,
+           help=f"where the store is reached without etcd: unix:PATH or https://HOST:PORT,…; {DEFAULT_NETMASTER}"),
+    Option(name="tls_ca", flags=("--tls-ca",), env="TLS_CA", default=None, read=readable_file,
+           help="CA of the masters, with --netmaster https://…"),
+    Option(name="tls_cert", flags=("--tls-cert",), env="TLS_CERT", default=None, read=readable_file,
+           help="our certificate; its CN is the node's name"),
+    Option(name="tls_key", flags=("--tls-key",), env="TLS_KEY", default=None, read=readable_file,
+           help="key of --tls-cert"),
+    Option(name="cni_socket", flags=("--cni-socket",), env="CNI_SOCKET", default=Path(SOCKET_PATH), read=Path,
+           help=f"where the CNI program reaches us; {SOCKET_PATH}"),
+    Option(name="run_dir", flags=("--run-dir",), env="RUN_DIR", default=Path("/run/weft"), read=Path,
+           help="directory in which tenants' namespaces are pinned; /run/weft"),
+    Option(name="data_dir", flags=("--data-dir",), env="DATA_DIR", default=Path("/var/lib/weft"), read=Path,
+           help="directory of the ledger; /var/lib/weft"),
+    Option(name="node_ttl", flags=("--node-ttl",), env="NODE_TTL", default=2.0, read=seconds,
+           help="seconds after which this node counts as silent; 2"),
+    Option(name="offline_limit", flags=("--offline-limit",), env="OFFLINE_LIMIT", default=3600.0, read=seconds,
+           help="seconds for which pods start without the store; not more than netmaster's; 3600"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """All of netplugin's settings, checked."""
+
+    mode: str
+    store: StoreSettings
+    log_level: str
+    json_log: bool
+    syslog: tuple[str, str, int] | None
+    host: NodeName
+    ctrl_ip: Address
+    vtep_ip: Address
+    vxlan_port: int
+    datapath: str
+    cni_socket: Path
+    run_dir: Path
+    data_dir: Path
+    node_ttl: float
+    offline_limit: float
+
+
+def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> AgentSettings:
+    """The settings, or `BadSettings` with every fault."""
+    given = read_settings("netplugin", OPTIONS, argv=argv, environ=environ, version=f"netplugin {__version__}")
+    faults: list[str] = []
+    store = store_settings(given, faults, embedded=given["data_dir"])
+    host = given["host"]
+    if host is None:
+        try:
+            host = _node_name(socket.gethostname())
+        except ValueError as error:
+            faults.append(f"--host: the host name is not a node's name, give one: {error}")
+    if given["netmode"] == "vlan" and not given["vlan_uplinks"]:
+        faults.append("--vlan-uplinks is demanded with --netmode vlan")
+    if given["netmode"] == "vlan" and given["datapath"] == "linux":
+        faults.append("--netmode vlan: the linux datapath carries no VLAN tags; use vxlan")
+    if not given["etcd"]:
+        store = _remote(given, str(host))
+    if faults:
+        raise BadSettings(faults)
+    default = default_address()
+    return AgentSettings(
+        **{name: given[name] for name in (
+            "mode", "log_level", "json_log", "vxlan_port", "datapath", "cni_socket", "run_dir", "data_dir", "node_ttl",
+            "offline_limit",
+        )},
+        store=store,
+        syslog=given["syslog"] if given["use_syslog"] else None,
+        host=host,
+        ctrl_ip=given["ctrl_ip"] or default,
+        vtep_ip=given["vtep_ip"] or default,
+    )  # fmt: skip
+
+
+def _remote(given: Mapping[str, Any], host: str) -> RemoteStoreSettings:
+    files = {name: str(given[f"tls_{name}"] or "") for name in ("ca", "cert", "key")}
+    return RemoteStoreSettings(endpoints=given["netmaster"], node=host, **files)
+
+
+def default_address() -> Address:
+    """Our address towards other machines, as the routing table has it; loopback where there is no way out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it only asks the kernel for the way
+            return parse_address(probe.getsockname()[0], field="address")
+        except OSError:
+            return Address(4, 0x7F000001)
