@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -50,7 +50,7 @@ from weft.testing.interleaving import ScheduledStore, Scheduler, Weather, at_onc
 
 TTL = 3.0
 LIMIT = 12.0
-ROUNDS = 14
+ROUNDS = 20
 PAUSES = (0.0, 0.0, 0.0, 0.5, TTL, LIMIT / 2)
 TENANT = TenantName("t")
 EVERYTHING = StoreKey("")
@@ -69,31 +69,39 @@ def network(name: str, subnet: str, gateway: str, ipv6_subnet: str = "", ipv6_ga
     )
 
 
-NETWORKS = (
-    network("small", "10.0.0.0/28", "10.0.0.1", "fd00::/124", "fd00::1"),
-    network("large", "10.1.0.0/21", "10.1.0.1", "fd01::/117", "fd01::1"),
-    network("mixed", "10.2.0.0/28", "10.2.0.14", "fd02::/117"),
-    network("plain", "10.3.0.0/21", ""),
-)
-
-
 def group(name: str, of: str, pool: str = "") -> model.Group:
     return model.Group(tenant=TENANT, name=GroupName(name), network=NetworkName(of), ip_pool=pool)
 
 
-GROUPS = (
-    group("tiny", "small", "10.0.0.8-10.0.0.9"),
-    group("wide", "large", "10.1.0.130-10.1.7.63"),  # leaves only few blocks for nodes and claims to meet in
-    group("most", "plain", "10.3.0.192-10.3.7.127"),
-    group("open", "large"),
+class Scene(NamedTuple):
+    """A network with its groups, and addresses that someone may ask for: free ones, gateways, in pools, in blocks."""
+
+    network: model.Network
+    groups: tuple[model.Group, ...]
+    asked: tuple[str, ...]
+
+
+SCENES = (
+    Scene(
+        network("small", "10.0.0.0/28", "10.0.0.1", "fd00::/124", "fd00::1"),
+        (group("tiny", "small", "10.0.0.8-10.0.0.9"),),
+        ("10.0.0.1", "10.0.0.5", "10.0.0.8"),
+    ),
+    Scene(  # the pool leaves only few blocks for nodes and claims to meet in
+        network("large", "10.1.0.0/21", "10.1.0.1", "fd01::/117", "fd01::1"),
+        (group("wide", "large", "10.1.0.130-10.1.7.63"), group("open", "large")),
+        ("10.1.0.2", "10.1.0.64", "10.1.7.70", "10.1.7.200"),
+    ),
+    Scene(network("mixed", "10.2.0.0/28", "10.2.0.14", "fd02::/117"), (), ("10.2.0.3",)),
+    Scene(
+        network("plain", "10.3.0.0/21", ""),
+        (group("most", "plain", "10.3.0.192-10.3.7.127"),),
+        ("10.3.0.1", "10.3.0.130", "10.3.7.130", "10.3.7.254"),
+    ),
+    Scene(
+        network("free", "10.4.0.0/21", ""), (group("few", "free"), group("late", "free", "10.4.7.190-10.4.7.200")), ()
+    ),
 )
-GROUPS_OF = {"small": ("tiny",), "large": ("wide", "open"), "plain": ("most",), "mixed": ()}
-ASKED = {
-    "small": ("10.0.0.1", "10.0.0.5", "10.0.0.8"),
-    "large": ("10.1.0.2", "10.1.0.64", "10.1.7.70", "10.1.7.200"),
-    "mixed": ("10.2.0.3",),
-    "plain": ("10.3.0.1", "10.3.0.130", "10.3.7.130", "10.3.7.254"),
-}
 
 
 class Master:
@@ -168,12 +176,17 @@ class World:
         self.agents = [
             ReferenceAgent(link, node=NodeName(node), ttl=TTL, limit=LIMIT) for node, link in self.links.items()
         ]
+        self.scenes = self.rng.sample(SCENES, self.rng.randint(1, 2))
+        self.leaving = self.rng.choice((0.2, 0.4, 0.6))
         self.told: dict[EndpointKey, bool] = {}
         self._audited = NEVER
         self._holders: dict[tuple[NetworkKey, str], set[EndpointKey]] = {}
 
     def seen_by(self, actor: str) -> ScheduledStore:
         return ScheduledStore(self.store, self.scheduler, actor)
+
+    def note(self, what: str) -> None:
+        self.scheduler.history.append(f"{self.scheduler.now:9.3f} {what}")
 
     def state(self) -> Cluster:
         """What is stored now."""
@@ -184,9 +197,10 @@ class World:
 
     def check(self) -> None:
         """The stored state is sound, clients were told the truth, and no node holds what is another's."""
-        listing = at_once(self.store.list(EVERYTHING))
-        if listing.revision != self._audited:
-            self._audited = listing.revision
+        revision = at_once(self.store.commit([], []))
+        if revision != self._audited:
+            self._audited = revision
+            listing = at_once(self.store.list(EVERYTHING))
             faults = audit({str(entry.key): entry.value for entry in listing.entries})
             assert not faults, faults
             state = self.state()
@@ -210,20 +224,20 @@ async def use_master(world: World, client: str) -> None:
     for number in range(ROUNDS):
         await asyncio.sleep(rng.choice(PAUSES))
         await world.scheduler.turn(client, f"round {number}")
-        master = rng.choice(world.masters)
-        act = rng.choice((endpoint_round, endpoint_round, endpoint_round, service_round, reserve_round, object_round))
+        master = next(filter(Master.leads, world.masters), None) if rng.random() < 0.7 else None
+        act = rng.choice((endpoint_round, endpoint_round, service_round, reserve_round, object_round))
         try:
-            await act(world, client, master)
+            await act(world, client, master or rng.choice(world.masters))
         except WeftError as error:
-            world.scheduler.history.append(f"{world.scheduler.now:9.3f} {client}: told {error}")
+            world.note(f"{client} is told {error}")
 
 
 async def endpoint_round(world: World, client: str, master: Master) -> None:
     rng = world.rng
-    on = rng.choice(NETWORKS)
-    key = EndpointKey(TENANT, on.name, EndpointId(f"{client}-{rng.randrange(4)}"))
+    scene = rng.choice(world.scenes)
+    key = EndpointKey(TENANT, scene.network.name, EndpointId(f"{client}-{rng.randrange(3)}"))
     before = world.told.pop(key, None)
-    if before or rng.random() < 0.3:
+    if before or rng.random() < world.leaving:
         try:
             await master.control.delete_endpoint(key)
         except NotFound:
@@ -232,10 +246,10 @@ async def endpoint_round(world: World, client: str, master: Master) -> None:
     else:
         wanted = model.Endpoint(
             tenant=TENANT,
-            network=on.name,
+            network=key.network,
             endpoint_id=key.endpoint,
-            group=rng.choice(("", *GROUPS_OF[on.name])),
-            ip_address=rng.choice(("", "", *ASKED[on.name])),
+            group=rng.choice(("", *(members.name for members in scene.groups))),
+            ip_address=rng.choice(("", "", *scene.asked)),
         )
         await master.control.create_endpoint(wanted)
         there = True
@@ -245,100 +259,105 @@ async def endpoint_round(world: World, client: str, master: Master) -> None:
 
 async def service_round(world: World, client: str, master: Master) -> None:
     rng = world.rng
-    on = rng.choice(NETWORKS)
+    scene = rng.choice(world.scenes)
     service = model.Service(
         tenant=TENANT,
-        name=ServiceName(f"{client}-{on.name}"),
-        network=on.name,
-        ip_address=rng.choice(("", *ASKED[on.name])),
+        name=ServiceName(f"{client}-{scene.network.name}"),
+        network=scene.network.name,
+        ip_address=rng.choice(("", *scene.asked)),
         ports=("80:80:TCP",),
         selectors=(f"key={rng.randrange(3)}",),
     )
-    if rng.random() < 0.4:
+    if rng.random() < world.leaving:
         await master.control.delete(kinds.SERVICE, (TENANT, service.name), Condition())
     else:
         await master.control.put(kinds.SERVICE, service, Condition())
 
 
 async def reserve_round(world: World, client: str, master: Master) -> None:
-    rng = world.rng
-    control = master.control
-    stored = control.cluster.get(kinds.NETWORK, TENANT, rng.choice(NETWORKS).name)
+    scene = world.rng.choice(world.scenes)
+    stored = master.control.cluster.get(kinds.NETWORK, *scene.network.key)
     if stored is not None:
-        address = await control.reserve_address(stored.value, None, asked=rng.choice(("", *ASKED[stored.value.name])))
+        asked = world.rng.choice(("", *scene.asked))
+        address = await master.control.reserve_address(stored.value, None, asked=asked)
         await world.scheduler.turn(client, f"has {address}")
-        await control.release_address(stored.value, str(address))
+        await master.control.release_address(stored.value, str(address))
 
 
 async def object_round(world: World, client: str, master: Master) -> None:
-    """Networks and groups of the same names and tags are made and deleted by both clients, and used by the agents."""
+    """Networks and groups are deleted and made anew while others are about to use them; spare ones compete for tags."""
     rng = world.rng
-    number = rng.randrange(2)
-    extra = network(f"extra{number}", rng.choice(("10.9.0.0/21", "10.9.8.0/28")), "")
-    members = group(f"members{number}", extra.name)
-    control, act = master.control, rng.randrange(4)
-    if act == 0:
-        await control.put(kinds.NETWORK, extra, Condition())
-    elif act == 1:
-        await control.put(kinds.GROUP, members, Condition())
-    elif act == 2:
-        await control.delete(kinds.GROUP, members.key, Condition())
+    scene = rng.choice(world.scenes)
+    spare = network(f"spare-{client}-{rng.randrange(2)}", f"10.{100 + rng.randrange(2)}.0.0/24", "")
+    value = rng.choice((scene.network, scene.network, spare, *scene.groups))
+    kind: Kind[Any] = kinds.NETWORK if isinstance(value, model.Network) else kinds.GROUP
+    if rng.random() < 0.5:
+        await master.control.delete(kind, kind.key_parts(value), Condition())
     else:
-        await control.delete(kinds.NETWORK, extra.key, Condition())
+        await master.control.put(kind, value, Condition())
 
 
 async def use_agent(world: World, agent: ReferenceAgent) -> None:
     """A container runtime on a node."""
-    rng = world.rng
     for number in range(ROUNDS):
-        await asyncio.sleep(rng.choice(PAUSES))
+        await asyncio.sleep(world.rng.choice(PAUSES))
         await world.scheduler.turn(f"runtime {agent.node}", f"round {number}")
-        name = rng.choice(("small", "large", "large", "plain", "mixed", "extra0", "extra1"))
-        key = EndpointKey(TENANT, NetworkName(name), EndpointId(f"{agent.node}-{rng.randrange(4)}"))
-        try:
-            if rng.random() < 0.55:
-                groups = GROUPS_OF.get(name, (f"members{name[-1]}",))
-                asked = rng.choice(("", "", "", *ASKED.get(name, ())))
-                await agent.attach(key, group=rng.choice(("", *groups)), address=asked)
-            elif rng.random() < 0.8:
-                await agent.detach(key)
-            else:
-                await agent.return_blocks(rng.choice(NETWORKS))
-        except WeftError as error:
-            world.scheduler.history.append(f"{world.scheduler.now:9.3f} runtime {agent.node}: told {error}")
+        await runtime_round(world, agent)
 
 
-async def make_weather(world: World) -> None:
-    """One node is cut off for a while, sometimes for longer than the limit, sometimes twice."""
-    link = world.links["n3"]
-    for _ in range(world.rng.randrange(3)):
-        await world.scheduler.turn("weather", "n3 is cut off")
+async def runtime_round(world: World, agent: ReferenceAgent) -> None:
+    rng = world.rng
+    scene = rng.choice(world.scenes)
+    key = EndpointKey(TENANT, scene.network.name, EndpointId(f"{agent.node}-{rng.randrange(3)}"))
+    try:
+        if rng.random() >= world.leaving:
+            members = rng.choice(("", "", *(members.name for members in scene.groups)))
+            asked = rng.choice(("", "", rng.choice(("", *scene.asked))))
+            endpoint = await agent.attach_as(key, group=members, address=asked)
+            assert (endpoint.network_key, endpoint.ip_address, key) in agent.held()
+        elif rng.random() < 0.6:
+            await agent.detach(key)
+        else:
+            await agent.return_blocks(scene.network)
+    except WeftError as error:
+        world.note(f"{agent.node} says {error}")
+
+
+async def cut_off(world: World) -> None:
+    """One node loses the store now and then, sometimes for longer than the limit, while its runtime goes on."""
+    rng, link, agent = world.rng, world.links["n3"], world.agents[2]
+    for _ in range(rng.choice((0, 1, 3))):
+        await asyncio.sleep(rng.choice((1.0, TTL, LIMIT)))
+        world.note("n3 is cut off")
         link.cut = True
-        await asyncio.sleep(world.rng.choice((1.0, TTL + 1, LIMIT / 2, LIMIT + TTL, 3 * LIMIT)))
-        await world.scheduler.turn("weather", "n3 is back")
+        for _ in range(5):
+            await runtime_round(world, agent)
+            await asyncio.sleep(rng.choice((0.2, 1.0, TTL, LIMIT)))
+        world.note("n3 is back")
         link.cut = False
 
 
 async def make_world(world: World) -> None:
-    """The networks and groups that stay, by a control plane that nothing disturbs."""
+    """The networks and groups of the first moment, by a control plane that nothing disturbs."""
     cluster = Cluster()
     mirror = Mirror(world.store, cluster)
     control = ControlPlane(store=world.store, cluster=cluster, mirror=mirror, fence=lambda: ALWAYS, doubt=lambda: None)
     async with beside(mirror.run(), name="creation"):
         await mirror.wait_for(NEVER, within=1.0)
         await control.put(kinds.TENANT, model.Tenant(name=TENANT), Condition())
-        for one in NETWORKS:
-            await control.put(kinds.NETWORK, one, Condition())
-        for members in GROUPS:
-            await control.put(kinds.GROUP, members, Condition())
+        for scene in world.scenes:
+            await control.put(kinds.NETWORK, scene.network, Condition())
+            for members in scene.groups:
+                if members.name != "late":
+                    await control.put(kinds.GROUP, members, Condition())
 
 
 async def release_all(world: World) -> None:
     """Everyone deletes what they have; then nothing of it is left."""
     world.told.clear()
     for agent in world.agents:
-        for key in list(agent.journal.attached):
-            await agent.detach(key)
+        for note in agent.journal:
+            await agent.detach(note.key)
     await until(lambda: not any(endpoint.host for endpoint in world.state().all(kinds.ENDPOINT)))
     await insist(partial(return_all_blocks, world))
     await insist(partial(delete_all, world))
@@ -399,7 +418,7 @@ async def live(world: World) -> None:
                 tasks.create_task(use_master(world, client))
             for agent in world.agents:
                 tasks.create_task(use_agent(world, agent))
-            tasks.create_task(make_weather(world))
+            tasks.create_task(cut_off(world))
         await world.scheduler.calm_down()
         await release_all(world)
 

@@ -173,25 +173,30 @@ class Holdings:
             self.journal.change(key, stage=Stage.LEAVING)  # an operator or the collector wants it gone
 
     async def attach(self, wanted: model.Endpoint) -> model.Endpoint:
-        """Give an endpoint its addresses; one that has them keeps them. `Unavailable` when that needs the store and it
-        is away."""
-        key = wanted.key
-        async with self._busy[key]:
-            note = self.journal.get(key)
+        """Give an endpoint its addresses; one that has them keeps them.
+
+        `Unavailable` when that needs the store and it is away, or when we have been cut off for too long.
+        """
+        async with self._busy[wanted.key]:
+            note = self.journal.get(wanted.key)
             if note is not None and note.stage is Stage.LEAVING:
-                raise Unavailable(f"{key} is not gone from the store yet")
-            if note is not None:
-                return note.endpoint
-            network = self._cluster.get(kinds.NETWORK, key.tenant, key.network)
-            if network is None:
-                raise Invalid(f"network {key.tenant}:{key.network} does not exist", field="networkName")
-            group = self._cluster.group(GroupKey(key.tenant, GroupName(wanted.group))) if wanted.group else None
-            if wanted.group and (group is None or group.network != key.network):
-                raise Invalid(f"network {key.network!r} has no group {wanted.group!r}", field="serviceName")
-            if not wanted.ip_address and not wanted.ipv6_address and ipam.gives_blocks(network.value, group):
-                with suppress(Exhausted):
-                    return await self._attach_from_blocks(wanted, network.value)
-            return await self._attach_by_claims(wanted)
+                raise Unavailable(f"{wanted.key} is not gone from the store yet")
+            endpoint = note.endpoint if note is not None else await self._attach(wanted)
+            self._refuse_beyond_limit()
+            return endpoint
+
+    async def _attach(self, wanted: model.Endpoint) -> model.Endpoint:
+        tenant, name, _ = wanted.key
+        network = self._cluster.get(kinds.NETWORK, tenant, name)
+        if network is None:
+            raise Invalid(f"network {tenant}:{name} does not exist", field="networkName")
+        group = self._cluster.group(GroupKey(tenant, GroupName(wanted.group))) if wanted.group else None
+        if wanted.group and (group is None or group.network != name):
+            raise Invalid(f"network {name!r} has no group {wanted.group!r}", field="serviceName")
+        if not wanted.ip_address and not wanted.ipv6_address and ipam.gives_blocks(network.value, group):
+            with suppress(Exhausted):
+                return await self._attach_from_blocks(wanted, network.value)
+        return await self._attach_by_claims(wanted)
 
     async def detach(self, key: EndpointKey) -> None:
         """Let an endpoint go that is off, whether the store is there or not; one that is unknown is gone already."""
@@ -207,15 +212,24 @@ class Holdings:
         for family in (4, 6):
             used = self._used(network, family)
             for first, last in list(ipam.owned_blocks(self._cluster, network, self.node, family=family)):
-                block = Address(family, first)
                 if used.isdisjoint(range(first, last + 1)):
-                    self._returning.add((network.key, block))
-                    await self._carry_out(partial(self._plan_return, network, block))
-                    self._returning.discard((network.key, block))
+                    await self._return_block(network, Address(family, first))
+
+    async def _return_block(self, network: model.Network, block: Address) -> None:
+        self._returning.add((network.key, block))
+        try:
+            await self._carry_out(partial(self._plan_return, network, block))
+        finally:
+            if self.in_touch:  # the outcome is known
+                self._returning.discard((network.key, block))
+
+    def _refuse_beyond_limit(self) -> None:
+        if not self.can_give:
+            raise Unavailable(f"node {self.node} has been cut off for too long")
 
     def held(self) -> Iterator[tuple[NetworkKey, str, EndpointKey]]:
         """The addresses this node holds for its own at this moment."""
-        if asyncio.get_running_loop().time() < self._safe_until:
+        if self.can_give:
             for note in self.journal:
                 if note.stage is not Stage.LEAVING:
                     for text in (note.endpoint.ip_address, note.endpoint.ipv6_address):
@@ -248,10 +262,8 @@ class Holdings:
 
     def _choose(self, network: model.Network) -> dict[int, Address] | None:
         """An address of each family from our own blocks; None when there is not one of each."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._safe_until:
-            raise Unavailable(f"node {self.node} has been cut off for too long")
-        resting = self._resting.at(now)
+        self._refuse_beyond_limit()
+        resting = self._resting.at(asyncio.get_running_loop().time())
         chosen: dict[int, Address] = {}
         for family in (4, 6):
             if ipam.subnet_of(network, family) is not None:
