@@ -104,6 +104,7 @@ def test_valid_policies_are_read(source: Json) -> None:
         (document({"egress": [{}, {"ports": [{"port": 0}]}]}), "spec.egress[1].ports[0].port", "0"),
         (document({"egress": [{"to": [{}]}]}), "spec.egress[0].to[0]", "needs"),
         (document({"policyTypes": ["Ingress", "Both"]}), "spec.policyTypes[1]", "Both"),
+        (document({"policyTypes": ["Ingress", "Egress", "Ingress"]}), "spec.policyTypes", "two"),
         (document({}, name="A"), "metadata.name", "DNS"),
         (document({}, name="../x"), "metadata.name", "DNS"),
         (document({}, namespace="x/y"), "metadata.namespace", "DNS"),

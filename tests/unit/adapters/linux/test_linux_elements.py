@@ -1,0 +1,107 @@
+"""Keys and elements as bytes; `nft` judges them in the lab."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.adapters.linux import wire
+from weft.adapters.linux.elements import (
+    INET,
+    Element,
+    SetName,
+    Verdict,
+    drop_elements,
+    interface,
+    interval,
+    key,
+    mark,
+    ordered_mark,
+    parse_elements,
+    port,
+    protocol,
+    put_elements,
+)
+from weft.domain.errors import DatapathFault
+
+TARGET = SetName(INET, "weft", "blocked")
+
+
+def test_a_single_field_is_the_key_itself() -> None:
+    assert key(port(80)) == b"\x00\x50"
+    assert key(protocol(6)) == b"\x06"
+
+
+def test_several_fields_are_padded_to_four_bytes_each() -> None:
+    assert key(protocol(6), port(80), b"\x02\x02\x0a\x01\x00\x02") == bytes.fromhex(
+        "06000000 00500000 02020a010002 0000"
+    )
+
+
+def test_fields() -> None:
+    assert interface("wp1") == b"wp1" + bytes(13)
+    assert ordered_mark(1) == b"\x00\x00\x00\x01"
+    assert int.from_bytes(mark(1), sys.byteorder) == 1
+
+
+def test_an_interval_ends_before_the_next_key() -> None:
+    assert interval(port(80), port(90), value=mark(1)) == (
+        Element(key=port(80), value=mark(1)),
+        Element(key=port(91), ends_interval=True),
+    )
+
+
+def test_an_interval_up_to_the_last_key_needs_no_end() -> None:
+    assert interval(port(80), port(65535)) == (Element(key=port(80)),)
+
+
+def test_dropping_asks_for_keys_only() -> None:
+    """So that an element goes whatever its value is by now."""
+    with_value = Element(key=port(80), value=mark(1))
+    (request,) = drop_elements(TARGET, [with_value])
+    assert list(parse_elements(request.payload)) == [Element(key=port(80))]
+    assert str(request) == "delete elements of weft blocked"
+
+
+def test_long_lists_are_cut_into_messages_that_fit() -> None:
+    elements = [Element(key=number.to_bytes(4, "big")) for number in range(10_000)]
+    requests = put_elements(TARGET, elements)
+    assert 1 < len(requests) < 10
+    assert all(len(request.payload) < 1 << 16 for request in requests)
+    assert [element for request in requests for element in parse_elements(request.payload)] == elements
+
+
+def test_no_elements_are_no_request() -> None:
+    assert put_elements(TARGET, []) == drop_elements(TARGET, []) == []
+
+
+KEYS = st.binary(min_size=1, max_size=40)
+VERDICTS = st.builds(Verdict, st.integers(-5, 1), st.text("abcxyz_", max_size=20))
+ELEMENTS = st.one_of(
+    st.builds(Element, key=KEYS, last=st.just(b"") | KEYS, ends_interval=st.booleans()),
+    st.builds(Element, key=KEYS, value=KEYS),
+    st.builds(Element, key=KEYS, verdict=VERDICTS),
+)
+
+
+@given(st.lists(ELEMENTS, max_size=20))
+def test_elements_there_and_back(elements: list[Element]) -> None:
+    found = [element for request in put_elements(TARGET, elements) for element in parse_elements(request.payload)]
+    assert found == elements
+
+
+@given(st.binary(max_size=120) | st.binary(max_size=100).map(lambda data: bytes(4) + wire.nest(3, wire.nest(1, data))))
+def test_any_bytes_are_elements_or_a_fault(payload: bytes) -> None:
+    try:
+        list(parse_elements(payload))
+    except DatapathFault:
+        return
+
+
+@pytest.mark.parametrize("number", [-1, 65536])
+def test_a_number_that_does_not_fit_its_field_is_an_error_of_ours(number: int) -> None:
+    with pytest.raises(OverflowError):
+        port(number)

@@ -1,0 +1,102 @@
+"""A file that is not a sound store of ours is refused with its name and the reason, and not a byte of it is changed."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from weft.adapters.stores.sqlite_file import StoreFile, Transaction
+from weft.domain.errors import Stale, Unavailable
+from weft.domain.ids import StoreKey
+from weft.ports.store import NEVER, At, Put, Revision
+
+A = StoreKey("a")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+def fill(path: Path, *, keys: int = 1) -> None:
+    def put(transaction: Transaction) -> Revision:
+        return transaction.commit([], [Put(StoreKey(f"{transaction.revision}"), bytes(2_000))])
+
+    with closing(StoreFile(path, history=1_000)) as file:
+        for _ in range(keys):
+            file.transact([put])
+
+
+def check_refused(path: Path, *, words: str) -> None:
+    before = path.read_bytes()
+    with pytest.raises(Unavailable, match=words) as caught:
+        StoreFile(path, history=1_000)
+    assert str(path) in caught.value.message
+    assert path.read_bytes() == before
+
+
+def test_what_is_no_database_is_refused(path: Path) -> None:
+    path.write_text("This is a letter to a friend.\n" * 100)
+    check_refused(path, words="not a database")
+
+
+def test_a_database_of_another_program_is_refused(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE precious (data)")
+    check_refused(path, words="another program")
+
+
+def test_a_store_of_another_version_is_refused(path: Path) -> None:
+    fill(path)
+    with closing(sqlite3.connect(path)) as later:
+        later.execute("PRAGMA user_version = 99")
+    check_refused(path, words="version 99")
+
+
+@pytest.mark.parametrize("page", [1, 3, 5, 8])
+def test_a_damaged_file_is_refused(path: Path, page: int) -> None:
+    fill(path, keys=20)
+    data = bytearray(path.read_bytes())
+    data[page * 4_096 : (page + 1) * 4_096] = b"\xff" * 4_096
+    path.write_bytes(data)
+    check_refused(path, words="damaged|malformed")
+
+
+def test_a_truncated_file_is_refused(path: Path) -> None:
+    fill(path, keys=20)
+    path.write_bytes(path.read_bytes()[:20_000])
+    check_refused(path, words="damaged|malformed")
+
+
+def test_a_refused_file_can_be_opened_when_it_is_mended(path: Path) -> None:
+    """The lock is given back, too."""
+    path.write_text("not yet")
+    check_refused(path, words="not a database")
+    path.unlink()
+    fill(path)
+
+
+@pytest.mark.parametrize("content", [None, b""])
+def test_an_absent_or_empty_file_becomes_a_store(path: Path, content: bytes | None) -> None:
+    if content is not None:
+        path.write_bytes(content)
+    fill(path)
+    with closing(StoreFile(path, history=1_000)) as file:
+        assert file.revision == 2
+
+
+def test_each_step_of_a_transaction_has_its_own_verdict(path: Path) -> None:
+    with closing(StoreFile(path, history=1_000)) as file:
+        outcomes, changes = file.transact(
+            [
+                lambda transaction: transaction.commit([At(A, NEVER)], [Put(A, b"1")]),
+                lambda transaction: transaction.commit([At(A, NEVER)], [Put(A, b"2")]),
+                lambda transaction: transaction.commit([At(A, 2)], [Put(A, b"3")]),
+            ]
+        )
+        assert (outcomes[0], outcomes[2]) == (2, 3)
+        assert isinstance(outcomes[1], Stale)
+        assert [change.revision for change in changes] == [2, 3]

@@ -1,0 +1,136 @@
+"""The ledger loses nothing to kill -9 and believes nothing that was torn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.agent.journal import Attachment, Handle, Stage
+from weft.agent.ledger import REWRITE_AFTER, Ledger
+from weft.domain import model
+from weft.domain.errors import Unavailable
+from weft.domain.ids import EndpointId, NetworkName, TenantName
+
+BOOT = "boot-1"
+
+
+def note(name: str, *, stage: Stage = Stage.ATTACHED, interface: str = "eth0") -> Attachment:
+    endpoint = model.Endpoint(
+        tenant=TenantName("blue"),
+        network=NetworkName("net"),
+        endpoint_id=EndpointId(name),
+        ip_address="10.1.1.1",
+        container_id=name,
+        interface=interface,
+    )
+    return Attachment(endpoint=endpoint, published=True, stage=stage)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "ledger"
+
+
+def reopened(path: Path, *, boot: str = BOOT) -> Ledger:
+    return Ledger(path, boot=boot)
+
+
+def test_what_was_noted_is_there_after_a_restart(path: Path) -> None:
+    ledger = reopened(path)
+    ledger.put(note("a"))
+    ledger.put(note("b", stage=Stage.WIRING))
+    ledger.change(note("a").key, stage=Stage.LEAVING)
+    ledger.forget(note("b").key)
+    ledger.close()
+    again = reopened(path)
+    assert [(each.key.endpoint, each.stage) for each in again] == [("a", Stage.LEAVING)]
+    assert again.find(Handle("a", "eth0")) is not None
+    assert again.find(Handle("b", "eth0")) is None
+    assert not again.rebooted
+    again.close()
+
+
+def test_a_kill_at_any_byte_leaves_a_whole_prefix(path: Path) -> None:
+    """A writer that died in the middle of a line: everything before that line counts, the line does not."""
+    ledger = reopened(path)
+    for name in "abc":
+        ledger.put(note(name))
+    ledger.close()
+    whole = path.read_bytes()
+    seen = set()
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        again = reopened(path)
+        names = [each.key.endpoint for each in again]
+        again.close()
+        assert names == list("abc")[: len(names)]
+        seen.add(len(names))
+    assert seen == {0, 1, 2, 3}
+
+
+def test_damage_in_the_middle_is_not_believed(path: Path) -> None:
+    ledger = reopened(path)
+    for name in "abc":
+        ledger.put(note(name))
+    ledger.close()
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = lines[2].replace(b'"b"', b'"x"')
+    path.write_bytes(b"\n".join(lines))
+    again = reopened(path)
+    assert [each.key.endpoint for each in again] == ["a"]
+    again.close()
+
+
+def test_another_boot_is_noticed_once(path: Path) -> None:
+    ledger = reopened(path)
+    ledger.put(note("a"))
+    ledger.close()
+    after = reopened(path, boot="boot-2")
+    assert after.rebooted
+    assert [each.key.endpoint for each in after] == ["a"]
+    after.close()
+    later = reopened(path, boot="boot-2")
+    assert not later.rebooted
+    later.close()
+
+
+def test_a_second_agent_is_kept_out(path: Path) -> None:
+    ledger = reopened(path)
+    with pytest.raises(Unavailable, match="another agent"):
+        reopened(path)
+    ledger.close()
+    reopened(path).close()
+
+
+def test_the_file_does_not_grow_for_ever(path: Path) -> None:
+    ledger = reopened(path)
+    for _ in range(REWRITE_AFTER):
+        ledger.put(note("a"))
+        ledger.forget(note("a").key)
+    ledger.put(note("kept"))
+    size = path.stat().st_size
+    ledger.close()
+    assert size < 3 * REWRITE_AFTER * 200
+    again = reopened(path)
+    assert [each.key.endpoint for each in again] == ["kept"]
+    again.close()
+
+
+def test_only_its_owner_can_read_it(path: Path) -> None:
+    ledger = reopened(path)
+    ledger.put(note("a"))
+    ledger.close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_one_container_may_have_several_interfaces(path: Path) -> None:
+    """C-049: the handle is container and interface together."""
+    ledger = reopened(path)
+    ledger.put(note("a"))
+    second = note("a-eth1", interface="eth1")
+    ledger.put(second)
+    ledger.forget(note("a").key)
+    assert ledger.find(Handle("a", "eth0")) is None
+    assert ledger.find(Handle("a-eth1", "eth1")) == second
+    ledger.close()

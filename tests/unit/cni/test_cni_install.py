@@ -1,0 +1,175 @@
+"""`weft install-cni` with the Python shim; tests/system/test_shim.py installs the other and calls both."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from weft.cni.install import ALIASES, PROGRAM, build_program, main
+from weft.cni.request import is_name
+from weft.testing.cni_lists import parse_list, parse_single
+
+NAMES = {PROGRAM, *ALIASES}
+
+
+class Machine:
+    """Folders to install into, and the command."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "bin"
+        self.conf = folder / "net.d"
+
+    def run(self, *arguments: str, shim: str = "python") -> int:
+        return main(["--bin-dir", str(self.bin), "--conf-dir", str(self.conf), "--shim", shim, *arguments])
+
+    def files(self) -> dict[str, tuple[int, int]]:
+        """Each file with its inode and time of change: nothing was written when they are the same."""
+        found = (path.lstat() for path in self.paths())
+        return {path.name: (stat.st_ino, stat.st_mtime_ns) for path, stat in zip(self.paths(), found, strict=True)}
+
+    def paths(self) -> list[Path]:
+        return sorted(path for folder in (self.bin, self.conf) if folder.exists() for path in folder.iterdir())
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_the_plugin_answers_to_four_names(machine: Machine) -> None:
+    assert machine.run() == 0
+    assert {path.name for path in machine.bin.iterdir()} == NAMES
+    assert all(os.access(path, os.X_OK) for path in machine.bin.iterdir())
+    assert (machine.bin / "contivk8s").read_bytes().startswith(b"#!/usr/bin/python3 -IS\n")
+
+
+def test_the_configuration_is_a_list_that_runtimes_can_read(machine: Machine) -> None:
+    machine.run("--network", "blue")
+    (path,) = machine.conf.iterdir()
+    network = parse_list(path.read_bytes(), folder=machine.conf)
+    assert (path.name, network.name, network.version) == ("10-weft.conflist", "blue", "1.1.0")
+    assert network.plugins[0].type == PROGRAM
+    assert {"ips", "mac", "bandwidth", "portMappings", "dns", "aliases"} <= network.plugins[0].capabilities
+    assert json.loads(path.read_bytes())["cniVersion"] == "1.0.0"
+    assert is_name(network.name)
+
+
+def test_contivs_own_configuration_can_be_had(machine: Machine) -> None:
+    """Facts 1.7."""
+    assert machine.run("--config", "contiv") == 0
+    (path,) = machine.conf.iterdir()
+    network = parse_single(path.read_bytes())
+    assert (path.name, network.name, network.version) == ("1-contiv.conf", "contiv-net", "0.3.1")
+    assert network.plugins[0].type == "contivk8s"
+
+
+def test_without_configuration_only_programs_are_installed(machine: Machine) -> None:
+    assert machine.run("--config", "none") == 0
+    assert {path.name for path in machine.paths()} == NAMES
+
+
+def test_a_second_run_changes_nothing(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.run()
+    before = machine.files()
+    capsys.readouterr()
+    assert machine.run() == 0
+    assert machine.files() == before
+    assert capsys.readouterr().out.count("unchanged") == 5
+
+
+def test_an_older_shim_of_ours_is_replaced(machine: Machine) -> None:
+    machine.run()
+    program = machine.bin / PROGRAM
+    program.write_bytes(program.read_bytes() + b"# an older one\n")
+    assert machine.run() == 0
+    assert b"an older one" not in program.read_bytes()
+
+
+def test_foreign_programs_are_not_replaced(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.bin.mkdir(parents=True)
+    (machine.bin / "contivk8s").write_text("the original")
+    (machine.bin / "kuryr-cni").symlink_to("/usr/bin/true")
+    assert machine.run() == 2
+    assert {path.name for path in machine.paths()} == {"contivk8s", "kuryr-cni"}
+    told = capsys.readouterr().err
+    assert "contivk8s" in told
+    assert "kuryr-cni" in told
+    assert machine.run("--force") == 0
+    assert (machine.bin / "contivk8s").readlink() == Path(PROGRAM)
+
+
+def test_a_foreign_configuration_is_not_replaced(machine: Machine) -> None:
+    machine.conf.mkdir(parents=True)
+    foreign = machine.conf / "10-weft.conflist"
+    foreign.write_text('{"name": "x", "plugins": [{"type": "bridge"}]}')
+    assert machine.run() == 2
+    assert machine.paths() == [foreign]
+    assert machine.run("--force") == 0
+    assert PROGRAM in foreign.read_text()
+
+
+def test_an_edited_configuration_is_kept(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.run()
+    path = machine.conf / "10-weft.conflist"
+    edited = path.read_text().replace('"weft"', '"mine"')
+    path.write_text(edited)
+    assert machine.run() == 0
+    assert path.read_text() == edited
+    assert f"kept {path}" in capsys.readouterr().out
+    machine.run("--force")
+    assert path.read_text() != edited
+
+
+def test_uninstall_removes_what_is_ours_and_only_that(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.run()
+    machine.run("--config", "contiv")
+    for path in (machine.bin / "bridge", machine.conf / "99-other.conf"):
+        path.write_text("theirs")
+    (machine.bin / "netcontiv").unlink()
+    (machine.bin / "netcontiv").write_text("theirs")
+    assert machine.run("--uninstall") == 0
+    assert {path.name for path in machine.paths()} == {"bridge", "netcontiv", "99-other.conf"}
+    assert f"kept {machine.bin / 'netcontiv'}: not ours" in capsys.readouterr().out
+    assert machine.run("--uninstall") == 0
+
+
+def test_uninstall_where_nothing_is_succeeds(machine: Machine) -> None:
+    assert machine.run("--uninstall") == 0
+
+
+def test_a_program_built_before_can_be_given(machine: Machine, tmp_path: Path) -> None:
+    built = tmp_path / "shim"
+    built.write_bytes(build_program("python", python="/usr/bin/python3"))
+    assert machine.run(shim=str(built)) == 0
+    (tmp_path / "else").write_bytes(b"\x7fELF")
+    assert machine.run(shim=str(tmp_path / "else")) == 2
+    assert machine.run(shim=str(tmp_path / "nothing")) == 2
+
+
+def test_another_python_can_be_named(machine: Machine, tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.symlink_to("/usr/bin/python3")
+    assert machine.run("--python", str(python)) == 0
+    assert (machine.bin / PROGRAM).read_bytes().startswith(f"#!{python} -IS\n".encode())
+
+
+def test_without_compiler_and_python_it_says_what_to_give(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.run("--python", str(tmp_path / "python3"), shim="auto") == 2
+    assert "give --python or --shim" in capsys.readouterr().err
+    assert machine.run(shim="c") == 2
+    assert "there is no C compiler" in capsys.readouterr().err
+    assert machine.paths() == []
+
+
+def test_without_compiler_the_python_shim_is_installed(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.run(shim="auto") == 0
+    assert (machine.bin / PROGRAM).read_bytes().startswith(b"#!")

@@ -1,0 +1,171 @@
+"""What callers ask for, in the words of containerd, podman, Mesos and the conventions."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import pytest
+
+from weft.cni.arguments import parse_arguments
+from weft.cni.documents import Document
+from weft.cni.errors import CniError, Code
+from weft.cni.result import Dns
+from weft.cni.wishes import Bandwidth, PortMapping, Wishes, parse_wishes
+
+ONE, TWO, THREE = (ip_address(f"10.1.0.{last}") for last in (1, 2, 3))
+
+
+def wishes(config: dict[str, object], args: str = "") -> Wishes:
+    return parse_wishes(Document(config), parse_arguments(args, refuse_unknown=True), network="blue")
+
+
+def refusal(config: dict[str, object], args: str = "") -> CniError:
+    with pytest.raises(CniError) as refused:
+        wishes(config, args)
+    return refused.value
+
+
+def test_nothing_asked_is_nothing_wished() -> None:
+    assert wishes({}) == Wishes(labels={}, annotations={})
+
+
+def test_containerd_writes_members_in_capitals() -> None:
+    """Facts, orchestrators 2: the exact runtimeConfig of containerd."""
+    asked = wishes(
+        {
+            "runtimeConfig": {
+                "portMappings": [
+                    {"HostPort": 18081, "ContainerPort": 8081, "Protocol": "tcp", "HostIP": "10.200.0.11"}
+                ],
+                "bandwidth": {
+                    "IngressRate": 10_000_000,
+                    "IngressBurst": 4_294_967_295,
+                    "EgressRate": 0,
+                    "EgressBurst": 0,
+                },
+                "io.kubernetes.cri.pod-annotations": {"orch/net": "green"},
+            }
+        }
+    )
+    mapping = PortMapping(host_port=18081, container_port=8081, protocol="tcp", host_address=ip_address("10.200.0.11"))
+    assert asked.port_mappings == (mapping,)
+    assert asked.bandwidth == Bandwidth(ingress_rate=10_000_000, ingress_burst=4_294_967_295)
+    assert dict(asked.annotations) == {"orch/net": "green"}
+
+
+def test_podman_writes_small_letters_and_aliases_by_network() -> None:
+    """Facts, orchestrators 2."""
+    asked = wishes(
+        {
+            "runtimeConfig": {
+                "aliases": {"blue": ["al1", "0123456789ab"], "red": ["other"]},
+                "portMappings": [{"hostPort": 80, "containerPort": 8080, "protocol": "UDP", "hostIP": ""}],
+            }
+        }
+    )
+    assert asked.aliases == ("al1", "0123456789ab")
+    assert asked.port_mappings == (PortMapping(host_port=80, container_port=8080, protocol="udp"),)
+
+
+def test_aliases_may_be_a_list() -> None:
+    """Facts 4.10."""
+    assert wishes({"runtimeConfig": {"aliases": ["web", "web_1"]}}).aliases == ("web", "web_1")
+
+
+def test_a_mapping_without_protocol_is_tcp() -> None:
+    assert wishes({"runtimeConfig": {"portMappings": [{"hostPort": 1, "containerPort": 2}]}}).port_mappings == (
+        PortMapping(host_port=1, container_port=2, protocol="tcp"),
+    )
+
+
+def test_addresses_come_from_the_strongest_source() -> None:
+    """P-45, facts 4.10: the runtime's word, then `args`, then CNI_ARGS; a prefix may follow and does not count."""
+    runtime, args = {"ips": ["10.1.0.1/24"]}, {"cni": {"ips": ["10.1.0.2"]}}
+    assert wishes({"runtimeConfig": runtime, "args": args}, "IP=10.1.0.3").addresses == (ONE,)
+    assert wishes({"args": args}, "IP=10.1.0.3").addresses == (TWO,)
+    assert wishes({}, "IP=10.1.0.3").addresses == (THREE,)
+
+
+def test_both_families_may_be_asked_for() -> None:
+    addresses = wishes({"runtimeConfig": {"ips": ["10.1.0.1", "fd00::1/64"]}}).addresses
+    assert addresses == (ONE, ip_address("fd00::1"))
+
+
+def test_the_hardware_address_comes_from_the_strongest_source() -> None:
+    """P-11."""
+    runtime, args = {"mac": "02:00:00:00:00:01"}, {"cni": {"mac": "02:00:00:00:00:02"}}
+    assert wishes({"runtimeConfig": runtime, "args": args}, "MAC=02:00:00:00:00:03").mac.endswith("1")
+    assert wishes({"args": args}, "MAC=02:00:00:00:00:03").mac.endswith("2")
+    assert wishes({}, "MAC=02:00:00:00:00:03").mac.endswith("3")
+
+
+def test_dns_of_the_runtime_beats_that_of_the_configuration() -> None:
+    written = {"nameservers": ["10.0.0.2"], "domain": "a.example"}
+    spoken = {"servers": ["10.0.0.3"], "searches": ["b.example"], "options": ["ndots:5"]}
+    assert wishes({"dns": written, "runtimeConfig": {"dns": spoken}}).dns == Dns(
+        nameservers=("10.0.0.3",), search=("b.example",), options=("ndots:5",)
+    )
+    assert wishes({"dns": written}).dns == Dns(nameservers=("10.0.0.2",), domain="a.example")
+
+
+def test_an_empty_list_of_name_servers_is_a_word_too() -> None:
+    """P-10: absent and empty differ."""
+    assert wishes({"dns": {"nameservers": []}}).dns == Dns()
+    assert wishes({"dns": {}}).dns is None
+    assert wishes({}).dns is None
+
+
+def test_labels_of_mesos_and_of_the_conventions_are_found() -> None:
+    """Facts 8.6, 4.10."""
+    listed = [{"key": "io.contiv.tenant", "value": "blue"}]
+    mesos = {"org.apache.mesos": {"network_info": {"labels": {"labels": listed}}}}
+    assert wishes({"args": mesos}).labels == {"io.contiv.tenant": "blue"}
+    assert wishes({"args": {"cni": {"labels": listed}}}).labels == {"io.contiv.tenant": "blue"}
+    assert wishes({}, "io.contiv.network=net1").labels == {"io.contiv.network": "net1"}
+
+
+def test_labels_of_the_configuration_bind() -> None:
+    config: dict[str, object] = {"labels": {"io.contiv.tenant": "blue"}}
+    assert wishes(config, "io.contiv.tenant=blue").labels == {"io.contiv.tenant": "blue"}
+    refused = refusal(config, "io.contiv.tenant=red")
+    assert refused.code == Code.BAD_CONFIG
+    assert "io.contiv.tenant" in refused.message
+    assert "red" in refused.message
+
+
+def test_a_foreign_ipam_is_refused_by_name_and_value() -> None:
+    """C-023: we are a main plugin with its own addresses; code 2 names key and value."""
+    refused = refusal({"ipam": {"type": "host-local"}})
+    assert refused.code == Code.UNSUPPORTED_FIELD
+    assert "ipam.type 'host-local'" in refused.message
+    assert wishes({"ipam": {}}) == wishes({})
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        {"portMappings": [{"hostPort": 0, "containerPort": 80}]},
+        {"portMappings": [{"hostPort": -1, "containerPort": 80}]},
+        {"portMappings": [{"hostPort": 65_536, "containerPort": 80}]},
+        {"portMappings": [{"hostPort": 80}]},
+        {"portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "icmp"}]},
+        {"portMappings": [{"hostPort": 80, "containerPort": 80, "hostIP": "here"}]},
+        {"portMappings": {}},
+        {"bandwidth": {"ingressRate": -1}},
+        {"bandwidth": {"ingressRate": 1.5}},
+        {"bandwidth": []},
+        {"ips": ["10.1.0.300"]},
+        {"ips": "10.1.0.1"},
+        {"mac": "02:00"},
+        {"mac": 7},
+        {"dns": {"servers": "10.0.0.2"}},
+        {"aliases": ["a b"]},
+        {"aliases": ["../x"]},
+        {"aliases": "web"},
+        {"io.kubernetes.cri.pod-annotations": {"a": 1}},
+        [],
+    ],
+)
+def test_what_cannot_be_read_is_code_7(runtime: object) -> None:
+    """P-51: ports of 0 and below are errors, too."""
+    assert refusal({"runtimeConfig": runtime}).code == Code.BAD_CONFIG

@@ -1,0 +1,100 @@
+"""Who is in which set, against a plain scan over everything."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from weft.domain.policy.crossing import CrossingSets
+from weft.domain.policy.index import Index
+from weft.domain.policy.rules import PodsOfNamespaces
+from weft.domain.policy.selector_index import SelectorIndex
+from weft.domain.selectors import EVERYTHING, Operator, Requirement, Selector, select
+
+KEYS, VALUES = ["a", "b", "c"], ["1", "2", "3"]
+
+
+def random_selector(rng: Random) -> Selector:
+    requirements = []
+    for _ in range(rng.randint(0, 3)):
+        operator = rng.choice(list(Operator))
+        values = tuple(rng.sample(VALUES, rng.randint(1, 2))) if operator in (Operator.IN, Operator.NOT_IN) else ()
+        requirements.append(Requirement(rng.choice(KEYS), operator, values))
+    return select(requirements)
+
+
+def random_labels(rng: Random) -> dict[str, str]:
+    return {key: rng.choice(VALUES) for key in KEYS if rng.random() < 0.6}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_selector_index_finds_what_a_scan_finds(seed: int) -> None:
+    rng = Random(seed)
+    index, known = SelectorIndex(), set[Selector]()
+    for _ in range(60):
+        selector = random_selector(rng)
+        if selector in known and rng.random() < 0.7:
+            index.discard(selector)
+            known.discard(selector)
+        else:
+            index.add(selector)
+            known.add(selector)
+        labels = random_labels(rng)
+        found = list(index.matching(labels))
+        assert len(found) == len(set(found))
+        assert set(found) == {each for each in known if each.matches(labels)}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_crossing_sets_are_those_a_scan_finds(seed: int) -> None:
+    rng = Random(seed)
+    crossing, known, namespaces = CrossingSets(), set[PodsOfNamespaces](), dict[str, dict[str, str]]()
+    for _ in range(80):
+        name, labels = rng.choice("uvw"), random_labels(rng)
+        match rng.choice(["put", "remove", "add", "add", "discard"]):
+            case "put":
+                namespaces[name] = labels
+                crossing.put_namespace(name, labels)
+            case "remove":
+                namespaces.pop(name, None)
+                crossing.remove_namespace(name)
+            case "add":
+                new = PodsOfNamespaces(random_selector(rng), random_selector(rng))
+                known.add(new)
+                crossing.add(new)
+            case "discard" if known:
+                old = rng.choice(sorted(known, key=str))
+                known.discard(old)
+                crossing.discard(old)
+        for each in "uvw":
+            home = namespaces.get(each)
+            assert set(crossing.sets_for(each, labels)) == {
+                one for one in known if home is not None and one.namespaces.matches(home) and one.pods.matches(labels)
+            }
+        for one in known:
+            assert crossing.namespaces_of(one) == {
+                each for each, home in namespaces.items() if one.namespaces.matches(home)
+            }
+
+
+def test_a_selector_that_requires_nothing_is_always_found() -> None:
+    index = SelectorIndex()
+    index.add(EVERYTHING)
+    assert list(index.matching({})) == [EVERYTHING]
+    index.discard(EVERYTHING)
+    index.discard(EVERYTHING)
+    assert not list(index.matching({}))
+
+
+def test_an_index_forgets_keys_without_values() -> None:
+    index: Index[str, int] = Index()
+    index.add("a", 1)
+    index.add("a", 1)
+    twin = index.copy()
+    index.discard("a", 1)
+    index.discard("a", 1)
+    index.discard("b", 1)
+    assert list(index) == []
+    assert index["a"] == frozenset()
+    assert twin["a"] == {1}

@@ -1,0 +1,128 @@
+"""Silent nodes are marked at once, and dead ones collected after the limit (W12)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from weft.domain import codec, collection, ipam, kinds, model
+from weft.domain.changes.endpoints import plan_publish
+from weft.domain.commits import Delete, Put
+from weft.domain.errors import Stale
+from weft.domain.ids import NodeName
+from weft.domain.planning import Plan
+from weft.testing.worlds import World, endpoint, network
+
+NODE = NodeName("n1")
+LIMIT = 3600.0
+
+
+def world_with_node(*, alive: bool = True) -> World:
+    world = World()
+    world.carry_out(Plan((), (Put(kinds.NODE.store_key(NODE), codec.encode(model.Node(name=NODE))),)))
+    if alive:
+        show(world)
+    return world
+
+
+def show(world: World) -> None:
+    """The node puts its document anew and shows itself, in one commit."""
+    node = Put(kinds.NODE.store_key(NODE), codec.encode(model.Node(name=NODE)))
+    world.carry_out(Plan((), (node, Put(kinds.alive_node(NODE), b""))))
+
+
+def fall_silent(world: World) -> None:
+    world.carry_out(Plan((), (Delete(kinds.alive_node(NODE)),)))
+
+
+def mark(world: World, now: float) -> None:
+    for name in list(collection.nodes_to_mark(world.cluster)):
+        world.carry_out(collection.plan_mark(world.reading(), name, now=now))
+
+
+def silent_since(world: World) -> float:
+    stored = world.cluster.get(kinds.NODE, NODE)
+    assert stored is not None
+    return stored.value.silent_since
+
+
+def collect(world: World, now: float) -> int:
+    """Collect all that is due; how many commits it took."""
+    count = 0
+    for name in list(collection.nodes_to_collect(world.cluster, now=now, limit=LIMIT)):
+        while (plan := collection.plan_collect(world.reading(), name, now=now, limit=LIMIT)).writes:
+            world.carry_out(plan)
+            count += 1
+    return count
+
+
+def test_silence_is_marked_when_it_begins_and_when_it_ends() -> None:
+    world = world_with_node()
+    mark(world, 100)
+    assert silent_since(world) == 0
+    fall_silent(world)
+    assert list(collection.nodes_to_mark(world.cluster)) == [NODE]
+    mark(world, 100)
+    mark(world, 200)
+    assert silent_since(world) == 100
+    show(world)
+    mark(world, 300)
+    assert silent_since(world) == 0
+
+
+def test_a_node_that_shows_itself_meanwhile_is_not_marked() -> None:
+    world = world_with_node(alive=False)
+    plan = collection.plan_mark(world.reading(), NODE, now=100)
+    show(world)
+    with pytest.raises(Stale):
+        world.carry_out(plan)
+
+
+def test_a_dead_node_is_collected_with_all_it_had() -> None:
+    """Endpoints with claims and from its blocks, the blocks, and last its own document."""
+    world = world_with_node()
+    blue = world.put(network(subnet="10.1.0.0/16"))
+    before = {key for key in world.entries if not key.startswith(("nodes/", "alive/"))}
+    for _ in range(collection.BATCH + 2):
+        reading = world.reading()
+        block, writes = ipam.take_block(reading, blue, NODE, family=4)
+        world.carry_out(reading.plan(writes))
+        for number in range(2):
+            address = str(block._replace(number=block.number + number))
+            mine = msgspec.structs.replace(endpoint(f"e{address}", address=address), host=NODE)
+            world.carry_out(plan_publish(world.reading(), mine))
+    fall_silent(world)
+    mark(world, 100)
+    assert collect(world, 100 + LIMIT) == 0
+    assert collect(world, 100.1 + LIMIT) > 3
+    assert set(world.entries) == before
+
+
+def test_endpoints_of_others_stay() -> None:
+    world = world_with_node()
+    world.put(network())
+    world.attach("other")
+    before = set(world.entries)
+    made = msgspec.structs.replace(world.attach("mine"), host=NODE)
+    world.carry_out(Plan((), (Put(kinds.ENDPOINT.store_key(*made.key), codec.encode(made)),)))
+    fall_silent(world)
+    mark(world, 100)
+    collect(world, 200 + LIMIT)
+    assert set(world.entries) == before - {"nodes/n1", "alive/nodes/n1"}
+
+
+def test_a_node_that_comes_back_keeps_what_is_left() -> None:
+    world = world_with_node(alive=False)
+    mark(world, 100)
+    plan = collection.plan_collect(world.reading(), NODE, now=200 + LIMIT, limit=LIMIT)
+    show(world)
+    with pytest.raises(Stale):
+        world.carry_out(plan)
+    assert collect(world, 200 + LIMIT) == 0
+    assert world.cluster.get(kinds.NODE, NODE) is not None
+
+
+def test_an_unknown_node_is_nothing_to_do() -> None:
+    world = World()
+    assert collection.plan_mark(world.reading(), NODE, now=1) == Plan()
+    assert collection.plan_collect(world.reading(), NODE, now=1, limit=1) == Plan()

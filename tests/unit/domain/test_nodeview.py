@@ -1,0 +1,117 @@
+"""What a node should have follows from the cluster, and from nothing else."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from weft.domain import codec, kinds, model
+from weft.domain.addresses import Address, address_hex, parse_address
+from weft.domain.cluster import Cluster
+from weft.domain.ids import EndpointId, EndpointKey, NetworkName, NodeName, StoreKey, TenantName
+from weft.domain.nodeview import Gateway, Overlay, Peer, Prefix, Remote, Space, host_end, node_view, port_of, rank
+
+BLUE = TenantName("blue")
+HERE, THERE = NodeName("here"), NodeName("there")
+NETWORK = model.Network(
+    tenant=BLUE,
+    name=NetworkName("net"),
+    encap="vxlan",
+    subnet="10.1.0.0/16",
+    gateway="10.1.0.1",
+    ipv6_subnet="2001:db8::/64",
+    tags=model.NetworkTags(vlan=1, vni=7),
+)
+
+
+def address(text: str) -> Address:
+    return parse_address(text, field="test")
+
+
+def endpoint(name: str, host: str, v4: str, v6: str = "") -> model.Endpoint:
+    return model.Endpoint(
+        tenant=BLUE,
+        network=NETWORK.name,
+        endpoint_id=EndpointId(name),
+        ip_address=v4,
+        ipv6_address=v6,
+        mac_address="02:02:00:00:00:01",
+        host=host,
+    )
+
+
+def cluster_of(*endpoints: model.Endpoint, blocks: dict[str, str] | None = None) -> Cluster:
+    cluster = Cluster()
+    for node, vtep in ((HERE, "192.0.2.1"), (THERE, "192.0.2.2")):
+        cluster.put(kinds.NODE.store_key(node), codec.encode(model.Node(name=node, vtep_ip=vtep)), 1)
+    cluster.put(kinds.NETWORK.store_key(BLUE, NETWORK.name), codec.encode(NETWORK), 1)
+    for each in endpoints:
+        cluster.put(kinds.ENDPOINT.store_key(*each.key), codec.encode(each), 1)
+    for first, owner in (blocks or {}).items():
+        key = StoreKey(kinds.blocks_of(BLUE, NETWORK.name) + address_hex(address(first)))
+        cluster.put(key, codec.encode(model.Block(owner=owner)), 1)
+    assert not cluster.faults
+    return cluster
+
+
+def test_a_node_without_workloads_has_nothing() -> None:
+    assert node_view(cluster_of(endpoint("e", THERE, "10.1.0.5")), HERE, ()) == frozenset()
+
+
+def test_a_remote_endpoint_is_a_route_to_each_of_its_addresses() -> None:
+    cluster = cluster_of(endpoint("e", THERE, "10.1.0.5", "2001:db8::5"))
+    assert node_view(cluster, HERE, [BLUE]) == {
+        Space(BLUE),
+        Gateway(BLUE, address("10.1.0.1")),
+        Overlay(BLUE, 7),
+        Peer(BLUE, 7, "192.0.2.2"),
+        Remote(BLUE, Prefix(4, address("10.1.0.5").number, 32), 7, "192.0.2.2"),
+        Remote(BLUE, Prefix(6, address("2001:db8::5").number, 128), 7, "192.0.2.2"),
+    }
+
+
+def test_a_nodes_block_is_one_route_whatever_is_in_it() -> None:
+    members = [endpoint(f"e{number}", THERE, f"10.1.255.{192 + number}") for number in range(3)]
+    view = node_view(cluster_of(*members, blocks={"10.1.255.192": THERE}), HERE, [BLUE])
+    assert [part for part in view if isinstance(part, Remote)] == [
+        Remote(BLUE, Prefix(4, address("10.1.255.192").number, 26), 7, "192.0.2.2")
+    ]
+
+
+def test_an_address_in_another_nodes_block_has_a_route_of_its_own() -> None:
+    """It was given out before the block changed hands, or by an operator: the longer prefix wins."""
+    stray = endpoint("e", THERE, "10.1.255.200")
+    view = node_view(cluster_of(stray, blocks={"10.1.255.192": HERE}), HERE, [BLUE])
+    assert Remote(BLUE, Prefix(4, address("10.1.255.200").number, 32), 7, "192.0.2.2") in view
+
+
+def test_our_own_endpoints_and_blocks_are_no_remotes() -> None:
+    view = node_view(cluster_of(endpoint("e", HERE, "10.1.0.5"), blocks={"10.1.255.192": HERE}), HERE, [BLUE])
+    assert not [part for part in view if isinstance(part, Remote)]
+    assert Overlay(BLUE, 7) in view, "others must reach what is here"
+
+
+def test_a_network_that_nobody_uses_costs_nothing() -> None:
+    assert node_view(cluster_of(), HERE, [BLUE]) == {Space(BLUE), Gateway(BLUE, address("10.1.0.1"))}
+
+
+def test_a_node_without_tunnel_address_is_reached_by_nobody() -> None:
+    cluster = cluster_of(endpoint("e", THERE, "10.1.0.5"))
+    cluster.put(kinds.NODE.store_key(THERE), codec.encode(model.Node(name=THERE)), 2)
+    assert not [part for part in node_view(cluster, HERE, [BLUE]) if isinstance(part, Peer | Remote)]
+
+
+@pytest.mark.parametrize("name", ["e", "x" * 200, "a-b"])
+def test_host_ends_fit_into_a_device_name_and_differ(name: str) -> None:
+    """R6, W36: long names are no trouble, equal ones in two tenants do not meet."""
+    key = EndpointKey(BLUE, NETWORK.name, EndpointId(name))
+    assert len(host_end(key)) <= 15
+    assert host_end(key) != host_end(key._replace(tenant=TenantName("red")))
+
+
+def test_a_port_is_known_by_its_addresses_and_mac() -> None:
+    one = endpoint("e", HERE, "10.1.0.5", "2001:db8::5")
+    port = port_of(one)
+    assert port.addresses == (address("10.1.0.5"), address("2001:db8::5"))
+    assert port != port_of(msgspec.structs.replace(one, mac_address="02:02:00:00:00:02"))
+    assert rank(port) > rank(Space(BLUE))

@@ -1,0 +1,54 @@
+"""A decision holds only if what it saw is still so."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.domain import codec, kinds, model
+from weft.domain.commits import NEVER, At, Put, Quiet
+from weft.domain.errors import Invalid
+from weft.domain.ids import TenantName
+from weft.domain.planning import Plan, holder_of, put, put_claim
+from weft.testing.worlds import World, network, service
+
+
+def test_what_was_looked_at_is_compared() -> None:
+    world = World()
+    reading = world.reading()
+    assert reading.get(kinds.TENANT, "default") is not None
+    assert reading.get(kinds.TENANT, "none") is None
+    assert list(reading.all(kinds.NETWORK, "default")) == []
+    plan = reading.plan([put(kinds.TENANT, model.Tenant(name=TenantName("t1")))])
+    assert set(plan.compares) == {
+        At(kinds.TENANT.store_key("default"), world.revision),
+        At(kinds.TENANT.store_key("none"), NEVER),
+        Quiet(kinds.NETWORK.store_prefix("default"), world.revision),
+    }
+
+
+def test_a_reference_must_exist() -> None:
+    reading = World().reading()
+    assert reading.require(kinds.TENANT, "default", field="tenantName").name == "default"
+    with pytest.raises(Invalid, match="'none' does not exist") as caught:
+        reading.require(kinds.TENANT, "none", field="tenantName")
+    assert caught.value.field == "tenantName"
+
+
+def test_looking_twice_compares_once() -> None:
+    world = World()
+    reading = world.reading()
+    for _ in range(2):
+        reading.get(kinds.TENANT, "default")
+    assert len(reading.plan([]).compares) == 1
+
+
+def test_holders_are_named_by_kind_and_key() -> None:
+    assert holder_of(kinds.NETWORK, network()) == "network:default:blue"
+    assert holder_of(kinds.SERVICE, service()) == "serviceLB:default:s"
+    claim = put_claim(kinds.TENANT.store_key("x"), "network:default:blue")
+    assert isinstance(claim, Put)
+    assert codec.decode(model.Claim, claim.value).holder == "network:default:blue"
+
+
+def test_nothing_to_do_is_an_empty_plan() -> None:
+    assert Plan() == Plan((), ())

@@ -1,0 +1,196 @@
+"""Who may call the store's server, and what it makes of bad requests."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import ssl
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from weft.adapters.stores.memory import open_store
+from weft.adapters.stores.remote import open_store as open_remote
+from weft.domain.errors import Denied, Invalid, Unavailable
+from weft.domain.ids import StoreKey
+from weft.master.store_server import MAX_BODY, serving_store
+from weft.ports.store import At, Put, Quiet, Store
+from weft.runtime import failover
+from weft.runtime import store_wire as wire
+from weft.runtime.http import server_tls
+from weft.runtime.mirror import EVERYTHING
+from weft.testing.certificates import Authority
+from weft.testing.processes import free_port
+from weft.testing.waiting import soon
+
+STATUS = StoreKey("status/nodes/node-1/x")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover, "PATIENCE", 1.0)
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    async with open_store() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def unix(store: Store, tmp_path: Path) -> AsyncIterator[Path]:
+    path = tmp_path / "store.sock"
+    async with serving_store(store, unix=path):
+        yield path
+
+
+async def post(unix: Path, call: str, body: bytes, *, node: str | None = "node-1") -> tuple[int, wire.Fault | None]:
+    headers = {} if node is None else {wire.NODE_HEADER: node}
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(unix)), headers=headers) as session,
+        session.post(f"http://weft{wire.PREFIX}/{call}", data=io.BytesIO(body)) as answer,
+    ):
+        data = await answer.read()
+        return answer.status, None if answer.status == 200 else msgspec.msgpack.decode(data, type=wire.Fault)
+
+
+class TestSocket:
+    def test_only_our_user_may_open_it(self, unix: Path) -> None:
+        status = unix.stat()
+        assert stat.S_IMODE(status.st_mode) == 0o600
+        assert status.st_uid == os.geteuid()
+
+    async def test_a_caller_must_name_its_node(self, unix: Path) -> None:
+        for name in (None, "", "no name", "a/b", "../x", "x" * 300):
+            status, fault = await post(unix, "list", wire.encode(wire.KeyRequest(EVERYTHING)), node=name)
+            assert status == 403
+            assert fault is not None
+            assert fault.code == "denied"
+
+    async def test_it_takes_the_place_of_a_dead_servers(self, store: Store, tmp_path: Path) -> None:
+        path = tmp_path / "store.sock"
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+        async with serving_store(store, unix=path), open_remote([f"unix:{path}"], node="node-1") as remote:
+            await remote.commit([], [Put(STATUS, b"")])
+        assert not path.exists()
+
+    async def test_a_socket_that_cannot_be_made_is_reported(self, store: Store, tmp_path: Path) -> None:
+        with pytest.raises(Unavailable):
+            async with serving_store(store, unix=tmp_path / "absent" / "store.sock"):
+                pass
+
+
+class TestTls:
+    @pytest.fixture
+    def authority(self, tmp_path: Path) -> Authority:
+        return Authority(tmp_path / "ours")
+
+    @pytest.fixture
+    async def endpoint(self, store: Store, authority: Authority) -> AsyncIterator[str]:
+        server, port = authority.issue("server", subject="/CN=master"), free_port()
+        tls = server_tls(server.cert, server.key, client_ca=authority.ca)
+        async with serving_store(store, addresses=(("127.0.0.1", port),), tls=tls):
+            yield f"https://127.0.0.1:{port}"
+
+    async def test_the_certificate_says_who_calls_whatever_the_header(
+        self, endpoint: str, authority: Authority
+    ) -> None:
+        files = authority.issue("node", subject="/O=weft/CN=node-1")
+        async with open_remote(
+            [endpoint], node="node-2", ca=str(files.ca), cert=str(files.cert), key=str(files.key)
+        ) as remote:
+            await remote.commit([], [Put(STATUS, b"")])
+            with pytest.raises(Denied):
+                await remote.commit([], [Put(StoreKey("status/nodes/node-2/x"), b"")])
+
+    async def test_a_certificate_without_a_name_is_denied(self, endpoint: str, authority: Authority) -> None:
+        files = authority.issue("node", subject="/O=weft")
+        async with open_remote(
+            [endpoint], node="node-1", ca=str(files.ca), cert=str(files.cert), key=str(files.key)
+        ) as remote:
+            with pytest.raises(Denied):
+                await remote.list(EVERYTHING)
+            with pytest.raises(Denied):
+                await soon(anext(remote.watch(EVERYTHING, 1)))
+
+    async def test_a_certificate_of_another_authority_is_not_let_in(
+        self, endpoint: str, authority: Authority, tmp_path: Path
+    ) -> None:
+        foreign = Authority(tmp_path / "foreign").issue("node", subject="/CN=node-1")
+        async with open_remote(
+            [endpoint], node="node-1", ca=str(authority.ca), cert=str(foreign.cert), key=str(foreign.key)
+        ) as remote:
+            with pytest.raises(Unavailable):
+                await remote.list(EVERYTHING)
+
+    async def test_a_server_of_another_authority_is_not_trusted(
+        self, endpoint: str, authority: Authority, tmp_path: Path
+    ) -> None:
+        files, foreign = authority.issue("node", subject="/CN=node-1"), Authority(tmp_path / "foreign")
+        async with open_remote(
+            [endpoint], node="node-1", ca=str(foreign.ca), cert=str(files.cert), key=str(files.key)
+        ) as remote:
+            with pytest.raises(Unavailable):
+                await remote.list(EVERYTHING)
+
+    async def test_without_client_certificates_nothing_is_served(self, store: Store, authority: Authority) -> None:
+        server = authority.issue("server", subject="/CN=master")
+        lax: list[ssl.SSLContext | None] = [None, server_tls(server.cert, server.key)]
+        for tls in lax:
+            with pytest.raises(Invalid):
+                async with serving_store(store, addresses=(("127.0.0.1", free_port()),), tls=tls):
+                    pass
+
+
+class TestBadRequests:
+    @pytest.mark.parametrize("call", ["read", "list", "commit", "watch", "grant", "keep-alive", "revoke"])
+    @pytest.mark.parametrize("body", [b"", b"\xc1", b"hello", wire.encode({"nonsense": 1}), wire.encode([1, 2])])
+    async def test_what_cannot_be_read_is_malformed(self, unix: Path, call: str, body: bytes) -> None:
+        status, fault = await post(unix, call, body)
+        assert status == 400
+        assert fault is not None
+        assert fault.code == "malformed"
+
+    @pytest.mark.parametrize("key", ["x" * 2000, "a\nb", "\x00", "ä", "a\x7f"])
+    async def test_odd_keys_are_invalid(self, unix: Path, key: str) -> None:
+        requests = {
+            "read": wire.KeyRequest(StoreKey(key)),
+            "list": wire.KeyRequest(StoreKey(key)),
+            "watch": wire.WatchRequest(StoreKey(key), 1),
+            "commit": wire.CommitRequest((), (Put(StoreKey(f"status/nodes/node-1/{key}"), b""),)),
+        }
+        for call, request in requests.items():
+            status, fault = await post(unix, call, wire.encode(request))
+            assert (call, status) == (call, 422)
+            assert fault is not None
+            assert fault.field == "key"
+
+    @pytest.mark.parametrize("revision", [-1, 2**63, 2**64 - 1])
+    async def test_odd_revisions_are_invalid(self, unix: Path, revision: int) -> None:
+        for call, request in (
+            ("watch", wire.WatchRequest(STATUS, revision)),
+            ("commit", wire.CommitRequest((At(STATUS, revision),), ())),
+            ("commit", wire.CommitRequest((Quiet(STATUS, revision),), ())),
+        ):
+            status, _ = await post(unix, call, wire.encode(request))
+            assert status == 422
+
+    @pytest.mark.parametrize("ttl", [0.0, -1.0, 1e9, float("inf"), float("nan")])
+    async def test_odd_leases_are_invalid(self, unix: Path, ttl: float) -> None:
+        status, _ = await post(unix, "grant", wire.encode(wire.GrantRequest(ttl)))
+        assert status == 422
+
+    async def test_a_huge_body_is_refused(self, unix: Path) -> None:
+        request = wire.CommitRequest((), (Put(STATUS, bytes(MAX_BODY)),))
+        status, _ = await post(unix, "commit", wire.encode(request))
+        assert status == 413
+
+    async def test_an_unknown_call_is_refused(self, unix: Path) -> None:
+        status, _ = await post(unix, "drop-everything", b"")
+        assert status == 404
