@@ -11,7 +11,7 @@ from typing import ClassVar, cast
 
 from weft.domain.addresses import Address
 from weft.domain.errors import Unavailable
-from weft.ports.datapath import Datapath
+from weft.ports.datapath import Datapath, DatapathTools
 from weft.ports.store import Store
 
 
@@ -70,6 +70,11 @@ def open_datapath(name: str, *, directory: Path, vtep: Address, vxlan_port: int)
     """The datapath of that name; opened when it is entered, on the thread that is to use it."""
     opened = _find("weft.datapaths", name)(directory=directory, vtep=vtep, vxlan_port=vxlan_port)
     return cast("AbstractContextManager[Datapath]", opened)
+
+
+def datapath_tools(name: str) -> DatapathTools:
+    """What the datapath of that name offers without being opened."""
+    return cast("DatapathTools", _find("weft.datapaths", name))
 
 
 def _find(group: str, name: str) -> Callable[..., object]:

@@ -38,7 +38,7 @@ async def test_a_client_is_killed(etcd: Etcd, root: str, tmp_path: Path, kills: 
     async with open_store(etcd.endpoints, root=root) as store, besieged(store, prefix="siege/", writers="a") as siege:
         for _ in range(kills):
             with stress_process(settings, ("siege/x", "siege/y"), log=tmp_path / "log") as child:
-                said = [child.read_line() for _ in range(3)]
+                said = [await child.next_line() for _ in range(3)]
                 await asyncio.sleep(random.uniform(0, 0.05))
                 child.kill()
                 said += child.read_rest()

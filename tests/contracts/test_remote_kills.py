@@ -32,11 +32,13 @@ async def test_the_server_is_killed(tmp_path: Path, kills: int) -> None:
     file, socket, log = tmp_path / "store.db", tmp_path / "store.sock", tmp_path / "log"
     with ExitStack() as ending:
         server = ending.enter_context(serving_process(file, socket, log=log))
+        assert await server.next_line() == "serving"
         async with open_store([f"unix:{socket}"], node=NODE) as store, besieged(store, prefix=SIEGE) as siege:
             for _ in range(kills):
                 await asyncio.sleep(random.uniform(0, 0.05))
                 server.kill()
                 server = ending.enter_context(serving_process(file, socket, log=log))
+                assert await server.next_line() == "serving"
                 await siege.goes_on()
 
 
@@ -52,7 +54,7 @@ async def test_a_client_is_killed(tmp_path: Path, kills: int) -> None:
     ):
         for _ in range(kills):
             with stress_process(settings, (f"{SIEGE}x", f"{SIEGE}y"), log=tmp_path / "log") as child:
-                said = [await asyncio.to_thread(child.read_line) for _ in range(3)]
+                said = [await child.next_line() for _ in range(3)]
                 await asyncio.sleep(random.uniform(0, 0.05))
                 child.kill()
                 said += child.read_rest()

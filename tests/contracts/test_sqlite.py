@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
+import signal
+import stat
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from weft.adapters.stores.sqlite import open_store
-from weft.ports.store import Store
-from weft.testing.contracts import CompactionContract, StoreContract
+from weft.domain.errors import Unavailable
+from weft.domain.ids import StoreKey
+from weft.ports.store import At, Delete, Event, Put, Revision, Store
+from weft.runtime.mirror import EVERYTHING
+from weft.testing.contracts import CompactionContract, StoreContract, take
+from weft.testing.waiting import soon
+
+A, B = StoreKey("a"), StoreKey("b")
 
 
 @pytest.fixture
@@ -30,3 +41,106 @@ class TestSqlite(StoreContract):
 
 class TestSqliteCompaction(CompactionContract):
     pass
+
+
+class TestFile:
+    """The file outlives the process, belongs to one at a time, and is never harmed."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / "store.db"
+
+    async def filled(self, path: Path) -> Revision:
+        async with open_store(path) as store:
+            await store.commit([], [Put(A, b"1"), Put(B, b"2")])
+            return await store.commit([], [Delete(B)])
+
+    async def test_everything_survives_closing(self, path: Path) -> None:
+        revision = await self.filled(path)
+        async with open_store(path) as store:
+            listing = await store.list(EVERYTHING)
+            assert [entry.key for entry in listing.entries] == [A]
+            assert listing.revision == revision
+            async with aclosing(store.watch(EVERYTHING, 1)) as changes:
+                assert [len(change.events) for change in await take(changes, 2)] == [2, 1]
+            assert await store.commit([], [Put(B, b"")]) > revision
+
+    async def test_a_revision_is_not_used_again_after_compaction_and_closing(self, path: Path) -> None:
+        async with open_store(path, history=1) as store:
+            for _ in range(10):
+                revision = await store.commit([], [Put(A, b"")])
+            await store.commit([], [Delete(A)])
+        async with open_store(path, history=1) as store:
+            assert (await store.list(EVERYTHING)).revision == revision + 1
+            assert await store.commit([], [Put(A, b"")]) == revision + 2
+
+    async def test_history_older_than_memory_is_read_from_the_file(self, path: Path) -> None:
+        async with open_store(path) as store:
+            for _ in range(30):
+                await asyncio.gather(*(store.commit([], [Put(StoreKey(f"{n}"), b"")]) for n in range(50)))
+        async with open_store(path) as store, aclosing(store.watch(EVERYTHING, 1)) as changes:
+            seen = await take(changes, 1_500)
+            assert [change.revision for change in seen] == list(range(2, 1_502))
+            revision = await store.commit([], [Put(A, b"")])
+            assert (await take(changes, 1))[0].revision == revision
+
+    async def test_leases_start_anew_when_the_file_is_opened(self, path: Path) -> None:
+        async with open_store(path) as store:
+            short, long = await store.grant(1.0), await store.grant(3600.0)
+            await store.commit([], [Put(A, b"", short), Put(B, b"", long)])
+        async with open_store(path) as store:
+            listing = await store.list(EVERYTHING)
+            assert {entry.key for entry in listing.entries} == {A, B}
+            async with aclosing(store.watch(EVERYTHING, listing.revision)) as changes:
+                assert (await take(changes, 1))[0].events == (Event(A, None),)
+            await store.keep_alive(long)
+            await store.revoke(long)
+            assert await store.read(B) is None
+
+    async def test_only_one_opens_it(self, path: Path) -> None:
+        async with open_store(path) as store:
+            with pytest.raises(Unavailable, match=str(path)):
+                async with open_store(path):
+                    pass
+            await store.commit([], [Put(A, b"")])
+        async with open_store(path) as store:
+            assert await store.read(A) is not None
+
+    def test_only_our_user_may_read_it(self, path: Path) -> None:
+        asyncio.run(self.filled(path))
+        assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
+
+    async def test_a_store_that_is_closed_says_so(self, path: Path) -> None:
+        store = open_store(path)
+        with pytest.raises(Unavailable):
+            await store.read(A)
+        async with store:
+            watch = store.watch(EVERYTHING, 1)
+            waiting = asyncio.create_task(anext(watch))
+            await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await soon(waiting)
+        with pytest.raises(Unavailable):
+            await store.commit([], [Put(A, b"")])
+
+    async def test_a_file_that_cannot_be_made_is_reported(self, tmp_path: Path) -> None:
+        path = tmp_path / "absent" / "store.db"
+        with pytest.raises(Unavailable, match=str(path)):
+            async with open_store(path):
+                pass
+
+    async def test_a_full_disk_fails_the_commit_and_nothing_else(self, path: Path) -> None:
+        async with open_store(path) as store:
+            kept = await store.commit([], [Put(A, b"1")])
+            hard, soft = resource.RLIM_INFINITY, 200_000
+            old = resource.getrlimit(resource.RLIMIT_FSIZE)
+            previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            try:
+                with pytest.raises(Unavailable, match=str(path)):
+                    await store.commit([], [Put(B, bytes(1_000_000))])
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, old)
+                signal.signal(signal.SIGXFSZ, previous)
+            assert await store.read(B) is None
+            assert await store.commit([At(A, kept)], [Put(B, b"2")]) == kept + 1

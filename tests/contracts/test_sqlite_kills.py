@@ -27,7 +27,7 @@ async def killed_run(settings: SqliteStoreSettings, chance: random.Random, log: 
     said = []
     with stress_process(settings, WRITERS, log=log) as child:
         while True:
-            said.append(child.read_line())
+            said.append(await child.next_line())
             if said[-1] == last_words or (last_words == "commit" and len(said) > 2):
                 break
         await asyncio.sleep(chance.uniform(0, longest))
@@ -64,7 +64,7 @@ async def test_a_process_killed_while_it_creates_the_file_leaves_one_that_can_be
     for n in range(10):
         settings = SqliteStoreSettings(path=str(tmp_path / f"{n}.db"), history=HISTORY)
         with stress_process(settings, WRITERS, log=tmp_path / "log") as child:
-            assert child.read_line() == "opening"
+            assert await child.next_line() == "opening"
             await asyncio.sleep(random.uniform(0, 0.02))
             child.kill()
             acknowledged = [Commit.parse(line) for line in child.read_rest() if line != "open"]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from weft import __version__
+from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds
 from weft.domain.ids import StoreKey
 from weft.drivers import MemoryStoreSettings, open_store
-from weft.ports.store import Put
+from weft.ports.store import Compare, Put, Revision, Write
+from weft.runtime.backoff import Backoff
 from weft.testing.masters import API, Rest, running_master
+from weft.testing.waiting import DEADLINE, soon
 
 BLUE = {"tenantName": "default", "networkName": "blue", "encap": "vxlan", "subnet": "10.1.1.0/24"}
 
@@ -306,3 +310,31 @@ async def test_a_stored_document_that_cannot_be_read_is_shown_and_does_no_harm()
         assert [each["key"] for each in (await rest.get("tenants")).accepted()] == ["default", "t1"]
         (await rest.get("tenants", "odd")).refused(404)
         assert "tenants/t1" in await rest.state()
+
+
+class Hesitant(MemoryStore):
+    """A store that does not finish the first start before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = asyncio.Event()
+
+    async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
+        if any(isinstance(write, Put) and write.key == "globals/global" for write in writes):
+            await self.go_on.wait()
+        return await super().commit(compares, writes)
+
+
+async def test_a_request_that_comes_before_the_leader_is_prepared_is_answered_when_it_is() -> None:
+    async with Hesitant() as store, running_master(store=store, ready=False) as rest:
+        early = asyncio.create_task(rest.put("tenants", tenantName="t1"))
+        await until_reason(rest, "not prepared")
+        store.go_on.set()
+        (await soon(early)).accepted()
+
+
+async def until_reason(rest: Rest, text: str) -> None:
+    """Return when /readyz gives a reason with this text."""
+    backoff = Backoff(first=0.002, cap=0.05, within=DEADLINE)
+    while text not in str((await rest.send("GET", "/readyz")).body):
+        await backoff.pause()

@@ -22,8 +22,8 @@ from weft.cni.result import encode_result
 from weft.cni.versions import encode_versions
 from weft.domain import ipam, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.errors import Invalid, WeftError
-from weft.domain.ids import check_endpoint_id
+from weft.domain.errors import Invalid, NotFound, WeftError
+from weft.domain.ids import EndpointKey, check_endpoint_id
 from weft.domain.nodeview import addresses_of, port_of
 from weft.ports.datapath import WiredAddress, Wiring
 
@@ -138,6 +138,16 @@ class Attachments:
             self._journal.change(note.key, stage=Stage.LEAVING)
             await self._kernel.call(lambda datapath: datapath.unplug(wiring))
         await self._holdings.detach(note.key)
+
+    async def reclaim(self, endpoint_id: str) -> EndpointKey:
+        """Take off an attachment of this node at an operator's word, as DEL would; `NotFound` when there is none."""
+        found = next((note for note in self._journal if endpoint_id in (note.endpoint.endpoint_id, str(note.key))), None)
+        if found is None:
+            raise NotFound(f"endpoint {endpoint_id[:200]!r} is not on this node")
+        async with self._turns[found.handle.container]:
+            if (note := self._journal.get(found.key)) is not None:
+                await self.remove(note)
+        return found.key
 
     async def _check(self, request: cni.Check) -> None:
         note = self._journal.find(Handle(*request.attachment))

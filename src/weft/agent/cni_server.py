@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +15,7 @@ from weft.cni.wire import HEADER_SIZE, Answer, Call, Unreadable, body_size, deco
 from weft.domain.errors import (
     Conflict,
     DatapathFault,
+    Denied,
     Exhausted,
     Invalid,
     Malformed,
@@ -26,6 +24,7 @@ from weft.domain.errors import (
     WeftError,
 )
 from weft.runtime.logs import Log
+from weft.runtime.unix import check_caller, listen_privately
 
 log = Log("cni")
 
@@ -33,6 +32,8 @@ READ_WITHIN_S = 30.0
 """How long a caller may take to say what it wants."""
 
 Serve = Callable[[Request], Awaitable[bytes]]
+Observe = Callable[[str, str, float], None]
+"""Told of each call: its verb, the code of its refusal or `done`, and how many seconds it took."""
 
 _CODES: tuple[tuple[type[WeftError], Code], ...] = (
     (Exhausted, Code.EXHAUSTED),
@@ -53,14 +54,14 @@ def cni_error(error: WeftError) -> CniError:
 
 
 @asynccontextmanager
-async def cni_server(path: Path, serve: Serve) -> AsyncIterator[None]:
+async def cni_server(path: Path, serve: Serve, observe: Observe) -> AsyncIterator[None]:
     """Serve requests while the block runs."""
-    listener = _bind(path)
+    listener = listen_privately(path)
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await _converse(reader, writer, serve)
-        except (OSError, asyncio.IncompleteReadError, Unreadable) as error:
+            await _converse(reader, writer, serve=serve, observe=observe)
+        except (OSError, asyncio.IncompleteReadError, Unreadable, Denied) as error:
             log.warning("caller lost", reason=str(error))
         finally:
             writer.close()
@@ -70,61 +71,42 @@ async def cni_server(path: Path, serve: Serve) -> AsyncIterator[None]:
         yield
 
 
-def _bind(path: Path) -> socket.socket:
-    """A socket that only root can connect to, in the place of one that a dead agent left."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(mask)
-    return listener
-
-
-async def _converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, serve: Serve) -> None:
-    peer = writer.get_extra_info("socket")
-    _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if uid not in {0, os.getuid()}:
-        log.warning("caller refused", uid=uid)
-        return
+async def _converse(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, serve: Serve, observe: Observe
+) -> None:
+    check_caller(writer.get_extra_info("socket"))
     async with asyncio.timeout(READ_WITHIN_S):
         body = await reader.readexactly(body_size(await reader.readexactly(HEADER_SIZE)))
     call = decode_call(body)
-    writer.write(encode_answer(await _answer(call, serve)))
+    writer.write(encode_answer(await _answer(call, serve=serve, observe=observe)))
     await writer.drain()
 
 
-async def _answer(call: Call, serve: Serve) -> Answer:
+async def _answer(call: Call, *, serve: Serve, observe: Observe) -> Answer:
     began = perf_counter()
-    outcome = "done"
+    refusal: CniError | None = None
     try:
         async with asyncio.timeout(call.deadline):
             return Answer(exit_code=0, stdout=await serve(parse_request(call.environment, call.stdin)))
     except CniError as error:
-        outcome = error.message
-        return _refusal(error, call)
+        refusal = error
     except WeftError as error:
-        outcome = error.message
-        return _refusal(cni_error(error), call)
+        refusal = cni_error(error)
     except TimeoutError:
-        outcome = "too late"
-        return _refusal(CniError(Code.TRY_LATER, "the agent did not finish in time: try again"), call)
+        refusal = CniError(Code.TRY_LATER, "the agent did not finish in time: try again")
     except Exception:  # the outermost loop of a request: told in the log, not to the caller
-        outcome = "internal error"
         log.failure("request failed")
-        return _refusal(CniError(Code.FAILED, "internal error: see the log of netplugin"), call)
+        refusal = CniError(Code.FAILED, "internal error: see the log of netplugin")
     finally:
+        took = perf_counter() - began
+        command = call.environment.get("CNI_COMMAND", "")[:16]
+        observe(command, str(int(refusal.code)) if refusal else "done", took)
         log.info(
             "cni call",
-            command=call.environment.get("CNI_COMMAND", ""),
+            command=command,
             container=call.environment.get("CNI_CONTAINERID", "")[:64],
             interface=call.environment.get("CNI_IFNAME", "")[:16],
-            outcome=outcome,
-            took_ms=round((perf_counter() - began) * 1000, 1),
+            outcome=refusal.message if refusal else "done",
+            took_ms=round(took * 1000, 1),
         )
-
-
-def _refusal(error: CniError, call: Call) -> Answer:
-    return Answer(exit_code=1, stdout=error.encode(version=answer_version(call.stdin)))
+    return Answer(exit_code=1, stdout=refusal.encode(version=answer_version(call.stdin)))

@@ -15,6 +15,7 @@ from weft.agent.holdings import Holdings
 from weft.agent.journal import Stage
 from weft.agent.kernel import Kernel, kernel_thread
 from weft.agent.ledger import Ledger, read_boot_id
+from weft.agent.metrics import Metrics
 from weft.agent.reconcile import Reconciler
 from weft.agent.settings import AgentSettings, read_agent_settings
 from weft.domain import model
@@ -70,12 +71,13 @@ class Agent:
             reconciler=self._reconciler,
             mtu=mtu,
         )
+        self._metrics = Metrics()
         self._settings = settings
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until told to stop. DEL and CHECK are served at once, ADD when the node is restored."""
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(cni_server(self._settings.cni_socket, self._attachments.serve))
+            await stack.enter_async_context(cni_server(self._settings.cni_socket, self._attachments.serve, self._metrics.observe))
             for work, name in (
                 (self._mirror.run(), "mirror"),
                 (self._holdings.run(), "holdings"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 from weft.agent.journal import Journal, Stage
 from weft.agent.kernel import Kernel
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Change, Listing
+from weft.domain.commits import NEVER, Change, Listing, Revision
 from weft.domain.diff import Difference, diff
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName, TenantName
@@ -39,13 +40,27 @@ class Reconciler:
         self._all_touched = True
         self._news = asyncio.Event()
         self._turn = asyncio.Lock()
+        self._seen: Revision = NEVER
+        self.realised: Revision = NEVER
+        """The revision of the store up to which the kernel is as it should be."""
+        self.mended = 0
+        """How many deviations of the kernel were put right so far."""
+        self.fault = ""
+        """Why the datapath does not follow; empty while it does."""
+
+    @property
+    def lag(self) -> int:
+        """How many revisions of the store are known here and not carried out yet."""
+        return self._seen - self.realised
 
     def replace(self, listing: Listing) -> None:
         self._cluster.replace(listing)
+        self._seen = listing.revision
         self._touch_all()
 
     def apply(self, change: Change) -> None:
         self._cluster.apply(change)
+        self._seen = change.revision
         for event in change.events:
             folder, *parts = event.key.split("/")
             if folder == kinds.ENDPOINT.prefix:
@@ -73,13 +88,14 @@ class Reconciler:
                     await self.refresh()
                 backoff.reset()
             except DatapathFault as error:
+                self.fault = error.message
                 log.error("datapath fault", reason=error.message)
                 self._touch_all()
                 await backoff.pause()
 
     async def refresh(self) -> None:
         """Bring the datapath up to what the cluster says now, as far as it was touched."""
-        async with self._turn:
+        async with self._turn, self._realising():
             self._news.clear()
             touched, self._touched = self._touched, set()
             if self._all_touched or any(self._is_new_ground(key) for key in touched):
@@ -94,7 +110,7 @@ class Reconciler:
 
     async def converge(self) -> Findings:
         """Read everything back and mend it."""
-        async with self._turn:
+        async with self._turn, self._realising():
             self._news.clear()
             self._touched.clear()
             self._all_touched = False
@@ -102,9 +118,18 @@ class Reconciler:
             findings = await self._kernel.call(lambda datapath: datapath.converge(wanted | self._ports()))
             self._applied = wanted
             self._remember_remotes()
+            self.mended += len(findings.mended)
             for text in findings.mended:
                 log.info("mended", what=text)
             return findings
+
+    @asynccontextmanager
+    async def _realising(self) -> AsyncIterator[None]:
+        """What is known when the block begins is carried out when it ends well."""
+        seen = self._seen
+        yield
+        self.realised = seen
+        self.fault = ""
 
     async def make_room(self, tenant: TenantName, vni: int) -> None:
         """The tenant's space and the network's overlay are there when this returns; nothing to do on the usual path."""

@@ -135,16 +135,19 @@ def _compilers() -> list[str]:
 
 def _compile() -> bytes:
     """Built statically, so that it runs on any machine of the kind; without a static C library it cannot be."""
-    faults = ["there is no C compiler"]
+    fault = "there is no C compiler"
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         output = Path(folder, PROGRAM)
         for compiler in _compilers():
             command = [compiler, "-static", "-Os", "-s", "-o", str(output), str(_SOURCES / "shim.c")]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)  # noqa: S603  no shell, our own file
-            if done.returncode == 0:
+            try:
+                subprocess.run(command, capture_output=True, text=True, check=True, timeout=BUILD_SECONDS)  # noqa: S603  no shell, our own file
                 return output.read_bytes()
-            faults = [done.stderr.strip()[-500:]]
-    raise Refused(f"the C shim cannot be built: {faults[0]}")
+            except subprocess.CalledProcessError as error:
+                fault = error.stderr.strip()[-500:]
+            except (subprocess.TimeoutExpired, OSError) as error:
+                fault = str(error)
+    raise Refused(f"the C shim cannot be built: {fault}")
 
 
 def _script(python: str) -> bytes:

@@ -15,8 +15,8 @@ from weft.domain.errors import NotFound
 from weft.domain.oper import endpoint_oper
 from weft.domain.services import providers
 from weft.master.metrics import Metrics
-from weft.master.routes import Route
 from weft.runtime.http import json_response
+from weft.runtime.routes import Route
 
 
 class About:

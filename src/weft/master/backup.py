@@ -22,11 +22,11 @@ from weft.domain.errors import Conflict, Invalid, Malformed
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, StoreKey
 from weft.domain.validation import check
 from weft.master.objects import API
-from weft.master.routes import Query, Route
 from weft.ports.store import Store
 from weft.runtime.http import json_response
 from weft.runtime.logs import Log
 from weft.runtime.mirror import Mirror
+from weft.runtime.routes import Query, Route
 
 log = Log("backup")
 

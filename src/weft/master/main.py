@@ -25,7 +25,6 @@ from weft.master.metrics import Metrics
 from weft.master.objects import Objects
 from weft.master.plugin import Plugin
 from weft.master.policy import PolicyQuestions, PolicyView
-from weft.master.routes import Route
 from weft.master.server import make_app
 from weft.master.settings import MasterSettings, read_master_settings
 from weft.master.store_server import serving_store
@@ -35,6 +34,7 @@ from weft.runtime.http import server_tls, serving
 from weft.runtime.logs import Log, start_logging
 from weft.runtime.mirror import Mirror
 from weft.runtime.registry import present
+from weft.runtime.routes import Route
 from weft.runtime.settings import BadSettings, refuse
 from weft.runtime.tasks import beside
 

@@ -22,9 +22,9 @@ from weft.domain.kinds import Kind
 from weft.domain.links import Links, links_of
 from weft.domain.oper import endpoint_oper, oper_of
 from weft.master.control import Condition, ControlPlane
-from weft.master.routes import Query, Route
 from weft.ports.store import Store
 from weft.runtime.http import Handler, json_response, read_json
+from weft.runtime.routes import Query, Route
 
 API = "/api/v1"
 DECORATION = ("key", "links", "link-sets")

@@ -13,7 +13,7 @@ from weft.domain import kinds
 from weft.domain.kinds import Kind
 from weft.domain.members import MEMBERS
 from weft.master.objects import DECORATION
-from weft.master.routes import Route
+from weft.runtime.routes import Route
 
 _REF = "#/components/schemas/{name}"
 

@@ -5,17 +5,14 @@ The header is believed there because only root and our own user are let in.
 
 from __future__ import annotations
 
-import os
 import socket
-import struct
 
 from aiohttp import web
 
 from weft.domain.errors import Denied, Invalid
 from weft.domain.ids import MAX_LONG_NAME, NodeName, check_name
 from weft.runtime.store_wire import NODE_HEADER
-
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+from weft.runtime.unix import check_caller
 
 
 def node_of(request: web.Request) -> NodeName:
@@ -44,6 +41,4 @@ def check_peer(peer: socket.socket | None) -> None:
     """`Denied` unless root or our own user is at the other end of a unix socket."""
     if peer is None or peer.family != socket.AF_UNIX:
         raise Denied("nodes must come over TLS with a certificate, or over the unix socket")
-    _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    if uid not in {0, os.geteuid()}:
-        raise Denied(f"user {uid} may not use the store")
+    check_caller(peer)

@@ -14,8 +14,8 @@ from weft.domain.errors import Conflict, Invalid, Malformed, NotFound, WeftError
 from weft.domain.ids import EndpointId, EndpointKey, GroupKey, GroupName, NetworkName, TenantName, check_endpoint_id
 from weft.domain.ipam import subnet_of
 from weft.master.control import ControlPlane
-from weft.master.routes import Route
 from weft.runtime.http import JSON_TYPE, json_response
+from weft.runtime.routes import Route
 
 B = TypeVar("B", bound="Body")
 

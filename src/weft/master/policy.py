@@ -19,8 +19,8 @@ from weft.domain.policy.engine import Engine
 from weft.domain.policy.explain import Explanation, explain
 from weft.domain.policy.protocols import parse_service
 from weft.master.objects import API, read_object
-from weft.master.routes import Query, Route
 from weft.runtime.http import json_response
+from weft.runtime.routes import Query, Route
 
 _CONCERNED: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.POLICY, kinds.RULE, kinds.ENDPOINT)
 """Kinds that verdicts follow from, in an order in which nothing refers to what comes later."""

@@ -14,9 +14,9 @@ from weft.domain.kinds import Kind
 from weft.domain.members import MEMBERS
 from weft.drivers import MemoryStoreSettings, open_store
 from weft.master.main import Netmaster
-from weft.master.routes import Route
 from weft.master.settings import read_master_settings
 from weft.runtime.http import STATUSES
+from weft.runtime.routes import Route
 
 _OBJECTS = """\
 # Objects

@@ -11,8 +11,8 @@ from weft.domain.errors import Denied
 from weft.master.forward import Forwarder
 from weft.master.metrics import Metrics
 from weft.master.openapi import openapi_document
-from weft.master.routes import Route, register
 from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response
+from weft.runtime.routes import Route, register
 
 
 def make_app(routes: tuple[Route, ...], *, token: str, forwarder: Forwarder, metrics: Metrics) -> web.Application:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +23,7 @@ from weft.runtime.backoff import Backoff
 from weft.runtime.http import Handler, status_of
 from weft.runtime.logs import Log
 from weft.runtime.tasks import beside
+from weft.runtime.unix import listen_privately
 
 log = Log("store-server")
 
@@ -32,6 +31,7 @@ T = TypeVar("T")
 
 MAX_BODY = 4 << 20
 MAX_KEY = 1024
+MAX_REVISION = 2**62
 MAX_TTL = 86_400.0
 _STALLED = 30.0
 """Seconds after which a watcher that does not read is left."""
@@ -69,6 +69,8 @@ class StoreServer:
     async def _commit(self, node: NodeName, request: wire.CommitRequest) -> Revision:
         for part in (*request.compares, *request.writes):
             _checked(part.prefix if isinstance(part, Quiet | DeleteAll) else part.key)
+        for compare in request.compares:
+            _check_revision(compare.since if isinstance(compare, Quiet) else compare.revision)
         return await NodeStore(self._store, node).commit(request.compares, request.writes)
 
     async def _grant(self, node: NodeName, request: wire.GrantRequest) -> LeaseId:
@@ -86,6 +88,7 @@ class StoreServer:
         node_of(request)
         asked = await _decoded(request, wire.WatchRequest)
         prefix = _checked(asked.prefix)
+        _check_revision(asked.since)
         stream = web.StreamResponse(headers={"Content-Type": wire.MEDIA_TYPE})
         await stream.prepare(request)
         task = asyncio.current_task()
@@ -129,35 +132,18 @@ async def serving_store(
         raise Invalid("the store is served on TCP only with TLS that demands client certificates")
     runner = web.AppRunner(StoreServer(store).app(), access_log=None, handle_signals=False, shutdown_timeout=grace)
     await runner.setup()
-    with ExitStack() as undo:
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(runner.cleanup)
         try:
             if unix is not None:
-                listener = _listen_privately(unix)
+                listener = listen_privately(unix)
                 undo.callback(unix.unlink, missing_ok=True)
                 await web.SockSite(runner, listener).start()
             for host, port in addresses:
                 await web.TCPSite(runner, host, port, ssl_context=tls, reuse_address=True).start()
-            yield
         except OSError as error:
             raise Unavailable(f"the store cannot be served: {error}") from error
-        finally:
-            await runner.cleanup()
-
-
-def _listen_privately(path: Path) -> socket.socket:
-    """A socket that is never open to others, also not for a moment, and takes the place of a dead server's."""
-    newborn = path.with_name(f".{path.name}.{os.getpid()}")
-    newborn.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        listener.bind(str(newborn))
-        newborn.chmod(0o600)
-        listener.listen(128)
-        newborn.rename(path)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+        yield
 
 
 def _answering(
@@ -201,6 +187,11 @@ def _checked(key: StoreKey) -> StoreKey:
     if len(key) > MAX_KEY or not key.isascii() or not key.isprintable():
         raise Invalid(f"a key has up to {MAX_KEY} printable ASCII characters, unlike {key[:80]!r}", field="key")
     return key
+
+
+def _check_revision(revision: Revision) -> None:
+    if not 0 <= revision <= MAX_REVISION:
+        raise Invalid(f"{revision} is not a revision", field="revision")
 
 
 async def _show_life(stream: web.StreamResponse) -> None:

@@ -12,12 +12,14 @@ Contract, for every adapter:
 from __future__ import annotations
 
 from collections.abc import Set
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from weft.domain.addresses import Address
 from weft.domain.diff import Difference
+from weft.domain.ids import TenantName
 from weft.domain.nodeview import Part, Port
 
 
@@ -46,6 +48,31 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
     mended: tuple[str, ...] = ()
     missing: frozenset[Port] = frozenset()
+
+
+class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's space as it is found: host ends of workloads, other devices, and what is amiss, in words."""
+
+    tenant: TenantName
+    ports: tuple[str, ...]
+    devices: tuple[str, ...]
+    faults: tuple[str, ...] = ()
+
+
+class DatapathTools(Protocol):
+    """What a datapath offers to a person at the machine, whether an agent runs or not."""
+
+    def probe(self) -> list[str]:
+        """What this machine lacks for the datapath to work, in words. Leaves nothing behind."""
+        ...
+
+    def hazards(self) -> list[str]:
+        """What is on this machine that is not of ours and may stop our packets, in words."""
+        ...
+
+    def enter(self, directory: Path, tenant: TenantName) -> None:
+        """Move the calling thread into a tenant's space, for good; `NotFound` when it is not on this node."""
+        ...
 
 
 class Datapath(Protocol):
@@ -77,6 +104,10 @@ class Datapath(Protocol):
 
     def check(self, wiring: Wiring) -> list[str]:
         """What differs between the wiring and the kernel, in words; nothing when all is as it was made."""
+        ...
+
+    def survey(self) -> list[SpaceSurvey]:
+        """What of ours is there, as it is found and not as it was told."""
         ...
 
     def reap(self) -> None:

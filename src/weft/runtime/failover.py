@@ -91,6 +91,9 @@ class Servers:
                     return judge(answer.status, await answer.read())
             except (*_NEVER_SENT, Elsewhere) as error:
                 reason: Exception = error
+            except Unavailable:
+                self._leave(server)  # as the judge found; the next request shall have better luck
+                raise
             except _BROKEN as error:
                 if not repeatable:
                     self._leave(server)

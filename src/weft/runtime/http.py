@@ -79,7 +79,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         raise
     except Exception:  # the outermost loop of a request: told in the log, not to the caller
         log.failure("request failed", method=request.method, path=request.path)
-        return error_response(WeftError("internal error: see the log of netmaster"), status=500)
+        return error_response(WeftError("internal error: see the log"), status=500)
 
 
 def _http_error(error: web.HTTPException) -> web.Response:

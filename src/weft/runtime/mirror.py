@@ -129,6 +129,8 @@ class Mirror:
             self._sink.apply(Change(revision, tuple(fresh)))
 
     def _take_listing(self, listing: Listing) -> None:
+        if listing.revision < self.revision:
+            self._own.clear()  # the store was set back to an earlier copy: what we wrote since is gone
         self._own = {key: own for key, own in self._own.items() if own.revision > listing.revision}
         if self._own:
             entries = {entry.key: entry for entry in listing.entries}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import select
@@ -80,6 +81,10 @@ class Child:
             self._unread += data
         line, self._unread = self._unread.split(b"\n", 1)
         return line.decode()
+
+    async def next_line(self) -> str:
+        """As `read_line`, while the event loop goes on."""
+        return await asyncio.to_thread(self.read_line)
 
     def read_rest(self) -> list[str]:
         """All whole lines that a process which has ended printed and nobody read."""

@@ -115,32 +115,32 @@ def kind_of(value: T) -> Kind[T]:
     return next(kind for kind in kinds.ALL if kind.type is type(value))  # type: ignore[misc]
 
 
-def network(name: str = "blue", subnet: str = "10.1.1.0/24", **members: object) -> model.Network:
+def network(name: str = "blue", /, subnet: str = "10.1.1.0/24", **members: object) -> model.Network:
     """A vxlan network of the tenant `default`, unless told otherwise."""
     given = {"tenant": DEFAULT, "name": name, "encap": "vxlan", "subnet": subnet} | members
     return model.Network(**given)  # type: ignore[arg-type]
 
 
-def group(name: str = "web", **members: object) -> model.Group:
+def group(name: str = "web", /, **members: object) -> model.Group:
     """A group on the network `blue` of the tenant `default`, unless told otherwise."""
     return model.Group(**({"tenant": DEFAULT, "name": name, "network": "blue"} | members))  # type: ignore[arg-type]
 
 
-def policy(name: str = "p", **members: object) -> model.Policy:
+def policy(name: str = "p", /, **members: object) -> model.Policy:
     return model.Policy(**({"tenant": DEFAULT, "name": name} | members))  # type: ignore[arg-type]
 
 
-def rule(rule_id: str = "1", **members: object) -> model.Rule:
+def rule(rule_id: str = "1", /, **members: object) -> model.Rule:
     """A rule of the policy `p` that allows everything in, unless told otherwise."""
     given = {"tenant": DEFAULT, "policy": "p", "rule_id": rule_id, "direction": "in", "action": "allow"} | members
     return model.Rule(**given)  # type: ignore[arg-type]
 
 
-def profile(name: str = "gold", **members: object) -> model.Profile:
+def profile(name: str = "gold", /, **members: object) -> model.Profile:
     return model.Profile(**({"tenant": DEFAULT, "name": name} | members))  # type: ignore[arg-type]
 
 
-def service(name: str = "s", **members: object) -> model.Service:
+def service(name: str = "s", /, **members: object) -> model.Service:
     """A service on the network `blue`, unless told otherwise."""
     given = {"tenant": DEFAULT, "name": name, "network": "blue", "selectors": ("app=web",), "ports": ("80:8080:TCP",)}
     return model.Service(**(given | members))  # type: ignore[arg-type]

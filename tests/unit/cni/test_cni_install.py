@@ -173,3 +173,17 @@ def test_without_compiler_the_python_shim_is_installed(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine.run(shim="auto") == 0
     assert (machine.bin / PROGRAM).read_bytes().startswith(b"#!")
+
+
+def test_a_compiler_that_fails_is_not_the_end(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine without a static C library gets the Python shim."""
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho cannot find -lc >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.run(shim="auto") == 0
+    assert "(Python)" in capsys.readouterr().out
+    assert machine.run(shim="c") == 2
+    assert "cannot find -lc" in capsys.readouterr().err

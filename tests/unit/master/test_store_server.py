@@ -80,10 +80,15 @@ class TestSocket:
             await remote.commit([], [Put(STATUS, b"")])
         assert not path.exists()
 
-    async def test_a_socket_that_cannot_be_made_is_reported(self, store: Store, tmp_path: Path) -> None:
+    async def test_a_socket_that_cannot_be_made_is_reported(self, store: Store) -> None:
         with pytest.raises(Unavailable):
-            async with serving_store(store, unix=tmp_path / "absent" / "store.sock"):
+            async with serving_store(store, unix=Path("/dev/null/store.sock")):
                 pass
+
+    async def test_what_goes_wrong_while_it_serves_passes_unchanged(self, store: Store, tmp_path: Path) -> None:
+        with pytest.raises(TimeoutError):
+            async with serving_store(store, unix=tmp_path / "store.sock"):
+                raise TimeoutError("something else took too long")
 
 
 class TestTls:

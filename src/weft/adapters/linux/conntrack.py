@@ -3,9 +3,9 @@
 A connection has an original and a reply direction. Where addresses are translated they differ by more than being
 reversed: who asks is the original source, who answers in the end is the reply source.
 
-Since 6.9 the kernel forgets by pattern, in a third of a millisecond. It does so with IPv4 only: asked for an IPv6
-address it picks all the others (seen on 6.18). There, and with older kernels, we read and pick ourselves, which takes
-the kernel some 10 ms with its usual quarter of a million buckets.
+Recent kernels forget by pattern, in a third of a millisecond. We ask that for IPv4 only: given an IPv6 address, the
+kernel picks the connections of all others (seen on 6.18). There, and where the kernel knows no patterns, we read and
+pick ourselves, which takes 10 to 30 ms with the usual quarter of a million buckets.
 """
 
 from __future__ import annotations

@@ -19,12 +19,13 @@ from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.routes import put_route, read_addresses
 from weft.adapters.linux.ruleset import add_elements, elements_of
 from weft.adapters.linux.space import REAPED_GROUP, TenantSpace
+from weft.adapters.linux.survey import foreign_drops, probe_kernel, survey_space
 from weft.domain.addresses import Address
 from weft.domain.diff import Difference
 from weft.domain.errors import Conflict, NotFound
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Part, Port, Space
-from weft.ports.datapath import Findings, Wiring
+from weft.ports.datapath import Findings, SpaceSurvey, Wiring
 
 _ENCAPSULATION = {4: 50, 6: 70}
 """What vxlan adds to a packet, by the underlay's family."""
@@ -183,6 +184,25 @@ class LinuxDatapath:
         except NotFound as error:
             found.append(error.message)
         return found
+
+    def survey(self) -> list[SpaceSurvey]:
+        return [survey_space(tenant, self._spaces[tenant]) for tenant in sorted(self._spaces)]
+
+    @staticmethod
+    def probe() -> list[str]:
+        """See `weft.ports.datapath.DatapathTools`."""
+        return probe_kernel()
+
+    @staticmethod
+    def hazards() -> list[str]:
+        """See `weft.ports.datapath.DatapathTools`."""
+        return foreign_drops()
+
+    @staticmethod
+    def enter(directory: Path, tenant: TenantName) -> None:
+        """See `weft.ports.datapath.DatapathTools`."""
+        with NamespaceDirectory(directory).open(tenant) as namespace:
+            namespace.enter()
 
     def reap(self) -> None:
         for tenant in list(self._reapable):

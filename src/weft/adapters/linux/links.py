@@ -24,8 +24,8 @@ from weft.domain.addresses import Address
 LOOPBACK: Final = 1
 """The index of `lo`, in every namespace."""
 
-PROXY_ARP, SEND_REDIRECTS, RP_FILTER, ACCEPT_LOCAL = 3, 6, 8, 23
-"""IPv4 settings of one device (`IPV4_DEVCONF_…`)."""
+SEND_REDIRECTS, RP_FILTER = 6, 8
+"""IPv4 settings of a device, for `alter_protocols` (`IPV4_DEVCONF_…` in `ip.h`)."""
 
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
 _HEADER = struct.Struct("=BxHiII")  # family, device type, index, flags, which flags to change

@@ -70,6 +70,17 @@ class Namespace:
         """The calling thread's own."""
         return cls.open(_OWN)
 
+    @classmethod
+    def new(cls) -> Namespace:
+        """One that nobody else can reach, and that is gone with `close`."""
+
+        def make() -> Namespace:
+            _check(_LIBC.unshare(CLONE_NEWNET))
+            return cls.current()
+
+        with _system_errors("a new network namespace"):
+            return _on_own_thread(make)
+
     @property
     def identity(self) -> Identity:
         status = os.fstat(self.fd)
@@ -82,7 +93,7 @@ class Namespace:
         """
 
         def inside() -> T:
-            self._enter()
+            self.enter()
             return function()
 
         return _on_own_thread(inside)
@@ -115,19 +126,19 @@ class Namespace:
     ) -> None:
         self.close()
 
-    def _enter(self) -> None:
-        """Move the calling thread into it."""
+    def enter(self) -> None:
+        """Move the calling thread into it, for good. For a thread or a program that ends there."""
         with _system_errors(f"network namespace {self.name}"):
             _check(_LIBC.setns(self.fd, CLONE_NEWNET))
 
     @contextmanager
     def _visit(self) -> Iterator[None]:
         with Namespace.current() as home:
-            self._enter()
+            self.enter()
             try:
                 yield
             finally:
-                home._enter()
+                home.enter()
 
 
 class NamespaceDirectory:

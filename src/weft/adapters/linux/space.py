@@ -35,7 +35,7 @@ REAPED_GROUP = 87
 
 _LOOPBACKS = (Address(4, 0x7F000001), Address(6, 1))
 
-_SYSCTLS = {
+SYSCTLS = {
     "net/ipv4/ip_forward": "1",
     "net/ipv4/conf/all/rp_filter": "1",
     "net/ipv4/conf/default/rp_filter": "1",
@@ -72,7 +72,7 @@ class TenantSpace:
 
     def prepare(self) -> None:
         """Forwarding on, loopback up, and the table that lets no port speak for another."""
-        self.namespace.write_sysctls(_SYSCTLS)
+        self.namespace.write_sysctls(SYSCTLS)
         self.netlink.send_batch([alter_link(LOOPBACK, up=True)])
         self.nftables.run(BASE)
         self.indexes = {link.name: link.index for link in self.links()}

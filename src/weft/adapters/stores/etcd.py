@@ -48,7 +48,9 @@ _MAX_MERGED_SIZE = 256 * 1024
 _PAGE = 1_000
 _IN_FLIGHT = 2
 _REFUSALS = 3
-"""A watch that is refused so often in a row is refused for good."""
+"""A watch that is refused so often in a row is refused for good; before that, a new token may help."""
+_REFUSED = ("PermissionDenied", "Unauthenticated", "InvalidArgument")
+"""gRPC's codes, as they are spelled in the reason for which a watch was ended."""
 
 _done = msgspec.json.Decoder(wire.Done, strict=False)
 _ranged = msgspec.json.Decoder(wire.Ranged, strict=False)
@@ -241,7 +243,8 @@ def _check_watch(answer: wire.Watched) -> None:
     if answer.compact_revision:
         raise Compacted(f"etcd has forgotten what was before revision {answer.compact_revision}")
     if answer.canceled:
-        raise Denied(f"etcd refuses the watch: {answer.cancel_reason}")
+        refused = any(code in answer.cancel_reason for code in _REFUSED)
+        raise (Denied if refused else Unavailable)(f"etcd ended the watch: {answer.cancel_reason}")
 
 
 def _named(compare: Compare) -> str:

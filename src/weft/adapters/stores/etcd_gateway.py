@@ -84,10 +84,10 @@ class Gateway:
             try:
                 async for line in _lines(stream.pieces):
                     if stream.status != _OK:
-                        raise _translated(_error.decode(line))
+                        raise _translated(_error.decode(line), elsewhere=True)
                     answer = _watched.decode(line)
                     if answer.error is not None:
-                        raise _translated(answer.error)
+                        raise _translated(answer.error, elsewhere=True)
                     if answer.result is not None:
                         yield answer.result
             except (Denied, Invalid) as error:
@@ -120,9 +120,7 @@ class Gateway:
                 error = _error.decode(data)
             except msgspec.MsgspecError as unreadable:
                 raise Unavailable(f"etcd's answer to {path} is not readable: {data[:200]!r}") from unreadable
-            if error.message in _NOT_PROPOSED:
-                raise Elsewhere(error.message)
-            raise _translated(error)
+            raise _translated(error, elsewhere=repeatable or error.message in _NOT_PROPOSED)
 
         return await self._servers.post(path, body, judge=judge, repeatable=repeatable, headers=headers)
 
@@ -152,8 +150,11 @@ class Gateway:
             return self._headers
 
 
-def _translated(error: wire.Error) -> WeftError:
+def _translated(error: wire.Error, *, elsewhere: bool) -> WeftError | Elsewhere:
+    """The refusal in our words; one that concerns this member alone is taken `elsewhere`, where that does no harm."""
     code = error.code or error.grpc_code
+    if elsewhere and code not in _ERRORS:
+        return Elsewhere(error.message)
     return _ERRORS.get(code, Unavailable)(f"etcd: {error.message}", details={"code": code})
 
 

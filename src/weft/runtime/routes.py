@@ -23,7 +23,7 @@ class Query:
 class Route:
     """One operation. `body` and `answer` are JSON schemas or types that msgspec can make one from.
 
-    A `local` route is answered by every master; the others are forwarded to the leader.
+    A `local` route is answered by every master; the others are forwarded to the leader. An agent has only its own.
     """
 
     method: str

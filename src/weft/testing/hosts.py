@@ -1,0 +1,195 @@
+"""A host of the lab: its agent, its runtime and its pods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from weft.adapters.linux.netns import Namespace, NamespaceDirectory
+from weft.cni.errors import CniError
+from weft.cni.result import Result
+from weft.runtime.backoff import Backoff
+from weft.testing import traffic
+from weft.testing.cni_cache import Attachment, ResultCache
+from weft.testing.cni_lists import NetworkList, read_network
+from weft.testing.doors import Door
+from weft.testing.libcni import Libcni, Output, execute_here
+from weft.testing.processes import Child
+from weft.testing.traffic import TCP, IPAddress, Transport
+from weft.testing.waiting import DEADLINE
+
+NETWORK = "weft"
+"""The CNI network of every host."""
+
+
+class Host:
+    """A machine of the lab. Its directory is its disk."""
+
+    def __init__(self, name: str, home: Path, *, address: str, door: Door, flags: Sequence[str]) -> None:
+        self.name = name
+        self.home = home
+        self.address = address
+        self.door = door
+        self.cable = ""
+        self.machine = Path()
+        """Its network namespace."""
+        self.boot_id = home / "boot_id"
+        self.socket = home / "cni.sock"
+        self.tenants = NamespaceDirectory(home / "run" / "netns")
+        self.network: NetworkList = read_network(home / "net.d", NETWORK)
+        self.cni = Libcni(search_path=[home / "bin"], cache=ResultCache(home / "cache"), execute=self.execute)
+        self._flags = flags
+        self._netns = NamespaceDirectory(home / "pods")
+        self._open: dict[str, Namespace] = {}
+        self._agent: Child | None = None
+        for directory in (self.tenants, self._netns):
+            directory.prepare()
+
+    @property
+    def agent(self) -> Child:
+        """The agent's process, which must have been started."""
+        assert self._agent is not None
+        return self._agent
+
+    async def start(self) -> None:
+        """Start the agent with whatever there is, and return when it is ready for pods."""
+        self.launch()
+        await self.ready()
+
+    def launch(self) -> None:
+        """Start the agent."""
+        self.kill()
+        own = {
+            "host": self.name,
+            "run-dir": self.home / "run",
+            "data-dir": self.home / "data",
+            "cni-socket": self.socket,
+        }
+        flags = [f"--{name}={value}" for name, value in own.items()]
+        self._agent = Child.python(
+            "weft.testing.inside", str(self.machine), str(self.boot_id), "weft.agent.main", *flags, *self._flags,
+            log=self.home / "netplugin.log",
+        )  # fmt: skip
+
+    async def ready(self) -> None:
+        """Return when the agent says that it could serve ADD; `TimeoutError` with its reason when that takes long."""
+        backoff = Backoff(first=0.02, cap=0.2, within=DEADLINE)
+        while True:
+            try:
+                await self.cni.status(self.network)
+            except CniError as error:
+                if not self.agent.running:
+                    raise AssertionError(f"netplugin on {self.name} has ended") from error
+                await backoff.pause()
+            else:
+                return
+
+    def kill(self) -> None:
+        """End the agent as kill -9 does; ended already is fine. What it made goes on."""
+        if self._agent is not None:
+            with self._agent:
+                self._agent = None
+
+    def close(self) -> None:
+        """The agent is gone and no pod is held open."""
+        self.kill()
+        for namespace in self._open.values():
+            namespace.close()
+        self._open.clear()
+
+    def lose_kernel_state(self) -> None:
+        """What a machine loses when its power does, besides its own namespace."""
+        self.close()
+        for directory in (self.tenants, self._netns):
+            for name in directory.names():
+                directory.delete(name)
+
+    async def execute(self, program: Path, *, environment: Mapping[str, str], stdin: bytes) -> Output:
+        """Run a plugin as this host's runtime does."""
+        own = {"WEFT_CNI_SOCKET": str(self.socket), "WEFT_CNI_LOG": str(self.home / "cni.log")}
+        return await execute_here(program, environment={**environment, **own}, stdin=stdin)
+
+    def make_netns(self, name: str) -> Path:
+        """An empty network namespace for a pod, as a runtime makes it; one that stands is taken."""
+        if name not in self._open:
+            self._open[name] = self._netns.create(name)
+        return self._netns.path / name
+
+    def remove_netns(self, name: str) -> None:
+        """A pod's namespace is gone, whatever was in it; gone already is fine."""
+        if namespace := self._open.pop(name, None):
+            namespace.close()
+        self._netns.delete(name)
+
+    def attachment(
+        self,
+        name: str,
+        *,
+        tenant: str = "",
+        network: str = "",
+        group: str = "",
+        address: str = "",
+        netns: str = "",
+        ifname: str = "eth0",
+    ) -> Attachment:
+        """How the runtime calls a pod's interface, and what it says about it. Labels choose where it belongs."""
+        labels = {"tenant": tenant, "network": network, "net-group": group}
+        args = [(f"io.contiv.{key}", value) for key, value in labels.items() if value]
+        args += [("K8S_POD_NAMESPACE", "lab"), ("K8S_POD_NAME", name)]
+        path = netns or str(self.make_netns(name))
+        return Attachment(
+            container=name,
+            netns=path,
+            ifname=ifname,
+            args=tuple(args),
+            capabilities={"ips": [address]} if address else {},
+        )
+
+    async def pod(self, name: str, **choices: str) -> Pod:
+        """A new pod, attached; see `attachment` for what can be chosen. `CniError` when that is refused."""
+        attachment = self.attachment(name, **choices)
+        result = await self.cni.add(self.network, attachment)
+        return Pod(self, attachment, self._open[name], result)
+
+
+class Pod:
+    """An attached pod: a namespace with an interface, and what ADD answered."""
+
+    def __init__(self, host: Host, attachment: Attachment, namespace: Namespace, result: Result) -> None:
+        self.host = host
+        self.attachment = attachment
+        self.namespace = namespace
+        self.result = result
+
+    @property
+    def name(self) -> str:
+        return self.attachment.container
+
+    def address(self, family: int = 4) -> IPAddress:
+        """Its address of a family, as ADD told."""
+        return next(each.address.ip for each in self.result.addresses if each.address.version == family)
+
+    def place(self, family: int = 4) -> traffic.Place:
+        """Where its packets come from and go to."""
+        return traffic.Place(self.namespace, self.address(family))
+
+    async def reaches(self, other: Pod, *, port: int = 80, transport: Transport = TCP, family: int = 4) -> bool:
+        """Whether the other pod, and no one else, hears and answers this one."""
+        return await traffic.reaches(self.place(family), other.place(family), port=port, transport=transport)
+
+    async def never_reaches(self, other: Pod, *, port: int = 80, transport: Transport = TCP, family: int = 4) -> bool:
+        """Whether nothing from this pod comes to the other one."""
+        return await traffic.never_reaches(self.place(family), other.place(family), port=port, transport=transport)
+
+    async def check(self) -> None:
+        """CHECK; `CniError` with what differs."""
+        await self.host.cni.check(self.host.network, self.attachment)
+
+    async def detach(self) -> None:
+        """DEL; the namespace stays."""
+        await self.host.cni.delete(self.host.network, self.attachment)
+
+    async def remove(self) -> None:
+        """DEL, then the namespace goes, as when a pod ends."""
+        await self.detach()
+        self.host.remove_netns(self.name)

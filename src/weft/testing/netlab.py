@@ -1,0 +1,192 @@
+"""The lab (design 12): hosts as namespaces on an underlay, our real programs in them, pods attached as runtimes do it.
+
+The caller must be in network and mount namespaces of its own (`weft.testing.apart`): the lab makes what it likes there.
+All of it is gone with those namespaces, and every process with the one that started it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from weft.adapters.linux.links import LOOPBACK, Device, alter_link, create_bridge, create_veth, read_link
+from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
+from weft.adapters.linux.netns import Namespace, NamespaceDirectory
+from weft.adapters.linux.routes import LinkAddress, Prefix, put_address
+from weft.cni.install import PROGRAM, WEFT_CONF, build_program, install
+from weft.cni.wishes import CAPABILITIES
+from weft.domain.addresses import parse_address
+from weft.testing.apart import mount, unmount
+from weft.testing.doors import Door, Place
+from weft.testing.etcd import Etcd, running_etcd
+from weft.testing.hosts import Host
+from weft.testing.masters import MasterProcess, Rest, client
+
+_BRIDGE = "underlay"
+_UNDERLAY = IPv4Address("192.0.2.0")
+_LENGTH = 24
+_OWN_NUMBER = 254
+"""The lab's own place on the underlay, where hosts reach the store by TCP."""
+_STRICT = {"net/ipv4/conf/all/rp_filter": "1", "net/ipv4/conf/default/rp_filter": "1"}
+
+_CONFIG: dict[str, object] = {
+    "cniVersion": "1.1.0",
+    "name": "weft",
+    "plugins": [{"type": PROGRAM, "capabilities": dict.fromkeys(CAPABILITIES, True)}],
+}
+
+
+@functools.cache
+def _program(shim: str) -> bytes:
+    return build_program(shim, python="/usr/bin/python3")
+
+
+class NetLab:
+    """An open lab. Hosts are numbered in the order of their coming: the first is 192.0.2.1."""
+
+    def __init__(self, directory: Path, *, shim: str, etcd: Etcd | None, stack: AsyncExitStack) -> None:
+        self.directory = directory
+        self.etcd = etcd
+        self._program = _program(shim)
+        self._stack = stack
+        self._namespace = stack.enter_context(Namespace.current())
+        self._netlink = stack.enter_context(NetlinkSocket(ROUTE, namespace=self._namespace))
+        self._spaces = NamespaceDirectory(directory / "hosts")
+        flags = ("--etcd-endpoints", ",".join(etcd.endpoints)) if etcd else ()
+        self.master = MasterProcess(directory, "--store-socket", str(self._store_socket), "--leader-ttl", "2", *flags)
+        self._cables = 0
+        self.hosts: dict[str, Host] = {}
+
+    @property
+    def _store_socket(self) -> Path:
+        return self.directory / "store.sock"
+
+    async def start(self) -> None:
+        """The underlay and netmaster; the client `rest` speaks to it."""
+        self._spaces.prepare()
+        self._netlink.send_batch([create_bridge(Device(name=_BRIDGE))])
+        bridge = read_link(self._netlink, _BRIDGE)
+        assert bridge is not None
+        self._bridge = bridge.index
+        own = LinkAddress(link=self._bridge, prefix=_on_underlay(_OWN_NUMBER))
+        self._netlink.send_batch([alter_link(self._bridge, up=True), put_address(own)])
+        await self._stack.enter_async_context(self.master)
+        self.rest: Rest = await self._stack.enter_async_context(client(self.master.url))
+
+    async def host(self, name: str, *flags: str) -> Host:
+        """A new host with its agent, ready for pods; `flags` are for netplugin."""
+        number = len(self.hosts) + 1
+        home = self.directory / name
+        home.mkdir()
+        install(
+            bin_dir=home / "bin",
+            conf_dir=home / "net.d",
+            program=self._program,
+            config=(WEFT_CONF, json.dumps(_CONFIG).encode()),
+            force=False,
+        )
+        address = str(_UNDERLAY + number)
+        door, store = self._make_door(home, number)
+        await self._stack.enter_async_context(door)
+        host = Host(
+            name, home, address=address, door=door, flags=(*store, "--vtep-ip", address, "--ctrl-ip", address, *flags)
+        )
+        self._stack.callback(host.close)
+        self.hosts[name] = host
+        self.connect(host)
+        await host.start()
+        return host
+
+    def connect(self, host: Host) -> None:
+        """Give a host a machine: a fresh namespace on the underlay."""
+        self._cables += 1
+        number = list(self.hosts).index(host.name) + 1
+        host.cable = f"u{self._cables}"
+        host.boot_id.write_text(f"{uuid.uuid4()}\n")
+        name = f"{host.name}-{self._cables}"
+        host.machine = self._spaces.path / name
+        end, peer = Device(name=host.cable), Device(name="eth0")
+        with self._spaces.create(name) as space, NetlinkSocket(ROUTE, namespace=space) as inside:
+            space.write_sysctls(_STRICT)
+            self._netlink.send_batch([create_veth(end, peer, peer_namespace=space.fd, master=self._bridge)])
+            self._raise_cable(host, up=True)
+            link = read_link(inside, "eth0")
+            assert link is not None
+            address = LinkAddress(link=link.index, prefix=_on_underlay(number))
+            inside.send_batch([alter_link(LOOPBACK, up=True), alter_link(link.index, up=True), put_address(address)])
+
+    async def reboot(self, host: Host) -> None:
+        """All that the host's kernel knew is gone, pods included; what was on its disk is there."""
+        host.lose_kernel_state()
+        self._spaces.delete(host.machine.name)
+        self.connect(host)
+        await host.start()
+
+    async def partition(self, host: Host) -> None:
+        """Cut a host off: from the other hosts, and from the store."""
+        self._raise_cable(host, up=False)
+        await host.door.shut()
+
+    def heal(self, host: Host) -> None:
+        """The end of a partition."""
+        self._raise_cable(host, up=True)
+        host.door.open()
+
+    async def tenant(self, name: str) -> None:
+        (await self.rest.put("tenants", tenantName=name)).accepted()
+
+    async def network(self, name: str, *, tenant: str = "default", subnet: str, **members: object) -> None:
+        """A vxlan network; further members by their names in JSON."""
+        network: Mapping[str, object] = {"tenantName": tenant, "networkName": name, "subnet": subnet}
+        (await self.rest.put("networks", **network, encap="vxlan", **members)).accepted()
+
+    async def group(self, name: str, *, network: str, tenant: str = "default", **members: object) -> None:
+        (
+            await self.rest.put("endpointGroups", tenantName=tenant, groupName=name, networkName=network, **members)
+        ).accepted()
+
+    def tell_logs(self, *, lines: int = 40) -> None:
+        """Write the end of every log to stderr, for a person who looks at a failure."""
+        for file in sorted(self.directory.rglob("*.log")):
+            tail = "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
+            sys.stderr.write(f"--- {file.relative_to(self.directory)}\n{tail}\n")
+
+    def _make_door(self, home: Path, number: int) -> tuple[Door, tuple[str, str]]:
+        """The host's way to the store, and the flag that tells its agent."""
+        if self.etcd is None:
+            place = home / "store.sock"
+            return Door(place, to=self._store_socket), ("--netmaster", f"unix:{place}")
+        port = 20_000 + number
+        address = str(_UNDERLAY + _OWN_NUMBER)
+        target: Place = ("127.0.0.1", int(self.etcd.endpoints[0].rpartition(":")[2]))
+        return Door((address, port), to=target), ("--etcd-endpoints", f"http://{address}:{port}")
+
+    def _raise_cable(self, host: Host, *, up: bool) -> None:
+        link = read_link(self._netlink, host.cable)
+        assert link is not None
+        self._netlink.send_batch([alter_link(link.index, up=up)])
+
+
+def _on_underlay(number: int) -> Prefix:
+    return Prefix(parse_address(str(_UNDERLAY + number), field="underlay"), _LENGTH)
+
+
+@asynccontextmanager
+async def open_lab(*, store: str = "embedded", shim: str = "auto") -> AsyncIterator[NetLab]:
+    """A lab without hosts yet. `store` is embedded or etcd; `shim` is auto, c or python."""
+    async with AsyncExitStack() as stack:
+        # Short, because the names of unix sockets are; in memory, because it is to be gone with the namespace.
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-", ignore_cleanup_errors=True)))
+        mount(None, directory, kind="tmpfs")
+        stack.callback(unmount, directory)
+        etcd = await stack.enter_async_context(running_etcd(directory / "etcd")) if store == "etcd" else None
+        lab = NetLab(directory, shim=shim, etcd=etcd, stack=stack)
+        await lab.start()
+        yield lab

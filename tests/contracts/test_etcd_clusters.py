@@ -1,0 +1,232 @@
+"""etcd as it is run in earnest: several members, TLS, passwords (W1)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from weft.adapters.stores.etcd import open_store
+from weft.domain.errors import Denied, Invalid, Stale, Unavailable
+from weft.domain.ids import StoreKey
+from weft.ports.store import NEVER, At, Put, Store
+from weft.runtime import failover
+from weft.runtime.failover import client_tls
+from weft.runtime.mirror import EVERYTHING
+from weft.testing.certificates import Authority, Certificate
+from weft.testing.contracts import take
+from weft.testing.etcd import Etcd, demand_passwords, running_etcd
+from weft.testing.processes import free_port
+from weft.testing.siege import besieged
+from weft.testing.waiting import soon, until
+
+A, B = StoreKey("a"), StoreKey("b")
+
+
+def files(certificate: Certificate) -> dict[str, str]:
+    return {"ca": str(certificate.ca), "cert": str(certificate.cert), "key": str(certificate.key)}
+
+
+async def check_usable(store: Store) -> None:
+    """A write, a listing, a watch and a lease."""
+    since = await store.commit([], [Put(A, b"1")])
+    lease = await store.grant(60)
+    await store.commit([At(B, NEVER)], [Put(B, b"2", lease)])
+    async with aclosing(store.watch(EVERYTHING, since)) as changes:
+        assert [event.key for event in (await take(changes, 1))[0].events] == [B]
+    await store.keep_alive(lease)
+    await store.revoke(lease)
+    assert [entry.key for entry in (await store.list(EVERYTHING)).entries] == [A]
+
+
+class TestSeveralMembers:
+    async def test_members_are_killed_one_after_another(self, tmp_path: Path) -> None:
+        """W1: any member serves; the leader, too, may go while we write and watch."""
+        async with (
+            running_etcd(tmp_path, members=3) as cluster,
+            open_store(cluster.endpoints) as store,
+            besieged(store, prefix="siege/") as siege,
+        ):
+            for member in cluster.members:
+                member.kill()
+                await siege.goes_on()
+                member.start()
+                await member.ready()
+
+    async def test_a_member_without_a_leader_is_not_trusted_and_left(
+        self, tmp_path: Path, etcd: Etcd, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It answers, but only to say that it cannot help; another endpoint can."""
+        monkeypatch.setattr(failover, "PATIENCE", 1.0)
+        async with running_etcd(tmp_path, members=3) as cluster, open_store(cluster.endpoints[:1]) as alone:
+            revision = await alone.commit([], [Put(A, b"1")])
+            for member in cluster.members[1:]:
+                member.kill()
+            with pytest.raises(Unavailable):
+                await alone.read(A)
+            with pytest.raises(Unavailable):
+                await alone.commit([], [Put(A, b"2")])
+            async with open_store(etcd.endpoints, root=root) as healthy:
+                since = (await healthy.list(EVERYTHING)).revision
+            async with open_store([cluster.endpoints[0], *etcd.endpoints], root=root) as store:
+                watch = asyncio.create_task(anext(store.watch(A, since)))
+                await asyncio.sleep(0)
+                await check_usable(store)
+                assert (await soon(watch)).events[0].key == A
+            for member in cluster.members[1:]:
+                member.start()
+            await cluster.ready()
+            async with aclosing(alone.watch(EVERYTHING, revision - 1)) as changes:
+                assert (await take(changes, 1))[0].revision == revision
+
+    async def test_endpoints_that_do_not_answer_are_passed_over(self, etcd: Etcd, root: str) -> None:
+        dead = f"http://127.0.0.1:{free_port()}"
+        async with open_store([dead, *etcd.endpoints, dead], root=root) as store:
+            await check_usable(store)
+
+    async def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(failover, "PATIENCE", 0.5)
+        async with open_store([f"http://127.0.0.1:{free_port()}"]) as store:
+            for refused in (store.read(A), store.list(A), store.commit([], [Put(A, b"")]), store.grant(1)):
+                with pytest.raises(Unavailable):
+                    await soon(refused)
+
+
+class TestTls:
+    @pytest.fixture
+    def authority(self, tmp_path: Path) -> Authority:
+        return Authority(tmp_path / "authority")
+
+    async def test_certificates_open_it(self, tmp_path: Path, authority: Authority) -> None:
+        """W1: TLS with a client certificate."""
+        server, client = authority.issue("server", subject="/CN=etcd"), authority.issue("client", subject="/O=weft")
+        async with (
+            running_etcd(tmp_path / "etcd", tls=server) as cluster,
+            open_store(cluster.endpoints, **files(client)) as store,
+        ):
+            await check_usable(store)
+
+    async def test_without_them_it_stays_closed(
+        self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(failover, "PATIENCE", 0.5)
+        server = authority.issue("server", subject="/CN=etcd")
+        foreign = Authority(tmp_path / "foreign").issue("client", subject="/O=weft")
+        async with running_etcd(tmp_path / "etcd", tls=server) as cluster:
+            for wrong in ({"ca": str(server.ca)}, files(foreign), {**files(foreign), "ca": str(server.ca)}):
+                async with open_store(cluster.endpoints, **wrong) as store:
+                    with pytest.raises(Unavailable):
+                        await store.read(A)
+
+    async def test_passwords_and_certificates_together(self, tmp_path: Path, authority: Authority) -> None:
+        server, client = authority.issue("server", subject="/CN=etcd"), authority.issue("client", subject="/O=weft")
+        async with running_etcd(tmp_path / "etcd", tls=server) as cluster:
+            tls = client_tls(**files(client))
+            await demand_passwords(cluster.endpoints[0], user="weft", password="secret", tls=tls)
+            async with open_store(cluster.endpoints, user="weft", password="secret", **files(client)) as store:
+                await check_usable(store)
+
+
+class TestPasswords:
+    async def test_a_user_with_a_password_gets_in(self, tmp_path: Path) -> None:
+        """W1: authentication to the store."""
+        async with running_etcd(tmp_path) as cluster:
+            await demand_passwords(cluster.endpoints[0], user="weft", password="secret")
+            async with open_store(cluster.endpoints, user="weft", password="secret") as store:
+                await check_usable(store)
+            async with open_store(cluster.endpoints, user="weft", password="wrong") as store:
+                with pytest.raises(Denied, match="weft"):
+                    await store.read(A)
+            async with open_store(cluster.endpoints) as store:
+                with pytest.raises((Denied, Invalid)):
+                    await store.read(A)
+                with pytest.raises((Denied, Invalid)):
+                    await soon(anext(store.watch(EVERYTHING, 1)))
+
+    async def test_a_token_that_has_ended_is_renewed(self, tmp_path: Path) -> None:
+        """The server forgets tokens after a second, and all of them when it is started again."""
+        async with running_etcd(tmp_path, options=("--auth-token-ttl", "1")) as cluster:
+            await demand_passwords(cluster.endpoints[0], user="weft", password="secret")
+            async with open_store(cluster.endpoints, user="weft", password="secret") as store:
+                revision = await store.commit([], [Put(A, b"1")])
+                async with aclosing(store.watch(EVERYTHING, revision)) as changes:
+                    for _ in range(2):
+                        await cluster.restart()
+                        revision = await store.commit([], [Put(A, b"2")])
+                        assert (await take(changes, 1))[0].revision == revision
+                        await asyncio.sleep(1.5)
+                        revision = await store.commit([], [Put(A, b"3")])
+                        assert (await take(changes, 1))[0].revision == revision
+
+    async def test_a_user_is_no_harm_where_nobody_asks_and_still_works_when_somebody_does(self, tmp_path: Path) -> None:
+        async with (
+            running_etcd(tmp_path) as cluster,
+            open_store(cluster.endpoints, user="weft", password="secret") as store,
+        ):
+            await store.commit([], [Put(A, b"1")])
+            await demand_passwords(cluster.endpoints[0], user="weft", password="secret")
+            await store.commit([], [Put(A, b"2")])
+            with pytest.raises(Stale):
+                await store.commit([At(A, NEVER)], [Put(A, b"3")])
+
+    async def test_the_password_is_not_shown(self) -> None:
+        store = open_store(["http://127.0.0.1:1"], user="weft", password="secret")
+        assert "secret" not in repr(vars(store._gateway)) + repr(store._gateway._credentials)
+
+
+class TestLimits:
+    async def test_a_commit_larger_than_etcd_takes_is_refused(self, etcd: Etcd, root: str) -> None:
+        async with open_store(etcd.endpoints, root=root) as store:
+            writes = [Put(StoreKey(f"{n:03}"), b"") for n in range(129)]
+            with pytest.raises(Invalid):
+                await store.commit([], writes)
+            with pytest.raises(Invalid):
+                await store.commit([], [Put(A, bytes(2_000_000))])
+            assert not (await store.list(EVERYTHING)).entries
+            await store.commit([], writes[:128])
+
+    async def test_a_listing_of_many_pages_is_of_one_revision(self, etcd: Etcd, root: str) -> None:
+        async with open_store(etcd.endpoints, root=root) as store:
+            for start in range(0, 2_500, 100):
+                await store.commit([], [Put(StoreKey(f"{n:05}"), b"0") for n in range(start, start + 100)])
+            stop = False
+
+            async def change_on() -> None:
+                n = 0
+                while not stop:
+                    n += 1
+                    await store.commit([], [Put(StoreKey("00000"), b"%d" % n), Put(StoreKey("02499"), b"%d" % n)])
+
+            changing = asyncio.create_task(change_on())
+            for _ in range(5):
+                listing = await store.list(EVERYTHING)
+                assert [entry.key for entry in listing.entries] == [StoreKey(f"{n:05}") for n in range(2_500)]
+                assert listing.entries[0].value == listing.entries[-1].value
+                assert max(entry.revision for entry in listing.entries) <= listing.revision
+            stop = True
+            await changing
+
+    async def test_roots_do_not_see_each_other(self, etcd: Etcd, root: str) -> None:
+        async with (
+            open_store(etcd.endpoints, root=f"{root}one/") as one,
+            open_store(etcd.endpoints, root=f"{root}one0/") as other,
+        ):
+            await other.commit([], [Put(A, b"")])
+            assert not (await one.list(EVERYTHING)).entries
+            await one.commit([At(A, NEVER)], [Put(A, b"")])
+
+    async def test_a_quiet_watch_outlives_many_silences(
+        self, etcd: Etcd, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("weft.adapters.stores.etcd_gateway._SILENCE", 0.05)
+        async with open_store(etcd.endpoints, root=root) as store:
+            since = await store.commit([], [Put(A, b"")])
+            async with aclosing(store.watch(EVERYTHING, since)) as changes:
+                waiting = asyncio.create_task(anext(changes))
+                await asyncio.sleep(1)
+                assert not waiting.done()
+                revision = await store.commit([], [Put(B, b"")])
+                assert (await soon(waiting)).revision == revision
+                await until(waiting.done)

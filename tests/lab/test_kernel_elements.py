@@ -1,0 +1,221 @@
+"""Elements of sets and maps of every form we use, judged by `nft -j`."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from weft.adapters.linux.elements import (
+    ACCEPT,
+    DROP,
+    INET,
+    JUMP,
+    Element,
+    SetName,
+    Verdict,
+    apply_changes,
+    drop_elements,
+    interface,
+    interval,
+    key,
+    mark,
+    ordered_mark,
+    port,
+    protocol,
+    put_elements,
+    read_elements,
+)
+from weft.adapters.linux.netlink import Refused
+from weft.adapters.linux.nftables import open_nftables
+from weft.adapters.linux.wire import pack_address, pack_mac
+from weft.domain.addresses import parse_address
+from weft.testing.processes import DEADLINE
+
+if TYPE_CHECKING:
+    from tests.lab.conftest import Space
+
+TABLE = """
+add table inet weft
+add chain inet weft web
+add set inet weft addresses { type ipv4_addr; }
+add set inet weft addresses6 { type ipv6_addr; }
+add set inet weft ports { type ifname . ether_addr . ipv4_addr; }
+add set inet weft services { type inet_service; }
+add set inet weft ranges { type ipv4_addr; flags interval; }
+add set inet weft allowed { type mark . mark . inet_proto . inet_service; flags interval; }
+add map inet weft identities { type ipv4_addr : mark; }
+add map inet weft range_identities { type ipv4_addr : mark; flags interval; }
+add map inet weft verdicts { type ipv4_addr . inet_service : verdict; }
+add map inet weft backends { type ipv4_addr . inet_service : ipv4_addr . inet_service; }
+"""
+
+
+def at(text: str) -> bytes:
+    return pack_address(parse_address(text, field="address"))
+
+
+def named(name: str) -> SetName:
+    return SetName(INET, "weft", name)
+
+
+EXAMPLES: dict[str, tuple[Iterable[Element], list[Any]]] = {
+    "addresses": ([Element(key=at("10.0.0.1")), Element(key=at("10.0.0.2"))], ["10.0.0.1", "10.0.0.2"]),
+    "addresses6": ([Element(key=at("fd00::1"))], ["fd00::1"]),
+    "ports": (
+        [Element(key=key(interface("wp1"), pack_mac("02:02:0a:00:00:01"), at("10.0.0.1")))],
+        [{"concat": ["wp1", "02:02:0a:00:00:01", "10.0.0.1"]}],
+    ),
+    "services": ([Element(key=port(80)), Element(key=port(443))], [80, 443]),
+    "ranges": (
+        [
+            *interval(at("10.1.0.0"), at("10.1.0.255")),
+            *interval(at("10.1.1.0"), at("10.1.1.255")),
+            *interval(at("10.9.0.5"), at("10.9.0.9")),
+            *interval(at("240.0.0.0"), at("255.255.255.255")),
+        ],
+        [
+            {"prefix": {"addr": "10.1.0.0", "len": 24}},
+            {"prefix": {"addr": "10.1.1.0", "len": 24}},
+            {"range": ["10.9.0.5", "10.9.0.9"]},
+            {"prefix": {"addr": "240.0.0.0", "len": 4}},
+        ],
+    ),
+    "allowed": (
+        [
+            Element(
+                key=key(ordered_mark(1), ordered_mark(2), protocol(6), port(80)),
+                last=key(ordered_mark(1), ordered_mark(2), protocol(6), port(90)),
+            ),
+            Element(
+                key=key(ordered_mark(3), ordered_mark(250), protocol(17), port(0)),
+                last=key(ordered_mark(3), ordered_mark(260), protocol(17), port(65535)),
+            ),
+        ],
+        [
+            {"concat": [1, 2, "tcp", {"range": [80, 90]}]},
+            {"concat": [3, {"range": [250, 260]}, "udp", {"range": [0, 65535]}]},
+        ],
+    ),
+    "identities": ([Element(key=at("10.0.0.1"), value=mark(77))], [["10.0.0.1", 77]]),
+    "range_identities": (
+        interval(at("10.1.0.0"), at("10.1.255.255"), value=mark(78)),
+        [[{"prefix": {"addr": "10.1.0.0", "len": 16}}, 78]],
+    ),
+    "verdicts": (
+        [
+            Element(key=key(at("10.0.0.1"), port(80)), verdict=Verdict(JUMP, "web")),
+            Element(key=key(at("10.0.0.2"), port(80)), verdict=Verdict(ACCEPT)),
+            Element(key=key(at("10.0.0.3"), port(80)), verdict=Verdict(DROP)),
+        ],
+        [
+            [{"concat": ["10.0.0.1", 80]}, {"jump": {"target": "web"}}],
+            [{"concat": ["10.0.0.2", 80]}, {"accept": None}],
+            [{"concat": ["10.0.0.3", 80]}, {"drop": None}],
+        ],
+    ),
+    "backends": (
+        [Element(key=key(at("10.96.0.1"), port(80)), value=key(at("10.0.0.1"), port(8080)))],
+        [[{"concat": ["10.96.0.1", 80]}, {"concat": ["10.0.0.1", 8080]}]],
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def table(here: Space) -> None:
+    with open_nftables(here.namespace) as nft:
+        nft.run(TABLE)
+
+
+def judged(space: Space, name: str) -> list[Any]:
+    listed = space.ask("nft", "-j", "list table inet weft")["nftables"]
+    (found,) = (item[kind] for item in listed for kind in ("set", "map") if kind in item and item[kind]["name"] == name)
+    return sorted(found.get("elem", []), key=str)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_elements_come_and_go(here: Space, name: str) -> None:
+    elements, meaning = EXAMPLES[name]
+    apply_changes(here.netfilter, put_elements(named(name), elements))
+    assert judged(here, name) == sorted(meaning, key=str)
+    assert set(read_elements(here.netfilter, named(name))) == set(elements)
+    apply_changes(here.netfilter, drop_elements(named(name), elements))
+    assert judged(here, name) == []
+    assert read_elements(here.netfilter, named(name)) == []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_nft_puts_in_has_the_same_bytes(here: Space, name: str) -> None:
+    """Except that nft notes in a set of plain intervals where the first of them has not begun yet."""
+    elements, meaning = EXAMPLES[name]
+    wanted = {"add": {"element": {"family": "inet", "table": "weft", "name": name, "elem": meaning}}}
+    command = json.dumps({"nftables": [wanted]}).encode()
+    subprocess.run(["nft", "-j", "-f", "-"], input=command, check=True, timeout=DEADLINE)
+    note = Element(key=bytes(4), ends_interval=True)
+    assert set(read_elements(here.netfilter, named(name))) - {note} == set(elements)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_putting_what_is_there_is_fine(here: Space, name: str) -> None:
+    elements, meaning = EXAMPLES[name]
+    for _ in range(2):
+        apply_changes(here.netfilter, put_elements(named(name), elements))
+    assert judged(here, name) == sorted(meaning, key=str)
+
+
+def test_a_map_gets_another_value_in_one_transaction(here: Space) -> None:
+    old, new = (Element(key=at("10.0.0.1"), value=mark(number)) for number in (1, 2))
+    target = named("identities")
+    apply_changes(here.netfilter, put_elements(target, [old]))
+    apply_changes(here.netfilter, [*drop_elements(target, [old]), *put_elements(target, [new])])
+    assert judged(here, "identities") == [["10.0.0.1", 2]]
+
+
+ONE = Element(key=at("10.0.0.1"))
+REFUSALS = {
+    "dropping what is not there": (drop_elements(named("addresses"), [ONE]), errno.ENOENT),
+    "no such set": (put_elements(named("nowhere"), [ONE]), errno.ENOENT),
+    "no such table": (put_elements(SetName(INET, "nowhere", "addresses"), [ONE]), errno.ENOENT),
+    "another value": (put_elements(named("identities"), [Element(key=at("10.0.0.9"), value=mark(1))]), errno.EEXIST),
+    "no such chain": (
+        put_elements(named("verdicts"), [Element(key=key(at("10.0.0.1"), port(80)), verdict=Verdict(JUMP, "gone"))]),
+        errno.ENOENT,
+    ),
+    "a key of another size": (put_elements(named("services"), [ONE]), errno.EINVAL),
+}
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+def test_one_refusal_undoes_the_whole_transaction(here: Space, why: str) -> None:
+    requests, number = REFUSALS[why]
+    apply_changes(here.netfilter, put_elements(named("identities"), [Element(key=at("10.0.0.9"), value=mark(9))]))
+    for changes, position in (
+        ([*put_elements(named("services"), [Element(key=port(80))]), *requests], 1),
+        ([*requests, *put_elements(named("services"), [Element(key=port(80))])], 0),
+    ):
+        with pytest.raises(Refused) as refused:
+            apply_changes(here.netfilter, changes)
+        assert (refused.value.errno, refused.value.position) == (number, position)
+        assert judged(here, "services") == []
+
+
+def test_reading_a_set_that_is_not_there_is_told_by_errno(here: Space) -> None:
+    with pytest.raises(Refused) as refused:
+        read_elements(here.netfilter, named("nowhere"))
+    assert refused.value.errno == errno.ENOENT
+
+
+def test_ten_thousand_elements_in_one_transaction(here: Space) -> None:
+    elements = [Element(key=number.to_bytes(4, "big")) for number in range(10_000)]
+    apply_changes(here.netfilter, put_elements(named("addresses"), elements))
+    assert set(read_elements(here.netfilter, named("addresses"))) == set(elements)
+    apply_changes(here.netfilter, drop_elements(named("addresses"), elements))
+    assert read_elements(here.netfilter, named("addresses")) == []
+
+
+def test_no_changes_are_no_transaction(here: Space) -> None:
+    apply_changes(here.netfilter, [])

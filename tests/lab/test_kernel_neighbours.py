@@ -1,0 +1,115 @@
+"""Neighbours, proxied addresses and forwarding entries, judged by `ip neigh` and `bridge fdb`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from weft.adapters.linux.links import Device, Vxlan, alter_link, create_bridge, create_vxlan
+from weft.adapters.linux.neighbours import (
+    Forwarding,
+    Neighbour,
+    Proxy,
+    drop_forwarding,
+    drop_neighbour,
+    drop_proxy,
+    put_forwarding,
+    put_neighbour,
+    put_proxy,
+    read_forwardings,
+    read_neighbours,
+    read_proxies,
+)
+from weft.domain.addresses import Address, parse_address
+
+if TYPE_CHECKING:
+    from tests.lab.conftest import Space
+
+BRIDGE, TUNNEL = 50, 51
+MAC, OTHER_MAC = "02:02:0a:01:00:02", "02:02:0a:01:00:03"
+
+
+def at(text: str) -> Address:
+    return parse_address(text, field="address")
+
+
+NEIGHBOURS = [
+    Neighbour(link=BRIDGE, address=at("10.1.0.2"), mac=MAC),
+    Neighbour(link=BRIDGE, address=at("fd01::2"), mac=MAC),
+    Neighbour(link=TUNNEL, address=at("10.1.0.2"), mac=OTHER_MAC),
+]
+PROXIES = [Proxy(link=BRIDGE, address=at("10.1.0.9")), Proxy(link=BRIDGE, address=at("fd01::9"))]
+FORWARDINGS = [
+    Forwarding(link=TUNNEL, mac=MAC, remote=at("192.0.2.2")),
+    Forwarding(link=TUNNEL, mac=OTHER_MAC, remote=at("192.0.2.3")),
+    Forwarding(link=TUNNEL, mac=MAC),
+]
+
+
+@pytest.fixture(autouse=True)
+def devices(here: Space) -> None:
+    here.send(
+        create_bridge(Device(name="br0", index=BRIDGE)),
+        create_vxlan(Device(name="wx1", index=TUNNEL), Vxlan(vni=77, port=4789, local=at("127.0.0.1"))),
+        alter_link(BRIDGE, up=True),
+        alter_link(TUNNEL, up=True, master=BRIDGE),
+    )
+
+
+def test_neighbours_are_there_for_good(here: Space) -> None:
+    here.send(*map(put_neighbour, NEIGHBOURS * 2))
+    judged = {
+        (entry["dev"], entry["dst"], entry["lladdr"])
+        for entry in here.ask("ip", "-j", "neigh", "show", "nud", "permanent")
+    }
+    assert judged == {("br0", "10.1.0.2", MAC), ("br0", "fd01::2", MAC), ("wx1", "10.1.0.2", OTHER_MAC)}
+    assert set(read_neighbours(here.route)) == set(NEIGHBOURS)
+    here.send(*map(drop_neighbour, NEIGHBOURS * 2))
+    assert read_neighbours(here.route) == []
+
+
+def test_a_neighbour_gets_another_mac(here: Space) -> None:
+    moved = Neighbour(link=BRIDGE, address=at("10.1.0.2"), mac=OTHER_MAC)
+    here.send(put_neighbour(NEIGHBOURS[0]), put_neighbour(moved))
+    assert read_neighbours(here.route) == [moved]
+
+
+def test_what_the_kernel_learnt_is_not_read(here: Space) -> None:
+    here.ask("ip", "neigh", "add", "10.1.0.3", "lladdr", MAC, "dev", "br0", "nud", "reachable")
+    assert read_neighbours(here.route) == []
+
+
+def test_proxied_addresses(here: Space) -> None:
+    here.send(*map(put_proxy, PROXIES * 2))
+    judged = {(entry["dev"], entry["dst"]) for entry in here.ask("ip", "-j", "neigh", "show", "proxy")}
+    assert judged == {("br0", "10.1.0.9"), ("br0", "fd01::9")}
+    assert set(read_proxies(here.route)) == set(PROXIES)
+    assert read_neighbours(here.route) == []
+    here.send(*map(drop_proxy, PROXIES * 2))
+    assert read_proxies(here.route) == []
+
+
+def test_forwarding_of_the_tunnel_and_of_the_bridge(here: Space) -> None:
+    here.send(*map(put_forwarding, FORWARDINGS * 2))
+    entries = here.ask("bridge", "-j", "fdb", "show", "dev", "wx1")
+    remote = {entry["mac"]: entry["dst"] for entry in entries if "dst" in entry}
+    assert remote == {MAC: "192.0.2.2", OTHER_MAC: "192.0.2.3"}
+    assert [entry["state"] for entry in entries if entry["mac"] == MAC and "master" in entry] == ["static"]
+    assert set(read_forwardings(here.route)) == set(FORWARDINGS)
+    here.send(*map(drop_forwarding, FORWARDINGS * 2))
+    assert read_forwardings(here.route) == []
+
+
+def test_a_mac_moves_to_another_machine(here: Space) -> None:
+    moved = Forwarding(link=TUNNEL, mac=MAC, remote=at("192.0.2.9"))
+    here.send(put_forwarding(FORWARDINGS[0]), put_forwarding(moved))
+    assert read_forwardings(here.route) == [moved]
+
+
+def test_dropping_what_was_on_a_device_that_is_gone(here: Space) -> None:
+    here.send(
+        drop_neighbour(Neighbour(link=4711, address=at("10.1.0.2"), mac=MAC)),
+        drop_proxy(Proxy(link=4711, address=at("fd01::9"))),
+        drop_forwarding(Forwarding(link=4711, mac=MAC, remote=at("192.0.2.2"))),
+    )

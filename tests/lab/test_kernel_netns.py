@@ -1,0 +1,156 @@
+"""Namespaces: pinned, found again, entered and left."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from weft.adapters.linux.netns import Namespace, NamespaceDirectory
+from weft.domain.errors import DatapathFault, Invalid, NotFound
+from weft.testing.processes import Child
+
+if TYPE_CHECKING:
+    from tests.lab.conftest import Space
+
+FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
+
+
+def test_a_lab_test_sees_nothing_of_the_machines_network(here: Space) -> None:
+    assert [link["ifname"] for link in here.ask("ip", "-j", "link")] == ["lo"]
+
+
+def test_a_namespace_stands_without_any_process_until_it_is_deleted(directory: NamespaceDirectory) -> None:
+    with directory.create("blue") as made:
+        identity = made.identity
+    with directory.open("blue") as found:
+        assert found.identity == identity
+    directory.delete("blue")
+    assert directory.names() == frozenset()
+    with pytest.raises(NotFound):
+        directory.open("blue")
+
+
+def test_creating_and_deleting_twice_is_as_good_as_once(directory: NamespaceDirectory) -> None:
+    with directory.create("blue") as first, directory.create("blue") as second:
+        assert first.identity == second.identity
+    directory.delete("blue")
+    directory.delete("blue")
+    directory.delete("never-there")
+
+
+def test_every_namespace_is_another_one(directory: NamespaceDirectory) -> None:
+    with directory.create("blue") as blue, directory.create("red") as red, Namespace.current() as here:
+        assert len({blue.identity, red.identity, here.identity}) == 3
+    assert directory.names() == {"blue", "red"}
+
+
+def test_what_a_crash_left_half_made_is_not_found_but_can_be_finished(directory: NamespaceDirectory) -> None:
+    (directory.path / "half").touch()
+    assert directory.names() == frozenset()
+    with pytest.raises(NotFound):
+        directory.open("half")
+    directory.create("half").close()
+    assert directory.names() == {"half"}
+
+
+def test_a_directory_that_was_never_prepared_is_empty(tmp_path: Path) -> None:
+    assert NamespaceDirectory(tmp_path / "none").names() == frozenset()
+
+
+def test_preparing_again_keeps_what_is_pinned(directory: NamespaceDirectory) -> None:
+    directory.create("blue").close()
+    NamespaceDirectory(directory.path).prepare()
+    assert directory.names() == {"blue"}
+
+
+def test_deleting_reaches_other_mount_namespaces(directory: NamespaceDirectory) -> None:
+    """A container started meanwhile must not keep a tenant's namespace alive."""
+    directory.create("blue").close()
+    pinned = str(directory.path / "blue")
+    wait = "echo ready; exec sleep 600"
+    with Child(["unshare", "--mount", "--propagation", "slave", "sh", "-c", wait]) as other:
+        assert other.read_line() == "ready"
+        mounts = Path(f"/proc/{other.pid}/mountinfo")
+        assert pinned in mounts.read_text()
+        directory.delete("blue")
+        assert pinned not in mounts.read_text()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../blue", "a/b", ".hidden"])
+def test_a_name_never_leads_out_of_the_directory(directory: NamespaceDirectory, name: str) -> None:
+    for act in (directory.create, directory.open, directory.delete):
+        with pytest.raises(Invalid):
+            act(name)
+
+
+def test_only_network_namespaces_are_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path, Path("/proc/self/ns/mnt"), Path("/dev/null")):
+        with pytest.raises(Invalid):
+            Namespace.open(path)
+    for path in (tmp_path / "nothing", tmp_path / "file" / "below"):
+        with pytest.raises(NotFound):
+            Namespace.open(path)
+
+
+def test_work_inside_happens_on_another_thread_and_its_outcome_comes_back(there: Space) -> None:
+    with Namespace.current() as here:
+        before = here.identity
+
+    def look() -> tuple[object, object]:
+        with Namespace.current() as inside:
+            return inside.identity, threading.get_ident()
+
+    identity, thread = there.namespace.run(look)
+    assert identity == there.namespace.identity != before
+    assert thread != threading.get_ident()
+    with pytest.raises(ZeroDivisionError):
+        there.namespace.run(lambda: 1 // 0)
+    with Namespace.current() as here:
+        assert here.identity == before
+
+
+def test_a_socket_opened_inside_belongs_there_and_we_are_back(there: Space) -> None:
+    with Namespace.current() as here:
+        before = here.identity
+    with (
+        there.namespace.open_socket(socket.AF_INET, socket.SOCK_STREAM) as inside,
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM) as outside,
+    ):
+        inside.bind(("0.0.0.0", 0))
+        inside.listen()
+        outside.bind(("0.0.0.0", inside.getsockname()[1]))  # the same port is free here
+        outside.listen()
+    with Namespace.current() as here:
+        assert here.identity == before
+
+
+def test_a_socket_that_cannot_be_opened_leaves_us_at_home_too(there: Space) -> None:
+    with Namespace.current() as here:
+        with pytest.raises(DatapathFault):
+            there.namespace.open_socket(socket.AF_NETLINK, socket.SOCK_RAW, 99)
+        with Namespace.current() as after:
+            assert after.identity == here.identity
+
+
+def test_sysctls_are_written_inside_only(there: Space) -> None:
+    before = FORWARD.read_text()
+    other = "0" if before.strip() == "1" else "1"
+    there.namespace.write_sysctls({"net/ipv4/ip_forward": other, "net/ipv6/conf/lo/disable_ipv6": "1"})
+    assert FORWARD.read_text() == before
+    assert there.namespace.run(FORWARD.read_text).strip() == other
+
+
+def test_an_unknown_sysctl_is_named(there: Space) -> None:
+    with pytest.raises(DatapathFault, match="net/ipv4/conf/nowhere/rp_filter"):
+        there.namespace.write_sysctls({"net/ipv4/conf/nowhere/rp_filter": "1"})
+
+
+def test_what_has_its_value_already_is_not_written(there: Space) -> None:
+    """In a container `/proc/sys` may be read-only; this value cannot be written by anyone."""
+    count = there.namespace.run(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text).strip()
+    there.namespace.write_sysctls({"net/netfilter/nf_conntrack_count": count})

@@ -1,0 +1,98 @@
+"""The ruleset through the library and through the program, which is each other's judge."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from weft.adapters.linux import nftables
+from weft.adapters.linux.nftables import Nftables, NftablesLibrary, NftablesProgram, open_nftables
+from weft.domain.errors import DatapathFault
+
+if TYPE_CHECKING:
+    from tests.lab.conftest import Space
+
+TABLE = """
+add table inet weft
+add set inet weft blocked { type ipv4_addr; }
+add chain inet weft incoming { type filter hook input priority 0; policy accept; }
+add rule inet weft incoming ip saddr @blocked counter drop
+"""
+
+
+@pytest.fixture(params=["library", "program"])
+def nft(request: pytest.FixtureRequest, there: Space) -> Iterator[Nftables]:
+    if request.param == "library":
+        opened: Nftables = NftablesLibrary(ctypes.CDLL("libnftables.so.1"), namespace=there.namespace)
+    else:
+        program = shutil.which("nft")
+        assert program is not None
+        opened = NftablesProgram(program, namespace=there.namespace)
+    with opened:
+        yield opened
+
+
+def tables(space: Space) -> list[str]:
+    return [item["table"]["name"] for item in space.ask("nft", "-j", "list tables")["nftables"] if "table" in item]
+
+
+def test_commands_take_effect_inside_only(nft: Nftables, here: Space, there: Space) -> None:
+    nft.run(TABLE)
+    assert (tables(there), tables(here)) == (["weft"], [])
+
+
+def test_all_commands_or_none(nft: Nftables, there: Space) -> None:
+    with pytest.raises(DatapathFault, match="No such file or directory"):
+        nft.run("add table inet one\nadd rule inet two incoming accept\nadd table inet three")
+    assert tables(there) == []
+
+
+@pytest.mark.parametrize(
+    "commands", ["wish upon a star", "add table inet weft {", "add rule inet nowhere incoming accept"]
+)
+def test_a_fault_comes_with_nfts_own_words(nft: Nftables, commands: str) -> None:
+    with pytest.raises(DatapathFault) as fault:
+        nft.run(commands)
+    assert "Error: " in fault.value.message
+
+
+def test_what_was_made_is_read_back(nft: Nftables) -> None:
+    nft.run(TABLE)
+    nft.run("add element inet weft blocked { 10.0.0.1, 10.0.0.2 }")
+    listed = nft.read("list table inet weft")
+    assert [next(iter(item)) for item in listed] == ["table", "set", "chain", "rule"]
+    assert sorted(listed[1]["set"]["elem"]) == ["10.0.0.1", "10.0.0.2"]
+
+
+def test_reading_and_writing_take_turns(nft: Nftables) -> None:
+    for number in range(5):
+        nft.run(f"add table inet weft{number}")
+        assert len(nft.read("list tables")) == number + 1
+
+
+def test_reading_what_is_not_there_is_a_fault(nft: Nftables) -> None:
+    with pytest.raises(DatapathFault, match="No such file or directory"):
+        nft.read("list table inet weft")
+
+
+def test_the_library_is_preferred(there: Space) -> None:
+    with open_nftables(there.namespace) as opened:
+        assert isinstance(opened, NftablesLibrary)
+
+
+def test_without_the_library_the_program_serves(there: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nftables, "_LIBRARY", "libnowhere.so.1")
+    with open_nftables(there.namespace) as opened:
+        opened.run("add table inet weft")
+    assert tables(there) == ["weft"]
+
+
+def test_without_both_it_says_so(there: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nftables, "_LIBRARY", "libnowhere.so.1")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(DatapathFault, match="neither"):
+        open_nftables(there.namespace)

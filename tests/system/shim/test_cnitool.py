@@ -1,0 +1,115 @@
+"""cnitool, the reference caller, on both shims; and it judges our libcni: the same calls, to the letter."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from weft.cni.wire import Call
+from weft.testing.cni_cache import Attachment, ResultCache
+from weft.testing.cni_lists import read_network
+from weft.testing.libcni import Libcni
+from weft.testing.processes import DEADLINE
+from weft.testing.shims import AgentDouble, InstalledShim
+
+NETNS = "/proc/self/ns/net"
+
+
+class Cnitool:
+    """cnitool on a network of the test's own, whose name keeps its place in cnitool's one cache apart."""
+
+    def __init__(self, shim: InstalledShim, folder: Path) -> None:
+        program = shutil.which("cnitool")
+        if program is None:
+            pytest.skip("cnitool is not installed")
+        self.folder = folder / "net.d"
+        self.network = f"judged-{os.getpid()}-{folder.name}"[:60].strip("-_.")
+        self._program = program
+        self._environment = {
+            **shim.settings,
+            "CNI_PATH": str(shim.folder),
+            "NETCONFPATH": str(self.folder),
+            "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=p",
+            "CAP_ARGS": json.dumps({"ips": ["10.1.0.5"], "dns": {}}),
+        }
+        plugin = {"type": "weft-cni", "capabilities": {"ips": True, "mac": True}, "colour": {"deep": [1]}}
+        usage = subprocess.run([program], capture_output=True, check=False, timeout=DEADLINE)
+        self.knows_gc = b" gc " in usage.stdout + usage.stderr
+        versions = {"cniVersion": "1.0.0"} | ({"cniVersions": ["1.1.0"]} if self.knows_gc else {})
+        self.folder.mkdir()
+        (self.folder / "10.conflist").write_text(json.dumps({"name": self.network, "plugins": [plugin]} | versions))
+
+    def run(self, verb: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [self._program, verb, self.network, NETNS],
+            env=self._environment,
+            capture_output=True,
+            check=False,
+            timeout=DEADLINE,
+        )
+
+
+def seen(calls: list[Call]) -> list[tuple[dict[str, str], object]]:
+    """What the agent was told. libcni sends `capabilities` along (facts 4.11), older ones an empty `dns` (C-133)."""
+    configs = [json.loads(call.stdin) for call in calls]
+    for config in configs:
+        config.pop("capabilities", None)
+        if "prevResult" in config and config["prevResult"].get("dns") == {}:
+            del config["prevResult"]["dns"]
+    return [(dict(call.environment), config) for call, config in zip(calls, configs, strict=True)]
+
+
+async def test_cnitool_and_our_libcni_make_the_same_calls(
+    shim: InstalledShim, agent: AgentDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-026, C-095, C-110 to C-113, C-116, C-117."""
+    cnitool = Cnitool(shim, tmp_path)
+    added = cnitool.run("add")
+    assert (added.returncode, added.stderr) == (0, b"")
+    assert json.loads(added.stdout)["ips"][0]["address"] == "10.1.0.5/24"
+    again = cnitool.run("add")
+    assert again.returncode == 1
+    assert b"attached already" in again.stdout + again.stderr
+    for verb in ("check", "del", "del"):
+        done = cnitool.run(verb)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    theirs, agent.calls = agent.calls, []
+
+    for name, value in shim.settings.items():
+        monkeypatch.setenv(name, value)
+    libcni = Libcni(search_path=[shim.folder], cache=ResultCache(tmp_path / "cache"))
+    network = read_network(cnitool.folder, cnitool.network)
+    attachment = Attachment(
+        container=theirs[0].environment["CNI_CONTAINERID"],
+        netns=NETNS,
+        args=(("IgnoreUnknown", "1"), ("K8S_POD_NAME", "p")),
+        capabilities={"ips": ["10.1.0.5"], "dns": {}},
+    )
+    await libcni.add(network, attachment)
+    with pytest.raises(Exception, match="attached already"):
+        await libcni.add(network, attachment)
+    await libcni.check(network, attachment)
+    await libcni.delete(network, attachment)
+    await libcni.delete(network, attachment)
+    assert seen(agent.calls) == seen(theirs)
+
+
+def test_cnitool_asks_for_status_and_collects(shim: InstalledShim, agent: AgentDouble, tmp_path: Path) -> None:
+    """C-090, C-097: its GC sends no list, after it has detached what it knows itself."""
+    cnitool = Cnitool(shim, tmp_path)
+    if not cnitool.knows_gc:
+        pytest.skip("this cnitool is older than CNI 1.1")
+    status = cnitool.run("status")
+    assert b"nobody is here" in status.stderr + status.stdout
+    assert cnitool.run("add").returncode == 0
+    assert cnitool.run("status").returncode == 0
+    assert cnitool.run("gc").returncode == 0
+    verbs = [call.environment["CNI_COMMAND"] for call in agent.calls]
+    assert verbs == ["STATUS", "ADD", "STATUS", "DEL", "GC"]
+    assert b"cni.dev" not in agent.calls[-1].stdin
+    assert agent.attached == {}

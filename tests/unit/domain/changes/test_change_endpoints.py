@@ -1,0 +1,184 @@
+"""Endpoints: one commit each with their addresses, and everything back at the end (E1, E12, O22, W17, W19)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.domain import kinds, model
+from weft.domain.allocator import NumberSet
+from weft.domain.changes import endpoints
+from weft.domain.changes.endpoints import Busy
+from weft.domain.errors import Conflict, Exhausted, Invalid, NotFound
+from weft.domain.ids import EndpointId, EndpointKey, NetworkName
+from weft.testing.worlds import DEFAULT, World, endpoint, group, network
+
+E1 = EndpointKey(DEFAULT, NetworkName("blue"), EndpointId("e1"))
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.put(network(gateway="10.1.1.254", ipv6_subnet="fd00::/120", ipv6_gateway="fd00::1"))
+    return world
+
+
+def test_both_families_are_taken_in_one_commit_and_freed_in_one(world: World) -> None:
+    """W19: the original never freed the v6 address."""
+    before, revision = dict(world.entries), world.revision
+    made = world.attach("e1")
+    assert (made.ip_address, made.ipv6_address, made.mac_address) == ("10.1.1.1", "fd00::2", "02:02:0a:01:01:01")
+    assert world.revision == revision + 1
+    assert world.entries.keys() - before.keys() == {
+        "endpoints/default/blue/e1",
+        "claims/addresses/default/blue/0a010101",
+        f"claims/addresses/default/blue/fd{0:028x}02",
+    }
+    world.detach("e1")
+    assert world.entries == before
+
+
+def test_an_endpoint_that_exists_is_given_back_unchanged(world: World) -> None:
+    made = world.attach("e1")
+    wanted = msgspec.structs.replace(endpoint("e1", address="10.1.1.77"), host="elsewhere")
+    again, plan = endpoints.plan_create(world.reading(), wanted, busy=Busy())
+    assert again == made
+    assert plan.writes == ()
+
+
+def test_addresses_can_be_asked_for(world: World) -> None:
+    made = world.attach("e1", address="10.1.1.7", address_v6="fd00::7")
+    assert (made.ip_address, made.ipv6_address) == ("10.1.1.7", "fd00::7")
+    with world.refuses(Conflict, field="IPAddress"):
+        world.attach("e2", address="10.1.1.7")
+    with world.refuses(Conflict, field="IPv6Address"):
+        world.attach("e2", address_v6="fd00::7")
+    with world.refuses(Invalid, field="IPAddress"):
+        world.attach("e2", address="fd00::8")
+    with world.refuses(Invalid, field="IPv6Address"):
+        world.attach("e2", address_v6="fd01::8")
+
+
+def test_references_must_exist_and_fit(world: World) -> None:
+    world.put(network("red", "10.2.0.0/24"))
+    world.put(group(network="red"))
+    with world.refuses(Invalid, field="ServiceName"):
+        world.attach("e1", group="none")
+    with world.refuses(Conflict, field="ServiceName"):
+        world.attach("e1", group="web")
+    with world.refuses(Invalid, field="NetworkName"):
+        world.attach("e1", network="none")
+    with world.refuses(NotFound):
+        world.detach("e1")
+
+
+def test_what_is_held_or_rests_is_passed_over(world: World) -> None:
+    pool = (network().key, 4)
+    busy = Busy(held={pool: NumberSet([0x0A010101])}, resting={pool: NumberSet([0x0A010102])})
+    made, _ = endpoints.plan_create(world.reading(), endpoint("e1"), busy=busy)
+    assert made.ip_address == "10.1.1.3"
+
+
+def test_an_update_changes_labels_and_names_only(world: World) -> None:
+    made = world.attach("e1")
+
+    def update(labels: dict[str, str], container: str) -> int:
+        changed, plan = endpoints.plan_update(
+            world.reading(), E1, labels=labels, container_id=container, container_name="shop"
+        )
+        world.carry_out(plan)
+        stored = world.cluster.get(kinds.ENDPOINT, *E1)
+        assert stored is not None
+        assert stored.value == changed
+        assert changed.ip_address == made.ip_address
+        return len(plan.writes)
+
+    assert update({"app": "web"}, "c1") == 1
+    assert update({"app": "web"}, "c1") == 0
+    assert update({}, "c1") == 1
+    with world.refuses(Invalid, field="labels"):
+        update({"a": "\n"}, "c1")
+    world.detach("e1")
+    with world.refuses(NotFound):
+        update({}, "c1")
+
+
+class TestReservations:
+    def reserve(self, world: World, asked: str = "", of: model.Group | None = None) -> str:
+        stored = world.cluster.get(kinds.NETWORK, "default", "blue")
+        assert stored is not None
+        address, plan = endpoints.plan_reserve(world.reading(), stored.value, of, asked=asked, busy=Busy())
+        world.carry_out(plan)
+        return str(address)
+
+    def release(self, world: World, text: str) -> None:
+        world.carry_out(endpoints.plan_release(world.reading(), network(), text))
+
+    def test_an_address_ahead_of_its_endpoint(self, world: World) -> None:
+        before = dict(world.entries)
+        assert self.reserve(world) == "10.1.1.1"
+        assert self.reserve(world) == "10.1.1.2"
+        assert self.reserve(world, "fd00::9") == "fd00::9"
+        with world.refuses(Conflict, field="PreferredIPv4Address"):
+            self.reserve(world, "10.1.1.2")
+        with world.refuses(Invalid, field="PreferredIPv4Address"):
+            self.reserve(world, "10.1.1.254")
+        for text in ("10.1.1.1", "10.1.1.2", "fd00::9", "10.1.1.3"):
+            self.release(world, text)
+        assert world.entries == before
+
+    def test_it_goes_to_its_endpoint_and_then_only_with_it(self, world: World) -> None:
+        before = dict(world.entries)
+        assert self.reserve(world, "10.1.1.7") == "10.1.1.7"
+        assert world.attach("e1", address="10.1.1.7").ip_address == "10.1.1.7"
+        with world.refuses(Conflict, field="IPv4Address"):
+            self.release(world, "10.1.1.7")
+        world.detach("e1")
+        self.release(world, "10.1.1.7")
+        assert world.entries == before
+
+    def test_a_network_or_group_that_is_gone(self, world: World) -> None:
+        web = world.put(group())
+        gone = network("gone", "10.7.0.0/24")
+        with world.refuses(NotFound):
+            endpoints.plan_reserve(world.reading(), gone, None, asked="", busy=Busy())
+        world.delete(web)
+        with world.refuses(NotFound):
+            self.reserve(world, of=web)
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["", "web"]), st.integers(0, 8)), max_size=40))
+def test_never_twice_never_lost_and_all_released(steps: list[tuple[int, str, int]]) -> None:
+    """Endpoints come and go in any order, with and without a group and a wish, on a network that is soon full."""
+    world = World()
+    world.put(network(subnet="10.1.1.0/29", gateway="10.1.1.6"))
+    world.put(group(ip_pool="10.1.1.3-10.1.1.4"))
+    before = dict(world.entries)
+    here: dict[str, str] = {}
+    pools = {"": {1, 2, 5}, "web": {3, 4}}
+    for number, owner, wish in steps:
+        name = f"e{number}"
+        if name in here:
+            world.detach(name)
+            del here[name]
+            continue
+        taken = {int(text.rpartition(".")[2]) for text in here.values()}
+        free = pools[owner] - taken
+        if wish and wish not in pools[owner]:
+            with world.refuses(Invalid, field="IPAddress"):
+                world.attach(name, group=owner, address=f"10.1.1.{wish}")
+        elif wish and wish in taken:
+            with world.refuses(Conflict, field="IPAddress"):
+                world.attach(name, group=owner, address=f"10.1.1.{wish}")
+        elif not wish and not free:
+            with world.refuses(Exhausted):
+                world.attach(name, group=owner)
+        else:
+            made = world.attach(name, group=owner, address=f"10.1.1.{wish}" if wish else "")
+            assert made.ip_address == f"10.1.1.{wish or min(free)}"
+            here[name] = made.ip_address
+    for name in here:
+        world.detach(name)
+    assert world.entries == before
