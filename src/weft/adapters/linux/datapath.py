@@ -11,13 +11,14 @@ from types import TracebackType
 from typing import Self
 
 from weft.adapters.linux import pod
+from weft.adapters.linux.elements import apply_changes
 from weft.adapters.linux.facts import PORT_MAC, port_neighbours, port_routes
 from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, read_link, read_links
 from weft.adapters.linux.neighbours import put_neighbour
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.routes import put_route, read_addresses
-from weft.adapters.linux.ruleset import add_elements, elements_of
+from weft.adapters.linux.ruleset import put_voices, voices_of
 from weft.adapters.linux.space import REAPED_GROUP, TenantSpace
 from weft.adapters.linux.survey import foreign_drops, probe_kernel, survey_space
 from weft.domain.addresses import Address
@@ -126,7 +127,7 @@ class LinuxDatapath:
                 ]
             )
             inside.send_batch([*pod.requests(wiring, there)])
-            space.nftables.run(add_elements(elements_of(wiring.port)))
+            apply_changes(space.netfilter, put_voices(voices_of(wiring.port)))
 
     def _make_pair(self, space: TenantSpace, namespace: Namespace, wiring: Wiring) -> tuple[int, int]:
         """A veth pair with indexes that we choose, so that nothing has to be read back."""

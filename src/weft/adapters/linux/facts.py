@@ -12,7 +12,7 @@ import msgspec
 from weft.adapters.linux.links import LOOPBACK
 from weft.adapters.linux.neighbours import Forwarding, Neighbour
 from weft.adapters.linux.routes import LinkAddress, Prefix, Route
-from weft.adapters.linux.ruleset import Element, elements_of
+from weft.adapters.linux.ruleset import Voice, voices_of
 from weft.domain.addresses import BITS, Address, parse_address
 from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Space
 
@@ -31,7 +31,7 @@ class Facts(msgspec.Struct, frozen=True):
     routes: frozenset[Route] = frozenset()
     neighbours: frozenset[Neighbour] = frozenset()
     forwardings: frozenset[Forwarding] = frozenset()
-    elements: frozenset[Element] = frozenset()
+    voices: frozenset[Voice] = frozenset()
 
 
 def overlay_name(vni: int) -> str:
@@ -58,7 +58,7 @@ def facts_of(parts: Iterable[Part], indexes: Mapping[str, int]) -> Facts:
     routes: set[Route] = set()
     neighbours: set[Neighbour] = set()
     forwardings: set[Forwarding] = set()
-    elements: set[Element] = set()
+    voices: set[Voice] = set()
     for part in parts:
         match part:
             case Gateway():
@@ -74,11 +74,11 @@ def facts_of(parts: Iterable[Part], indexes: Mapping[str, int]) -> Facts:
             case Port() if link := indexes.get(part.interface):
                 routes |= port_routes(part, link)
                 neighbours |= port_neighbours(part, link)
-                elements.update(elements_of(part))
+                voices.update(voices_of(part))
             case Space() | Overlay() | Peer() | Remote() | Port():
                 pass
     return Facts(
-        frozenset(addresses), frozenset(routes), frozenset(neighbours), frozenset(forwardings), frozenset(elements)
+        frozenset(addresses), frozenset(routes), frozenset(neighbours), frozenset(forwardings), frozenset(voices)
     )
 
 

@@ -8,7 +8,16 @@ from weft.adapters.linux.facts import NODE_V4, NODE_V6, PORT_MAC
 from weft.adapters.linux.links import LOOPBACK, alter_link, read_link
 from weft.adapters.linux.neighbours import Neighbour, put_neighbour, read_neighbours
 from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.routes import LinkAddress, Prefix, Route, put_address, put_route, read_addresses, read_routes
+from weft.adapters.linux.routes import (
+    LinkAddress,
+    Prefix,
+    Route,
+    local_route,
+    put_address,
+    put_route,
+    read_addresses,
+    read_routes,
+)
 from weft.adapters.linux.wire import Request
 from weft.domain.addresses import BITS, Address
 from weft.ports.datapath import WiredAddress, Wiring
@@ -37,6 +46,11 @@ def routes(wiring: Wiring, link: int) -> list[Route]:
     return found
 
 
+def local_routes(wiring: Wiring, link: int) -> list[Route]:
+    """What makes v6 addresses take packets at once, not when the kernel gets round to it."""
+    return [local_route(each) for each in addresses(wiring, link) if each.prefix.address.family == 6]
+
+
 def neighbours(wiring: Wiring, link: int) -> list[Neighbour]:
     """The next hop's MAC is known: nobody is ever asked on the link."""
     return [Neighbour(link=link, address=next_hop_of(wired), mac=PORT_MAC) for wired in wiring.addresses]
@@ -48,6 +62,7 @@ def requests(wiring: Wiring, link: int) -> Iterable[Request]:
         alter_link(LOOPBACK, up=True),
         alter_link(link, up=True),
         *map(put_address, addresses(wiring, link)),
+        *map(put_route, local_routes(wiring, link)),
         *map(put_neighbour, neighbours(wiring, link)),
         *map(put_route, routes(wiring, link)),
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence, Set
 from types import TracebackType
 from typing import Self
 
+from weft.adapters.linux.elements import apply_changes
 from weft.adapters.linux.facts import OVERLAY_PREFIX, Facts, facts_of, overlay_mac, overlay_name
 from weft.adapters.linux.links import LOOPBACK, Device, Link, Vxlan, alter_link, create_vxlan, delete_link, read_links
 from weft.adapters.linux.neighbours import (
@@ -21,11 +22,11 @@ from weft.adapters.linux.neighbours import (
     read_forwardings,
     read_neighbours,
 )
-from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
+from weft.adapters.linux.netlink import NETFILTER, ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
 from weft.adapters.linux.routes import drop_address, drop_route, put_address, put_route, read_addresses, read_routes
-from weft.adapters.linux.ruleset import BASE, LIST_SETS, PORT_PREFIX, add_elements, delete_elements, read_elements
+from weft.adapters.linux.ruleset import BASE, PORT_PREFIX, drop_voices, put_voices, read_voices
 from weft.adapters.linux.wire import Request
 from weft.domain.addresses import Address
 from weft.domain.nodeview import Overlay, Part, Port
@@ -54,11 +55,13 @@ class TenantSpace:
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
         self.netlink = NetlinkSocket(ROUTE, namespace=namespace)
+        self.netfilter = NetlinkSocket(NETFILTER, namespace=namespace)
         self.nftables = open_nftables(namespace)
         self.indexes: dict[str, int] = {}
 
     def close(self) -> None:
         self.nftables.close()
+        self.netfilter.close()
         self.netlink.close()
         self.namespace.close()
 
@@ -141,7 +144,7 @@ class TenantSpace:
             routes=frozenset(read_routes(self.netlink)),
             neighbours=frozenset(each for each in read_neighbours(self.netlink) if each.link in ours),
             forwardings=frozenset(each for each in read_forwardings(self.netlink) if each.remote),
-            elements=frozenset(read_elements(self.nftables.read(LIST_SETS))),
+            voices=frozenset(read_voices(self.netfilter)),
         )
 
     def _add(self, facts: Facts) -> None:
@@ -153,12 +156,12 @@ class TenantSpace:
         ]
         if requests:
             self.netlink.send_batch(requests)
-        if facts.elements:
-            self.nftables.run(add_elements(sorted(facts.elements)))
+        if facts.voices:
+            apply_changes(self.netfilter, put_voices(facts.voices))
 
     def _remove(self, facts: Facts) -> None:
-        if facts.elements:
-            self.nftables.run(delete_elements(sorted(facts.elements)))
+        if facts.voices:
+            apply_changes(self.netfilter, drop_voices(facts.voices))
         requests: list[Request] = [
             *map(drop_route, facts.routes),
             *map(drop_forwarding, facts.forwardings),
