@@ -1,7 +1,7 @@
 """Figures of the policy engine in a cluster of 10,000 pods, 1,000 namespaces and 5,000 policies.
 
-The measuring runs in a process of its own, so that its memory is that of the engine and of nothing else. Times are by the
-wall clock, as a user waits; each figure notes the machine's load, since a busy machine shows in them.
+The measuring runs in a process of its own, so that its memory is that of the engine and of nothing else. Times are by
+the wall clock, as a user waits; each figure notes the machine's load, since a busy machine shows in them.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds
 from weft.domain.errors import Unavailable
 from weft.ports.store import Compare, Delete, Put, Revision, Write
-from weft.testing.masters import API, Answer, Rest, running_master
+from weft.testing.masters import API, Answer, MasterProcess, Rest, client, running_master
 
 Document = dict[str, Any]
 
@@ -215,3 +216,15 @@ async def test_a_large_backup_passes_through_a_follower(rest: Rest) -> None:
         assert (await follower.send("GET", "/info")).accepted()["current-state"] == "follower"
         (await restore(follower, document)).accepted()
         assert await follower.state() == document["entries"]
+
+
+async def test_a_backup_outlives_the_program_that_it_was_restored_to(rest: Rest, tmp_path: Path) -> None:
+    """The same document fits every store; on the embedded one it is there after kill -9."""
+    await populate(rest)
+    document = await backup(rest)
+    async with MasterProcess(tmp_path) as master, client(master.url) as program:
+        assert "networks/default/default-net" in await program.state()
+        (await restore(program, document)).accepted()
+        await master.start()
+        assert await program.state() == document["entries"]
+        await assert_it_works(program)

@@ -50,7 +50,6 @@ from weft.testing.interleaving import ScheduledStore, Scheduler, Weather, at_onc
 
 TTL = 3.0
 LIMIT = 12.0
-ROUNDS = 20
 PAUSES = (0.0, 0.0, 0.0, 0.5, TTL, LIMIT / 2)
 TENANT = TenantName("t")
 EVERYTHING = StoreKey("")
@@ -177,6 +176,8 @@ class World:
             ReferenceAgent(link, node=NodeName(node), ttl=TTL, limit=LIMIT) for node, link in self.links.items()
         ]
         self.scenes = self.rng.sample(SCENES, self.rng.randint(1, 2))
+        self.rounds = self.rng.choice((1, 1, 2, 2, 4, 16))
+        self.pauses = self.rng.choice((PAUSES, (0.0,)))
         self.leaving = self.rng.choice((0.2, 0.4, 0.6))
         self.told: dict[EndpointKey, bool] = {}
         self._audited = NEVER
@@ -221,8 +222,8 @@ class World:
 async def use_master(world: World, client: str) -> None:
     """A client of the masters: endpoints, services, reserved addresses, groups and networks come and go."""
     rng = world.rng
-    for number in range(ROUNDS):
-        await asyncio.sleep(rng.choice(PAUSES))
+    for number in range(world.rounds):
+        await asyncio.sleep(rng.choice(world.pauses))
         await world.scheduler.turn(client, f"round {number}")
         master = next(filter(Master.leads, world.masters), None) if rng.random() < 0.7 else None
         act = rng.choice((endpoint_round, endpoint_round, service_round, reserve_round, object_round))
@@ -299,8 +300,8 @@ async def object_round(world: World, client: str, master: Master) -> None:
 
 async def use_agent(world: World, agent: ReferenceAgent) -> None:
     """A container runtime on a node."""
-    for number in range(ROUNDS):
-        await asyncio.sleep(world.rng.choice(PAUSES))
+    for number in range(world.rounds):
+        await asyncio.sleep(world.rng.choice(world.pauses))
         await world.scheduler.turn(f"runtime {agent.node}", f"round {number}")
         await runtime_round(world, agent)
 
@@ -326,11 +327,11 @@ async def runtime_round(world: World, agent: ReferenceAgent) -> None:
 async def cut_off(world: World) -> None:
     """One node loses the store now and then, sometimes for longer than the limit, while its runtime goes on."""
     rng, link, agent = world.rng, world.links["n3"], world.agents[2]
-    for _ in range(rng.choice((0, 1, 3))):
-        await asyncio.sleep(rng.choice((1.0, TTL, LIMIT)))
+    for _ in range(rng.choice((0, 0, 1, 3))):
+        await asyncio.sleep(rng.choice((0.0, 1.0, TTL, LIMIT)))
         world.note("n3 is cut off")
         link.cut = True
-        for _ in range(5):
+        for _ in range(4):
             await runtime_round(world, agent)
             await asyncio.sleep(rng.choice((0.2, 1.0, TTL, LIMIT)))
         world.note("n3 is back")
@@ -413,6 +414,10 @@ async def live(world: World) -> None:
     async with AsyncExitStack() as stack:
         for life in [*(master.run() for master in world.masters), *(agent.run() for agent in world.agents)]:
             await stack.enter_async_context(beside(life, name="actor"))
+        await until(lambda: all(agent.in_touch for agent in world.agents))
+        for agent in world.rng.sample(world.agents, world.rng.randrange(4)):
+            await runtime_round(world, agent)
+        world.scheduler.storm()
         async with asyncio.TaskGroup() as tasks:
             for client in ("c1", "c2"):
                 tasks.create_task(use_master(world, client))

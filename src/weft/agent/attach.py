@@ -141,7 +141,9 @@ class Attachments:
 
     async def reclaim(self, endpoint_id: str) -> EndpointKey:
         """Take off an attachment of this node at an operator's word, as DEL would; `NotFound` when there is none."""
-        found = next((note for note in self._journal if endpoint_id in (note.endpoint.endpoint_id, str(note.key))), None)
+        found = next(
+            (note for note in self._journal if endpoint_id in (note.endpoint.endpoint_id, str(note.key))), None
+        )
         if found is None:
             raise NotFound(f"endpoint {endpoint_id[:200]!r} is not on this node")
         async with self._turns[found.handle.container]:

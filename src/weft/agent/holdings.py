@@ -256,8 +256,9 @@ class Holdings:
         self.journal.put(note)
         with suppress(Unavailable):
             await self._publish(note)
-        if self.journal.get(wanted.key) is None:
-            raise Unavailable(f"{wanted.key} could not be published")
+        kept = self.journal.get(wanted.key)
+        if kept is None or kept.stage is Stage.LEAVING:
+            raise Unavailable(f"{wanted.key} could not be published: try again")
         return endpoint
 
     def _choose(self, network: model.Network) -> dict[int, Address] | None:

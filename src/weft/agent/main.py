@@ -11,21 +11,23 @@ from contextlib import AsyncExitStack
 from weft import __version__
 from weft.agent.attach import Attachments
 from weft.agent.cni_server import cni_server
+from weft.agent.contiv_cni import ContivCni
 from weft.agent.holdings import Holdings
 from weft.agent.journal import Stage
 from weft.agent.kernel import Kernel, kernel_thread
 from weft.agent.ledger import Ledger, read_boot_id
 from weft.agent.metrics import Metrics
 from weft.agent.reconcile import Reconciler
+from weft.agent.rest import AgentParts, AgentRest
 from weft.agent.settings import AgentSettings, read_agent_settings
 from weft.domain import model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER
 from weft.domain.errors import NotFound, Unavailable, WeftError
 from weft.drivers import open_datapath, open_store
-from weft.ports.datapath import Datapath
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
+from weft.runtime.http import serving, serving_privately
 from weft.runtime.logs import Log, start_logging
 from weft.runtime.mirror import Mirror
 from weft.runtime.settings import BadSettings, refuse
@@ -71,13 +73,23 @@ class Agent:
             reconciler=self._reconciler,
             mtu=mtu,
         )
-        self._metrics = Metrics()
+        self._parts = AgentParts(
+            settings=settings,
+            cluster=self._cluster,
+            journal=ledger,
+            holdings=self._holdings,
+            reconciler=self._reconciler,
+            attachments=self._attachments,
+            kernel=kernel,
+            metrics=Metrics(),
+            mtu=mtu,
+        )
         self._settings = settings
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until told to stop. DEL and CHECK are served at once, ADD when the node is restored."""
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(cni_server(self._settings.cni_socket, self._attachments.serve, self._metrics.observe))
+            await self._open_doors(stack)
             for work, name in (
                 (self._mirror.run(), "mirror"),
                 (self._holdings.run(), "holdings"),
@@ -88,6 +100,17 @@ class Agent:
             log.info("netplugin started", node=self._settings.host, version=__version__)
             await stop.wait()
             log.info("netplugin stops")
+
+    async def _open_doors(self, stack: AsyncExitStack) -> None:
+        """For runtimes, in both their ways, and for people."""
+        settings, serve, observe = self._settings, self._attachments.serve, self._parts.metrics.observe
+        await stack.enter_async_context(cni_server(settings.cni_socket, serve, observe))
+        if settings.contiv_socket:
+            contiv = ContivCni(journal=self._ledger, serve=serve, observe=observe)
+            await stack.enter_async_context(serving_privately(contiv.app(), settings.contiv_socket))
+        if settings.rest_address:
+            app = AgentRest(self._parts).app()
+            await stack.enter_async_context(serving(app, (settings.rest_address,), tls=None))
 
     async def _restore_and_follow(self) -> None:
         await self._wait_for_store()
@@ -129,7 +152,7 @@ class Agent:
     async def _reap_for_ever(self) -> None:
         never = asyncio.Event()
         while not await happens(never, within=REAP_S):
-            await self._kernel.call(Datapath.reap)
+            await self._kernel.call(lambda datapath: datapath.reap())
 
 
 async def serve(settings: AgentSettings) -> None:

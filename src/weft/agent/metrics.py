@@ -33,7 +33,9 @@ class Metrics:
         self.lag = Gauge(
             "weft_agent_reconcile_lag_revisions", "Revisions known and not yet in force", registry=registry
         )
-        self.mended = Gauge("weft_agent_mended", "Deviations of the kernel put right since the start", registry=registry)
+        self.mended = Gauge(
+            "weft_agent_mended", "Deviations of the kernel put right since the start", registry=registry
+        )
 
     def observe(self, verb: str, outcome: str, seconds: float) -> None:
         """Count one CNI call. A verb that is none is not repeated: callers must not make series grow."""

@@ -60,7 +60,7 @@ class AgentRest:
             Route(method="GET", path="/metrics", handler=self._metrics, about="Prometheus metrics"),
             Route(method="GET", path="/inspect/driver", handler=self._driver, about="What this node has and knows"),
             Route(method="GET", path="/inspect/bgp", handler=_not_yet("BGP is not available yet"), about="BGP"),
-            Route(method="GET", path="/inspect/nameserver", handler=_not_yet("names are not available yet"), about="DNS"),
+            Route(method="GET", path="/inspect/nameserver", handler=_not_yet("DNS is not available yet"), about="DNS"),
             Route(method="GET", path="/svcstats", handler=_not_yet("services are not available yet"), about="Services"),
             Route(method="DELETE", path="/debug/reclaimEndpoint/{id}", handler=self._reclaim,
                   about="Remove an attachment of this node by its endpoint id"),
@@ -169,13 +169,21 @@ def leaks(journal: Journal, spaces: list[SpaceSurvey]) -> list[str]:
     found = {(space.tenant, name) for space in spaces for name in space.ports}
     lost = [(key, note) for key, note in noted.items() if key not in found and note.stage is Stage.ATTACHED]
     return [
-        *(f"device {name} of tenant {tenant} belongs to no attachment" for tenant, name in sorted(found - noted.keys())),
+        *(
+            f"device {name} of tenant {tenant} belongs to no attachment"
+            for tenant, name in sorted(found - noted.keys())
+        ),
         *(f"attachment {note.endpoint.endpoint_id} has lost its device {name}" for (_, name), note in lost),
     ]
 
 
 def _space(survey: SpaceSurvey) -> dict[str, Any]:
-    return {"tenant": survey.tenant, "ports": list(survey.ports), "devices": list(survey.devices), "faults": list(survey.faults)}
+    return {
+        "tenant": survey.tenant,
+        "ports": list(survey.ports),
+        "devices": list(survey.devices),
+        "faults": list(survey.faults),
+    }
 
 
 def _port(note: Attachment) -> dict[str, Any]:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from weft import __version__
+from weft.agent.own_address import default_address
 from weft.cni.wire import SOCKET_PATH
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Invalid
 from weft.domain.ids import MAX_LONG_NAME, NodeName, check_name
-from weft.drivers import RemoteStoreSettings, StoreSettings
+from weft.drivers import RemoteStoreSettings, SqliteStoreSettings, StoreSettings
 from weft.options import COMMON_OPTIONS, readable_file, store_settings
 from weft.runtime.settings import BadSettings, Option, comma_list, host_port, one_of, read_settings, seconds
 
 DEFAULT_NETMASTER = "unix:/var/lib/weft/store.sock"
+CONTIV_SOCKET = "/run/contiv/contiv-cni.sock"
 
 
 def _address(text: str) -> Address:
@@ -36,6 +39,18 @@ def _node_name(text: str) -> NodeName:
 
 def _port(text: str) -> int:
     return host_port(f"any:{text}")[1]
+
+
+def _loopback(text: str) -> tuple[str, int] | None:
+    if text == "none":
+        return None
+    host, port = host_port(text)
+    try:
+        if ip_address(host).is_loopback:
+            return host, port
+    except ValueError:
+        pass  # a name, which may stand for anything
+    raise ValueError(f"{text!r} is not on loopback: it is served without TLS, so only as 127.0.0.1 or ::1")
 
 
 OPTIONS = (
@@ -62,6 +77,10 @@ OPTIONS = (
            help="key of --tls-cert"),
     Option(name="cni_socket", flags=("--cni-socket",), env="CNI_SOCKET", default=Path(SOCKET_PATH), read=Path,
            help=f"where the CNI program reaches us; {SOCKET_PATH}"),
+    Option(name="contiv_socket", flags=("--contiv-socket",), env="CONTIV_SOCKET", default="", read=str,
+           help=f"where callers of Contiv's form reach us, or none; {CONTIV_SOCKET} in mode kubernetes, else none"),
+    Option(name="rest_address", flags=("--rest-address",), env="REST_ADDRESS", default=("127.0.0.1", 9090),
+           read=_loopback, help="where REST and metrics are served, on loopback, or none; 127.0.0.1:9090"),
     Option(name="run_dir", flags=("--run-dir",), env="RUN_DIR", default=Path("/run/weft"), read=Path,
            help="directory in which tenants' namespaces are pinned; /run/weft"),
     Option(name="data_dir", flags=("--data-dir",), env="DATA_DIR", default=Path("/var/lib/weft"), read=Path,
@@ -88,6 +107,8 @@ class AgentSettings:
     vxlan_port: int
     datapath: str
     cni_socket: Path
+    contiv_socket: Path | None
+    rest_address: tuple[str, int] | None
     run_dir: Path
     data_dir: Path
     node_ttl: float
@@ -109,17 +130,18 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
         faults.append("--vlan-uplinks is demanded with --netmode vlan")
     if given["netmode"] == "vlan" and given["datapath"] == "linux":
         faults.append("--netmode vlan: the linux datapath carries no VLAN tags; use vxlan")
-    if not given["etcd"]:
+    if isinstance(store, SqliteStoreSettings):  # the embedded store is netmaster's
         store = _remote(given, str(host))
     if faults:
         raise BadSettings(faults)
-    default = default_address()
+    default = _named(given) or default_address()
     return AgentSettings(
         **{name: given[name] for name in (
-            "mode", "log_level", "json_log", "vxlan_port", "datapath", "cni_socket", "run_dir", "data_dir", "node_ttl",
-            "offline_limit",
+            "mode", "log_level", "json_log", "vxlan_port", "datapath", "cni_socket", "rest_address", "run_dir",
+            "data_dir", "node_ttl", "offline_limit",
         )},
         store=store,
+        contiv_socket=_contiv_socket(given),
         syslog=given["syslog"] if given["use_syslog"] else None,
         host=host,
         ctrl_ip=given["ctrl_ip"] or default,
@@ -127,16 +149,16 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
     )  # fmt: skip
 
 
+def _named(given: Mapping[str, Any]) -> Address | None:
+    """An address that was given, when both were, so that nobody has to find one out."""
+    return given["ctrl_ip"] if given["ctrl_ip"] and given["vtep_ip"] else None
+
+
+def _contiv_socket(given: Mapping[str, Any]) -> Path | None:
+    text = given["contiv_socket"] or (CONTIV_SOCKET if given["mode"] == "kubernetes" else "none")
+    return None if text == "none" else Path(text)
+
+
 def _remote(given: Mapping[str, Any], host: str) -> RemoteStoreSettings:
     files = {name: str(given[f"tls_{name}"] or "") for name in ("ca", "cert", "key")}
     return RemoteStoreSettings(endpoints=given["netmaster"], node=host, **files)
-
-
-def default_address() -> Address:
-    """Our address towards other machines, as the routing table has it; loopback where there is no way out."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it only asks the kernel for the way
-            return parse_address(probe.getsockname()[0], field="address")
-        except OSError:
-            return Address(4, 0x7F000001)

@@ -7,6 +7,7 @@ names what happens.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from weft.ctl import render
 from weft.ctl.client import Client, Row, decode_json, decode_row, decode_rows
 from weft.ctl.failures import Usage
 from weft.ctl.files import read_document, write_document
-from weft.ctl.kinds import API, FLOW_CHANGES, GLOBAL, INCOMING, OUTGOING, POLICY, RULE, TENANT, Kind
+from weft.ctl.kinds import API, FLOW_CHANGES, GLOBAL, INCOMING, NODE, OUTGOING, POLICY, RULE, TENANT, Kind
 
 _ADDED_BY_SERVER = frozenset({"key", "links", "link-sets"})
 _NOT_FOR = {
@@ -87,6 +88,17 @@ def lists(kind: Kind) -> Action:
             yield render.table(kind.columns, rows)
 
     return list_
+
+
+def list_nodes(call: Call) -> Iterator[str]:
+    """Print all nodes, each with whether it is heard, or since when it is not."""
+    rows = list(call.client.rows(NODE.path(), query={}))
+    if "quiet" in call.switches:
+        yield render.names(NODE.name, rows)
+    elif "json" in call.switches:
+        yield render.json_array(rows)
+    else:
+        yield render.table(NODE.columns, ({**row, "state": _state(row)} for row in rows))
 
 
 def create_policy(call: Call) -> Iterator[str]:
@@ -213,6 +225,13 @@ def print_completion(call: Call) -> Iterator[str]:
 
 def _encode(members: Mapping[str, object]) -> bytes:
     return json.dumps(members, separators=(",", ":")).encode()
+
+
+def _state(node: Row) -> str:
+    since = node.get("silentSince")
+    if not isinstance(since, int | float) or not since:
+        return "alive"
+    return time.strftime("silent since %Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
 
 
 def _priority(rule: Row) -> int:

@@ -84,6 +84,11 @@ NOUNS = (
         ),
     ),
     Noun(
+        ("node",),
+        "machines that run the agent",
+        (Command(("ls", "list"), "List nodes, and which of them are silent", actions.list_nodes, (), (_JSON, _QUIET)),),
+    ),
+    Noun(
         ("netprofile",),
         "bandwidth and DSCP of the endpoints of groups",
         (

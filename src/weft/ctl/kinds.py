@@ -187,3 +187,16 @@ ENDPOINT = Kind(
         Column("Container", "containerName"),
     ),
 )
+
+NODE = Kind(
+    "node",
+    "nodes",
+    ("name",),
+    (
+        Column("Node", "name"),
+        Column("Control address", "ctrlIp"),
+        Column("Tunnel address", "vtepIp"),
+        Column("Version", "version"),
+        Column("State", "state"),
+    ),
+)

@@ -33,13 +33,13 @@ class NodeStore:
     async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
         for lease in {write.lease for write in writes if isinstance(write, Put) and write.lease is not None}:
             await self._check_lease(lease)
-        seen = await self._check_ownership(writes)
+        seen = await self._check_ownership(compares, writes)
         for _ in range(_TRIES):
             try:
                 # What the verdict rests on is compared too, so it holds at the moment of the commit.
                 return await self._store.commit([*compares, *seen], writes)
             except Stale:
-                before, seen = seen, await self._check_ownership(writes)
+                before, seen = seen, await self._check_ownership(compares, writes)
                 if seen == before:
                     raise  # it is the node's own compare that does not hold
         raise Stale("what is to be written changes too fast")
@@ -67,13 +67,19 @@ class NodeStore:
         if owner.value != self._node.encode():
             raise Denied(f"lease {lease} is not node {self._node}'s own")
 
-    async def _check_ownership(self, writes: Sequence[Write]) -> list[At]:
-        """Judge the writes by the present values; what was looked at, as compares."""
+    async def _check_ownership(self, compares: Sequence[Compare], writes: Sequence[Write]) -> list[At]:
+        """Judge the writes by the present values; what was looked at, as compares.
+
+        A node that decided by older values is `Stale`, not `Denied`: what was free then may be another's by now.
+        """
         found: dict[StoreKey, Entry | None] = {}
         values: dict[StoreKey, bytes | None] = {}
         while needed := sorted(still_needed(writes, values)):
             for key, entry in zip(needed, await asyncio.gather(*map(self._store.read, needed)), strict=True):
                 found[key] = entry
                 values[key] = None if entry is None else entry.value
+        seen = [At(key, NEVER if entry is None else entry.revision) for key, entry in found.items()]
+        if any(compare.key in found and compare not in seen for compare in compares if isinstance(compare, At)):
+            raise Stale("what is to be written has changed")
         check_ownership(self._node, writes, values)
-        return [At(key, NEVER if entry is None else entry.revision) for key, entry in found.items()]
+        return seen

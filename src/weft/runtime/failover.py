@@ -19,7 +19,7 @@ from weft.runtime.backoff import Backoff
 T = TypeVar("T")
 
 PATIENCE = 6.0
-"""Seconds within which a call is answered, or `Unavailable`."""
+"""Seconds for which a call is tried before it ends with `Unavailable`."""
 _CONNECTING = 1.0
 _ANSWERING = 2.5
 """Seconds within which an answer must begin, or another server is tried where that does no harm."""
@@ -82,7 +82,8 @@ class Servers:
         """
         timeout = aiohttp.ClientTimeout(total=_ANSWERING if repeatable else PATIENCE, sock_connect=_CONNECTING)
         backoff = Backoff(first=0.02, cap=0.5, within=PATIENCE)
-        for tries in range(1, 1_000_000):
+        tries = 0
+        while True:
             server = self._now()
             try:
                 async with server.session.post(
@@ -100,12 +101,12 @@ class Servers:
                     raise Unavailable(f"{server.name} did not answer, it may have acted: {_text(error)}") from error
                 reason = error
             self._leave(server)
-            if tries % len(self._servers) == 0:
+            tries += 1
+            if tries % len(self._endpoints) == 0:  # all of them were asked
                 try:
                     await backoff.pause()
                 except TimeoutError:
                     raise Unavailable(f"no server answers; {server.name}: {_text(reason)}") from reason
-        raise AssertionError("time ran out long ago")
 
     @asynccontextmanager
     async def stream(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from weft.domain.errors import (
     WeftError,
 )
 from weft.runtime.logs import Log
+from weft.runtime.unix import listen_privately
 
 log = Log("http")
 
@@ -133,3 +134,20 @@ async def serving(
         yield
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def serving_privately(app: web.Application, path: Path, *, grace: float = 2.0) -> AsyncIterator[None]:
+    """Serve on a unix socket for root and our own user while the block runs; `Unavailable` when it cannot be had."""
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=grace)
+    await runner.setup()
+    with ExitStack() as undo:
+        try:
+            try:
+                await web.SockSite(runner, listen_privately(path)).start()
+            except OSError as error:
+                raise Unavailable(f"cannot listen on {path}: {error.strerror}") from error
+            undo.callback(path.unlink, missing_ok=True)
+            yield
+        finally:
+            await runner.cleanup()

@@ -165,6 +165,10 @@ class Pod:
     def name(self) -> str:
         return self.attachment.container
 
+    @property
+    def netns(self) -> Path:
+        return Path(self.attachment.netns)
+
     def address(self, family: int = 4) -> IPAddress:
         """Its address of a family, as ADD told."""
         return next(each.address.ip for each in self.result.addresses if each.address.version == family)

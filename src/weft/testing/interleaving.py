@@ -66,7 +66,10 @@ class _Turn(NamedTuple):
 
 
 class Scheduler:
-    """Runs coroutines on a loop of its own. `check` is called after every step and raises when something is wrong."""
+    """Runs coroutines on a loop of its own. `check` is called after every step and raises when something is wrong.
+
+    It begins calm: every call goes through, everyone is equally quick, and the clock moves when nothing else can.
+    """
 
     def __init__(self, rng: Random, weather: Weather) -> None:
         self.rng = rng
@@ -77,7 +80,7 @@ class Scheduler:
         self._waiting: list[_Turn] = []
         self._pace: dict[str, float] = {}
         self._stragglers: set[asyncio.Task[None]] = set()
-        self._calm = False
+        self._calm = True
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run to the end; what goes wrong carries the history of the last steps."""
@@ -87,6 +90,7 @@ class Scheduler:
                     return runner.run(main)
                 finally:
                     self._calm = True
+                    self.check = lambda: None
         except BaseException as error:
             error.add_note("\n".join(self.history[-200:]))
             raise
@@ -124,16 +128,19 @@ class Scheduler:
         self._stragglers.add(task)
         task.add_done_callback(self._stragglers.discard)
 
+    def storm(self) -> None:
+        """From here on the weather is as it was given."""
+        self._calm = False
+
     async def calm_down(self) -> None:
-        """From here on every call goes through; returns when those on the way have done so."""
+        """From here on all is calm again; returns when the calls on the way have gone through."""
         self._calm = True
         while self._stragglers:
             await asyncio.wait(self._stragglers)
 
     def step(self, until_timer: float | None) -> None:
         """Nobody can go on: choose what happens next."""
-        if not self._calm or self._waiting:
-            self.check()
+        self.check()
         self._waiting = [turn for turn in self._waiting if not turn.go.done()]
         if not self._waiting or (until_timer is not None and self.chance(self.weather.clock)):
             if until_timer is None:

@@ -62,6 +62,7 @@ class NetLab:
         flags = ("--etcd-endpoints", ",".join(etcd.endpoints)) if etcd else ()
         self.master = MasterProcess(directory, "--store-socket", str(self._store_socket), "--leader-ttl", "2", *flags)
         self._cables = 0
+        self._numbers: dict[str, int] = {}
         self.hosts: dict[str, Host] = {}
 
     @property
@@ -82,7 +83,7 @@ class NetLab:
 
     async def host(self, name: str, *flags: str) -> Host:
         """A new host with its agent, ready for pods; `flags` are for netplugin."""
-        number = len(self.hosts) + 1
+        self._numbers[name] = number = len(self._numbers) + 1
         home = self.directory / name
         home.mkdir()
         install(
@@ -107,7 +108,6 @@ class NetLab:
     def connect(self, host: Host) -> None:
         """Give a host a machine: a fresh namespace on the underlay."""
         self._cables += 1
-        number = list(self.hosts).index(host.name) + 1
         host.cable = f"u{self._cables}"
         host.boot_id.write_text(f"{uuid.uuid4()}\n")
         name = f"{host.name}-{self._cables}"
@@ -119,7 +119,7 @@ class NetLab:
             self._raise_cable(host, up=True)
             link = read_link(inside, "eth0")
             assert link is not None
-            address = LinkAddress(link=link.index, prefix=_on_underlay(number))
+            address = LinkAddress(link=link.index, prefix=_on_underlay(self._numbers[host.name]))
             inside.send_batch([alter_link(LOOPBACK, up=True), alter_link(link.index, up=True), put_address(address)])
 
     async def reboot(self, host: Host) -> None:

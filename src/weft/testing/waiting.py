@@ -25,3 +25,14 @@ async def until(condition: Callable[[], bool]) -> None:
     backoff = Backoff(first=0.002, cap=0.05, within=DEADLINE)
     while not condition():
         await backoff.pause()
+
+
+async def eventually(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
+    """The first answer for which it holds, which must come before the deadline; the last one is told otherwise."""
+    backoff = Backoff(first=0.01, cap=0.2, within=DEADLINE)
+    while not holds(answer := await ask()):
+        try:
+            await backoff.pause()
+        except TimeoutError as error:
+            raise AssertionError(f"it came to {answer!r} and no further") from error
+    return answer

@@ -134,7 +134,7 @@ def test_switches_have_shorthands() -> None:
 
 
 def test_every_noun_and_verb_of_the_original_is_there() -> None:
-    """All 48 leaf commands but those of ACI and login, and ours: `endpoint ls`, backup, restore, completion."""
+    """All 48 leaf commands but those of ACI and login, and ours: `endpoint ls`, `node ls`, backup and so on."""
     original = {
         "version",
         "endpoint inspect",
@@ -148,7 +148,7 @@ def test_every_noun_and_verb_of_the_original_is_there() -> None:
         *(f"service {verb}" for verb in ("create", "rm", "ls", "inspect")),
     }
     assert len(original) == 36
-    assert set(LEAVES) == original | {"endpoint ls", "policy diff", "backup", "restore", "completion"}
+    assert set(LEAVES) == original | {"endpoint ls", "node ls", "policy diff", "backup", "restore", "completion"}
 
 
 @pytest.mark.parametrize("line", LEAVES)

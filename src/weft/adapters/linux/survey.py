@@ -1,4 +1,4 @@
-"""What a person on call wants to know of the kernel: whether it can do what we need, and what is in a tenant's space."""
+"""What a person on call wants to know of the kernel: whether it can do what we need, and what it has of ours."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def foreign_drops() -> list[str]:
     with Namespace.current() as here, open_nftables(here) as nftables:
         chains = [item["chain"] for item in nftables.read("list chains") if "chain" in item]
     return [
-        f"chain {chain['name']} of table {chain['family']} {chain['table']} drops what it does not know ({chain['hook']})"
+        f"chain {chain['name']} of table {chain['family']} {chain['table']} drops what it does not know"
         for chain in chains
         if chain.get("policy") == "drop" and chain.get("hook") in _HOOKS
     ]

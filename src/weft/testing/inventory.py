@@ -1,0 +1,110 @@
+"""What a lab really has, read independently of our own code: by `ip`, `nft`, the backup document and the ledger's text."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.testing.hosts import Host
+from weft.testing.netlab import NetLab
+from weft.testing.waiting import DEADLINE
+
+
+class Held(NamedTuple):
+    """An address in use: of which tenant, on which host."""
+
+    tenant: str
+    address: str
+    host: str
+
+
+def ask(namespace: Path, *command: str) -> Any:
+    """What a tool that speaks JSON prints inside a network namespace; it must succeed."""
+    done = subprocess.run(
+        ["nsenter", f"--net={namespace}", "--", *command], capture_output=True, check=False, timeout=DEADLINE
+    )
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.decode()}"
+    return json.loads(done.stdout or b"[]")
+
+
+def spaces(host: Host) -> dict[str, Path]:
+    """The namespaces of tenants on a host, by name."""
+    return {name: host.tenants.path / name for name in sorted(host.tenants.names())}
+
+
+def devices(namespace: Path) -> set[str]:
+    """The devices in a namespace besides loopback."""
+    return {each["ifname"] for each in ask(namespace, "ip", "-j", "link")} - {"lo"}
+
+
+def routed(host: Host) -> set[Held]:
+    """The addresses for which a host has a route to a port of its own."""
+    return {
+        Held(tenant, route["dst"], host.name)
+        for tenant, space in spaces(host).items()
+        for family in ("-4", "-6")
+        for route in ask(space, "ip", "-j", family, "route")
+        if route.get("dev", "").startswith("wp") and route["dst"][:4] not in {"fe80", "ff00"}
+    }
+
+
+def allowed_to_speak(host: Host) -> set[Held]:
+    """The addresses that a host's rules let through from a port of its own."""
+    return {
+        Held(tenant, address, host.name)
+        for tenant, space in spaces(host).items()
+        for address in _elements(ask(space, "nft", "-j", "list", "ruleset"))
+    }
+
+
+def stored(entries: dict[str, Any]) -> set[Held]:
+    """The addresses of all endpoints in a backup document."""
+    return {
+        Held(each["tenantName"], each[member], each.get("homingHost", ""))
+        for key, each in entries.items()
+        if key.startswith("endpoints/")
+        for member in ("ipAddress", "ipv6Address")
+        if each.get(member)
+    }
+
+
+def noted(host: Host) -> set[Held]:
+    """The addresses of all attachments in a host's ledger."""
+    notes: dict[str, Any] = {}
+    for line in (host.home / "data" / "ledger").read_text().splitlines()[1:]:
+        written = json.loads(line.partition(" ")[2])
+        notes[json.dumps(written["key"])] = written.get("note")
+    return {
+        Held(note["endpoint"]["tenantName"], note["endpoint"][member], host.name)
+        for note in notes.values()
+        if note is not None
+        for member in ("ipAddress", "ipv6Address")
+        if note["endpoint"].get(member)
+    }
+
+
+async def differences(lab: NetLab) -> list[str]:
+    """Where kernel, rules, ledger and store do not say the same; nothing when they agree."""
+    documents = stored(await lab.rest.state())
+    found = []
+    for host in lab.hosts.values():
+        mine = {held for held in documents if held.host == host.name}
+        for what, others in (("routed", routed(host)), ("allowed", allowed_to_speak(host)), ("noted", noted(host))):
+            if others != mine:
+                found.append(
+                    f"{host.name}: {what} but not stored {others - mine}, stored but not {what} {mine - others}"
+                )
+    given = [(held.tenant, held.address) for held in documents]
+    if len(given) != len(set(given)):
+        found.append(f"given twice: {sorted(each for each in set(given) if given.count(each) > 1)}")
+    return found
+
+
+def _elements(objects: dict[str, Any]) -> Iterator[str]:
+    for each in objects["nftables"]:
+        listed = each.get("set", {})
+        if listed.get("name", "").startswith("ports"):
+            yield from (str(element["concat"][-1]) for element in listed.get("elem", ()))

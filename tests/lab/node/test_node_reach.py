@@ -1,0 +1,155 @@
+"""Who reaches whom: pods of one tenant, on one host and across hosts, and never those of another (facts 10.2, 10.3)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from weft.testing import inventory
+from weft.testing.hosts import Pod
+from weft.testing.netlab import NetLab, open_lab
+from weft.testing.traffic import TCP, UDP, Transport
+from weft.testing.waiting import eventually, until
+
+
+async def two_hosts_with_pods(lab: NetLab, *names: str, **choices: str) -> list[Pod]:
+    """The pods, every other one on the second host."""
+    hosts = await asyncio.gather(lab.host("one"), lab.host("two"))
+    turns = itertools.cycle(hosts)
+    return list(await asyncio.gather(*(host.pod(name, **choices) for name, host in zip(names, turns, strict=False))))
+
+
+async def test_pods_of_a_network_reach_each_other_again_and_again(lab: NetLab) -> None:
+    """B1, B3: any to any, removed and started again; no address is lost on the way."""
+    await lab.network("wide", subnet="10.1.0.0/16", pktTag=1001)
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    for _ in range(3):
+        pods = await asyncio.gather(
+            *(host.pod(f"{host.name}-{number}", network="wide") for host in (one, two) for number in range(2))
+        )
+        assert len({pod.address() for pod in pods}) == 4
+        answers = await asyncio.gather(
+            *(a.reaches(b, port=1000 + index) for index, (a, b) in enumerate(itertools.permutations(pods, 2)))
+        )
+        assert all(answers)
+        assert await inventory.differences(lab) == []
+        await asyncio.gather(*(pod.remove() for pod in pods))
+    assert inventory.stored(await lab.rest.state()) == set()
+
+
+@pytest.mark.parametrize("transport", [TCP, UDP])
+@pytest.mark.parametrize("store", ["embedded", "etcd"])
+async def test_both_families_on_every_store(apart: None, store: str, transport: Transport) -> None:
+    """N4 (routing mode): dual stack with gateways, on one host and across."""
+    async with open_lab(store=store) as lab:
+        await lab.network(
+            "dual",
+            subnet="10.1.0.0/16",
+            gateway="10.1.255.254",
+            ipv6Subnet="2001:db8:1::/64",
+            ipv6Gateway="2001:db8:1::1",
+        )
+        a, b, c = await two_hosts_with_pods(lab, "a", "b", "c", network="dual")
+        for family in (4, 6):
+            for pod in (b, c):
+                assert await a.reaches(pod, family=family, transport=transport)
+                assert await pod.reaches(a, family=family, transport=transport)
+
+
+async def test_the_python_shim_attaches_as_the_c_one(apart: None) -> None:
+    async with open_lab(shim="python") as lab:
+        a, b = await two_hosts_with_pods(lab, "a", "b")
+        assert await a.reaches(b)
+        await a.check()
+        await a.remove()
+
+
+async def test_networks_of_a_tenant_are_routed_to_each_other(lab: NetLab) -> None:
+    """N2, N3: in routing mode pods of several networks of one tenant meet, within a network and between them."""
+    for number in range(3):
+        await lab.network(f"net-{number}", subnet=f"10.{number}.0.0/24", gateway=f"10.{number}.0.254")
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    pods = [
+        await host.pod(f"{host.name}-{number}", network=f"net-{number}") for host in (one, two) for number in range(3)
+    ]
+    for index, (a, b) in enumerate(itertools.permutations(pods, 2)):
+        assert await a.reaches(b, port=1000 + index), f"{a.name} does not reach {b.name}"
+
+
+@pytest.mark.parametrize("subnet", ["10.5.0.0/16", "10.5.0.0/24"])
+async def test_a_network_without_gateway_has_a_way_out_all_the_same(lab: NetLab, subnet: str) -> None:
+    """N5, W35: a default route for both families, and everyone is reached."""
+    await lab.network("bare", subnet=subnet, ipv6Subnet="2001:db8:5::/64")
+    a, b, c = await two_hosts_with_pods(lab, "a", "b", "c", network="bare")
+    for family in (4, 6):
+        assert await a.reaches(b, family=family)
+        assert await a.reaches(c, family=family)
+        (default,) = [
+            route for route in inventory.ask(a.netns, "ip", "-j", f"-{family}", "route") if route["dst"] == "default"
+        ]
+        assert default["dev"] == "eth0"
+
+
+async def test_tenants_with_the_same_addresses_never_meet(lab: NetLab) -> None:
+    """N6: equal subnets, pods started at once; each reaches its own tenant's and nobody else's."""
+    for tenant in ("blue", "red"):
+        await lab.tenant(tenant)
+        await lab.network(
+            "net", tenant=tenant, subnet="10.9.0.0/24", gateway="10.9.0.254", ipv6Subnet="2001:db8:9::/64"
+        )
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    b1, b2, r1, r2 = await asyncio.gather(
+        *(
+            host.pod(f"{tenant}-{host.name}", tenant=tenant, network="net")
+            for tenant in ("blue", "red")
+            for host in (one, two)
+        )
+    )
+    assert {b1.address(), b2.address()} == {r1.address(), r2.address()}
+    for family in (4, 6):
+        assert await b1.reaches(b2, family=family)
+        assert await r1.reaches(r2, family=family)
+    tries = [
+        (a, b, transport, family)
+        for blue, red in itertools.product((b1, b2), (r1, r2))
+        for a, b in ((blue, red), (red, blue))
+        for transport in (TCP, UDP)
+        for family in (4, 6)
+    ]
+    silence = await asyncio.gather(
+        *(
+            a.never_reaches(b, port=2000 + index, transport=transport, family=family)
+            for index, (a, b, transport, family) in enumerate(tries)
+        )
+    )
+    assert all(silence)
+
+
+async def test_networks_and_tenants_leave_nothing_behind(lab: NetLab) -> None:
+    """N7: created and removed again and again; nothing stays in the store, and no namespace or device on a host."""
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    keys = set(await lab.rest.state())
+    for _ in range(2):
+        await lab.tenant("blue")
+        await lab.network("net", tenant="blue", subnet="10.3.0.0/16", gateway="10.3.0.1")
+        pods = [await host.pod(f"pod-{host.name}", tenant="blue", network="net") for host in (one, two)]
+        assert await pods[0].reaches(pods[1])
+        for pod in pods:
+            await pod.remove()
+        await eventually(lambda: lab.rest.delete("networks", "blue:net"), lambda answer: answer.status == 200)
+        (await lab.rest.delete("tenants", "blue")).accepted()
+        await until(lambda: not one.tenants.names() | two.tenants.names())
+        left = set(await lab.rest.state()) - keys
+        assert {key for key in left if not key.startswith(("alive/", "leader"))} == set()
+
+
+async def test_a_node_that_comes_is_reached_and_a_silent_one_is_shown_so(lab: NetLab) -> None:
+    one = await lab.host("one")
+    a = await one.pod("a")
+    two = await lab.host("two")
+    b = await two.pod("b")
+    assert await a.reaches(b)
+    two.kill()
+    assert await a.reaches(b), "forwarding follows the endpoints, not liveness"

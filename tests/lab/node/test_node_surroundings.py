@@ -1,0 +1,240 @@
+"""What surrounds the agent, on real nodes: its REST, Contiv's socket, and the tools for the person on call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from weft.adapters.linux.netns import Namespace
+from weft.testing.hosts import Host
+from weft.testing.netlab import NetLab
+from weft.testing.processes import DEADLINE
+from weft.testing.waiting import eventually
+
+WEFT = (sys.executable, "-m", "weft.ctl.weft")
+NETCTL = (sys.executable, "-m", "weft.ctl.main")
+
+
+async def run_on(host: Host, *command: str) -> subprocess.CompletedProcess[bytes]:
+    """A command that a person runs on a host's machine."""
+
+    def run() -> subprocess.CompletedProcess[bytes]:
+        with Namespace.open(host.machine) as machine:
+            return machine.run(lambda: subprocess.run(command, capture_output=True, timeout=DEADLINE, check=False))
+
+    return await asyncio.to_thread(run)
+
+
+async def ask(host: Host, path: str, *, method: str = "GET") -> tuple[int, str]:
+    """Status and body of the agent's answer."""
+
+    def request() -> tuple[int, str]:
+        try:
+            asked = urllib.request.Request(f"http://127.0.0.1:9090{path}", method=method)
+            with urllib.request.urlopen(asked, timeout=DEADLINE) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def run() -> tuple[int, str]:
+        with Namespace.open(host.machine) as machine:
+            return machine.run(request)
+
+    return await asyncio.to_thread(run)
+
+
+async def driver(host: Host) -> dict[str, Any]:
+    status, body = await ask(host, "/inspect/driver")
+    assert status == 200, body
+    shown: dict[str, Any] = json.loads(body)
+    return shown
+
+
+async def doctor(host: Host) -> tuple[int, str]:
+    done = await run_on(host, *WEFT, "doctor", "--timeout", "5")
+    return done.returncode, done.stdout.decode()
+
+
+async def test_rest_tells_what_the_node_has(lab: NetLab) -> None:
+    """Facts 6.7, and what Prometheus and a load balancer ask for."""
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    pod, other = await asyncio.gather(one.pod("a"), two.pod("b"))
+    shown = await driver(one)
+    assert (shown["node"], shown["mode"], shown["datapath"]) == ("one", "cni", "linux")
+    assert [(port["endpointID"], port["ipAddress"], port["stage"]) for port in shown["ports"]] == [
+        ("a", str(pod.address()), "attached")
+    ]
+    assert [space["tenant"] for space in shown["spaces"]] == ["default"]
+    assert shown["spaces"][0]["ports"] == [shown["ports"][0]["device"]]
+    assert shown["peers"] == [{"node": "two", "vtepIp": two.address, "ctrlIp": two.address, "state": "alive"}]
+    assert (shown["ready"], shown["leaks"], shown["addressBlocks"]) == (True, [], 1)
+    assert await ask(one, "/readyz") == (200, '{"ready":true,"reasons":[]}')
+    assert (await ask(one, "/healthz"))[0] == 200
+    _, metrics = await ask(one, "/metrics")
+    assert 'weft_agent_cni_calls_total{outcome="done",verb="ADD"} 1.0' in metrics
+    assert 'weft_agent_cni_call_seconds_count{verb="ADD"} 1.0' in metrics
+    assert 'weft_agent_attachments{stage="attached"} 1.0' in metrics
+    assert "weft_agent_store_in_touch 1.0" in metrics
+    assert 'weft_agent_peers{state="alive"} 1.0' in metrics
+    for path in ("/svcstats", "/inspect/bgp", "/inspect/nameserver"):
+        status, body = await ask(one, path)
+        assert (status, json.loads(body)["code"]) == (501, "not-available")
+    assert (await ask(one, "/nonsense"))[0] == 404
+
+    assert await ask(one, "/debug/reclaimEndpoint/b", method="DELETE") == (
+        404,
+        """{"code":"not-found","message":"endpoint 'b' is not on this node","field":"","details":{}}""",
+    )
+    assert (await ask(one, "/debug/reclaimEndpoint/a", method="DELETE"))[0] == 200
+    assert (await driver(one))["ports"] == []
+    assert [each["endpointID"] for each in (await lab.rest.get("endpoints")).accepted()] == [other.name]
+
+
+async def test_a_node_that_is_cut_off_says_so_and_is_shown_silent(lab: NetLab) -> None:
+    """Design 3: liveness is status; it is shown, and nothing else follows from it."""
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    await lab.partition(two)
+
+    async def not_ready() -> bool:
+        status, body = await ask(two, "/readyz")
+        return status == 503 and "the store is away" in json.loads(body)["reasons"]
+
+    async def state_of_two() -> str:
+        return str(next(peer["state"] for peer in (await driver(one))["peers"] if peer["node"] == "two"))
+
+    async def listed() -> str:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [*NETCTL, "--netmaster", lab.master.url, "node", "ls"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=True,
+        )
+        return next(line for line in done.stdout.splitlines() if line.startswith("two "))
+
+    async def silent() -> bool:
+        return await state_of_two() == "silent" and "silent since" in await listed()
+
+    async def alive() -> bool:
+        return await state_of_two() == "alive" and (await listed()).endswith("alive")
+
+    await eventually(not_ready, bool)
+    await eventually(silent, bool)
+    lab.heal(two)
+    await eventually(alive, bool)
+    await two.ready()
+
+
+async def test_contiv_callers_are_served(lab: NetLab) -> None:
+    """Facts 8.2: the same use cases as CNI, behind Contiv's own form."""
+    socket = lab.directory / "contiv.sock"
+    host = await lab.host("one", "--contiv-socket", str(socket))
+    netns = host.make_netns("c0ffee")
+    pod = {
+        "K8S_POD_NAME": "web",
+        "K8S_POD_NAMESPACE": "shop",
+        "K8S_POD_INFRA_CONTAINER_ID": "c0ffee",
+        "CNI_NETNS": str(netns),
+        "CNI_IFNAME": "eth0",
+    }
+    assert socket.stat().st_mode & 0o777 == 0o600
+
+    async def call(action: str, body: str, *flags: str) -> tuple[int, Any]:
+        command = ["curl", "-sS", "-w", "\n%{http_code}", "--unix-socket", str(socket), "-d", body, *flags]
+        done = await run_on(host, *command, f"http://contiv/{action}")
+        answer, _, status = done.stdout.decode().rpartition("\n")
+        return int(status), json.loads(answer)
+
+    as_json = ("-H", "Content-Type: application/json")
+    status, answer = await call("ContivCNI.AddPod", json.dumps(pod), *as_json)
+    assert status == 200
+    assert set(answer) == {"endpointid", "ipaddress"}
+    (port,) = (await driver(host))["ports"]
+    assert (answer["endpointid"], answer["ipaddress"]) == ("c0ffee", f"{port['ipAddress']}/16")
+    assert port["containerName"] == "shop/web"
+    status, answer = await call("ContivCNI.AddPod", json.dumps(pod), *as_json)
+    assert (status, answer["result"]) == (500, 1)
+    assert "attached already" in answer["errmsg"]
+
+    assert (await call("ContivCNI.AddPod", json.dumps(pod)))[0] == 415
+    assert (await call("ContivCNI.AddPod", "[", *as_json))[0] == 400
+    assert (await call("ContivCNI.AddPod", json.dumps(pod | {"K8S_POD_NAME": "a;IP=10.0.0.1"}), *as_json))[0] == 400
+    assert (await call("ContivCNI.AddPod", "", "-X", "PUT", *as_json))[0] == 405
+    assert (await call("ContivCNI.Restart", "{}", *as_json))[0] == 404
+    for _ in range(2):
+        assert await call("ContivCNI.DelPod", json.dumps(pod), *as_json) == (200, {})
+    assert (await driver(host))["ports"] == []
+
+
+async def test_doctor_finds_what_is_wrong(lab: NetLab) -> None:
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    await asyncio.gather(one.pod("a"), two.pod("b"))
+    code, story = await doctor(one)
+    assert code == 0, story
+    assert "one is ready with 1 workloads" in story
+    assert "packets of 1500 bytes reach 192.0.2.2 uncut" in story
+
+    with one.tenants.open("default") as space:
+        space.write_sysctls({"net/ipv4/ip_forward": "0"})
+        subprocess_args = ["ip", "link", "add", "wpleaked", "type", "dummy"]
+        space.run(lambda: subprocess.run(subprocess_args, check=True, timeout=DEADLINE))
+    await asyncio.to_thread(
+        subprocess.run, ["ip", "link", "set", two.cable, "mtu", "1400"], check=True, timeout=DEADLINE
+    )
+    code, story = await doctor(one)
+    assert code == 1
+    assert "net/ipv4/ip_forward is 0, not 1" in story
+    assert "device wpleaked of tenant default belongs to no attachment" in story
+    assert "small packets reach 192.0.2.2, those of 1500 bytes do not" in story
+
+    one.kill()
+    done = await run_on(one, *WEFT, "doctor", "--json")
+    found = {check["name"]: check["health"] for check in json.loads(done.stdout)}
+    assert (done.returncode, found) == (1, {"kernel": "ok", "firewall": "ok", "agent": "failed"})
+
+
+async def test_capture_and_shell_look_into_a_tenants_space(lab: NetLab, tmp_path: Path) -> None:
+    """Host ends live in tenants' namespaces: these tools go there."""
+    host = await lab.host("one")
+    a, b = await asyncio.gather(host.pod("a"), host.pod("b"))
+    file = tmp_path / "a.pcap"
+    capture = asyncio.create_task(run_on(host, *WEFT, "capture", "lab/a", "--write", str(file), "--count", "4"))
+
+    async def begun() -> bool:
+        assert await a.reaches(b)
+        return capture.done()
+
+    await eventually(begun, bool)
+    done = await capture
+    assert done.returncode == 0, done.stderr
+    data = file.read_bytes()
+    assert struct.unpack_from("=IHH", data) == (0xA1B23C4D, 2, 4)
+    lengths = []
+    at = 24
+    while at < len(data):
+        kept = struct.unpack_from("=IIII", data, at)[2]
+        assert a.address().packed in data[at + 16 : at + 16 + kept]
+        lengths.append(kept)
+        at += 16 + kept
+    assert len(lengths) == 4
+
+    run_dir = ("--run-dir", str(host.home / "run"))
+    seen = await run_on(host, *WEFT, "shell", *run_dir, "default", "--", "ip", "-j", "link")
+    devices = {link["ifname"] for link in json.loads(seen.stdout)}
+    assert {port["device"] for port in (await driver(host))["ports"]} < devices
+    assert (await run_on(host, *WEFT, "shell", *run_dir, "default", "--", "sh", "-c", "exit 7")).returncode == 7
+    absent = await run_on(host, *WEFT, "shell", *run_dir, "nobody", "--", "true")
+    assert absent.returncode == 2
+    assert b"tenant nobody has no workload on this machine" in absent.stderr
+    unknown = await run_on(host, *WEFT, "capture", "nonsense", "--write", str(file))
+    assert unknown.returncode == 2
+    assert b"it has a, b" in unknown.stderr
