@@ -18,7 +18,7 @@ from weft.runtime.http import server_tls
 from weft.testing.certificates import Authority
 from weft.testing.processes import free_port
 from weft.testing.proxy import Proxy
-from weft.testing.serving import serving_process
+from weft.testing.serving import HISTORY, serving_process
 from weft.testing.siege import besieged
 from weft.testing.stress import Commit, stress_process
 
@@ -47,7 +47,7 @@ async def test_a_client_is_killed(tmp_path: Path, kills: int) -> None:
     socket = tmp_path / "store.sock"
     settings = RemoteStoreSettings(endpoints=(f"unix:{socket}",), node=NODE)
     async with (
-        open_any(SqliteStoreSettings(path=str(tmp_path / "store.db"))) as behind,
+        open_any(SqliteStoreSettings(path=str(tmp_path / "store.db"), history=HISTORY)) as behind,
         serving_store(behind, unix=socket),
         open_any(settings) as store,
         besieged(store, prefix=SIEGE, writers="a") as siege,
@@ -71,7 +71,7 @@ class TestConnections:
         server = authority.issue("server", subject="/CN=master")
         authority.issue("node", subject=f"/CN={NODE}")
         async with (
-            open_any(SqliteStoreSettings(path=str(tmp_path / "store.db"))) as store,
+            open_any(SqliteStoreSettings(path=str(tmp_path / "store.db"), history=HISTORY)) as store,
             serving_store(
                 store,
                 addresses=(("127.0.0.1", port),),

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from weft.adapters.stores.sqlite import open_store
+from weft.adapters.stores.sqlite_file import Transaction
 from weft.domain.errors import Unavailable
 from weft.domain.ids import StoreKey
-from weft.ports.store import At, Delete, Event, Put, Revision, Store
+from weft.ports.store import At, Delete, Event, LeaseId, Put, Revision, Store
 from weft.runtime.mirror import EVERYTHING
 from weft.testing.contracts import CompactionContract, StoreContract, take
 from weft.testing.waiting import soon
@@ -144,3 +145,22 @@ class TestFile:
                 signal.signal(signal.SIGXFSZ, previous)
             assert await store.read(B) is None
             assert await store.commit([At(A, kept)], [Put(B, b"2")]) == kept + 1
+
+    async def test_a_lease_that_could_not_be_ended_ends_later(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("weft.adapters.stores.sqlite._PATIENCE", 0.5)
+        end = Transaction.end
+
+        def refuse(transaction: Transaction, lease: LeaseId) -> Revision:
+            monkeypatch.setattr(Transaction, "end", end)
+            raise Unavailable("the disk is full")
+
+        async with open_store(path) as store:
+            lease = await store.grant(3600)
+            since = await store.commit([], [Put(A, b"", lease)])
+            monkeypatch.setattr(Transaction, "end", refuse)
+            with pytest.raises(Unavailable):
+                await store.revoke(lease)
+            async with aclosing(store.watch(EVERYTHING, since)) as changes:
+                assert (await take(changes, 1))[0].events == (Event(A, None),)

@@ -209,7 +209,8 @@ async def test_a_restore_that_died_half_way_is_seen_and_finished() -> None:
 
 async def test_a_large_backup_passes_through_a_follower(rest: Rest) -> None:
     """It may be larger than any other body, whoever is asked."""
-    tenants = {f"tenants/{number:05}": {"v": 1, "o": {"tenantName": f"{number:05}"}} for number in range(30_000)}
+    names = [f"{number:064}" for number in range(8000)]
+    tenants = {f"tenants/{name}": {"v": 1, "o": {"tenantName": name}} for name in names}
     document = await backup(rest)
     document |= {"entries": document["entries"] | tenants}
     async with MemoryStore() as store, running_master(store=store), running_master(store=store) as follower:

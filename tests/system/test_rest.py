@@ -11,7 +11,6 @@ from weft import __version__
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds
 from weft.domain.ids import StoreKey
-from weft.drivers import MemoryStoreSettings, open_store
 from weft.ports.store import Compare, Put, Revision, Write
 from weft.runtime.backoff import Backoff
 from weft.testing.masters import API, Rest, running_master
@@ -293,7 +292,7 @@ class TestRoutes:
 
 async def test_a_stored_document_that_cannot_be_read_is_shown_and_does_no_harm() -> None:
     """It is a fault in /readyz; all other objects are served, listed and watched as before."""
-    async with open_store(MemoryStoreSettings()) as store, running_master(store=store) as rest:
+    async with MemoryStore() as store, running_master(store=store) as rest:
         for key, data in (
             ("tenants/odd", b"\xff{"),
             ("tenants/newer", b'{"v":99,"o":{}}'),

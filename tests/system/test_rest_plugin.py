@@ -70,6 +70,17 @@ class TestAddresses:
         (await blue.post(ALLOC, {"AddressPool": "pool"})).refused(422, field="AddressPool")
         (await blue.post(ALLOC, {})).refused(422, field="NetworkID")
 
+    async def test_swarm_asks_for_a_gateway_before_it_makes_the_network(self) -> None:
+        """The first address of the pool is told, and nothing is taken (facts 2.4)."""
+        async with running_master("--mode", "swarm-mode") as rest:
+            before = await rest.state()
+            answer = (await rest.post(ALLOC, {"AddressPool": "10.7.0.0/24"})).accepted()
+            assert answer == {"NetworkID": "", "IPv4Address": "10.7.0.1/24"}
+            (await rest.post(ALLOC, {"AddressPool": "10.7.0.0/31"})).refused(409, field="AddressPool")
+            assert await rest.state() == before
+            await put_networks(rest)
+            assert (await rest.post(ALLOC, {"AddressPool": "10.1.1.0/24"})).accepted()["NetworkID"] == "blue.default"
+
     async def test_a_requested_address_must_be_free(self, blue: Rest) -> None:
         """W17: the original gave it twice."""
         wish = {"PreferredIPv4Address": "10.1.1.5"}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
 
+from weft.adapters.stores.memory import MemoryStore
 from weft.domain.ids import StoreKey
-from weft.drivers import MemoryStoreSettings, open_store
 from weft.ports.store import Put
-from weft.testing.masters import API, Rest, running_master
+from weft.testing.masters import API, Rest, client, running_master
 from weft.testing.waiting import soon
 
 
@@ -108,9 +108,8 @@ async def test_a_watch_goes_on_from_a_revision_without_a_gap(rest: Rest) -> None
 
 async def test_a_watch_from_a_revision_that_is_forgotten_says_so() -> None:
     """The client must list again; an endless row of empty answers would never tell it."""
-    store = open_store(MemoryStoreSettings())
-    async with store, running_master(store=store) as rest:
-        for number in range(10_010):
+    async with MemoryStore(history=50) as store, running_master(store=store) as rest:
+        for number in range(60):
             await store.commit([], [Put(StoreKey("alive/nodes/n1"), b"%d" % number)])
         async with watching(rest, "tenants", "watch&since=1") as watch:
             line = await watch.line()
@@ -140,7 +139,7 @@ async def test_what_the_control_plane_gives_is_not_shown(rest: Rest) -> None:
 
 
 async def test_a_document_that_cannot_be_read_does_not_end_a_watch() -> None:
-    async with open_store(MemoryStoreSettings()) as store, running_master(store=store) as rest:
+    async with MemoryStore() as store, running_master(store=store) as rest:
         await store.commit([], [Put(StoreKey("tenants/odd"), b"{")])
         async with watching(rest, "tenants") as watch:
             assert [line["key"] for line in await watch.until_synced()] == ["default"]
@@ -169,3 +168,12 @@ async def test_many_watches_see_the_same(rest: Rest) -> None:
 @pytest.mark.parametrize("query", ["watch=maybe", "watch&since=x", "watch&since=-1", "watch&colour=red"])
 async def test_a_bad_watch_is_refused(rest: Rest, query: str) -> None:
     (await rest.get("tenants", query=query)).refused(400)
+
+
+async def test_a_watch_ends_when_the_master_does() -> None:
+    async with AsyncExitStack() as running:
+        rest = await running.enter_async_context(running_master())
+        async with client(rest.url) as other, watching(other, "tenants") as watch:
+            await watch.until_synced()
+            await soon(running.aclose())
+            assert await watch.line() is None

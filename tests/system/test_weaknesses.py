@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from weft.adapters.stores.memory import MemoryStore
 from weft.domain import codec, kinds, model
 from weft.domain.ids import NodeName
-from weft.drivers import MemoryStoreSettings, open_store
 from weft.master.forward import FORWARDED
 from weft.ports.store import Delete, Put
 from weft.runtime.backoff import Backoff
@@ -69,7 +69,7 @@ async def test_w4_an_object_and_what_is_given_to_it_are_one_write(rest: Rest) ->
 
 async def test_w5_a_start_leaves_the_settings_as_they_are() -> None:
     """W5: the original put its defaults back at every start of a leader. What was deleted stays deleted, too."""
-    async with open_store(MemoryStoreSettings()) as store:
+    async with MemoryStore() as store:
         async with running_master("--default-subnet", "10.224.0.0/16", store=store) as rest:
             (await rest.delete("networks", "default:default-net")).accepted()
             settings = {"name": "global", "fwdMode": "bridge", "vlans": "100-200", "arpMode": "flood"}
@@ -81,7 +81,7 @@ async def test_w5_a_start_leaves_the_settings_as_they_are() -> None:
 
 async def test_w6_group_ids_stay_unique_over_masters() -> None:
     """W6: the original's counter began at 1 again in every process."""
-    async with open_store(MemoryStoreSettings()) as store:
+    async with MemoryStore() as store:
         async with running_master(store=store) as rest:
             await rest.put("networks", **BLUE)
             for name in ("a", "b"):
@@ -110,7 +110,7 @@ async def test_w7_a_service_that_fails_holds_up_nobody(rest: Rest) -> None:
 
 async def test_w9_every_master_names_the_leader_once_and_never_forwards_in_circles() -> None:
     async with (
-        open_store(MemoryStoreSettings()) as store,
+        MemoryStore() as store,
         running_master(store=store) as leader,
         running_master(store=store) as follower,
     ):
@@ -128,7 +128,7 @@ async def test_w9_every_master_names_the_leader_once_and_never_forwards_in_circl
 async def test_w11_a_follower_has_every_rule_from_the_start() -> None:
     """W11: there is nothing to replay, for nothing lives in the memory of a leader alone."""
     question = f"{API}/trace?src=192.0.2.1&dst=e1&service=tcp/80"
-    async with open_store(MemoryStoreSettings()) as store, AsyncExitStack() as leading:
+    async with MemoryStore() as store, AsyncExitStack() as leading:
         rest = await leading.enter_async_context(running_master(store=store))
         await rest.put("networks", **BLUE)
         await rest.put("policys", tenantName="default", policyName="p")
@@ -148,7 +148,7 @@ async def test_w11_a_follower_has_every_rule_from_the_start() -> None:
 async def test_w12_a_dead_node_is_collected_soon_after_its_limit() -> None:
     """W12: the original looked once a day. Silence is shown within seconds, then all the node had is free again."""
     node = model.Node(name=NodeName("n1"))
-    async with open_store(MemoryStoreSettings()) as store, running_master("--offline-limit", "1", store=store) as rest:
+    async with MemoryStore() as store, running_master("--offline-limit", "1", store=store) as rest:
         await rest.put("networks", **BLUE)
         before = await rest.state()
         await store.commit([], [Put(kinds.NODE.store_key("n1"), codec.encode(node)), Put(kinds.alive_node("n1"), b"")])

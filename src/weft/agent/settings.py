@@ -41,6 +41,17 @@ def _port(text: str) -> int:
     return host_port(f"any:{text}")[1]
 
 
+def _masters(text: str) -> tuple[str, ...]:
+    items = comma_list(text)
+    for item in items:
+        kind, _, rest = item.partition(":")
+        if kind == "https":
+            host_port(rest.removeprefix("//"))
+        elif kind != "unix" or not rest.startswith("/"):
+            raise ValueError(f"{item!r} is neither unix:/PATH nor https://HOST:PORT")
+    return items
+
+
 def _loopback(text: str) -> tuple[str, int] | None:
     if text == "none":
         return None
@@ -67,7 +78,7 @@ OPTIONS = (
            help="UDP port of the tunnels; 4789"),
     Option(name="datapath", flags=("--datapath",), env="DATAPATH", default="linux", read=one_of("linux"),
            help="linux"),
-    Option(name="netmaster", flags=("--netmaster",), env="NETMASTER", default=(DEFAULT_NETMASTER,), read=comma_list,
+    Option(name="netmaster", flags=("--netmaster",), env="NETMASTER", default=(DEFAULT_NETMASTER,), read=_masters,
            help=f"where the store is reached without etcd: unix:PATH or https://HOST:PORT,…; {DEFAULT_NETMASTER}"),
     Option(name="tls_ca", flags=("--tls-ca",), env="TLS_CA", default=None, read=readable_file,
            help="CA of the masters, with --netmaster https://…"),
@@ -130,6 +141,10 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
         faults.append("--vlan-uplinks is demanded with --netmode vlan")
     if given["netmode"] == "vlan" and given["datapath"] == "linux":
         faults.append("--netmode vlan: the linux datapath carries no VLAN tags; use vxlan")
+    if given["fwdmode"] == "bridge":
+        faults.append("--fwdmode bridge: not available yet; use routing")
+    if bool(given["tls_cert"]) != bool(given["tls_key"]):
+        faults.append("--tls-cert and --tls-key go together")
     if isinstance(store, SqliteStoreSettings):  # the embedded store is netmaster's
         store = _remote(given, str(host))
     if faults:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from asyncio.subprocess import Process
@@ -71,7 +72,8 @@ async def _run(master: list[str], agent: list[str]) -> int:
 
 
 async def _start(module: str, arguments: list[str]) -> Process:
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", module, *arguments)
+    bound = ("-m", "weft.ctl.bound", str(os.getpid()), module)
+    return await asyncio.create_subprocess_exec(sys.executable, *bound, *arguments)
 
 
 async def _end(child: Process) -> None:

@@ -67,7 +67,7 @@ class Netmaster:
         return (
             *Objects(self._control, self._store, cluster_mode=self._settings.mode).routes(),
             *PolicyQuestions(self._cluster, self._policy).routes(),
-            *Plugin(self._control).routes(),
+            *Plugin(self._control, cluster_mode=self._settings.mode).routes(),
             *Backups(self._store, self._cluster, self._mirror, fence=self._fence).routes(),
             *About(self._cluster, self._metrics, own_address=own, faults=self._faults).routes(),
         )

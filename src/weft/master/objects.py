@@ -31,6 +31,8 @@ DECORATION = ("key", "links", "link-sets")
 """Members that we add to what we show, and ignore in what we are sent."""
 MAX_PAGE = 1000
 HEARTBEAT_S = 15.0
+STOPPING = web.AppKey("stopping", asyncio.Event)
+"""Set when the server ends: watches end at once, so that nobody waits for them."""
 
 _LIST_QUERY = (
     Query(name="limit", about="at most so many objects", schema={"type": "integer", "minimum": 1, "maximum": MAX_PAGE}),
@@ -152,13 +154,15 @@ class Objects:
             await response.prepare(request)
             await response.write(first)
             pending = asyncio.ensure_future(anext(news, b""))
+            stopping = asyncio.ensure_future(request.app[STOPPING].wait())
             try:
                 while True:
-                    done, _ = await asyncio.wait({pending}, timeout=HEARTBEAT_S)
+                    waited = {pending, stopping}
+                    done, _ = await asyncio.wait(waited, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
                     if not done:
                         await response.write(b"\n")
                         continue
-                    if not pending.result():
+                    if stopping in done or not pending.result():
                         return response
                     await response.write(pending.result())
                     pending = asyncio.ensure_future(anext(news, b""))
@@ -166,7 +170,8 @@ class Objects:
                 return response
             finally:
                 pending.cancel()
-                await asyncio.wait({pending})
+                stopping.cancel()
+                await asyncio.wait({pending, stopping})
 
     async def _news(self, kind: Kind[Any], query: ListQuery) -> AsyncGenerator[bytes, None]:
         """The lines of a watch. When the store breaks it off, the last one is `error`, as it is too late for a status;

@@ -8,9 +8,9 @@ import msgspec
 from aiohttp import web
 
 from weft.domain import codec, kinds, model
-from weft.domain.addresses import Address, parse_subnet_v4
+from weft.domain.addresses import Address, Subnet, parse_subnet_v4
 from weft.domain.cluster import Cluster
-from weft.domain.errors import Conflict, Invalid, Malformed, NotFound, WeftError
+from weft.domain.errors import Conflict, Exhausted, Invalid, Malformed, NotFound, WeftError
 from weft.domain.ids import EndpointId, EndpointKey, GroupKey, GroupName, NetworkName, TenantName, check_endpoint_id
 from weft.domain.ipam import subnet_of
 from weft.master.control import ControlPlane
@@ -86,8 +86,9 @@ class UpdateEndpoint(Body, frozen=True, kw_only=True):
 class Plugin:
     """The plugin routes of one netmaster."""
 
-    def __init__(self, control: ControlPlane) -> None:
+    def __init__(self, control: ControlPlane, *, cluster_mode: str) -> None:
         self._control = control
+        self._cluster_mode = cluster_mode
 
     def routes(self) -> tuple[Route, ...]:
         calls: tuple[tuple[str, Any, type[Body], Any], ...] = (
@@ -114,6 +115,10 @@ class Plugin:
 
     async def alloc_address(self, request: web.Request) -> web.Response:
         call = await _read(request, AllocAddress)
+        if self._cluster_mode == "swarm-mode" and call.AddressPool and not call.NetworkID:
+            subnet, network_of_pool = self._network_of_pool(call.AddressPool)
+            if network_of_pool is None:  # swarm asks for a gateway before it makes the network
+                return json_response({"NetworkID": "", "IPv4Address": _first_of(subnet)})
         network, group = self._find_pool(call.NetworkID, call.AddressPool)
         address = await self._control.reserve_address(network, group, asked=call.PreferredIPv4Address)
         body = {
@@ -222,14 +227,19 @@ class Plugin:
                 if sign == "." and (found := self._pool_named(text[:position], TenantName(text[position + 1 :]))):
                     return found
             raise NotFound(f"NetworkID {network_id[:200]!r} names no network.tenant or network:group.tenant")
-        subnet_text, _, tenant = pool.partition(":")
-        if not subnet_text:
+        if not pool:
             raise Invalid("NetworkID is missing: name the network, or give its AddressPool", field="NetworkID")
-        wanted = parse_subnet_v4(subnet_text, field="AddressPool")
-        for network in self._cluster.all(kinds.NETWORK, *([tenant] if tenant else [])):
-            if subnet_of(network, 4) == wanted:
-                return network, None
-        raise NotFound(f"no network has the AddressPool {pool[:100]!r}")
+        _, network = self._network_of_pool(pool)
+        if network is None:
+            raise NotFound(f"no network has the AddressPool {pool[:100]!r}")
+        return network, None
+
+    def _network_of_pool(self, pool: str) -> tuple[Subnet, model.Network | None]:
+        """The subnet of `subnet` or `subnet:tenant`, and the network that has it."""
+        text, _, tenant = pool.partition(":")
+        wanted = parse_subnet_v4(text, field="AddressPool")
+        networks = self._cluster.all(kinds.NETWORK, *([tenant] if tenant else []))
+        return wanted, next((network for network in networks if subnet_of(network, 4) == wanted), None)
 
     def _pool_named(self, name: str, tenant: TenantName) -> tuple[model.Network, model.Group | None] | None:
         network_name, _, group_name = name.partition(":")
@@ -273,3 +283,9 @@ def _with_length(network: model.Network, address: Address) -> str:
     subnet = subnet_of(network, address.family)
     assert subnet is not None
     return f"{address}/{subnet.length}"
+
+
+def _first_of(subnet: Subnet) -> str:
+    if subnet.usable.size < 1:
+        raise Exhausted(f"AddressPool {subnet} has no usable address", field="AddressPool")
+    return f"{Address(4, subnet.usable.first)}/{subnet.length}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from time import perf_counter
 
@@ -10,6 +11,7 @@ from aiohttp import web
 from weft.domain.errors import Denied
 from weft.master.forward import Forwarder
 from weft.master.metrics import Metrics
+from weft.master.objects import STOPPING
 from weft.master.openapi import openapi_document
 from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response
 from weft.runtime.routes import Route, register
@@ -61,5 +63,11 @@ def make_app(routes: tuple[Route, ...], *, token: str, forwarder: Forwarder, met
         return await handler(request) if answer is None else answer
 
     app = web.Application(middlewares=[counted, errors_as_json, authenticated, led], client_max_size=MAX_BODY)
+    app[STOPPING] = asyncio.Event()
+    app.on_shutdown.append(_end_watches)
     register(app, described)
     return app
+
+
+async def _end_watches(app: web.Application) -> None:
+    app[STOPPING].set()

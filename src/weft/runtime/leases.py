@@ -15,7 +15,7 @@ class LeaseClock:
     From that moment the lease is unknown here, so a late `keep_alive` is refused and cannot race with the clean-up.
     """
 
-    def __init__(self, on_end: Callable[[LeaseId], None]) -> None:
+    def __init__(self, on_end: Callable[[LeaseId], object]) -> None:
         self._on_end = on_end
         self._ttl: dict[LeaseId, float] = {}
         self._timer: dict[LeaseId, asyncio.TimerHandle] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.cni.errors import CniError
+from weft.cni.install import PROGRAM
 from weft.cni.result import Result
 from weft.runtime.backoff import Backoff
 from weft.testing import traffic
@@ -20,6 +22,8 @@ from weft.testing.waiting import DEADLINE
 
 NETWORK = "weft"
 """The CNI network of every host."""
+
+_CONFIG = {"cniVersion": "1.1.0", "name": NETWORK, "type": PROGRAM}
 
 
 class Host:
@@ -38,6 +42,7 @@ class Host:
         self.tenants = NamespaceDirectory(home / "run" / "netns")
         self.network: NetworkList = read_network(home / "net.d", NETWORK)
         self.cni = Libcni(search_path=[home / "bin"], cache=ResultCache(home / "cache"), execute=self.execute)
+        self.program = home / "bin" / PROGRAM
         self._flags = flags
         self._netns = NamespaceDirectory(home / "pods")
         self._open: dict[str, Namespace] = {}
@@ -108,6 +113,11 @@ class Host:
         """Run a plugin as this host's runtime does."""
         own = {"WEFT_CNI_SOCKET": str(self.socket), "WEFT_CNI_LOG": str(self.home / "cni.log")}
         return await execute_here(program, environment={**environment, **own}, stdin=stdin)
+
+    async def call(self, verb: str, config: Mapping[str, object] = _CONFIG, /, **variables: str) -> Output:
+        """Run the plugin by hand. Variables are named without `CNI_`, in small letters; the rest is left out."""
+        named = {f"CNI_{name.upper()}": value for name, value in ({"command": verb} | variables).items()}
+        return await self.execute(self.program, environment=named, stdin=json.dumps(config).encode())
 
     def make_netns(self, name: str) -> Path:
         """An empty network namespace for a pod, as a runtime makes it; one that stands is taken."""

@@ -1,4 +1,4 @@
-"""What a lab really has, read independently of our own code: by `ip`, `nft`, the backup document and the ledger's text."""
+"""What a lab really has, read without our own code: by `ip`, `nft`, the backup document and the text of the ledger."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab
-from weft.testing.waiting import DEADLINE
+from weft.testing.waiting import DEADLINE, eventually
 
 
 class Held(NamedTuple):
@@ -28,6 +28,11 @@ def ask(namespace: Path, *command: str) -> Any:
     )
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.decode()}"
     return json.loads(done.stdout or b"[]")
+
+
+def run(namespace: Path, command: str) -> None:
+    """Run a tool inside a network namespace, such as to break something there; it must succeed."""
+    subprocess.run(["nsenter", f"--net={namespace}", "--", *command.split()], check=True, timeout=DEADLINE)
 
 
 def spaces(host: Host) -> dict[str, Path]:
@@ -62,10 +67,10 @@ def allowed_to_speak(host: Host) -> set[Held]:
 
 def stored(entries: dict[str, Any]) -> set[Held]:
     """The addresses of all endpoints in a backup document."""
+    endpoints = [document["o"] for key, document in entries.items() if key.startswith("endpoints/")]
     return {
         Held(each["tenantName"], each[member], each.get("homingHost", ""))
-        for key, each in entries.items()
-        if key.startswith("endpoints/")
+        for each in endpoints
         for member in ("ipAddress", "ipv6Address")
         if each.get(member)
     }
@@ -101,6 +106,11 @@ async def differences(lab: NetLab) -> list[str]:
     if len(given) != len(set(given)):
         found.append(f"given twice: {sorted(each for each in set(given) if given.count(each) > 1)}")
     return found
+
+
+async def settled(lab: NetLab) -> None:
+    """Return when kernel, rules, ledger and store agree."""
+    await eventually(lambda: differences(lab), lambda found: not found)
 
 
 def _elements(objects: dict[str, Any]) -> Iterator[str]:

@@ -20,8 +20,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds
-from weft.drivers import MemoryStoreSettings, open_store
 from weft.master.main import Netmaster
 from weft.master.settings import format_host_port, read_master_settings
 from weft.ports.store import Store
@@ -170,7 +170,7 @@ async def running_master(*flags: str, store: Store | None = None, ready: bool = 
         settings = read_master_settings([*own, *flags], {})
         address = format_host_port(settings.external)
         if store is None:
-            store = await stack.enter_async_context(open_store(MemoryStoreSettings()))
+            store = await stack.enter_async_context(MemoryStore())
         rest = await stack.enter_async_context(client(f"http://{address}"))
         netmaster = Netmaster(settings, store)
         await stack.enter_async_context(beside(netmaster.run(asyncio.Event()), name=f"netmaster {address}"))

@@ -69,6 +69,11 @@ class Child:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """What it ended with; None while it runs, -n when signal n ended it."""
+        return self._process.poll()
+
     def read_line(self, *, within: float = DEADLINE) -> str:
         """The next line it prints; `TimeoutError` or `EOFError` when none comes."""
         while b"\n" not in self._unread:

@@ -14,9 +14,13 @@ from weft.drivers import SqliteStoreSettings, open_store
 from weft.master.store_server import serving_store
 from weft.testing.processes import Child
 
+HISTORY = 1_000_000
+"""Revisions kept for watchers: enough for all that a test writes."""
+
 
 async def _main(file: str, socket: str) -> None:
-    async with open_store(SqliteStoreSettings(path=file)) as store, serving_store(store, unix=Path(socket)):
+    settings = SqliteStoreSettings(path=file, history=HISTORY)
+    async with open_store(settings) as store, serving_store(store, unix=Path(socket)):
         os.write(1, b"serving\n")
         await asyncio.Event().wait()
 

@@ -185,8 +185,8 @@ async def test_doctor_finds_what_is_wrong(lab: NetLab) -> None:
 
     with one.tenants.open("default") as space:
         space.write_sysctls({"net/ipv4/ip_forward": "0"})
-        subprocess_args = ["ip", "link", "add", "wpleaked", "type", "dummy"]
-        space.run(lambda: subprocess.run(subprocess_args, check=True, timeout=DEADLINE))
+        pair = ["ip", "link", "add", "wpleaked", "type", "veth", "peer", "name", "other"]
+        space.run(lambda: subprocess.run(pair, check=True, timeout=DEADLINE))
     await asyncio.to_thread(
         subprocess.run, ["ip", "link", "set", two.cable, "mtu", "1400"], check=True, timeout=DEADLINE
     )

@@ -136,6 +136,15 @@ LISTS: list[tuple[str, str, dict[str, object], str, str]] = [
 CLUSTER_LISTS: list[tuple[str, str, dict[str, object], str, str]] = [
     ("tenant ls", "tenants", {"tenantName": "default"}, "default", "Name\n----\ndefault\n"),
     (
+        "node ls",
+        "nodes",
+        {"name": "n1", "ctrlIp": "192.0.2.1", "vtepIp": "192.0.2.1", "vxlanPort": 4789, "version": "0.1.0"},
+        "n1",
+        "Node  Control address  Tunnel address  Version  State\n"
+        "----  ---------------  --------------  -------  -----\n"
+        "n1    192.0.2.1        192.0.2.1       0.1.0    alive\n",
+    ),
+    (
         "bgp ls",
         "Bgps",
         {"hostname": "n1", "routerip": "50.1.1.1/24", "as": "65002", "neighbor-as": "500", "neighbor": "50.1.1.2"},
@@ -152,7 +161,7 @@ def test_ls_prints_a_table_or_names_or_json(
     netctl: Netctl, stub: Stub, line: str, plural: str, row: dict[str, object], name: str, table: str
 ) -> None:
     """The columns of facts 3; `bgp ls -q` works too (W25)."""
-    query = "?limit=1000" if line in ("tenant ls", "bgp ls") else "?tenantName=default&limit=1000"
+    query = "?limit=1000" if line in ("tenant ls", "node ls", "bgp ls") else "?tenantName=default&limit=1000"
     stub.answers(f"GET {API}/{plural}/{query}", [row])
     assert netctl(*line.split()).out == table
     assert netctl(*line.split(), "-q").out == f"{name}\n"
@@ -351,3 +360,8 @@ def test_completion_needs_no_netmaster(netctl: Netctl, stub: Stub) -> None:
     outcome = netctl("completion", "fish")
     assert outcome.out.startswith("# fish completion")
     assert not stub.asked
+
+
+def test_node_ls_tells_since_when_a_node_is_silent(netctl: Netctl, stub: Stub) -> None:
+    stub.answers(f"GET {API}/nodes/?limit=1000", [{"name": "n1", "silentSince": 1_700_000_000.5}])
+    assert netctl("node", "ls").out.endswith("silent since 2023-11-14 22:13:20 UTC\n")

@@ -26,7 +26,7 @@ from weft.domain.ids import (
     store_key,
 )
 
-LABEL = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9-]{0,8}[A-Za-z0-9])?", fullmatch=True)
+LABEL = st.text("aZ09-", min_size=1, max_size=9).filter(lambda text: text[0] != "-" and text[-1] != "-")
 NAME = st.lists(LABEL, min_size=1, max_size=4).map(".".join)
 
 

@@ -11,7 +11,7 @@ from weft.domain import codec
 from weft.domain.commits import NEVER, At, Compare, Delete, LeaseId, Put, Revision, Write
 from weft.domain.errors import Denied, NotFound, Stale
 from weft.domain.ids import EndpointId, NetworkName, NodeName, StoreKey, TenantName
-from weft.domain.model import Endpoint
+from weft.domain.model import Block, Endpoint
 from weft.master.node_store import NodeStore, lease_key
 
 ME, OTHER = NodeName("node-1"), NodeName("node-2")
@@ -99,7 +99,17 @@ async def test_what_changes_for_ever_is_given_up(store: Racing, mine: NodeStore)
 async def test_the_nodes_own_compare_that_does_not_hold_is_stale_at_once(store: Racing, mine: NodeStore) -> None:
     with pytest.raises(Stale):
         await mine.commit([At(E, 77)], [Put(E, endpoint(ME))])
-    assert store.commits == 1
+    assert store.commits == 0
+
+
+async def test_what_another_took_a_moment_ago_is_stale_and_not_denied(store: Racing, mine: NodeStore) -> None:
+    """Two nodes that take the same free block: the later one looks again, and takes the next."""
+    block = StoreKey("blocks/red/blue/0a010100")
+    await store.commit([], [Put(block, codec.encode(Block(owner=OTHER)))])
+    with pytest.raises(Stale):
+        await mine.commit([At(block, NEVER)], [Put(block, codec.encode(Block(owner=ME)))])
+    with pytest.raises(Denied):
+        await mine.commit([], [Put(block, codec.encode(Block(owner=ME)))])
 
 
 async def test_a_lease_is_its_nodes_own(store: Racing, mine: NodeStore) -> None:

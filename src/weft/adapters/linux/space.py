@@ -38,8 +38,10 @@ _LOOPBACKS = (Address(4, 0x7F000001), Address(6, 1))
 
 SYSCTLS = {
     "net/ipv4/ip_forward": "1",
-    "net/ipv4/conf/all/rp_filter": "1",
-    "net/ipv4/conf/default/rp_filter": "1",
+    # Between two networks each direction takes the overlay of its target, which a strict filter takes for a forgery.
+    # Who may say what is decided at the ports.
+    "net/ipv4/conf/all/rp_filter": "0",
+    "net/ipv4/conf/default/rp_filter": "0",
     "net/ipv4/conf/all/send_redirects": "0",
     "net/ipv4/conf/default/send_redirects": "0",
     "net/ipv6/conf/all/forwarding": "1",

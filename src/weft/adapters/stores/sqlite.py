@@ -72,7 +72,8 @@ class SqliteStore:
     async def revoke(self, lease: LeaseId) -> None:
         opened = self._when_open()
         opened.leases.forget(lease)
-        await opened.do(lambda transaction: transaction.end(lease))
+        async with _patience():
+            await opened.end(lease)
 
     async def __aenter__(self) -> Self:
         self._opened = await _open(self._path, history=self._history)
@@ -97,7 +98,7 @@ class _Opened:
     def __init__(self, file: StoreFile, thread: ThreadPoolExecutor, leases: Sequence[tuple[LeaseId, float]]) -> None:
         self.file = file
         self.feed = Feed(revision=file.revision, keep=min(_RECENT, file.history), older=self._older)
-        self.leases = LeaseClock(self._end_expired)
+        self.leases = LeaseClock(self.end)
         self._thread = thread
         self._loop = asyncio.get_running_loop()
         self._commits: GroupCommit[_Step, Revision] = GroupCommit(self._carry_out)
@@ -113,6 +114,17 @@ class _Opened:
         """Carry out a step, durably."""
         async with _patience():
             return await self._commits.ask(step)
+
+    def end(self, lease: LeaseId) -> asyncio.Future[Revision]:
+        """Remove a lease and its keys. When that fails, or is given up, the lease ends a little later."""
+
+        def try_again(ended: asyncio.Future[Revision]) -> None:
+            if ended.cancelled() or ended.exception() is not None:
+                self.leases.start(lease, _PATIENCE)
+
+        ended = self._commits.ask(lambda transaction: transaction.end(lease))
+        ended.add_done_callback(try_again)
+        return ended
 
     async def close(self) -> None:
         self.leases.close()
@@ -134,13 +146,6 @@ class _Opened:
 
     async def _older(self, since: Revision) -> Sequence[Change]:
         return await self.call(self.file.changes_after, since)
-
-    def _end_expired(self, lease: LeaseId) -> None:
-        def check(ended: asyncio.Future[Revision]) -> None:
-            if not ended.cancelled() and ended.exception() is not None:
-                self.leases.start(lease, _PATIENCE)  # the disk refused: the lease is still there, so try again
-
-        self._commits.ask(lambda transaction: transaction.end(lease)).add_done_callback(check)
 
 
 async def _open(path: Path, *, history: int) -> _Opened:

@@ -1,0 +1,83 @@
+"""Addresses as pods get them (facts 10.10): from the network, from a group's pool, asked for, and when none is left."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from weft.cni.errors import CniError, Code
+from weft.testing.netlab import NetLab
+from weft.testing.waiting import eventually
+
+
+async def test_first_address_and_the_one_asked_for(lab: NetLab) -> None:
+    """E1: lowest first, a wish is honoured, and both work on the wire."""
+    await lab.network("net", subnet="10.1.1.0/24", gateway="10.1.1.254")
+    host = await lab.host("one")
+    first = await host.pod("a", network="net")
+    fifth = await host.pod("b", network="net", address="10.1.1.5")
+    assert (str(first.address()), str(fifth.address())) == ("10.1.1.1", "10.1.1.5")
+    assert await first.reaches(fifth)
+    with pytest.raises(CniError, match=r"10\.1\.1\.5"):
+        await host.pod("c", network="net", address="10.1.1.5")
+    await fifth.remove()
+    assert str((await host.pod("c", network="net", address="10.1.1.5")).address()) == "10.1.1.5"
+
+
+async def test_ten_at_once_on_two_hosts_get_ten_addresses(lab: NetLab) -> None:
+    """E2, on a small pool, where nodes compete for every address."""
+    await lab.network("net", subnet="10.1.1.0/24", gateway="10.1.1.254")
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    pods = await asyncio.gather(
+        *(host.pod(f"{host.name}-{number}", network="net") for host in (one, two) for number in range(5))
+    )
+    assert len({pod.address() for pod in pods}) == 10
+    assert await pods[0].reaches(pods[9])
+
+
+async def test_groups_with_and_without_a_pool(lab: NetLab) -> None:
+    """B2, E5, E8: a group's pods get addresses of its pool only, others never; a full pool is code 101."""
+    await lab.network("net", subnet="10.1.0.0/16", gateway="10.1.255.254")
+    await lab.group("pooled", network="net", ipPool="10.1.0.1-10.1.0.4")
+    await lab.group("open", network="net")
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    pooled = [await host.pod(f"p{n}", group="pooled") for n, host in enumerate((one, two, one, two))]
+    free = [await host.pod(f"f{n}", group="open") for n, host in enumerate((one, two))]
+    assert {str(pod.address()) for pod in pooled} == {f"10.1.0.{n}" for n in range(1, 5)}
+    assert not {pod.address() for pod in free} & {pod.address() for pod in pooled}
+    assert await pooled[0].reaches(pooled[1])
+    assert await pooled[0].reaches(free[1])
+    with pytest.raises(CniError) as full:
+        await one.pod("late", group="pooled")
+    assert full.value.code == Code.EXHAUSTED
+    await pooled[1].remove()
+    late = await one.pod("late", group="pooled")
+    assert late.address() == pooled[1].address()
+    assert await late.reaches(pooled[0])
+
+
+async def test_a_full_network_is_told_and_usable_after_a_release(lab: NetLab) -> None:
+    """E12."""
+    await lab.network("tiny", subnet="10.1.1.0/29", gateway="10.1.1.6")
+    host = await lab.host("one")
+    pods = [await host.pod(f"p{number}", network="tiny") for number in range(5)]
+    with pytest.raises(CniError) as full:
+        await host.pod("late", network="tiny")
+    assert full.value.code == Code.EXHAUSTED
+    await pods[2].remove()
+    assert (await host.pod("late", network="tiny")).address() == pods[2].address()
+
+
+async def test_a_network_in_use_is_not_deleted_and_the_agent_goes_on(lab: NetLab) -> None:
+    """W27: what stopped the original's agent is an ordinary refusal."""
+    await lab.network("net", subnet="10.1.0.0/16")
+    host = await lab.host("one")
+    pod = await host.pod("a", network="net")
+    (await lab.rest.delete("networks", "default:net")).refused(409)
+    await pod.check()
+    await pod.remove()
+    await eventually(lambda: lab.rest.delete("networks", "default:net"), lambda answer: answer.status == 200)
+    with pytest.raises(CniError, match="net"):
+        await host.pod("b", network="net")
+    await host.pod("c")

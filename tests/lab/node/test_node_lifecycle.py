@@ -1,0 +1,204 @@
+"""ADD and DEL through the installed program, in all the ways in which runtimes get out of step (design 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import pytest
+
+from weft.cni.errors import CniError, Code
+from weft.cni.request import AttachmentId
+from weft.testing import inventory
+from weft.testing.hosts import Host
+from weft.testing.libcni import Output
+from weft.testing.netlab import NetLab
+
+
+@pytest.fixture
+async def host(lab: NetLab) -> Host:
+    return await lab.host("one")
+
+
+async def empty(lab: NetLab) -> None:
+    """Return when no address is in use anywhere."""
+    await inventory.settled(lab)
+    assert inventory.stored(await lab.rest.state()) == set()
+
+
+def error_of(output: Output) -> CniError:
+    error = CniError.decode(output.stdout)
+    assert error is not None, output
+    return error
+
+
+async def test_a_pod_has_address_route_and_way_until_del(lab: NetLab, host: Host) -> None:
+    """K1, W36: round trip; the host's label is not the machine's host name, and DEL frees all the same."""
+    pod = await host.pod("a")
+    (link,) = (each for each in inventory.ask(pod.netns, "ip", "-j", "addr") if each["ifname"] == "eth0")
+    assert str(pod.address()) in [each["local"] for each in link["addr_info"]]
+    assert "default" in [route["dst"] for route in inventory.ask(pod.netns, "ip", "-j", "route")]
+    await pod.check()
+    await inventory.settled(lab)
+    await pod.detach()
+    await pod.detach()
+    assert "eth0" not in inventory.devices(pod.netns)
+    await empty(lab)
+
+
+async def test_refusals_are_one_json_object_and_leave_nothing(lab: NetLab, host: Host) -> None:
+    """K2, W34: missing variables, a namespace that is none; nothing is answered with success that did not happen."""
+    netns = str(host.make_netns("a"))
+    missing = await host.call("ADD", containerid="a", ifname="eth0")
+    assert (missing.exit_code, error_of(missing).code) == (1, Code.BAD_ENVIRONMENT)
+    for path in ("/nowhere/at/all", "/etc/hostname"):
+        wrong = await host.call("ADD", containerid="a", ifname="eth0", netns=path)
+        assert wrong.exit_code == 1
+        assert path in error_of(wrong).message
+    labels = {"tenant": "none-such", "network": "none-such", "net-group": "none-such"}
+    for label, value in labels.items():
+        unknown = await host.call("ADD", containerid="a", ifname="eth0", netns=netns, args=f"io.contiv.{label}={value}")
+        assert (unknown.exit_code, error_of(unknown).code) == (1, Code.BAD_CONFIG), unknown
+        assert value in error_of(unknown).message
+    await empty(lab)
+    assert (await host.pod("a")).address()
+
+
+async def test_an_interface_that_is_there_already_is_refused_and_left_alone(lab: NetLab, host: Host) -> None:
+    netns = host.make_netns("a")
+    inventory.run(netns, "ip link add eth0 type veth peer name other")
+    with pytest.raises(CniError, match="eth0"):
+        await host.pod("a")
+    assert inventory.devices(netns) == {"eth0", "other"}
+    await host.call("DEL", containerid="a", ifname="eth0", netns=str(netns))
+    assert inventory.devices(netns) == {"eth0", "other"}
+    await empty(lab)
+
+
+async def test_a_second_add_is_refused_and_the_first_unharmed(lab: NetLab, host: Host) -> None:
+    """C-048."""
+    a, b = await host.pod("a"), await host.pod("b")
+    with pytest.raises(CniError, match="attached already"):
+        await host.cni.add(host.network, a.attachment)
+    await a.check()
+    assert await b.reaches(a)
+    await inventory.settled(lab)
+
+
+async def test_of_two_adds_at_once_one_wins(lab: NetLab, host: Host) -> None:
+    attachment = host.attachment("a")
+    outcomes = await asyncio.gather(*(host.cni.add(host.network, attachment) for _ in range(2)), return_exceptions=True)
+    assert sum(isinstance(each, CniError) for each in outcomes) == 1, outcomes
+    await inventory.settled(lab)
+    await host.cni.check(host.network, attachment)
+
+
+async def test_many_at_once(lab: NetLab, host: Host) -> None:
+    pods = await asyncio.gather(*(host.pod(f"p{number}") for number in range(24)))
+    assert len({pod.address() for pod in pods}) == 24
+    await inventory.settled(lab)
+    await asyncio.gather(*(pod.remove() for pod in pods))
+    await empty(lab)
+
+
+async def test_del_always_succeeds_with_fewer_and_fewer_arguments(lab: NetLab, host: Host) -> None:
+    pod = await host.pod("a")
+    full = {"containerid": "a", "ifname": "eth0", "netns": str(pod.netns), "args": "K8S_POD_NAME=a", "path": "/x"}
+    for left_out in (None, "path", "args", "netns", None):
+        full.pop(left_out or "", None)
+        output = await host.call("DEL", **full)
+        assert (output.exit_code, output.stdout) == (0, b""), output
+        await empty(lab)
+
+
+@pytest.mark.parametrize("same_path", [True, False])
+async def test_del_after_the_namespace_is_gone(lab: NetLab, host: Host, same_path: bool) -> None:
+    """The namespace went with the container, or its name is another container's by now: that one is left alone."""
+    pod = await host.pod("a")
+    host.remove_netns("a")
+    if same_path:
+        newcomer = await host.cni.add(host.network, host.attachment("b", netns=str(host.make_netns("a"))))
+        assert newcomer.addresses[0].address.ip != pod.address()
+    await pod.detach()
+    if same_path:
+        assert "eth0" in inventory.devices(pod.netns)
+    await inventory.settled(lab)
+
+
+async def test_an_old_del_does_not_touch_the_new_pod_of_the_same_name(lab: NetLab, host: Host) -> None:
+    """Identity is the container, never the pod's name: sandbox two of pod web is there when one is taken off."""
+    netns = [str(host.make_netns(name)) for name in ("first", "second")]
+    name = "K8S_POD_NAMESPACE=lab;K8S_POD_NAME=web"
+    for container, path in zip(("first", "second"), netns, strict=True):
+        assert (await host.call("ADD", containerid=container, ifname="eth0", netns=path, args=name)).exit_code == 0
+    assert (await host.call("DEL", containerid="first", ifname="eth0", netns=netns[0], args=name)).exit_code == 0
+    assert "eth0" in inventory.devices(host.make_netns("second"))
+    assert "eth0" not in inventory.devices(host.make_netns("first"))
+    await inventory.settled(lab)
+    again = await host.call("ADD", containerid="first", ifname="eth0", netns=netns[0], args=name)
+    assert again.exit_code == 0, again
+
+
+async def test_a_runtime_killed_in_the_middle_of_add(lab: NetLab, host: Host) -> None:
+    """Whatever became of the ADD, DEL frees it and the next ADD succeeds."""
+    for _ in range(8):
+        adding = asyncio.ensure_future(host.pod("a"))
+        await asyncio.sleep(random.uniform(0, 0.02))
+        adding.cancel()
+        await asyncio.wait([adding])
+        await host.cni.delete(host.network, host.attachment("a"))
+        pod = await host.pod("a")
+        await pod.check()
+        await pod.remove()
+    await empty(lab)
+
+
+async def test_the_agent_killed_in_the_middle_of_add(lab: NetLab, host: Host) -> None:
+    """After its restart nothing is half there; what was not answered can be added again."""
+    keeper = await host.pod("keeper")
+    for _ in range(5):
+        adding = [asyncio.ensure_future(host.pod(f"p{number}")) for number in range(4)]
+        await asyncio.sleep(random.uniform(0, 0.05))
+        host.kill()
+        outcomes = await asyncio.gather(*adding, return_exceptions=True)
+        await host.start()
+        await inventory.settled(lab)
+        for number, outcome in enumerate(outcomes):
+            if isinstance(outcome, CniError):
+                await host.cni.delete(host.network, host.attachment(f"p{number}"))
+                outcomes[number] = await host.pod(f"p{number}")
+        for pod in outcomes:
+            assert not isinstance(pod, BaseException)
+            await pod.check()
+            await pod.remove()
+    await keeper.check()
+    await keeper.remove()
+    await empty(lab)
+
+
+async def test_gc_removes_exactly_what_is_not_listed(lab: NetLab, host: Host) -> None:
+    pods = {name: await host.pod(name) for name in "abc"}
+    nothing_listed = {"cniVersion": "1.1.0", "name": "weft", "type": "weft-cni"}
+    assert (await host.call("GC", nothing_listed, path="/x")).exit_code == 0
+    assert len(inventory.routed(host)) == 3, "no list, nothing removed (C-097)"
+    foreign = nothing_listed | {"name": "another", "cni.dev/valid-attachments": []}
+    assert (await host.call("GC", foreign, path="/x")).exit_code == 0
+    assert len(inventory.routed(host)) == 3, "the pods of other networks are none of its business"
+    listed = nothing_listed | {"cni.dev/valid-attachments": [{"containerID": "b", "ifname": "eth0"}]}
+    output = await host.call("GC", listed, path="/x")
+    assert output.exit_code == 0, output
+    await inventory.settled(lab)
+    assert {held.address for held in inventory.routed(host)} == {str(pods["b"].address())}
+    await host.cni.gc(host.network, [AttachmentId("b", "eth0")])
+    await pods["b"].check()
+
+
+async def test_every_spec_version_gets_its_own_result(lab: NetLab, host: Host) -> None:
+    for version in ("0.1.0", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"):
+        name = f"v{version.replace('.', '-')}"
+        config = {"cniVersion": version, "name": "weft", "type": "weft-cni"}
+        output = await host.call("ADD", config, containerid=name, ifname="eth0", netns=str(host.make_netns(name)))
+        assert json.loads(output.stdout)["cniVersion"] == version, output
+        assert (await host.call("DEL", config, containerid=name, ifname="eth0")).exit_code == 0
+    await empty(lab)

@@ -1,0 +1,150 @@
+"""What goes on while something is away: master, store, agent, cable, power (design 3 to 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+
+import pytest
+
+from weft.cni.errors import CniError, Code
+from weft.testing import inventory
+from weft.testing.hosts import Pod
+from weft.testing.netlab import NetLab, open_lab
+from weft.testing.waiting import eventually
+
+
+async def test_pods_start_and_end_while_the_store_is_away(lab: NetLab) -> None:
+    """The store is netmaster's own: both are killed. Owned blocks go on, shared pools say later, all is published."""
+    await lab.network("small", subnet="10.1.1.0/24")
+    host = await lab.host("one")
+    old, first = await host.pod("old"), await host.pod("first")
+    lab.master.kill()
+    second = await host.pod("second")
+    assert await first.reaches(second)
+    with pytest.raises(CniError) as later:
+        await host.pod("shared", network="small")
+    assert later.value.code == Code.TRY_LATER
+    await old.remove()
+    third = await host.pod("third")
+    assert third.address() != old.address(), "what was let go is free only when the store knows"
+    await lab.master.start()
+    await inventory.settled(lab)
+    names = {key.rpartition("/")[2] for key in await lab.rest.state() if key.startswith("endpoints/")}
+    assert names == {"first", "second", "third"}
+    assert await first.reaches(await host.pod("shared", network="small"))
+
+
+async def test_an_agent_restarts_while_the_store_is_away(lab: NetLab) -> None:
+    """DEL and CHECK need nothing but the ledger and the kernel."""
+    host = await lab.host("one")
+    a, b = await host.pod("a"), await host.pod("b")
+    lab.master.kill()
+    host.kill()
+    host.launch()
+    await eventually(lambda: _answers(a), bool)
+    await b.remove()
+    await lab.master.start()
+    await host.ready()
+    await a.check()
+    await inventory.settled(lab)
+
+
+async def _answers(pod: Pod) -> bool:
+    with suppress(CniError):
+        await pod.check()
+        return True
+    return False
+
+
+async def test_etcd_killed_and_back(apart: None) -> None:
+    async with open_lab(store="etcd") as lab:
+        assert lab.etcd is not None
+        one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+        a, b = await one.pod("a"), await two.pod("b")
+        lab.etcd.members[0].kill()
+        c = await one.pod("c")
+        assert await c.reaches(a)
+        await b.remove()
+        await lab.etcd.restart()
+        await inventory.settled(lab)
+        assert await c.reaches(await two.pod("d"))
+
+
+async def test_an_agent_restart_loses_no_packet(lab: NetLab) -> None:
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    a, b, c = await one.pod("a"), await one.pod("b"), await two.pod("c")
+    assert await a.reaches(c)
+    stop = asyncio.Event()
+    streams = [asyncio.ensure_future(_lost(a, pod, stop)) for pod in (b, c)]
+    for host in (one, two):
+        host.kill()
+        await host.start()
+    stop.set()
+    assert await asyncio.gather(*streams) == [0, 0]
+
+
+async def _lost(source: Pod, target: Pod, stop: asyncio.Event) -> int:
+    """How many packets of a steady stream do not arrive while it runs."""
+    loop = asyncio.get_running_loop()
+    sent = 0
+    heard: set[bytes] = set()
+    with target.namespace.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as ear:
+        ear.setblocking(False)
+        ear.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        ear.bind((str(target.address()), 5000))
+        with source.namespace.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as mouth:
+            mouth.connect((str(target.address()), 5000))
+            while not stop.is_set():
+                mouth.send(b"%d" % sent)
+                sent += 1
+                await asyncio.sleep(0.005)
+        with suppress(TimeoutError):
+            while len(heard) < sent:
+                heard.add(await asyncio.wait_for(loop.sock_recv(ear, 64), 5))
+    assert sent > 50
+    return sent - len(heard)
+
+
+async def test_a_host_that_is_cut_off_comes_back(lab: NetLab) -> None:
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    a, b = await one.pod("a"), await two.pod("b")
+    assert await a.reaches(b)
+    await lab.partition(two)
+    assert await a.never_reaches(b)
+    c = await two.pod("c")
+    assert await c.reaches(b), "the host itself goes on from its own blocks"
+    lab.heal(two)
+    assert await a.reaches(b)
+    assert await a.reaches(c)
+    await inventory.settled(lab)
+
+
+async def test_a_reboot_leaks_nothing(lab: NetLab) -> None:
+    """W31: all kernel state is gone, the ledger is there; addresses are free, and runtimes' late DELs succeed."""
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    before = [await one.pod(name) for name in "abc"]
+    other = await two.pod("other")
+    await lab.reboot(one)
+    await inventory.settled(lab)
+    assert {held.host for held in inventory.stored(await lab.rest.state())} == {"two"}
+    for pod in before:
+        output = await one.call("DEL", containerid=pod.name, ifname="eth0", netns=str(pod.netns))
+        assert output.exit_code == 0
+    again = await one.pod("a")
+    assert await again.reaches(other)
+    await inventory.settled(lab)
+
+
+async def test_a_node_that_comes_is_reached_and_a_killed_agent_moves_no_route(lab: NetLab) -> None:
+    one = await lab.host("one")
+    a = await one.pod("a")
+    two = await lab.host("two")
+    b = await two.pod("b")
+    assert await a.reaches(b)
+    two.kill()
+    await eventually(lab.rest.state, lambda entries: bool(entries["nodes/two"]["o"].get("silentSince")))
+    assert await a.reaches(b), "liveness is status, not routing"
+    await two.start()
+    await eventually(lab.rest.state, lambda entries: not entries["nodes/two"]["o"].get("silentSince"))

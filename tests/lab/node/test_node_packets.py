@@ -1,0 +1,105 @@
+"""Single packets: full size, forged addresses, and what only routers may say (design 6 and 10)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import struct
+
+import pytest
+
+from weft.testing import inventory
+from weft.testing.hosts import Host, Pod
+from weft.testing.netlab import NetLab
+from weft.testing.traffic import QUIET_S
+
+_IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _DO = 10, 23, 2
+_FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+_HEADERS = {4: 28, 6: 48}
+MTU = 1450
+
+
+@pytest.fixture
+async def hosts(lab: NetLab) -> list[Host]:
+    await lab.network("net", subnet="10.1.0.0/16", gateway="10.1.255.254", ipv6Subnet="2001:db8:1::/64")
+    return list(await asyncio.gather(lab.host("one"), lab.host("two")))
+
+
+def listening(pod: Pod, family: int) -> socket.socket:
+    ear = pod.namespace.open_socket(_FAMILIES[family], socket.SOCK_DGRAM)
+    ear.setblocking(False)
+    ear.bind((str(pod.address(family)), 5000))
+    return ear
+
+
+async def hears(ear: socket.socket, *, within: float) -> bytes | None:
+    try:
+        return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ear, 65_536), within)
+    except TimeoutError:
+        return None
+
+
+@pytest.mark.parametrize("family", [4, 6])
+async def test_packets_of_full_size_pass_whole_and_larger_ones_are_refused(hosts: list[Host], family: int) -> None:
+    a, b, c = [await host.pod(name, network="net") for name, host in zip("abc", (*hosts, hosts[0]), strict=True)]
+    payload = MTU - _HEADERS[family]
+    for target in (b, c):
+        assert await a.reaches(target, family=family)
+        with (
+            listening(target, family) as ear,
+            a.namespace.open_socket(_FAMILIES[family], socket.SOCK_DGRAM) as mouth,
+        ):
+            if family == 4:
+                mouth.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _DO)
+            else:
+                mouth.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _DO)
+            mouth.connect((str(target.address(family)), 5000))
+            mouth.send(b"x" * payload)
+            assert await hears(ear, within=30) == b"x" * payload
+            with pytest.raises(OSError, match="too long") as refused:
+                mouth.send(b"x" * (payload + 1))
+            assert refused.value.errno == errno.EMSGSIZE
+
+
+@pytest.mark.parametrize("family", [4, 6])
+async def test_forged_addresses_go_nowhere(hosts: list[Host], family: int) -> None:
+    """A pod speaks with its own address and MAC only, to pods of its own host and of others."""
+    a, b, c = [await host.pod(name, network="net") for name, host in zip("abc", (*hosts, hosts[0]), strict=True)]
+    forged = "10.1.77.77" if family == 4 else "2001:db8:1::77"
+    inventory.run(
+        a.netns, f"ip addr add {forged}/{32 if family == 4 else 128} dev eth0" + (" nodad" if family == 6 else "")
+    )
+    for target in (b, c):
+        assert await a.reaches(target, family=family)
+        with (
+            listening(target, family) as ear,
+            a.namespace.open_socket(_FAMILIES[family], socket.SOCK_DGRAM) as mouth,
+        ):
+            mouth.bind((forged, 0))
+            mouth.sendto(b"forged", (str(target.address(family)), 5000))
+            assert await hears(ear, within=QUIET_S) is None
+    inventory.run(a.netns, "ip link set eth0 address 02:00:00:00:00:66")
+    for target in (b, c):
+        assert await a.never_reaches(target, family=family)
+
+
+async def test_a_pod_is_no_router(hosts: list[Host]) -> None:
+    """Router advertisements and redirects are dropped; an echo request on the same road passes."""
+    a, b = [await host.pod(name, network="net") for name, host in zip("ab", hosts, strict=True)]
+    assert await a.reaches(b, family=6)
+    icmp = socket.getprotobyname("ipv6-icmp")
+    with (
+        b.namespace.open_socket(socket.AF_INET6, socket.SOCK_RAW, icmp) as ear,
+        a.namespace.open_socket(socket.AF_INET6, socket.SOCK_RAW, icmp) as mouth,
+    ):
+        ear.setblocking(False)
+        mouth.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 255)
+        for kind in (134, 137, 128):
+            mouth.sendto(struct.pack("!BBHI", kind, 0, 0, 0) + bytes(40), (str(b.address(6)), 0))
+        kinds = set()
+        while 128 not in kinds:
+            packet = await hears(ear, within=30)
+            assert packet is not None
+            kinds.add(packet[0])
+        assert not kinds & {134, 137}

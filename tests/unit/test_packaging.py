@@ -1,0 +1,46 @@
+"""The systemd units: understood by systemd, and true to what the programs need."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from weft.testing.waiting import DEADLINE
+
+UNITS = sorted((Path(__file__).parents[2] / "packaging" / "systemd").glob("*.service"))
+
+
+def settings(unit: Path) -> dict[str, str]:
+    lines = (line.partition("=") for line in unit.read_text().splitlines() if "=" in line and not line.startswith("#"))
+    return {name: value for name, _, value in lines}
+
+
+def test_there_is_one_for_each_program() -> None:
+    assert [unit.name for unit in UNITS] == ["weft-netmaster.service", "weft-netplugin.service"]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_program_that_dies_comes_back_and_one_that_is_refused_does_not(unit: Path) -> None:
+    said = settings(unit)
+    assert (said["Restart"], said["RestartPreventExitStatus"]) == ("on-failure", "22")
+    assert said["NoNewPrivileges"] == "yes"
+
+
+def test_ending_the_agent_cuts_nothing() -> None:
+    said = settings(UNITS[1])
+    assert (said["KillMode"], said["RuntimeDirectoryPreserve"]) == ("process", "yes")
+    assert not [name for name in said if name.startswith(("Protect", "Private"))], "it would pin namespaces unseen"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_systemd_understands_it(unit: Path, tmp_path: Path) -> None:
+    copy = tmp_path / unit.name
+    copy.write_text(re.sub(r"(?m)^ExecStart=.*$", "ExecStart=/bin/true", unit.read_text()))
+    command = ["systemd-analyze", "verify", "--recursive-errors=no", str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert unit.name not in done.stderr, done.stderr
