@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import NotRequired, ParamSpec, TypedDict
+from typing import ParamSpec
 
 import msgspec
 
+from bench.figures import Figure, figure
 from weft.domain.policy.diff import diff
 from weft.domain.policy.engine import Engine
 from weft.domain.policy.explain import explain
@@ -31,30 +32,6 @@ VERDICTS, LABEL_CHANGES, JUDGED = 5_000, 2_000, 20
 WITHIN = 900
 
 P = ParamSpec("P")
-
-
-class Figure(TypedDict):
-    """One number with its anchor. `ratio` is ours by the peer's; `met` is None where there is no target."""
-
-    ours: float
-    peer: float | None
-    ratio: float | None
-    unit: str
-    target: float | None
-    met: bool | None
-    note: NotRequired[str]
-
-
-def figure(ours: float, *, unit: str, note: str, peer: float | None = None, target: float | None = None) -> Figure:
-    return Figure(
-        ours=round(ours, 4),
-        peer=None if peer is None else round(peer, 4),
-        ratio=None if peer is None else round(ours / peer, 6),
-        unit=unit,
-        target=target,
-        met=None if target is None else ours <= target,
-        note=f"{note}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
-    )
 
 
 def run() -> dict[str, Figure]:

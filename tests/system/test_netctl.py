@@ -142,6 +142,7 @@ BEFORE_ENDPOINTS = [
 ]
 WITH_AN_ENDPOINT = [
     Step("endpoint ls -t t1", ("t1 blue web e-0001 10.1.1.10",)),
+    Step("node ls", ("Node Control address Tunnel address Version State",)),
     Step("ep inspect 0001", ('"10.1.1.10"',)),
     Step("network inspect -t t1 blue", ('"numEndpoints": 1', "e-0001")),
     Step("group inspect -t t1 web", ('"numEndpoints": 1', "e-0001")),

@@ -100,6 +100,7 @@ SCENES = (
     Scene(
         network("free", "10.4.0.0/21", ""), (group("few", "free"), group("late", "free", "10.4.7.190-10.4.7.200")), ()
     ),
+    Scene(network("bare", "10.5.0.0/21", ""), (), ()),
 )
 
 
@@ -180,6 +181,7 @@ class World:
         self.rounds = self.rng.choice((1, 1, 2, 2, 4, 16))
         self.pauses = self.rng.choice((PAUSES, (0.0,)))
         self.leaving = self.rng.choice((0.2, 0.4, 0.6))
+        self.shaking = self.rng.choice((0.2, 0.8))
         self.told: dict[EndpointKey, bool] = {}
         self._audited = NEVER
         self._holders: dict[tuple[NetworkKey, str], EndpointKey] = {}
@@ -291,7 +293,7 @@ async def object_round(world: World, client: str, master: Master) -> None:
     rng = world.rng
     scene = rng.choice(world.scenes)
     spare = network(f"spare-{client}-{rng.randrange(2)}", f"10.{100 + rng.randrange(2)}.0.0/24", "")
-    value = rng.choice((scene.network, scene.network, spare, *scene.groups))
+    value = scene.network if rng.random() < world.shaking else rng.choice((spare, *scene.groups))
     kind: Kind[Any] = kinds.NETWORK if isinstance(value, model.Network) else kinds.GROUP
     if rng.random() < 0.5:
         await master.control.delete(kind, kind.key_parts(value), Condition())

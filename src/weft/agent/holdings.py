@@ -74,6 +74,8 @@ class Holdings:
         self._doubt = asyncio.Event()
         self._heard = self._safe_until = float("-inf")
         self._busy: defaultdict[EndpointKey, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._taking: defaultdict[NetworkKey, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Of many that want an address at once, one asks the store at a time: the others would only be in its way."""
         self._returning: set[tuple[NetworkKey, Address]] = set()
         self._resting = Resting()
 
@@ -237,7 +239,8 @@ class Holdings:
                             yield note.endpoint.network_key, text, note.key
 
     async def _attach_by_claims(self, wanted: model.Endpoint) -> model.Endpoint:
-        endpoint = await self._carry_out(partial(endpoints.plan_create, wanted=wanted, busy=endpoints.Busy()))
+        async with self._taking[wanted.network_key]:
+            endpoint = await self._carry_out(partial(endpoints.plan_create, wanted=wanted, busy=endpoints.Busy()))
         if endpoint.host != self.node:
             raise Conflict(f"{wanted.key} is on node {endpoint.host!r}")
         self.journal.put(Attachment(endpoint=endpoint, published=True, stage=Stage.HELD))
@@ -245,7 +248,9 @@ class Holdings:
 
     async def _attach_from_blocks(self, wanted: model.Endpoint, network: model.Network) -> model.Endpoint:
         while (chosen := self._choose(network)) is None:
-            await self._take_blocks(network)
+            async with self._taking[network.key]:
+                if self._choose(network) is None:
+                    await self._take_blocks(network)
         endpoint = msgspec.structs.replace(
             wanted,
             ip_address=str(chosen[4]),

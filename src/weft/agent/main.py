@@ -23,7 +23,7 @@ from weft.agent.settings import AgentSettings, read_agent_settings
 from weft.domain import model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER
-from weft.domain.errors import NotFound, Unavailable, WeftError
+from weft.domain.errors import DatapathFault, NotFound, Unavailable, WeftError
 from weft.drivers import open_datapath, open_store
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
@@ -114,7 +114,9 @@ class Agent:
 
     async def _restore_and_follow(self) -> None:
         await self._wait_for_store()
-        await self._restore()
+        backoff = Backoff(cap=10.0)
+        while not await self._is_restored():
+            await backoff.pause()
         self._attachments.ready.set()
         log.info("node restored", attachments=sum(1 for _ in self._ledger))
         await self._reconciler.run()
@@ -127,6 +129,15 @@ class Agent:
             except Unavailable:
                 log.warning("waiting for the store")
             await backoff.pause()
+
+    async def _is_restored(self) -> bool:
+        """Try to restore the node; what the kernel refuses now is tried again, and meanwhile DEL and CHECK go on."""
+        try:
+            await self._restore()
+        except DatapathFault as error:
+            log.error("node not restored", reason=error.message)
+            return False
+        return True
 
     async def _restore(self) -> None:
         """Recover what is ours, mend it, and undo what was never answered."""

@@ -258,7 +258,7 @@ class ScheduledStore:
     def _fate(self) -> Fate:
         if not self.cut:
             return self._scheduler.fate()
-        return Fate.LATE if self._scheduler.chance(0.1) else Fate.REFUSED  # the last words before the cut arrive
+        return Fate.LATE if self._scheduler.chance(0.3) else Fate.REFUSED  # the last words before the cut arrive
 
     def _note(self, outcome: str) -> None:
         if outcome != Fate.DONE.value:

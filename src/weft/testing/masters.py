@@ -7,6 +7,9 @@ Both listen on a free port of loopback and answer when the block begins. Unless 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -27,8 +30,9 @@ from weft.master.settings import format_host_port, read_master_settings
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff
 from weft.runtime.tasks import beside
+from weft.testing.certificates import Certificate
 from weft.testing.processes import Child, free_port
-from weft.testing.waiting import DEADLINE
+from weft.testing.waiting import DEADLINE, until
 
 API = "/api/v1"
 
@@ -151,10 +155,12 @@ def _json(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def client(url: str) -> AsyncIterator[Rest]:
-    """A client whose every request has a deadline."""
+async def client(url: str, *, ca: Path | None = None, token: str = "") -> AsyncIterator[Rest]:
+    """A client whose every request has a deadline, and the token where there is one; over TLS it trusts the CA."""
     timeout = aiohttp.ClientTimeout(total=DEADLINE)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    connector = aiohttp.TCPConnector(ssl=True if ca is None else ssl.create_default_context(cafile=str(ca)))
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
         yield Rest(url, session)
 
 
@@ -179,13 +185,19 @@ async def running_master(*flags: str, store: Store | None = None, ready: bool = 
 
 
 class MasterProcess:
-    """The program netmaster on the embedded store below a directory, killed at the end of the block."""
+    """The program netmaster, on the embedded store below a directory unless told otherwise; killed at the end of the
+    block. With a certificate it listens by TLS."""
 
-    def __init__(self, directory: Path, *flags: str) -> None:
-        address = f"127.0.0.1:{free_port()}"
-        self.url = f"http://{address}"
+    def __init__(self, directory: Path, *flags: str, tls: Certificate | None = None) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.address = f"127.0.0.1:{free_port()}"
+        self.url = f"{'https' if tls else 'http'}://{self.address}"
+        self.data = directory / "data"
         self.log = directory / "netmaster.log"
-        self._flags = ("--external-address", address, "--data-dir", str(directory / "data"), *flags)
+        self._ca = tls.ca if tls else None
+        own = ("--external-address", self.address, "--data-dir", str(self.data))
+        files = ("--tls-cert", str(tls.cert), "--tls-key", str(tls.key), "--tls-ca", str(tls.ca)) if tls else ()
+        self._flags = (*own, *files, *flags)
         self._child: Child | None = None
 
     @property
@@ -197,8 +209,24 @@ class MasterProcess:
         """Start it with whatever state it has, and return when it is ready."""
         self.kill()
         self._child = Child.python("weft.master.main", *self._flags, log=self.log)
-        async with client(self.url) as rest:
+        async with client(self.url, ca=self._ca) as rest:
             await rest.ready()
+
+    def stop(self) -> None:
+        """Hold it still, as a machine under great strain would, until `go_on`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    async def end(self) -> int:
+        """Ask it to end, as an init system does; its exit code, which must come before the deadline."""
+        child = self._child
+        assert child is not None
+        os.kill(child.pid, signal.SIGTERM)
+        await until(lambda: not child.running)
+        assert child.exit_code is not None
+        return child.exit_code
 
     def kill(self) -> None:
         """End it as kill -9 does; ended already is fine."""

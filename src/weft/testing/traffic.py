@@ -10,9 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
 
 from weft.adapters.linux.netns import Namespace
-from weft.runtime.backoff import Backoff
+from weft.runtime.backoff import Backoff, happens
 from weft.testing.waiting import DEADLINE
 
 IPAddress = IPv4Address | IPv6Address
@@ -22,6 +23,8 @@ ONE_TRY_S = 2.0
 QUIET_S = 1.0
 """For how long it is tried in vain before something counts as unreachable."""
 
+_STREAM_PACE_S = 0.005
+_EAR_BYTES = 1 << 20
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 
@@ -48,6 +51,12 @@ class Place:
         opened.setblocking(False)
         return opened
 
+    def open_caller(self, transport: Transport) -> socket.socket:
+        """A socket that speaks with this very address."""
+        caller = self.open_socket(transport)
+        caller.bind((str(self.address), 0))
+        return caller
+
     @contextmanager
     def listening(self, port: int, transport: Transport) -> Iterator[socket.socket]:
         """A socket that receives what comes for the address and port."""
@@ -57,6 +66,13 @@ class Place:
             if transport is TCP:
                 opened.listen()
             yield opened
+
+
+class Streamed(NamedTuple):
+    """How many packets of a stream were sent, and how many arrived."""
+
+    sent: int
+    arrived: int
 
 
 async def reaches(source: Place, target: Place, *, port: int, transport: Transport = TCP) -> bool:
@@ -91,13 +107,33 @@ async def never_reaches(source: Place, target: Place, *, port: int, transport: T
             await asyncio.wait([heard])
 
 
+async def stream(source: Place, target: Place, *, port: int, stop: asyncio.Event) -> Streamed:
+    """Send a packet every few milliseconds until told to stop, and count those that arrive."""
+    loop = asyncio.get_running_loop()
+    sent = 0
+    heard: set[bytes] = set()
+    with target.listening(port, UDP) as ear, source.open_caller(UDP) as mouth:
+        ear.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _EAR_BYTES)
+        mouth.connect((str(target.address), port))
+        while not await happens(stop, within=_STREAM_PACE_S):
+            mouth.send(b"%d" % sent)
+            sent += 1
+            with suppress(BlockingIOError):
+                heard.add(ear.recv(64))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ONE_TRY_S):
+                while len(heard) < sent:
+                    heard.add(await loop.sock_recv(ear, 64))
+    return Streamed(sent=sent, arrived=len(heard))
+
+
 async def _asks(source: Place, target: Place, listener: socket.socket, *, port: int, transport: Transport) -> bool:
     """One try."""
     loop = asyncio.get_running_loop()
     question = secrets.token_bytes(16)
     try:
         async with asyncio.timeout(ONE_TRY_S):
-            with source.open_socket(transport) as caller:
+            with source.open_caller(transport) as caller:
                 if transport is UDP:
                     await loop.sock_sendto(caller, question, (str(target.address), port))
                     heard, (host, *_) = await loop.sock_recvfrom(listener, 64)
@@ -120,7 +156,7 @@ async def _asks(source: Place, target: Place, listener: socket.socket, *, port: 
 
 async def _call(source: Place, target: Place, *, port: int, transport: Transport) -> None:
     loop = asyncio.get_running_loop()
-    with source.open_socket(transport) as caller:
+    with source.open_caller(transport) as caller:
         if transport is UDP:
             await loop.sock_sendto(caller, b"?", (str(target.address), port))
         else:

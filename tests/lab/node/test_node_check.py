@@ -12,7 +12,6 @@ from weft.testing.hosts import Host, Pod
 from weft.testing.netlab import NetLab
 from weft.testing.waiting import eventually
 
-
 IN_POD = {
     "ip link set eth0 down": "eth0 is down",
     "ip addr flush dev eth0 scope global": "{address}",

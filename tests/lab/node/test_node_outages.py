@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import suppress
 
 import pytest
 
 from weft.cni.errors import CniError, Code
-from weft.testing import inventory
+from weft.testing import inventory, traffic
 from weft.testing.hosts import Pod
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.waiting import eventually
@@ -77,34 +76,14 @@ async def test_an_agent_restart_loses_no_packet(lab: NetLab) -> None:
     a, b, c = await one.pod("a"), await one.pod("b"), await two.pod("c")
     assert await a.reaches(c)
     stop = asyncio.Event()
-    streams = [asyncio.ensure_future(_lost(a, pod, stop)) for pod in (b, c)]
+    streams = [asyncio.ensure_future(traffic.stream(a.place(), pod.place(), port=5000, stop=stop)) for pod in (b, c)]
     for host in (one, two):
         host.kill()
         await host.start()
     stop.set()
-    assert await asyncio.gather(*streams) == [0, 0]
-
-
-async def _lost(source: Pod, target: Pod, stop: asyncio.Event) -> int:
-    """How many packets of a steady stream do not arrive while it runs."""
-    loop = asyncio.get_running_loop()
-    sent = 0
-    heard: set[bytes] = set()
-    with target.namespace.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as ear:
-        ear.setblocking(False)
-        ear.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-        ear.bind((str(target.address()), 5000))
-        with source.namespace.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as mouth:
-            mouth.connect((str(target.address()), 5000))
-            while not stop.is_set():
-                mouth.send(b"%d" % sent)
-                sent += 1
-                await asyncio.sleep(0.005)
-        with suppress(TimeoutError):
-            while len(heard) < sent:
-                heard.add(await asyncio.wait_for(loop.sock_recv(ear, 64), 5))
-    assert sent > 50
-    return sent - len(heard)
+    for streamed in await asyncio.gather(*streams):
+        assert streamed.sent > 50
+        assert streamed.arrived == streamed.sent
 
 
 async def test_a_host_that_is_cut_off_comes_back(lab: NetLab) -> None:

@@ -6,6 +6,7 @@ the agent and its container; a process with no memory knows that what it finds i
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Iterable, Sequence, Set
 from types import TracebackType
@@ -22,11 +23,11 @@ from weft.adapters.linux.neighbours import (
     read_forwardings,
     read_neighbours,
 )
-from weft.adapters.linux.netlink import NETFILTER, ROUTE, NetlinkSocket
+from weft.adapters.linux.netlink import NETFILTER, ROUTE, NetlinkSocket, Refused
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
 from weft.adapters.linux.routes import drop_address, drop_route, put_address, put_route, read_addresses, read_routes
-from weft.adapters.linux.ruleset import BASE, PORT_PREFIX, drop_voices, put_voices, read_voices
+from weft.adapters.linux.ruleset import BASE, PORT_PREFIX, Voice, drop_voices, put_voices, read_voices
 from weft.adapters.linux.wire import Request
 from weft.domain.addresses import Address
 from weft.domain.nodeview import Overlay, Part, Port
@@ -112,6 +113,7 @@ class TenantSpace:
 
     def converge(self, wanted: Set[Part], overlays: Sequence[Overlay]) -> tuple[list[str], frozenset[Port]]:
         """Mend what differs; what was mended, and the ports whose host ends are not there."""
+        self.prepare()
         mended: list[str] = []
         keep = {overlay_name(overlay.vni) for overlay in overlays}
         keep |= {part.interface for part in wanted if isinstance(part, Port)}
@@ -119,7 +121,7 @@ class TenantSpace:
             if link.name.startswith((OVERLAY_PREFIX, PORT_PREFIX)) and link.name not in keep:
                 mended.append(f"removed device {link.name}")
                 self.netlink.send_batch([alter_link(link.index, up=False, group=REAPED_GROUP)])
-        self.indexes = {link.name: link.index for link in self.links()}
+        mended += [f"raised device {name}" for name in self._raise_all()]
         wanted_facts, actual = facts_of(wanted, self.indexes), self._read()
         missing, extra = _minus(wanted_facts, actual), _minus(actual, wanted_facts)
         mended += [f"added {fact}" for fact in _all(missing)] + [f"removed {fact}" for fact in _all(extra)]
@@ -127,6 +129,14 @@ class TenantSpace:
         self._add(missing)
         absent = (part for part in wanted if isinstance(part, Port) and part.interface not in self.indexes)
         return mended, frozenset(absent)
+
+    def _raise_all(self) -> list[str]:
+        """Every device is up before anything is said about it: the kernel has no routes over one that is down."""
+        links = self.links()
+        self.indexes = {link.name: link.index for link in links}
+        down = [link for link in links if not link.up]
+        self.netlink.send_batch([alter_link(link.index, up=True) for link in down])
+        return [link.name for link in down]
 
     def differences(self, port: Port) -> list[str]:
         """What a port lacks on our side, in words."""
@@ -146,8 +156,16 @@ class TenantSpace:
             routes=frozenset(read_routes(self.netlink)),
             neighbours=frozenset(each for each in read_neighbours(self.netlink) if each.link in ours),
             forwardings=frozenset(each for each in read_forwardings(self.netlink) if each.remote),
-            voices=frozenset(read_voices(self.netfilter)),
+            voices=self._voices(),
         )
+
+    def _voices(self) -> frozenset[Voice]:
+        try:
+            return frozenset(read_voices(self.netfilter))
+        except Refused as refusal:
+            if refusal.errno != errno.ENOENT:
+                raise
+            return frozenset()  # somebody took the whole table away
 
     def _add(self, facts: Facts) -> None:
         requests: list[Request] = [
@@ -162,8 +180,7 @@ class TenantSpace:
             apply_changes(self.netfilter, put_voices(facts.voices))
 
     def _remove(self, facts: Facts) -> None:
-        if facts.voices:
-            apply_changes(self.netfilter, drop_voices(facts.voices))
+        self._silence(facts.voices)
         requests: list[Request] = [
             *map(drop_route, facts.routes),
             *map(drop_forwarding, facts.forwardings),
@@ -172,6 +189,15 @@ class TenantSpace:
         ]
         if requests:
             self.netlink.send_batch(requests)
+
+    def _silence(self, voices: frozenset[Voice]) -> None:
+        """None of these speak any more, also where somebody has taken a part of them away."""
+        try:
+            apply_changes(self.netfilter, drop_voices(voices))
+        except Refused as refusal:
+            if refusal.errno != errno.ENOENT:
+                raise
+            apply_changes(self.netfilter, drop_voices(voices & self._voices()))
 
 
 def _minus(some: Facts, others: Facts) -> Facts:

@@ -1,0 +1,40 @@
+"""How a figure is told: ours, the peer's from the same run, their ratio, the target and whether it is met."""
+
+from __future__ import annotations
+
+import os
+from typing import NotRequired, TypedDict
+
+
+class Figure(TypedDict):
+    """One number with its anchor. `ratio` is ours by the peer's; `met` is None where there is no target."""
+
+    ours: float
+    peer: float | None
+    ratio: float | None
+    unit: str
+    target: float | None
+    met: bool | None
+    note: NotRequired[str]
+
+
+def figure(
+    ours: float,
+    *,
+    unit: str,
+    note: str,
+    peer: float | None = None,
+    target: float | None = None,
+    more_is_better: bool = False,
+) -> Figure:
+    """A figure whose target is an upper bound, or a lower one where more is better."""
+    met = None if target is None else (ours >= target if more_is_better else ours <= target)
+    return Figure(
+        ours=round(ours, 4),
+        peer=None if peer is None else round(peer, 4),
+        ratio=None if peer is None else round(ours / peer, 6),
+        unit=unit,
+        target=target,
+        met=met,
+        note=f"{note}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
+    )

@@ -1,0 +1,142 @@
+"""What `weft lab` tells. Each step is checked: a lab that would show something untrue ends with an error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from itertools import permutations
+from time import monotonic
+
+from rich.console import Console
+from rich.table import Table
+
+from weft.testing.hosts import Host, Pod
+from weft.testing.netlab import NetLab
+from weft.testing.traffic import stream
+from weft.testing.waiting import DEADLINE
+
+SUBNET = "10.1.0.0/16"
+TENANTS = ("blue", "red")
+OBJECTS = tuple(
+    line
+    for tenant in TENANTS
+    for line in (
+        f"netctl tenant create {tenant}",
+        f"netctl network create -t {tenant} -s {SUBNET} -g 10.1.255.254 -s6 2001:db8:1::/64 net",
+    )
+)
+POLICY = (
+    "netctl policy create -t blue web-only",
+    "netctl policy rule-add -t blue -d in -l tcp -P 80 -p 10 web-only http",
+    "netctl policy rule-add -t blue -d in -j deny -p 1 web-only rest",
+    "netctl group create -t blue -p web-only net web",
+)
+QUESTIONS = (
+    "weft trace blue-1 blue-web tcp/80",
+    "weft trace blue-1 blue-web tcp/22",
+    "netctl policy rule-rm -t blue web-only rest --preview",
+)
+PODS = (("blue-1", "one", "blue", ""), ("blue-web", "two", "blue", "web"), ("red-1", "one", "red", ""), ("red-2", "two", "red", ""))  # fmt: skip
+
+
+class Untrue(SystemExit):
+    """The lab cannot show what it promises."""
+
+
+class Story:
+    """Prints each step, and does it."""
+
+    def __init__(self, console: Console, lab: NetLab) -> None:
+        self.console = console
+        self.lab = lab
+
+    def say(self, title: str, text: str = "") -> None:
+        self.console.rule(f"[bold]{title}", align="left")
+        if text:
+            self.console.print(text, highlight=False)
+
+    async def run(self, line: str) -> None:
+        """One of our commands, as a user would run it. `weft trace` says by its exit code whether a flow is blocked."""
+        self.console.print(f"[bold green]$[/] {line}", highlight=False, soft_wrap=True)
+        program, *words = line.split()
+        module = {"netctl": "weft.ctl.main", "weft": "weft.ctl.weft"}[program]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", module, *words,
+            env={**os.environ, "NETMASTER": self.lab.master.url},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        output, _ = await asyncio.wait_for(process.communicate(), DEADLINE)
+        self.console.print(output.decode(), highlight=False, markup=False, end="", soft_wrap=True)
+        if process.returncode and not line.startswith("weft trace"):
+            raise Untrue(f"weft lab: {line!r} ended with code {process.returncode}")
+
+    async def attach(self, name: str, host: Host, tenant: str, group: str) -> Pod:
+        began = monotonic()
+        pod = await host.pod(name, tenant=tenant, network="net", group=group)
+        took = (monotonic() - began) * 1000
+        self.console.print(f"[bold green]+[/] {name} on {host.name}: {pod.address()} ({took:.0f} ms)", highlight=False)
+        return pod
+
+    async def show_reach(self, pods: dict[str, Pod]) -> None:
+        """A table of who reaches whom, by TCP; it must be: within a tenant always, between tenants never."""
+        pairs = list(permutations(pods, 2))
+        asked = []
+        for port, (source, target) in enumerate(pairs, start=1000):
+            ask = pods[source].reaches if _tenant(source) == _tenant(target) else pods[source].never_reaches
+            asked.append(ask(pods[target], port=port))
+        right = dict(zip(pairs, await asyncio.gather(*asked), strict=True))
+        table = Table("from \\ to", *(f"{name}\n{pod.address()} on {pod.host.name}" for name, pod in pods.items()))
+        for source in pods:
+            cells = ["·" if source == target else _cell(source, target) for target in pods]
+            table.add_row(source, *cells)
+        if not all(right.values()):
+            raise Untrue(f"weft lab: not as promised: {[pair for pair, held in right.items() if not held]}")
+        self.console.print(table)
+
+
+async def tell(console: Console, lab: NetLab) -> None:
+    """The whole story."""
+    story = Story(console, lab)
+    story.say("A cluster", "netmaster with its store, and two hosts with their agents, joined by an underlay")
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    hosts = {"one": one, "two": two}
+    story.say("Two tenants with the same subnet")
+    for line in (*OBJECTS, *POLICY):
+        await story.run(line)
+    story.say("Pods, attached by the CNI program as a container runtime does it")
+    pods = {name: await story.attach(name, hosts[host], tenant, group) for name, host, tenant, group in PODS}
+    story.say("Who reaches whom, by real packets", "The same addresses in both tenants, and they never meet.")
+    await story.show_reach(pods)
+    story.say("What the policy engine says", "It answers and explains; rules are not enforced in packets yet.")
+    for line in QUESTIONS:
+        await story.run(line)
+    story.say("kill -9 both agents and netmaster, start them again: nothing is lost")
+    await _kill_under_traffic(story, one, two, pods)
+    await story.show_reach(pods)
+    for pod in pods.values():
+        await pod.check()
+        await pod.remove()
+    story.say("All pods are gone, and with this process everything else")
+
+
+async def _kill_under_traffic(story: Story, one: Host, two: Host, pods: dict[str, Pod]) -> None:
+    stop = asyncio.Event()
+    running = asyncio.ensure_future(stream(pods["blue-1"].place(), pods["blue-web"].place(), port=5000, stop=stop))
+    for each in (one, two, story.lab.master):
+        each.kill()
+    await asyncio.gather(story.lab.master.start(), one.start(), two.start())
+    stop.set()
+    sent, arrived = await running
+    story.console.print(f"{arrived} of {sent} packets between the hosts arrived meanwhile", highlight=False)
+    if arrived != sent:
+        raise Untrue("weft lab: packets were lost")
+    await story.run("netctl endpoint ls -a")
+
+
+def _tenant(name: str) -> str:
+    return name.partition("-")[0]
+
+
+def _cell(source: str, target: str) -> str:
+    return "[green]yes[/]" if _tenant(source) == _tenant(target) else "[red]never[/]"
