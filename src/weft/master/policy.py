@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Literal
 
 import msgspec
@@ -20,11 +21,16 @@ from weft.domain.policy.explain import Explanation, explain
 from weft.domain.policy.protocols import parse_service
 from weft.master.objects import API, read_object
 from weft.runtime.http import json_response
+from weft.runtime.logs import Log
 from weft.runtime.routes import Query, Route
 
 _CONCERNED: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.POLICY, kinds.RULE, kinds.ENDPOINT)
 """Kinds that verdicts follow from, in an order in which nothing refers to what comes later."""
 MAX_CHANGES = 1000
+DIFF_WITHIN_S = 25.0
+"""How long a difference may take; it is found on a thread of its own, from copies."""
+
+log = Log("policy")
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,8 +73,19 @@ class PolicyView:
     def engine(self) -> Engine:
         """The engine, as of the cluster's state."""
         if self._engine is None:
-            self._engine = Engine(value for kind in _CONCERNED for value in self._cluster.all(kind))
+            self._engine = Engine()
+            for kind in _CONCERNED:
+                for value in self._cluster.all(kind):
+                    _put(self._engine, value)
         return self._engine
+
+
+def _put(engine: Engine, value: Any) -> None:
+    """Tell the engine of an object. One that an older Weft let in and the engine cannot read has no effect."""
+    try:
+        engine.put(value)
+    except Invalid as error:
+        log.warning("object without effect on policy", object=value, reason=error.message)
 
 
 def _follow(engine: Engine, cluster: Cluster, key: StoreKey) -> None:
@@ -79,7 +96,7 @@ def _follow(engine: Engine, cluster: Cluster, key: StoreKey) -> None:
         return
     stored = cluster.get(kind, *parts)
     if stored is not None:
-        engine.put(stored.value)
+        _put(engine, stored.value)
     elif kind is kinds.NETWORK:
         engine.remove_network(NetworkKey(*parts))  # type: ignore[arg-type]
     elif kind is kinds.GROUP:
@@ -153,11 +170,14 @@ class PolicyQuestions:
         proposals = codec.decode_input(Proposals, await request.read())
         if not 1 <= len(proposals.changes) <= MAX_CHANGES:
             raise Invalid(f"changes must be 1 to {MAX_CHANGES}", field="changes")
-        scratch, after = self._cluster.copy(), self._view.engine.copy()
+        scratch, before = self._cluster.copy(), self._view.engine.copy()
+        after = before.copy()
         for number, proposal in enumerate(proposals.changes):
             for key in _try_out(scratch, proposal, field=f"changes[{number}]"):
                 _follow(after, scratch, key)
-        return json_response(diff(self._view.engine, after))
+        async with asyncio.timeout(DIFF_WITHIN_S):
+            found = await asyncio.to_thread(diff, before, after)
+        return json_response(found)
 
 
 def _try_out(scratch: Cluster, proposal: Proposal, *, field: str) -> list[StoreKey]:
