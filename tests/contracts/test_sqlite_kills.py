@@ -20,6 +20,10 @@ HISTORY = 1_000_000
 WRITERS = ("a", "b", "c", "d")
 FIRST_REVISION = 1
 
+pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
+
+pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
+
 
 async def killed_run(settings: SqliteStoreSettings, chance: random.Random, log: Path) -> list[Commit]:
     """Start writers, kill them at a random moment of their life, and tell what was acknowledged to them."""

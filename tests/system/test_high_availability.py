@@ -211,9 +211,7 @@ async def test_a_leader_that_was_held_still_can_change_nothing(tmp_path: Path) -
         )
         try:
             # The first may go to the one that is held still: it ends without an answer, and is sent again.
-            made = await sent_until_told(
-                lambda: rest.create_endpoint("prompt", network="blue", address="10.1.200.200")
-            )
+            made = await sent_until_told(lambda: rest.create_endpoint("prompt", network="blue", address="10.1.200.200"))
             made.accepted()
             assert await three.other_than(leader, told_by=follower) != leader
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from functools import partial
 from ipaddress import ip_address, ip_interface, ip_network
 
 from weft.agent.holdings import Holdings
@@ -22,9 +23,9 @@ from weft.cni.result import encode_result
 from weft.cni.versions import encode_versions
 from weft.domain import ipam, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.errors import Invalid, NotFound, WeftError
+from weft.domain.errors import Invalid, NotFound, Unavailable, WeftError
 from weft.domain.ids import EndpointKey, check_endpoint_id
-from weft.domain.nodeview import addresses_of, port_of
+from weft.domain.nodeview import port_of
 from weft.ports.datapath import WiredAddress, Wiring
 
 USUAL_INTERFACE = "eth0"
@@ -89,16 +90,18 @@ class Attachments:
             await self.remove(note)  # an ADD that was never answered, or a DEL that the store does not know of yet
         if not request.netns:
             raise CniError(Code.BAD_ENVIRONMENT, "ADD needs CNI_NETNS")
-        endpoint = await self._holdings.attach(self._wanted(request))
         try:
-            wiring = await self._wire(endpoint, request)
+            endpoint = await self._holdings.attach(self._wanted(request), meanwhile=partial(self._wire, request))
         except BaseException:
-            note = self._journal.get(endpoint.key)
+            note = self._journal.find(handle)
             if note is not None:
                 await asyncio.shield(self.remove(note))
             raise
         self._journal.change(endpoint.key, stage=Stage.ATTACHED)
-        return encode_result(result_of(wiring, request.config.prev_result), request.config.version)
+        note = self._journal.get(endpoint.key)
+        if note is None or note.wiring is None:
+            raise Unavailable(f"{handle.container} was taken back while it was being attached: try again")
+        return encode_result(result_of(note.wiring, request.config.prev_result), request.config.version)
 
     def _wanted(self, request: cni.Add) -> model.Endpoint:
         container, interface = request.attachment
@@ -121,7 +124,7 @@ class Attachments:
             container_name=f"{arguments.pod_namespace}/{arguments.pod_name}" if arguments.pod_name else "",
         )
 
-    async def _wire(self, endpoint: model.Endpoint, request: cni.Add) -> Wiring:
+    async def _wire(self, request: cni.Add, endpoint: model.Endpoint) -> None:
         stored = self._cluster.get(kinds.NETWORK, *endpoint.network_key)
         if stored is None:
             raise Invalid(f"network {endpoint.network_key} was deleted just now")
@@ -129,7 +132,6 @@ class Attachments:
         self._journal.change(endpoint.key, stage=Stage.WIRING, wiring=wiring, network_name=request.config.name)
         await self._reconciler.make_room(endpoint.tenant, stored.value.tags.vni if stored.value.tags else 0)
         await self._kernel.call(lambda datapath: datapath.plug(wiring))
-        return wiring
 
     async def remove(self, note: Attachment) -> None:
         """Take an attachment off, from whatever stage: first the kernel's part, then the addresses."""
@@ -188,7 +190,7 @@ class Attachments:
 def wiring_of(endpoint: model.Endpoint, network: model.Network, *, netns: str, mtu: int) -> Wiring:
     """How an endpoint is wired: each address with its subnet's length and gateway."""
     wired = []
-    for address in addresses_of(endpoint):
+    for address in endpoint.addresses:
         subnet = ipam.subnet_of(network, address.family)
         assert subnet is not None
         wired.append(WiredAddress(address, subnet.length, ipam.gateway_of(network, address.family)))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -40,10 +40,26 @@ from weft.runtime.tasks import beside
 
 R = TypeVar("R")
 
+Meanwhile = Callable[[model.Endpoint], Awaitable[None]]
+
 TRIES = 20
 CATCH_UP_S = 0.25
 ROUND_S = 1.0
 _NO_RESTORE = At(kinds.RESTORE_KEY, NEVER)
+
+
+async def _nothing(_: model.Endpoint) -> None:
+    """What is done meanwhile when nothing is asked for."""
+
+
+class _Any:
+    """Whatever is in any of some containers."""
+
+    def __init__(self, *places: Container[int]) -> None:
+        self._places = places
+
+    def __contains__(self, number: object) -> bool:
+        return any(number in place for place in self._places)
 
 
 class Holdings:
@@ -174,20 +190,21 @@ class Holdings:
         elif self._cluster.get(kinds.ENDPOINT, *key) is None:
             self.journal.change(key, stage=Stage.LEAVING)  # an operator or the collector wants it gone
 
-    async def attach(self, wanted: model.Endpoint) -> model.Endpoint:
+    async def attach(self, wanted: model.Endpoint, *, meanwhile: Meanwhile | None = None) -> model.Endpoint:
         """Give an endpoint its addresses; one that has them keeps them.
 
+        `meanwhile` is done once the addresses are certain: beside telling the store, where they are from our blocks.
         `Unavailable` when that needs the store and it is away, or when we have been cut off for too long.
         """
         async with self._busy[wanted.key]:
             note = self.journal.get(wanted.key)
             if note is not None and note.stage is Stage.LEAVING:
                 raise Unavailable(f"{wanted.key} is not gone from the store yet")
-            endpoint = note.endpoint if note is not None else await self._attach(wanted)
+            endpoint = note.endpoint if note is not None else await self._attach(wanted, meanwhile or _nothing)
             self._refuse_beyond_limit()
             return endpoint
 
-    async def _attach(self, wanted: model.Endpoint) -> model.Endpoint:
+    async def _attach(self, wanted: model.Endpoint, meanwhile: Meanwhile) -> model.Endpoint:
         tenant, name, _ = wanted.key
         network = self._cluster.get(kinds.NETWORK, tenant, name)
         if network is None:
@@ -197,8 +214,10 @@ class Holdings:
             raise Invalid(f"network {name!r} has no group {wanted.group!r}", field="serviceName")
         if not wanted.ip_address and not wanted.ipv6_address and ipam.gives_blocks(network.value, group):
             with suppress(Exhausted):
-                return await self._attach_from_blocks(wanted, network.value)
-        return await self._attach_by_claims(wanted)
+                return await self._attach_from_blocks(wanted, network.value, meanwhile)
+        endpoint = await self._attach_by_claims(wanted)
+        await meanwhile(endpoint)
+        return endpoint
 
     async def detach(self, key: EndpointKey) -> None:
         """Let an endpoint go that is off, whether the store is there or not; one that is unknown is gone already."""
@@ -214,7 +233,7 @@ class Holdings:
         for family in (4, 6):
             used = self._used(network, family)
             for first, last in list(ipam.owned_blocks(self._cluster, network, self.node, family=family)):
-                if used.isdisjoint(range(first, last + 1)):
+                if not any(number in used for number in range(first, last + 1)):
                     await self._return_block(network, Address(family, first))
 
     async def _return_block(self, network: model.Network, block: Address) -> None:
@@ -246,7 +265,9 @@ class Holdings:
         self.journal.put(Attachment(endpoint=endpoint, published=True, stage=Stage.HELD))
         return endpoint
 
-    async def _attach_from_blocks(self, wanted: model.Endpoint, network: model.Network) -> model.Endpoint:
+    async def _attach_from_blocks(
+        self, wanted: model.Endpoint, network: model.Network, meanwhile: Meanwhile
+    ) -> model.Endpoint:
         while (chosen := self._choose(network)) is None:
             async with self._taking[network.key]:
                 if self._choose(network) is None:
@@ -259,8 +280,10 @@ class Holdings:
         )
         note = Attachment(endpoint=endpoint, published=False, stage=Stage.HELD)
         self.journal.put(note)
-        with suppress(Unavailable):
-            await self._publish(note)
+        outcomes = await asyncio.gather(self._tell(note), meanwhile(endpoint), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
         kept = self.journal.get(wanted.key)
         if kept is None or kept.stage is Stage.LEAVING:
             raise Unavailable(f"{wanted.key} could not be published: try again")
@@ -286,19 +309,15 @@ class Holdings:
                 chosen[family] = address
         return chosen
 
-    def _used(self, network: model.Network, family: int) -> set[int]:
+    def _used(self, network: model.Network, family: int) -> Container[int]:
         """Numbers that cannot be given out now."""
-        noted = (note.endpoint for note in self.journal if note.endpoint.network_key == network.key)
-        texts = (
-            endpoint.ip_address if family == 4 else endpoint.ipv6_address
-            for some in (noted, self._cluster.endpoints(network.key))
-            for endpoint in some
+        returning = (
+            range(block.number, block.number + ipam.BLOCK_SIZE)
+            for key, block in self._returning
+            if key == network.key and block.family == family
         )
-        used = {parse_address(text, field="ipAddress").number for text in texts if text}
-        for key, block in self._returning:
-            if key == network.key and block.family == family:
-                used.update(range(block.number, block.number + ipam.BLOCK_SIZE))
-        return used
+        where = (network.key, family)
+        return _Any(self._cluster.numbers_in_use(*where), self.journal.numbers_in_use(*where), *returning)
 
     async def _take_blocks(self, network: model.Network) -> None:
         """One more block of each family in which no address is left."""
@@ -315,6 +334,11 @@ class Holdings:
 
     def _plan_return(self, network: model.Network, block: Address, reading: Reading) -> tuple[None, Plan]:
         return None, reading.plan(ipam.return_block(reading, network, self.node, block))
+
+    async def _tell(self, note: Attachment) -> None:
+        """Publish now, or later when the store is back."""
+        with suppress(Unavailable):
+            await self._publish(note)
 
     async def _publish(self, note: Attachment) -> None:
         try:

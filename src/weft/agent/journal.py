@@ -5,6 +5,7 @@ Every change is noted before the deed it announces. `Journal` keeps the notes in
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
@@ -12,7 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from weft.domain import model
-from weft.domain.ids import EndpointKey
+from weft.domain.allocator import NumberSet
+from weft.domain.ids import EndpointKey, NetworkKey
 from weft.ports.datapath import Wiring
 
 
@@ -60,6 +62,7 @@ class Journal:
     def __init__(self) -> None:
         self._notes: dict[EndpointKey, Attachment] = {}
         self._handles: dict[Handle, EndpointKey] = {}
+        self._in_use: defaultdict[tuple[NetworkKey, int], NumberSet] = defaultdict(NumberSet)
 
     def get(self, key: EndpointKey) -> Attachment | None:
         return self._notes.get(key)
@@ -72,11 +75,17 @@ class Journal:
     def __iter__(self) -> Iterator[Attachment]:
         return iter(list(self._notes.values()))
 
+    def numbers_in_use(self, network: NetworkKey, family: int) -> NumberSet:
+        """The addresses of a network that attachments of any stage have."""
+        return self._in_use[network, family]
+
     def put(self, note: Attachment) -> None:
         """Note an attachment as it is now."""
         self._write(note.key, note)
         self._notes[note.key] = note
         self._handles[note.handle] = note.key
+        for address in note.endpoint.addresses:
+            self._in_use[note.endpoint.network_key, address.family].add(address.number)
 
     def change(
         self,
@@ -107,6 +116,8 @@ class Journal:
         if note is not None:
             self._write(key, None)
             del self._notes[key]
+            for address in note.endpoint.addresses:
+                self._in_use[note.endpoint.network_key, address.family].discard(address.number)
             if self._handles.get(note.handle) == key:
                 del self._handles[note.handle]
 

@@ -51,7 +51,7 @@ class Reconciler:
     @property
     def lag(self) -> int:
         """How many revisions of the store are known here and not carried out yet."""
-        return self._seen - self.realised
+        return max(self._seen - self.realised, 0)
 
     def replace(self, listing: Listing) -> None:
         self._cluster.replace(listing)
@@ -60,7 +60,7 @@ class Reconciler:
 
     def apply(self, change: Change) -> None:
         self._cluster.apply(change)
-        self._seen = change.revision
+        self._seen = max(self._seen, change.revision)  # our own commits come before the watch tells of older ones
         for event in change.events:
             folder, *parts = event.key.split("/")
             if folder == kinds.ENDPOINT.prefix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,9 @@ from weft.domain.errors import WeftError
 from weft.ports.datapath import SpaceSurvey
 from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response
 from weft.runtime.routes import Route, register
+
+SURVEY_WITHIN_S = 10.0
+"""How long the kernel may take to be looked at; it may be busy with workloads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +117,8 @@ class AgentRest:
 
     async def _driver(self, _: web.Request) -> web.Response:
         parts, settings = self._parts, self._parts.settings
-        spaces = await parts.kernel.call(lambda datapath: datapath.survey())
+        async with asyncio.timeout(SURVEY_WITHIN_S):
+            spaces = await parts.kernel.call(lambda datapath: datapath.survey())
         return json_response(
             {
                 "node": settings.host,

@@ -61,6 +61,7 @@ class Cluster:
         """Forget all."""
         self.tables: dict[str, dict[tuple[str, ...], Stored[model.Value]]] = {kind.prefix: {} for kind in kinds.ALL}
         self.by_network: dict[NetworkKey, dict[str, Stored[model.Endpoint]]] = {}
+        self.in_use: dict[tuple[NetworkKey, int], NumberSet] = {}
         self.pools: dict[NetworkKey, dict[str, Range]] = {}
         self.numbers: dict[str, NumberPool] = {}
         self.addresses: dict[tuple[NetworkKey, int], NumberPool] = {}
@@ -132,7 +133,11 @@ class Cluster:
                 self._drop_pool(before)
                 self._put_pool(decoded)
             elif isinstance(decoded, model.Endpoint):
+                if before is not None:
+                    self._drop_endpoint(before.value)
                 self.by_network.setdefault(decoded.network_key, {})[decoded.endpoint_id] = Stored(decoded, revision)
+                for address in decoded.addresses:
+                    self.numbers_in_use(decoded.network_key, address.family).add(address.number)
         elif folder == kinds.CLAIMS:
             pool, number = self._claim_of(parts)
             pool.put(number, Stored(codec.decode(model.Claim, value), revision))
@@ -159,7 +164,7 @@ class Cluster:
         if folder in kinds.BY_PREFIX:
             gone = self.tables[folder].pop(tuple(parts), None)
             self._drop_pool(gone)
-            if gone and isinstance(gone.value, model.Endpoint):
+            if gone is not None:
                 self._drop_endpoint(gone.value)
         elif folder == kinds.CLAIMS:
             pool, number = self._claim_of(parts)
@@ -184,7 +189,11 @@ class Cluster:
         if gone and isinstance(gone.value, model.Group):
             self.pools.get(NetworkKey(gone.value.tenant, gone.value.network), {}).pop(gone.value.name, None)
 
-    def _drop_endpoint(self, gone: model.Endpoint) -> None:
+    def _drop_endpoint(self, gone: model.Value) -> None:
+        if not isinstance(gone, model.Endpoint):
+            return
+        for address in gone.addresses:
+            self.numbers_in_use(gone.network_key, address.family).discard(address.number)
         members = self.by_network.get(gone.network_key, {})
         members.pop(gone.endpoint_id, None)
         if not members:
@@ -204,6 +213,10 @@ class Cluster:
     def address_pool(self, network: NetworkKey, family: int) -> NumberPool:
         """The addresses claimed one by one in a network."""
         return self.addresses.setdefault((network, family), NumberPool())
+
+    def numbers_in_use(self, network: NetworkKey, family: int) -> NumberSet:
+        """The addresses that endpoints of a network have, however they got them."""
+        return self.in_use.setdefault((network, family), NumberSet())
 
     def number_pool(self, name: str) -> NumberPool:
         """The tags or ids claimed in a pool."""
@@ -256,7 +269,7 @@ def _copied(table: Any) -> Any:
     """A dict copied with the dicts and pools in it; values never change, so they are shared."""
     if isinstance(table, dict):
         return {key: _copied(value) for key, value in table.items()}
-    return table.copy() if isinstance(table, NumberPool) else table
+    return table.copy() if isinstance(table, NumberPool | NumberSet) else table
 
 
 def _network_key(tenant: str, network: str) -> NetworkKey:

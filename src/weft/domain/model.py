@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import field
 
+from weft.domain.addresses import Address, parse_address
 from weft.domain.ids import (
     GLOBAL_NAME,
     EndpointId,
@@ -186,6 +187,12 @@ class Endpoint(Value, frozen=True, kw_only=True):
     @property
     def network_key(self) -> NetworkKey:
         return NetworkKey(self.tenant, self.network)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Its addresses, v4 first."""
+        texts = (self.ip_address, self.ipv6_address)
+        return tuple(parse_address(text, field="ipAddress") for text in texts if text)
 
 
 class Node(Value, frozen=True, kw_only=True):

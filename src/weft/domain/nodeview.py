@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from weft.domain import ipam, kinds, model
-from weft.domain.addresses import BITS, Address, parse_address
+from weft.domain.addresses import BITS, Address
 from weft.domain.cluster import Cluster
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
 
@@ -137,7 +137,7 @@ def remotes_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> It
     vtep = other.value.vtep_ip
     if endpoint.host == node or not vtep:
         return
-    for address in addresses_of(endpoint):
+    for address in endpoint.addresses:
         if _owner(cluster, stored.value, address) != endpoint.host:
             prefix = Prefix(address.family, address.number, BITS[address.family])
             yield Remote(endpoint.tenant, prefix, stored.value.tags.vni, vtep)
@@ -151,17 +151,11 @@ def _owner(cluster: Cluster, network: model.Network, address: Address) -> str:
     return block.value.owner if block else ""
 
 
-def addresses_of(endpoint: model.Endpoint) -> tuple[Address, ...]:
-    """The endpoint's addresses, v4 first."""
-    texts = (endpoint.ip_address, endpoint.ipv6_address)
-    return tuple(parse_address(text, field="ipAddress") for text in texts if text)
-
-
 def port_of(endpoint: model.Endpoint) -> Port:
     """The endpoint's host end."""
     return Port(
         tenant=endpoint.tenant,
         interface=host_end(endpoint.key),
         mac=endpoint.mac_address,
-        addresses=addresses_of(endpoint),
+        addresses=endpoint.addresses,
     )

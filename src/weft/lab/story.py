@@ -37,7 +37,14 @@ QUESTIONS = (
     "weft trace blue-1 blue-web tcp/22",
     "netctl policy rule-rm -t blue web-only rest --preview",
 )
-PODS = (("blue-1", "one", "blue", ""), ("blue-web", "two", "blue", "web"), ("red-1", "one", "red", ""), ("red-2", "two", "red", ""))  # fmt: skip
+PODS = (
+    ("blue-1", "one", "blue", ""),
+    ("blue-2", "one", "blue", ""),
+    ("blue-web", "two", "blue", "web"),
+    ("red-1", "one", "red", ""),
+    ("red-2", "two", "red", ""),
+)
+"""Name, host, tenant, group."""
 
 
 class Untrue(SystemExit):
@@ -86,7 +93,7 @@ class Story:
             ask = pods[source].reaches if _tenant(source) == _tenant(target) else pods[source].never_reaches
             asked.append(ask(pods[target], port=port))
         right = dict(zip(pairs, await asyncio.gather(*asked), strict=True))
-        table = Table("from \\ to", *(f"{name}\n{pod.address()} on {pod.host.name}" for name, pod in pods.items()))
+        table = Table("from \\ to", *(f"{name} on {pod.host.name}\n{pod.address()}" for name, pod in pods.items()))
         for source in pods:
             cells = ["·" if source == target else _cell(source, target) for target in pods]
             table.add_row(source, *cells)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -23,7 +23,7 @@ class About:
     """The routes that say how this netmaster is."""
 
     def __init__(
-        self, cluster: Cluster, metrics: Metrics, *, own_address: str, faults: Callable[[], list[str]]
+        self, cluster: Cluster, metrics: Metrics, *, own_address: str, faults: Callable[[], Awaitable[list[str]]]
     ) -> None:
         self._cluster = cluster
         self._metrics = metrics
@@ -67,7 +67,7 @@ class About:
         return json_response({"status": "alive"})
 
     async def readyz(self, _: web.Request) -> web.Response:
-        faults = self._faults()
+        faults = await self._faults()
         return json_response({"ready": not faults, "reasons": faults}, status=503 if faults else 200)
 
     async def metrics(self, _: web.Request) -> web.Response:

@@ -66,9 +66,9 @@ class Backups:
         force = Query(name="force", about="replace a state that is not empty", schema={"type": "boolean"})
         return (
             Route(method="GET", path=f"{API}/backup", handler=self.backup, about="The whole state as one document",
-                  answer=dict[str, object]),
+                  answer=Backup),
             Route(method="POST", path=f"{API}/restore", handler=self.restore,
-                  about="Put a backup in place of the state", body=dict[str, object],
+                  about="Put a backup in place of the state", body=Backup,
                   answer=dict[str, int], query=(force,)),
         )  # fmt: skip
 

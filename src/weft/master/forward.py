@@ -13,11 +13,17 @@ from yarl import URL
 
 from weft.domain.errors import Unavailable
 from weft.runtime.backoff import Backoff
+from weft.runtime.tasks import beside
 
 FORWARDED = "X-Weft-Forwarded"
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "host", "content-length", "trailer"}
 WITHIN_S = 10.0
 """How long a request waits for a leader to be there."""
+SILENCE_S = 120.0
+"""How long a leader may say nothing in an answer: a restore is its longest thought, and watches are never so quiet."""
+LOOK_S = 0.5
+"""How often to see whether the leader that was asked still leads; one that hangs would never answer."""
+_LOST = "the leader was lost during the request: it may or may not have happened"
 
 
 class Forwarder:
@@ -56,9 +62,7 @@ class Forwarder:
                 except aiohttp.ClientConnectorError:
                     pass  # never sent: the leader is going, the next one may take it
                 except (aiohttp.ClientError, ConnectionError) as error:
-                    raise Unavailable(
-                        "the leader was lost during the request: it may or may not have happened"
-                    ) from error
+                    raise Unavailable(_LOST) from error
             try:
                 await backoff.pause()
             except TimeoutError as error:
@@ -67,14 +71,17 @@ class Forwarder:
 
     async def _send(self, request: web.Request, leader: str) -> web.StreamResponse:
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=3))
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=3, sock_read=SILENCE_S)
+            self._session = aiohttp.ClientSession(timeout=timeout)
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
         headers[FORWARDED] = self._own
         url = URL(f"{self._scheme}://{leader}{request.raw_path}", encoded=True)
         body = request.content if request.body_exists else None  # passed on as it comes: a backup may be large
-        async with self._session.request(
-            request.method, url, data=body, headers=headers, ssl=self._tls, allow_redirects=False
-        ) as answer:
+        async with beside(self._notice_loss(leader), name=f"leader {leader}"):
+            answer = await self._session.request(
+                request.method, url, data=body, headers=headers, ssl=self._tls, allow_redirects=False
+            )
+        async with answer:
             response = web.StreamResponse(status=answer.status)
             for name, value in answer.headers.items():
                 if name.lower() not in _HOP_BY_HOP:
@@ -83,9 +90,17 @@ class Forwarder:
                 response.content_length = answer.content_length
             await response.prepare(request)
             try:
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
-            except (aiohttp.ClientError, asyncio.IncompleteReadError):
+                async with beside(self._notice_loss(leader), name=f"leader {leader}"):
+                    async for chunk in answer.content.iter_any():
+                        await response.write(chunk)
+            except (aiohttp.ClientError, asyncio.IncompleteReadError, Unavailable):
                 if request.transport:
                     request.transport.abort()  # a cut answer must look cut
             return response
+
+    async def _notice_loss(self, leader: str) -> None:
+        """Fail with `Unavailable` soon after somebody else, or nobody, leads."""
+        pace = Backoff(first=LOOK_S, cap=LOOK_S)
+        while self._leader() == leader:
+            await pace.pause()
+        raise Unavailable(_LOST)

@@ -43,6 +43,8 @@ log = Log("netmaster")
 EXIT_FAILED = 1
 STORE_WITHIN_S = 30.0
 """How long the store may take to answer at the start."""
+STORE_READY_S = 2.0
+"""How long the store may take to answer before we say that we are not ready."""
 
 
 class Netmaster:
@@ -161,7 +163,7 @@ class Netmaster:
     def _leader_address(self) -> str:
         return self._cluster.leader[0] if self._cluster.leader else ""
 
-    def _faults(self) -> list[str]:
+    async def _faults(self) -> list[str]:
         """Why requests cannot be served now."""
         faults = [f"stored {key} cannot be read: {fault}" for key, fault in self._cluster.faults.items()]
         if self._cluster.restoring:
@@ -170,6 +172,13 @@ class Netmaster:
             faults.append("nobody leads")
         elif self._leader_address() == self._settings.own_address and not self._is_leader():
             faults.append("leading, but not prepared yet")
+        try:
+            async with asyncio.timeout(STORE_READY_S):  # what we know of the leader may be old news
+                await self._store.read(kinds.LEADER_KEY)
+        except TimeoutError:
+            faults.append(f"the store did not answer within {STORE_READY_S:g} s")
+        except Unavailable as error:
+            faults.append(f"the store does not answer: {error.message}")
         return faults
 
 

@@ -69,7 +69,9 @@ def _operation(route: Route, body: dict[str, Any] | None, answer: dict[str, Any]
     parameters += [
         {"name": query.name, "in": "query", "description": query.about, "schema": query.schema} for query in route.query
     ]
-    success = {"description": "done", "content": {"application/json": {"schema": answer or {}}}}
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    content = {"application/json": {"schema": answer}} if answer is not None else text
+    success = {"description": "done", "content": content}
     refusal = {
         "description": "refused",
         "content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from time import perf_counter
+from typing import Any
 
 from aiohttp import web
 
@@ -27,7 +28,7 @@ def make_app(routes: tuple[Route, ...], *, token: str, forwarder: Forwarder, met
     described = (
         *routes,
         Route(method="GET", path="/openapi.json", handler=openapi, about="This document",
-              answer=dict[str, object], local=True),
+              answer=dict[str, Any], local=True),
     )  # fmt: skip
     by_path = {(route.method, route.path.rstrip("/")): route for route in described}
 

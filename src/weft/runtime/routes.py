@@ -21,7 +21,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One operation. `body` and `answer` are JSON schemas or types that msgspec can make one from.
+    """One operation. `body` and `answer` are types that msgspec can make a JSON schema from; no `answer` means text.
 
     A `local` route is answered by every master; the others are forwarded to the leader. An agent has only its own.
     """

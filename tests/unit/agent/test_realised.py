@@ -1,0 +1,69 @@
+"""How far the kernel has come, as the agent tells it: realised revision, lag and fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import cast
+
+import pytest
+
+from weft.agent.journal import Journal
+from weft.agent.kernel import Kernel
+from weft.agent.reconcile import Reconciler
+from weft.domain.cluster import Cluster
+from weft.domain.commits import Change, Listing
+from weft.domain.errors import DatapathFault
+from weft.domain.ids import NodeName
+from weft.domain.nodeview import Part
+from weft.ports.datapath import Datapath, Findings
+from weft.runtime.tasks import beside
+from weft.testing.waiting import until
+
+
+class Moody:
+    """A datapath that refuses for as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.refuses = False
+
+    def converge(self, wanted: Set[Part]) -> Findings:
+        if self.refuses:
+            raise DatapathFault("the kernel said no")
+        return Findings(mended=("one thing", "another"))
+
+
+@contextmanager
+def reconciler(datapath: Moody) -> Iterator[Reconciler]:
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        kernel = Kernel(cast("Datapath", datapath), thread)
+        yield Reconciler(Cluster(), node=NodeName("one"), journal=Journal(), kernel=kernel)
+
+
+async def test_what_was_known_at_the_start_of_a_round_is_realised_at_its_end() -> None:
+    with reconciler(Moody()) as each:
+        each.replace(Listing((), 7))
+        assert (each.realised, each.lag) == (0, 7)
+        await each.converge()
+        assert (each.realised, each.lag, each.mended) == (7, 0, 2)
+        each.apply(Change(9, ()))
+        each.apply(Change(8, ()))
+        assert (each.realised, each.lag) == (7, 2)
+        await each.refresh()
+        assert (each.realised, each.lag) == (9, 0)
+
+
+async def test_a_fault_is_told_until_a_round_succeeds() -> None:
+    datapath = Moody()
+    with reconciler(datapath) as each:
+        each.replace(Listing((), 7))
+        each.fault = "the kernel said no"
+        async with beside(each.run(), name="reconcile"):
+            await until(lambda: each.fault == "")
+        assert each.lag == 0
+        datapath.refuses = True
+        each.apply(Change(8, ()))
+        with pytest.raises(DatapathFault):
+            await each.converge()
+        assert (each.realised, each.lag) == (7, 1)
