@@ -14,6 +14,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 .PHONY: lab check test e2e soak bench docs format clean
 
 lab: $(READY)
+	scripts/install-system-packages lab
 	$(BIN)/weft lab
 
 check: $(READY)
@@ -24,15 +25,15 @@ check: $(READY)
 	$(PYTEST) tests/unit
 
 test: check
-	scripts/install-system-packages etcd
-	$(PYTEST) tests/contracts tests/system
+	scripts/install-system-packages etcd lab
+	$(PYTEST) tests/contracts tests/system tests/lab
 
 e2e: $(READY)
-	scripts/install-system-packages e2e
+	scripts/install-system-packages e2e etcd lab
 	$(BIN)/python -m pytest tests/e2e
 
 soak: $(READY)
-	scripts/install-system-packages etcd
+	scripts/install-system-packages etcd lab
 	$(BIN)/python -m pytest -m soak --timeout 3600 tests
 
 bench: $(READY)

@@ -18,7 +18,7 @@ from weft.testing.stress import Commit, stress_process
 
 pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
 pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
-SOAK = [pytest.mark.soak, pytest.mark.timeout(1200)]
+SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("kills", [35, pytest.param(400, marks=SOAK)])

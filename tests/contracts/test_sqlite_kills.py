@@ -53,7 +53,7 @@ async def check(path: Path, ledger: Ledger, acknowledged: list[Commit]) -> Revis
     return listing.revision
 
 
-@pytest.mark.parametrize("kills", [50, pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("kills", [50, pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
 async def test_nothing_is_lost_or_half_done_when_the_process_is_killed(tmp_path: Path, kills: int) -> None:
     settings = SqliteStoreSettings(path=str(tmp_path / "store.db"), history=HISTORY)
     ledger, chance, revision = Ledger(), random.Random(), 0

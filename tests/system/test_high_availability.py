@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from weft.master.forward import FORWARDED
-from weft.runtime.backoff import Backoff
 from weft.runtime.tasks import beside
 from weft.testing.audit import audit
 from weft.testing.etcd import Etcd, running_etcd
-from weft.testing.masters import API, Answer, MasterProcess, Rest, client
+from weft.testing.masters import API, MasterProcess, Rest, client, until_told
 from weft.testing.waiting import DEADLINE, eventually, soon, until
 
 BLUE = {"tenantName": "default", "networkName": "blue", "encap": "vxlan", "subnet": "10.1.0.0/16"}
@@ -70,20 +69,6 @@ async def masters(etcd: Etcd, directory: Path, *, ttl: float = 2.0) -> AsyncIter
         yield Masters(processes, clients)
 
 
-async def sent_until_told(send: Callable[[], Any]) -> Answer:
-    """The first answer that says what became of the request; it is sent again for as long as nobody knows."""
-    backoff = Backoff(first=0.02, cap=0.5, within=2 * DEADLINE)
-    while True:
-        try:
-            answer: Answer = await send()
-            if answer.status != 503:
-                return answer
-            answer.refused(503)
-        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
-            pass  # the master is gone, or went away with the answer
-        await backoff.pause()
-
-
 class Stream:
     """Endpoints and groups created one after another by several clients, and what they were told."""
 
@@ -113,11 +98,11 @@ class Stream:
         number = 0
         while True:
             name = f"{prefix}-{number}"
-            made = (await sent_until_told(lambda name=name: rest.create_endpoint(name, network="blue"))).accepted()
+            made = (await until_told(partial(rest.create_endpoint, name, network="blue"))).accepted()
             self.addresses[name] = made["EndpointConfig"]["ipAddress"]
             if number % 10 == 0:
                 group = {"tenantName": "default", "groupName": name, "networkName": "blue"}
-                (await sent_until_told(lambda group=group: rest.put("endpointGroups", **group))).accepted()
+                (await until_told(partial(rest.put, "endpointGroups", **group))).accepted()
                 self.groups.append(name)
             number += 1
 
@@ -137,7 +122,7 @@ class Stream:
 
 async def sound_state(rest: Rest) -> dict[str, Any]:
     """Everything stored, in which the auditor finds no fault."""
-    state = (await sent_until_told(lambda: rest.send("GET", f"{API}/backup"))).accepted()["entries"]
+    state = (await until_told(lambda: rest.send("GET", f"{API}/backup"))).accepted()["entries"]
     assert audit({key: msgspec.json.encode(document) for key, document in state.items()}) == []
     return dict(state)
 
@@ -146,11 +131,9 @@ async def test_w9_whoever_is_asked_the_leader_answers(tmp_path: Path) -> None:
     """W9: followers forward reads, writes and watches, but never what was forwarded; `/info` names each master once."""
     async with running_etcd(tmp_path / "etcd") as etcd, masters(etcd, tmp_path) as three:
         leader = await three.leader()
+        everyone = three.addresses
         for name in three.processes:
-            everyone = three.addresses
-            info = await eventually(
-                lambda name=name: three.info(name), lambda info: info["netmaster-nodes"] == everyone
-            )
+            info = await eventually(partial(three.info, name), lambda info: info["netmaster-nodes"] == everyone)
             assert info["leader-ip"] == three.processes[leader].address
             assert info["local-ip"] == three.processes[name].address
             assert info["current-state"] == ("leader" if name == leader else "follower")
@@ -211,7 +194,7 @@ async def test_a_leader_that_was_held_still_can_change_nothing(tmp_path: Path) -
         )
         try:
             # The first may go to the one that is held still: it ends without an answer, and is sent again.
-            made = await sent_until_told(lambda: rest.create_endpoint("prompt", network="blue", address="10.1.200.200"))
+            made = await until_told(lambda: rest.create_endpoint("prompt", network="blue", address="10.1.200.200"))
             made.accepted()
             assert await three.other_than(leader, told_by=follower) != leader
         finally:
@@ -269,6 +252,6 @@ async def test_without_its_store_a_master_says_so_and_comes_back_by_itself(tmp_p
         await etcd.restart()
         for rest in three.clients.values():
             await rest.ready()
-            (await sent_until_told(lambda rest=rest: rest.create_endpoint("after", network="blue"))).accepted()
+            (await until_told(partial(rest.create_endpoint, "after", network="blue"))).accepted()
         state = await sound_state(three.clients["three"])
         assert {"endpoints/default/blue/before", "endpoints/default/blue/after"} <= state.keys()

@@ -8,14 +8,12 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 
-from weft.runtime.backoff import Backoff
 from weft.testing.audit import audit
-from weft.testing.masters import Answer, MasterProcess, Rest, client
-from weft.testing.waiting import DEADLINE, until
+from weft.testing.masters import MasterProcess, Rest, client, until_told
+from weft.testing.waiting import until
 
 SUBNETS = {"small": "10.1.0.0/24", "large": "10.2.0.0/16"}
 FEW = 12
@@ -58,28 +56,15 @@ class Workers:
             self._resting = True
 
     async def _create(self, network: str, name: str) -> None:
-        made = (await _until_told(lambda: self._rest.create_endpoint(name, network=network))).accepted()
+        made = (await until_told(lambda: self._rest.create_endpoint(name, network=network))).accepted()
         self.told[network, name] = made["EndpointConfig"]["ipAddress"]
 
     async def _delete(self, endpoint: Endpoint) -> None:
         network, name = endpoint
-        answer = await _until_told(lambda: self._rest.delete_endpoint(name, network=network))
+        answer = await until_told(lambda: self._rest.delete_endpoint(name, network=network))
         if answer.status != 404:  # an earlier try may have deleted it, and died before it could say so
             answer.accepted()
         del self.told[endpoint]
-
-
-async def _until_told(send: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
-    """The answer that says what became of a request, which is sent again for as long as nobody knows."""
-    backoff = Backoff(first=0.01, cap=0.1, within=2 * DEADLINE)
-    while True:
-        try:
-            answer = await send()
-            if answer.status != 503:
-                return answer
-        except aiohttp.ClientError:
-            pass  # it was killed before it could answer
-        await backoff.pause()
 
 
 async def stored_endpoints(rest: Rest) -> dict[Endpoint, str]:

@@ -124,22 +124,19 @@ ODD = {
     "a chunk without a size": _HEAD + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n{}\r\n0\r\n\r\n",
     "a chunk of negative size": _HEAD + b"Transfer-Encoding: chunked\r\n\r\n-5\r\n{}\r\n0\r\n\r\n",
     "a chunk of endless size": _HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 5000 + b"\r\n",
-    "a chunked body that breaks off": _HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
-    "a body that breaks off": _HEAD + b"Content-Length: 1000\r\n\r\n{",
     "two lengths": _HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
     "a length and chunks": _HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "a length that is no number": _HEAD + b"Content-Length: two\r\n\r\n{}",
     "a huge header": b"GET /version HTTP/1.1\r\nHost: x\r\nX-Huge: " + b"a" * 300_000 + b"\r\n\r\n",
     "very many headers": b"GET /version HTTP/1.1\r\nHost: x\r\n" + b"X-Many: a\r\n" * 40_000 + b"\r\n",
     "a huge path": b"GET /" + b"a" * 300_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-    "NUL in a header": b"GET /version HTTP/1.1\r\nHost: x\r\nX-Nul: a\x00b\r\n\r\n",
+    "NUL in a header": b"GET /version HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a-secret\x00b\r\n\r\n",
     "NUL in the path": b"GET /api/v1/tenants/a\x00b/ HTTP/1.1\r\nHost: x\r\n\r\n",
     "NUL in the path, escaped": b"GET /api/v1/tenants/a%00b/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
     "NUL in the body": _HEAD + b'Connection: close\r\nContent-Length: 22\r\n\r\n{"TenantName": "a\x00bc"}',
     "a path that is no UTF-8": b"GET /api/v1/tenants/%ff%fe/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
     "a false escape": b"GET /api/v1/tenants/%zz/?limit=%f HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
     "a whole URL": b"GET http://[::1/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    "no host": b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n",
     "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a packed body that is not packed": _HEAD
     + b"Connection: close\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
@@ -147,24 +144,37 @@ ODD = {
 }
 
 
+BROKEN_OFF = (
+    b"GET /version HTTP/1.1\r\nHost:",
+    _HEAD + b"Content-Length: 1000\r\n\r\n{",
+    _HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
+)
+
+
 async def test_odd_requests_do_not_harm_it(tmp_path: Path) -> None:
-    """Each gets a 4xx or a cut connection, is told in no trace, and the next caller is served as if nothing was."""
+    """Each is refused, in no trace and without its words in the log, and the next caller is served as ever."""
     async with MasterProcess(tmp_path) as master, client(master.url) as rest:
-        before, pid = await rest.state(), master.pid
+        before = await rest.state()
         host, _, port = master.address.partition(":")
         for name, request in ODD.items():
             reader, writer = await soon(asyncio.open_connection(host, int(port)))
             try:
                 writer.write(request)
-                writer.write_eof()
                 answer = await soon(reader.read())
-            except ConnectionError:
-                answer = b""
+            except ConnectionResetError:
+                answer = b""  # it hung up while there was still more to read
             finally:
                 writer.transport.abort()
-            status = answer[9:12]
-            assert not status or status.startswith((b"4", b"200")), f"{name}: {answer[:400]!r}"
+            assert not answer or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), f"{name}: {answer[:400]!r}"
             (await rest.send("GET", "/readyz")).accepted()
-        assert master.pid == pid
+        for request in BROKEN_OFF:
+            _, writer = await soon(asyncio.open_connection(host, int(port)))
+            writer.write(request)
+            await soon(writer.drain())
+            writer.close()
+            await soon(writer.wait_closed())
+            (await rest.send("GET", "/readyz")).accepted()
         assert await rest.state() == before
-        assert "Traceback" not in master.log.read_text()
+        log = master.log.read_text()
+        assert "Traceback" not in log
+        assert "a-secret" not in log

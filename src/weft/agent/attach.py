@@ -128,7 +128,9 @@ class Attachments:
         stored = self._cluster.get(kinds.NETWORK, *endpoint.network_key)
         if stored is None:
             raise Invalid(f"network {endpoint.network_key} was deleted just now")
-        wiring = wiring_of(endpoint, stored.value, netns=request.netns, mtu=self._mtu)
+        container, interface = request.attachment
+        beside_another = interface != USUAL_INTERFACE and self._journal.find(Handle(container, USUAL_INTERFACE))
+        wiring = wiring_of(endpoint, stored.value, netns=request.netns, mtu=self._mtu, way_out=not beside_another)
         self._journal.change(endpoint.key, stage=Stage.WIRING, wiring=wiring, network_name=request.config.name)
         await self._reconciler.make_room(endpoint.tenant, stored.value.tags.vni if stored.value.tags else 0)
         await self._kernel.call(lambda datapath: datapath.plug(wiring))
@@ -140,6 +142,14 @@ class Attachments:
             self._journal.change(note.key, stage=Stage.LEAVING)
             await self._kernel.call(lambda datapath: datapath.unplug(wiring))
         await self._holdings.detach(note.key)
+
+    async def evict(self) -> None:
+        """Take off what the store has taken back, at an operator's word or the collector's: it must not speak on."""
+        for note in self._journal:
+            if note.stage is Stage.LEAVING and note.wiring is not None:
+                async with self._turns[note.handle.container]:
+                    if self._journal.get(note.key) == note:  # no DEL came in between
+                        await self.remove(note)
 
     async def reclaim(self, endpoint_id: str) -> EndpointKey:
         """Take off an attachment of this node at an operator's word, as DEL would; `NotFound` when there is none."""
@@ -187,14 +197,23 @@ class Attachments:
         return b""
 
 
-def wiring_of(endpoint: model.Endpoint, network: model.Network, *, netns: str, mtu: int) -> Wiring:
+def wiring_of(
+    endpoint: model.Endpoint, network: model.Network, *, netns: str, mtu: int, way_out: bool = True
+) -> Wiring:
     """How an endpoint is wired: each address with its subnet's length and gateway."""
     wired = []
     for address in endpoint.addresses:
         subnet = ipam.subnet_of(network, address.family)
         assert subnet is not None
         wired.append(WiredAddress(address, subnet.length, ipam.gateway_of(network, address.family)))
-    return Wiring(port=port_of(endpoint), netns=netns, interface=endpoint.interface, addresses=tuple(wired), mtu=mtu)
+    return Wiring(
+        port=port_of(endpoint),
+        netns=netns,
+        interface=endpoint.interface,
+        addresses=tuple(wired),
+        mtu=mtu,
+        way_out=way_out,
+    )
 
 
 def result_of(wiring: Wiring, before: result.Result | None) -> result.Result:
@@ -222,7 +241,7 @@ def result_of(wiring: Wiring, before: result.Result | None) -> result.Result:
             *earlier.routes,
             *(
                 result.Route(
-                    target=ip_network("0.0.0.0/0" if wired.address.family == 4 else "::/0"),
+                    target=ip_network(f"{wired.address}/{0 if wiring.way_out else wired.length}", strict=False),
                     gateway=ip_address(str(wired.gateway)) if wired.gateway else None,
                 )
                 for wired in wiring.addresses

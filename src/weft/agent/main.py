@@ -163,7 +163,11 @@ class Agent:
     async def _reap_for_ever(self) -> None:
         never = asyncio.Event()
         while not await happens(never, within=REAP_S):
-            await self._kernel.call(lambda datapath: datapath.reap())
+            try:
+                await self._kernel.call(lambda datapath: datapath.reap())
+                await self._attachments.evict()
+            except DatapathFault as error:
+                log.error("not taken off", reason=error.message)
 
 
 async def serve(settings: AgentSettings) -> None:

@@ -41,6 +41,8 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     """The interface's name in there."""
     addresses: tuple[WiredAddress, ...]
     mtu: int
+    way_out: bool = True
+    """Whether everything leaves through it, or, beside another interface that has that part, its own subnets only."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from weft.domain.errors import (
     Compacted,
@@ -74,6 +76,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return error_response(error)
     except web.HTTPException as error:
         return _http_error(error)
+    except web.RequestPayloadError:
+        return error_response(Malformed("the body is not as its headers say"))
     except TimeoutError:
         return error_response(Unavailable("the request took too long: try again"))
     except (asyncio.CancelledError, ConnectionError):
@@ -118,12 +122,32 @@ def server_tls(cert: Path, key: Path, *, client_ca: Path | None = None) -> ssl.S
     return context
 
 
+class _CallersFaults(logging.Filter):
+    """Keeps faults of callers (no valid HTTP, gone away) from filling the log with traces, and their words, which may
+    be secrets, out of it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError):
+            log.debug("request broken", kind=type(error).__name__)
+            return False
+        return True
+
+
+_PROTOCOL_LOG = logging.getLogger("weft.http.protocol")
+_PROTOCOL_LOG.addFilter(_CallersFaults())
+
+
+def _runner(app: web.Application, *, grace: float) -> web.AppRunner:
+    return web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=grace, logger=_PROTOCOL_LOG)
+
+
 @asynccontextmanager
 async def serving(
     app: web.Application, addresses: tuple[tuple[str, int], ...], *, tls: ssl.SSLContext | None, grace: float = 2.0
 ) -> AsyncIterator[None]:
     """Serve while the block runs; `Unavailable` names the address that cannot be had."""
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=grace)
+    runner = _runner(app, grace=grace)
     await runner.setup()
     try:
         for host, port in addresses:
@@ -139,7 +163,7 @@ async def serving(
 @asynccontextmanager
 async def serving_privately(app: web.Application, path: Path, *, grace: float = 2.0) -> AsyncIterator[None]:
     """Serve on a unix socket for root and our own user while the block runs; `Unavailable` when it cannot be had."""
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=grace)
+    runner = _runner(app, grace=grace)
     await runner.setup()
     with ExitStack() as undo:
         try:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -148,6 +148,20 @@ class Rest:
             except aiohttp.ClientConnectionError:
                 pass  # it does not listen yet
             await backoff.pause()
+
+
+async def until_told(send: Callable[[], Awaitable[Answer]]) -> Answer:
+    """The first answer that says what became of a request, which is sent again for as long as nobody knows."""
+    backoff = Backoff(first=0.01, cap=0.2, within=2 * DEADLINE)
+    while True:
+        try:
+            answer = await send()
+            if answer.status != 503:
+                return answer
+            answer.refused(503)
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
+            pass  # the master is gone, or went away in the middle of its answer
+        await backoff.pause()
 
 
 def _json(headers: Mapping[str, str] | None) -> dict[str, str]:

@@ -11,9 +11,10 @@ import pytest
 from weft.cni.errors import CniError, Code
 from weft.cni.request import AttachmentId
 from weft.testing import inventory
-from weft.testing.hosts import Host
+from weft.testing.hosts import Host, Pod
 from weft.testing.libcni import Output
 from weft.testing.netlab import NetLab
+from weft.testing.waiting import until
 
 
 @pytest.fixture
@@ -202,3 +203,34 @@ async def test_every_spec_version_gets_its_own_result(lab: NetLab, host: Host) -
         assert json.loads(output.stdout)["cniVersion"] == version, output
         assert (await host.call("DEL", config, containerid=name, ifname="eth0")).exit_code == 0
     await empty(lab)
+
+
+async def test_what_an_operator_deletes_is_taken_off(lab: NetLab, host: Host) -> None:
+    """Its address may be another's by now, so it must not speak on; the runtime's late DEL succeeds."""
+    a, b = await host.pod("a"), await host.pod("b")
+    (await lab.rest.delete_endpoint("a", network="default-net")).accepted()
+    await until(lambda: "eth0" not in inventory.devices(a.netns))
+    await inventory.settled(lab)
+    with pytest.raises(CniError) as told:
+        await a.check()
+    assert told.value.code == Code.UNKNOWN_CONTAINER
+    await a.detach()
+    await b.check()
+
+
+async def test_a_second_interface_leaves_the_first_unharmed(lab: NetLab, host: Host) -> None:
+    """The way out stays with eth0; the other network is reached through its own interface."""
+    await lab.network("other", subnet="10.2.0.0/16", gateway="10.2.255.254", ipv6Subnet="2001:db8:2::/64")
+    a, b, c = await host.pod("a"), await host.pod("b"), await host.pod("c", network="other")
+    second = host.attachment("a", network="other", ifname="net1")
+    result = await host.cni.add(host.network, second)
+    await a.check()
+    await host.cni.check(host.network, second)
+    through_net1 = Pod(host, second, a.namespace, result)
+    assert await a.reaches(b)
+    for family in (4, 6):
+        assert await through_net1.reaches(c, family=family)
+    await host.cni.delete(host.network, second)
+    await a.check()
+    assert await b.reaches(a)
+    await inventory.settled(lab)

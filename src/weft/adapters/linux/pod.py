@@ -37,12 +37,16 @@ def addresses(wiring: Wiring, link: int) -> list[LinkAddress]:
 
 
 def routes(wiring: Wiring, link: int) -> list[Route]:
-    """For each family: the next hop is on the link, everything else goes there."""
+    """For each family: the next hop is on the link; everything else goes there, or the rest of the subnet."""
     found = []
     for wired in wiring.addresses:
         family, hop = wired.address.family, next_hop_of(wired)
+        length = 0 if wiring.way_out else wired.length
+        rest = BITS[family] - length
         found.append(Route(to=Prefix(hop, BITS[family]), link=link))
-        found.append(Route(to=Prefix(Address(family, 0), 0), link=link, via=hop))
+        found.append(
+            Route(to=Prefix(Address(family, wired.address.number >> rest << rest), length), link=link, via=hop)
+        )
     return found
 
 
