@@ -17,7 +17,6 @@ from weft.testing.siege import besieged
 from weft.testing.stress import Commit, stress_process
 
 pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
-pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
 SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 

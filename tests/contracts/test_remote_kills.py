@@ -25,7 +25,6 @@ from weft.testing.stress import Commit, stress_process
 NODE = "node-1"
 SIEGE = f"status/nodes/{NODE}/siege/"
 pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
-pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
 SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 

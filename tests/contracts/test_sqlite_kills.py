@@ -22,8 +22,6 @@ FIRST_REVISION = 1
 
 pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
 
-pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
-
 
 async def killed_run(settings: SqliteStoreSettings, chance: random.Random, log: Path) -> list[Commit]:
     """Start writers, kill them at a random moment of their life, and tell what was acknowledged to them."""

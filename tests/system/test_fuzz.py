@@ -59,7 +59,12 @@ FAMILIAR: dict[str, list[object]] = {
 async def populate(rest: Rest) -> None:
     """Some of what the familiar words name."""
     for network, subnet in (("blue", "10.1.0.0/16"), ("red", "10.9.0.0/24")):
-        members = {"tenantName": "default", "networkName": network, "encap": "vxlan", "subnet": subnet}
+        members: dict[str, object] = {
+            "tenantName": "default",
+            "networkName": network,
+            "encap": "vxlan",
+            "subnet": subnet,
+        }
         (await rest.put("networks", **members)).accepted()
     (await rest.put("policys", tenantName="default", policyName="p")).accepted()
     for group, network in (("web", "blue"), ("db", "red")):

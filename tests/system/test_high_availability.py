@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
+import pytest
 
 from weft.master.forward import FORWARDED
 from weft.runtime.tasks import beside
@@ -179,8 +181,26 @@ async def test_w6_nothing_acknowledged_is_lost_when_the_leader_is_killed(tmp_pat
         await stream.check(three.clients[leader])
 
 
+async def test_a_watch_does_not_hang_on_a_leader_that_is_held_still(tmp_path: Path) -> None:
+    """Whoever watches through a follower is cut off when the leader is replaced, and can watch again."""
+    async with running_etcd(tmp_path / "etcd") as etcd, masters(etcd, tmp_path) as three:
+        leader = await three.leader()
+        rest = three.clients[three.but(leader)[0]]
+        url = f"{rest.url}{API}/tenants/?watch=true"
+        async with rest.session.get(url) as watch:
+            assert watch.status == 200
+            await soon(watch.content.readline())
+            three.processes[leader].stop()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await soon(watch.content.read())
+        await rest.ready()
+        async with rest.session.get(url) as watch:
+            assert b"default" in await soon(watch.content.readline())
+
+
 async def test_a_leader_that_was_held_still_can_change_nothing(tmp_path: Path) -> None:
-    """What it was asked before it woke up does not happen over what its successor decided; nobody hangs on it."""
+    """What it was asked before it woke up does not happen over what its successor decided, and is not answered from
+    before that; and nobody hangs on it meanwhile."""
     async with running_etcd(tmp_path / "etcd") as etcd, masters(etcd, tmp_path) as three:
         leader = await three.leader()
         follower = three.but(leader)[0]
@@ -188,10 +208,12 @@ async def test_a_leader_that_was_held_still_can_change_nothing(tmp_path: Path) -
         (await rest.put("networks", **BLUE)).accepted()
         (await rest.create_endpoint("before", network="blue")).accepted()
         stopped = three.processes[leader]
+        await asyncio.gather(three.info(leader), three.info(leader))  # two connections on which it can be asked at once
         stopped.stop()
         late = asyncio.create_task(
             three.clients[leader].create_endpoint("late", network="blue", address="10.1.200.200")
         )
+        asked = asyncio.create_task(three.clients[leader].get("endpoints", "default:blue:prompt"))
         try:
             # The first may go to the one that is held still: it ends without an answer, and is sent again.
             made = await until_told(lambda: rest.create_endpoint("prompt", network="blue", address="10.1.200.200"))
@@ -199,6 +221,7 @@ async def test_a_leader_that_was_held_still_can_change_nothing(tmp_path: Path) -
             assert await three.other_than(leader, told_by=follower) != leader
         finally:
             stopped.go_on()
+        (await soon(asked)).accepted()
         answer = await soon(late)
         assert answer.status in {409, 422, 503}, answer.body
         await eventually(lambda: three.info(leader), lambda info: bool(info["current-state"] == "follower"))

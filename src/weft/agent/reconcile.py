@@ -132,10 +132,14 @@ class Reconciler:
         self.fault = ""
 
     async def make_room(self, tenant: TenantName, vni: int) -> None:
-        """The tenant's space and the network's overlay are there when this returns; nothing to do on the usual path."""
+        """The tenant's space and the network's overlay are there when this returns, and stay: its attachment is noted.
+
+        The turn is waited for even when there is nothing to do: a round that began before the note may be removing
+        the space of a tenant whose last workload has just left.
+        """
         needed: list[Part] = [Space(tenant), Overlay(tenant, vni)] if vni else [Space(tenant)]
-        if not self._applied.issuperset(needed):
-            async with self._turn:
+        async with self._turn:
+            if not self._applied.issuperset(needed):
                 await self._apply_all(self._wanted().union(needed))
 
     def _wanted(self) -> frozenset[Part]:

@@ -66,7 +66,7 @@ def find_port(ports: Sequence[Mapping[str, Any]], text: str) -> Mapping[str, Any
 
 
 def _names(ports: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(str(port["endpointID"]) for port in ports)
+    return ", ".join(sorted(str(port["endpointID"]) for port in ports))
 
 
 def _write(packets: Iterator[bytes], path: str) -> int:

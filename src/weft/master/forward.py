@@ -52,6 +52,7 @@ class Forwarder:
     async def forward(self, request: web.Request) -> web.StreamResponse | None:
         """The leader's answer, or `Unavailable`; None when it is for us to answer, as we lead or have come to lead."""
         backoff = Backoff(first=0.05, cap=0.5, within=WITHIN_S)
+        reason = "nobody leads"
         while not self._is_leader():
             leader = self._leader()
             if leader and leader != self._own:
@@ -59,14 +60,14 @@ class Forwarder:
                     raise Unavailable("this netmaster does not lead any more: try again")  # never in circles (W9)
                 try:
                     return await self._send(request, leader)
-                except aiohttp.ClientConnectorError:
-                    pass  # never sent: the leader is going, the next one may take it
+                except aiohttp.ClientConnectorError as error:
+                    reason = str(error)  # never sent: the leader is going, the next one may take it
                 except (aiohttp.ClientError, ConnectionError) as error:
                     raise Unavailable(_LOST) from error
             try:
                 await backoff.pause()
             except TimeoutError as error:
-                raise Unavailable(f"no leader answered within {WITHIN_S} s: try again") from error
+                raise Unavailable(f"no leader answered within {WITHIN_S:g} s: {reason}") from error
         return None
 
     async def _send(self, request: web.Request, leader: str) -> web.StreamResponse:

@@ -157,12 +157,13 @@ class EtcdStore:
         return await self._gateway.call("/v3/kv/range", request, _ranged, repeatable=True)
 
     async def _carry_out(self, commits: Sequence[Commit]) -> Sequence[Revision | Exception]:
-        if len(commits) > 1:
-            try:
-                return [await self._transact(merged(commits))] * len(commits)
-            except (Stale, NotFound, Invalid):
-                pass  # nothing has happened: find out who is guilty
-        return await asyncio.gather(*map(self._verdict, commits))
+        if len(commits) == 1:
+            return [await self._verdict(commits[0])]
+        try:
+            return [await self._transact(merged(commits))] * len(commits)
+        except (Stale, NotFound, Invalid):
+            # Nothing has happened: find out who is guilty.
+            return await asyncio.gather(*map(self._verdict, commits))
 
     async def _verdict(self, commit: Commit) -> Revision | Exception:
         try:
