@@ -77,6 +77,7 @@ class ControlPlane:
         self.mirror = mirror
         self._fence = fence
         self._doubt = doubt
+        self._turns = asyncio.Lock()
         self._held: defaultdict[tuple[NetworkKey, int], NumberSet] = defaultdict(NumberSet)
         self._resting = Resting()
 
@@ -138,25 +139,33 @@ class ControlPlane:
         return endpoints.Busy(held=self._held, resting=self._resting.at(asyncio.get_running_loop().time()))
 
     async def _carry_out(self, decide: Callable[[Reading], tuple[R, Plan]]) -> R:
+        """Decide and commit. Whoever met another at it takes turns from then on, so that many at once all succeed."""
+        with suppress(Stale):
+            return await self._try_once(decide)
+        async with self._turns:
+            for _ in range(TRIES):
+                with suppress(Stale):
+                    return await self._try_once(decide)
+        raise Unavailable("the state kept changing under this request: try again")
+
+    async def _try_once(self, decide: Callable[[Reading], tuple[R, Plan]]) -> R:
+        """`Stale` when the state moved; the news of it has come then, or will not come soon."""
         if self.cluster.restoring:
             raise Unavailable("a restore is under way or was interrupted: wait for it, or restore again")
-        for _ in range(TRIES):
-            seen = self.mirror.revision
-            result, plan = decide(Reading(self.cluster, seen))
-            if not plan.writes:
-                return result
-            claimed = list(_claimed_addresses(plan.writes, Put))
-            self._hold(claimed)
-            try:
-                revision = await self._commit(plan)
-            except Stale:
-                await self._catch_up(seen)
-            else:
-                await self._write_through(revision, plan.writes)
-                return result
-            finally:
-                self._let_go(claimed)
-        raise Unavailable("the state kept changing under this request: try again")
+        seen = self.mirror.revision
+        result, plan = decide(Reading(self.cluster, seen))
+        if not plan.writes:
+            return result
+        claimed = list(_claimed_addresses(plan.writes, Put))
+        self._hold(claimed)
+        try:
+            await self._write_through(await self._commit(plan), plan.writes)
+        except Stale:
+            await self._catch_up(seen)
+            raise
+        finally:
+            self._let_go(claimed)
+        return result
 
     async def _commit(self, plan: Plan) -> Revision:
         guards = (self._fence(), _NO_RESTORE)

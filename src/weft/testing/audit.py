@@ -36,7 +36,8 @@ class _Network:
                 self.usable[version] = _usable(document[member])
 
     def is_large(self, version: int) -> bool:
-        return len(self.usable[version]) >= LARGE
+        usable = self.usable[version]
+        return usable.stop - usable.start >= LARGE  # len() cannot count a /64
 
 
 @lru_cache(maxsize=10_000)

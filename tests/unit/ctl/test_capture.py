@@ -33,7 +33,7 @@ def test_a_workload_is_found_by_what_people_know(text: str, endpoint: str) -> No
 
 @pytest.mark.parametrize("text", ["nothing", "", "beef", "eb"])
 def test_what_is_not_here_is_told_with_what_is(text: str) -> None:
-    with pytest.raises(NotFound, match="it has c0ffee, c0de, c0de-net1"):
+    with pytest.raises(NotFound, match="it has c0de, c0de-net1, c0ffee"):
         find_port(PORTS, text)
 
 

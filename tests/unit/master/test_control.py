@@ -1,0 +1,88 @@
+"""What the control plane makes of commits: many at once succeed, doubt moves the fence, a restore shuts all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from weft.adapters.stores.memory import MemoryStore
+from weft.domain import kinds, model
+from weft.domain.cluster import Cluster
+from weft.domain.commits import NEVER, At, Compare, Delete, Put, Revision, Write
+from weft.domain.errors import Unavailable
+from weft.domain.ids import NetworkName, StoreKey, TenantName
+from weft.master.control import Condition, ControlPlane
+from weft.runtime.mirror import Mirror
+from weft.runtime.tasks import beside
+
+RED = TenantName("red")
+ALWAYS = At(StoreKey("nobody"), NEVER)
+
+
+class MuteStore(MemoryStore):
+    """Carries out commits and, while it is mute, tells nobody."""
+
+    mute = False
+
+    async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
+        revision = await super().commit(compares, writes)
+        if self.mute:
+            raise Unavailable("no answer")
+        return revision
+
+
+class Bench:
+    """A control plane on a store in memory, with the tenant `red`."""
+
+    def __init__(self, store: MuteStore) -> None:
+        self.store = store
+        self.doubts = 0
+        self.mirror = Mirror(store, cluster := Cluster())
+        self.control = ControlPlane(
+            store=store, cluster=cluster, mirror=self.mirror, fence=lambda: ALWAYS, doubt=self._doubt
+        )
+
+    def _doubt(self) -> None:
+        self.doubts += 1
+
+    async def put_network(self, number: int) -> model.Network:
+        subnet = f"10.0.{number}.0/24"
+        network = model.Network(tenant=RED, name=NetworkName(f"n{number}"), encap="vxlan", subnet=subnet)
+        return (await self.control.put(kinds.NETWORK, network, Condition())).value
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with MuteStore() as store:
+        made = Bench(store)
+        async with beside(made.mirror.run(), name="mirror"):
+            await made.mirror.wait_for(NEVER, within=10)
+            await made.control.put(kinds.TENANT, model.Tenant(name=RED), Condition())
+            yield made
+
+
+async def test_many_networks_at_once_all_succeed_with_tags_of_their_own(bench: Bench) -> None:
+    """Each looks at all the others, so only one of those under way can be committed at a time."""
+    made = await asyncio.gather(*(bench.put_network(number) for number in range(60)))
+    assert {network.tags.vni for network in made if network.tags} == set(range(1, 61))
+
+
+async def test_an_unknown_outcome_is_reported_before_the_caller_hears_of_it(bench: Bench) -> None:
+    bench.store.mute = True
+    with pytest.raises(Unavailable, match="no answer"):
+        await bench.put_network(1)
+    assert bench.doubts == 1
+    bench.store.mute = False
+    assert (await bench.put_network(1)).tags == model.NetworkTags(vlan=1, vni=1)
+
+
+async def test_nothing_is_decided_while_a_restore_is_under_way_even_before_its_mark_is_known(bench: Bench) -> None:
+    await bench.store.commit([], [Put(kinds.RESTORE_KEY, b"running")])
+    assert not bench.control.cluster.restoring
+    with pytest.raises(Unavailable, match="restore"):
+        await bench.put_network(1)
+    await bench.store.commit([], [Delete(kinds.RESTORE_KEY)])
+    await bench.mirror.wait_for(await bench.store.commit([], []), within=10)
+    await bench.put_network(1)
