@@ -53,6 +53,7 @@ TTL = 3.0
 LIMIT = 12.0
 PAUSES = (0.0, 0.0, 0.0, 0.5, TTL, LIMIT / 2)
 TENANT = TenantName("t")
+CLIENTS = ("c1", "c2", "c3")
 EVERYTHING = StoreKey("")
 ALWAYS = At(StoreKey("nobody"), NEVER)
 
@@ -182,7 +183,7 @@ class World:
         self.rounds = self.rng.choice((1, 1, 2, 2, 4, 16))
         self.pauses = self.rng.choice((PAUSES, (0.0,)))
         self.leaving = self.rng.choice((0.2, 0.4, 0.6))
-        self.shaking = self.rng.choice((0.2, 0.8))
+        self.shaking = self.rng.choice((0.0, 0.2, 0.8))
         self.told: dict[EndpointKey, bool] = {}
         self._audited = NEVER
         self._holders: dict[tuple[NetworkKey, str], EndpointKey] = {}
@@ -289,12 +290,16 @@ async def reserve_round(world: World, client: str, master: Master) -> None:
         await master.control.release_address(stored.value, str(address))
 
 
+def spare_of(client: str) -> model.Network:
+    return msgspec.structs.replace(network("spare", "10.100.0.0/24", ""), tenant=TenantName(client))
+
+
 async def object_round(world: World, client: str, master: Master) -> None:
     """Networks and groups are deleted and made anew while others are about to use them; every client has a tenant of
     its own too, whose network and group compete with all others for nothing but tags and ids."""
     rng = world.rng
     scene = rng.choice(world.scenes)
-    spare = msgspec.structs.replace(network(f"spare-{client}", "10.100.0.0/24", ""), tenant=TenantName(client))
+    spare = spare_of(client)
     team = model.Group(tenant=spare.tenant, name=GroupName("team"), network=spare.name)
     value = scene.network if rng.random() < world.shaking else rng.choice((spare, team, *scene.groups))
     kind: Kind[Any] = kinds.NETWORK if isinstance(value, model.Network) else kinds.GROUP
@@ -356,8 +361,11 @@ async def make_world(world: World) -> None:
     control = ControlPlane(store=world.store, cluster=cluster, mirror=mirror, fence=lambda: ALWAYS, doubt=lambda: None)
     async with beside(mirror.run(), name="creation"):
         await mirror.wait_for(NEVER, within=1.0)
-        for tenant in (TENANT, "c1", "c2", "c3"):
-            await control.put(kinds.TENANT, model.Tenant(name=TenantName(tenant)), Condition())
+        await control.put(kinds.TENANT, model.Tenant(name=TENANT), Condition())
+        for client in CLIENTS:
+            await control.put(kinds.TENANT, model.Tenant(name=TenantName(client)), Condition())
+            if world.rng.random() < 0.5:
+                await control.put(kinds.NETWORK, spare_of(client), Condition())
         for scene in world.scenes:
             await control.put(kinds.NETWORK, scene.network, Condition())
             for members in scene.groups:
@@ -431,7 +439,7 @@ async def live(world: World) -> None:
             await runtime_round(world, agent)
         world.scheduler.storm()
         async with asyncio.TaskGroup() as tasks:
-            for client in ("c1", "c2", "c3"):
+            for client in CLIENTS:
                 tasks.create_task(use_master(world, client))
             for agent in world.agents:
                 tasks.create_task(use_agent(world, agent))

@@ -7,7 +7,8 @@ Contract, for every adapter (`weft.testing.contracts.StoreContract` is the judge
   time into one revision).
 - **commit** is atomic: all compares hold and all writes happen, or `Stale` is raised and nothing happened. A commit
   with no writes only checks. No key is written twice in one commit. When the answer was lost, `Unavailable` is raised
-  and the commit *may* have happened: callers write so that trying again is harmless.
+  and the commit *may* have happened, or may still happen: callers write so that trying again is harmless, and where a
+  late commit would harm, it carries a compare that is made false first. A lease that has ended is `NotFound`.
 - **list** gives every key under a prefix, in key order, as of one revision; **watch** from that revision gives every
   later change exactly once, in order, all keys of one revision together, over reconnects too. When history is gone:
   `Compacted`.

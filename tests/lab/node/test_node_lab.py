@@ -13,8 +13,10 @@ import pytest
 from weft.testing.processes import Child
 from weft.testing.waiting import until
 
+# A shell starts what it puts into the background with SIGINT ignored, and children inherit that.
 PROGRAM = """
 import asyncio
+import signal
 from weft.testing.apart import step_apart
 from weft.testing.netlab import open_lab
 
@@ -24,6 +26,7 @@ async def main() -> None:
         print(lab.directory, flush=True)
         await asyncio.Event().wait()
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 step_apart()
 asyncio.run(main())
 """
