@@ -12,20 +12,19 @@ from weft.domain import changes, codec, kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import Change, Listing
 from weft.domain.errors import Invalid, Malformed, NotFound
-from weft.domain.ids import EndpointKey, GroupKey, NetworkKey, StoreKey
+from weft.domain.ids import StoreKey
 from weft.domain.kinds import Kind
 from weft.domain.planning import Reading
 from weft.domain.policy.diff import FlowChange, diff
 from weft.domain.policy.engine import Engine
 from weft.domain.policy.explain import Explanation, explain
+from weft.domain.policy.following import CONCERNED, follow
 from weft.domain.policy.protocols import parse_service
 from weft.master.objects import API, read_object
 from weft.runtime.http import json_response
 from weft.runtime.logs import Log
 from weft.runtime.routes import Query, Route
 
-_CONCERNED: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.POLICY, kinds.RULE, kinds.ENDPOINT)
-"""Kinds that verdicts follow from, in an order in which nothing refers to what comes later."""
 MAX_CHANGES = 1000
 DIFF_WITHIN_S = 25.0
 """How long a difference may take; it is found on a thread of its own, from copies."""
@@ -67,46 +66,25 @@ class PolicyView:
         self._cluster.apply(change)
         if self._engine is not None:
             for event in change.events:
-                _follow(self._engine, self._cluster, event.key)
+                _tell(self._engine, self._cluster, event.key)
 
     @property
     def engine(self) -> Engine:
         """The engine, as of the cluster's state."""
         if self._engine is None:
             self._engine = Engine()
-            for kind in _CONCERNED:
+            for kind in CONCERNED:
                 for value in self._cluster.all(kind):
-                    _put(self._engine, value)
+                    _tell(self._engine, self._cluster, kind.store_key(*kind.key_parts(value)))
         return self._engine
 
 
-def _put(engine: Engine, value: Any) -> None:
+def _tell(engine: Engine, cluster: Cluster, key: StoreKey) -> None:
     """Tell the engine of an object. One that an older Weft let in and the engine cannot read has no effect."""
     try:
-        engine.put(value)
+        follow(engine, cluster, key)
     except Invalid as error:
-        log.warning("object without effect on policy", object=value, reason=error.message)
-
-
-def _follow(engine: Engine, cluster: Cluster, key: StoreKey) -> None:
-    """Bring one object of the cluster into the engine, or out of it."""
-    folder, *parts = key.split("/")
-    kind = next((each for each in _CONCERNED if each.prefix == folder), None)
-    if kind is None:
-        return
-    stored = cluster.get(kind, *parts)
-    if stored is not None:
-        _put(engine, stored.value)
-    elif kind is kinds.NETWORK:
-        engine.remove_network(NetworkKey(*parts))  # type: ignore[arg-type]
-    elif kind is kinds.GROUP:
-        engine.remove_group(GroupKey(*parts))  # type: ignore[arg-type]
-    elif kind is kinds.POLICY:
-        engine.remove_policy(tuple(parts))  # type: ignore[arg-type]
-    elif kind is kinds.RULE:
-        engine.remove_rule(tuple(parts))  # type: ignore[arg-type]
-    else:
-        engine.remove_endpoint(EndpointKey(*parts))  # type: ignore[arg-type]
+        log.warning("object without effect on policy", key=key, reason=error.message)
 
 
 class PolicyQuestions:
@@ -174,7 +152,7 @@ class PolicyQuestions:
         after = before.copy()
         for number, proposal in enumerate(proposals.changes):
             for key in _try_out(scratch, proposal, field=f"changes[{number}]"):
-                _follow(after, scratch, key)
+                _tell(after, scratch, key)
         async with asyncio.timeout(DIFF_WITHIN_S):
             found = await asyncio.to_thread(diff, before, after)
         return json_response(found)

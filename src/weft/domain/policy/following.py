@@ -1,0 +1,36 @@
+"""Keeps an engine in step with the cluster: which kinds of objects verdicts follow from, and how each is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.domain import kinds
+from weft.domain.cluster import Cluster
+from weft.domain.ids import EndpointKey, GroupKey, NetworkKey, StoreKey
+from weft.domain.kinds import Kind
+from weft.domain.policy.engine import Engine, Touched
+
+CONCERNED: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.POLICY, kinds.RULE, kinds.ENDPOINT)
+"""Kinds that verdicts follow from, in an order in which nothing refers to what comes later."""
+
+CONCERNED_FOLDERS = frozenset(kind.prefix for kind in CONCERNED)
+
+
+def follow(engine: Engine, cluster: Cluster, key: StoreKey) -> Touched:
+    """Bring one object of the cluster into the engine, or out of it; `Invalid` when the engine cannot read it."""
+    folder, *parts = key.split("/")
+    kind = next((each for each in CONCERNED if each.prefix == folder), None)
+    if kind is None:
+        return Touched()
+    stored = cluster.get(kind, *parts)
+    if stored is not None:
+        return engine.put(stored.value)
+    if kind is kinds.NETWORK:
+        return engine.remove_network(NetworkKey(*parts))  # type: ignore[arg-type]
+    if kind is kinds.GROUP:
+        return engine.remove_group(GroupKey(*parts))  # type: ignore[arg-type]
+    if kind is kinds.POLICY:
+        return engine.remove_policy(tuple(parts))  # type: ignore[arg-type]
+    if kind is kinds.RULE:
+        return engine.remove_rule(tuple(parts))  # type: ignore[arg-type]
+    return engine.remove_endpoint(EndpointKey(*parts))  # type: ignore[arg-type]
