@@ -17,6 +17,7 @@ from weft.domain import ipam, kinds, model
 from weft.domain.addresses import BITS, Address
 from weft.domain.cluster import Cluster
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
+from weft.domain.policy.parts import PolicyPart, Row, Tally, Where, Who
 
 
 class Prefix(NamedTuple):
@@ -76,9 +77,9 @@ class Port(msgspec.Struct, frozen=True, gc=False):
     addresses: tuple[Address, ...]
 
 
-Part = Space | Gateway | Overlay | Peer | Remote | Port
+Part = Space | Gateway | Overlay | Peer | Remote | Port | PolicyPart
 
-_RANKS: dict[type, int] = {Space: 0, Gateway: 1, Overlay: 2, Peer: 3, Remote: 4, Port: 5}
+_RANKS: dict[type, int] = {Space: 0, Gateway: 1, Overlay: 2, Peer: 3, Remote: 4, Tally: 5, Row: 6, Where: 7, Who: 8, Port: 9}
 
 
 def rank(part: Part) -> int:

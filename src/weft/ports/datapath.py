@@ -6,7 +6,9 @@ Contract, for every adapter:
 - Each names an end state; "already so" is success. Failures raise `DatapathFault` and may leave a part of it done: the
   same call may be made again, and `converge` mends whatever was left.
 - `converge` needs no memory of earlier calls: it finds everything of ours, and touches nothing of others'.
-- A port lets nothing through before it is whole: both ends are wired, then its checks let it speak.
+- A port lets nothing through before it is whole: both ends are wired, then its checks and its policy let it speak and
+  be spoken to, all at once.
+- Policy parts (`weft.domain.policy.parts`) given together come into force together: no packet meets a half of them.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from weft.domain.addresses import Address
 from weft.domain.diff import Difference
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Part, Port
+
+
+NO_CHANGE: Difference[Part] = Difference((), ())
 
 
 class WiredAddress(msgspec.Struct, frozen=True):
@@ -50,6 +55,31 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
     mended: tuple[str, ...] = ()
     missing: frozenset[Port] = frozenset()
+
+
+class Drop(msgspec.Struct, frozen=True, kw_only=True):
+    """A packet that was refused. `outcome` is that of a policy row, or 0 with one of our own `reason`s."""
+
+    tenant: TenantName
+    outcome: int
+    reason: str
+    source: Address
+    target: Address
+    protocol: int
+    source_port: int = 0
+    target_port: int = 0
+    came_by: str = ""
+    leaves_by: str = ""
+    at: float = 0.0
+    """Seconds since the epoch, by the clock of this machine."""
+
+
+class Tallies(msgspec.Struct, frozen=True, kw_only=True):
+    """How many packets met an outcome of policy, and how many were refused for one of our own reasons."""
+
+    tenant: TenantName
+    outcomes: dict[int, int]
+    reasons: dict[str, int]
 
 
 class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,15 +123,26 @@ class Datapath(Protocol):
         """Put and drop parts, knowing that the rest is as it was. Ports come and go by `plug` and `unplug`."""
         ...
 
-    def plug(self, wiring: Wiring) -> None:
-        """Wire a workload, whose tenant's space is there.
+    def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
+        """Wire a workload, whose tenant's space is there; its policy comes into force with the port.
 
         `Conflict` when its interface is taken, `NotFound` when its namespace is gone; nothing has changed then.
         """
         ...
 
-    def unplug(self, wiring: Wiring) -> None:
-        """Take a workload off: its interface's name is free again, nothing of it speaks any more."""
+    def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
+        """Take a workload off: its interface's name is free again, nothing of it speaks any more.
+
+        Whoever gets its addresses next inherits no connection of it.
+        """
+        ...
+
+    def drops(self) -> list[Drop]:
+        """What was refused since the last call, oldest first; a sample when it is much."""
+        ...
+
+    def tallies(self) -> list[Tallies]:
+        """The counts of each tenant's space."""
         ...
 
     def check(self, wiring: Wiring) -> list[str]:
