@@ -13,7 +13,7 @@ from typing import TypeVar
 from weft.domain.errors import Invalid, NotFound
 from weft.domain.ids import EndpointId, GroupName, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Endpoint, Group, Network, Policy, Rule
-from weft.domain.policy.engine import Engine
+from weft.domain.policy.engine import Engine, Touched
 from weft.domain.policy.facts import Fact
 from weft.domain.policy.identities import ApiServer, Host, Namespace, Pod, PodPort
 from weft.domain.policy.netpol import (
@@ -92,29 +92,29 @@ def key_of(fact: Fact) -> Hashable:
             return type(fact), fact.key
 
 
-def remove_fact(engine: Engine, fact: Fact) -> None:
+def remove_fact(engine: Engine, fact: Fact) -> Touched:
     """Take the object with this one's key out of the engine."""
     match fact:
         case Pod():
-            engine.remove_pod(fact.namespace, fact.name)
+            return engine.remove_pod(fact.namespace, fact.name)
         case NetworkPolicy():
-            engine.remove_network_policy(fact.metadata.namespace, fact.metadata.name)
+            return engine.remove_network_policy(fact.metadata.namespace, fact.metadata.name)
         case Namespace():
-            engine.remove_namespace(fact.name)
+            return engine.remove_namespace(fact.name)
         case Host():
-            engine.remove_host(fact.node)
+            return engine.remove_host(fact.node)
         case ApiServer():
-            engine.remove_api_server()
+            return engine.remove_api_server()
         case Policy():
-            engine.remove_policy((fact.tenant, fact.name))
+            return engine.remove_policy((fact.tenant, fact.name))
         case Rule():
-            engine.remove_rule((fact.tenant, fact.policy, fact.rule_id))
+            return engine.remove_rule((fact.tenant, fact.policy, fact.rule_id))
         case Endpoint():
-            engine.remove_endpoint(fact.key)
+            return engine.remove_endpoint(fact.key)
         case Group():
-            engine.remove_group(fact.key)
+            return engine.remove_group(fact.key)
         case Network():
-            engine.remove_network(fact.key)
+            return engine.remove_network(fact.key)
 
 
 def random_question(rng: Random, engine: Engine) -> Question | None:

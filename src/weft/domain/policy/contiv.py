@@ -7,6 +7,8 @@ to nothing matches nothing (W23), for deny rules as for allow rules. A network s
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Self
 
 from weft.domain.addresses import Range, parse_subnet_v4, parse_subnet_v6
@@ -39,9 +41,11 @@ class ContivTables:
         self._policies: dict[PolicyKey, Policy] = {}
         self._rules: dict[RuleKey, Rule] = {}
         self._networks: dict[NetworkKey, Network] = {}
-        self._rules_of_policy: Index[PolicyKey, RuleKey] = Index()
+        self._rules_of_policy: dict[PolicyKey, tuple[RuleKey, ...]] = {}
         self._rules_of_network: Index[NetworkKey, RuleKey] = Index()
         self._groups_of_policy: Index[PolicyKey, GroupKey] = Index()
+        self._compiled: dict[RuleKey, ir.FlowRule] = {}
+        self._uncompiled: Index[PolicyKey, RuleKey] = Index()
 
     def copy(self) -> Self:
         """A twin that can be changed alone."""
@@ -52,11 +56,15 @@ class ContivTables:
 
     def put_policy(self, policy: Policy) -> set[PolicyKey]:
         key = (policy.tenant, policy.name)
+        old = self._policies.get(key)
+        if old is not None and old.dry_run is not policy.dry_run:
+            self._forget_compiled(self._rules_of_policy.get(key, ()))
         self._policies[key] = policy
         return {key}
 
     def remove_policy(self, key: PolicyKey) -> set[PolicyKey]:
         self._policies.pop(key, None)
+        self._forget_compiled(self._rules_of_policy.get(key, ()))
         return {key}
 
     def put_rule(self, rule: Rule) -> set[PolicyKey]:
@@ -64,15 +72,25 @@ class ContivTables:
         key = (rule.tenant, rule.policy, rule.rule_id)
         changed = self.remove_rule(key)
         self._rules[key] = rule
-        self._rules_of_policy.add(key[:2], key)
+        self._uncompiled.add(key[:2], key)
+        before = self._rules_of_policy.get(key[:2], ())
+        place = bisect_left(before, key)
+        self._rules_of_policy[key[:2]] = (*before[:place], key, *before[place:])
         for network in _networks_of(rule):
             self._rules_of_network.add(network, key)
         return changed
 
     def remove_rule(self, key: RuleKey) -> set[PolicyKey]:
         rule = self._rules.pop(key, None)
-        self._rules_of_policy.discard(key[:2], key)
-        for network in _networks_of(rule) if rule else ():
+        if rule is None:
+            return {key[:2]}
+        self._compiled.pop(key, None)
+        self._uncompiled.discard(key[:2], key)
+        before = self._rules_of_policy.pop(key[:2])
+        place = bisect_left(before, key)
+        if len(before) > 1:
+            self._rules_of_policy[key[:2]] = (*before[:place], *before[place + 1 :])
+        for network in _networks_of(rule):
             self._rules_of_network.discard(network, key)
         return {key[:2]}
 
@@ -101,7 +119,14 @@ class ContivTables:
         return self._users(key)
 
     def _users(self, network: NetworkKey) -> set[PolicyKey]:
-        return {rule[:2] for rule in self._rules_of_network[network]}
+        rules = self._rules_of_network[network]
+        self._forget_compiled(rules)
+        return {rule[:2] for rule in rules}
+
+    def _forget_compiled(self, rules: Iterable[RuleKey]) -> None:
+        for rule in rules:
+            self._compiled.pop(rule, None)
+            self._uncompiled.add(rule[:2], rule)
 
     def compile(self, key: PolicyKey) -> ir.Unit | None:
         """The policy as a unit, or None while it does not exist."""
@@ -109,11 +134,13 @@ class ContivTables:
         if policy is None:
             return None
         groups = sorted(self._groups_of_policy[key])
-        rules = (self._rules[rule] for rule in sorted(self._rules_of_policy[key]))
+        for rule in tuple(self._uncompiled[key]):
+            self._compiled[rule] = self._compile_rule(self._rules[rule], dry_run=policy.dry_run)
+            self._uncompiled.discard(key, rule)
         return ir.Unit(
             id=unit_id(key),
             subjects=tuple(ir.GroupMembers(group.tenant, group.group) for group in groups),
-            rules=tuple(self._compile_rule(rule, dry_run=policy.dry_run) for rule in rules),
+            rules=tuple(map(self._compiled.__getitem__, self._rules_of_policy.get(key, ()))),
         )
 
     def _compile_rule(self, rule: Rule, *, dry_run: bool) -> ir.FlowRule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Self
 
 import msgspec
@@ -39,6 +40,9 @@ class Directory:
         identity = self._identities.pop(key, None)
         for address in identity.addresses if identity else ():
             self._by_address.discard(address, key)
+
+    def __iter__(self) -> Iterator[IdentityKey]:
+        return iter(self._identities)
 
     def get(self, key: IdentityKey) -> Identity | None:
         return self._identities.get(key)

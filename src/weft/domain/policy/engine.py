@@ -37,19 +37,30 @@ from weft.domain.policy.identities import (
 from weft.domain.policy.index import Index
 from weft.domain.policy.membership import Membership, Moves
 from weft.domain.policy.netpol import NetworkPolicy
-from weft.domain.policy.rules import Action, Direction, FlowRule, MemberSet, RuleSet, Unit, UnitId
+from weft.domain.policy.rules import Action, Direction, FlowRule, MemberSet, RuleSet, Unit, UnitId, changed_rules
 
 _Ordered = tuple[tuple[FlowRule, ...], tuple[FlowRule, ...]]
 
 
 class Touched(msgspec.Struct, frozen=True):
-    """What a change altered: workloads whose rule set is another, and sets whose members or their addresses are."""
+    """What a change altered: workloads whose rule set is another, and sets whose members or their addresses are.
+
+    `identities` are all who came, went, or are seen in another way: by their values, or by the sets that rules name.
+    `units` are the policies that came, went, or have other rules or subjects.
+    """
 
     workloads: frozenset[IdentityKey] = frozenset()
     sets: frozenset[MemberSet] = frozenset()
+    identities: frozenset[IdentityKey] = frozenset()
+    units: frozenset[UnitId] = frozenset()
 
     def __or__(self, other: Touched) -> Touched:
-        return Touched(self.workloads | other.workloads, self.sets | other.sets)
+        return Touched(
+            self.workloads | other.workloads,
+            self.sets | other.sets,
+            self.identities | other.identities,
+            self.units | other.units,
+        )
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -91,11 +102,9 @@ class Engine:
             case model.Endpoint():
                 return self._put_workload(identity_of_endpoint(fact))
             case Host():
-                self.directory.put(identity_of_host(fact))
-                return Touched()
+                return self._put_bystander(identity_of_host(fact))
             case ApiServer():
-                self.directory.put(identity_of_api_server(fact))
-                return Touched()
+                return self._put_bystander(identity_of_api_server(fact))
             case Namespace():
                 return self._moved(self._membership.put_namespace(fact))
             case NetworkPolicy():
@@ -117,11 +126,11 @@ class Engine:
     def remove_endpoint(self, key: EndpointKey) -> Touched:
         return self._remove_workload(IdentityKey(str(key)))
 
-    def remove_host(self, node: str) -> None:
-        self.directory.remove(host_key(node))
+    def remove_host(self, node: str) -> Touched:
+        return self._remove_bystander(host_key(node))
 
-    def remove_api_server(self) -> None:
-        self.directory.remove(API_SERVER_KEY)
+    def remove_api_server(self) -> Touched:
+        return self._remove_bystander(API_SERVER_KEY)
 
     def remove_namespace(self, name: str) -> Touched:
         return self._moved(self._membership.remove_namespace(name))
@@ -190,19 +199,30 @@ class Engine:
     def is_member(self, identity: Identity, of: MemberSet) -> bool:
         return of in self._membership.sets_of(identity.key)
 
+    def _put_bystander(self, identity: Identity) -> Touched:
+        """An identity that is no workload: no set has it, no policy protects it."""
+        self.directory.put(identity)
+        return Touched(identities=frozenset({identity.key}))
+
+    def _remove_bystander(self, key: IdentityKey) -> Touched:
+        self.directory.remove(key)
+        return Touched(identities=frozenset({key}))
+
     def _put_workload(self, workload: Identity) -> Touched:
         self.directory.put(workload)
-        return self._moved(self._membership.put_workload(workload))
+        moved = self._moved(self._membership.put_workload(workload))
+        return moved | Touched(identities=frozenset({workload.key}))
 
     def _remove_workload(self, key: IdentityKey) -> Touched:
         self.directory.remove(key)
-        return self._moved(self._membership.remove_workload(key))
+        moved = self._moved(self._membership.remove_workload(key))
+        return moved | Touched(identities=frozenset({key}))
 
     def _moved(self, moves: Moves) -> Touched:
         if moves:
             self._ordered.clear()  # so that combinations of sets which nobody is in any more do not pile up
         subjects = (key for key, sets in moves.items() if any(self._units_of_subject[each] for each in sets))
-        return Touched(frozenset(subjects), frozenset().union(*moves.values()))
+        return Touched(frozenset(subjects), frozenset().union(*moves.values()), frozenset(moves))
 
     def _recompile(self, policies: Iterable[PolicyKey]) -> Touched:
         touched = Touched()
@@ -218,18 +238,20 @@ class Engine:
             return Touched()
         self._ordered.clear()
         subjects: set[IdentityKey] = set()
+        seen_anew: set[IdentityKey] = set()
+        gone, come = changed_rules(old, new)
         # The new sets are watched before the old ones are let go, so that a set in both keeps its members.
-        for each in new.sets() if new else ():
-            self._membership.watch(each)
+        for each in new.sets(come) if new else ():
+            seen_anew |= self._membership.watch(each)
         for subject in old.subjects if old else ():
             subjects |= self.members(subject)
             self._units_of_subject.discard(subject, key)
         for subject in new.subjects if new else ():
             subjects |= self.members(subject)
             self._units_of_subject.add(subject, key)
-        for each in old.sets() if old else ():
-            self._membership.unwatch(each)
-        return Touched(workloads=frozenset(subjects))
+        for each in old.sets(gone) if old else ():
+            seen_anew |= self._membership.unwatch(each)
+        return Touched(workloads=frozenset(subjects), identities=frozenset(seen_anew), units=frozenset({key}))
 
     def _order(self, units: frozenset[UnitId]) -> _Ordered:
         rules = sorted((rule for unit in units for rule in self._units[unit].rules), key=lambda rule: rule.order)

@@ -92,11 +92,11 @@ class Membership:
         self._groups.discard(key)
         return self._enrol(self._by_group[key])
 
-    def watch(self, of: MemberSet) -> None:
-        """Hold this set until `unwatch` was called as often."""
+    def watch(self, of: MemberSet) -> Set[IdentityKey]:
+        """Hold this set until `unwatch` was called as often. Gives the members when it was not held before."""
         self._watched[of] += 1
         if self._watched[of] > 1:
-            return
+            return frozenset()
         if isinstance(of, PodsOfNamespace):
             self._local_sets.add(of.namespace, of)
         elif isinstance(of, PodsOfNamespaces):
@@ -105,20 +105,23 @@ class Membership:
             if self._belongs(workload, of):
                 self._members.add(of, workload.key)
                 self._sets_of[workload.key] |= {of}
+        return self._members[of]
 
-    def unwatch(self, of: MemberSet) -> None:
-        """Undo one `watch`."""
+    def unwatch(self, of: MemberSet) -> Set[IdentityKey]:
+        """Undo one `watch`. Gives who was a member when the set is not held any more."""
         self._watched[of] -= 1
         if self._watched[of]:
-            return
+            return frozenset()
         del self._watched[of]
         if isinstance(of, PodsOfNamespace):
             self._local_sets.discard(of.namespace, of)
         elif isinstance(of, PodsOfNamespaces):
             self._crossing_sets.discard(of)
-        for key in tuple(self._members[of]):
+        members = frozenset(self._members[of])
+        for key in members:
             self._members.discard(of, key)
             self._sets_of[key] -= {of}
+        return members
 
     def _unfile(self, workload: Identity) -> None:
         self._by_namespace.discard(workload.namespace, workload.key)

@@ -12,7 +12,7 @@ empty and absent are never the same (CVE-2025-64715).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum, StrEnum
 from typing import NewType
 
@@ -138,6 +138,13 @@ class FlowRule(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return self.tier, -self.priority, _ACTION_RANK[self.action], self.id
 
 
+def _peers(rules: Iterable[FlowRule]) -> Iterator[Peer]:
+    for rule in rules:
+        yield from rule.peers or ()
+        if rule.local is not None:
+            yield rule.local
+
+
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """One policy, compiled: its rules, and the sets of workloads that they protect."""
 
@@ -145,19 +152,22 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     subjects: tuple[MemberSet, ...]
     rules: tuple[FlowRule, ...]
 
-    def sets(self) -> Iterator[MemberSet]:
-        """Every set that the policy names, as often as it does."""
+    def sets(self, of_rules: Iterable[FlowRule] | None = None) -> Iterator[MemberSet]:
+        """Every set that the policy names, as often as it does: for its subjects, and in these rules or in all."""
         yield from self.subjects
-        for peer in self.peers():
+        for peer in _peers(self.rules if of_rules is None else of_rules):
             if peer.members is not None:
                 yield peer.members
 
     def peers(self) -> Iterator[Peer]:
         """Every description of an end in the policy's rules."""
-        for rule in self.rules:
-            yield from rule.peers or ()
-            if rule.local is not None:
-                yield rule.local
+        return _peers(self.rules)
+
+
+def changed_rules(old: Unit | None, new: Unit | None) -> tuple[set[FlowRule], set[FlowRule]]:
+    """The rules that went and those that came between two states of a policy."""
+    before, after = set(old.rules if old else ()), set(new.rules if new else ())
+    return before - after, after - before
 
 
 class RuleSet(msgspec.Struct, frozen=True, kw_only=True):

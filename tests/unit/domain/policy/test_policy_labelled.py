@@ -1,0 +1,53 @@
+"""Labels over ranges of addresses, against labels kept address by address."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.domain.addresses import BITS, Address, Range
+from weft.domain.policy.labelled import LabelledAddresses
+
+LAST = {family: (1 << bits) - 1 for family, bits in BITS.items()}
+NUMBERS = {family: [*range(12), *range(last - 3, last + 1)] for family, last in LAST.items()}
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> Range:
+    family = draw(st.sampled_from([4, 6]))
+    first, last = sorted((draw(st.sampled_from(NUMBERS[family])), draw(st.sampled_from(NUMBERS[family]))))
+    return Range(family, first, last)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), spans()), max_size=25))
+def test_every_address_has_the_labels_that_were_laid_over_it(steps: list[tuple[str, Range]]) -> None:
+    labelled: LabelledAddresses[str] = LabelledAddresses()
+    laid: dict[str, Range] = {}
+    ranges = {(Range(family, 0, last), frozenset[str]()) for family, last in LAST.items()}
+    for label, span in steps:
+        if label in laid:
+            changes = list(labelled.lift(label, [laid.pop(label)]))
+        else:
+            laid[label] = span
+            changes = list(labelled.lay(label, [span]))
+        for change in changes:
+            assert ranges.issuperset(change.before)
+            ranges.difference_update(change.before)
+            ranges.update(change.after)
+        for family, numbers in NUMBERS.items():
+            for address in (Address(family, number) for number in numbers):
+                wanted = {name for name, each in laid.items() if each.holds(address)}
+                assert labelled.at(address) == wanted
+                assert [labels for each, labels in ranges if each.holds(address)] == [wanted]
+        assert ranges == anew(laid)
+
+
+def anew(laid: dict[str, Range]) -> set[tuple[Range, frozenset[str]]]:
+    """The ranges of a map on which the same labels were laid in another order."""
+    labelled: LabelledAddresses[str] = LabelledAddresses()
+    ranges = {(Range(family, 0, last), frozenset[str]()) for family, last in LAST.items()}
+    for label in sorted(laid, reverse=True):
+        for change in labelled.lay(label, [laid[label]]):
+            ranges.difference_update(change.before)
+            ranges.update(change.after)
+    return ranges
