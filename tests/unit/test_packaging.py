@@ -20,7 +20,7 @@ def settings(unit: Path) -> dict[str, str]:
 
 
 def test_there_is_one_for_each_program() -> None:
-    assert [unit.name for unit in UNITS] == ["weft-netmaster.service", "weft-netplugin.service"]
+    assert [unit.stem for unit in UNITS] == ["weft-netdns", "weft-netmaster", "weft-netplugin"]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -31,7 +31,7 @@ def test_a_program_that_dies_comes_back_and_one_that_is_refused_does_not(unit: P
 
 
 def test_ending_the_agent_cuts_nothing() -> None:
-    said = settings(UNITS[1])
+    said = settings(UNITS[-1])
     assert (said["KillMode"], said["RuntimeDirectoryPreserve"]) == ("process", "yes")
     assert not [name for name in said if name.startswith(("Protect", "Private"))], "it would pin namespaces unseen"
 

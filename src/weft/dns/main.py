@@ -1,0 +1,67 @@
+"""netdns: settings -> what was known -> the agent's door. It needs no agent to go on, and no memory to begin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from weft import __version__
+from weft.dns.door import handover_door
+from weft.dns.memory import Memory
+from weft.dns.settings import DnsSettings, read_dns_settings
+from weft.dns.spaces import Spaces
+from weft.dns.tenants import Tenants
+from weft.dns.upstream import Upstreams
+from weft.domain.errors import WeftError
+from weft.runtime.logs import Log, start_logging
+from weft.runtime.settings import BadSettings, refuse
+
+log = Log("dns")
+
+EXIT_FAILED = 1
+
+
+async def serve(settings: DnsSettings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    memory = Memory(settings.run_dir / "names")
+    async with asyncio.TaskGroup() as tasks:
+        tenants = Tenants(
+            spaces=Spaces(settings.run_dir / "netns", datapath=settings.datapath),
+            upstreams=Upstreams(settings.upstreams, file=settings.resolv_conf),
+            memory=memory,
+            tasks=tasks,
+            domain=settings.domain,
+            ttl=settings.ttl,
+        )
+        await tenants.recall()
+        async with handover_door(settings.socket, tenants):
+            log.info("netdns started", version=__version__)
+            await stop.wait()
+            log.info("netdns stops")
+        await tenants.close()
+    memory.close()
+
+
+def main() -> None:
+    """The command `netdns`."""
+    try:
+        settings = read_dns_settings(sys.argv[1:], os.environ)
+    except BadSettings as error:
+        refuse("netdns", error)
+    start_logging(level=settings.log_level, as_json=settings.json_log, syslog=None)
+    try:
+        asyncio.run(serve(settings))
+    except (WeftError, OSError) as error:
+        log.error("netdns cannot run", reason=str(error))
+        raise SystemExit(EXIT_FAILED) from error
+
+
+if __name__ == "__main__":
+    main()

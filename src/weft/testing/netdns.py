@@ -1,0 +1,98 @@
+"""The real netdns beside tenants' spaces, and pods in them that ask it. `dig` is the judge."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+from weft.adapters.linux.netns import Namespace
+from weft.dns.client import tell
+from weft.dns.handover import Look, Message, Report
+from weft.domain.errors import Unavailable
+from weft.runtime.backoff import Backoff
+from weft.testing.processes import DEADLINE, Child
+
+GATEWAYS = ("10.1.0.1", "10.2.0.1", "fd00:1::1")
+POD = "10.1.0.5"
+POD_V6 = "fd00:1::5"
+
+
+class Pod:
+    """A namespace that is wired to a tenant's space as the datapath does it in routing mode."""
+
+    def __init__(self, namespace: Namespace, *, tenant: Namespace) -> None:
+        self.namespace = namespace
+        for address in GATEWAYS:
+            _ip(tenant, "address", "add", address, "dev", "lo")
+        _ip(tenant, "link", "add", "port", "type", "veth", "peer", "name", "eth0", "netns", namespace.name)
+        gateway_mac, own_mac = "02:00:00:00:00:01", "02:00:00:00:00:05"
+        _ip(tenant, "link", "set", "port", "address", gateway_mac, "up")
+        _ip(tenant, "link", "set", "lo", "up")
+        _ip(namespace, "link", "set", "eth0", "address", own_mac, "up")
+        for address, gateway in ((POD, GATEWAYS[0]), (POD_V6, GATEWAYS[2])):
+            _ip(namespace, "address", "add", address, "dev", "eth0", *(["nodad"] if ":" in address else []))
+            _ip(namespace, "neighbour", "replace", gateway, "lladdr", gateway_mac, "dev", "eth0", "nud", "permanent")
+            _ip(namespace, "route", "add", "default", "via", gateway, "dev", "eth0", "onlink")
+            _ip(tenant, "neighbour", "replace", address, "lladdr", own_mac, "dev", "port", "nud", "permanent")
+            _ip(tenant, "route", "replace", address, "dev", "port")
+
+    async def dig(self, *question: str, server: str = GATEWAYS[0]) -> list[str]:
+        """What `dig +short` prints, sorted; an answer must come at the first try."""
+        return sorted((await self.dig_in_full("+short", *question, server=server)).splitlines())
+
+    async def dig_in_full(self, *question: str, server: str = GATEWAYS[0]) -> str:
+        """All that `dig` prints."""
+        command = ["dig", f"@{server}", "+tries=1", f"+time={DEADLINE:.0f}", *question]
+        return await asyncio.to_thread(self._run, command)
+
+    def _run(self, command: list[str]) -> str:
+        done = self.namespace.run(
+            lambda: subprocess.run(command, capture_output=True, text=True, timeout=2 * DEADLINE, check=False)
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+def _ip(namespace: Namespace, *arguments: str) -> None:
+    family = "-6" if any("::" in each for each in arguments) else "-4"
+    command = ["ip", family, *arguments]
+    namespace.run(lambda: subprocess.run(command, check=True, timeout=DEADLINE))
+
+
+class Netdns:
+    """The process, with no more rights than its systemd unit gives it. Its spaces are those of the test."""
+
+    def __init__(self, home: Path) -> None:
+        self.door = home / "dns.sock"
+        self.resolv_conf = home / "resolv.conf"
+        self.log = home / "netdns.log"
+        flags = {"run-dir": home, "socket": self.door, "resolv-conf": self.resolv_conf, "log-level": "DEBUG"}
+        self._command = (
+            "unshare", "--mount", "--propagation", "slave",
+            "setpriv", "--bounding-set", "-all,+sys_admin,+net_bind_service", "--no-new-privs",
+            sys.executable, "-m", "weft.dns.main", *(f"--{name}={value}" for name, value in flags.items()),
+        )  # fmt: skip
+        self.process: Child | None = None
+
+    async def start(self) -> None:
+        """Return when it lets agents in."""
+        self.process = Child(self._command, log=self.log)
+        backoff = Backoff(within=DEADLINE)
+        while True:
+            try:
+                await tell(self.door, Look())
+            except Unavailable:
+                await backoff.pause()
+            else:
+                return
+
+    async def tell(self, message: Message) -> Report:
+        return await tell(self.door, message)
+
+    def kill(self) -> None:
+        """End it as kill -9 does."""
+        if self.process:
+            self.process.__exit__(None, None, None)
+            self.process = None

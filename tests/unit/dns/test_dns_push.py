@@ -1,0 +1,221 @@
+"""From the cluster to netdns's tables, by the real hand-over; without spaces, so that nothing is served here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from weft.dns.client import tell
+from weft.dns.door import handover_door
+from weft.dns.handover import Entries, Everything, Look, Tenant, encode
+from weft.dns.memory import Memory
+from weft.dns.push import NamePusher
+from weft.dns.spaces import Spaces
+from weft.dns.tenants import Tenants
+from weft.dns.upstream import Upstreams
+from weft.domain import codec, kinds, model
+from weft.domain.commits import Change, Event, Listing
+from weft.domain.errors import Unavailable
+from weft.domain.ids import TenantName
+from weft.domain.names import Entry, Rank, Record, Zone, tenant_zone
+from weft.runtime.tasks import beside
+from weft.testing.waiting import soon, until
+from weft.testing.worlds import DEFAULT, World, group, network, service
+
+WEB = Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),))
+
+
+class Netdns:
+    """netdns in this process, with everything but spaces."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.door = home / "dns.sock"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            self.tenants = Tenants(
+                spaces=Spaces(self.home / "netns", datapath="linux"),
+                upstreams=Upstreams((), file=self.home / "none"),
+                memory=Memory(self.home / "names"),
+                tasks=tasks,
+                domain="cluster.local",
+                ttl=30,
+            )
+            await self.tenants.recall()
+            async with handover_door(self.door, self.tenants):
+                yield
+            await self.tenants.close()
+
+    def knows(self, cluster_of: World, *tenants: TenantName) -> bool:
+        """Whether it holds exactly what the cluster says of these tenants, now and after a restart."""
+        return self.tenants.zones == {tenant: tenant_zone(cluster_of.cluster, tenant) for tenant in tenants}
+
+
+@pytest.fixture
+def netdns(tmp_path: Path) -> Netdns:
+    return Netdns(tmp_path)
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.put(network())
+    world.put(group())
+    world.attach("e1", group="web")
+    return world
+
+
+def changed(pusher: NamePusher, value: model.Value, *, gone: bool = False) -> None:
+    """The mirror's word that an object is another one."""
+    kind = next(kind for kind in kinds.ALL if isinstance(value, kind.type))
+    key = kind.store_key(*kind.key_parts(value))
+    pusher.apply(Change(2, (Event(key, None if gone else codec.encode(value)),)))
+
+
+async def test_netdns_follows_the_cluster(netdns: Netdns, world: World) -> None:
+    pusher = NamePusher(world.cluster, socket=netdns.door)
+    pusher.admit(DEFAULT)
+    async with netdns.running(), beside(pusher.run(), name="names"):
+        await until(lambda: netdns.knows(world, DEFAULT))
+        changed(pusher, world.attach("e2", group="web"))
+        await until(lambda: netdns.knows(world, DEFAULT))
+        changed(pusher, world.put(service("shop", ip_address="10.1.1.77")))
+        await until(lambda: netdns.knows(world, DEFAULT))
+        gone = world.cluster.get(kinds.ENDPOINT, "default", "blue", "e1")
+        assert gone is not None
+        world.detach("e1")
+        changed(pusher, gone.value, gone=True)
+        await until(lambda: netdns.knows(world, DEFAULT))
+        changed(pusher, world.put(network("red", "10.2.0.0/16")))
+        await until(lambda: netdns.knows(world, DEFAULT))
+        assert "10.2.0.0/16" in netdns.tenants.zones[DEFAULT].subnets
+
+
+async def test_only_admitted_tenants_are_told_and_withdrawn_ones_are_gone_at_once(netdns: Netdns, world: World) -> None:
+    red = TenantName("red")
+    world.put(model.Tenant(name=red))
+    pusher = NamePusher(world.cluster, socket=netdns.door)
+    pusher.admit(DEFAULT)
+    async with netdns.running(), beside(pusher.run(), name="names"):
+        await until(lambda: netdns.knows(world, DEFAULT))
+        pusher.admit(red)
+        await until(lambda: netdns.knows(world, DEFAULT, red))
+        await soon(pusher.withdraw(red))
+        assert netdns.knows(world, DEFAULT)
+        changed(pusher, world.put(network("net", "10.9.0.0/24", tenant=red)))
+        changed(pusher, world.attach("e2", group="web"))
+        await until(lambda: netdns.knows(world, DEFAULT))
+
+
+async def test_netdns_that_comes_back_is_told_everything(netdns: Netdns, world: World) -> None:
+    pusher = NamePusher(world.cluster, socket=netdns.door)
+    pusher.admit(DEFAULT)
+    async with beside(pusher.run(), name="names"):
+        async with netdns.running():
+            await until(lambda: netdns.knows(world, DEFAULT))
+        changed(pusher, world.attach("e2", group="web"))
+        async with netdns.running():
+            await until(lambda: netdns.knows(world, DEFAULT))
+
+
+async def test_netdns_goes_on_from_what_it_was_told(netdns: Netdns, world: World) -> None:
+    """W40: names do not depend on a live agent."""
+    zone = tenant_zone(world.cluster, DEFAULT)
+    async with netdns.running():
+        await tell(netdns.door, Everything({DEFAULT: zone, TenantName("red"): Zone()}))
+        await tell(netdns.door, Tenant(TenantName("red")))
+    async with netdns.running():
+        assert netdns.tenants.zones == {DEFAULT: zone}
+
+
+async def test_a_new_listing_makes_everything_new(netdns: Netdns, world: World) -> None:
+    pusher = NamePusher(world.cluster, socket=netdns.door)
+    pusher.admit(DEFAULT)
+    async with netdns.running(), beside(pusher.run(), name="names"):
+        await until(lambda: netdns.knows(world, DEFAULT))
+        world.attach("e2", group="web")
+        pusher.replace(Listing((), 9))
+        await until(lambda: netdns.knows(world, DEFAULT))
+
+
+async def test_rules_that_close_a_way_out_are_told(netdns: Netdns, world: World) -> None:
+    """CVE-2024-29018."""
+    closed: set[str] = set()
+    pusher = NamePusher(world.cluster, socket=netdns.door, keeps_in=lambda endpoint: endpoint.endpoint_id in closed)
+    pusher.admit(DEFAULT)
+    (member,) = world.cluster.all(kinds.ENDPOINT)
+    async with netdns.running(), beside(pusher.run(), name="names"):
+        await until(lambda: netdns.knows(world, DEFAULT))
+        closed.add(member.endpoint_id)
+        pusher.touch(member.key)
+        await until(lambda: netdns.tenants.zones[DEFAULT].entries["endpoint:blue:e1"].kept_in == (member.ip_address,))
+
+
+async def test_without_netdns_nothing_is_held_up(netdns: Netdns, world: World) -> None:
+    pusher = NamePusher(world.cluster, socket=netdns.door)
+    pusher.admit(DEFAULT)
+    async with beside(pusher.run(), name="names"):
+        await soon(pusher.withdraw(DEFAULT))
+        with pytest.raises(Unavailable):
+            await soon(pusher.inspect())
+
+
+async def test_what_contiv_showed_is_shown(netdns: Netdns, world: World) -> None:
+    """Facts 6.7: /inspect/nameserver."""
+    pusher = NamePusher(world.cluster, socket=netdns.door)
+    pusher.admit(DEFAULT)
+    async with netdns.running(), beside(pusher.run(), name="names"):
+        await until(lambda: netdns.knows(world, DEFAULT))
+        shown = await soon(pusher.inspect())
+    assert (shown["serviceQueue"], shown["endpointQueue"], shown["serving"]) == (0, 0, [])
+    assert shown["dnsRecords"]["default"]["endpointGroups"] == {"web": ["10.1.1.1"]}
+    assert shown["stats"].keys() >= {"foundNameRecord", "noNameRecord", "invalidQuery", "forwarded"}
+    msgspec.json.encode(shown)
+
+
+async def test_changes_need_something_to_build_on(netdns: Netdns) -> None:
+    async with netdns.running():
+        with pytest.raises(Unavailable, match="does not begin with changes"):
+            await tell(netdns.door, Entries(DEFAULT, {"a": WEB}))
+        assert netdns.tenants.zones == {}
+
+
+async def test_what_cannot_be_is_refused_and_the_rest_stands(netdns: Netdns) -> None:
+    bad = Entry((Record("web", "A", "nowhere", Rank.GROUP),))
+    async with netdns.running():
+        await tell(netdns.door, Everything({DEFAULT: Zone({"a": WEB})}))
+        with pytest.raises(Unavailable, match="nowhere"):
+            await tell(netdns.door, Tenant(DEFAULT, Zone({"a": bad})))
+        with pytest.raises(Unavailable, match="not a name"):
+            await tell(netdns.door, Tenant(TenantName("../etc"), Zone()))
+        assert netdns.tenants.zones == {DEFAULT: Zone({"a": WEB})}
+        red = TenantName("red")
+        with pytest.raises(Unavailable, match=r"tenant default: .*nowhere"):
+            await tell(netdns.door, Everything({DEFAULT: Zone({"a": bad}), red: Zone({"b": WEB})}))
+        good = {DEFAULT: Zone({"a": WEB}), red: Zone({"b": WEB})}
+        assert netdns.tenants.zones == good
+    async with netdns.running():
+        assert netdns.tenants.zones == good
+
+
+async def test_a_caller_who_talks_nonsense_is_shown_the_door(netdns: Netdns) -> None:
+    async with netdns.running():
+        for nonsense in (b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0"):
+            reader, writer = await asyncio.open_unix_connection(netdns.door)
+            writer.write(nonsense)
+            writer.write_eof()
+            assert await soon(reader.read()) == b""
+            writer.close()
+        assert (await tell(netdns.door, Look())).serving == ()
+
+
+def test_frames_say_how_long_they_are() -> None:
+    frame = encode(Look())
+    assert int.from_bytes(frame[:4]) == len(frame) - 4

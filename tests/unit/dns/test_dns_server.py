@@ -1,0 +1,202 @@
+"""A tenant's server on loopback: many clients, some of them slow, hostile or too many."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import dns.flags
+import dns.message
+import dns.rcode
+import pytest
+
+from weft.dns import server as module
+from weft.dns.forward import Forwarder
+from weft.dns.respond import Responder, Statistics
+from weft.dns.server import TenantServer
+from weft.dns.spaces import Sockets
+from weft.dns.table import Table
+from weft.dns.upstream import Upstream, Upstreams
+from weft.domain.names import Entry, Rank, Record, Zone
+from weft.runtime.tasks import beside
+from weft.testing.waiting import eventually, soon, until
+
+WEB = dns.message.make_query("web", "A").to_wire()
+OUTSIDE = dns.message.make_query("www.example.org", "A").to_wire()
+
+
+class Served:
+    """A running server, and clients of it."""
+
+    def __init__(self, sockets: Sockets, server: TenantServer, statistics: Statistics) -> None:
+        self.udp, self.tcp = (each.getsockname()[:2] for each in sockets)
+        self.server = server
+        self.statistics = statistics
+
+    def client(self) -> socket.socket:
+        """A UDP client that takes answers only from the address it asks."""
+        client = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+        client.setblocking(False)
+        client.connect(self.udp)
+        return client
+
+    async def ask(self, query: bytes) -> dns.message.Message:
+        with self.client() as client:
+            client.send(query)
+            return dns.message.from_wire(await soon(asyncio.get_running_loop().sock_recv(client, 4096)))
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await soon(asyncio.open_connection(*self.tcp))
+
+
+@asynccontextmanager
+async def served(*upstreams: Upstream) -> AsyncIterator[Served]:
+    sockets = Sockets(*(socket.socket(socket.AF_INET6, kind) for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM)))
+    for each in sockets:
+        each.setblocking(False)
+        each.bind(("::1", 0))
+    sockets.udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+    sockets.tcp.listen()
+    table, statistics = Table(ttl=30), Statistics()
+    table.replace(Zone({"web": Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),))}))
+    server = TenantServer(
+        sockets,
+        responder=Responder(table, domain="cluster.local", statistics=statistics),
+        forwarder=Forwarder(Upstreams(upstreams, file=Path("none"))),
+    )
+    async with beside(server.run(), name="server"):
+        yield Served(sockets, server, statistics)
+
+
+def frame(query: bytes) -> bytes:
+    return len(query).to_bytes(2) + query
+
+
+async def read_answer(reader: asyncio.StreamReader) -> dns.message.Message:
+    length = int.from_bytes(await soon(reader.readexactly(2)))
+    return dns.message.from_wire(await soon(reader.readexactly(length)))
+
+
+async def test_many_datagrams_at_once_are_all_answered() -> None:
+    loop = asyncio.get_running_loop()
+    async with served() as tenant:
+        with tenant.client() as client:
+            for number in range(150):
+                client.send(number.to_bytes(2) + WEB[2:])
+            answers = [await soon(loop.sock_recv(client, 4096)) for _ in range(150)]
+    assert {int.from_bytes(answer[:2]) for answer in answers} == set(range(150))
+
+
+async def test_questions_of_one_connection_are_answered_one_after_the_other() -> None:
+    async with served() as tenant:
+        reader, writer = await tenant.connect()
+        writer.write(frame(WEB) * 3)
+        for _ in range(3):
+            assert (await read_answer(reader)).rcode() == dns.rcode.NOERROR
+        writer.close()
+
+
+async def test_a_question_that_comes_in_pieces_is_answered() -> None:
+    async with served() as tenant:
+        reader, writer = await tenant.connect()
+        for byte in frame(WEB):
+            writer.write(bytes((byte,)))
+            await writer.drain()
+        assert (await read_answer(reader)).rcode() == dns.rcode.NOERROR
+        writer.close()
+
+
+async def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.05)
+    async with served() as tenant:
+        for start in (b"", frame(WEB)[:10]):
+            reader, writer = await tenant.connect()
+            writer.write(start)
+            assert await soon(reader.read()) == b""
+            writer.close()
+
+
+async def test_no_more_connections_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CONNECTIONS", 2)
+    async with served() as tenant:
+        first, second = await tenant.connect(), await tenant.connect()
+        for reader, writer in (first, second):
+            writer.write(frame(WEB))
+            await read_answer(reader)
+        reader, writer = await tenant.connect()
+        assert await soon(reader.read()) == b""
+        writer.close()
+        first[1].close()
+
+        async def ask_again() -> bytes:
+            reader, writer = await tenant.connect()
+            try:
+                writer.write(frame(WEB))
+                return await soon(reader.read(2))
+            except ConnectionError:
+                return b""
+            finally:
+                writer.close()
+
+        await eventually(ask_again, bool)
+        second[1].close()
+
+
+async def test_an_outside_that_is_away_is_a_failure_and_not_silence() -> None:
+    async with served() as tenant:
+        assert (await tenant.ask(OUTSIDE)).rcode() == dns.rcode.SERVFAIL
+        reader, writer = await tenant.connect()
+        writer.write(frame(OUTSIDE))
+        assert (await read_answer(reader)).rcode() == dns.rcode.SERVFAIL
+        writer.close()
+        assert tenant.statistics == Statistics(forwarded=2, failed=2)
+
+
+async def test_an_outside_that_is_slow_holds_up_nobody_and_is_not_asked_without_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_FORWARDED", 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        async with served(Upstream(*silent.getsockname())) as tenant:
+            with tenant.client() as waiting:
+                waiting.send(OUTSIDE)
+                await until(lambda: tenant.statistics.forwarded == 1)
+                assert (await tenant.ask(OUTSIDE)).rcode() == dns.rcode.SERVFAIL
+                assert (await tenant.ask(WEB)).rcode() == dns.rcode.NOERROR
+
+
+async def test_what_one_question_breaks_the_next_does_not_feel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CVE-2025-23028: one message must not end the process."""
+    real = Responder.answer
+
+    def answer(self: Responder, data: bytes, *, client: str, over_tcp: bool = False) -> object:
+        if data == b"boom":
+            raise ZeroDivisionError
+        return real(self, data, client=client, over_tcp=over_tcp)
+
+    monkeypatch.setattr(Responder, "answer", answer)
+    async with served() as tenant:
+        with tenant.client() as client:
+            client.send(b"boom")
+        reader, writer = await tenant.connect()
+        writer.write(frame(b"boom"))
+        assert await soon(reader.read()) == b""
+        writer.close()
+        assert (await tenant.ask(WEB)).rcode() == dns.rcode.NOERROR
+    assert [record.message for record in caplog.records if record.exc_info] == ["question not answered"] * 2
+
+
+async def test_when_it_ends_so_do_its_connections() -> None:
+    async with served() as tenant:
+        reader, writer = await tenant.connect()
+        writer.write(frame(WEB))
+        await read_answer(reader)
+    with pytest.raises(ConnectionError):
+        await soon(reader.readexactly(1))
+    writer.close()

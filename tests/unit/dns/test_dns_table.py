@@ -1,0 +1,133 @@
+"""A table answers the same whichever way it came to what it holds."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.dns.encode import encode_name, question_key
+from weft.dns.table import MOST_ANSWERS, Table
+from weft.dns.wire import Type
+from weft.domain.errors import Invalid
+from weft.domain.names import Entry, Rank, Record, Zone
+
+records = st.builds(
+    Record,
+    name=st.sampled_from(["web", "db", "db.web", "a.db.web"]),
+    type=st.just("A"),
+    data=st.integers(1, 9).map(lambda number: f"10.0.0.{number}"),
+    rank=st.sampled_from(Rank),
+)
+entries = st.builds(
+    Entry, records=st.lists(records, max_size=4).map(tuple), kept_in=st.sampled_from([(), ("10.0.0.1",)])
+)
+steps = st.lists(
+    st.tuples(
+        st.dictionaries(st.sampled_from("abcd"), entries, max_size=3), st.sets(st.sampled_from("abcd"), max_size=2)
+    ),
+    max_size=6,
+)
+
+
+def table(zone: Zone) -> Table:
+    made = Table(ttl=30)
+    made.replace(zone)
+    return made
+
+
+def seen(table: Table) -> tuple[object, ...]:
+    names = [encode_name(name) for name in ("web", "db", "db.web", "a.db.web", "x")]
+    return (
+        {key: (sorted(each.records), each.told) for key, each in table.sets.items()},
+        [table.knows(name) for name in names],
+        table.zone,
+    )
+
+
+@given(steps)
+def test_changes_come_to_the_same_as_a_new_table(
+    changes: list[tuple[dict[str, Entry], set[str]]],
+) -> None:
+    changed, state = Table(ttl=30), dict[str, Entry]()
+    for put, drop in changes:
+        changed.change(put, drop - put.keys())
+        state = {owner: entry for owner, entry in state.items() if owner not in drop} | put
+        assert seen(changed) == seen(table(Zone(state)))
+
+
+@given(steps)
+def test_replacing_comes_to_the_same_as_a_new_table(changes: list[tuple[dict[str, Entry], set[str]]]) -> None:
+    replaced = Table(ttl=30)
+    for state, _ in changes:
+        replaced.replace(Zone(state))
+        assert seen(replaced) == seen(table(Zone(state)))
+        assert replaced.kept_in.keys() == {ip_address(text) for entry in state.values() for text in entry.kept_in}
+
+
+def test_the_first_rank_has_a_name_that_several_bear() -> None:
+    """Facts 7.14: services before groups before containers."""
+    made = table(
+        Zone(
+            {
+                "container": Entry((Record("web", "AAAA", "fd00::1", Rank.WORKLOAD),)),
+                "group": Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),)),
+                "service": Entry((Record("web", "A", "10.0.0.3", Rank.SERVICE),)),
+            }
+        )
+    )
+    key, key_v6 = (question_key(encode_name("web"), kind) for kind in (Type.A, Type.AAAA))
+    for owner, ending in (("service", b"\x0a\0\0\3"), ("group", b"\x0a\0\0\2")):
+        assert [record[-4:] for record in made.sets[key].records] == [ending]
+        assert key_v6 not in made.sets
+        made.change({}, [owner])
+    assert key not in made.sets
+    assert len(made.sets[key_v6].records) == 1
+
+
+def test_only_kubernetes_services_are_told_in_full() -> None:
+    def count(rank: Rank, members: int) -> int:
+        records = (Record("web", "A", f"10.0.0.{number}", rank) for number in range(members))
+        (found,) = table(Zone({"a": Entry(tuple(records))})).sets.values()
+        return found.told
+
+    assert count(Rank.GROUP, 30) == count(Rank.WORKLOAD, 30) == MOST_ANSWERS == 10
+    assert count(Rank.CLUSTER, 30) == 30
+    assert count(Rank.GROUP, 3) == 3
+
+
+def test_a_record_that_two_bring_stays_until_both_have_gone() -> None:
+    same = Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),))
+    made = table(Zone({"a": same, "b": same}))
+    (found,) = made.sets.values()
+    assert len(found.records) == 1
+    made.change({}, ["a"])
+    assert made.knows(encode_name("web"))
+    made.change({}, ["b", "never-there"])
+    assert not made.knows(encode_name("web"))
+
+
+def test_what_cannot_be_sent_changes_nothing() -> None:
+    good = Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),))
+    made = table(Zone({"a": good}))
+    before = seen(made)
+    for bad in (
+        Entry((Record("x" * 64, "A", "10.0.0.2", Rank.GROUP),)),
+        Entry((Record("web", "A", "nowhere", Rank.GROUP),)),
+        Entry((), ("nowhere",)),
+    ):
+        with pytest.raises(Invalid):
+            made.change({"b": good, "a": bad}, [])
+        assert seen(made) == before
+    with pytest.raises(Invalid):
+        made.replace(Zone({}, ("nowhere",)))
+    assert seen(made) == before
+
+
+def test_reverse_names_in_the_tenants_subnets_are_held() -> None:
+    made = table(Zone({}, ("10.1.0.0/16", "fd00::/64")))
+    for address, held in (("10.1.2.3", True), ("10.2.0.1", False), ("fd00::5", True), ("fd01::5", False)):
+        assert made.holds_reverse(encode_name(ip_address(address).reverse_pointer)) is held
+    assert not made.holds_reverse(encode_name("10.in-addr.arpa"))
