@@ -109,10 +109,14 @@ async def test_a_state_that_is_not_empty_is_replaced_only_by_force(rest: Rest) -
     await assert_it_works(rest)
 
 
-async def test_a_backup_holds_nothing_of_living_processes(rest: Rest) -> None:
-    """Who leads and who is there is no part of it: restored elsewhere, nobody takes a stranger for the leader."""
-    keys = (await backup(rest))["entries"].keys()
-    assert keys == {"globals/global", "tenants/default"}
+async def test_a_backup_holds_nothing_of_living_processes() -> None:
+    """Who leads, who is there and how far is no part of it: restored elsewhere, nobody takes a stranger for the leader,
+    or believes a receipt for revisions that never were."""
+    async with MemoryStore() as store, running_master(store=store) as rest:
+        receipt = Put(kinds.receipt_of("n1"), b'{"v":1,"o":{"revision":7}}')
+        await store.commit([], [receipt, Put(kinds.RECEIPT_WISH_KEY, b"{}")])
+        keys = (await backup(rest))["entries"].keys()
+        assert keys == {"globals/global", "tenants/default"}
 
 
 def with_entry(key: str, value: object) -> Callable[[Document], object]:
@@ -146,6 +150,8 @@ NETWORK = {"tenantName": "default", "networkName": "x", "encap": "vxlan", "subne
         with_entry("leader", {"v": 1, "o": {}}),
         with_entry("restore", {"v": 1, "o": {}}),
         with_entry("alive/nodes/n1", {"v": 1, "o": {}}),
+        with_entry("status/nodes/n1/receipt", {"v": 1, "o": {}}),
+        with_entry("wishes/receipt", {}),
         with_entry("none/of/ours", {"v": 1, "o": {}}),
         with_entry("", {"v": 1, "o": {}}),
     ],

@@ -142,7 +142,8 @@ BEFORE_ENDPOINTS = [
 ]
 WITH_AN_ENDPOINT = [
     Step("endpoint ls -t t1", ("t1 blue web e-0001 10.1.1.10",)),
-    Step("node ls", ("Node Control address Tunnel address Version State",)),
+    Step("node ls", ("Node Control address Tunnel address Version Realised Lag State",)),
+    Step("node settle --wait=30"),
     Step("ep inspect 0001", ('"10.1.1.10"',)),
     Step("network inspect -t t1 blue", ('"numEndpoints": 1', "e-0001")),
     Step("group inspect -t t1 web", ('"numEndpoints": 1', "e-0001")),
@@ -160,7 +161,7 @@ CLEAN_UP = [
     Step("policy rm -t t1 p"),
     Step("netprofile rm -t t1 gold"),
     Step("network rm -t t1 blue"),
-    Step("tenant rm t1"),
+    Step("tenant rm t1 --wait", ("t1\n",)),
     Step("completion bash", ("complete -F _netctl netctl",)),
 ]
 ENDPOINT: dict[str, object] = {"TenantName": "t1", "NetworkName": "blue", "ServiceName": "web", "EndpointID": "e-0001"}

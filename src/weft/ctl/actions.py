@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from weft import __version__
 from weft.ctl import render
-from weft.ctl.client import Client, Row, decode_json, decode_row, decode_rows
+from weft.ctl.client import DEFAULT_WAIT, Client, Row, Wait, decode_json, decode_row, decode_rows
 from weft.ctl.failures import Usage
 from weft.ctl.files import read_document, write_document
 from weft.ctl.kinds import API, FLOW_CHANGES, GLOBAL, INCOMING, NODE, OUTGOING, POLICY, RULE, TENANT, Kind
@@ -30,11 +30,18 @@ _NOT_FOR = {
 
 
 class Call(NamedTuple):
-    """A command line that was understood: JSON members by name, and the switches that were set."""
+    """A command line that was understood: JSON members by name, the switches that were set, and for how many seconds
+    to wait, where it says so."""
 
     given: Mapping[str, object]
     switches: frozenset[str]
     client: Client
+    seconds: float = 0.0
+
+    @property
+    def wait(self) -> Wait | None:
+        """How to wait until a write is in force everywhere."""
+        return Wait(self.seconds, skip_silent="skip-silent" in self.switches) if self.seconds else None
 
 
 Action = Callable[[Call], Iterator[str]]
@@ -45,7 +52,7 @@ def saves(kind: Kind) -> Action:
 
     def save(call: Call) -> Iterator[str]:
         key = kind.spell_key(call.given)
-        call.client.request("POST", kind.path(key), body=_encode(call.given))
+        call.client.request("POST", kind.path(key), body=_encode(call.given), wait=call.wait)
         yield f"{key}\n"
 
     return save
@@ -56,7 +63,7 @@ def removes(kind: Kind) -> Action:
 
     def remove(call: Call) -> Iterator[str]:
         key = kind.spell_key(call.given)
-        call.client.request("DELETE", kind.path(key))
+        call.client.request("DELETE", kind.path(key), wait=call.wait)
         yield f"{key}\n"
 
     return remove
@@ -91,14 +98,21 @@ def lists(kind: Kind) -> Action:
 
 
 def list_nodes(call: Call) -> Iterator[str]:
-    """Print all nodes, each with whether it is heard, or since when it is not."""
+    """Print all nodes, each with how it is and how far it has come."""
     rows = list(call.client.rows(NODE.path(), query={}))
     if "quiet" in call.switches:
         yield render.names(NODE.name, rows)
     elif "json" in call.switches:
         yield render.json_array(rows)
     else:
-        yield render.table(NODE.columns, ({**row, "state": _state(row)} for row in rows))
+        yield render.table(NODE.columns, ({**row, **_status(row), "state": _state(row)} for row in rows))
+
+
+def settle(call: Call) -> Iterator[str]:
+    """Wait until every node has carried out all that was written; print the revision that is in force."""
+    wait = call.wait or Wait(DEFAULT_WAIT, skip_silent="skip-silent" in call.switches)
+    settled = decode_row(call.client.request("POST", f"{API}/settle", wait=wait))
+    yield f"{settled.get('revision', '')}\n"
 
 
 def create_policy(call: Call) -> Iterator[str]:
@@ -185,6 +199,7 @@ def set_global(call: Call) -> Iterator[str]:
         GLOBAL.path("global"),
         body=_encode({**kept, **call.given}),
         if_match=reply.headers.get("etag", ""),
+        wait=call.wait,
     )
     yield "global\n"
 
@@ -212,7 +227,8 @@ def restore(call: Call) -> Iterator[str]:
     """Put a backup in place of the netmaster's state."""
     document = read_document(str(call.given["file"]))
     query = {"force": "1"} if "force" in call.switches else {}
-    restored = decode_row(call.client.request("POST", f"{API}/restore", query=query, body=document))
+    reply = call.client.request("POST", f"{API}/restore", query=query, body=document, wait=call.wait)
+    restored = decode_row(reply)
     yield f"restored {restored.get('restored', 0)} objects\n"
 
 
@@ -227,11 +243,19 @@ def _encode(members: Mapping[str, object]) -> bytes:
     return json.dumps(members, separators=(",", ":")).encode()
 
 
+def _status(node: Row) -> Row:
+    status = node.get("status")
+    return status if isinstance(status, dict) else {}
+
+
 def _state(node: Row) -> str:
-    since = node.get("silentSince")
-    if not isinstance(since, int | float) or not since:
-        return "alive"
-    return time.strftime("silent since %Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
+    since, status = node.get("silentSince"), _status(node)
+    if isinstance(since, int | float) and since:
+        return time.strftime("silent since %Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
+    state, reasons = status.get("state", "alive"), status.get("reasons")
+    if state == "not ready" and isinstance(reasons, list):
+        return f"not ready: {'; '.join(map(str, reasons))}"
+    return str(state)
 
 
 def _priority(rule: Row) -> int:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from weft.ctl.failures import FileFault, Refused, Unreachable, Usage
+from weft.ctl.failures import Behind, Failure, FileFault, Refused, Unreachable, Usage
 from weft.ctl.files import CONFIG_FILE, read_token
 from weft.ctl.http import NotHttp, Reply, decode_reply, encode_request, exchange
 
@@ -20,6 +20,9 @@ Row = Mapping[str, object]
 
 PAGE = 1000
 """Rows asked for at once: a long list comes in parts, each within its own deadline."""
+
+DEFAULT_WAIT = 10.0
+"""Seconds for which to wait until a write is in force, where none are named."""
 
 _URL = re.compile(r"(https?)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(/[!-~]*)?")
 _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
@@ -34,6 +37,17 @@ class Connection(NamedTuple):
     insecure: bool = False
     cacert: str = ""
     timeout: float = 30.0
+
+
+class Wait(NamedTuple):
+    """For how long, and for whom, to wait until a write is in force."""
+
+    seconds: float
+    skip_silent: bool = False
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        return {"wait": f"{self.seconds:g}"} | ({"skip-silent": "1"} if self.skip_silent else {})
 
 
 class Client:
@@ -62,8 +76,12 @@ class Client:
         query: Mapping[str, str] | None = None,
         body: bytes = b"",
         if_match: str = "",
+        wait: Wait | None = None,
     ) -> Reply:
-        """A successful answer (2xx); `Refused` for any other, `Unreachable` when none came."""
+        """A successful answer (2xx); `Refused` for any other, `Unreachable` when none came.
+
+        With `wait` the netmaster answers when what was written is in force, and `Behind` says that it is not.
+        """
         headers = {"Host": f"{self._authority}:{self._port}", "Accept": "application/json"}
         if body:
             headers["Content-Type"] = "application/json"
@@ -72,9 +90,10 @@ class Client:
         if self._trusted and (token := read_token(self._environment)):
             headers["Authorization"] = f"Bearer {token}"
         target = self._base + path
-        if query:
-            target += "?" + "&".join(f"{name}={quote(value)}" for name, value in query.items())
-        reply = self._exchange(encode_request(method, target, headers=headers, body=body))
+        if asked := {**(query or {}), **(wait.query if wait else {})}:
+            target += "?" + "&".join(f"{name}={quote(value)}" for name, value in asked.items())
+        timeout = self._connection.timeout + (wait.seconds if wait else 0.0)
+        reply = self._exchange(encode_request(method, target, headers=headers, body=body), timeout=timeout)
         if not 200 <= reply.status < 300:
             raise self._refusal(reply)
         return reply
@@ -89,14 +108,14 @@ class Client:
                 return
             page["continue"] = following
 
-    def _exchange(self, request: bytes) -> Reply:
+    def _exchange(self, request: bytes, *, timeout: float) -> Reply:
         host = self._authority.strip("[]")
         tls = self._tls() if self._secure else None
         try:
-            return decode_reply(exchange(host, self._port, request=request, timeout=self._connection.timeout, tls=tls))
+            return decode_reply(exchange(host, self._port, request=request, timeout=timeout, tls=tls))
         except TimeoutError as error:
             raise Unreachable(
-                f"no answer from netmaster at {self._connection.url} within {self._connection.timeout:g} s: "
+                f"no answer from netmaster at {self._connection.url} within {timeout:g} s: "
                 "is it overloaded or behind a firewall? give it more time with --timeout"
             ) from error
         except NotHttp as error:
@@ -130,8 +149,10 @@ class Client:
         except OSError as error:
             raise FileFault(f"--cacert {self._connection.cacert}: {error.strerror or error}") from error
 
-    def _refusal(self, reply: Reply) -> Refused:
-        message, field = _reason(reply)
+    def _refusal(self, reply: Reply) -> Failure:
+        message, field, code = _reason(reply)
+        if code == Behind.code:
+            return Behind(message)
         if reply.status == 401:
             message += f"; give a token in NETCTL_TOKEN or in {CONFIG_FILE}"
             if not self._trusted:
@@ -172,14 +193,14 @@ def decode_rows(reply: Reply) -> list[Row]:
     return value
 
 
-def _reason(reply: Reply) -> tuple[str, str]:
-    """The message and the field of an error body, or the best that can be said of a foreign one."""
+def _reason(reply: Reply) -> tuple[str, str, str]:
+    """The message, field and code of an error body, or the best that can be said of a foreign one."""
     try:
         fault = json.loads(reply.body)
-        return str(fault["message"]), str(fault.get("field") or "")
+        return str(fault["message"]), str(fault.get("field") or ""), str(fault.get("code") or "")
     except (ValueError, TypeError, KeyError, AttributeError):
         text = _foreign(reply.body)
-        return f"the server answered {reply.status} {reply.reason}" + (f": {text}" if text else ""), ""
+        return f"the server answered {reply.status} {reply.reason}" + (f": {text}" if text else ""), "", ""
 
 
 def _foreign(body: bytes) -> str:

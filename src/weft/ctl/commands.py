@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from weft.ctl import actions, kinds
 from weft.ctl.actions import inspects, lists, removes, saves
+from weft.ctl.client import DEFAULT_WAIT
 from weft.ctl.grammar import Argument, Command, Flag, Noun
 from weft.ctl.kinds import Kind
 
@@ -15,6 +16,15 @@ _ALL = Flag(("--all", "-a"), "of all tenants", form="switch")
 _JSON = Flag(("--json", "-j"), "print JSON instead of a table", form="switch")
 _PREVIEW = Flag(("--preview",), "only show what it would newly allow or block", form="switch")
 _QUIET = Flag(("--quiet", "-q"), "print names only", form="switch")
+_WAIT = (
+    Flag(
+        ("--wait",),
+        f"return when it is in force on every node; --wait=5 gives up after 5 seconds, --wait after {DEFAULT_WAIT:g}",
+        form="wait",
+        placeholder="SECONDS",
+    ),
+    Flag(("--skip-silent",), "with --wait: not for nodes that are silent", form="switch"),
+)
 
 _POLICY = Argument("policyName", "POLICY", "name of the policy")
 _RULE = Argument("ruleId", "RULE", "id of the rule, unique in its policy")
@@ -33,11 +43,13 @@ _NAMES = {
 
 def _create(kind: Kind, text: str, *, before: tuple[Argument, ...] = (), flags: tuple[Flag, ...] = ()) -> Command:
     arguments = (*before, _NAMES[kind])
-    return Command(("create",), text, saves(kind), arguments, (_TENANT, *flags) if kind.of_tenant else flags)
+    scope = (_TENANT,) if kind.of_tenant else ()
+    return Command(("create",), text, saves(kind), arguments, (*scope, *flags, *_WAIT))
 
 
 def _remove(kind: Kind, text: str) -> Command:
-    return Command(("rm", "delete"), text, removes(kind), (_NAMES[kind],), (_TENANT,) if kind.of_tenant else ())
+    scope = (_TENANT,) if kind.of_tenant else ()
+    return Command(("rm", "delete"), text, removes(kind), (_NAMES[kind],), (*scope, *_WAIT))
 
 
 def _inspect(kind: Kind, text: str) -> Command:
@@ -86,7 +98,15 @@ NOUNS = (
     Noun(
         ("node",),
         "machines that run the agent",
-        (Command(("ls", "list"), "List nodes, and which of them are silent", actions.list_nodes, (), (_JSON, _QUIET)),),
+        (
+            Command(("ls", "list"), "List nodes with how they are", actions.list_nodes, (), (_JSON, _QUIET)),
+            Command(
+                ("settle",),
+                "Wait until all that was written so far is in force on every node",
+                actions.settle,
+                flags=_WAIT,
+            ),
+        ),
     ),
     Noun(
         ("netprofile",),
@@ -165,6 +185,7 @@ NOUNS = (
                 (
                     _TENANT,
                     Flag(("--dry-run",), "its rules are evaluated and reported, but never decide", form="switch"),
+                    *_WAIT,
                 ),
             ),
             _remove(kinds.POLICY, "Delete a policy with its rules"),
@@ -194,9 +215,10 @@ NOUNS = (
                     Flag(("--port", "-P"), "destination port; any unless given", "port", "number"),
                     Flag(("--action", "-j"), "what happens", "action", default="allow", values=("allow", "deny")),
                     _PREVIEW,
+                    *_WAIT,
                 ),
             ),
-            Command(("rule-rm",), "Remove a rule", actions.remove_rule, (_POLICY, _RULE), (_TENANT, _PREVIEW)),
+            Command(("rule-rm",), "Remove a rule", actions.remove_rule, (_POLICY, _RULE), (_TENANT, _PREVIEW, *_WAIT)),
             Command(
                 ("rule-ls",), "List the rules of a policy", actions.list_rules, (_POLICY,), (_TENANT, _JSON, _QUIET)
             ),
@@ -249,6 +271,7 @@ NOUNS = (
                         "pvtSubnet",
                         placeholder="CIDR",
                     ),
+                    *_WAIT,
                 ),
             ),
         ),
@@ -327,7 +350,7 @@ COMMANDS = (
         "Put a saved state back",
         actions.restore,
         (Argument("file", "FILE", "what backup wrote; - is the standard input"),),
-        (Flag(("--force",), "replace a state that is not empty", form="switch"),),
+        (Flag(("--force",), "replace a state that is not empty", form="switch"), *_WAIT),
     ),
     Command(
         ("completion",),

@@ -32,6 +32,13 @@ class Refused(Failure):
     exit_code = 3
 
 
+class Behind(Failure):
+    """It was written, and stands, but was not in force on every node in time."""
+
+    code = "behind"
+    exit_code = 5
+
+
 class FileFault(Failure):
     """A file, or the output itself, could not be read or written."""
 

@@ -6,11 +6,12 @@ from typing import Literal, NamedTuple
 
 from weft.ctl.actions import Action
 
-Form = Literal["text", "number", "list", "switch"]
+Form = Literal["text", "number", "list", "switch", "wait"]
 
 
 class Flag(NamedTuple):
-    """An option. `member` is the JSON member it sets; a switch sets none, but is named by its first name.
+    """An option. `member` is the JSON member it sets; a switch sets none, but is named by its first name. A wait takes
+    its seconds only after `=`, as in `--wait=5`, and may stand without them: then `default` counts.
 
     `values` are offered by help and completion; whether a value is right, the netmaster decides.
     """
@@ -31,7 +32,8 @@ class Flag(NamedTuple):
 
     @property
     def takes_value(self) -> bool:
-        return self.form != "switch"
+        """Whether the next word is its value, unless that is joined by `=`."""
+        return self.form not in {"switch", "wait"}
 
     @property
     def shown(self) -> str:

@@ -197,6 +197,8 @@ NODE = Kind(
         Column("Control address", "ctrlIp"),
         Column("Tunnel address", "vtepIp"),
         Column("Version", "version"),
+        Column("Realised", "realisedRevision", "0"),
+        Column("Lag", "lag", "0"),
         Column("State", "state"),
     ),
 )

@@ -24,7 +24,7 @@ def run(words: Sequence[str], *, environment: Mapping[str, str]) -> int:
     try:
         parsed = parse(words, environment=environment)
         client = Client(parsed.connection, environment=environment)
-        for text in parsed.command.run(Call(parsed.given, parsed.switches, client)):
+        for text in parsed.command.run(Call(parsed.given, parsed.switches, client, parsed.seconds)):
             _print(text)
     except Failure as failure:
         field = f" (field {failure.field})" if failure.field and failure.field not in failure.message else ""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from weft import __version__
-from weft.ctl.client import Connection
+from weft.ctl.client import DEFAULT_WAIT, Connection
 from weft.ctl.commands import COMMANDS, GLOBAL_FLAGS, NOUNS
 from weft.ctl.failures import Usage
 from weft.ctl.grammar import Command, Flag, Noun
@@ -15,6 +15,7 @@ from weft.ctl.grammar import Command, Flag, Noun
 _ENVIRONMENT = {"netmaster": "NETMASTER", "insecure": "INSECURE", "cacert": "NETCTL_CACERT"}
 _TRUE = frozenset({"1", "t", "true", "y", "yes"})
 _LONGEST_TIMEOUT = 86400
+_LONGEST_WAIT = 60
 
 
 class Parsed(NamedTuple):
@@ -24,6 +25,8 @@ class Parsed(NamedTuple):
     given: Mapping[str, object]
     switches: frozenset[str]
     connection: Connection
+    seconds: float
+    """For how long to wait until it is in force; 0 for not at all."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,7 +62,7 @@ def parse(words: Sequence[str], *, environment: Mapping[str, str]) -> Parsed:
     for flag in command.flags:
         _add_flag(parser, flag, default=flag.default)
     _add_global_flags(parser)
-    parser.parse_args(rest, options)
+    parser.parse_args(list(_spelled_out(rest, command.flags)), options)
     values = vars(options)
     members = {argument.member: argument.shown for argument in command.arguments}
     members |= {flag.member: flag.names[0] for flag in command.flags if flag.member}
@@ -70,8 +73,11 @@ def parse(words: Sequence[str], *, environment: Mapping[str, str]) -> Parsed:
     return Parsed(
         command=command,
         given={member: values[member] for member in members if values.get(member) is not None},
-        switches=frozenset(flag.word for flag in command.flags if not flag.takes_value and values[flag.word]),
+        switches=frozenset(flag.word for flag in command.flags if flag.form == "switch" and values[flag.word]),
         connection=_connection(options, environment),
+        seconds=_seconds(values["wait"], flag="--wait", longest=_LONGEST_WAIT)
+        if values.get("wait") is not None
+        else 0.0,
     )
 
 
@@ -122,7 +128,7 @@ def _unknown(prog: str, word: str, known: Sequence[str]) -> Usage:
 def _add_flag(parser: argparse.ArgumentParser, flag: Flag, *, default: object) -> None:
     text = flag.text if flag.default is None else f"{flag.text}; {flag.default} unless given"
     dest = flag.member or flag.word
-    if not flag.takes_value:
+    if flag.form == "switch":
         parser.add_argument(*flag.names, dest=dest, action="store_true", default=default or False, help=text)
         return
     parser.add_argument(
@@ -131,6 +137,7 @@ def _add_flag(parser: argparse.ArgumentParser, flag: Flag, *, default: object) -
         action="append" if flag.form == "list" else "store",
         type=int if flag.form == "number" else str,
         metavar=flag.shown,
+        nargs="?" if flag.form == "wait" else None,
         default=default,
         required=flag.required,
         help=text.replace("%", "%%"),
@@ -151,17 +158,26 @@ def _connection(options: argparse.Namespace, environment: Mapping[str, str]) -> 
         url=str(given.get("netmaster", defaults["netmaster"])),
         insecure=str(given.get("insecure", "")).lower() in _TRUE,
         cacert=str(given.get("cacert", "")),
-        timeout=_seconds(str(given.get("timeout", defaults["timeout"]))),
+        timeout=_seconds(str(given.get("timeout", defaults["timeout"])), flag="--timeout", longest=_LONGEST_TIMEOUT),
     )
 
 
-def _seconds(text: str) -> float:
+def _spelled_out(words: Sequence[str], flags: Sequence[Flag]) -> Iterator[str]:
+    """The words, where flags that may stand without their value have it: argparse would take the next word for it."""
+    bare = {name: f"{name}={DEFAULT_WAIT:g}" for flag in flags if flag.form == "wait" for name in flag.names}
+    literal = False
+    for word in words:
+        literal = literal or word == "--"
+        yield word if literal else bare.get(word, word)
+
+
+def _seconds(text: str, *, flag: str, longest: int) -> float:
     try:
         seconds = float(text)
     except ValueError as error:
-        raise Usage(f"--timeout {text!r} is not a number of seconds") from error
-    if not 0 < seconds <= _LONGEST_TIMEOUT:
-        raise Usage(f"--timeout {text} is out of range: give more than 0 and at most {_LONGEST_TIMEOUT} seconds")
+        raise Usage(f"{flag} {text!r} is not a number of seconds") from error
+    if not 0 < seconds <= longest:
+        raise Usage(f"{flag} {text} is out of range: give more than 0 and at most {longest} seconds")
     return seconds
 
 

@@ -28,6 +28,7 @@ object, such as `default:blue`. As in Contiv, `create` also changes an object th
 | 2 | no netmaster answered in time |
 | 3 | the netmaster refused; the message says why |
 | 4 | a file, or the output, could not be read or written |
+| 5 | it was written, but is not in force on every node: `--wait` ran out, and the message names the nodes |
 
 ## Who you are
 
@@ -78,7 +79,7 @@ def _flag_lines(flags: tuple[Flag, ...]) -> Iterator[str]:
     yield "| flag | meaning | unless given |"
     yield "|---|---|---|"
     for flag in flags:
-        value = f" {flag.shown}" if flag.takes_value else ""
+        value = f" {flag.shown}" if flag.takes_value else f"[={flag.shown}]" if flag.form == "wait" else ""
         names = ", ".join(f"`{name}{value}`".replace("|", "\\|") for name in flag.names)
         default = "must be given" if flag.required else f"`{flag.default}`" if flag.default is not None else ""
         yield f"| {names} | {flag.text} | {default} |"

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import Address, Range, address_from_hex, parse_range
 from weft.domain.allocator import NumberSet
-from weft.domain.commits import Change, DeleteAll, Listing, Put, Write
+from weft.domain.commits import NEVER, Change, DeleteAll, Listing, Put, Revision, Write
 from weft.domain.errors import Malformed, WeftError
 from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey, TenantName, store_key
 from weft.domain.kinds import Kind
@@ -67,6 +67,8 @@ class Cluster:
         self.addresses: dict[tuple[NetworkKey, int], NumberPool] = {}
         self.blocks: dict[NetworkKey, dict[Address, Stored[model.Block]]] = {}
         self.alive: dict[str, dict[str, bytes]] = {"nodes": {}, "masters": {}}
+        self.receipts: dict[str, model.Receipt] = {}
+        self.receipt_wish: Revision = NEVER
         self.leader: tuple[str, int] | None = None
         self.restoring = False
         self.faults: dict[StoreKey, str] = {}
@@ -145,9 +147,20 @@ class Cluster:
             tenant, network, first = parts
             blocks = self.blocks.setdefault(_network_key(tenant, network), {})
             blocks[address_from_hex(first)] = Stored(codec.decode(model.Block, value), revision)
-        elif folder == kinds.ALIVE:
+        else:
+            self._put_sign(key, value, revision)
+
+    def _put_sign(self, key: StoreKey, value: bytes, revision: int) -> None:
+        """What living processes say of themselves and to each other."""
+        folder, *parts = key.split("/")
+        if folder == kinds.ALIVE:
             group, name = parts
             self.alive.setdefault(group, {})[name] = value
+        elif folder == kinds.STATUS:
+            if node := _receipt_of(parts):
+                self.receipts[node] = codec.decode(model.Receipt, value)
+        elif key == kinds.RECEIPT_WISH_KEY:
+            self.receipt_wish = revision
         elif key == kinds.LEADER_KEY:
             self.leader = (value.decode(), revision)
         elif key == kinds.RESTORE_KEY:
@@ -172,9 +185,18 @@ class Cluster:
         elif folder == kinds.BLOCKS:
             tenant, network, first = parts
             self.blocks.get(_network_key(tenant, network), {}).pop(address_from_hex(first), None)
-        elif folder == kinds.ALIVE:
+        else:
+            self._drop_sign(key)
+
+    def _drop_sign(self, key: StoreKey) -> None:
+        folder, *parts = key.split("/")
+        if folder == kinds.ALIVE:
             group, name = parts
             self.alive.get(group, {}).pop(name, None)
+        elif folder == kinds.STATUS:
+            self.receipts.pop(_receipt_of(parts), None)
+        elif key == kinds.RECEIPT_WISH_KEY:
+            self.receipt_wish = NEVER
         elif key == kinds.LEADER_KEY:
             self.leader = None
         elif key == kinds.RESTORE_KEY:
@@ -270,6 +292,14 @@ def _copied(table: Any) -> Any:
     if isinstance(table, dict):
         return {key: _copied(value) for key, value in table.items()}
     return table.copy() if isinstance(table, NumberPool | NumberSet) else table
+
+
+def _receipt_of(parts: list[str]) -> str:
+    """The node whose receipt a key in the folder of all status is; empty for anything else."""
+    match parts:
+        case ["nodes", node, "receipt"]:
+            return node
+    return ""
 
 
 def _network_key(tenant: str, network: str) -> NetworkKey:

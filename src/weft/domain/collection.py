@@ -69,7 +69,9 @@ def plan_collect(reading: Reading, name: NodeName, *, now: float, limit: float) 
         for block, stored in reading.cluster.blocks.get(network.key, {}).items()
         if stored.value.owner == name
     }
-    writes: list[Write] = [] if len(blocks) > BATCH else [Delete(kinds.NODE.store_key(name))]
+    writes: list[Write] = []
+    if len(blocks) <= BATCH:
+        writes += [Delete(kinds.NODE.store_key(name)), Delete(kinds.receipt_of(name))]
     for key, revision in list(blocks.items())[:BATCH]:
         reading.at(key, revision)
         writes.append(Delete(key))

@@ -11,6 +11,7 @@
     - `Denied`: the caller may not do this (HTTP 403; 401 where no credentials came)
     - `Unavailable`: try again later (HTTP 503, CNI 11)
         - `Compacted`: the history asked for is gone; list again
+    - `Behind`: it was written, but is not in force everywhere by the deadline (HTTP 504)
     - `DatapathFault`: the kernel or the switch did not do what it was told (HTTP 500, CNI 102)
 """
 
@@ -89,6 +90,12 @@ class Compacted(Unavailable):
     """The store no longer has the history a watch asked for: list again."""
 
     code = "compacted"
+
+
+class Behind(WeftError):
+    """It was written, but some nodes have not carried it out by the deadline."""
+
+    code = "behind"
 
 
 class DatapathFault(WeftError):

@@ -88,9 +88,13 @@ BY_PLURAL = {kind.plural: kind for kind in ALL}
 CLAIMS = "claims"
 BLOCKS = "blocks"
 ALIVE = "alive"
+STATUS = "status"
+WISHES = "wishes"
 LEADER_KEY = StoreKey("leader")
 RESTORE_KEY = StoreKey("restore")
 """There while a restore is under way: until it is finished nothing else may be decided on half a state."""
+RECEIPT_WISH_KEY = StoreKey(f"{WISHES}/receipt")
+"""Put by whoever wants every node to say when it has carried out all that was written before."""
 
 
 def address_claims(tenant: str, network: str) -> StoreKey:
@@ -116,3 +120,13 @@ def alive_node(node: str) -> StoreKey:
 def alive_master(address: str) -> StoreKey:
     """The leased key that shows that a netmaster lives."""
     return StoreKey(f"{ALIVE}/masters/{address}")
+
+
+def status_prefix(node: str) -> StoreKey:
+    """The folder in which a node reports about itself."""
+    return StoreKey(f"{STATUS}/nodes/{node}/")
+
+
+def receipt_of(node: str) -> StoreKey:
+    """The key under which a node tells what it has carried out."""
+    return StoreKey(f"{status_prefix(node)}receipt")

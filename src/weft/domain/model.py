@@ -216,3 +216,11 @@ class Block(Value, frozen=True, kw_only=True):
     """Given: 64 addresses of a large pool. `owner` is a node, or empty: given out one by one through claims."""
 
     owner: str = ""
+
+
+class Receipt(Value, frozen=True, kw_only=True):
+    """Given: how far a node has come. All that was written up to `revision` is in force there; `faults` say why the
+    node is not ready."""
+
+    revision: int = 0
+    faults: tuple[str, ...] = ()

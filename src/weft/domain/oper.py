@@ -12,6 +12,7 @@ from weft.domain import ipam, kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.ids import GroupKey
 from weft.domain.kinds import Kind
+from weft.domain.receipts import node_status
 from weft.domain.services import providers
 
 Oper = dict[str, Any]
@@ -141,6 +142,10 @@ def _global(cluster: Cluster, settings: model.Global) -> Oper:
     }
 
 
+def _node(cluster: Cluster, node: model.Node) -> Oper:
+    return node_status(cluster, node.name)
+
+
 def _runs(runs: Iterable[tuple[int, int]]) -> str:
     return ipam.describe(list(runs), 4)
 
@@ -157,4 +162,5 @@ _VIEWS: dict[str, Callable[[Cluster, Any], Oper]] = {
     kinds.SERVICE.name: _service,
     kinds.GLOBAL.name: _global,
     kinds.ENDPOINT.name: endpoint_oper,
+    kinds.NODE.name: _node,
 }

@@ -15,20 +15,14 @@ from weft.domain.commits import Delete, DeleteAll, Put, Write
 from weft.domain.errors import Denied
 from weft.domain.ids import NodeName, StoreKey, store_key
 from weft.domain.ipam import RESERVED
-from weft.domain.model import Block, Claim, Endpoint, Node
+from weft.domain.model import Block, Claim, Endpoint, Node, Receipt
 
 Present = Mapping[StoreKey, bytes | None]
 """The present values of keys; None where there is none."""
 
-STATUS = "status"
 _ENDPOINT_HOLDER = "endpoint"
 _ADDRESS_CLAIMS = f"{kinds.CLAIMS}/addresses/"
 _JUDGED_BY_VALUE = (f"{kinds.ENDPOINT.prefix}/", f"{kinds.BLOCKS}/", _ADDRESS_CLAIMS)
-
-
-def status_prefix(node: str) -> StoreKey:
-    """The folder in which a node reports about itself."""
-    return StoreKey(f"{STATUS}/nodes/{node}/")
 
 
 def still_needed(writes: Sequence[Write], present: Present) -> frozenset[StoreKey]:
@@ -73,13 +67,15 @@ class _Judge:
 
     def check(self, write: Write) -> None:
         if isinstance(write, DeleteAll):
-            if not write.prefix.startswith(status_prefix(self._node)):
+            if not write.prefix.startswith(kinds.status_prefix(self._node)):
                 raise Denied(f"node {self._node} may delete by prefix only its own status, not {write.prefix!r}")
         elif not self._is_own(write):
             raise Denied(f"node {self._node} may not write {write.key!r}: it is not its own")
 
     def _is_own(self, write: Put | Delete) -> bool:
-        if write.key.startswith(status_prefix(self._node)):
+        if write.key == kinds.receipt_of(self._node):
+            return isinstance(write, Delete) or self._is_receipt(write)
+        if write.key.startswith(kinds.status_prefix(self._node)):
             return True
         match write.key.split("/"):
             case ["alive", "nodes", name]:
@@ -93,6 +89,10 @@ class _Judge:
             case [kinds.BLOCKS, _, _, _]:
                 return self._may_have_block(write)
         return False
+
+    def _is_receipt(self, put: Put) -> bool:
+        """`Malformed` when it is none: masters read it."""
+        return bool(codec.decode(Receipt, put.value))
 
     def _names_itself(self, put: Put) -> bool:
         return codec.decode(Node, put.value).name == self._node

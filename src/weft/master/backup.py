@@ -1,9 +1,9 @@
 """Backup and restore of the whole state, each in one call.
 
-A backup is what the store holds at one revision, less what lives only as long as a process (leader, presence). A
-restore puts that state in place of the present one. It is checked as a whole before anything is written; it then runs
-in commits of bounded size under a mark in the store, and while the mark is there nobody decides anything: a restore
-that died half way is seen, and finished by restoring again.
+A backup is what the store holds at one revision, less what living processes say of themselves (leader, presence,
+receipts). A restore puts that state in place of the present one. It is checked as a whole before anything is written;
+it then runs in commits of bounded size under a mark in the store, and while the mark is there nobody decides anything:
+a restore that died half way is seen, and finished by restoring again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Backup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 def is_lasting(key: StoreKey) -> bool:
     """Whether a key belongs to the state, not to a living process."""
-    return key not in _PASSING and not key.startswith(f"{kinds.ALIVE}/")
+    return key not in _PASSING and key.split("/")[0] not in {kinds.ALIVE, kinds.STATUS, kinds.WISHES}
 
 
 class Backups:

@@ -25,6 +25,7 @@ from weft.master.metrics import Metrics
 from weft.master.objects import Objects
 from weft.master.plugin import Plugin
 from weft.master.policy import PolicyQuestions, PolicyView
+from weft.master.receipts import Receipts
 from weft.master.server import make_app
 from weft.master.settings import MasterSettings, read_master_settings
 from weft.master.store_server import serving_store
@@ -65,12 +66,14 @@ class Netmaster:
 
     def routes(self) -> tuple[Route, ...]:
         """Everything REST offers."""
-        own = self._settings.own_address
+        own, mode = self._settings.own_address, self._settings.mode
+        receipts = Receipts(self._store, self._cluster, self._mirror)
         return (
-            *Objects(self._control, self._store, cluster_mode=self._settings.mode).routes(),
+            *receipts.awaited(Objects(self._control, self._store, cluster_mode=mode).routes()),
+            *receipts.routes(),
             *PolicyQuestions(self._cluster, self._policy).routes(),
-            *Plugin(self._control, cluster_mode=self._settings.mode).routes(),
-            *Backups(self._store, self._cluster, self._mirror, fence=self._fence).routes(),
+            *receipts.awaited(Plugin(self._control, cluster_mode=mode).routes()),
+            *receipts.awaited(Backups(self._store, self._cluster, self._mirror, fence=self._fence).routes()),
             *About(self._cluster, self._metrics, own_address=own, faults=self._faults).routes(),
         )
 

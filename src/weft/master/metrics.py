@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
+from weft.domain.receipts import State, state_of
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
@@ -30,13 +33,13 @@ class Metrics:
         )
         self.leader = Gauge("weft_master_leader", "1 while this netmaster leads", registry=registry)
         self._objects = Gauge("weft_objects", "Objects by kind", ("kind",), registry=registry)
-        self._nodes = Gauge("weft_nodes", "Nodes by whether they are heard", ("state",), registry=registry)
+        self._nodes = Gauge("weft_nodes", "Nodes by state: alive, not ready, silent", ("state",), registry=registry)
 
     def expose(self, cluster: Cluster) -> bytes:
         """The text of all metrics now."""
         for kind in kinds.ALL:
             self._objects.labels(kind.name).set(len(cluster.tables[kind.prefix]))
-        silent = sum(1 for node in cluster.all(kinds.NODE) if cluster.is_silent(node.name))
-        self._nodes.labels("silent").set(silent)
-        self._nodes.labels("alive").set(len(cluster.tables[kinds.NODE.prefix]) - silent)
+        states = [state_of(cluster, node.name) for node in cluster.all(kinds.NODE)]
+        for state in get_args(State):
+            self._nodes.labels(state).set(states.count(state))
         return generate_latest(self._registry)

@@ -73,7 +73,10 @@ class NodeStore:
         A node that decided by older values is `Stale`, not `Denied`: what was free then may be another's by now.
         """
         found: dict[StoreKey, Entry | None] = {}
-        values: dict[StoreKey, bytes | None] = {}
+        # What the node itself says is absent is not looked at: its commit holds only if it is.
+        values: dict[StoreKey, bytes | None] = {
+            compare.key: None for compare in compares if isinstance(compare, At) and compare.revision == NEVER
+        }
         while needed := sorted(still_needed(writes, values)):
             for key, entry in zip(needed, await asyncio.gather(*map(self._store.read, needed)), strict=True):
                 found[key] = entry

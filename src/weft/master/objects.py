@@ -21,6 +21,7 @@ from weft.domain.ids import StoreKey
 from weft.domain.kinds import Kind
 from weft.domain.links import Links, links_of
 from weft.domain.oper import endpoint_oper, oper_of
+from weft.domain.receipts import node_status
 from weft.master.control import Condition, ControlPlane
 from weft.ports.store import Store
 from weft.runtime.http import Handler, json_response, read_json
@@ -105,12 +106,12 @@ class Objects:
             if len(page) == query.limit:
                 headers["X-Continue"] = page[-1]["key"]
                 break
-            page.append(shown(kind, stored.value, links))
+            page.append(self._shown(kind, stored.value, links))
         return json_response(page, headers=headers)
 
     async def read(self, kind: Kind[Any], request: web.Request) -> web.Response:
         stored = self._find(kind, request.match_info["key"])
-        return json_response(shown(kind, stored.value, Links(self._cluster)), headers=etag(stored))
+        return json_response(self._shown(kind, stored.value, Links(self._cluster)), headers=etag(stored))
 
     async def inspect(self, kind: Kind[Any], request: web.Request) -> web.Response:
         if kind is kinds.ENDPOINT:
@@ -133,6 +134,13 @@ class Objects:
         key = request.match_info["key"]
         await self._control.delete(kind, kind.parse_key(key), read_condition(request.headers))
         return json_response(key)
+
+    def _shown(self, kind: Kind[Any], value: model.Value, links: Links) -> dict[str, Any]:
+        """An object, and with a node how it is: that is what people list nodes for."""
+        members = shown(kind, value, links)
+        if isinstance(value, model.Node):
+            members["status"] = node_status(self._cluster, value.name)
+        return members
 
     def _find(self, kind: Kind[Any], key: str) -> Stored[Any]:
         stored = self._cluster.get(kind, *kind.parse_key(key))

@@ -59,6 +59,8 @@ def _describe(schema: dict[str, Any], kind: Kind[Any]) -> None:
         else:
             schema["properties"][name]["description"] = about
     schema["properties"] |= {name: {"type": "string" if name == "key" else "object"} for name in DECORATION}
+    if kind is kinds.NODE:
+        schema["properties"]["status"] = {"type": "object"}
 
 
 def _operation(route: Route, body: dict[str, Any] | None, answer: dict[str, Any] | None) -> dict[str, Any]:
@@ -82,6 +84,8 @@ def _operation(route: Route, body: dict[str, Any] | None, answer: dict[str, Any]
         "parameters": parameters,
         "responses": {"200": success, "4XX": refusal, "503": refusal},
     }
+    if any(query.name == "wait" for query in route.query):
+        operation["responses"]["504"] = refusal
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return operation

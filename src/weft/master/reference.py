@@ -39,6 +39,11 @@ to date. `/openapi.json` says the same to programs.
 - Lists take `limit` and `continue` (the `X-Continue` header of the page before), any member as a filter, and `watch`:
   one JSON object a line, `put` and `delete` with the revision, `synced` after the first listing; `since=REVISION` goes
   on from there.
+- A write with `wait=SECONDS` (up to 60) answers when it is in force on every node, else 504 `behind`: it was written
+  and stands, and `details.laggards` has the nodes that have not said so, each with its `state` (`alive`, `not ready`,
+  `silent`), `realisedRevision`, `lag` and `reasons`. `skip-silent=1` leaves silent nodes out. `POST /api/v1/settle`
+  waits for all that was written before. Nodes show the same four members as `status`: `lag` is by how many revisions a
+  node is behind the last such question.
 - A refusal is `{"code", "message", "field", "details"}` with one of these statuses:
 """
 

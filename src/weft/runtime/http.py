@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from weft.domain.errors import (
+    Behind,
     Compacted,
     Conflict,
     Denied,
@@ -44,6 +45,7 @@ STATUSES: tuple[tuple[type[WeftError], int], ...] = (
     (Denied, 403),
     (Compacted, 410),
     (Unavailable, 503),
+    (Behind, 504),
 )
 """The first class an error belongs to decides its status."""
 

@@ -138,11 +138,18 @@ CLUSTER_LISTS: list[tuple[str, str, dict[str, object], str, str]] = [
     (
         "node ls",
         "nodes",
-        {"name": "n1", "ctrlIp": "192.0.2.1", "vtepIp": "192.0.2.1", "vxlanPort": 4789, "version": "0.1.0"},
+        {
+            "name": "n1",
+            "ctrlIp": "192.0.2.1",
+            "vtepIp": "192.0.2.1",
+            "vxlanPort": 4789,
+            "version": "0.1.0",
+            "status": {"state": "alive", "realisedRevision": 17, "lag": 3, "reasons": []},
+        },
         "n1",
-        "Node  Control address  Tunnel address  Version  State\n"
-        "----  ---------------  --------------  -------  -----\n"
-        "n1    192.0.2.1        192.0.2.1       0.1.0    alive\n",
+        "Node  Control address  Tunnel address  Version  Realised  Lag  State\n"
+        "----  ---------------  --------------  -------  --------  ---  -----\n"
+        "n1    192.0.2.1        192.0.2.1       0.1.0    17        3    alive\n",
     ),
     (
         "bgp ls",
@@ -365,3 +372,56 @@ def test_completion_needs_no_netmaster(netctl: Netctl, stub: Stub) -> None:
 def test_node_ls_tells_since_when_a_node_is_silent(netctl: Netctl, stub: Stub) -> None:
     stub.answers(f"GET {API}/nodes/?limit=1000", [{"name": "n1", "silentSince": 1_700_000_000.5}])
     assert netctl("node", "ls").out.endswith("silent since 2023-11-14 22:13:20 UTC\n")
+
+
+def test_node_ls_tells_why_a_node_is_not_ready(netctl: Netctl, stub: Stub) -> None:
+    status = {
+        "state": "not ready",
+        "realisedRevision": 17,
+        "lag": 0,
+        "reasons": ["the datapath does not follow: no", "x"],
+    }
+    stub.answers(f"GET {API}/nodes/?limit=1000", [{"name": "n1", "status": status}])
+    assert netctl("node", "ls").out.endswith("not ready: the datapath does not follow: no; x\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "request_line"),
+    [
+        ("tenant create --wait t1", "POST /tenants/t1/?wait=10"),
+        ("tenant rm t1 --wait=0.5 --skip-silent", "DELETE /tenants/t1/?wait=0.5&skip-silent=1"),
+        ("net create --wait=3 -s 10.1.1.0/24 blue", "POST /networks/default:blue/?wait=3"),
+        ("policy create p --wait", "POST /policys/default:p/?wait=10"),
+        ("policy rule-add --wait p 1", "POST /rules/default:p:1/?wait=10"),
+        ("policy rule-rm p 1 --wait=60", "DELETE /rules/default:p:1/?wait=60"),
+        ("group create --wait blue web", "POST /endpointGroups/default:web/?wait=10"),
+        ("netprofile create --wait gold", "POST /netprofiles/default:gold/?wait=10"),
+        ("node settle", "POST /settle?wait=10"),
+        ("node settle --wait=2 --skip-silent", "POST /settle?wait=2&skip-silent=1"),
+    ],
+)
+def test_a_write_waits_when_it_is_told_to(netctl: Netctl, stub: Stub, line: str, request_line: str) -> None:
+    method, path = request_line.split(" ")
+    stub.answers(f"{method} {API}{path}", {"revision": 4})
+    outcome = netctl(*line.split())
+    assert (outcome.code, outcome.err) == (0, "")
+
+
+def test_global_and_restore_wait_too(netctl: Netctl, stub: Stub, tmp_path: Path) -> None:
+    stub.answers(f"GET {API}/globals/global/", {"key": "global"}, headers={"ETag": '"4"'})
+    stub.answers(f"PUT {API}/globals/global/?wait=10", {})
+    assert netctl("global", "set", "--arp-mode", "flood", "--wait").code == 0
+    saved = tmp_path / "state.json"
+    saved.write_text("{}")
+    stub.answers(f"POST {API}/restore?force=1&wait=5", {"restored": 2})
+    assert netctl("restore", "--force", "--wait=5", str(saved)).out == "restored 2 objects\n"
+
+
+def test_a_write_that_is_not_in_force_everywhere_has_a_code_of_its_own(netctl: Netctl, stub: Stub) -> None:
+    fault = {"code": "behind", "message": "written, but not in force on b (silent)", "field": "", "details": {}}
+    stub.answers(f"POST {API}/tenants/t1/?wait=10", fault, status=504)
+    outcome = netctl("tenant", "create", "t1", "--wait")
+    assert (outcome.code, outcome.out) == (5, "")
+    assert outcome.err == "netctl: written, but not in force on b (silent)\n"
+    stub.answers(f"POST {API}/tenants/t1/?wait=10", b"<html>a proxy gave up</html>", status=504)
+    assert netctl("tenant", "create", "t1", "--wait").code == 3

@@ -20,6 +20,7 @@ CASES = [
     ("netctl policy rule-add web 1 --action d", {"deny"}),
     ("netctl service delete --ten", {"--tenant"}),
     ("netctl completion z", {"zsh"}),
+    ("netctl tenant create --wait --skip", {"--skip-silent"}),
     ("netctl network create --subnet ", set()),
     ("netctl netwrok ", set()),
 ]

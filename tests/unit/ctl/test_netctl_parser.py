@@ -148,7 +148,8 @@ def test_every_noun_and_verb_of_the_original_is_there() -> None:
         *(f"service {verb}" for verb in ("create", "rm", "ls", "inspect")),
     }
     assert len(original) == 36
-    assert set(LEAVES) == original | {"endpoint ls", "node ls", "policy diff", "backup", "restore", "completion"}
+    ours = {"endpoint ls", "node ls", "node settle", "policy diff", "backup", "restore", "completion"}
+    assert set(LEAVES) == original | ours
 
 
 @pytest.mark.parametrize("line", LEAVES)
@@ -232,3 +233,33 @@ def test_insecure_can_be_switched_off_in_the_environment(off: str) -> None:
 def test_flags_of_every_command_stand_before_or_after_it_and_beat_the_environment(line: str) -> None:
     environment = {"NETMASTER": "https://m:1", "NETCTL_CACERT": "y"}
     assert understood(line, environment).connection == ("http://a:1", True, "x", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        ("tenant create t1", 0),
+        ("tenant create --wait t1", 10),
+        ("tenant create t1 --wait", 10),
+        ("tenant create --wait=2.5 t1", 2.5),
+        ("tenant create t1 --wait=60", 60),
+    ],
+)
+def test_the_seconds_of_a_wait_stand_behind_an_equals_sign_or_not_at_all(line: str, seconds: float) -> None:
+    parsed = understood(line)
+    assert (parsed.seconds, parsed.given) == (seconds, {"tenantName": "t1"})
+
+
+@pytest.mark.parametrize("wait", ["--wait=", "--wait=soon", "--wait=0", "--wait=-1", "--wait=61", "--wait=nan"])
+def test_a_wait_that_is_none_is_refused(wait: str) -> None:
+    with pytest.raises(Usage, match="--wait"):
+        understood(f"tenant create t1 {wait}")
+
+
+def test_what_only_reads_does_not_wait() -> None:
+    with pytest.raises(Usage):
+        understood("network ls --wait")
+
+
+def test_after_two_dashes_a_word_is_a_word() -> None:
+    assert understood("tenant create -- --wait").given == {"tenantName": "--wait"}

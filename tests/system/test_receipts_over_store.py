@@ -1,0 +1,120 @@
+"""Writes that wait, with a real netmaster and netctl, and nodes that are real but for the kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+from weft.agent.holdings import Holdings
+from weft.agent.journal import Journal
+from weft.agent.kernel import Kernel
+from weft.agent.receipts import Receipts
+from weft.agent.reconcile import Reconciler
+from weft.domain import kinds, model
+from weft.domain.cluster import Cluster
+from weft.domain.ids import NodeName
+from weft.domain.nodeview import Part
+from weft.drivers import RemoteStoreSettings, open_store
+from weft.ports.datapath import Datapath, Findings
+from weft.runtime.mirror import Mirror
+from weft.runtime.tasks import beside
+from weft.testing.masters import MasterProcess, Rest, client
+from weft.testing.waiting import DEADLINE, eventually, until
+
+
+class Obedient:
+    """A datapath that says yes."""
+
+    def converge(self, wanted: Set[Part]) -> Findings:
+        return Findings()
+
+
+@asynccontextmanager
+async def node(name: str, master: MasterProcess) -> AsyncIterator[list[str]]:
+    """A node on netmaster's store while the block runs; its faults, of which there are none at first."""
+    async with AsyncExitStack() as stack:
+        thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+        settings = RemoteStoreSettings(endpoints=(f"unix:{master.data / 'store.sock'}",), node=name)
+        store = await stack.enter_async_context(open_store(settings))
+        cluster, journal = Cluster(), Journal()
+        own = model.Node(name=NodeName(name))
+        kernel = Kernel(cast("Datapath", Obedient()), thread)
+        reconciler = Reconciler(cluster, node=own.name, journal=journal, kernel=kernel)
+        mirror = Mirror(store, reconciler)
+        holdings = Holdings(store, node=own, cluster=cluster, mirror=mirror, journal=journal, ttl=2.0, limit=60.0)
+        faults: list[str] = []
+        receipts = Receipts(
+            store, node=own.name, cluster=cluster, mirror=mirror, reconciler=reconciler,
+            faults=lambda: list(faults) if holdings.in_touch else None,
+        )  # fmt: skip
+        await stack.enter_async_context(beside(mirror.run(), name="mirror"))
+        await stack.enter_async_context(beside(holdings.run(), name="holdings"))
+        await until(lambda: holdings.in_touch)
+        await reconciler.converge()
+        await stack.enter_async_context(beside(reconciler.run(), name="reconcile"))
+        await stack.enter_async_context(beside(receipts.run(), name="receipts"))
+        yield faults
+
+
+async def netctl(master: MasterProcess, line: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error."""
+    command = (sys.executable, "-m", "weft.ctl.main", "--netmaster", master.url, *line.split())
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    async with asyncio.timeout(DEADLINE):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def state_of(rest: Rest, name: str) -> str:
+    return str((await rest.get(kinds.NODE.plural, name)).accepted()["status"]["state"])
+
+
+async def test_netctl_waits_and_names_who_is_behind(tmp_path: Path) -> None:
+    async with MasterProcess(tmp_path) as master, client(master.url) as rest, node("a", master):
+        async with node("b", master):
+            assert await netctl(master, "tenant create t1 --wait=30") == (0, "t1\n", "")
+            assert (await netctl(master, "node settle --wait=30"))[0] == 0
+        code, out, err = await netctl(master, "tenant create t2 --wait=0.5")
+        assert (code, out) == (5, "")
+        assert "it stands" in err
+        assert " b (" in err
+        assert " a (" not in err
+        assert "t2\n" in (await netctl(master, "tenant ls -q"))[1]
+        await eventually(lambda: state_of(rest, "b"), lambda state: state == "silent")
+        assert await netctl(master, "tenant create t3 --wait=30 --skip-silent") == (0, "t3\n", "")
+        assert "silent" in (await netctl(master, "node ls"))[1]
+
+
+async def test_a_node_that_is_not_ready_is_listed_with_its_reason(tmp_path: Path) -> None:
+    async with MasterProcess(tmp_path) as master, client(master.url) as rest, node("a", master) as faults:
+        faults.append("the store's news has not come for 10 s")
+        await eventually(lambda: state_of(rest, "a"), lambda state: state == "not ready")
+        assert "not ready: the store's news has not come for 10 s" in (await netctl(master, "node ls"))[1]
+        faults.clear()
+        await eventually(lambda: state_of(rest, "a"), lambda state: state == "alive")
+
+
+async def test_many_writes_wait_at_once(tmp_path: Path) -> None:
+    async with MasterProcess(tmp_path) as master, client(master.url) as rest, node("a", master), node("b", master):
+        paths = [f"/api/v1/tenants/t{number}/?wait=30" for number in range(40)]
+        bodies = [b'{"tenantName":"t%d"}' % number for number in range(40)]
+        sent = (
+            rest.send("POST", path, data=body, headers={"Content-Type": "application/json"})
+            for path, body in zip(paths, bodies, strict=True)
+        )
+        for answer in await asyncio.gather(*sent):
+            answer.accepted()
+
+
+async def test_a_wait_that_is_none_writes_nothing(tmp_path: Path) -> None:
+    async with MasterProcess(tmp_path) as master, client(master.url) as rest:
+        answer = await rest.send("POST", "/api/v1/tenants/t1/?wait=soon", data=b'{"tenantName":"t1"}')
+        answer.refused(400, field="wait")
+        (await rest.get("tenants", "t1")).refused(404)
