@@ -26,10 +26,12 @@ check: $(READY)
 
 test: check
 	scripts/install-system-packages etcd lab
+	scripts/build-cnitool
 	$(PYTEST) tests/contracts tests/system tests/lab
 
 e2e: $(READY)
 	scripts/install-system-packages e2e etcd lab
+	scripts/build-cnitool
 	$(BIN)/python -m pytest tests/e2e
 
 soak: $(READY)
@@ -37,7 +39,7 @@ soak: $(READY)
 	$(BIN)/python -m pytest -m soak --timeout 3600 tests
 
 bench: $(READY)
-	scripts/install-system-packages etcd
+	scripts/install-system-packages etcd lab bench
 	$(BIN)/python -m bench $(BENCH)
 
 docs: $(READY)

@@ -2,7 +2,8 @@
 
 Every file appears whole under its name or not at all (temporary name, fsync, rename), so a runtime never executes half
 a program and never meets "text file busy" (C-119). Running it again changes nothing. What others put there is neither
-replaced nor removed, unless `--force` says so; nothing is written before all of it is known to be allowed.
+replaced nor removed, unless `--force` says so; a list that chains us with what cannot work beside us is refused in any
+case. Nothing is written before all of it is known to be allowed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from weft.cni.chains import CONF_DIR, read_chain, read_chains
 from weft.cni.files import place_file, place_link, remove_file
 from weft.cni.versions import SpecVersion
 from weft.cni.wishes import CAPABILITIES
@@ -23,6 +25,7 @@ from weft.cni.wishes import CAPABILITIES
 PROGRAM = "weft-cni"
 ALIASES = ("contivk8s", "kuryr-cni", "netcontiv")
 """Names by which existing configurations call the plugin: links to the program."""
+NAMES = frozenset((PROGRAM, *ALIASES))
 
 WEFT_CONF = "10-weft.conflist"
 CONTIV_CONF = "1-contiv.conf"
@@ -44,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="weft install-cni", description="Put the CNI plugin and its configuration where runtimes look for them."
     )
     parser.add_argument("--bin-dir", type=Path, default=Path("/opt/cni/bin"), help="where plugins are; /opt/cni/bin")
-    parser.add_argument(
-        "--conf-dir", type=Path, default=Path("/etc/cni/net.d"), help="where networks are; /etc/cni/net.d"
-    )
+    parser.add_argument("--conf-dir", type=Path, default=CONF_DIR, help=f"where networks are; {CONF_DIR}")
     parser.add_argument(
         "--shim", default="auto", help="c, python, a program built before, or auto: c where it can be built; auto"
     )
@@ -88,6 +89,9 @@ def install(
         foreign.append(conf)
     if foreign and not force:
         raise Refused(f"not ours, so not replaced without --force: {', '.join(map(str, foreign))}")
+    staying = [chain for chain in read_chains(conf_dir) if not (force and chain.file == conf)]
+    if faults := [fault for chain in staying if (fault := chain.fault(NAMES))]:
+        raise Refused(f"{'; '.join(faults)}: take them out of the list")
     bin_dir.mkdir(parents=True, exist_ok=True)
     kind = "Python" if program.startswith(b"#!") else "C"
     told = [f"{_tell(targets[0], place_file(targets[0], program, mode=0o755))} ({kind})"]
@@ -186,16 +190,8 @@ def _is_our_program(path: Path) -> bool:
 
 def _is_our_config(path: Path) -> bool:
     """Whether it calls our plugin, edited by hand or not."""
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError:
-        return False
-    plugins = value.get("plugins", [value]) if isinstance(value, dict) else []
-    return any(plugin in (PROGRAM, *ALIASES) for plugin in _types(plugins))
-
-
-def _types(plugins: object) -> Iterable[object]:
-    return (plugin.get("type") for plugin in plugins if isinstance(plugin, dict)) if isinstance(plugins, list) else ()
+    chain = read_chain(path)
+    return chain is not None and chain.names(NAMES)
 
 
 def _tell(path: Path, changed: bool) -> str:

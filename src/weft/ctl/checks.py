@@ -12,7 +12,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.cni.chains import read_chains
 from weft.cni.errors import CniError
+from weft.cni.install import NAMES
 from weft.cni.wire import HEADER_SIZE, Answer, Call, Unreadable, body_size, decode_answer, encode_call
 from weft.ctl import echo
 from weft.ctl.agent_client import inspect_agent
@@ -51,9 +53,10 @@ def _verdict(name: str, faults: list[str], *, well: str, hint: str, health: Heal
         yield Check(name, health, fault, hint)
 
 
-def examine(agent: str, tools: DatapathTools, *, within: float) -> Iterator[Check]:
+def examine(agent: str, tools: DatapathTools, *, conf_dir: Path, within: float) -> Iterator[Check]:
     """All checks, those of the machine first. What needs an agent that is away is left out."""
     yield from check_machine(tools)
+    yield from check_networks(conf_dir)
     try:
         node = inspect_agent(agent)
     except Failure as failure:
@@ -61,6 +64,7 @@ def examine(agent: str, tools: DatapathTools, *, within: float) -> Iterator[Chec
         return
     yield from check_agent(node)
     yield from check_cni(Path(node["cniSocket"]), within=within)
+    yield from check_names(node)
     yield from check_spaces(node)
     yield from check_peers(node, within=within)
 
@@ -84,6 +88,21 @@ def check_machine(tools: DatapathTools) -> Iterator[Check]:
     )
 
 
+def check_networks(conf_dir: Path) -> Iterator[Check]:
+    """Whether the runtimes' lists of plugins can work with ours in them."""
+    try:
+        chains = [chain for chain in read_chains(conf_dir) if chain.names(NAMES)]
+    except OSError as error:
+        yield Check("networks", Health.FAILED, f"{conf_dir} cannot be read: {error}", "run weft doctor as root")
+        return
+    yield from _verdict(
+        "networks",
+        [fault for chain in chains if (fault := chain.fault(NAMES))],
+        well=f"{len(chains)} networks in {conf_dir} call our plugin",
+        hint="take them out of the list: no port is mapped, no rate limited and no packet filtered by them",
+    )
+
+
 def check_agent(node: Mapping[str, Any]) -> Iterator[Check]:
     """Whether the agent is ready and hears the store."""
     name, count = node["node"], len(node["ports"])
@@ -104,6 +123,17 @@ def check_spaces(node: Mapping[str, Any]) -> Iterator[Check]:
     faults = [f"tenant {space['tenant']}: {fault}" for space in node["spaces"] for fault in space["faults"]]
     yield from _verdict("spaces", faults, well=f"{len(node['spaces'])} tenants are as they should be", hint=_MENDS)
     yield from _verdict("leaks", list(node["leaks"]), well="kernel and ledger agree", hint=_MENDS)
+
+
+def check_names(node: Mapping[str, Any]) -> Iterator[Check]:
+    """Whether netdns is there and follows the agent; what it was told before it goes on answering."""
+    if node["names"] != "off":
+        yield from _verdict(
+            "names",
+            ["netdns does not follow the agent"] if node["names"] == "away" else [],
+            well="netdns answers for every tenant here",
+            hint="start netdns, or see its log; without names give netplugin --names-socket none",
+        )
 
 
 def check_cni(path: Path, *, within: float) -> Iterator[Check]:

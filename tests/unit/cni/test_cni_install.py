@@ -52,7 +52,8 @@ def test_the_configuration_is_a_list_that_runtimes_can_read(machine: Machine) ->
     network = parse_list(path.read_bytes(), folder=machine.conf)
     assert (path.name, network.name, network.version) == ("10-weft.conflist", "blue", "1.1.0")
     assert network.plugins[0].type == PROGRAM
-    assert {"ips", "mac", "bandwidth", "portMappings", "dns", "aliases"} <= network.plugins[0].capabilities
+    wanted = {"ips", "mac", "dns", "aliases", "bandwidth", "portMappings"}
+    assert wanted <= network.plugins[0].capabilities
     assert json.loads(path.read_bytes())["cniVersion"] == "1.0.0"
     assert is_name(network.name)
 
@@ -121,6 +122,18 @@ def test_an_edited_configuration_is_kept(machine: Machine, capsys: pytest.Captur
     assert f"kept {path}" in capsys.readouterr().out
     machine.run("--force")
     assert path.read_text() != edited
+
+
+@pytest.mark.parametrize("name", ["10-weft.conflist", "20-other.conflist"])
+def test_a_chain_that_cannot_work_is_refused(machine: Machine, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """P-51, P-52: beside us, `portmap` and `bandwidth` would do nothing, and say nothing."""
+    machine.conf.mkdir(parents=True)
+    chained = machine.conf / name
+    chained.write_text('{"name": "x", "plugins": [{"type": "weft-cni"}, {"type": "portmap"}, {"type": "bandwidth"}]}')
+    assert machine.run() == 2
+    assert f"{chained} chains portmap and bandwidth" in capsys.readouterr().err
+    assert machine.paths() == [chained]
+    assert machine.run("--force") == (0 if name == "10-weft.conflist" else 2)
 
 
 def test_uninstall_removes_what_is_ours_and_only_that(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

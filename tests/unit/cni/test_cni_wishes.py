@@ -10,7 +10,8 @@ from weft.cni.arguments import parse_arguments
 from weft.cni.documents import Document
 from weft.cni.errors import CniError, Code
 from weft.cni.result import Dns
-from weft.cni.wishes import Bandwidth, PortMapping, Wishes, parse_wishes
+from weft.cni.traffic_wishes import Bandwidth, PortMapping
+from weft.cni.wishes import CAPABILITIES, Wishes, parse_wishes
 
 ONE, TWO, THREE = (ip_address(f"10.1.0.{last}") for last in (1, 2, 3))
 
@@ -29,53 +30,64 @@ def test_nothing_asked_is_nothing_wished() -> None:
     assert wishes({}) == Wishes(labels={}, annotations={})
 
 
-def test_containerd_writes_members_in_capitals() -> None:
-    """Facts, orchestrators 2: the exact runtimeConfig of containerd."""
-    asked = wishes(
-        {
-            "runtimeConfig": {
-                "portMappings": [
-                    {"HostPort": 18081, "ContainerPort": 8081, "Protocol": "tcp", "HostIP": "10.200.0.11"}
-                ],
-                "bandwidth": {
-                    "IngressRate": 10_000_000,
-                    "IngressBurst": 4_294_967_295,
-                    "EgressRate": 0,
-                    "EgressBurst": 0,
-                },
-                "io.kubernetes.cri.pod-annotations": {"orch/net": "green"},
-            }
-        }
+PORTS_OF_CONTAINERD = [{"HostPort": 18081, "ContainerPort": 8081, "Protocol": "tcp", "HostIP": "10.200.0.11"}]
+PORTS_OF_PODMAN = [{"hostPort": 80, "containerPort": 8080, "protocol": "udp", "hostIP": ""}]
+RATES_OF_CONTAINERD = {"IngressRate": 10_000_000, "IngressBurst": 4_294_967_295, "EgressRate": 0, "EgressBurst": 0}
+
+
+def test_ports_of_the_host_are_declared_and_read() -> None:
+    """P-51: names of members come in any case."""
+    assert "portMappings" in CAPABILITIES
+    assert wishes({"runtimeConfig": {"portMappings": PORTS_OF_CONTAINERD + PORTS_OF_PODMAN}}).ports == (
+        PortMapping(protocol="tcp", host_port=18081, container_port=8081, host_ip=ip_address("10.200.0.11")),
+        PortMapping(protocol="udp", host_port=80, container_port=8080),
     )
-    mapping = PortMapping(host_port=18081, container_port=8081, protocol="tcp", host_address=ip_address("10.200.0.11"))
-    assert asked.port_mappings == (mapping,)
-    assert asked.bandwidth == Bandwidth(ingress_rate=10_000_000, ingress_burst=4_294_967_295)
-    assert dict(asked.annotations) == {"orch/net": "green"}
 
 
-def test_podman_writes_small_letters_and_aliases_by_network() -> None:
+def test_rates_are_declared_and_read() -> None:
+    """P-52: a burst without a rate asks for nothing."""
+    assert "bandwidth" in CAPABILITIES
+    assert wishes({"runtimeConfig": {"bandwidth": RATES_OF_CONTAINERD}}).bandwidth == Bandwidth(
+        ingress_rate=10_000_000, ingress_burst=4_294_967_295
+    )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_loopback_never_leads_to_a_container(address: str) -> None:
+    """CVE-2020-8558: the host never routes loopback addresses."""
+    refused = refusal({"runtimeConfig": {"portMappings": [{"hostPort": 1, "containerPort": 1, "hostIP": address}]}})
+    assert refused.code == Code.UNSUPPORTED_FIELD
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        {"portMappings": []},
+        {"portMappings": None},
+        {"bandwidth": {}},
+        {"bandwidth": dict.fromkeys(RATES_OF_CONTAINERD, 0)},
+        {"bandwidth": {"ingressBurst": 4_294_967_295}},
+    ],
+)
+def test_no_ports_and_no_rates_are_no_wish(runtime: dict[str, object]) -> None:
+    assert wishes({"runtimeConfig": runtime}) == wishes({})
+
+
+def test_containerd_hands_over_annotations() -> None:
     """Facts, orchestrators 2."""
-    asked = wishes(
-        {
-            "runtimeConfig": {
-                "aliases": {"blue": ["al1", "0123456789ab"], "red": ["other"]},
-                "portMappings": [{"hostPort": 80, "containerPort": 8080, "protocol": "UDP", "hostIP": ""}],
-            }
-        }
-    )
-    assert asked.aliases == ("al1", "0123456789ab")
-    assert asked.port_mappings == (PortMapping(host_port=80, container_port=8080, protocol="udp"),)
+    runtime = {"io.kubernetes.cri.pod-annotations": {"orch/net": "green"}}
+    assert dict(wishes({"runtimeConfig": runtime}).annotations) == {"orch/net": "green"}
+
+
+def test_podman_writes_aliases_by_network() -> None:
+    """Facts, orchestrators 2."""
+    runtime = {"aliases": {"blue": ["al1", "0123456789ab"], "red": ["other"]}}
+    assert wishes({"runtimeConfig": runtime}).aliases == ("al1", "0123456789ab")
 
 
 def test_aliases_may_be_a_list() -> None:
     """Facts 4.10."""
     assert wishes({"runtimeConfig": {"aliases": ["web", "web_1"]}}).aliases == ("web", "web_1")
-
-
-def test_a_mapping_without_protocol_is_tcp() -> None:
-    assert wishes({"runtimeConfig": {"portMappings": [{"hostPort": 1, "containerPort": 2}]}}).port_mappings == (
-        PortMapping(host_port=1, container_port=2, protocol="tcp"),
-    )
 
 
 def test_addresses_come_from_the_strongest_source() -> None:
@@ -106,6 +118,7 @@ def test_dns_of_the_runtime_beats_that_of_the_configuration() -> None:
         nameservers=("10.0.0.3",), search=("b.example",), options=("ndots:5",)
     )
     assert wishes({"dns": written}).dns == Dns(nameservers=("10.0.0.2",), domain="a.example")
+    assert wishes({"dns": written, "runtimeConfig": {"dns": {}}}).dns == wishes({"dns": written}).dns
 
 
 def test_an_empty_list_of_name_servers_is_a_word_too() -> None:
@@ -144,13 +157,13 @@ def test_a_foreign_ipam_is_refused_by_name_and_value() -> None:
 @pytest.mark.parametrize(
     "runtime",
     [
-        {"portMappings": [{"hostPort": 0, "containerPort": 80}]},
-        {"portMappings": [{"hostPort": -1, "containerPort": 80}]},
-        {"portMappings": [{"hostPort": 65_536, "containerPort": 80}]},
-        {"portMappings": [{"hostPort": 80}]},
-        {"portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "icmp"}]},
-        {"portMappings": [{"hostPort": 80, "containerPort": 80, "hostIP": "here"}]},
         {"portMappings": {}},
+        {"portMappings": [80]},
+        {"portMappings": [{"containerPort": 80}]},
+        {"portMappings": [{"hostPort": 80}]},
+        {"portMappings": [{"hostPort": 65_536, "containerPort": 80}]},
+        {"portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "icmp"}]},
+        {"portMappings": [{"hostPort": 80, "containerPort": 80, "hostIP": "localhost"}]},
         {"bandwidth": {"ingressRate": -1}},
         {"bandwidth": {"ingressRate": 1.5}},
         {"bandwidth": []},
@@ -167,5 +180,4 @@ def test_a_foreign_ipam_is_refused_by_name_and_value() -> None:
     ],
 )
 def test_what_cannot_be_read_is_code_7(runtime: object) -> None:
-    """P-51: ports of 0 and below are errors, too."""
     assert refusal({"runtimeConfig": runtime}).code == Code.BAD_CONFIG

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from weft.ctl import echo
-from weft.ctl.checks import Check, Health, check_agent, check_cni, check_machine, check_peers, check_spaces
+from weft.ctl.checks import (
+    Check,
+    Health,
+    check_agent,
+    check_cni,
+    check_machine,
+    check_names,
+    check_networks,
+    check_peers,
+    check_spaces,
+)
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
 
@@ -18,6 +28,7 @@ WELL: dict[str, Any] = {
     "reasons": [],
     "storeInTouch": True,
     "realisedRevision": 7,
+    "names": "served",
     "spaces": [{"tenant": "default", "faults": []}],
     "leaks": [],
     "vtepIp": "192.0.2.1",
@@ -44,6 +55,9 @@ class Tools:
     def enter(self, directory: Path, tenant: TenantName) -> None:
         raise AssertionError
 
+    def enter_workload(self, netns: Path) -> None:
+        raise AssertionError
+
 
 def healths(checks: list[Check]) -> dict[str, Health]:
     return {check.name: check.health for check in checks}
@@ -61,6 +75,19 @@ def test_without_root_it_says_so() -> None:
     assert (check.health, check.hint) == (Health.FAILED, "run weft doctor as root")
 
 
+def test_a_chain_that_cannot_work_is_told_with_its_file(tmp_path: Path) -> None:
+    """P-51, P-52."""
+    (tmp_path / "87-podman.conflist").write_text('{"name": "p", "plugins": [{"type": "bridge"}, {"type": "portmap"}]}')
+    (check,) = check_networks(tmp_path)
+    assert (check.health, check.text) == (Health.WELL, f"0 networks in {tmp_path} call our plugin")
+    ours = tmp_path / "10-weft.conflist"
+    ours.write_text('{"name": "w", "plugins": [{"type": "weft-cni"}, {"type": "portmap"}]}')
+    (check,) = check_networks(tmp_path)
+    assert (check.name, check.health) == ("networks", Health.FAILED)
+    assert f"{ours} chains portmap" in check.text
+    assert check.hint
+
+
 def test_an_agent_tells_its_own_reasons() -> None:
     assert set(healths(list(check_agent(WELL))).values()) == {Health.WELL}
     found = list(check_agent(WELL | {"reasons": ["not restored"], "storeInTouch": False}))
@@ -75,6 +102,13 @@ def test_spaces_and_leaks() -> None:
         "leaks": ["device wp1 belongs to no attachment"],
     }
     assert [check.text for check in check_spaces(ill)] == ["tenant blue: x is 0", "device wp1 belongs to no attachment"]
+
+
+def test_names_fail_when_netdns_is_away_and_are_passed_over_when_off() -> None:
+    assert healths(list(check_names(WELL))) == {"names": Health.WELL}
+    (check,) = check_names(WELL | {"names": "away"})
+    assert (check.health, "--names-socket none" in check.hint) == (Health.FAILED, True)
+    assert list(check_names(WELL | {"names": "off"})) == []
 
 
 def test_a_socket_that_does_not_answer(tmp_path: Path) -> None:

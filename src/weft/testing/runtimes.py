@@ -1,0 +1,230 @@
+"""Real container runtimes on this machine, with a disk of their own: podman, and containerd with its `ctr`.
+
+The caller must be in network and mount namespaces of its own (`weft.testing.apart`). Containers share one root
+directory with nothing but busybox in it, and each says its own name to whoever connects to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from weft.adapters.linux.netns import NamespaceDirectory
+from weft.testing.apart import mount
+from weft.testing.hosts import NETWORK
+from weft.testing.processes import Child
+from weft.testing.waiting import DEADLINE, eventually, until
+
+PORT = 8080
+"""Where every container says its name."""
+
+_OWN_PLACES = ("/run", "/var/lib", "/var/log", "/dev/shm", "/opt", "/etc/cni")
+_APPLETS = ("cat", "echo", "ip", "nc")
+_CGROUPS = Path("/sys/fs/cgroup")
+_PODMAN = ("podman", "--cgroup-manager=cgroupfs", "--events-backend=file", "--runtime=runc", "--log-level=warn")
+_LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
+"""podman would raise them to its own, which not every root may."""
+_CONTAINERD_CONFIG = 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
+
+
+class Ran(NamedTuple):
+    """How a command ended, and all that it printed."""
+
+    exit_code: int
+    output: str
+
+
+def take_own_disk() -> None:
+    """Cover every place where runtimes and plugins keep something by an empty one, in this mount namespace only."""
+    for place in _OWN_PLACES:
+        mount(None, Path(place), kind="tmpfs")
+    NamespaceDirectory(Path("/run/netns")).prepare()
+
+
+def make_root(path: Path) -> Path:
+    """A root directory for containers: busybox under the names that tests use."""
+    busybox = shutil.which("busybox")
+    assert busybox is not None, "scripts/install-system-packages e2e installs busybox"
+    for name in ("bin", "dev", "etc", "proc", "run", "sys", "tmp"):
+        (path / name).mkdir(parents=True)
+    shutil.copy(busybox, path / "bin" / "busybox")
+    for applet in _APPLETS:
+        (path / "bin" / applet).symlink_to("busybox")
+    return path
+
+
+async def run(*command: str) -> Ran:
+    """Run a command to its end, which must come before the deadline."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(DEADLINE):
+            output, _ = await process.communicate()
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        exit_code = await process.wait()
+    return Ran(exit_code, output.decode(errors="replace"))
+
+
+async def must(*command: str) -> str:
+    """What a command prints, which must succeed."""
+    ran = await run(*command)
+    assert ran.exit_code == 0, f"{' '.join(command)}: {ran.output}"
+    return ran.output
+
+
+class Runtime(Protocol):
+    """What tests want of a runtime."""
+
+    async def start(self, name: str, *flags: str) -> None:
+        """Run a container on our network until it is removed; flags are the runtime's own."""
+
+    async def inside(self, name: str, *command: str) -> Ran:
+        """Run a command in a container."""
+
+    async def remove(self, name: str) -> None:
+        """End a container and wait until the runtime has taken it off its network."""
+
+
+async def address_in(runtime: Runtime, name: str) -> str:
+    """The address that a container has on eth0, which must be up."""
+    shown = (await runtime.inside(name, "/bin/ip", "-o", "-4", "addr", "show", "dev", "eth0", "up")).output
+    _, _, rest = shown.partition(" inet ")
+    return rest.split("/")[0]
+
+
+async def hears(runtime: Runtime, name: str, other: str) -> str:
+    """The name that a container hears from whoever has an address, once somebody answers there."""
+    ran = await eventually(
+        lambda: runtime.inside(name, "/bin/nc", "-w", "5", other, str(PORT)), lambda ran: ran.exit_code == 0
+    )
+    return ran.output.strip()
+
+
+class Podman:
+    """podman with its CNI backend, and runc, for crun refuses the cgroups of some machines."""
+
+    def __init__(self, root: Path, *, cgroup: str) -> None:
+        self._root = root
+        self._cgroup = cgroup
+
+    async def start(self, name: str, *flags: str, network: str = NETWORK) -> None:
+        started = await self.try_start(name, *flags, network=network)
+        assert started.exit_code == 0, started.output
+
+    async def try_start(self, name: str, *flags: str, network: str = NETWORK) -> Ran:
+        """As `start`, but it may be refused."""
+        own = ("--detach", "--name", name, "--network", network, "--cgroup-parent", f"/{self._cgroup}", *_LIMITS)
+        return await run(*_PODMAN, "run", *own, *flags, "--rootfs", str(self._root), *_saying(name))
+
+    async def inside(self, name: str, *command: str) -> Ran:
+        return await run(*_PODMAN, "exec", name, *command)
+
+    async def remove(self, name: str) -> None:
+        await must(*_PODMAN, "rm", "--force", "--time", "0", name)
+
+
+@asynccontextmanager
+async def running_podman(root: Path) -> AsyncIterator[Podman]:
+    """podman for a while; its containers end with it."""
+    async with _own_cgroup() as cgroup:
+        try:
+            yield Podman(root, cgroup=cgroup)
+        finally:
+            await must(*_PODMAN, "rm", "--force", "--time", "0", "--all")
+
+
+class Ctr:
+    """containerd's own client, which calls CNI plugins itself. It stays in the foreground as long as its container."""
+
+    def __init__(self, root: Path, *, cgroup: str) -> None:
+        self._root = root
+        self._cgroup = cgroup
+        self._children: dict[str, Child] = {}
+        self._calls = 0
+
+    async def start(self, name: str, *flags: str) -> None:
+        own = ("--rm", "--cni", "--rootfs", "--cgroup", f"/{self._cgroup}/{name}")
+        self._children[name] = Child(["ctr", "run", *own, *flags, str(self._root), name, *_saying(name)])
+
+        async def runs() -> bool:
+            child = self._children[name]
+            assert child.running, f"ctr run has ended with code {child.exit_code}"
+            listed = await must("ctr", "task", "ls")
+            return [name, "RUNNING"] in [line.split()[::2] for line in listed.splitlines()]
+
+        await eventually(runs, bool)
+
+    async def inside(self, name: str, *command: str) -> Ran:
+        self._calls += 1
+        return await run("ctr", "task", "exec", "--exec-id", f"call{self._calls}", name, *command)
+
+    async def remove(self, name: str) -> None:
+        ended = await self._end(name)
+        assert ended.exit_code == 0, ended.output
+
+    async def close(self) -> None:
+        """Nothing runs any more, also when one of them would not end."""
+        async with AsyncExitStack() as ending:
+            for name in self._children:
+                ending.push_async_callback(self._end, name)
+
+    async def _end(self, name: str) -> Ran:
+        with self._children.pop(name) as child:
+            killed = await run("ctr", "task", "kill", "--signal", "SIGKILL", name)
+            await until(lambda: not child.running)
+            await run("ctr", "task", "delete", "--force", name)  # left by a `ctr run` whose network was refused
+            return killed
+
+
+@asynccontextmanager
+async def running_containerd(root: Path, *, home: Path) -> AsyncIterator[Ctr]:
+    """containerd for a while; its containers end with it."""
+    config = home / "containerd.toml"
+    config.write_text(_CONTAINERD_CONFIG)
+    async with _own_cgroup() as cgroup:
+        with Child(["containerd", "--config", str(config)], log=home / "containerd.log") as daemon:
+
+            async def answers() -> bool:
+                assert daemon.running, f"containerd has ended with code {daemon.exit_code}"
+                return (await run("ctr", "version")).exit_code == 0
+
+            await eventually(answers, bool)
+            ctr = Ctr(root, cgroup=cgroup)
+            try:
+                yield ctr
+            finally:
+                await ctr.close()
+
+
+def _saying(name: str) -> tuple[str, ...]:
+    return "/bin/nc", "-ll", "-p", str(PORT), "-e", "/bin/echo", name
+
+
+@asynccontextmanager
+async def _own_cgroup() -> AsyncIterator[str]:
+    """A name for the containers' cgroups, which are gone afterwards: they alone are not of the mount namespace."""
+    name = f"weft-{os.getpid()}"
+    try:
+        yield name
+    finally:
+        await until(lambda: _remove_cgroups(name))
+
+
+def _remove_cgroups(name: str) -> bool:
+    """Whether none is left. One cannot be removed before its last process is quite gone."""
+    found = [*_CGROUPS.glob(f"{name}/**/"), *_CGROUPS.glob(f"*/{name}/**/")]
+    for directory in sorted(found, reverse=True):
+        with suppress(OSError):
+            directory.rmdir()
+    return not any(directory.exists() for directory in found)
