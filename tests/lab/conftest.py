@@ -6,7 +6,6 @@ test: pinned namespaces are held by mounts that nobody else sees.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -17,15 +16,12 @@ from typing import Any, Protocol
 
 import pytest
 
-from weft.adapters.linux.links import LOOPBACK, alter_link
 from weft.adapters.linux.netlink import NETFILTER, ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.wire import Request
+from weft.testing.apart import stepped_apart
+from weft.testing.judged import Ward, open_ward
 from weft.testing.processes import DEADLINE
-
-_CLONE_FS, _CLONE_NEWNS, _CLONE_NEWNET = 0x00000200, 0x00020000, 0x40000000
-_MS_REC, _MS_PRIVATE = 0x4000, 1 << 18
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Space:
@@ -53,35 +49,13 @@ class MakeSpace(Protocol):
     def __call__(self, name: str) -> Space: ...
 
 
-def _check(result: int) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def _return_to(fd: int) -> None:
-    # The kernel lets nobody change mounts who shares a working directory, and the test's threads may not be quite gone.
-    _check(_LIBC.unshare(_CLONE_FS))
-    _check(_LIBC.setns(fd, 0))
-
-
 @pytest.fixture(autouse=True)
 def apart() -> Iterator[None]:
     """The test's thread in namespaces of its own, with loopback up."""
     if os.geteuid() != 0:
         pytest.skip("the lab makes namespaces, which takes root")
-    directory = Path.cwd()
-    with ExitStack() as back:
-        for kind in ("net", "mnt"):
-            fd = os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-            back.callback(os.close, fd)
-            back.callback(_return_to, fd)
-        _check(_LIBC.unshare(_CLONE_NEWNET | _CLONE_NEWNS))
-        _check(_LIBC.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None))
-        with Namespace.current() as here, NetlinkSocket(ROUTE, namespace=here) as netlink:
-            netlink.send_batch([alter_link(LOOPBACK, up=True)])
+    with stepped_apart():
         yield
-    os.chdir(directory)  # entering a mount namespace leads to its root
 
 
 @pytest.fixture
@@ -108,3 +82,10 @@ def make_space(directory: NamespaceDirectory) -> Iterator[MakeSpace]:
 def there(make_space: MakeSpace) -> Space:
     """Another namespace, such as a pod's."""
     return make_space("there")
+
+
+@pytest.fixture
+def ward(apart: None, tmp_path: Path) -> Iterator[Ward]:
+    """A tenant's space without pods."""
+    with open_ward(tmp_path) as ward:
+        yield ward

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 
+from weft.agent.calls import Serve
 from weft.cni.errors import CniError, Code
-from weft.cni.request import Request, parse_request
+from weft.cni.request import Add, Request, parse_request
 from weft.cni.versions import answer_version
 from weft.cni.wire import HEADER_SIZE, Answer, Call, Unreadable, body_size, decode_call, encode_answer
 from weft.domain.errors import (
@@ -24,6 +26,7 @@ from weft.domain.errors import (
     WeftError,
 )
 from weft.runtime.logs import Log
+from weft.runtime.tasks import beside
 from weft.runtime.unix import check_caller, listen_privately
 
 log = Log("cni")
@@ -31,9 +34,14 @@ log = Log("cni")
 READ_WITHIN_S = 30.0
 """How long a caller may take to say what it wants."""
 
-Serve = Callable[[Request], Awaitable[bytes]]
+WAY_BACK_S = 1.0
+"""What is kept of a caller's time for our answer to come back, so that it hears our reason and not the clock's."""
+_MOST_FOR_WAY_BACK = 0.25
+
+_OWN_NAMESPACE = "/proc/self/ns/net"
+
 Observe = Callable[[str, str, float], None]
-"""Told of each call: its verb, the code of its refusal or `done`, and how many seconds it took."""
+"""Told of each call: its verb, the code of its refusal, `done` or `gone`, and how many seconds it took."""
 
 _CODES: tuple[tuple[type[WeftError], Code], ...] = (
     (Exhausted, Code.EXHAUSTED),
@@ -47,15 +55,35 @@ _CODES: tuple[tuple[type[WeftError], Code], ...] = (
 """The first class an error belongs to decides its code (design 5)."""
 
 
+class HungUp(ConnectionError):
+    """The caller has gone while we worked: its runtime has given up, or was killed."""
+
+
 def cni_error(error: WeftError) -> CniError:
     """One of our errors as the runtime is told of it."""
     code = next((code for kind, code in _CODES if isinstance(error, kind)), Code.FAILED)
     return CniError(code, error.message)
 
 
+def read_request(environment: Mapping[str, str], stdin: bytes) -> Request:
+    """The request. Code 8 when it would attach this machine itself, unless the caller says that it means to (C-015)."""
+    request = parse_request(environment, stdin)
+    is_meant = environment.get("CNI_NETNS_OVERRIDE", "").lower() in {"1", "true"}
+    if isinstance(request, Add) and not is_meant and _is_own_namespace(request.netns):
+        raise CniError(Code.BAD_NETNS, f"CNI_NETNS {request.netns} is the network namespace of the agent itself")
+    return request
+
+
+def _is_own_namespace(path: str) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.stat(_OWN_NAMESPACE))  # noqa: PTH116  this compares what it finds
+    except OSError:
+        return False  # whoever opens it tells what is wrong
+
+
 @asynccontextmanager
 async def cni_server(path: Path, serve: Serve, observe: Observe) -> AsyncIterator[None]:
-    """Serve requests while the block runs."""
+    """Serve requests while the block runs. `serve` is cancelled when its caller hangs up or has no time left."""
     listener = listen_privately(path)
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -77,36 +105,60 @@ async def _converse(
     check_caller(writer.get_extra_info("socket"))
     async with asyncio.timeout(READ_WITHIN_S):
         body = await reader.readexactly(body_size(await reader.readexactly(HEADER_SIZE)))
-    call = decode_call(body)
-    writer.write(encode_answer(await _answer(call, serve=serve, observe=observe)))
+    answer = await _answer(decode_call(body), reader, serve=serve, observe=observe)
+    writer.write(encode_answer(answer))
     await writer.drain()
 
 
-async def _answer(call: Call, *, serve: Serve, observe: Observe) -> Answer:
+async def _answer(call: Call, reader: asyncio.StreamReader, *, serve: Serve, observe: Observe) -> Answer:
+    """What to tell the caller; `HungUp` when nobody is there to be told."""
     began = perf_counter()
-    refusal: CniError | None = None
+    code, outcome = "gone", "the agent stopped"
     try:
-        async with asyncio.timeout(call.deadline):
-            return Answer(exit_code=0, stdout=await serve(parse_request(call.environment, call.stdin)))
-    except CniError as error:
-        refusal = error
-    except WeftError as error:
-        refusal = cni_error(error)
-    except TimeoutError:
-        refusal = CniError(Code.TRY_LATER, "the agent did not finish in time: try again")
-    except Exception:  # the outermost loop of a request: told in the log, not to the caller
-        log.failure("request failed")
-        refusal = CniError(Code.FAILED, "internal error: see the log of netplugin")
+        async with asyncio.timeout(time_to_work(call.deadline)), beside(_until_gone(reader), name="caller"):
+            stdout = await serve(read_request(call.environment, call.stdin))
+        code = outcome = "done"
+        return Answer(exit_code=0, stdout=stdout)
+    except HungUp as gone:
+        outcome = str(gone)
+        raise
+    except Exception as error:
+        refusal = _refusal(error)
+        code, outcome = str(int(refusal.code)), refusal.message
     finally:
         took = perf_counter() - began
         command = call.environment.get("CNI_COMMAND", "")[:16]
-        observe(command, str(int(refusal.code)) if refusal else "done", took)
+        observe(command, code, took)
         log.info(
             "cni call",
             command=command,
             container=call.environment.get("CNI_CONTAINERID", "")[:64],
             interface=call.environment.get("CNI_IFNAME", "")[:16],
-            outcome=refusal.message if refusal else "done",
+            outcome=outcome,
             took_ms=round(took * 1000, 1),
         )
     return Answer(exit_code=1, stdout=refusal.encode(version=answer_version(call.stdin)))
+
+
+def time_to_work(deadline: float) -> float:
+    """How long we may take of the time that a caller has."""
+    return deadline - min(WAY_BACK_S, deadline * _MOST_FOR_WAY_BACK)
+
+
+async def _until_gone(reader: asyncio.StreamReader) -> None:
+    """A caller has nothing more to say, so whatever comes from it is its end."""
+    with suppress(ConnectionError):
+        await reader.read(1)
+    raise HungUp("the caller hung up before it was answered")
+
+
+def _refusal(error: Exception) -> CniError:
+    match error:
+        case CniError():
+            return error
+        case WeftError():
+            return cni_error(error)
+        case TimeoutError():
+            return CniError(Code.TRY_LATER, "the agent did not finish in time: try again")
+    log.failure("request failed")  # told in the log, not to the caller
+    return CniError(Code.FAILED, "internal error: see the log of netplugin")

@@ -11,10 +11,11 @@ from time import perf_counter
 import msgspec
 from aiohttp import web
 
-from weft.agent.cni_server import Observe, Serve, cni_error
+from weft.agent.calls import Serve
+from weft.agent.cni_server import Observe, cni_error, read_request
 from weft.agent.journal import Attachment, Handle, Journal
 from weft.cni.errors import CniError, Code
-from weft.cni.request import Verb, parse_request
+from weft.cni.request import Verb
 from weft.domain.errors import Denied, Malformed, WeftError
 from weft.ports.datapath import WiredAddress
 from weft.runtime.http import JSON_TYPE, MAX_BODY, errors_as_json, json_response
@@ -85,7 +86,7 @@ class ContivCni:
         refusal: CniError | None = None
         try:
             async with asyncio.timeout(WITHIN_S):
-                await self._serve(parse_request(_environment(verb, pod), _CONFIG))
+                await self._serve(read_request(_environment(verb, pod), _CONFIG))
         except CniError as error:
             refusal = error
         except WeftError as error:

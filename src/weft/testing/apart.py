@@ -1,9 +1,14 @@
-"""Namespaces for a whole process: what it makes in them is seen by nobody else, and gone with it, whatever ends it."""
+"""Namespaces for a process or a thread: what it makes in them is seen by nobody else, and gone with it.
+
+For a whole process that holds whatever ends it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from weft.adapters.linux.links import LOOPBACK, alter_link
@@ -11,7 +16,7 @@ from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import CLONE_NEWNET, Namespace
 from weft.domain.errors import DatapathFault
 
-CLONE_NEWNS = 0x00020000
+CLONE_FS, CLONE_NEWNS = 0x00000200, 0x00020000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 1 << 18
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -25,6 +30,25 @@ def step_apart() -> None:
     unshare(CLONE_NEWNET | CLONE_NEWNS)
     mount(None, Path("/"), flags=MS_REC | MS_PRIVATE)
     raise_loopback()
+
+
+@contextmanager
+def stepped_apart() -> Iterator[None]:
+    """The same while the block runs; the thread comes back afterwards, and all that was made is gone."""
+    directory = Path.cwd()
+    with ExitStack() as back:
+        for kind in ("net", "mnt"):
+            fd = os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+            back.callback(os.close, fd)
+            back.callback(_return_to, fd)
+        step_apart()
+        yield
+    os.chdir(directory)  # entering a mount namespace leads to its root
+
+
+def _return_to(fd: int) -> None:
+    unshare(CLONE_FS)  # the kernel lets nobody change mounts who shares a working directory with another thread
+    _check(_LIBC.setns(fd, 0), "come back")
 
 
 def raise_loopback() -> None:

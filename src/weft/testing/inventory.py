@@ -22,10 +22,15 @@ class Held(NamedTuple):
 
 
 def ask(namespace: Path, *command: str) -> Any:
-    """What a tool that speaks JSON prints inside a network namespace; it must succeed."""
+    """What a tool that speaks JSON prints inside a network namespace; it must succeed.
+
+    `FileNotFoundError` when the namespace is gone, as a tenant's is when its last pod leaves.
+    """
     done = subprocess.run(
         ["nsenter", f"--net={namespace}", "--", *command], capture_output=True, check=False, timeout=DEADLINE
     )
+    if done.returncode != 0 and not namespace.exists():
+        raise FileNotFoundError(f"{namespace} is gone")
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.decode()}"
     return json.loads(done.stdout or b"[]")
 
@@ -56,13 +61,13 @@ def routed(host: Host) -> set[Held]:
     }
 
 
-def allowed_to_speak(host: Host) -> set[Held]:
-    """The addresses that a host's rules let through from a port of its own."""
-    return {
+def allowed_to_speak(host: Host) -> list[Held]:
+    """The addresses that a host's rules let through from a port of its own, once for each port."""
+    return [
         Held(tenant, address, host.name)
         for tenant, space in spaces(host).items()
         for address in _elements(ask(space, "nft", "-j", "list", "ruleset"))
-    }
+    ]
 
 
 def stored(entries: dict[str, Any]) -> set[Held]:
@@ -97,7 +102,11 @@ async def differences(lab: NetLab) -> list[str]:
     found = []
     for host in lab.hosts.values():
         mine = {held for held in documents if held.host == host.name}
-        for what, others in (("routed", routed(host)), ("allowed", allowed_to_speak(host)), ("noted", noted(host))):
+        for what, others in (
+            ("routed", routed(host)),
+            ("allowed", set(allowed_to_speak(host))),
+            ("noted", noted(host)),
+        ):
             if others != mine:
                 found.append(
                     f"{host.name}: {what} but not stored {others - mine}, stored but not {what} {mine - others}"
@@ -110,11 +119,18 @@ async def differences(lab: NetLab) -> list[str]:
 
 async def settled(lab: NetLab) -> None:
     """Return when kernel, rules, ledger and store agree."""
-    await eventually(lambda: differences(lab), lambda found: not found)
+
+    async def look() -> list[str]:
+        try:
+            return await differences(lab)
+        except FileNotFoundError as error:  # it is just going
+            return [str(error)]
+
+    await eventually(look, lambda found: not found)
 
 
 def _elements(objects: dict[str, Any]) -> Iterator[str]:
     for each in objects["nftables"]:
         listed = each.get("set", {})
-        if listed.get("name", "").startswith("ports"):
+        if listed.get("name", "") in {"ports4", "ports6"}:
             yield from (str(element["concat"][-1]) for element in listed.get("elem", ()))

@@ -12,37 +12,42 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from weft.cni.errors import CniError
 from weft.runtime.backoff import Backoff, happens
+from weft.runtime.tasks import beside
 from weft.testing import inventory
 from weft.testing.apart import step_apart
 from weft.testing.hosts import Host, Pod
 from weft.testing.inventory import Held
 from weft.testing.netlab import NetLab, open_lab
+from weft.testing.rulebooks import group_of, rules_hold, write_rules
 from weft.testing.waiting import DEADLINE, until
 
 SLOTS = 4
 """Pods that come and go on each host, in each of two networks."""
 _TENANT = "default"
+_NETWORKS = ("default-net", "small")
 
 
 class Slot:
     """A place for one pod at a time, at the hands of a runtime that may be killed itself."""
 
-    def __init__(self, siege: Siege, host: Host, name: str, network: str) -> None:
+    def __init__(self, siege: Siege, host: Host, name: str, network: str, group: str) -> None:
         self.host = host
         self.calling: asyncio.Task[object] | None = None
         self.pod: Pod | None = None
         self._siege = siege
         self._name = name
         self._network = network
+        self._group = group
 
     async def run(self) -> None:
         """Attach and detach until the siege is over; what is attached last stays so."""
         while not self._siege.over:
             try:
-                self.pod = await self._call(lambda: self.host.pod(self._name, network=self._network))
+                self.pod = await self._call(lambda: self.host.pod(self._name, network=self._network, group=self._group))
             except (CniError, asyncio.CancelledError, OSError):
                 self._siege.outcomes["ADD without an answer"] += 1
                 await self._detach()
@@ -81,16 +86,45 @@ class Slot:
         finally:
             self.calling = None
 
-    def _held(self, pod: Pod | None) -> Held:
+    def _held(self, pod: Pod | None) -> set[Held]:
         assert pod is not None
-        return Held(_TENANT, str(pod.address()), self.host.name)
+        return {Held(_TENANT, str(each.address.ip), self.host.name) for each in pod.result.addresses}
+
+
+class Witness:
+    """Reads the kernels again and again, without our own code: no address may be spoken for by two ports.
+
+    Hosts are read one after the other, so what goes from one to the next in between is seen at both. Twice in a row
+    that cannot be: a released address rests.
+    """
+
+    def __init__(self, lab: NetLab) -> None:
+        self.readings = 0
+        self._lab = lab
+        self._suspects: set[tuple[str, str]] = set()
+
+    async def run(self) -> None:
+        """Look for as long as the siege goes on."""
+        while True:
+            doubled = await asyncio.to_thread(self._doubled)
+            assert not doubled & self._suspects, f"spoken for by two ports: {doubled & self._suspects}"
+            self._suspects = doubled
+            self.readings += 1
+
+    def _doubled(self) -> set[tuple[str, str]]:
+        spoken: Counter[tuple[str, str]] = Counter()
+        for host in self._lab.hosts.values():
+            with suppress(FileNotFoundError):  # the tenant's last pod has just left, and its namespace with it
+                spoken.update((held.tenant, held.address) for held in inventory.allowed_to_speak(host))
+        return {address for address, ports in spoken.items() if ports > 1}
 
 
 class Siege:
     """A lab under attack, and what its runtimes were told."""
 
-    def __init__(self, lab: NetLab, *, dice: random.Random) -> None:
+    def __init__(self, lab: NetLab, *, dice: random.Random, rules: int) -> None:
         self.lab = lab
+        self.rules = rules
         self.dice = dice
         self.over = False
         self.outcomes: Counter[str] = Counter()
@@ -99,20 +133,21 @@ class Siege:
         """Kills in the middle of an operation."""
         self.told: set[Held] = set()
         self.slots = [
-            Slot(self, host, f"{host.name}-{network}-{number}", network)
+            Slot(self, host, f"{host.name}-{network}-{number}", network, group_of(network) if rules else "")
             for host in lab.hosts.values()
-            for network in ("default-net", "small")
+            for network in _NETWORKS
             for number in range(SLOTS)
         ]
 
-    def take(self, held: Held) -> None:
-        """A runtime was told that its pod has this address."""
-        others = {each for each in self.told if each.address == held.address}
+    def take(self, held: set[Held]) -> None:
+        """A runtime was told that its pod has these addresses."""
+        taken = {each.address for each in held}
+        others = {each for each in self.told if each.address in taken}
         assert not others, f"{held} was given already: {others}"
-        self.told.add(held)
+        self.told |= held
 
-    def give_back(self, held: Held) -> None:
-        self.told.remove(held)
+    def give_back(self, held: set[Held]) -> None:
+        self.told -= held
 
     async def kill_one(self) -> None:
         """Kill something, in the middle of an operation if one comes soon, and start it again."""
@@ -141,6 +176,8 @@ class Siege:
         await inventory.settled(self.lab)
         stored = inventory.stored(await self.lab.rest.state())
         assert stored == self.told, f"told but not stored {self.told - stored}, the reverse {stored - self.told}"
+        if self.rules:
+            await rules_hold([slot.pod for slot in self.slots if slot.pod is not None], rules=self.rules)
         for slot in self.slots:
             if slot.pod is not None:
                 await slot.pod.check()
@@ -149,22 +186,27 @@ class Siege:
         assert inventory.stored(await self.lab.rest.state()) == set()
 
 
-async def besiege(*, kills: int, store: str, seed: int) -> None:
-    """The whole siege."""
+async def besiege(*, kills: int, store: str, seed: int, rules: int = 0) -> None:
+    """The whole siege, with so many rules in force."""
     async with open_lab(store=store) as lab:
         try:
-            await lab.network("small", subnet="10.9.0.0/24")
+            await lab.network("small", subnet="10.9.0.0/24", ipv6Subnet="2001:db8:9::/64")
+            if rules:
+                await write_rules(lab, rules=rules, networks=_NETWORKS)
             await asyncio.gather(lab.host("one"), lab.host("two"))
-            siege = Siege(lab, dice=random.Random(seed))
-            async with asyncio.TaskGroup() as running:
+            siege, witness = Siege(lab, dice=random.Random(seed), rules=rules), Witness(lab)
+            async with beside(witness.run(), name="witness"), asyncio.TaskGroup() as running:
                 for slot in siege.slots:
                     running.create_task(slot.run())
-                while siege.killed.total() < kills:
-                    await siege.kill_one()
-                siege.over = True
+                try:
+                    while siege.killed.total() < kills:
+                        await siege.kill_one()
+                finally:
+                    siege.over = True  # also when something is wrong: slots take a cancellation for a killed shim
             await siege.judge()
             sys.stdout.write(
-                f"killed {dict(siege.killed)}, {siege.inside} inside an operation; {dict(siege.outcomes)}\n"
+                f"killed {dict(siege.killed)}, {siege.inside} inside an operation; {dict(siege.outcomes)};"
+                f" the kernels were read {witness.readings} times\n"
             )
             assert siege.inside * 2 >= kills
         except BaseException:
@@ -177,11 +219,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m weft.testing.kills")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--store", choices=("embedded", "etcd"), default="etcd")
+    parser.add_argument("--rules", type=int, default=0, help="how many rules are in force")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     args = parser.parse_args()
     sys.stdout.write(f"seed {args.seed}\n")
     step_apart()
-    asyncio.run(besiege(kills=args.kills, store=args.store, seed=args.seed))
+    asyncio.run(besiege(kills=args.kills, store=args.store, seed=args.seed, rules=args.rules))
 
 
 if __name__ == "__main__":

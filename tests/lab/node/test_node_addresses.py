@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from weft.cni.errors import CniError, Code
+from weft.testing import inventory
 from weft.testing.netlab import NetLab
 from weft.testing.waiting import eventually
 
@@ -34,6 +35,44 @@ async def test_ten_at_once_on_two_hosts_get_ten_addresses(lab: NetLab) -> None:
     )
     assert len({pod.address() for pod in pods}) == 10
     assert await pods[0].reaches(pods[9])
+
+
+async def test_v6_addresses_are_given_as_v4_ones_are(lab: NetLab) -> None:
+    """E1, E2 for the second family: lowest first, a wish is honoured, ten at once on two hosts get ten."""
+    await lab.network("net", subnet="10.1.1.0/24", ipv6Subnet="2001:db8:1::/64", ipv6Gateway="2001:db8:1::ffff")
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    first = await one.pod("a", network="net")
+    fifth = await two.pod("b", network="net", address="2001:db8:1::5")
+    assert (str(first.address(6)), str(fifth.address(6))) == ("2001:db8:1::1", "2001:db8:1::5")
+    assert await first.reaches(fifth, family=6)
+    with pytest.raises(CniError, match="2001:db8:1::5"):
+        await one.pod("c", network="net", address="2001:db8:1::5")
+    await fifth.remove()
+    assert str((await one.pod("c", network="net", address="2001:db8:1::5")).address(6)) == "2001:db8:1::5"
+    pods = await asyncio.gather(
+        *(host.pod(f"{host.name}-{number}", network="net") for host in (one, two) for number in range(5))
+    )
+    assert len({pod.address(6) for pod in pods}) == 10
+    assert await pods[0].reaches(pods[9], family=6)
+
+
+async def test_a_network_without_v6_addresses_left(lab: NetLab) -> None:
+    """E12 for the second family: it is told, the v4 address is not kept, and after a release all is well."""
+    await lab.network("tiny", subnet="10.1.1.0/24", ipv6Subnet="2001:db8:1::/125", ipv6Gateway="2001:db8:1::6")
+    host = await lab.host("one")
+    pods = []
+    with pytest.raises(CniError) as full:
+        for number in range(9):
+            pods.append(await host.pod(f"p{number}", network="tiny"))  # noqa: PERF401  the last one fails
+    assert full.value.code == Code.EXHAUSTED
+    await inventory.settled(lab)
+    assert {held.address for held in inventory.stored(await lab.rest.state())} == {
+        str(pod.address(family)) for pod in pods for family in (4, 6)
+    }
+    await pods[2].remove()
+    late = await host.pod("late", network="tiny")
+    assert late.address(6) == pods[2].address(6)
+    assert await late.reaches(pods[0], family=6)
 
 
 async def test_groups_with_and_without_a_pool(lab: NetLab) -> None:

@@ -127,6 +127,21 @@ async def test_del_after_the_namespace_is_gone(lab: NetLab, host: Host, same_pat
     await inventory.settled(lab)
 
 
+async def test_a_late_del_after_a_restart_leaves_the_newcomer_alone(lab: NetLab, host: Host) -> None:
+    """Device numbers begin anew with the agent: no other tenant's pod under the old path may get those of the old."""
+    await lab.tenant("red")
+    await lab.network("net", tenant="red", subnet="10.1.0.0/16")
+    old = await host.pod("old")
+    host.kill()
+    await host.start()
+    host.remove_netns("old")
+    path = str(host.make_netns("old"))
+    newcomer = host.attachment("new", tenant="red", network="net", netns=path)
+    await host.cni.add(host.network, newcomer)
+    await old.detach()
+    await host.cni.check(host.network, newcomer)
+
+
 async def test_an_old_del_does_not_touch_the_new_pod_of_the_same_name(lab: NetLab, host: Host) -> None:
     """Identity is the container, never the pod's name: sandbox two of pod web is there when one is taken off."""
     netns = [str(host.make_netns(name)) for name in ("first", "second")]
@@ -216,6 +231,24 @@ async def test_what_an_operator_deletes_is_taken_off(lab: NetLab, host: Host) ->
     assert told.value.code == Code.UNKNOWN_CONTAINER
     await a.detach()
     await b.check()
+
+
+@pytest.mark.parametrize("family", [4, 6])
+async def test_an_address_that_was_taken_back_is_its_new_holders_alone(lab: NetLab, family: int) -> None:
+    """An operator deletes an endpoint, and another host gets its address at once: the old pod is not heard."""
+    await lab.network("small", subnet="10.1.1.0/24", ipv6Subnet="2001:db8:1::/64")
+    wanted = {4: "10.1.1.77", 6: "2001:db8:1::77"}[family]
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    witness = await two.pod("witness", network="small")
+    old = await one.pod("old", network="small", address=wanted)
+    assert await old.reaches(witness, family=family)
+    (await lab.rest.delete_endpoint("old", network="small")).accepted()
+    new = await two.pod("new", network="small", address=wanted)
+    assert await witness.reaches(new, family=family)
+    await until(lambda: "eth0" not in inventory.devices(old.netns))
+    await inventory.settled(lab)
+    await old.detach()
+    assert await witness.reaches(new, family=family)
 
 
 async def test_a_second_interface_leaves_the_first_unharmed(lab: NetLab, host: Host) -> None:

@@ -28,7 +28,7 @@ POD = {
     "K8S_POD_NAME": "web",
     "K8S_POD_NAMESPACE": "shop",
     "K8S_POD_INFRA_CONTAINER_ID": "c0ffee",
-    "CNI_NETNS": "/proc/1/ns/net",
+    "CNI_NETNS": "/run/netns/web",
     "CNI_IFNAME": "eth0",
 }
 
@@ -111,7 +111,7 @@ async def test_a_pod_comes_and_goes(tmp_path: Path) -> None:
     assert isinstance(add, Add)
     assert isinstance(delete, Del)
     assert add.attachment == delete.attachment == ("c0ffee", "eth0")
-    assert (add.netns, add.arguments.pod_namespace, add.arguments.pod_name) == ("/proc/1/ns/net", "shop", "web")
+    assert (add.netns, add.arguments.pod_namespace, add.arguments.pod_name) == ("/run/netns/web", "shop", "web")
     assert cases.observed == [("ADD", "done"), ("DEL", "done")]
     assert not (tmp_path / "contiv.sock").exists()
 

@@ -1,0 +1,127 @@
+"""A node on paper: the agent's own use cases on a store in memory, above a datapath that only takes notes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import cast
+
+from weft.adapters.stores.memory import MemoryStore
+from weft.agent.attach import Attachments
+from weft.agent.evictions import Evictions
+from weft.agent.holdings import Holdings
+from weft.agent.journal import Journal
+from weft.agent.kernel import Kernel
+from weft.agent.reconcile import Reconciler
+from weft.cni.request import AttachmentId, Request, parse_request
+from weft.domain import model
+from weft.domain.cluster import Cluster
+from weft.domain.commits import Put
+from weft.domain.errors import DatapathFault
+from weft.domain.ids import NodeName, StoreKey
+from weft.ports.datapath import Datapath, Findings, Wiring
+from weft.runtime.mirror import Mirror
+from weft.runtime.tasks import beside
+from weft.testing.waiting import DEADLINE, until
+from weft.testing.worlds import World, network
+
+NODE = NodeName("one")
+_CONFIG = b'{"cniVersion":"1.1.0","name":"weft","type":"weft-cni"%s}'
+
+
+class PaperDatapath:
+    """Notes what is plugged. It refuses what it is told to refuse, and waits where it is told to wait."""
+
+    def __init__(self) -> None:
+        self.plugged: dict[AttachmentId, Wiring] = {}
+        self.refused: set[str] = set()
+        """The containers that cannot be unplugged."""
+        self.may_plug = threading.Event()
+        self.may_plug.set()
+        self.plugging = threading.Event()
+        """Set when a plug has begun."""
+
+    def plug(self, wiring: Wiring, *_: object) -> None:
+        self.plugging.set()
+        if not self.may_plug.wait(DEADLINE):
+            raise DatapathFault("nobody let it go on")
+        self.plugged[_id_of(wiring)] = wiring
+
+    def unplug(self, wiring: Wiring, *_: object) -> None:
+        if wiring.netns.rpartition("/")[2] in self.refused:
+            raise DatapathFault(f"{wiring.netns} is stuck")
+        self.plugged.pop(_id_of(wiring), None)
+
+    def check(self, wiring: Wiring) -> list[str]:
+        return [] if _id_of(wiring) in self.plugged else ["nothing is plugged"]
+
+    def apply(self, difference: object) -> None:
+        """Everything is as it should be."""
+
+    def converge(self, _: Set[object]) -> Findings:
+        return Findings()
+
+
+def _id_of(wiring: Wiring) -> AttachmentId:
+    return AttachmentId(wiring.netns.rpartition("/")[2], wiring.interface)
+
+
+class PaperNode:
+    """See the module. The namespace of a container is named after it."""
+
+    def __init__(self, store: MemoryStore, kernel: Kernel, datapath: PaperDatapath) -> None:
+        self.store = store
+        self.datapath = datapath
+        self.journal = Journal()
+        self.cluster = Cluster()
+        self.reconciler = Reconciler(self.cluster, node=NODE, journal=self.journal, kernel=kernel)
+        self.evictions = Evictions(self.reconciler, cluster=self.cluster, journal=self.journal)
+        self.mirror = Mirror(store, self.evictions)
+        self.holdings = Holdings(
+            store,
+            node=model.Node(name=NODE),
+            cluster=self.cluster,
+            mirror=self.mirror,
+            journal=self.journal,
+            ttl=DEADLINE,
+            limit=DEADLINE,
+        )
+        self.attachments = Attachments(
+            cluster=self.cluster,
+            holdings=self.holdings,
+            journal=self.journal,
+            kernel=kernel,
+            reconciler=self.reconciler,
+            mtu=1450,
+        )
+
+    async def call(self, verb: str, container: str = "", members: bytes = b"") -> bytes:
+        """A request as a runtime makes it for eth0 of a container; `members` go into the configuration."""
+        return await self.attachments.serve(request_of(verb, container, members))
+
+
+def request_of(verb: str, container: str = "", members: bytes = b"") -> Request:
+    """What `PaperNode.call` asks for."""
+    named = {"COMMAND": verb, "CONTAINERID": container, "IFNAME": "eth0", "NETNS": f"/paper/{container}", "PATH": "/"}
+    named["ARGS"] = f"K8S_POD_NAMESPACE=paper;K8S_POD_NAME={container}" if container else ""
+    return parse_request({f"CNI_{name}": value for name, value in named.items()}, _CONFIG % members)
+
+
+@asynccontextmanager
+async def paper_node(*, subnet: str = "10.1.0.0/16") -> AsyncIterator[PaperNode]:
+    """A node that is ready, with one network, `default-net` of the tenant `default`."""
+    world = World()
+    world.put(network("default-net", subnet))
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(MemoryStore())
+        await store.commit([], [Put(StoreKey(key), value) for key, value in world.entries.items()])
+        datapath = PaperDatapath()
+        thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+        node = PaperNode(store, Kernel(cast("Datapath", datapath), thread), datapath)
+        await stack.enter_async_context(beside(node.mirror.run(), name="mirror"))
+        await stack.enter_async_context(beside(node.holdings.run(), name="holdings"))
+        await until(lambda: node.holdings.in_touch)
+        node.attachments.ready.set()
+        yield node
