@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from bench.figures import Figure
+from bench.figures import Figure, Skipped
 
-PARTS = ("control", "engine", "cni", "linux")
+PARTS = ("control", "engine", "cni", "linux", "services")
 RESULTS = Path("build/bench.json")
 
 
@@ -20,16 +20,18 @@ def main(words: list[str]) -> int:
     if unknown:
         print(f"bench: {', '.join(sorted(unknown))}: no such part; there are {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    here = Path(__file__).parent
     results: dict[str, dict[str, Figure]] = {}
     if RESULTS.exists():
         results = msgspec.json.decode(RESULTS.read_bytes(), type=dict[str, dict[str, Figure]])
     for part in words or PARTS:
-        if (here / f"{part}.py").exists():
+        try:
             results[part] = importlib.import_module(f"bench.{part}").run()
-            show(part, results[part])
-            RESULTS.parent.mkdir(exist_ok=True)
-            RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2))
+        except Skipped as reason:
+            print(f"\n{part}\nskipped: {reason}")
+            continue
+        show(part, results[part])
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2))
     return 0
 
 

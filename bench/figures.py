@@ -6,6 +6,10 @@ import os
 from typing import NotRequired, TypedDict
 
 
+class Skipped(Exception):
+    """A part cannot be measured here, and why."""
+
+
 class Figure(TypedDict):
     """One number with its anchor. `ratio` is ours by the peer's; `met` is None where there is no target."""
 

@@ -15,51 +15,38 @@ Whatever the store, the masters and the network between do:
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Container, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 
+from weft.agent.decisions import Decisions
 from weft.agent.journal import Attachment, Journal, Stage
 from weft.domain import ipam, kinds, model
 from weft.domain.addresses import Address, mac_of, parse_address
+from weft.domain.allocator import EMPTY, NumberSet
 from weft.domain.changes import endpoints
 from weft.domain.cluster import Cluster
-from weft.domain.commits import NEVER, At, Event, Put
-from weft.domain.errors import Conflict, Exhausted, Invalid, NotFound, Stale, Unavailable
+from weft.domain.commits import NEVER, At, Put
+from weft.domain.errors import Conflict, Exhausted, Invalid, NotFound, Stale, Unavailable, WeftError
 from weft.domain.ids import EndpointKey, GroupKey, GroupName, NetworkKey, NodeName
 from weft.domain.planning import Plan, Reading, put
 from weft.domain.resting import Resting
 from weft.ports.store import LeaseId, Store
-from weft.runtime.backoff import Backoff, happens
+from weft.runtime.backoff import Backoff
 from weft.runtime.mirror import Mirror
 from weft.runtime.tasks import beside
-
-R = TypeVar("R")
+from weft.runtime.turns import Turns
 
 Meanwhile = Callable[[model.Endpoint], Awaitable[None]]
 
-TRIES = 20
-CATCH_UP_S = 0.25
 ROUND_S = 1.0
 _NO_RESTORE = At(kinds.RESTORE_KEY, NEVER)
 
 
 async def _nothing(_: model.Endpoint) -> None:
     """What is done meanwhile when nothing is asked for."""
-
-
-class _Any:
-    """Whatever is in any of some containers."""
-
-    def __init__(self, *places: Container[int]) -> None:
-        self._places = places
-
-    def __contains__(self, number: object) -> bool:
-        return any(number in place for place in self._places)
 
 
 class Holdings:
@@ -86,14 +73,15 @@ class Holdings:
         self._mirror = mirror
         self._ttl = ttl
         self._limit = limit
-        self._fence: At | None = None
-        self._doubt = asyncio.Event()
+        self._decisions = Decisions(store, cluster=cluster, mirror=mirror)
         self._heard = self._safe_until = float("-inf")
-        self._busy: defaultdict[EndpointKey, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._taking: defaultdict[NetworkKey, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._busy: Turns[EndpointKey] = Turns()
+        self._taking: Turns[NetworkKey] = Turns()
         """Of many that want an address at once, one asks the store at a time: the others would only be in its way."""
         self._returning: set[tuple[NetworkKey, Address]] = set()
         self._resting = Resting()
+        self._untold: set[EndpointKey] = set()
+        self._news = asyncio.Event()
 
     @property
     def node(self) -> NodeName:
@@ -102,7 +90,7 @@ class Holdings:
     @property
     def in_touch(self) -> bool:
         """Whether the store hears us and we hear the store."""
-        return self._fence is not None
+        return self._decisions.possible
 
     @property
     def can_give(self) -> bool:
@@ -126,17 +114,18 @@ class Holdings:
         shown = At(key, present.revision if present else NEVER)
         writes = [put(kinds.NODE, self._document), Put(key, b"{}", lease)]
         revision = await self._store.commit([shown, _NO_RESTORE], writes)
-        try:
-            async with beside(self._renew(lease), name=f"lease of {self.node}"):
-                await self._mirror.wait_for(revision, within=self._ttl)
-                self._learn()
-                self._doubt = asyncio.Event()
-                self._fence = At(key, revision)
+        async with beside(self._renew(lease), name=f"lease of {self.node}"):
+            await self._mirror.wait_for(revision, within=self._ttl)
+            self._learn()
+            async with (
+                beside(self._decisions.run(At(key, revision)), name=f"decisions of {self.node}"),
+                beside(self._tell_for_ever(), name=f"news of {self.node}"),
+            ):
                 self._safe_until = self._heard + self._limit
-                while not await happens(self._doubt, within=ROUND_S):
+                pace = Backoff(first=ROUND_S, cap=ROUND_S)
+                while True:
+                    await pace.pause()
                     await self._reconcile()
-        finally:
-            self._fence = None
 
     async def _renew(self, lease: LeaseId) -> None:
         pace = Backoff(first=self._ttl / 3, cap=self._ttl / 3)
@@ -145,7 +134,7 @@ class Holdings:
             asked = asyncio.get_running_loop().time()
             await self._store.keep_alive(lease)
             self._heard = asked
-            if self._fence is not None:
+            if self.in_touch:
                 self._safe_until = asked + self._limit
 
     def _learn(self) -> None:
@@ -156,7 +145,8 @@ class Holdings:
                 continue
             reading = Reading(self._cluster, self._mirror.revision)
             try:
-                if note.published and reading.get(kinds.ENDPOINT, *note.key) != note.endpoint:
+                stored = reading.get(kinds.ENDPOINT, *note.key)
+                if note.published and (stored is None or not endpoints.is_same(stored, note.endpoint)):
                     raise NotFound(f"{note.key} was taken back")
                 if not note.published:
                     endpoints.plan_publish(reading, note.endpoint)
@@ -186,14 +176,15 @@ class Holdings:
             if note.wiring is None:  # else it must be taken off first: its addresses still speak
                 await self._let_go(note)
         elif not note.published:
-            await self._publish(note)
+            await self._publish(key)
         elif self._cluster.get(kinds.ENDPOINT, *key) is None:
             self.journal.change(key, stage=Stage.LEAVING)  # an operator or the collector wants it gone
 
     async def attach(self, wanted: model.Endpoint, *, meanwhile: Meanwhile | None = None) -> model.Endpoint:
         """Give an endpoint its addresses; one that has them keeps them.
 
-        `meanwhile` is done once the addresses are certain: beside telling the store, where they are from our blocks.
+        `meanwhile` is done once the addresses are certain. Those of our own blocks are so at once: the store is told
+        beside it, and is not waited for.
         `Unavailable` when that needs the store and it is away, or when we have been cut off for too long.
         """
         async with self._busy[wanted.key]:
@@ -231,18 +222,24 @@ class Holdings:
     async def return_blocks(self, network: model.Network) -> None:
         """Give back the network's blocks of which no address is in use."""
         for family in (4, 6):
-            used = self._used(network, family)
-            for first, last in list(ipam.owned_blocks(self._cluster, network, self.node, family=family)):
-                if not any(number in used for number in range(first, last + 1)):
-                    await self._return_block(network, Address(family, first))
+            for first, last in ipam.owned_blocks(self._cluster, network, self.node, family=family):
+                block = Address(family, first)
+                if (network.key, block) not in self._returning and not self._is_used(network.key, family, first, last):
+                    await self._return_block(network, block)
+
+    def _is_used(self, network: NetworkKey, family: int, first: int, last: int) -> bool:
+        numbers = self._cluster.numbers_in_use(network, family), self.journal.numbers_in_use(network, family)
+        return any(each.next_taken(first, last) is not None for each in numbers)
 
     async def _return_block(self, network: model.Network, block: Address) -> None:
         self._returning.add((network.key, block))
         try:
-            await self._carry_out(partial(self._plan_return, network, block))
-        finally:
+            await self._decisions.carry_out(partial(self._plan_return, network, block))
+        except WeftError:
             if self.in_touch:  # the outcome is known
                 self._returning.discard((network.key, block))
+            raise
+        self._returning.discard((network.key, block))
 
     def _refuse_beyond_limit(self) -> None:
         if not self.can_give:
@@ -259,7 +256,9 @@ class Holdings:
 
     async def _attach_by_claims(self, wanted: model.Endpoint) -> model.Endpoint:
         async with self._taking[wanted.network_key]:
-            endpoint = await self._carry_out(partial(endpoints.plan_create, wanted=wanted, busy=endpoints.Busy()))
+            endpoint = await self._decisions.carry_out(
+                partial(endpoints.plan_create, wanted=wanted, busy=endpoints.Busy())
+            )
         if endpoint.host != self.node:
             raise Conflict(f"{wanted.key} is on node {endpoint.host!r}")
         self.journal.put(Attachment(endpoint=endpoint, published=True, stage=Stage.HELD))
@@ -280,10 +279,9 @@ class Holdings:
         )
         note = Attachment(endpoint=endpoint, published=False, stage=Stage.HELD)
         self.journal.put(note)
-        outcomes = await asyncio.gather(self._tell(note), meanwhile(endpoint), return_exceptions=True)
-        for outcome in outcomes:
-            if outcome is not None:
-                raise outcome
+        self._untold.add(note.key)
+        self._news.set()
+        await meanwhile(endpoint)
         kept = self.journal.get(wanted.key)
         if kept is None or kept.stage is Stage.LEAVING:
             raise Unavailable(f"{wanted.key} could not be published: try again")
@@ -296,37 +294,28 @@ class Holdings:
         chosen: dict[int, Address] = {}
         for family in (4, 6):
             if ipam.subnet_of(network, family) is not None:
-                address = ipam.choose_from_blocks(
-                    self._cluster,
-                    network,
-                    self.node,
-                    family=family,
-                    used=self._used(network, family),
-                    resting=resting.get((network.key, family), ()),
-                )
+                address = self._choose_one(network, family, resting=resting.get((network.key, family), EMPTY))
                 if address is None:
                     return None
                 chosen[family] = address
         return chosen
 
-    def _used(self, network: model.Network, family: int) -> Container[int]:
-        """Numbers that cannot be given out now."""
-        returning = (
-            range(block.number, block.number + ipam.BLOCK_SIZE)
-            for key, block in self._returning
-            if key == network.key and block.family == family
+    def _choose_one(self, network: model.Network, family: int, *, resting: NumberSet = EMPTY) -> Address | None:
+        return ipam.choose_from_blocks(
+            self._cluster,
+            network,
+            self.node,
+            family=family,
+            held=self.journal.numbers_in_use(network.key, family),
+            resting=resting,
+            returning={block for key, block in self._returning if key == network.key},
         )
-        where = (network.key, family)
-        return _Any(self._cluster.numbers_in_use(*where), self.journal.numbers_in_use(*where), *returning)
 
     async def _take_blocks(self, network: model.Network) -> None:
         """One more block of each family in which no address is left."""
         for family in (4, 6):
-            if ipam.subnet_of(network, family) is None:
-                continue
-            used = self._used(network, family)
-            if ipam.choose_from_blocks(self._cluster, network, self.node, family=family, used=used) is None:
-                await self._carry_out(partial(self._plan_take, network, family))
+            if ipam.subnet_of(network, family) is not None and self._choose_one(network, family) is None:
+                await self._decisions.carry_out(partial(self._plan_take, network, family))
 
     def _plan_take(self, network: model.Network, family: int, reading: Reading) -> tuple[Address, Plan]:
         block, writes = ipam.take_block(reading, network, self.node, family=family)
@@ -335,18 +324,39 @@ class Holdings:
     def _plan_return(self, network: model.Network, block: Address, reading: Reading) -> tuple[None, Plan]:
         return None, reading.plan(ipam.return_block(reading, network, self.node, block))
 
-    async def _tell(self, note: Attachment) -> None:
+    async def _tell_for_ever(self) -> None:
+        """Publish what is attached as soon as it has its addresses; what comes meanwhile goes together in the next."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            keys, self._untold = self._untold, set()
+            await asyncio.gather(*map(self._tell, keys))
+
+    async def _tell(self, key: EndpointKey) -> None:
         """Publish now, or later when the store is back."""
         with suppress(Unavailable):
-            await self._publish(note)
+            await self._publish(key)
 
-    async def _publish(self, note: Attachment) -> None:
+    async def _publish(self, key: EndpointKey) -> None:
+        note = self.journal.get(key)
+        if note is None:
+            return
         try:
-            await self._carry_out(lambda reading: (None, endpoints.plan_publish(reading, note.endpoint)))
+            is_told = await self._decisions.carry_out(partial(self._plan_publish, note.endpoint))
         except (Conflict, Invalid):
-            self.journal.change(note.key, stage=Stage.LEAVING)
+            if self._is_here(note.endpoint):
+                self.journal.change(key, stage=Stage.LEAVING)
         else:
-            self.journal.change(note.key, published=True)
+            if is_told and self._is_here(note.endpoint):
+                self.journal.change(key, published=True)
+
+    def _plan_publish(self, endpoint: model.Endpoint, reading: Reading) -> tuple[bool, Plan]:
+        """The store must not hear of an endpoint that has left since somebody wanted to tell of it."""
+        return (True, endpoints.plan_publish(reading, endpoint)) if self._is_here(endpoint) else (False, Plan())
+
+    def _is_here(self, endpoint: model.Endpoint) -> bool:
+        note = self.journal.get(endpoint.key)
+        return note is not None and note.endpoint == endpoint and note.stage is not Stage.LEAVING
 
     async def _let_go(self, note: Attachment) -> None:
         """The store forgets the endpoint, then we do; its addresses rest a while."""
@@ -359,35 +369,9 @@ class Holdings:
 
     async def _withdraw(self, key: EndpointKey) -> None:
         with suppress(NotFound):
-            await self._carry_out(partial(self._plan_withdraw, key))
+            await self._decisions.carry_out(partial(self._plan_withdraw, key))
 
     def _plan_withdraw(self, key: EndpointKey, reading: Reading) -> tuple[None, Plan]:
         """Only an endpoint of ours: another node may have one of the same key by now."""
         endpoint, plan = endpoints.plan_delete(reading, key)
         return None, plan if endpoint.host == self.node else Plan()
-
-    async def _carry_out(self, decide: Callable[[Reading], tuple[R, Plan]]) -> R:
-        """Decide and commit, again while the state moves; `Unavailable` when we are not in touch with the store."""
-        for _ in range(TRIES):
-            fence, seen = self._fence, self._mirror.revision
-            if fence is None:
-                raise Unavailable(f"node {self.node} is cut off from the store: try again")
-            result, plan = decide(Reading(self._cluster, seen))
-            if not plan.writes:
-                return result
-            try:
-                revision = await self._store.commit((*plan.compares, fence, _NO_RESTORE), plan.writes)
-            except Stale:
-                if self._mirror.revision == seen:
-                    with suppress(Unavailable):
-                        await self._mirror.wait_for(seen + 1, within=CATCH_UP_S)
-            except Unavailable:
-                if self._fence is fence:
-                    self._fence = None
-                    self._doubt.set()
-                raise
-            else:
-                events = [Event(write.key, getattr(write, "value", None)) for write in plan.writes]  # type: ignore[union-attr]
-                self._mirror.note_own(revision, events)
-                return result
-        raise Unavailable("the state kept changing: try again")

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from weft.domain.errors import Invalid
 
-_V4 = re.compile(r"(?:0|[1-9]\d{0,2})(?:\.(?:0|[1-9]\d{0,2})){3}", re.ASCII)
+_OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_V4 = re.compile(r"\.".join([_OCTET] * 4))
 _LENGTH = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
 
 BITS = {4: 32, 6: 128}
@@ -86,8 +87,8 @@ def format_address(family: int, number: int) -> str:
 def parse_address(text: str, *, field: str, family: int = 0) -> Address:
     """An address of the family (0: either), or `Invalid`: no leading zeros, no zone, no mapped form."""
     try:
-        if _V4.fullmatch(text):
-            address = Address(4, int(ipaddress.IPv4Address(text)))
+        if found := _V4.fullmatch(text):
+            address = Address(4, int.from_bytes(map(int, found.groups()), "big"))
         else:
             parsed = ipaddress.IPv6Address(text)
             if parsed.scope_id or parsed.ipv4_mapped:

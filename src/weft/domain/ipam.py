@@ -224,11 +224,11 @@ def take_block(reading: Reading, network: model.Network, node: NodeName, *, fami
     raise Exhausted(f"network {network.key} has no free block of {BLOCK_SIZE} IPv{family} addresses left")
 
 
-def owned_blocks(cluster: Cluster, network: model.Network, node: NodeName, *, family: int) -> Iterator[Span]:
+def owned_blocks(cluster: Cluster, network: model.Network, node: NodeName, *, family: int) -> list[Span]:
     """The blocks of a network that a node gives out by itself."""
-    for block, stored in sorted(cluster.blocks.get(network.key, {}).items()):
-        if stored.value.owner == node and block.family == family:
-            yield block.number, block.number + BLOCK_SIZE - 1
+    blocks = cluster.blocks.get(network.key, {}).items()
+    owned = sorted(block.number for block, stored in blocks if stored.value.owner == node and block.family == family)
+    return [(first, first + BLOCK_SIZE - 1) for first in owned]
 
 
 def choose_from_blocks(
@@ -237,19 +237,18 @@ def choose_from_blocks(
     node: NodeName,
     *,
     family: int,
-    used: Container[int],
-    resting: Container[int] = (),
+    held: NumberSet = EMPTY,
+    resting: NumberSet = EMPTY,
+    returning: Container[Address] = (),
 ) -> Address | None:
-    """The lowest address of a node's own blocks that is not in use; a resting one only when nothing else is free."""
-    fallback: int | None = None
-    for first, last in owned_blocks(cluster, network, node, family=family):
-        for number in range(first, last + 1):
-            if number in used:
-                continue
-            if number not in resting:
-                return Address(family, number)
-            fallback = number if fallback is None else fallback
-    return Address(family, fallback) if fallback is not None else None
+    """The lowest address of a node's own blocks that no endpoint has, and that is not held.
+
+    A resting one only when nothing else is free, and none of the blocks that are on their way back.
+    """
+    blocks = owned_blocks(cluster, network, node, family=family)
+    spans = [span for span in blocks if Address(family, span[0]) not in returning]
+    number = choose(cluster.numbers_in_use(network.key, family), spans, held=held, resting=resting)
+    return None if number is None else Address(family, number)
 
 
 def hold_block(reading: Reading, network: model.Network, node: NodeName, address: Address) -> None:

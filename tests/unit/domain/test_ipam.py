@@ -190,8 +190,10 @@ class TestBlocks:
         second = take_block(world, blue, family=family)
         low = min(first, second).number
 
-        def choose(used: set[int], resting: set[int]) -> Address | None:
-            return ipam.choose_from_blocks(world.cluster, blue, NODE, family=family, used=used, resting=resting)
+        def choose(held: set[int], resting: set[int]) -> Address | None:
+            return ipam.choose_from_blocks(
+                world.cluster, blue, NODE, family=family, held=NumberSet(held), resting=NumberSet(resting)
+            )
 
         assert choose(set(), set()) == Address(family, low)
         assert choose({low}, {low + 1}) == Address(family, low + 2)

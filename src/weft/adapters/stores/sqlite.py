@@ -44,8 +44,8 @@ class SqliteStore:
         self._opened: _Opened | None = None
 
     async def read(self, key: StoreKey) -> Entry | None:
-        opened = self._when_open()
-        return await opened.call(opened.file.read, key)
+        async with _patience():
+            return await self._when_open().reads.ask(key)
 
     async def list(self, prefix: StoreKey) -> Listing:
         opened = self._when_open()
@@ -102,6 +102,7 @@ class _Opened:
         self._thread = thread
         self._loop = asyncio.get_running_loop()
         self._commits: GroupCommit[_Step, Revision] = GroupCommit(self._carry_out)
+        self.reads: GroupCommit[StoreKey, Entry | None] = GroupCommit(self._read_all)
         for lease, ttl in leases:
             self.leases.start(lease, ttl)
 
@@ -130,12 +131,17 @@ class _Opened:
         self.leases.close()
         async with _patience():
             await self._commits.close()
+            await self.reads.close()
         self.feed.close()
         await self.call(self.file.close)
         self._thread.shutdown(wait=False)
 
     async def _carry_out(self, steps: Sequence[_Step]) -> Sequence[Revision | Exception]:
         return await self._loop.run_in_executor(self._thread, self._transact, steps)
+
+    async def _read_all(self, keys: Sequence[StoreKey]) -> Sequence[Entry | None]:
+        """Keys that are asked for at the same time are read in one visit to the thread."""
+        return await self._loop.run_in_executor(self._thread, lambda: [self.file.read(key) for key in keys])
 
     def _transact(self, steps: Sequence[_Step]) -> Sequence[Revision | Exception]:
         outcomes, changes = self.file.transact(steps)

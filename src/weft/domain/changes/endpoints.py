@@ -56,7 +56,7 @@ def plan_create(reading: Reading, wanted: model.Endpoint, *, busy: Busy) -> tupl
         wanted,
         ip_address=str(chosen[4]),
         ipv6_address=str(chosen[6]) if 6 in chosen else "",
-        mac_address=mac_of(chosen[4]),
+        mac_address=wanted.mac_address or mac_of(chosen[4]),
     )
     return endpoint, reading.plan([put(kinds.ENDPOINT, endpoint), *writes])
 
@@ -72,6 +72,13 @@ def _choose(reading: Reading, network: model.Network, group: model.Group | None,
     )
 
 
+def is_same(present: model.Endpoint, endpoint: model.Endpoint) -> bool:
+    """Whether it is one endpoint at two times: all but what `plan_update` changes is the same."""
+    return endpoint == msgspec.structs.replace(
+        present, labels=endpoint.labels, container_id=endpoint.container_id, container_name=endpoint.container_name
+    )
+
+
 def plan_publish(reading: Reading, endpoint: model.Endpoint) -> Plan:
     """Make known an endpoint to which its node has given addresses of its own blocks, maybe while the store was away.
 
@@ -79,7 +86,7 @@ def plan_publish(reading: Reading, endpoint: model.Endpoint) -> Plan:
     blocks, network or group are gone: then the node must take it down.
     """
     present = reading.get(kinds.ENDPOINT, *endpoint.key)
-    if present == endpoint:
+    if present is not None and is_same(present, endpoint):
         return Plan()
     if present is not None:
         raise Conflict(f"endpoint {endpoint.key} is on node {present.host!r} already")

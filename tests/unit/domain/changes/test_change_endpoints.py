@@ -40,6 +40,31 @@ def test_both_families_are_taken_in_one_commit_and_freed_in_one(world: World) ->
     assert world.entries == before
 
 
+def test_new_labels_make_no_other_endpoint(world: World) -> None:
+    """A node that comes back with an endpoint as it was before its container was labelled keeps it."""
+    made = world.attach("e1")
+    changed, plan = endpoints.plan_update(
+        world.reading(), made.key, labels={"app": "web"}, container_id="c1", container_name="web"
+    )
+    world.carry_out(plan)
+    assert endpoints.is_same(changed, made)
+    assert endpoints.plan_publish(world.reading(), made).writes == ()
+    for other in (
+        msgspec.structs.replace(made, host="two"),
+        msgspec.structs.replace(made, ip_address="10.1.1.9"),
+    ):
+        assert not endpoints.is_same(changed, other)
+        with pytest.raises(Conflict):
+            endpoints.plan_publish(world.reading(), other)
+
+
+def test_a_hardware_address_that_is_asked_for_is_kept(world: World) -> None:
+    """P-11."""
+    wanted = msgspec.structs.replace(endpoint("e1"), mac_address="02:11:22:33:44:55")
+    made, _ = endpoints.plan_create(world.reading(), wanted, busy=endpoints.Busy())
+    assert made.mac_address == "02:11:22:33:44:55"
+
+
 def test_an_endpoint_that_exists_is_given_back_unchanged(world: World) -> None:
     made = world.attach("e1")
     wanted = msgspec.structs.replace(endpoint("e1", address="10.1.1.77"), host="elsewhere")

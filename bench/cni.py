@@ -1,0 +1,132 @@
+"""Figures of CNI: what a runtime waits for, beside Debian's Go plugins `bridge` and `host-local`.
+
+The driver is `cni_peer.py` of the shared folder beside the checkout. It runs ours and theirs by turns, in host
+namespaces of their own, counts the CPU time of everything that has a part in a call (of ours netmaster and netplugin
+too), and looks into each pod. Pods of ours speak once attached, and their first packets must arrive (`bench.node`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.figures import Figure, Skipped, figure
+from weft.cni.install import PROGRAM, build_program, install
+from weft.testing.apart import stepped_apart
+
+CHECKOUT = Path(__file__).parents[1]
+DRIVER = CHECKOUT.parent / "shared" / "bench" / "cni_peer.py"
+PEERS = Path("/usr/lib/cni")
+WITHIN = 900
+PACKETS = 24
+"""Pods on every node before it is measured."""
+MANY = 500
+PEER = "peer: Debian's bridge + host-local"
+
+Outcome = dict[str, Any]
+
+
+class Bench:
+    """A folder with both shims and the configuration of ours."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._nodes = 0
+        self._config = directory / "weft.conflist"
+        self._config.write_text(json.dumps({"cniVersion": "1.0.0", "name": "weft", "plugins": [{"type": PROGRAM}]}))
+        for shim in ("c", "python"):
+            program = build_program(shim, python="/usr/bin/python3")
+            folder = directory / shim
+            install(bin_dir=folder, conf_dir=folder, program=program, config=None, force=False)
+
+    def beside_theirs(self, shim: str, *, pods: int, at_once: int, rounds: int) -> Outcome:
+        """Ours and theirs."""
+        home, command = self._node(shim, present=PACKETS)
+        theirs = ["--compare", "builtin:bridge", "--compare-cni-path", str(PEERS)]
+        return self._drive([*self._ours(home, command, shim), *theirs], home, pods, at_once, rounds)
+
+    def many_beside_few(self, *, pods: int, rounds: int) -> Outcome:
+        """Ours with many pods on the node, and ours with few."""
+        many, command = self._node("c", present=MANY)
+        few, other_command = self._node("c", present=PACKETS)
+        others = ["--compare", str(self._config), "--compare-setup", other_command]
+        others += ["--compare-ready-path", f"{few}/ready", "--env", f"WEFT_CNI_SOCKET={many}/cni.sock"]
+        return self._drive([*self._ours(many, command, "c"), *others], few, pods, 1, rounds)
+
+    def _node(self, shim: str, *, present: int) -> tuple[Path, str]:
+        self._nodes += 1
+        home = self._directory / f"n{self._nodes}"
+        home.mkdir()
+        return home, f"exec {sys.executable} -m bench.node {home} {self._directory / shim / PROGRAM} {present}"
+
+    def _ours(self, home: Path, command: str, shim: str) -> list[str]:
+        return [
+            "--config", str(self._config), "--cni-path", str(self._directory / shim),
+            "--setup", command, "--ready-path", f"{home}/ready", "--setup-timeout", "120",
+        ]  # fmt: skip
+
+    def _drive(self, words: Sequence[str], home: Path, pods: int, at_once: int, rounds: int) -> Outcome:
+        """What the driver measures; `home` is that of the node which the shims speak to unless told otherwise."""
+        numbers = ["-n", str(pods), "-c", str(at_once), "--rounds", str(rounds), "--ops", "ADD,DEL"]
+        own = {"WEFT_CNI_SOCKET": f"{home}/cni.sock", "WEFT_CNI_LOG": f"{self._directory}/cni.log"}
+        done = subprocess.run(
+            [sys.executable, str(DRIVER), *words, *numbers, "--verify", "--verify-wait", "1"],
+            capture_output=True, check=False, timeout=WITHIN, cwd=CHECKOUT, env={**os.environ, **own},
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"bench: {DRIVER.name}: {done.stdout.decode()[-2000:]}{done.stderr.decode()[-2000:]}")
+        outcome: Outcome = json.loads(done.stdout)
+        return outcome
+
+
+def run() -> dict[str, Figure]:
+    if os.geteuid() != 0:
+        raise Skipped("it makes network namespaces, which takes root")
+    for needed in (DRIVER, PEERS / "bridge"):
+        if not needed.exists():
+            raise Skipped(f"{needed} is missing")
+    with tempfile.TemporaryDirectory(prefix="weft-bench-", ignore_cleanup_errors=True) as directory, stepped_apart():
+        return _measure(Bench(Path(directory)))
+
+
+def _measure(bench: Bench) -> dict[str, Figure]:
+    alone = bench.beside_theirs("c", pods=60, at_once=1, rounds=6)
+    together = bench.beside_theirs("c", pods=120, at_once=8, rounds=6)
+    python = bench.beside_theirs("python", pods=40, at_once=1, rounds=4)
+    present = bench.many_beside_few(pods=60, rounds=6)
+    return {
+        "ADD p50, one at a time": _latency(alone, "ADD", target=0.4),
+        "DEL p50, one at a time": _latency(alone, "DEL", target=0.4),
+        "ADD p50, one at a time, Python shim": _latency(python, "ADD", target=1.0),
+        "ADD CPU, one at a time": _cpu(alone, "ADD"),
+        "ADD CPU, 8 at once": _cpu(together, "ADD"),
+        "DEL CPU, 8 at once": _cpu(together, "DEL"),
+        "pods attached, 8 at once": _rate(together, ("ADD",), target=3.0),
+        "pods attached and taken off, 8 at once": _rate(together, ("ADD", "DEL"), target=2.0),
+        f"ADD p50 with {MANY} pods on the node": _latency(present, "ADD", target=1.15, note=f"peer: with {PACKETS}"),
+    }
+
+
+def _latency(outcome: Outcome, verb: str, *, target: float, note: str = PEER) -> Figure:
+    ours, peer = (outcome[side]["ops"][verb]["p50_ms"] for side in "ab")
+    ratio = outcome["ratio_a_over_b"][verb]["p50_ms"]["median"]
+    return figure(
+        ours, peer=peer, unit="ms", target=target * peer, note=f"{note}; median of the rounds' ratios {ratio}"
+    )
+
+
+def _cpu(outcome: Outcome, verb: str) -> Figure:
+    ours, peer = (outcome[side]["ops"][verb]["cpu_ms_per_op"] for side in "ab")
+    return figure(ours, peer=peer, unit="ms CPU", note=f"{PEER}; all processes of either side")
+
+
+def _rate(outcome: Outcome, verbs: Sequence[str], *, target: float) -> Figure:
+    """Pods per second through all the verbs."""
+    ours, peer = (1 / sum(1 / outcome[side]["ops"][verb]["ops_per_s"] for verb in verbs) for side in "ab")
+    return figure(ours, peer=peer, unit="1/s", target=target * peer, more_is_better=True, note=PEER)

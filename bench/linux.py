@@ -1,0 +1,223 @@
+"""Figures of the linux datapath: packets between pods beside bridges made by hand, and the agent on a full node.
+
+Ours and the peer take turns, and medians are told. Across hosts the peer is a bridge with a kernel vxlan device at
+either end of the same underlay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from bench.figures import Figure, Skipped, figure
+from weft.adapters.linux.netns import Namespace, NamespaceDirectory
+from weft.cni.errors import CniError, Code
+from weft.runtime.backoff import Backoff
+from weft.testing.apart import stepped_apart
+from weft.testing.hosts import Host, Pod
+from weft.testing.netlab import NetLab, open_lab
+from weft.testing.processes import Child
+from weft.testing.waiting import DEADLINE
+
+ROUNDS = 7
+LOCAL, REMOTE = 500, 5_000
+AT_ONCE = 8
+RESTARTS = 5
+SUBNET = "10.7.0.0/16"
+CREATE = '{"TenantName":"default","NetworkName":"full","EndpointID":"e%d","ConfigEP":{"Host":"two","Container":"c"}}'
+CHECKOUT = Path(__file__).parents[1]
+
+
+class Pair(NamedTuple):
+    """Two pods between which packets go: where the asker is, where the answerer is, and its address."""
+
+    asker: Path
+    answerer: Path
+    address: str
+
+
+def run() -> dict[str, Figure]:
+    if os.geteuid() != 0:
+        raise Skipped("it makes network namespaces, which takes root")
+    with stepped_apart():
+        return asyncio.run(_measure())
+
+
+async def _measure() -> dict[str, Figure]:
+    async with open_lab() as lab:
+        await lab.network("full", subnet=SUBNET, gateway="10.7.0.1")
+        one, two = await lab.host("one"), await lab.host("two")
+        figures = await _measure_packets(lab, one, two)
+        two.kill()  # its endpoints stay, and nobody takes them for a mistake
+        return figures | await _measure_agent(lab, one)
+
+
+async def _measure_packets(lab: NetLab, one: Host, two: Host) -> dict[str, Figure]:
+    here, near, far = await one.pod("here"), await one.pod("near"), await two.pod("far")
+    with ExitStack() as stack:
+        hand = _Hand(lab, stack)
+        places = {
+            "one host": (_pair(here, near), hand.one_host()),
+            "two hosts": (_pair(here, far), hand.two_hosts()),
+        }
+        for pair in (pair for pairs in places.values() for pair in pairs):
+            child = Child.python("bench.packets", "answer", str(pair.answerer), pair.address)
+            await stack.enter_context(child).next_line()
+        found = await asyncio.to_thread(_take_turns, places)
+    figures = {}
+    for place, (slower, less) in {"one host": (1.2, 0.9), "two hosts": (1.35, 0.7)}.items():
+        ours, peer = (median(found[place, side, "ask"]) for side in (0, 1))
+        figures[f"round trip, {place}"] = figure(
+            ours, peer=peer, unit="us", target=slower * peer, note="64 bytes by TCP, both ends on one core"
+        )
+        ours, peer = (median(found[place, side, "send"]) for side in (0, 1))
+        figures[f"bulk TCP, {place}"] = figure(
+            ours, peer=peer, unit="MB/s", target=less * peer, more_is_better=True, note="one stream, cubic"
+        )
+    return figures
+
+
+def _pair(asker: Pod, answerer: Pod) -> Pair:
+    return Pair(asker.netns, answerer.netns, str(answerer.address()))
+
+
+def _take_turns(places: dict[str, tuple[Pair, Pair]]) -> dict[tuple[str, int, str], list[float]]:
+    found: defaultdict[tuple[str, int, str], list[float]] = defaultdict(list)
+    for number in range(ROUNDS):
+        for place, pairs in places.items():
+            for what in ("ask", "send"):
+                for side in (0, 1) if number % 2 == 0 else (1, 0):
+                    found[place, side, what].append(_packets(what, pairs[side]))
+    return found
+
+
+def _packets(what: str, pair: Pair) -> float:
+    command = [sys.executable, "-m", "bench.packets", what, str(pair.asker), pair.address]
+    return float(subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE, cwd=CHECKOUT).stdout)
+
+
+class _Hand:
+    """What a person would build with `ip`."""
+
+    def __init__(self, lab: NetLab, stack: ExitStack) -> None:
+        self._stack = stack
+        self._directory = NamespaceDirectory(lab.directory / "hand")
+        self._directory.prepare()
+        self._underlay = stack.enter_context(Namespace.current())
+
+    def one_host(self) -> Pair:
+        """Two pods on a bridge."""
+        host = self._space("plain")
+        _ip(host, "link add br0 type bridge", "link set br0 up")
+        pods = [self._pod(host, f"plain{number}", address=f"10.98.0.{number}") for number in (1, 2)]
+        return Pair(pods[0], pods[1], "10.98.0.2")
+
+    def two_hosts(self) -> Pair:
+        """A pod on either end of a tunnel between two bridges."""
+        pods = []
+        for number, other in ((1, 2), (2, 1)):
+            host = self._space(f"tunnel{number}")
+            _ip(
+                self._underlay,
+                f"link add hand{number} type veth peer name eth0 netns {self._directory.path}/tunnel{number}",
+                f"link set hand{number} master underlay up",
+            )
+            _ip(
+                host,
+                f"addr add 192.0.2.{100 + number}/24 dev eth0",
+                "link set eth0 up",
+                "link add br0 type bridge",
+                "link set br0 up",
+                f"link add vx0 type vxlan id 99 dstport 4789 local 192.0.2.{100 + number} remote 192.0.2.{100 + other}",
+                "link set vx0 master br0 up",
+            )
+            pods.append(self._pod(host, f"far{number}", address=f"10.99.0.{number}"))
+        return Pair(pods[0], pods[1], "10.99.0.2")
+
+    def _space(self, name: str) -> Namespace:
+        return self._stack.enter_context(self._directory.create(name))
+
+    def _pod(self, host: Namespace, name: str, *, address: str) -> Path:
+        path = self._directory.path / name
+        pod = self._space(name)
+        _ip(host, f"link add {name} type veth peer name eth0 netns {path}", f"link set {name} master br0 up")
+        _ip(pod, f"addr add {address}/24 dev eth0", "link set eth0 mtu 1450 up")
+        return path
+
+
+def _ip(namespace: Namespace, *lines: str) -> None:
+    commands = "\n".join(lines).encode()
+    namespace.run(
+        lambda: subprocess.run(["ip", "-batch", "-"], input=commands, capture_output=True, check=True, timeout=DEADLINE)
+    )
+
+
+async def _measure_agent(lab: NetLab, host: Host) -> dict[str, Figure]:
+    """The agent with many endpoints here and elsewhere, and how long it is away when it is started anew."""
+    await asyncio.to_thread(_create_remote, lab.master.url)
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    await asyncio.gather(*(_attach(host, f"full-{number}", turns) for number in range(LOCAL)))
+    before = _resident_mb(host.agent.pid)
+    times = [await _restart(host) for _ in range(RESTARTS)]
+    return {
+        "agent memory": figure(
+            before, unit="MB RSS", target=70.0, note=f"{LOCAL} local and {REMOTE} remote endpoints, before a restart"
+        ),
+        "agent memory after a restart": figure(
+            _resident_mb(host.agent.pid), unit="MB RSS", target=70.0, note="the same endpoints"
+        ),
+        "restart to ready": figure(
+            median(times), unit="s", target=2.0, note=f"from exec to STATUS, {LOCAL} pods; median of {RESTARTS}"
+        ),
+    }
+
+
+async def _attach(host: Host, name: str, turns: asyncio.Semaphore) -> None:
+    """As a runtime does it: what may succeed later is tried again."""
+    async with turns:
+        backoff = Backoff(within=DEADLINE)
+        while True:
+            try:
+                await host.pod(name, network="full")
+            except CniError as error:
+                if error.code != Code.TRY_LATER:
+                    raise
+                await backoff.pause()
+            else:
+                return
+
+
+def _create_remote(url: str) -> None:
+    command = [sys.executable, "-m", "bench.load", url.rsplit(":", 1)[1], "/plugin/createEndpoint", "0", str(REMOTE)]
+    subprocess.run([*command, str(AT_ONCE)], input=CREATE, text=True, check=True, timeout=600, cwd=CHECKOUT)
+
+
+async def _restart(host: Host) -> float:
+    """Seconds from the start of the agent until it would serve ADD."""
+    host.kill()
+    began = time.perf_counter()
+    host.launch()
+    backoff = Backoff(first=0.01, cap=0.01, within=DEADLINE)
+    while True:
+        try:
+            await host.cni.status(host.network)
+        except CniError:
+            await backoff.pause()
+        else:
+            return time.perf_counter() - began
+
+
+def _resident_mb(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024

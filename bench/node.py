@@ -1,0 +1,113 @@
+"""A node to be measured: netmaster and netplugin in the network namespace this is started in, until it is ended.
+
+`python -m bench.node HOME PROGRAM PODS` attaches so many pods by PROGRAM, sees that the first packet of each arrives,
+and then makes the file `ready` in the folder HOME.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from pathlib import Path
+
+from weft.adapters.linux.netns import Namespace, NamespaceDirectory
+from weft.cni.install import PROGRAM
+from weft.runtime.backoff import Backoff
+from weft.testing.libcni import Output, execute_here
+from weft.testing.masters import MasterProcess
+from weft.testing.processes import Child
+from weft.testing.waiting import DEADLINE
+
+CONFIG = {"cniVersion": "1.1.0", "name": "weft", "type": PROGRAM}
+AT_ONCE = 8
+PORT = 4242
+ARRIVES_WITHIN_S = 5.0
+
+
+class Node:
+    """The runtime's side of a node: pods are attached by the program itself."""
+
+    def __init__(self, home: Path, program: Path) -> None:
+        self._home = home
+        self._program = program
+        self._namespaces = NamespaceDirectory(home / "pods")
+        self._namespaces.prepare()
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+
+    def start_agent(self) -> Child:
+        own = {
+            "host": "measured",
+            "vtep-ip": "127.0.0.1",
+            "ctrl-ip": "127.0.0.1",
+            "run-dir": self._home / "run",
+            "data-dir": self._home / "data",
+            "cni-socket": self._home / "cni.sock",
+            "netmaster": f"unix:{self._home}/store.sock",
+        }
+        flags = [f"--{name}={value}" for name, value in own.items()]
+        return Child.python("weft.agent.main", *flags, log=self._home / "netplugin.log")
+
+    async def call(self, verb: str, **variables: str) -> Output:
+        """One call of the program."""
+        named = {"command": verb, "path": str(self._program.parent), **variables}
+        environment = {f"CNI_{name.upper()}": value for name, value in named.items()}
+        own = {"WEFT_CNI_SOCKET": str(self._home / "cni.sock"), "WEFT_CNI_LOG": str(self._home / "cni.log")}
+        async with self._at_once:
+            return await execute_here(
+                self._program, environment={**environment, **own}, stdin=json.dumps(CONFIG).encode()
+            )
+
+    async def wait_until_ready(self) -> None:
+        backoff = Backoff(first=0.02, cap=0.1, within=DEADLINE)
+        while (await self.call("STATUS")).exit_code:
+            await backoff.pause()
+
+    async def attach(self, name: str) -> tuple[Namespace, str]:
+        """A new pod: its namespace and its address."""
+        namespace = self._namespaces.create(name)
+        done = await self.call("ADD", containerid=name, netns=str(self._namespaces.path / name), ifname="eth0")
+        if done.exit_code:
+            raise SystemExit(f"bench.node: ADD of {name}: {done.stdout.decode()}{done.stderr.decode()}")
+        address: str = json.loads(done.stdout)["ips"][0]["address"]
+        return namespace, address.partition("/")[0]
+
+    async def attach_all(self, count: int) -> None:
+        """Attach pods, each of which speaks to the first one at once: not one of these packets may be lost."""
+        first, address = await self.attach("pod-0")
+        others = {f"pod-{number}" for number in range(1, count)}
+        with first, first.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as ear:
+            ear.setblocking(False)
+            ear.bind((address, PORT))
+            hearing = asyncio.ensure_future(_hear(ear, others))
+            await asyncio.gather(*(self._attach_and_speak(name, address) for name in sorted(others)))
+            await asyncio.wait([hearing], timeout=ARRIVES_WITHIN_S)
+            if not hearing.done():
+                raise SystemExit(f"bench.node: the first packets of {sorted(others)} were lost")
+
+    async def _attach_and_speak(self, name: str, to: str) -> None:
+        namespace, _ = await self.attach(name)
+        with namespace, namespace.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as mouth:
+            mouth.sendto(name.encode(), (to, PORT))
+
+
+async def _hear(ear: socket.socket, names: set[str]) -> None:
+    """Take each name out of the set that is heard, until none is left."""
+    while names:
+        names.discard((await asyncio.get_running_loop().sock_recv(ear, 64)).decode())
+
+
+async def serve(home: Path, program: Path, pods: int) -> None:
+    node = Node(home, program)
+    async with MasterProcess(home, "--store-socket", f"{home}/store.sock"):
+        with node.start_agent():
+            await node.wait_until_ready()
+            await node.attach_all(pods)
+            (home / "ready").touch()
+            await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    _, home_text, program_text, pods_text = sys.argv
+    asyncio.run(serve(Path(home_text), Path(program_text), int(pods_text)))
