@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import ClassVar, cast
 
-from weft.domain.addresses import Address
+from weft.domain.addresses import Address, Subnet
 from weft.domain.errors import Unavailable
 from weft.ports.datapath import Datapath, DatapathTools
 from weft.ports.store import Store
@@ -66,9 +66,14 @@ def open_store(settings: StoreSettings) -> Store:
     return cast("Store", _find("weft.stores", settings.driver)(**members))
 
 
-def open_datapath(name: str, *, directory: Path, vtep: Address, vxlan_port: int) -> AbstractContextManager[Datapath]:
-    """The datapath of that name; opened when it is entered, on the thread that is to use it."""
-    opened = _find("weft.datapaths", name)(directory=directory, vtep=vtep, vxlan_port=vxlan_port)
+def open_datapath(
+    name: str, *, directory: Path, vtep: Address, vxlan_port: int, unmasked: Sequence[Subnet] = ()
+) -> AbstractContextManager[Datapath]:
+    """The datapath of that name; opened when it is entered, on the thread that is to use it.
+
+    `unmasked` are targets outside that see workloads by their own addresses, not by the node's.
+    """
+    opened = _find("weft.datapaths", name)(directory=directory, vtep=vtep, vxlan_port=vxlan_port, unmasked=unmasked)
     return cast("AbstractContextManager[Datapath]", opened)
 
 

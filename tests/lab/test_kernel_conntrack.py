@@ -13,7 +13,7 @@ from weft.adapters.linux.conntrack import (
     Direction,
     Pattern,
     forget_connections,
-    forget_endpoint,
+    forget_endpoints,
     read_connections,
 )
 from weft.adapters.linux.links import LOOPBACK
@@ -82,9 +82,9 @@ def talk_all(family: int) -> None:
 def test_an_endpoint_is_forgotten_as_asker_and_as_answerer(here: Space, family: int) -> None:
     """Also behind a service address and in another zone; the connections of others stay."""
     talk_all(family)
-    forget_endpoint(here.netfilter, POD[family])
+    forget_endpoints(here.netfilter, {POD[family]})
     assert remembered() == {1003}
-    forget_endpoint(here.netfilter, POD[family])
+    forget_endpoints(here.netfilter, {POD[family]})
     assert remembered() == {1003}
 
 
@@ -93,7 +93,7 @@ def test_the_other_family_is_left_alone(here: Space, family: int) -> None:
     other = 10 - family
     talk(PEER[other], PEER[other], 2001)
     talk(POD[family], PEER[family], 2002)
-    forget_endpoint(here.netfilter, POD[family])
+    forget_endpoints(here.netfilter, {POD[family]})
     assert remembered() == {2001}
 
 
@@ -117,7 +117,7 @@ def test_a_kernel_that_knows_no_patterns_does_not_matter(here: Space, monkeypatc
     monkeypatch.setattr(conntrack, "_FILTER", 24)
     talk(POD[4], PEER[4], 1001)
     talk(PEER[4], PEER[4], 1003)
-    forget_endpoint(here.netfilter, POD[4])
+    forget_endpoints(here.netfilter, {POD[4]})
     assert remembered() == {1003}
 
 
@@ -132,6 +132,6 @@ def test_connections_are_read(here: Space, family: int) -> None:
 
 
 def test_nothing_remembered_is_nothing_to_forget(here: Space) -> None:
-    forget_endpoint(here.netfilter, POD[4])
-    forget_endpoint(here.netfilter, POD[6])
+    forget_endpoints(here.netfilter, {POD[4]})
+    forget_endpoints(here.netfilter, {POD[6]})
     assert read_connections(here.netfilter, family=4) == []

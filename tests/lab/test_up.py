@@ -1,4 +1,4 @@
-"""`weft up`: both programs on one machine, and how it ends."""
+"""`weft up`: all programs on one machine, and how it ends."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 from weft.testing.processes import Child, free_port
 from weft.testing.waiting import until
+
+MODULES = {"netmaster": "weft.master.main", "netplugin": "weft.agent.main", "netdns": "weft.dns.main"}
 
 
 class Up:
@@ -29,7 +31,7 @@ class Up:
         found = {}
         for pid in Path(f"/proc/{self.child.pid}/task/{self.child.pid}/children").read_text().split():
             command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            found["netmaster" if "weft.master.main" in command else "netplugin"] = int(pid)
+            found.update({name: int(pid) for name, module in MODULES.items() if module in command})
         return found
 
 
@@ -66,18 +68,19 @@ def _is_gone(pid: int) -> bool:
         return True
 
 
-async def test_both_work_and_end_together_when_told(apart: None, tmp_path: Path) -> None:
+async def test_all_work_and_end_together_when_told(apart: None, tmp_path: Path) -> None:
     with weft_up(tmp_path) as up:
         await until(up.is_ready)
         programs = up.children()
-        assert set(programs) == {"netmaster", "netplugin"}
+        assert programs.keys() == MODULES.keys()
+        await until(lambda: "netdns follows" in (tmp_path / "log").read_text())
         os.kill(up.child.pid, signal.SIGTERM)
         await until(lambda: not up.child.running)
         assert up.child.exit_code == 0
         assert all(map(_is_gone, programs.values()))
 
 
-async def test_when_one_dies_the_other_is_ended_and_the_code_tells(apart: None, tmp_path: Path) -> None:
+async def test_when_one_dies_the_others_are_ended_and_the_code_tells(apart: None, tmp_path: Path) -> None:
     with weft_up(tmp_path) as up:
         await until(up.is_ready)
         programs = up.children()
@@ -85,10 +88,11 @@ async def test_when_one_dies_the_other_is_ended_and_the_code_tells(apart: None, 
         await until(lambda: not up.child.running)
         assert up.child.exit_code == 128 + signal.SIGKILL
         assert _is_gone(programs["netplugin"])
+        assert _is_gone(programs["netdns"])
     assert "netmaster has ended with -9" in (tmp_path / "log").read_text()
 
 
-async def test_a_bad_setting_of_one_ends_both(apart: None, tmp_path: Path) -> None:
+async def test_a_bad_setting_of_one_ends_all(apart: None, tmp_path: Path) -> None:
     with weft_up(tmp_path, "--rest-address=192.0.2.1:9090") as up:
         await until(lambda: not up.child.running)
         assert up.child.exit_code == 22

@@ -7,14 +7,17 @@ that DEL takes. One attachment at a time per container.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from functools import partial
 from ipaddress import ip_address, ip_interface, ip_network
 
-from weft.agent.holdings import Holdings
+import msgspec
+
+from weft.agent.holdings import Holdings, Meanwhile
+from weft.agent.infra import HOST_NETNS, host_endpoint, host_wiring
 from weft.agent.journal import Attachment, Handle, Journal, Stage
 from weft.agent.kernel import Kernel
 from weft.agent.reconcile import Reconciler
+from weft.agent.traffic import published_ports, refuse_taken_ports, wished_rates
 from weft.agent.workloads import place
 from weft.cni import request as cni
 from weft.cni import result
@@ -23,10 +26,11 @@ from weft.cni.result import encode_result
 from weft.cni.versions import encode_versions
 from weft.domain import ipam, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.errors import Invalid, NotFound, Unavailable, WeftError
+from weft.domain.errors import DatapathFault, Invalid, NotFound, Unavailable, WeftError
 from weft.domain.ids import EndpointKey, check_endpoint_id
 from weft.domain.nodeview import port_of
 from weft.ports.datapath import WiredAddress, Wiring
+from weft.runtime.turns import Turns
 
 USUAL_INTERFACE = "eth0"
 
@@ -43,6 +47,7 @@ class Attachments:
         kernel: Kernel,
         reconciler: Reconciler,
         mtu: int,
+        names: bool = False,
     ) -> None:
         self._cluster = cluster
         self._holdings = holdings
@@ -50,11 +55,15 @@ class Attachments:
         self._kernel = kernel
         self._reconciler = reconciler
         self._mtu = mtu
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._names = names
+        self._turns: Turns[str] = Turns()
         self.ready = asyncio.Event()
 
     async def serve(self, request: cni.Request) -> bytes:
-        """What to print for a request; a `CniError` or one of our own errors when it cannot be done."""
+        """What to print for a request; a `CniError` or one of our own errors when it cannot be done.
+
+        An ADD that is cancelled is undone before this returns.
+        """
         match request:
             case cni.Version():
                 return encode_versions(b"")
@@ -90,18 +99,43 @@ class Attachments:
             await self.remove(note)  # an ADD that was never answered, or a DEL that the store does not know of yet
         if not request.netns:
             raise CniError(Code.BAD_ENVIRONMENT, "ADD needs CNI_NETNS")
+        wiring = await self._attach(self._wanted(request), partial(self._wire, request))
+        told = result_of(wiring, request.config.prev_result, dns=request.wishes.dns, names=self._names)
+        return encode_result(told, request.config.version)
+
+    async def join(self, network: model.Network) -> None:
+        """Attach the host itself to an infra network (facts 6.4); one that is attached stays as it is."""
+        wanted = host_endpoint(network, self._holdings.node)
+        async with self._turns[wanted.container_id]:
+            note = self._journal.get(wanted.key)
+            if note is not None and note.stage is Stage.ATTACHED:
+                return
+            if note is not None:
+                await self.remove(note)
+            await self._attach(wanted, self._wire_host)
+
+    async def _attach(self, wanted: model.Endpoint, wire: Meanwhile) -> Wiring:
+        """Give an endpoint addresses and wire it; what fails, or is cancelled, is undone."""
+        attaching = asyncio.ensure_future(self._holdings.attach(wanted, meanwhile=wire))
         try:
-            endpoint = await self._holdings.attach(self._wanted(request), meanwhile=partial(self._wire, request))
+            return self._attached((await asyncio.shield(attaching)).key)
         except BaseException:
-            note = self._journal.find(handle)
+            await asyncio.wait([attaching])  # nobody knows what became of a commit that is cut short
+            note = self._journal.get(wanted.key)
             if note is not None:
                 await asyncio.shield(self.remove(note))
             raise
-        self._journal.change(endpoint.key, stage=Stage.ATTACHED)
-        note = self._journal.get(endpoint.key)
-        if note is None or note.wiring is None:
-            raise Unavailable(f"{handle.container} was taken back while it was being attached: try again")
-        return encode_result(result_of(note.wiring, request.config.prev_result), request.config.version)
+
+    def _attached(self, key: EndpointKey) -> Wiring:
+        """Note that an ADD has come to its end; `Unavailable` when the store has taken the endpoint back meanwhile."""
+        note = self._journal.get(key)
+        if note is None or note.wiring is None or note.stage is Stage.LEAVING or self._is_taken_back(note):
+            raise Unavailable(f"{key} was taken back while it was being attached: try again")
+        self._journal.change(key, stage=Stage.ATTACHED)
+        return note.wiring
+
+    def _is_taken_back(self, note: Attachment) -> bool:
+        return note.published and self._cluster.get(kinds.ENDPOINT, *note.key) is None
 
     def _wanted(self, request: cni.Add) -> model.Endpoint:
         container, interface = request.attachment
@@ -125,31 +159,73 @@ class Attachments:
         )
 
     async def _wire(self, request: cni.Add, endpoint: model.Endpoint) -> None:
+        network = self._network_of(endpoint)
+        container, interface = request.attachment
+        beside = self._journal.find(Handle(container, USUAL_INTERFACE)) if interface != USUAL_INTERFACE else None
+        wiring = wiring_of(endpoint, network, netns=request.netns, mtu=self._mtu, beside=beside)
+        wiring = msgspec.structs.replace(
+            wiring, ports=published_ports(request.wishes.ports), rates=wished_rates(request.wishes.bandwidth)
+        )
+        refuse_taken_ports(wiring.ports, self._journal, but=endpoint.key)
+        await self._wire_as(wiring, endpoint, network, name=request.config.name)
+
+    async def _wire_host(self, endpoint: model.Endpoint) -> None:
+        network = self._network_of(endpoint)
+        wiring = wiring_of(endpoint, network, netns=HOST_NETNS, mtu=self._mtu)
+        await self._wire_as(host_wiring(wiring, network), endpoint, network)
+
+    async def _wire_as(
+        self, wiring: Wiring, endpoint: model.Endpoint, network: model.Network, *, name: str = ""
+    ) -> None:
+        self._journal.change(endpoint.key, stage=Stage.WIRING, wiring=wiring, network_name=name)
+        await self._reconciler.make_room(endpoint.tenant, network.tags.vni if network.tags else 0)
+        await self.plug(endpoint, wiring)
+
+    def _network_of(self, endpoint: model.Endpoint) -> model.Network:
         stored = self._cluster.get(kinds.NETWORK, *endpoint.network_key)
         if stored is None:
             raise Invalid(f"network {endpoint.network_key} was deleted just now")
-        container, interface = request.attachment
-        beside_another = interface != USUAL_INTERFACE and self._journal.find(Handle(container, USUAL_INTERFACE))
-        wiring = wiring_of(endpoint, stored.value, netns=request.netns, mtu=self._mtu, way_out=not beside_another)
-        self._journal.change(endpoint.key, stage=Stage.WIRING, wiring=wiring, network_name=request.config.name)
-        await self._reconciler.make_room(endpoint.tenant, stored.value.tags.vni if stored.value.tags else 0)
-        await self._kernel.call(lambda datapath: datapath.plug(wiring))
+        return stored.value
+
+    async def plug(self, endpoint: model.Endpoint, wiring: Wiring) -> None:
+        """Wire a workload for which there is room; what concerns its port comes into force with it."""
+        policy = self._reconciler.admit(endpoint)
+        try:
+            await self._kernel.call(lambda datapath: datapath.plug(wiring, policy))
+        except BaseException:
+            self._reconciler.doubt()  # nobody knows how much of the policy is in force
+            raise
 
     async def remove(self, note: Attachment) -> None:
         """Take an attachment off, from whatever stage: first the kernel's part, then the addresses."""
         wiring = note.wiring
         if wiring is not None:
             self._journal.change(note.key, stage=Stage.LEAVING)
-            await self._kernel.call(lambda datapath: datapath.unplug(wiring))
+            policy = self._reconciler.dismiss(note.endpoint)
+            try:
+                await self._kernel.call(lambda datapath: datapath.unplug(wiring, policy))
+            except BaseException:
+                self._reconciler.doubt()
+                raise
         await self._holdings.detach(note.key)
 
     async def evict(self) -> None:
-        """Take off what the store has taken back, at an operator's word or the collector's: it must not speak on."""
+        """Take off what the store has taken back, at an operator's word or the collector's: it must not speak on.
+
+        `DatapathFault` when some could not be taken off; the others are.
+        """
+        faults: list[str] = []
         for note in self._journal:
             if note.stage is Stage.LEAVING and note.wiring is not None:
                 async with self._turns[note.handle.container]:
-                    if self._journal.get(note.key) == note:  # no DEL came in between
-                        await self.remove(note)
+                    try:
+                        if self._journal.get(note.key) == note:  # no DEL came in between
+                            await self.remove(note)
+                            self._reconciler.look_again()  # it may have been its tenant's last one
+                    except DatapathFault as fault:
+                        faults.append(f"{note.handle.container}: {fault.message}")
+        if faults:
+            raise DatapathFault("; ".join(faults))
 
     async def reclaim(self, endpoint_id: str) -> EndpointKey:
         """Take off an attachment of this node at an operator's word, as DEL would; `NotFound` when there is none."""
@@ -183,7 +259,8 @@ class Attachments:
             if note.network_name == request.config.name and note.handle not in valid:
                 async with self._turns[note.handle.container]:
                     try:
-                        await self.remove(note)
+                        if self._journal.get(note.key) == note:  # no DEL or ADD came in between
+                            await self.remove(note)
                     except WeftError as error:
                         failures.append(f"{note.handle.container}: {error.message}")
         if failures:
@@ -193,14 +270,22 @@ class Attachments:
         if not self.ready.is_set():
             raise CniError(Code.UNAVAILABLE, "the agent is restoring this node")
         if not self._holdings.can_give:
-            raise CniError(Code.UNAVAILABLE, "this node has been cut off from the store for too long")
+            raise CniError(
+                Code.UNAVAILABLE_AND_LIMITED,
+                "this node has been cut off from the store for too long",
+                details="its addresses may be taken back",
+            )
+        if self._reconciler.fault:
+            raise CniError(
+                Code.UNAVAILABLE_AND_LIMITED, "the datapath does not follow the cluster", details=self._reconciler.fault
+            )
         return b""
 
 
 def wiring_of(
-    endpoint: model.Endpoint, network: model.Network, *, netns: str, mtu: int, way_out: bool = True
+    endpoint: model.Endpoint, network: model.Network, *, netns: str, mtu: int, beside: Attachment | None = None
 ) -> Wiring:
-    """How an endpoint is wired: each address with its subnet's length and gateway."""
+    """How an endpoint is wired: each address with its subnet's length and gateway. `beside` has the way out already."""
     wired = []
     for address in endpoint.addresses:
         subnet = ipam.subnet_of(network, address.family)
@@ -212,13 +297,22 @@ def wiring_of(
         interface=endpoint.interface,
         addresses=tuple(wired),
         mtu=mtu,
-        way_out=way_out,
+        way_out=beside is None,
+        shares_subnets=beside is not None and beside.endpoint.network_key == endpoint.network_key,
     )
 
 
-def result_of(wiring: Wiring, before: result.Result | None) -> result.Result:
-    """What the runtime is told: the host end and the workload's interface, addresses and routes."""
+def result_of(
+    wiring: Wiring, before: result.Result | None, *, dns: result.Dns | None = None, names: bool = False
+) -> result.Result:
+    """What the runtime is told: the host end and the workload's interface, addresses and routes.
+
+    Names are resolved as was asked for, else as the plugins before us said, else by the gateways, where `names` are
+    told. Who has no gateway keeps the resolvers of its runtime.
+    """
     earlier = before or result.Result()
+    if dns is None and names and earlier.dns == result.Dns():
+        dns = result.Dns(nameservers=tuple(str(each.gateway) for each in wiring.addresses if each.gateway))
     index = len(earlier.interfaces) + 1
     return result.Result(
         interfaces=(
@@ -245,17 +339,24 @@ def result_of(wiring: Wiring, before: result.Result | None) -> result.Result:
                     gateway=ip_address(str(wired.gateway)) if wired.gateway else None,
                 )
                 for wired in wiring.addresses
+                if not wiring.shares_subnets
             ),
         ),
-        dns=earlier.dns,
+        dns=earlier.dns if dns is None else dns,
     )
 
 
 def check_result(wiring: Wiring, request: cni.Check) -> list[str]:
-    """What the runtime's memory of ADD says otherwise than ours (C-083, C-087)."""
+    """What the runtime's memory of ADD says otherwise than ours (C-082, C-083, C-087)."""
     differences = []
     if request.netns != wiring.netns:
         differences.append(f"the namespace is {request.netns}, attached was {wiring.netns}")
+    for listed in request.prev_result.interfaces:
+        if listed.name == wiring.interface and listed.sandbox:
+            if listed.sandbox != request.netns:
+                differences.append(f"prevResult has {listed.name} in {listed.sandbox}, not in {request.netns}")
+            if listed.mac and listed.mac.lower() != wiring.port.mac:
+                differences.append(f"prevResult has {listed.name} with MAC {listed.mac}, not {wiring.port.mac}")
     theirs = {str(each.address.ip) for each in request.prev_result.addresses}
     differences += [
         f"address {wired.address} is not in prevResult"

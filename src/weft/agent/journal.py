@@ -30,6 +30,10 @@ class Stage(StrEnum):
     """It is off; the store may not know yet, so its addresses are not free yet."""
 
 
+WIRED = frozenset({Stage.WIRING, Stage.ATTACHED})
+"""The stages in which a workload has its port, or is just getting it."""
+
+
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     """One workload's interface: what it has, how it is wired, and whether the store is known to have it."""
 
@@ -82,10 +86,12 @@ class Journal:
     def put(self, note: Attachment) -> None:
         """Note an attachment as it is now."""
         self._write(note.key, note)
+        before = self._notes.get(note.key)
         self._notes[note.key] = note
-        self._handles[note.handle] = note.key
-        for address in note.endpoint.addresses:
-            self._in_use[note.endpoint.network_key, address.family].add(address.number)
+        if before is None or before.endpoint is not note.endpoint:
+            self._handles[note.handle] = note.key
+            for address in note.endpoint.addresses:
+                self._in_use[note.endpoint.network_key, address.family].add(address.number)
 
     def change(
         self,

@@ -3,10 +3,14 @@
 An append-only file of lines, each with a checksum; a torn last line is what a kill leaves and is passed over. The first
 line names the boot: what was attached in another boot has lost its kernel state. The page cache survives a kill, and a
 reboot takes the attachments with it, so lines need not be forced to the disk.
+
+A full disk refuses those who come and lets go those who leave: room for their last lines was set aside when they came.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import os
 import zlib
@@ -15,12 +19,27 @@ from pathlib import Path
 
 import msgspec
 
-from weft.agent.journal import Attachment, Journal
+from weft.agent.journal import Attachment, Journal, Stage
 from weft.domain.errors import Malformed, Unavailable
 from weft.domain.ids import EndpointKey
+from weft.runtime.logs import Log
+
+log = Log("ledger")
 
 REWRITE_AFTER = 2000
 """Lines that no longer count before the file is written anew."""
+
+FAREWELL_BYTES = 4096
+"""What all lines of an attachment that is made and taken off need at most."""
+
+_COMING = frozenset({Stage.HELD, Stage.WIRING})
+_ROOM_STEP = 1 << 16
+_KEEP_SIZE = 1
+"""For `fallocate`: the room is the file's, and its length stays."""
+_NOT_DONE_HERE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -29,7 +48,10 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class Ledger(Journal):
-    """The journal of this node, for one agent at a time: a second one is `Unavailable`."""
+    """The journal of this node, for one agent at a time: a second one is `Unavailable`.
+
+    So is a note for which the disk has no room; then nothing has changed.
+    """
 
     def __init__(self, path: Path, *, boot: str) -> None:
         super().__init__()
@@ -46,44 +68,99 @@ class Ledger(Journal):
         except OSError as error:
             os.close(self._lock)
             raise Unavailable(f"{path} is in use by another agent") from error
-        self._read()
-        self._rewrite()
+        self._size = self._read()
+        try:
+            self._rewrite()
+        except OSError as error:
+            if self.rebooted or self._size == 0:
+                os.close(self._lock)
+                raise Unavailable(f"{path} cannot be written: {error.strerror}") from error
+            log.warning("ledger not written anew", reason=error.strerror)
+            self._use()
 
     def close(self) -> None:
         os.close(self._fd)
         os.close(self._lock)
 
-    def _read(self) -> None:
-        lines = _whole_lines(self._path.read_bytes()) if self._path.exists() else iter(())
-        boot = next(lines, b"").decode()
+    def _read(self) -> int:
+        """How many bytes of the file count."""
+        lines = list(_whole_lines(self._path.read_bytes())) if self._path.exists() else []
+        boot = lines[0].decode() if lines else ""
         self.rebooted = bool(boot) and boot != self._boot
-        for data in lines:
+        for data in lines[1:]:
             line = _decode(data)
             if line.note is None:
                 super().forget(line.key)
             else:
                 super().put(line.note)
+        return sum(len(_encode(line)) for line in lines)
 
     def _write(self, key: EndpointKey, note: Attachment | None) -> None:
         if self._fd < 0:
             return  # what is being read need not be written
-        os.write(self._fd, _encode(msgspec.json.encode(_Line(key, note))))
+        line = _encode(msgspec.json.encode(_Line(key, note)))
+        if note is not None and note.stage in _COMING:
+            self._set_aside(self._size + (len(self._notes) + 1) * FAREWELL_BYTES)
+        self._append(line)
         self._stale += 2 if note is None else key in self._notes
         if self._stale > REWRITE_AFTER:
-            self._rewrite()
+            self._stale = 0
+            try:
+                self._rewrite()
+            except OSError as error:
+                log.warning("ledger not written anew", reason=error.strerror)
+
+    def _append(self, line: bytes) -> None:
+        """All of it or nothing: what follows a torn line would not be believed."""
+        try:
+            written = os.write(self._fd, line)
+        except OSError as error:
+            raise Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
+        if written < len(line):
+            os.ftruncate(self._fd, self._size)
+            self._room = self._size
+            raise Unavailable(f"{self._path} cannot be written: {os.strerror(errno.ENOSPC)}")
+        self._size += written
+
+    def _set_aside(self, size: int) -> None:
+        """The file has room for so many bytes, whoever fills the disk; `Unavailable` when there is none."""
+        if size <= self._room:
+            return
+        size += _ROOM_STEP
+        if _LIBC.fallocate(self._fd, _KEEP_SIZE, 0, size) != 0:
+            number = ctypes.get_errno()
+            if number not in _NOT_DONE_HERE:
+                raise Unavailable(f"{self._path} cannot be written: {os.strerror(number)}")
+        self._room = size
 
     def _rewrite(self) -> None:
         """Write only what counts, under another name, and put that in the file's place."""
         fresh = self._path.with_suffix(".new")
         body = [_encode(self._boot.encode())]
         body += [_encode(msgspec.json.encode(_Line(note.key, note))) for note in self]
-        fresh.write_bytes(b"".join(body))
-        fresh.chmod(0o600)
-        fresh.replace(self._path)
+        try:
+            size = fresh.write_bytes(b"".join(body))
+            fresh.chmod(0o600)
+            fresh.replace(self._path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+        self._size = size
+        self._use()
+        self._stale = 0
+
+    def _use(self) -> None:
+        """Append to the file from now on, after what counts in it."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._stale = 0
+        if os.fstat(self._fd).st_size > self._size:
+            os.ftruncate(self._fd, self._size)
+        self._room = 0
+        try:
+            self._set_aside(self._size + len(self._notes) * FAREWELL_BYTES)
+        except Unavailable as error:
+            log.warning("no room for those who leave", reason=error.message)
 
 
 def read_boot_id() -> str:

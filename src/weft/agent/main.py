@@ -10,21 +10,33 @@ from contextlib import AsyncExitStack
 
 from weft import __version__
 from weft.agent.attach import Attachments
+from weft.agent.calls import calls
+from weft.agent.chaining import refusing_bad_chains
 from weft.agent.cni_server import cni_server
 from weft.agent.contiv_cni import ContivCni
+from weft.agent.drop_naming import Hearing, Naming
+from weft.agent.drops import DropLog
+from weft.agent.evictions import Evictions
 from weft.agent.holdings import Holdings
+from weft.agent.joining import Joining
 from weft.agent.journal import Stage
 from weft.agent.kernel import Kernel, kernel_thread
 from weft.agent.ledger import Ledger, read_boot_id
 from weft.agent.metrics import Metrics
+from weft.agent.names import Names
+from weft.agent.readiness import Readiness
+from weft.agent.receipts import Receipts
 from weft.agent.reconcile import Reconciler
 from weft.agent.rest import AgentParts, AgentRest
 from weft.agent.settings import AgentSettings, read_agent_settings
+from weft.cni.chains import Chains
+from weft.cni.install import NAMES
 from weft.domain import model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER
 from weft.domain.errors import DatapathFault, NotFound, Unavailable, WeftError
 from weft.drivers import open_datapath, open_store
+from weft.ports.datapath import Datapath
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.http import serving, serving_privately
@@ -37,7 +49,9 @@ log = Log("netplugin")
 
 EXIT_FAILED = 1
 REAP_S = 0.05
-"""How long devices that are as good as gone may wait, so that many go at once."""
+"""How long devices that are as good as gone, and the news of refused packets, may wait, so that many go at once."""
+EVICT_S = 0.5
+"""How often attachments are looked at that are to leave and that no news told of."""
 
 
 class Agent:
@@ -48,7 +62,9 @@ class Agent:
         self._kernel = kernel
         self._cluster = Cluster()
         self._reconciler = Reconciler(self._cluster, node=settings.host, journal=ledger, kernel=kernel)
-        self._mirror = Mirror(store, self._reconciler)
+        self._evictions = Evictions(self._reconciler, cluster=self._cluster, journal=ledger)
+        self._names = self._make_names(settings)
+        self._mirror = Mirror(store, self._names or self._evictions)
         node = model.Node(
             name=settings.host,
             ctrl_ip=str(settings.ctrl_ip),
@@ -72,7 +88,34 @@ class Agent:
             kernel=kernel,
             reconciler=self._reconciler,
             mtu=mtu,
+            names=self._names is not None,
         )
+        self._joining = Joining(
+            cluster=self._cluster,
+            node=settings.host,
+            journal=ledger,
+            attachments=self._attachments,
+            news=self._reconciler.networks_changed,
+        )
+        self._readiness = Readiness(
+            store,
+            mirror=self._mirror,
+            attachments=self._attachments,
+            holdings=self._holdings,
+            reconciler=self._reconciler,
+            limit=settings.stale_after,
+        )
+        self._receipts = Receipts(
+            store,
+            node=settings.host,
+            cluster=self._cluster,
+            mirror=self._mirror,
+            reconciler=self._reconciler,
+            faults=lambda: self._readiness.faults() if self._holdings.in_touch else None,
+        )
+        drops = DropLog()
+        naming = Naming(self._cluster, journal=ledger, policies=self._reconciler.policies.by_tenant)
+        self._hearing = Hearing(kernel, naming=naming, drops=drops)
         self._parts = AgentParts(
             settings=settings,
             cluster=self._cluster,
@@ -80,11 +123,27 @@ class Agent:
             holdings=self._holdings,
             reconciler=self._reconciler,
             attachments=self._attachments,
+            readiness=self._readiness,
             kernel=kernel,
             metrics=Metrics(),
+            drops=drops,
+            names=self._names,
             mtu=mtu,
         )
         self._settings = settings
+
+    def _make_names(self, settings: AgentSettings) -> Names | None:
+        if settings.names_socket is None:
+            return None
+        names = Names(
+            self._evictions,
+            socket=settings.names_socket,
+            cluster=self._cluster,
+            node=settings.host,
+            policies=self._reconciler.policies.by_tenant,
+        )
+        self._reconciler.spaces = names
+        return names
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until told to stop. DEL and CHECK are served at once, ADD when the node is restored."""
@@ -95,6 +154,10 @@ class Agent:
                 (self._holdings.run(), "holdings"),
                 (self._restore_and_follow(), "reconcile"),
                 (self._reap_for_ever(), "reaper"),
+                (self._evict_for_ever(), "evictions"),
+                (self._joining.run(), "infra"),
+                (self._readiness.run(), "readiness"),
+                (self._receipts.run(), "receipts"),
             ):
                 await stack.enter_async_context(beside(work, name=name))
             log.info("netplugin started", node=self._settings.host, version=__version__)
@@ -103,7 +166,9 @@ class Agent:
 
     async def _open_doors(self, stack: AsyncExitStack) -> None:
         """For runtimes, in both their ways, and for people."""
-        settings, serve, observe = self._settings, self._attachments.serve, self._parts.metrics.observe
+        settings, observe = self._settings, self._parts.metrics.observe
+        guarded = refusing_bad_chains(self._attachments.serve, Chains(settings.cni_conf_dir, ours=NAMES))
+        serve = (await stack.enter_async_context(calls(guarded))).serve
         await stack.enter_async_context(cni_server(settings.cni_socket, serve, observe))
         if settings.contiv_socket:
             contiv = ContivCni(journal=self._ledger, serve=serve, observe=observe)
@@ -119,7 +184,10 @@ class Agent:
             await backoff.pause()
         self._attachments.ready.set()
         log.info("node restored", attachments=sum(1 for _ in self._ledger))
-        await self._reconciler.run()
+        async with AsyncExitStack() as stack:
+            if self._names:
+                await stack.enter_async_context(beside(self._names.run(), name="names"))
+            await self._reconciler.run()
 
     async def _wait_for_store(self) -> None:
         backoff = Backoff(cap=1.0)
@@ -155,7 +223,7 @@ class Agent:
             elif wiring.port in findings.missing:
                 log.warning("attachment lost its interface", container=note.endpoint.container_id)
                 try:
-                    await self._kernel.call(lambda datapath, wiring=wiring: datapath.plug(wiring))  # type: ignore[misc]
+                    await self._attachments.plug(note.endpoint, wiring)
                 except (NotFound, WeftError) as error:
                     log.warning("attachment given up", container=note.endpoint.container_id, reason=error.message)
                     await self._attachments.remove(note)
@@ -164,10 +232,28 @@ class Agent:
         never = asyncio.Event()
         while not await happens(never, within=REAP_S):
             try:
-                await self._kernel.call(lambda datapath: datapath.reap())
+                if await self._kernel.call(_tidy_up):
+                    self._reconciler.doubt()
+            except DatapathFault as error:
+                log.error("not reaped", reason=error.message)
+            await self._hearing.listen()
+
+    async def _evict_for_ever(self) -> None:
+        """At the word of the store's news; what is noted by other roads, or was refused, is found soon after."""
+        news = self._evictions.news
+        while True:
+            await happens(news, within=EVICT_S)
+            news.clear()
+            try:
                 await self._attachments.evict()
             except DatapathFault as error:
                 log.error("not taken off", reason=error.message)
+
+
+def _tidy_up(datapath: Datapath) -> bool:
+    """Finish what was left for later; whether somebody else has had a hand in what is ours."""
+    datapath.reap()
+    return datapath.disturbed()
 
 
 async def serve(settings: AgentSettings) -> None:
@@ -183,6 +269,7 @@ async def serve(settings: AgentSettings) -> None:
             directory=settings.run_dir / "netns",
             vtep=settings.vtep_ip,
             vxlan_port=settings.vxlan_port,
+            unmasked=settings.nat_exclude,
         )
         async with open_store(settings.store) as store, kernel_thread(lambda: opening) as kernel:
             mtu = await kernel.call(lambda datapath: datapath.mtu)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 
-from weft.agent.journal import Journal, Stage
+from weft.agent.enforcement import Policies
+from weft.agent.hosting import HostAccess
+from weft.agent.journal import WIRED, Journal
 from weft.agent.kernel import Kernel
-from weft.domain import kinds
+from weft.agent.profiles import Profiles
+from weft.agent.services import Services
+from weft.agent.spaces import Nobody, SpaceWatch
+from weft.agent.topics import NOTHING, Topic, joined
+from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER, Change, Listing, Revision
 from weft.domain.diff import Difference, diff
@@ -27,7 +33,11 @@ FULL_ROUND_S = 60.0
 
 
 class Reconciler:
-    """The sink of the agent's mirror, and the one who tells the datapath. Ports come and go by attachments."""
+    """The sink of the agent's mirror, and the one who tells the datapath. Ports come and go by attachments.
+
+    The kernel's thread does things in the order in which it is told: whoever takes a difference hands it over before
+    anything else can happen.
+    """
 
     def __init__(self, cluster: Cluster, *, node: NodeName, journal: Journal, kernel: Kernel) -> None:
         self._cluster = cluster
@@ -35,7 +45,20 @@ class Reconciler:
         self._journal = journal
         self._kernel = kernel
         self._applied: frozenset[Part] = frozenset()
+        self._tenants: frozenset[TenantName] = frozenset()
         self._of_endpoint: defaultdict[tuple[str, ...], frozenset[Remote]] = defaultdict(frozenset)
+        self.policies = Policies(cluster, node=node, journal=journal)
+        self.services = Services(cluster, node=node, journal=journal)
+        self._topics: tuple[Topic, ...] = (
+            self.policies,
+            self.services,
+            Profiles(cluster, journal),
+            HostAccess(cluster, node=node, journal=journal),
+        )
+        self.spaces: SpaceWatch = Nobody()
+        """Who else is inside tenants' spaces."""
+        self._handed_out = False
+        self._doubtful = False
         self._touched: set[tuple[str, ...]] = set()
         self._all_touched = True
         self._news = asyncio.Event()
@@ -43,6 +66,12 @@ class Reconciler:
         self._seen: Revision = NEVER
         self.realised: Revision = NEVER
         """The revision of the store up to which the kernel is as it should be."""
+        self.settled: Revision = NEVER
+        """The last wish for a receipt that came by the news; it and all before it are carried out."""
+        self.networks_changed = asyncio.Event()
+        """Set when some network is another than before."""
+        self.receipt_due = asyncio.Event()
+        """Set when a wish for a receipt has been carried out."""
         self.mended = 0
         """How many deviations of the kernel were put right so far."""
         self.fault = ""
@@ -56,20 +85,28 @@ class Reconciler:
     def replace(self, listing: Listing) -> None:
         self._cluster.replace(listing)
         self._seen = listing.revision
-        self._touch_all()
+        for topic in self._topics:
+            topic.replace()
+        self.networks_changed.set()
+        self.look_again()
 
     def apply(self, change: Change) -> None:
         self._cluster.apply(change)
         self._seen = max(self._seen, change.revision)  # our own commits come before the watch tells of older ones
         for event in change.events:
+            for topic in self._topics:
+                topic.follow(event.key)
             folder, *parts = event.key.split("/")
             if folder == kinds.ENDPOINT.prefix:
                 self._touched.add(tuple(parts))
             elif folder in {kinds.NETWORK.prefix, kinds.NODE.prefix, kinds.BLOCKS}:
                 self._all_touched = True
+            if folder == kinds.NETWORK.prefix:
+                self.networks_changed.set()
         self._news.set()
 
-    def _touch_all(self) -> None:
+    def look_again(self) -> None:
+        """More may have changed than the news told."""
         self._all_touched = True
         self._news.set()
 
@@ -81,7 +118,7 @@ class Reconciler:
         while True:
             await happens(self._news, within=max(full_at - clock(), 0.01))
             try:
-                if clock() >= full_at:
+                if self._doubtful or clock() >= full_at:
                     await self.converge()
                     full_at = clock() + FULL_ROUND_S
                 else:
@@ -90,8 +127,13 @@ class Reconciler:
             except DatapathFault as error:
                 self.fault = error.message
                 log.error("datapath fault", reason=error.message)
-                self._touch_all()
+                self.doubt()
                 await backoff.pause()
+
+    def doubt(self) -> None:
+        """The datapath may not be as it was told: everything is to be read back soon."""
+        self._doubtful = True
+        self._news.set()
 
     async def refresh(self) -> None:
         """Bring the datapath up to what the cluster says now, as far as it was touched."""
@@ -105,31 +147,46 @@ class Reconciler:
             changed = {key: self._remotes_at(key) for key in touched}
             removed = {part for key in changed for part in self._of_endpoint[key]}
             added = {part for parts in changed.values() for part in parts}
-            await self._apply((self._applied - removed) | added)
+            is_so = removed <= added <= self._applied
+            await self._apply(self._applied if is_so else (self._applied - removed) | added)
             self._of_endpoint.update(changed)
 
     async def converge(self) -> Findings:
         """Read everything back and mend it."""
         async with self._turn, self._realising():
-            self._news.clear()
-            self._touched.clear()
-            self._all_touched = False
-            wanted = self._wanted()
-            findings = await self._kernel.call(lambda datapath: datapath.converge(wanted | self._ports()))
-            self._applied = wanted
-            self._remember_remotes()
-            self.mended += len(findings.mended)
-            for text in findings.mended:
-                log.info("mended", what=text)
-            return findings
+            return await self._read_back()
+
+    async def _read_back(self) -> Findings:
+        await self.spaces.leave(but=self._local_tenants())
+        self._news.clear()
+        self._touched.clear()
+        self._all_touched = False
+        wanted = self._wanted()
+        self._applied, self._tenants = wanted, _tenants(wanted)
+        everything = {*wanted, *self._ports()}.union(*(topic.everything(self._tenants) for topic in self._topics))
+        self._doubtful = False
+        try:
+            findings = await self._kernel.call(lambda datapath: datapath.converge(everything))
+        except BaseException:
+            self._doubtful = True
+            raise
+        self.spaces.enter(self._tenants, anew=bool(findings.mended))
+        self._remember_remotes()
+        self.mended += len(findings.mended)
+        for text in findings.mended:
+            log.info("mended", what=text)
+        return findings
 
     @asynccontextmanager
     async def _realising(self) -> AsyncIterator[None]:
         """What is known when the block begins is carried out when it ends well."""
-        seen = self._seen
+        seen, wish = self._seen, self._cluster.receipt_wish
         yield
         self.realised = seen
         self.fault = ""
+        if wish != self.settled:
+            self.settled = wish
+            self.receipt_due.set()
 
     async def make_room(self, tenant: TenantName, vni: int) -> None:
         """The tenant's space and the network's overlay are there when this returns, and stay: its attachment is noted.
@@ -139,17 +196,32 @@ class Reconciler:
         """
         needed: list[Part] = [Space(tenant), Overlay(tenant, vni)] if vni else [Space(tenant)]
         async with self._turn:
+            if self._doubtful:
+                await self._read_back()
             if not self._applied.issuperset(needed):
                 await self._apply_all(self._wanted().union(needed))
 
+    def admit(self, endpoint: model.Endpoint) -> Difference[Part]:
+        """What the datapath is to be told with the port of a workload for which there is room."""
+        self._handed_out = True
+        difference = joined(topic.admit(endpoint) for topic in self._topics)
+        self.spaces.admit(endpoint)
+        return difference
+
+    def dismiss(self, endpoint: model.Endpoint) -> Difference[Part]:
+        """What the datapath is to be told when a workload's port goes."""
+        self._handed_out = True
+        return joined(topic.dismiss(endpoint) for topic in self._topics)
+
     def _wanted(self) -> frozenset[Part]:
-        tenants = {note.endpoint.tenant for note in self._journal}
-        return node_view(self._cluster, self._node, tenants)
+        return node_view(self._cluster, self._node, self._local_tenants())
+
+    def _local_tenants(self) -> frozenset[TenantName]:
+        return frozenset(note.endpoint.tenant for note in self._journal)
 
     def _ports(self) -> frozenset[Port]:
-        return frozenset(
-            note.wiring.port for note in self._journal if note.wiring is not None and note.stage is Stage.ATTACHED
-        )
+        """Those of workloads that are wired, or are just being wired."""
+        return frozenset(note.wiring.port for note in self._journal if note.wiring is not None and note.stage in WIRED)
 
     def _is_new_ground(self, key: tuple[str, ...]) -> bool:
         """Whether an endpoint is in a network of a local tenant for which there is no overlay yet."""
@@ -167,13 +239,21 @@ class Reconciler:
         return frozenset(remotes_of(self._cluster, self._node, stored.value))
 
     async def _apply(self, wanted: frozenset[Part]) -> None:
-        difference: Difference[Part] = diff(wanted, self._applied, rank=rank)
-        if difference:
+        view = NOTHING
+        if wanted is not self._applied:
+            view = diff(wanted, self._applied, rank=rank)
+            self._tenants = _tenants(wanted)
+        difference = joined([view, *(topic.refresh(self._tenants) for topic in self._topics)])
+        is_awaited = self._handed_out and self._cluster.receipt_wish != self.settled
+        if difference or is_awaited:
+            self._handed_out = False  # what was handed out before is carried out before
             await self._kernel.call(lambda datapath: datapath.apply(difference))
         self._applied = wanted
 
     async def _apply_all(self, wanted: frozenset[Part]) -> None:
+        await self.spaces.leave(but=_tenants(wanted))
         await self._apply(wanted)
+        self.spaces.enter(self._tenants)
         self._remember_remotes()
 
     def _remember_remotes(self) -> None:
@@ -185,3 +265,8 @@ class Reconciler:
             for endpoint in self._cluster.all(kinds.ENDPOINT, tenant):
                 if endpoint.host != self._node:
                     yield tuple(endpoint.key), frozenset(remotes_of(self._cluster, self._node, endpoint))
+
+
+def _tenants(parts: Iterable[Part]) -> frozenset[TenantName]:
+    """The tenants that have a space among these parts."""
+    return frozenset(part.tenant for part in parts if isinstance(part, Space))

@@ -11,8 +11,10 @@ from typing import Any
 
 from weft import __version__
 from weft.agent.own_address import default_address
+from weft.cni.chains import CONF_DIR
 from weft.cni.wire import SOCKET_PATH
-from weft.domain.addresses import Address, parse_address
+from weft.dns.handover import SOCKET_NAME
+from weft.domain.addresses import BITS, Address, Subnet, parse_address, parse_subnet
 from weft.domain.errors import Invalid
 from weft.domain.ids import MAX_LONG_NAME, NodeName, check_name
 from weft.drivers import RemoteStoreSettings, SqliteStoreSettings, StoreSettings
@@ -39,6 +41,18 @@ def _node_name(text: str) -> NodeName:
 
 def _port(text: str) -> int:
     return host_port(f"any:{text}")[1]
+
+
+def _subnets(text: str) -> tuple[Subnet, ...]:
+    def read(item: str) -> Subnet:
+        family = 6 if ":" in item else 4
+        subnet = parse_subnet(item, field="subnet", family=family, shortest=0, longest=BITS[family])
+        return subnet._replace(span=subnet.whole)
+
+    try:
+        return tuple(map(read, comma_list(text)))
+    except Invalid as error:
+        raise ValueError(error.message) from error
 
 
 def _masters(text: str) -> tuple[str, ...]:
@@ -76,6 +90,8 @@ OPTIONS = (
            help="comma list of interfaces; demanded with --netmode vlan"),
     Option(name="vxlan_port", flags=("--vxlan-port",), env="VXLAN_PORT", default=4789, read=_port,
            help="UDP port of the tunnels; 4789"),
+    Option(name="nat_exclude", flags=("--nat-exclude",), env="NAT_EXCLUDE", default=(), read=_subnets,
+           help="comma list of subnets outside that see pods by their own addresses, not by the node's; none"),
     Option(name="datapath", flags=("--datapath",), env="DATAPATH", default="linux", read=one_of("linux"),
            help="linux"),
     Option(name="netmaster", flags=("--netmaster",), env="NETMASTER", default=(DEFAULT_NETMASTER,), read=_masters,
@@ -88,10 +104,14 @@ OPTIONS = (
            help="key of --tls-cert"),
     Option(name="cni_socket", flags=("--cni-socket",), env="CNI_SOCKET", default=Path(SOCKET_PATH), read=Path,
            help=f"where the CNI program reaches us; {SOCKET_PATH}"),
+    Option(name="cni_conf_dir", flags=("--cni-conf-dir",), env="CNI_CONF_DIR", default=CONF_DIR, read=Path,
+           help=f"where runtimes find CNI networks; lists that cannot work are refused; {CONF_DIR}"),
     Option(name="contiv_socket", flags=("--contiv-socket",), env="CONTIV_SOCKET", default="", read=str,
            help=f"where callers of Contiv's form reach us, or none; {CONTIV_SOCKET} in mode kubernetes, else none"),
     Option(name="rest_address", flags=("--rest-address",), env="REST_ADDRESS", default=("127.0.0.1", 9090),
            read=_loopback, help="where REST and metrics are served, on loopback, or none; 127.0.0.1:9090"),
+    Option(name="names_socket", flags=("--names-socket",), env="NAMES_SOCKET", default="", read=str,
+           help=f"where netdns takes names, or none for no names; {SOCKET_NAME} in --run-dir"),
     Option(name="run_dir", flags=("--run-dir",), env="RUN_DIR", default=Path("/run/weft"), read=Path,
            help="directory in which tenants' namespaces are pinned; /run/weft"),
     Option(name="data_dir", flags=("--data-dir",), env="DATA_DIR", default=Path("/var/lib/weft"), read=Path,
@@ -100,6 +120,8 @@ OPTIONS = (
            help="seconds after which this node counts as silent; 2"),
     Option(name="offline_limit", flags=("--offline-limit",), env="OFFLINE_LIMIT", default=3600.0, read=seconds,
            help="seconds for which pods start without the store; not more than netmaster's; 3600"),
+    Option(name="stale_after", flags=("--stale-after",), env="STALE_AFTER", default=10.0, read=seconds,
+           help="seconds for which this node may be behind the store and still count as ready; 10"),
 )  # fmt: skip
 
 
@@ -116,14 +138,18 @@ class AgentSettings:
     ctrl_ip: Address
     vtep_ip: Address
     vxlan_port: int
+    nat_exclude: tuple[Subnet, ...]
     datapath: str
     cni_socket: Path
+    cni_conf_dir: Path
     contiv_socket: Path | None
     rest_address: tuple[str, int] | None
+    names_socket: Path | None
     run_dir: Path
     data_dir: Path
     node_ttl: float
     offline_limit: float
+    stale_after: float
 
 
 def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> AgentSettings:
@@ -152,11 +178,12 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
     default = _named(given) or default_address()
     return AgentSettings(
         **{name: given[name] for name in (
-            "mode", "log_level", "json_log", "vxlan_port", "datapath", "cni_socket", "rest_address", "run_dir",
-            "data_dir", "node_ttl", "offline_limit",
+            "mode", "log_level", "json_log", "vxlan_port", "nat_exclude", "datapath", "cni_socket", "cni_conf_dir",
+            "rest_address", "run_dir", "data_dir", "node_ttl", "offline_limit", "stale_after",
         )},
         store=store,
         contiv_socket=_contiv_socket(given),
+        names_socket=_names_socket(given),
         syslog=given["syslog"] if given["use_syslog"] else None,
         host=host,
         ctrl_ip=given["ctrl_ip"] or default,
@@ -171,6 +198,11 @@ def _named(given: Mapping[str, Any]) -> Address | None:
 
 def _contiv_socket(given: Mapping[str, Any]) -> Path | None:
     text = given["contiv_socket"] or (CONTIV_SOCKET if given["mode"] == "kubernetes" else "none")
+    return None if text == "none" else Path(text)
+
+
+def _names_socket(given: Mapping[str, Any]) -> Path | None:
+    text = given["names_socket"] or str(given["run_dir"] / SOCKET_NAME)
     return None if text == "none" else Path(text)
 
 

@@ -9,41 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from weft.cni.arguments import Arguments, parse_addresses, parse_mac
 from weft.cni.documents import Document
 from weft.cni.errors import CniError, Code
 from weft.cni.result import Dns, IPAddress, parse_dns
+from weft.cni.traffic_wishes import NO_LIMITS, PORTS, RATES, Bandwidth, PortMapping, parse_bandwidth, parse_ports
 
 ANNOTATIONS = "io.kubernetes.cri.pod-annotations"
 """The capability by which containerd and CRI-O hand over a pod's annotations."""
 
-CAPABILITIES = ("aliases", "bandwidth", "dns", "ips", "mac", "portMappings", ANNOTATIONS)
+CAPABILITIES = ("aliases", RATES, "dns", "ips", "mac", PORTS, ANNOTATIONS)
 """The capabilities that a configuration of ours declares."""
 
 _ALIAS = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
-_PROTOCOLS = frozenset({"tcp", "udp", "sctp"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortMapping:
-    """A port of the host (on one of its addresses, or on all) that leads to a port of the container."""
-
-    host_port: int
-    container_port: int
-    protocol: str
-    host_address: IPAddress | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bandwidth:
-    """Limits in bits per second and bursts in bits; 0 is no limit. Ingress is towards the container."""
-
-    ingress_rate: int = 0
-    ingress_burst: int = 0
-    egress_rate: int = 0
-    egress_burst: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +31,10 @@ class Wishes:
 
     addresses: tuple[IPAddress, ...] = ()
     mac: str = ""
-    bandwidth: Bandwidth | None = None
-    port_mappings: tuple[PortMapping, ...] = ()
     dns: Dns | None = None
     aliases: tuple[str, ...] = ()
+    ports: tuple[PortMapping, ...] = ()
+    bandwidth: Bandwidth = NO_LIMITS
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
 
@@ -75,52 +54,19 @@ def parse_wishes(config: Document, arguments: Arguments, *, network: str) -> Wis
     return Wishes(
         addresses=addresses,
         mac=mac,
-        bandwidth=_bandwidth(runtime) if "bandwidth" in runtime else None,
-        port_mappings=tuple(_port_mapping(each.in_any_case()) for each in runtime.children("portMappings")),
         dns=_dns(config, runtime),
         aliases=_aliases(runtime, network=network),
+        ports=parse_ports(runtime),
+        bandwidth=parse_bandwidth(runtime),
         labels=_labels(config, {**_mesos_labels(args), **_listed_labels(cni), **arguments.labels}),
         annotations=runtime.mapping(ANNOTATIONS),
     )
 
 
-def _bandwidth(runtime: Document) -> Bandwidth:
-    limits = runtime.child("bandwidth").in_any_case()
-    return Bandwidth(
-        ingress_rate=limits.number("ingressrate") or 0,
-        ingress_burst=limits.number("ingressburst") or 0,
-        egress_rate=limits.number("egressrate") or 0,
-        egress_burst=limits.number("egressburst") or 0,
-    )
-
-
-def _port_mapping(mapping: Document) -> PortMapping:
-    protocol = mapping.text("protocol").lower() or "tcp"
-    if protocol not in _PROTOCOLS:
-        raise mapping.fault("protocol", "tcp, udp or sctp")
-    try:
-        host_address = ip_address(text) if (text := mapping.text("hostip")) else None
-    except ValueError as error:
-        raise mapping.fault("hostip", "an address") from error
-    return PortMapping(
-        host_port=_port(mapping, "hostport"),
-        container_port=_port(mapping, "containerport"),
-        protocol=protocol,
-        host_address=host_address,
-    )
-
-
-def _port(mapping: Document, name: str) -> int:
-    port = mapping.number(name)
-    if port is None or not 1 <= port <= 65_535:
-        raise mapping.fault(name, "a port from 1 to 65535")
-    return port
-
-
 def _dns(config: Document, runtime: Document) -> Dns | None:
-    """The runtime's word, else the configuration's if it gives any member, be it an empty list (P-10)."""
-    if "dns" in runtime:
-        spoken = runtime.child("dns").in_any_case()
+    """The runtime's word, else the configuration's; a word is any member, be it an empty list (P-10)."""
+    spoken = runtime.child("dns").in_any_case()
+    if any(name in spoken for name in ("servers", "searches", "options")):
         return Dns(
             nameservers=spoken.texts("servers"), search=spoken.texts("searches"), options=spoken.texts("options")
         )

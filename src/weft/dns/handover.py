@@ -18,7 +18,8 @@ from weft.domain.errors import Malformed
 from weft.domain.ids import TenantName
 from weft.domain.names import Entry, Zone
 
-SOCKET_PATH = "/run/weft/dns.sock"
+SOCKET_NAME = "dns.sock"
+"""Of the socket, in the directory that agent and netdns share."""
 LARGEST_BODY = 256 << 20
 LENGTH = struct.Struct("!I")
 
@@ -57,6 +58,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""
     serving: tuple[TenantName, ...] = ()
     """Tenants with sockets in their space."""
+    resolvers: tuple[str, ...] = ()
+    """Whom it asks about the outside, by address."""
     statistics: dict[str, int] = {}
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from weft.dns.client import Conversation, conversation_with, tell
-from weft.dns.handover import Entries, Everything, Look, Tenant
+from weft.dns.handover import Entries, Everything, Look, Message, Tenant
 from weft.domain import kinds
+from weft.domain.addresses import Address, parse_address
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Change, Listing
+from weft.domain.commits import Change
 from weft.domain.errors import Unavailable
-from weft.domain.ids import EndpointKey, TenantName
+from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
+from weft.domain.model import Endpoint
 from weft.domain.names import (
     NOTHING,
     Entry,
@@ -34,6 +36,10 @@ log = Log("names")
 
 LOOK_EVERY_S = 30.0
 """How often netdns is asked whether it is still there, when there is nothing to say."""
+RULES_REST_S = 0.1
+"""How long changed rules wait before netdns hears who may ask: they come in crowds, and the datapath has them first."""
+WITHDRAWN_WITHIN_S = 1.0
+"""How long a space that is to go waits for netdns to leave it."""
 
 _Key = tuple[str, ...]
 _SHOWN = {"found": "foundNameRecord", "absent": "noNameRecord", "invalid": "invalidQuery"}
@@ -41,7 +47,7 @@ _SHOWN = {"found": "foundNameRecord", "absent": "noNameRecord", "invalid": "inva
 
 
 class NamePusher:
-    """Keeps netdns told of the names of this node's tenants. The agent's mirror feeds it like any sink.
+    """Keeps netdns told of the names of this node's tenants. The agent's mirror feeds it.
 
     A tenant is admitted when its space is there, and withdrawn before its space goes: sockets would keep it alive. When
     netdns is away, nothing waits for it; when it comes back it is told everything.
@@ -54,13 +60,16 @@ class NamePusher:
         self._admitted: set[TenantName] = set()
         self._tenants: set[TenantName] = set()
         self._objects: set[_Key] = set()
+        self._ruled: set[TenantName] = set()
+        self._kept_in: set[EndpointKey] = set()
         self._news = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._turn = asyncio.Lock()
-
-    def replace(self, _: Listing) -> None:
-        """Everything may be different."""
-        self._tenants |= self._admitted
-        self._news.set()
+        self._answers = True
+        self.follows = False
+        """Whether netdns knows all that is to be known, or will in a moment."""
+        self.resolvers: tuple[Address, ...] = ()
+        """Whom netdns asks about the outside, as it told last."""
 
     def apply(self, change: Change) -> None:
         """Look again at what one revision changed."""
@@ -68,32 +77,61 @@ class NamePusher:
             folder, *parts = event.key.split("/")
             if folder in {kinds.ENDPOINT.prefix, kinds.SERVICE.prefix}:
                 self._touch((folder, *parts))
-            elif folder == kinds.NETWORK.prefix:
+            elif folder == kinds.NETWORK.prefix and parts[0] in self._admitted:
                 self._tenants.add(TenantName(parts[0]))
-                self._news.set()
+                self._tell_now()
 
     def touch(self, endpoint: EndpointKey) -> None:
-        """Look again at an endpoint whose rules may be other ones."""
+        """Look at an endpoint that has just come."""
         self._touch((kinds.ENDPOINT.prefix, *endpoint))
+
+    def touch_rules(self, tenant: TenantName) -> None:
+        """Look again, in a moment, at who of a tenant is kept in."""
+        self._ruled.add(tenant)
+        self._news.set()
 
     def _touch(self, key: _Key) -> None:
         self._objects.add(key)
+        self._tell_now()
+
+    def _tell_now(self) -> None:
         self._news.set()
+        self._hurry.set()
 
     def admit(self, tenant: TenantName) -> None:
-        """The tenant's space is there. To say it again is fine, and mends sockets that are in an older space."""
+        """The tenant's space is there. To say it again is fine: all is told anew, and sockets leave an older space."""
         self._admitted.add(tenant)
         self._tenants.add(tenant)
-        self._news.set()
+        self._tell_now()
 
     async def withdraw(self, tenant: TenantName) -> None:
-        """When this returns nothing of netdns is left in the tenant's space, unless it has not answered in time."""
-        self._admitted.discard(tenant)
-        async with self._turn:
-            try:
+        """When this returns nothing of netdns is left in the tenant's space, unless it has not answered in time.
+
+        Then it is told as soon as it answers, and nobody waits for it until it does.
+        """
+        self.forget(tenant)
+        if not self._answers:
+            return
+        try:
+            async with asyncio.timeout(WITHDRAWN_WITHIN_S), self._turn:
                 await tell(self._socket, Tenant(tenant))
-            except Unavailable as error:
-                log.warning("tenant not withdrawn from netdns", tenant=tenant, reason=error.message)
+        except (Unavailable, TimeoutError) as error:
+            self._answers = False
+            log.warning("tenant not withdrawn from netdns", tenant=tenant, reason=str(error) or "no answer in time")
+
+    def forget(self, tenant: TenantName) -> None:
+        """The tenant's space is not there; netdns is told when it comes to it."""
+        self._admitted.discard(tenant)
+        self._tenants.add(tenant)
+        self._tell_now()
+
+    async def served(self) -> frozenset[TenantName]:
+        """In whose spaces netdns is; in nobody's when it does not say."""
+        try:
+            async with asyncio.timeout(WITHDRAWN_WITHIN_S):
+                return frozenset((await tell(self._socket, Look())).serving)
+        except (Unavailable, TimeoutError):
+            return frozenset()
 
     async def run(self) -> None:
         """Follow for ever. To be begun when the node is restored and its tenants are admitted, not before."""
@@ -102,42 +140,76 @@ class NamePusher:
         while True:
             try:
                 async with conversation_with(self._socket) as conversation:
+                    await self._say_one(conversation, Look())  # whom it asks decides who may ask
                     await self._say(conversation, anew=True)
                     backoff.reset()
                     told = ""
+                    self.follows = True
                     log.info("netdns follows", tenants=len(self._admitted))
                     await self._follow(conversation)
             except Unavailable as error:
                 if error.message != told:  # it may be away for long: once is enough
                     log.warning("netdns does not follow", reason=error.message)
                 told = error.message
+                self._answers = self.follows = False
             self._tenants.clear()  # everything will be said anew
             self._objects.clear()
+            self._ruled.clear()
             await backoff.pause()
 
     async def _follow(self, conversation: Conversation) -> None:
         while True:
             if await happens(self._news, within=LOOK_EVERY_S):
+                await happens(self._hurry, within=RULES_REST_S)
                 await self._say(conversation, anew=False)
             else:
-                await conversation.say(Look())
+                await self._say_one(conversation, Look())
 
     async def _say(self, conversation: Conversation, *, anew: bool) -> None:
         """Tell what is to be told. It is worked out in our turn, so that nobody is withdrawn meanwhile."""
         async with self._turn:
             self._news.clear()
-            tenants, self._tenants = self._tenants & self._admitted, set()
-            objects, self._objects = self._objects, set()
+            self._hurry.clear()
+            tenants, self._tenants = self._tenants, set()
+            objects, self._objects = self._objects | self._kept_otherwise(), set()
+            self._ruled.clear()
             if anew:
-                await conversation.say(Everything({tenant: self._zone(tenant) for tenant in self._admitted}))
+                everything = Everything({tenant: self._zone(tenant) for tenant in self._admitted})
+                await self._say_one(conversation, everything)
                 return
             for tenant in tenants:
-                await conversation.say(Tenant(tenant, self._zone(tenant)))
+                zone = self._zone(tenant) if tenant in self._admitted else None
+                await self._say_one(conversation, Tenant(tenant, zone))
             for message in self._changes(objects, self._admitted - tenants):
-                await conversation.say(message)
+                await self._say_one(conversation, message)
+
+    async def _say_one(self, conversation: Conversation, message: Message) -> None:
+        """Say it. Where netdns has other resolvers than before, others may be kept in."""
+        report = await conversation.say(message)
+        self._answers = True
+        resolvers = tuple(parse_address(each, field="resolver") for each in report.resolvers)
+        if resolvers != self.resolvers:
+            self.resolvers = resolvers
+            self._tenants |= self._admitted
+            self._tell_now()
 
     def _zone(self, tenant: TenantName) -> Zone:
-        return tenant_zone(self._cluster, tenant, keeps_in=self._keeps_in)
+        return tenant_zone(self._cluster, tenant, keeps_in=self._note_kept)
+
+    def _note_kept(self, endpoint: Endpoint) -> bool:
+        """Whether an endpoint is kept in, of which netdns is told now."""
+        kept = self._keeps_in(endpoint)
+        (self._kept_in.add if kept else self._kept_in.discard)(endpoint.key)
+        return kept
+
+    def _kept_otherwise(self) -> set[_Key]:
+        """The endpoints of tenants with other rules for which netdns has been told something else."""
+        return {
+            (kinds.ENDPOINT.prefix, *endpoint.key)
+            for tenant in self._ruled & self._admitted
+            for endpoint in self._cluster.all(kinds.ENDPOINT, tenant)
+            if self._keeps_in(endpoint) is not (endpoint.key in self._kept_in)
+        }
 
     def _changes(self, objects: set[_Key], tenants: set[TenantName]) -> list[Entries]:
         """What the objects bring now, by tenant."""
@@ -163,7 +235,9 @@ class NamePusher:
 
     def _endpoint(self, tenant: TenantName, network: str, endpoint: str) -> tuple[str, Entry]:
         stored = self._cluster.get(kinds.ENDPOINT, tenant, network, endpoint)
-        entry = endpoint_entry(stored.value, keeps_in=self._keeps_in) if stored else NOTHING
+        if stored is None:
+            self._kept_in.discard(EndpointKey(tenant, NetworkName(network), EndpointId(endpoint)))
+        entry = endpoint_entry(stored.value, keeps_in=self._note_kept) if stored else NOTHING
         return endpoint_owner(network, endpoint), entry
 
     async def inspect(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from weft import __version__
 from weft.dns.encode import encode_name
-from weft.dns.handover import SOCKET_PATH
+from weft.dns.handover import SOCKET_NAME
 from weft.dns.upstream import DNS_PORT, Upstream
 from weft.domain.cluster_names import CLUSTER_DOMAIN
 from weft.domain.errors import Invalid
@@ -57,8 +57,8 @@ def _ttl(text: str) -> int:
 OPTIONS = (
     Option(name="run_dir", flags=("--run-dir",), env="RUN_DIR", default=Path("/run/weft"), read=Path,
            help="directory in which tenants' namespaces are pinned, that of netplugin; /run/weft"),
-    Option(name="socket", flags=("--socket",), env="SOCKET", default=Path(SOCKET_PATH), read=Path,
-           help=f"where the agent hands over the names; {SOCKET_PATH}"),
+    Option(name="socket", flags=("--socket",), env="SOCKET", default=None, read=Path,
+           help=f"where the agent hands over the names; {SOCKET_NAME} in --run-dir"),
     Option(name="datapath", flags=("--datapath",), env="DATAPATH", default="linux", read=one_of("linux"),
            help="that of netplugin; linux"),
     Option(name="domain", flags=("--domain",), env="DOMAIN", default=CLUSTER_DOMAIN, read=_domain,
@@ -93,4 +93,5 @@ class DnsSettings:
 
 def read_dns_settings(argv: Sequence[str], environ: Mapping[str, str]) -> DnsSettings:
     """The settings, or `BadSettings` with every fault."""
-    return DnsSettings(**read_settings("netdns", OPTIONS, argv=argv, environ=environ, version=f"netdns {__version__}"))
+    given = read_settings("netdns", OPTIONS, argv=argv, environ=environ, version=f"netdns {__version__}")
+    return DnsSettings(**given | {"socket": given["socket"] or given["run_dir"] / SOCKET_NAME})

@@ -81,7 +81,10 @@ class Tenants:
                 await self._serve(tenant)
             self._remember(message, as_it_came=not faults)
             return Report(
-                refused="; ".join(faults), serving=tuple(sorted(self._servers)), statistics=asdict(self._statistics)
+                refused="; ".join(faults),
+                serving=tuple(sorted(self._servers)),
+                resolvers=self._upstreams.addresses(),
+                statistics=asdict(self._statistics),
             )
 
     async def close(self) -> None:
@@ -92,7 +95,7 @@ class Tenants:
 
     def _take_in(self, message: Message) -> tuple[list[TenantName], list[str]]:
         """Change the tables. Tenants that came, went, or may have another space; and what cannot be, in words."""
-        tenants: list[TenantName] = []
+        tenants = list(self._tables) if isinstance(message, Look) else []  # spaces may be others than they were
         faults: list[str] = []
         for step in self._steps(message):
             try:

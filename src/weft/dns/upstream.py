@@ -41,6 +41,11 @@ class Upstreams:
             self._seen, self._read = (), ()
         return self._read
 
+    def addresses(self) -> tuple[str, ...]:
+        """Where those are, in the form that rules know: without a scope, and IPv4 as itself."""
+        found = (ip_address(each.host.partition("%")[0]) for each in self.current())
+        return tuple(str(each.ipv4_mapped or each if each.version == 6 else each) for each in found)
+
 
 def parse_resolv_conf(text: str) -> tuple[Upstream, ...]:
     """The name servers of a resolv.conf(5). What is no address is passed over, as the C library does."""

@@ -15,9 +15,17 @@ import msgspec
 
 from weft.domain import ipam, kinds, model
 from weft.domain.addresses import BITS, Address
+from weft.domain.balancing.parts import Backend, Frontend, ServicePart, Vip
 from weft.domain.cluster import Cluster
+from weft.domain.hosting.parts import Alias, Disguise, Ground, Homeward, HostLink, HostPart, HostPort
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
 from weft.domain.policy.parts import PolicyPart, Row, Tally, Where, Who
+from weft.domain.validation import check, parse_bandwidth
+
+_LARGEST_PACKET = 9 << 10
+_USUAL_BURST = 64 << 10
+"""What a kernel hands over at once."""
+_LARGEST_BURST = 1 << 28
 
 
 class Prefix(NamedTuple):
@@ -77,9 +85,62 @@ class Port(msgspec.Struct, frozen=True, gc=False):
     addresses: tuple[Address, ...]
 
 
-Part = Space | Gateway | Overlay | Peer | Remote | Port | PolicyPart
+class Shape(msgspec.Struct, frozen=True, gc=False):
+    """What a profile, or a wish, makes of the packets that come from a port and go to it."""
 
-_RANKS: dict[type, int] = {Space: 0, Gateway: 1, Overlay: 2, Peer: 3, Remote: 4, Tally: 5, Row: 6, Where: 7, Who: 8, Port: 9}
+    tenant: TenantName
+    interface: str
+    rate: int
+    """Bits per second; 0: no limit."""
+    burst: int
+    """How many bytes may come at once after a pause; 0 without a limit."""
+    dscp: int
+    """What their DSCP is set to; 0: it stays as it is."""
+    rate_in: int = 0
+    """The same for packets to the port."""
+    burst_in: int = 0
+
+    def __str__(self) -> str:
+        inward = f", {self.rate_in} bit/s to it" if self.rate_in else ""
+        return f"shape of {self.interface}: {self.rate} bit/s, bursts of {self.burst} B, DSCP {self.dscp}{inward}"
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """What was asked for one workload: bits per second and bytes at once, out of it and into it; 0: no limit."""
+
+    out: int = 0
+    out_burst: int = 0
+    into: int = 0
+    into_burst: int = 0
+
+
+NO_RATES = Rates()
+
+
+Part = Space | Gateway | Overlay | Peer | Remote | Port | Shape | PolicyPart | ServicePart | HostPart
+
+_RANKS: dict[type, int] = {
+    Space: 0,
+    Gateway: 1,
+    Overlay: 2,
+    Peer: 3,
+    Remote: 4,
+    Tally: 5,
+    Row: 6,
+    Where: 7,
+    Who: 8,
+    Backend: 9,
+    Frontend: 10,
+    Vip: 11,
+    Port: 12,
+    Shape: 13,
+    HostLink: 14,
+    Ground: 15,
+    Homeward: 16,
+    Disguise: 17,
+    Alias: 18,
+    HostPort: 19,
+}
 
 
 def rank(part: Part) -> int:
@@ -160,3 +221,52 @@ def port_of(endpoint: model.Endpoint) -> Port:
         mac=endpoint.mac_address,
         addresses=endpoint.addresses,
     )
+
+
+def shape_of(cluster: Cluster, endpoint: model.Endpoint, wish: Rates = NO_RATES) -> Shape | None:
+    """What the profile of the endpoint's group and the wish of its caller ask for; nothing where they ask for nothing.
+
+    Where both limit what comes from the workload, the lower rate counts. `Invalid` when the profile is not as the
+    master would have let it be.
+    """
+    profile = _profile_of(cluster, endpoint)
+    if profile is None:
+        return wished_shape(endpoint, wish)
+    rate = parse_bandwidth(profile.bandwidth)
+    burst = _burst(rate, profile.burst << 10) if rate else 0
+    return _shape(endpoint, [(rate, burst), (wish.out, wish.out_burst)], dscp=profile.dscp, wish=wish)
+
+
+def wished_shape(endpoint: model.Endpoint, wish: Rates) -> Shape | None:
+    """What the wish alone asks for."""
+    return _shape(endpoint, [(wish.out, wish.out_burst)], dscp=0, wish=wish)
+
+
+def _profile_of(cluster: Cluster, endpoint: model.Endpoint) -> model.Profile | None:
+    group = cluster.get(kinds.GROUP, endpoint.tenant, endpoint.group)
+    if group is None or not group.value.net_profile:
+        return None
+    stored = cluster.get(kinds.PROFILE, endpoint.tenant, group.value.net_profile)
+    return check(stored.value) if stored else None
+
+
+def _shape(endpoint: model.Endpoint, limits: list[tuple[int, int]], *, dscp: int, wish: Rates) -> Shape | None:
+    rate, burst = min(((rate, burst) for rate, burst in limits if rate), default=(0, 0))
+    if not (rate or dscp or wish.into):
+        return None
+    return Shape(
+        tenant=endpoint.tenant,
+        interface=host_end(endpoint.key),
+        rate=rate,
+        burst=_burst(rate, burst) if rate else 0,
+        dscp=dscp,
+        rate_in=wish.into,
+        burst_in=_burst(wish.into, wish.into_burst) if wish.into else 0,
+    )
+
+
+def _burst(rate: int, asked: int) -> int:
+    """What was asked for, but not less than the largest packet; else what comes in a hundredth of a second."""
+    if asked:
+        return min(max(asked, _LARGEST_PACKET), _LARGEST_BURST)
+    return min(max(rate // 800, _USUAL_BURST), _LARGEST_BURST)

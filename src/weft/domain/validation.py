@@ -34,7 +34,7 @@ MAX_VNI_SPAN = 16000
 MAX_BURST = 10486
 MAX_TEXT = 2048
 
-_BANDWIDTH = re.compile(r"[1-9]\d{0,9} ?[kmg](?:bps|b)?", re.IGNORECASE | re.ASCII)
+_BANDWIDTH = re.compile(r"([1-9]\d{0,9}) ?([kmg])(?:bps|b)?", re.IGNORECASE | re.ASCII)
 _TAG_RANGE = re.compile(r"(\d{1,8})-(\d{1,8})", re.ASCII)
 _PROTOCOL = re.compile(r"\d{1,3}", re.ASCII)
 _PORT = re.compile(r"\d{1,5}", re.ASCII)
@@ -188,11 +188,21 @@ def _check_protocol(text: str) -> None:
     )
 
 
+def parse_bandwidth(text: str) -> int:
+    """Bits per second; 0 for an empty text, which sets no limit. As in Contiv, each unit is 1,024 of the one below."""
+    if not text:
+        return 0
+    found = _BANDWIDTH.fullmatch(text)
+    if found is None:
+        raise Invalid(f"bandwidth {text[:64]!r} must look like 10 Mbps, 4G or 500kb", field="bandwidth")
+    number, unit = found.groups()
+    return int(number) << 10 * ("kmg".index(unit.lower()) + 1)
+
+
 def _check_profile(profile: model.Profile) -> model.Profile:
     check_name(profile.tenant, field="tenantName")
     check_name(profile.name, field="profileName")
-    if profile.bandwidth and not _BANDWIDTH.fullmatch(profile.bandwidth):
-        raise Invalid(f"bandwidth {profile.bandwidth[:64]!r} must look like 10 Mbps, 4G or 500kb", field="bandwidth")
+    parse_bandwidth(profile.bandwidth)
     if not 0 <= profile.dscp <= 63:
         raise Invalid(f"DSCP {profile.dscp} must be 0 to 63", field="DSCP")
     if profile.burst == 1 or not 0 <= profile.burst <= MAX_BURST:

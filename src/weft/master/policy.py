@@ -73,7 +73,7 @@ class PolicyView:
         """The engine, as of the cluster's state."""
         if self._engine is None:
             self._engine = Engine()
-            for kind in CONCERNED:
+            for kind in (kinds.NODE, *CONCERNED):
                 for value in self._cluster.all(kind):
                     _tell(self._engine, self._cluster, kind.store_key(*kind.key_parts(value)))
         return self._engine

@@ -20,10 +20,11 @@ from typing import Protocol
 import msgspec
 
 from weft.domain.addresses import Address
+from weft.domain.balancing.parts import Front
 from weft.domain.diff import Difference
+from weft.domain.hosting.view import PublishedPort
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Part, Port
-
+from weft.domain.nodeview import NO_RATES, Part, Port, Rates
 
 NO_CHANGE: Difference[Part] = Difference((), ())
 
@@ -46,8 +47,16 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     """The interface's name in there."""
     addresses: tuple[WiredAddress, ...]
     mtu: int
+    full_name: str = ""
+    """What the interface is called beside its name, where that had to be shortened."""
     way_out: bool = True
     """Whether everything leaves through it, or, beside another interface that has that part, its own subnets only."""
+    shares_subnets: bool = False
+    """Whether that other interface is in the same subnets: then only what speaks from its own addresses leaves here."""
+    ports: tuple[PublishedPort, ...] = ()
+    """Ports of the host that lead to it."""
+    rates: Rates = NO_RATES
+    """How fast it may send and be sent to, whatever its group's profile says."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,11 +84,27 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tallies(msgspec.Struct, frozen=True, kw_only=True):
-    """How many packets met an outcome of policy, and how many were refused for one of our own reasons."""
+    """How many packets met an outcome of policy, and how many were refused for one of our own reasons.
+
+    A connection that was let pass may be judged anew only when policy changes: it meets its outcome that often.
+    """
 
     tenant: TenantName
     outcomes: dict[int, int]
     reasons: dict[str, int]
+
+
+class ServiceUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What passed between a client and one that answers it for a service, of late: in to the service, and out of it."""
+
+    tenant: TenantName
+    client: Address
+    front: Front
+    provider: Address
+    packets_in: int
+    octets_in: int
+    packets_out: int
+    octets_out: int
 
 
 class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +131,10 @@ class DatapathTools(Protocol):
         """Move the calling thread into a tenant's space, for good; `NotFound` when it is not on this node."""
         ...
 
+    def enter_workload(self, netns: Path) -> None:
+        """Move the calling thread into a workload's network namespace, for good; `NotFound` when it is gone."""
+        ...
+
 
 class Datapath(Protocol):
     """See the module's contract."""
@@ -124,7 +153,7 @@ class Datapath(Protocol):
         ...
 
     def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
-        """Wire a workload, whose tenant's space is there; its policy comes into force with the port.
+        """Wire a workload, whose tenant's space is there; its policy and its shape come into force with the port.
 
         `Conflict` when its interface is taken, `NotFound` when its namespace is gone; nothing has changed then.
         """
@@ -143,6 +172,14 @@ class Datapath(Protocol):
 
     def tallies(self) -> list[Tallies]:
         """The counts of each tenant's space."""
+        ...
+
+    def service_uses(self) -> list[ServiceUse]:
+        """Who uses which service through this node, and who answers."""
+        ...
+
+    def disturbed(self) -> bool:
+        """Whether somebody else may have changed something of ours since the last `converge`, which would mend it."""
         ...
 
     def check(self, wiring: Wiring) -> list[str]:

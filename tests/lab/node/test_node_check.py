@@ -57,17 +57,20 @@ def _port(pod: Pod) -> str:
 
 async def test_what_drifted_is_mended_by_a_restart(lab: NetLab) -> None:
     """R5: with a different state the kernel is brought back to what was noted."""
+    await lab.network("net", subnet="10.1.0.0/16", ipv6Subnet="2001:db8:1::/64")
     host = await lab.host("one")
-    a, b = await host.pod("a"), await host.pod("b")
+    a, b = await host.pod("a", network="net"), await host.pod("b", network="net")
     space = host.tenants.path / "default"
-    inventory.run(space, f"ip route del {a.address()} dev {_port(a)}")
+    for family in (4, 6):
+        inventory.run(space, f"ip -{family} route del {a.address(family)} dev {_port(a)}")
     inventory.run(space, f"ip link set {_port(b)} down")
     inventory.run(space, "nft flush ruleset")
     host.kill()
     await host.start()
     await a.check()
     await b.check()
-    assert await a.reaches(b)
+    for family in (4, 6):
+        assert await a.reaches(b, family=family)
     assert await inventory.differences(lab) == []
 
 
@@ -94,9 +97,9 @@ async def test_numbers_that_are_taken_are_passed_over(lab: NetLab) -> None:
     host = await lab.host("one")
     await host.pod("first")
     host.kill()
-    await host.start()  # its count begins anew, below the numbers that are in use
+    await host.start()  # its count begins behind the numbers that are in use in its spaces
     netns = host.make_netns("a")
-    for number in range(3):
+    for number in range(1, 4):
         inventory.run(netns, f"ip link add x{number} index {(1 << 16) + 2 * number + 1} type veth peer name y{number}")
     pod = await host.pod("a")
     await pod.check()

@@ -51,7 +51,7 @@ def seen_in(directory: str) -> list[Path]:
 async def test_nothing_is_left_when_its_process_is_ended(tmp_path: Path, how: signal.Signals) -> None:
     with Child([sys.executable, "-c", PROGRAM], log=tmp_path / "log") as child:
         directory = child.read_line()
-        assert len(processes_of(directory)) == 2, "netmaster and netplugin"
+        assert len(processes_of(directory)) == 3, "netmaster, netplugin and netdns"
         assert seen_in(directory) == [], "what the lab mounts is seen by nobody else"
         os.kill(child.pid, how)
         await until(lambda: not processes_of(directory))

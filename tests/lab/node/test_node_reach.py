@@ -69,13 +69,19 @@ async def test_the_python_shim_attaches_as_the_c_one(apart: None) -> None:
 async def test_networks_of_a_tenant_are_routed_to_each_other(lab: NetLab) -> None:
     """N2, N3: in routing mode pods of several networks of one tenant meet, within a network and between them."""
     for number in range(3):
-        await lab.network(f"net-{number}", subnet=f"10.{number}.0.0/24", gateway=f"10.{number}.0.254")
+        await lab.network(
+            f"net-{number}",
+            subnet=f"10.{number}.0.0/24",
+            gateway=f"10.{number}.0.254",
+            ipv6Subnet=f"2001:db8:{number}::/64",
+        )
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     pods = [
         await host.pod(f"{host.name}-{number}", network=f"net-{number}") for host in (one, two) for number in range(3)
     ]
     for index, (a, b) in enumerate(itertools.permutations(pods, 2)):
-        assert await a.reaches(b, port=1000 + index), f"{a.name} does not reach {b.name}"
+        for family in (4, 6):
+            assert await a.reaches(b, port=1000 + index, family=family), f"{a.name} does not reach {b.name}, v{family}"
 
 
 @pytest.mark.parametrize("subnet", ["10.5.0.0/16", "10.5.0.0/24"])

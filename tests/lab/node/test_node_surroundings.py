@@ -84,9 +84,8 @@ async def test_rest_tells_what_the_node_has(lab: NetLab) -> None:
     assert 'weft_agent_attachments{stage="attached"} 1.0' in metrics
     assert "weft_agent_store_in_touch 1.0" in metrics
     assert 'weft_agent_peers{state="alive"} 1.0' in metrics
-    for path in ("/svcstats", "/inspect/bgp", "/inspect/nameserver"):
-        status, body = await ask(one, path)
-        assert (status, json.loads(body)["code"]) == (501, "not-available")
+    status, body = await ask(one, "/inspect/bgp")
+    assert (status, json.loads(body)["code"]) == (501, "not-available")
     assert (await ask(one, "/nonsense"))[0] == 404
 
     assert await ask(one, "/debug/reclaimEndpoint/b", method="DELETE") == (
@@ -199,7 +198,7 @@ async def test_doctor_finds_what_is_wrong(lab: NetLab) -> None:
     one.kill()
     done = await run_on(one, *WEFT, "doctor", "--json")
     found = {check["name"]: check["health"] for check in json.loads(done.stdout)}
-    assert (done.returncode, found) == (1, {"kernel": "ok", "firewall": "ok", "agent": "failed"})
+    assert (done.returncode, found) == (1, {"kernel": "ok", "firewall": "ok", "networks": "ok", "agent": "failed"})
 
 
 async def test_capture_and_shell_look_into_a_tenants_space(lab: NetLab, tmp_path: Path) -> None:
@@ -218,14 +217,15 @@ async def test_capture_and_shell_look_into_a_tenants_space(lab: NetLab, tmp_path
     assert done.returncode == 0, done.stderr
     data = file.read_bytes()
     assert struct.unpack_from("=IHH", data) == (0xA1B23C4D, 2, 4)
-    lengths = []
+    lengths, has_address = [], []
     at = 24
     while at < len(data):
         kept = struct.unpack_from("=IIII", data, at)[2]
-        assert a.address().packed in data[at + 16 : at + 16 + kept]
         lengths.append(kept)
+        has_address.append(a.address().packed in data[at + 16 : at + 16 + kept])
         at += 16 + kept
     assert len(lengths) == 4
+    assert any(has_address), "the kernel says things by itself on a new link, but not only"
 
     run_dir = ("--run-dir", str(host.home / "run"))
     seen = await run_on(host, *WEFT, "shell", *run_dir, "default", "--", "ip", "-j", "link")

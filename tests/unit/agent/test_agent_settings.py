@@ -13,7 +13,7 @@ import pytest
 from weft import __version__
 from weft.agent import settings as module
 from weft.agent.settings import AgentSettings, read_agent_settings
-from weft.domain.addresses import Address, parse_address
+from weft.domain.addresses import Address, parse_address, parse_subnet_v4
 from weft.drivers import EtcdStoreSettings, RemoteStoreSettings
 from weft.runtime.settings import BadSettings
 from weft.testing.waiting import DEADLINE
@@ -78,15 +78,20 @@ def test_one_machine_needs_no_flag() -> None:
         (("--ctrl-ip",), "CONTROL_IP", "192.0.2.8", "ctrl_ip", address("192.0.2.8")),
         (("--vlan-uplinks", "--vlan-if"), "VLAN_UPLINKS", "eth1,eth2", "mode", "cni"),
         (("--vxlan-port",), "VXLAN_PORT", "8472", "vxlan_port", 8472),
+        (("--nat-exclude",), "NAT_EXCLUDE", "10.0.0.0/8", "nat_exclude", (parse_subnet_v4("10.0.0.0/8"),)),
         (("--datapath",), "DATAPATH", "linux", "datapath", "linux"),
         (("--cni-socket",), "CNI_SOCKET", "/run/x.sock", "cni_socket", Path("/run/x.sock")),
         (("--contiv-socket",), "CONTIV_SOCKET", "/run/y.sock", "contiv_socket", Path("/run/y.sock")),
         (("--rest-address",), "REST_ADDRESS", "[::1]:1", "rest_address", ("::1", 1)),
         (("--rest-address",), "REST_ADDRESS", "none", "rest_address", None),
+        (("--names-socket",), "NAMES_SOCKET", "/run/z.sock", "names_socket", Path("/run/z.sock")),
+        (("--names-socket",), "NAMES_SOCKET", "none", "names_socket", None),
+        (("--run-dir",), "RUN_DIR", "/srv/run", "names_socket", Path("/srv/run/dns.sock")),
         (("--run-dir",), "RUN_DIR", "/srv/run", "run_dir", Path("/srv/run")),
         (("--data-dir",), "DATA_DIR", "/srv/data", "data_dir", Path("/srv/data")),
         (("--node-ttl",), "NODE_TTL", "1.5", "node_ttl", 1.5),
         (("--offline-limit",), "OFFLINE_LIMIT", "60", "offline_limit", 60.0),
+        (("--stale-after",), "STALE_AFTER", "3", "stale_after", 3.0),
     ],
 )  # fmt: skip
 def test_each_setting_has_its_flags_and_its_variable(

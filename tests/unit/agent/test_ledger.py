@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -134,3 +136,43 @@ def test_one_container_may_have_several_interfaces(path: Path) -> None:
     assert ledger.find(Handle("a", "eth0")) is None
     assert ledger.find(Handle("a-eth1", "eth1")) == second
     ledger.close()
+
+
+def test_a_full_disk_refuses_a_note_and_tears_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a line was written before the disk was full: what is noted later must be believed nevertheless."""
+    ledger = reopened(path)
+    ledger.put(note("a"))
+    write = os.write
+    with monkeypatch.context() as full, pytest.raises(Unavailable, match="No space left"):
+        full.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))
+        ledger.put(note("b"))
+    assert [each.key.endpoint for each in ledger] == ["a"]
+    ledger.put(note("c"))
+    ledger.close()
+    again = reopened(path)
+    assert [each.key.endpoint for each in again] == ["a", "c"]
+    again.close()
+
+
+def test_an_agent_starts_on_a_full_disk_with_what_it_knows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be written anew, but those who leave are noted in the file that is there."""
+
+    def refuse(_: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    ledger = reopened(path)
+    for name in "ab":
+        ledger.put(note(name))
+    ledger.close()
+    path.write_bytes(path.read_bytes() + b"torn")
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", refuse)
+        again = reopened(path)
+        again.forget(note("a").key)
+        again.close()
+        with pytest.raises(Unavailable, match="No space left"):
+            reopened(path, boot="boot-2")
+    assert not path.with_suffix(".new").exists()
+    later = reopened(path)
+    assert [each.key.endpoint for each in later] == ["b"]
+    later.close()

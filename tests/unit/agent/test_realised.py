@@ -12,8 +12,9 @@ import pytest
 from weft.agent.journal import Journal
 from weft.agent.kernel import Kernel
 from weft.agent.reconcile import Reconciler
+from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Change, Listing
+from weft.domain.commits import Change, Entry, Event, Listing
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName
 from weft.domain.nodeview import Part
@@ -67,3 +68,29 @@ async def test_a_fault_is_told_until_a_round_succeeds() -> None:
         with pytest.raises(DatapathFault):
             await each.converge()
         assert (each.realised, each.lag) == (7, 1)
+
+
+async def test_a_wish_is_settled_by_a_round_that_began_when_it_was_known() -> None:
+    """Our own commits are in the cluster before older news: a revision alone does not say what was known."""
+    with reconciler(Moody()) as each:
+        each.replace(Listing((), 7))
+        each.apply(Change(12, (Event(kinds.receipt_of("one"), codec.encode(model.Receipt())),)))
+        await each.converge()
+        assert (each.realised, each.settled, each.receipt_due.is_set()) == (12, 0, False)
+        each.apply(Change(10, (Event(kinds.RECEIPT_WISH_KEY, b"{}"),)))
+        assert each.settled == 0
+        await each.refresh()
+        assert (each.settled, each.receipt_due.is_set()) == (10, True)
+
+
+async def test_a_round_that_fails_settles_nothing() -> None:
+    datapath = Moody()
+    with reconciler(datapath) as each:
+        each.replace(Listing((Entry(kinds.RECEIPT_WISH_KEY, b"{}", 5),), 7))
+        datapath.refuses = True
+        with pytest.raises(DatapathFault):
+            await each.converge()
+        assert each.settled == 0
+        datapath.refuses = False
+        await each.converge()
+        assert each.settled == 5

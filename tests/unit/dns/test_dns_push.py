@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from weft.dns import push
 from weft.dns.client import tell
 from weft.dns.door import handover_door
 from weft.dns.handover import Entries, Everything, Look, Tenant, encode
@@ -19,7 +20,8 @@ from weft.dns.spaces import Spaces
 from weft.dns.tenants import Tenants
 from weft.dns.upstream import Upstreams
 from weft.domain import codec, kinds, model
-from weft.domain.commits import Change, Event, Listing
+from weft.domain.addresses import parse_address
+from weft.domain.commits import Change, Event
 from weft.domain.errors import Unavailable
 from weft.domain.ids import TenantName
 from weft.domain.names import Entry, Rank, Record, Zone, tenant_zone
@@ -42,7 +44,7 @@ class Netdns:
         async with asyncio.TaskGroup() as tasks:
             self.tenants = Tenants(
                 spaces=Spaces(self.home / "netns", datapath="linux"),
-                upstreams=Upstreams((), file=self.home / "none"),
+                upstreams=Upstreams((), file=self.home / "resolv.conf"),
                 memory=Memory(self.home / "names"),
                 tasks=tasks,
                 domain="cluster.local",
@@ -52,6 +54,12 @@ class Netdns:
             async with handover_door(self.door, self.tenants):
                 yield
             await self.tenants.close()
+
+    @asynccontextmanager
+    async def hung(self) -> AsyncIterator[None]:
+        """It hears and does not answer."""
+        async with self.tenants._turn:
+            yield
 
     def knows(self, cluster_of: World, *tenants: TenantName) -> bool:
         """Whether it holds exactly what the cluster says of these tenants, now and after a restart."""
@@ -135,13 +143,13 @@ async def test_netdns_goes_on_from_what_it_was_told(netdns: Netdns, world: World
         assert netdns.tenants.zones == {DEFAULT: zone}
 
 
-async def test_a_new_listing_makes_everything_new(netdns: Netdns, world: World) -> None:
+async def test_a_tenant_that_is_admitted_again_is_told_anew(netdns: Netdns, world: World) -> None:
     pusher = NamePusher(world.cluster, socket=netdns.door)
     pusher.admit(DEFAULT)
     async with netdns.running(), beside(pusher.run(), name="names"):
         await until(lambda: netdns.knows(world, DEFAULT))
         world.attach("e2", group="web")
-        pusher.replace(Listing((), 9))
+        pusher.admit(DEFAULT)
         await until(lambda: netdns.knows(world, DEFAULT))
 
 
@@ -154,8 +162,11 @@ async def test_rules_that_close_a_way_out_are_told(netdns: Netdns, world: World)
     async with netdns.running(), beside(pusher.run(), name="names"):
         await until(lambda: netdns.knows(world, DEFAULT))
         closed.add(member.endpoint_id)
-        pusher.touch(member.key)
+        pusher.touch_rules(DEFAULT)
         await until(lambda: netdns.tenants.zones[DEFAULT].entries["endpoint:blue:e1"].kept_in == (member.ip_address,))
+        closed.clear()
+        pusher.touch_rules(DEFAULT)
+        await until(lambda: not netdns.tenants.zones[DEFAULT].entries["endpoint:blue:e1"].kept_in)
 
 
 async def test_without_netdns_nothing_is_held_up(netdns: Netdns, world: World) -> None:
@@ -165,6 +176,36 @@ async def test_without_netdns_nothing_is_held_up(netdns: Netdns, world: World) -
         await soon(pusher.withdraw(DEFAULT))
         with pytest.raises(Unavailable):
             await soon(pusher.inspect())
+
+
+async def test_a_netdns_that_hangs_is_waited_for_once_and_told_when_it_is_back(netdns: Netdns, world: World) -> None:
+    """The door is open and nobody answers, as when the process is stopped."""
+    red = TenantName("red")
+    pusher = NamePusher(world.cluster, socket=netdns.door)
+    pusher.admit(DEFAULT)
+    pusher.admit(red)
+    async with netdns.running(), beside(pusher.run(), name="names"):
+        await until(lambda: netdns.knows(world, DEFAULT, red))
+        async with netdns.hung():
+            await soon(pusher.withdraw(red))
+            assert red in netdns.tenants.zones, "it has not answered in time"
+            async with asyncio.timeout(push.WITHDRAWN_WITHIN_S / 2):
+                await pusher.withdraw(DEFAULT)
+        await until(lambda: netdns.knows(world))
+
+
+async def test_whom_netdns_asks_is_known_before_names_are_told(netdns: Netdns, world: World) -> None:
+    """CVE-2024-29018: who may ask depends on whom."""
+    resolver = parse_address("192.0.2.53", field="test")
+    pusher = NamePusher(world.cluster, socket=netdns.door, keeps_in=lambda _: resolver not in pusher.resolvers)
+    pusher.admit(DEFAULT)
+    (netdns.home / "resolv.conf").write_text("nameserver 192.0.2.53\n")
+    async with netdns.running(), beside(pusher.run(), name="names"):
+        await until(lambda: netdns.knows(world, DEFAULT))
+        (netdns.home / "resolv.conf").write_text("nameserver ::ffff:192.0.2.7\nnameserver fe80::1%eth0\n")
+        changed(pusher, world.attach("e2", group="web"))
+        await until(lambda: bool(netdns.tenants.zones[DEFAULT].entries["endpoint:blue:e1"].kept_in))
+        assert list(map(str, pusher.resolvers)) == ["192.0.2.7", "fe80::1"]
 
 
 async def test_what_contiv_showed_is_shown(netdns: Netdns, world: World) -> None:

@@ -15,6 +15,7 @@ def test_nothing_needs_to_be_said() -> None:
     settings = read_dns_settings([], {})
     assert settings.run_dir == Path("/run/weft")
     assert settings.socket == Path("/run/weft/dns.sock")
+    assert read_dns_settings(["--run-dir", "/srv/run"], {}).socket == Path("/srv/run/dns.sock")
     assert (settings.domain, settings.upstreams, settings.ttl) == ("cluster.local", (), 30)
 
 

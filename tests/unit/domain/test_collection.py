@@ -79,10 +79,11 @@ def test_a_node_that_shows_itself_meanwhile_is_not_marked() -> None:
 
 
 def test_a_dead_node_is_collected_with_all_it_had() -> None:
-    """Endpoints with claims and from its blocks, the blocks, and last its own document."""
+    """Endpoints with claims and from its blocks, the blocks, and last its own document and receipt."""
     world = world_with_node()
     blue = world.put(network(subnet="10.1.0.0/16"))
     before = {key for key in world.entries if not key.startswith(("nodes/", "alive/"))}
+    world.carry_out(Plan((), (Put(kinds.receipt_of(NODE), codec.encode(model.Receipt(revision=1))),)))
     for _ in range(collection.BATCH + 2):
         reading = world.reading()
         block, writes = ipam.take_block(reading, blue, NODE, family=4)

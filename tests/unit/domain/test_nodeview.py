@@ -8,8 +8,32 @@ import pytest
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import Address, address_hex, parse_address
 from weft.domain.cluster import Cluster
-from weft.domain.ids import EndpointId, EndpointKey, NetworkName, NodeName, StoreKey, TenantName
-from weft.domain.nodeview import Gateway, Overlay, Peer, Prefix, Remote, Space, host_end, node_view, port_of, rank
+from weft.domain.ids import (
+    EndpointId,
+    EndpointKey,
+    GroupName,
+    NetworkName,
+    NodeName,
+    ProfileName,
+    StoreKey,
+    TenantName,
+)
+from weft.domain.nodeview import (
+    Gateway,
+    Overlay,
+    Peer,
+    Prefix,
+    Rates,
+    Remote,
+    Shape,
+    Space,
+    host_end,
+    node_view,
+    port_of,
+    rank,
+    shape_of,
+    wished_shape,
+)
 
 BLUE = TenantName("blue")
 HERE, THERE = NodeName("here"), NodeName("there")
@@ -115,3 +139,73 @@ def test_a_port_is_known_by_its_addresses_and_mac() -> None:
     assert port.addresses == (address("10.1.0.5"), address("2001:db8::5"))
     assert port != port_of(msgspec.structs.replace(one, mac_address="02:02:00:00:00:02"))
     assert rank(port) > rank(Space(BLUE))
+
+
+def shaped(cluster: Cluster, *, profile: model.Profile, group: str = "web") -> Cluster:
+    member = model.Group(tenant=BLUE, name=GroupName(group), network=NETWORK.name, net_profile=profile.name)
+    cluster.put(kinds.GROUP.store_key(BLUE, group), codec.encode(member), 1)
+    cluster.put(kinds.PROFILE.store_key(BLUE, profile.name), codec.encode(profile), 1)
+    assert not cluster.faults
+    return cluster
+
+
+def gold(*, bandwidth: str = "", burst: int = 0, dscp: int = 0) -> model.Profile:
+    return model.Profile(tenant=BLUE, name=ProfileName("gold"), bandwidth=bandwidth, burst=burst, dscp=dscp)
+
+
+MEMBER = msgspec.structs.replace(endpoint("e", HERE, "10.1.0.5"), group="web")
+
+
+def test_a_port_gets_the_shape_that_its_groups_profile_asks_for() -> None:
+    """Q2, Q11."""
+    shape = shape_of(shaped(cluster_of(), profile=gold(bandwidth="6 Mbps", burst=100, dscp=46)), MEMBER)
+    assert shape == Shape(BLUE, host_end(MEMBER.key), rate=6 << 20, burst=100 << 10, dscp=46)
+    assert rank(shape) > rank(port_of(MEMBER))
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "rate"),
+    [("1k", 1 << 10), ("10 mbps", 10 << 20), ("10Mbps", 10 << 20), ("20mb", 20 << 20), ("4G", 4 << 30)],
+)
+def test_bandwidth_counts_as_in_contiv(bandwidth: str, rate: int) -> None:
+    """O19: the units are 1,024 of each other."""
+    shape = shape_of(shaped(cluster_of(), profile=gold(bandwidth=bandwidth)), MEMBER)
+    assert shape is not None
+    assert shape.rate == rate
+
+
+@pytest.mark.parametrize(
+    ("asked", "bandwidth", "burst"),
+    [(0, "1k", 64 << 10), (0, "1G", (1 << 30) // 800), (2, "10M", 9 << 10), (10486, "10M", 10486 << 10)],
+)
+def test_a_burst_holds_at_least_the_largest_packet(asked: int, bandwidth: str, burst: int) -> None:
+    shape = shape_of(shaped(cluster_of(), profile=gold(bandwidth=bandwidth, burst=asked)), MEMBER)
+    assert shape is not None
+    assert shape.burst == burst
+
+
+def test_without_a_profile_that_asks_for_something_there_is_no_shape() -> None:
+    """Q1, Q4, Q5."""
+    assert shape_of(cluster_of(), MEMBER) is None
+    cluster = shaped(cluster_of(), profile=gold(burst=100))
+    assert shape_of(cluster, MEMBER) is None
+    assert shape_of(cluster, msgspec.structs.replace(MEMBER, group="")) is None
+    cluster = shaped(cluster_of(), profile=gold(bandwidth="6M"))
+    assert shape_of(cluster, msgspec.structs.replace(MEMBER, group="other")) is None
+    assert shape_of(cluster, MEMBER) is not None
+    cluster.drop(kinds.PROFILE.store_key(BLUE, "gold"))
+    assert shape_of(cluster, MEMBER) is None
+
+
+def test_a_mark_alone_is_a_shape_without_a_limit() -> None:
+    """Q5, Q11."""
+    shape = shape_of(shaped(cluster_of(), profile=gold(dscp=10, burst=100)), MEMBER)
+    assert shape == Shape(BLUE, host_end(MEMBER.key), rate=0, burst=0, dscp=10)
+
+
+def test_a_wish_limits_a_workload_both_ways() -> None:
+    """P-52: a burst may be left to us; one that is asked for has room for a packet at least."""
+    wish = Rates(out=8_000_000, out_burst=100, into=16_000_000)
+    shape = shape_of(cluster_of(), MEMBER, wish)
+    assert shape == Shape(BLUE, host_end(MEMBER.key), 8_000_000, 9 << 10, 0, rate_in=16_000_000, burst_in=64 << 10)
+    assert wished_shape(MEMBER, Rates()) is None

@@ -8,7 +8,7 @@ from weft.domain import codec
 from weft.domain.commits import Delete, DeleteAll, Put, Write
 from weft.domain.errors import Denied, Malformed
 from weft.domain.ids import EndpointId, NetworkName, NodeName, StoreKey, TenantName
-from weft.domain.model import Block, Claim, Endpoint, Node, Tenant, Value
+from weft.domain.model import Block, Claim, Endpoint, Node, Receipt, Tenant, Value
 from weft.domain.ownership import check_ownership, still_needed
 
 ME, OTHER = NodeName("node-1"), NodeName("node-2")
@@ -73,6 +73,14 @@ class TestItself:
         assert world().judge(DeleteAll(key(f"status/nodes/{ME}/")), DeleteAll(key(f"status/nodes/{ME}/x")))
         for text in (f"status/nodes/{OTHER}/bgp", f"status/nodes/{ME}", f"status/nodes/{ME}0/x", "status/x", "status"):
             assert not world().judge(Put(key(text), b""))
+
+    def test_a_node_gives_receipts_for_itself_alone_and_wishes_for_none(self) -> None:
+        assert world().judge(put(f"status/nodes/{ME}/receipt", Receipt(revision=7)))
+        assert world().judge(Delete(key(f"status/nodes/{ME}/receipt")))
+        assert not world().judge(put(f"status/nodes/{OTHER}/receipt", Receipt(revision=7)))
+        assert not world().judge(Put(key("wishes/receipt"), b"{}"))
+        with pytest.raises(Malformed):
+            world().judge(Put(key(f"status/nodes/{ME}/receipt"), b"what masters could not read"))
 
     @pytest.mark.parametrize("prefix", ["", "s", "status/nodes/", f"status/nodes/{ME}", "endpoints/red/blue/", E])
     def test_nothing_else_is_deleted_by_prefix(self, prefix: str) -> None:

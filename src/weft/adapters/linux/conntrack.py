@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
@@ -33,6 +33,8 @@ _BY_SOURCE, _BY_DESTINATION, _BY_PROTOCOL, _BY_DESTINATION_PORT = 0x01, 0x02, 0x
 _GONE = frozenset({errno.ENOENT})
 _CANNOT = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
 """How kernels answer that do not forget by pattern."""
+_FEW = 16
+"""So many addresses are forgotten one by one sooner than by reading all connections."""
 
 
 class Direction(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,10 +73,19 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     handle: bytes
 
 
-def forget_endpoint(netlink: NetlinkSocket, address: Address) -> None:
-    """Forget all connections in which the address asks or, in the end, answers."""
-    there = Direction(source=address)
-    forget_connections(netlink, [Pattern(original=there), Pattern(reply=there)], family=address.family)
+def forget_endpoints(netlink: NetlinkSocket, addresses: Set[Address]) -> None:
+    """Forget all connections in which any of the addresses asks or, in the end, answers."""
+    for family in (4, 6):
+        ends = {address for address in addresses if address.family == family}
+        if family == 4 and len(ends) <= _FEW:
+            there = [Direction(source=end) for end in ends]
+            patterns = [pattern for each in there for pattern in (Pattern(original=each), Pattern(reply=each))]
+            forget_connections(netlink, patterns, family=family)
+        elif ends:
+            found = read_connections(netlink, family=family)
+            forget_each(
+                netlink, (each for each in found if {each.original.source, each.reply.source} & ends), family=family
+            )
 
 
 def forget_connections(netlink: NetlinkSocket, patterns: Sequence[Pattern], *, family: int) -> None:
@@ -90,12 +101,15 @@ def forget_connections(netlink: NetlinkSocket, patterns: Sequence[Pattern], *, f
                 raise
         else:
             return
+    found = read_connections(netlink, family=family)
+    forget_each(netlink, (each for each in found if any(pattern.fits(each) for pattern in patterns)), family=family)
+
+
+def forget_each(netlink: NetlinkSocket, connections: Iterable[Connection], *, family: int) -> None:
+    """Forget these very connections; those that have ended meanwhile are fine."""
+    header = _HEADER.pack(AF[family], 0, 0)
     netlink.send_batch(
-        [
-            Request(_DELETE, 0, header + item.handle, "forget connection", item.original, _GONE)
-            for item in read_connections(netlink, family=family)
-            if any(pattern.fits(item) for pattern in patterns)
-        ]
+        [Request(_DELETE, 0, header + each.handle, "forget connection", each.original, _GONE) for each in connections]
     )
 
 

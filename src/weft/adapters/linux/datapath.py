@@ -5,28 +5,31 @@ from __future__ import annotations
 import errno
 import itertools
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from weft.adapters.linux import pod
-from weft.adapters.linux.elements import apply_changes
-from weft.adapters.linux.facts import PORT_MAC, port_neighbours, port_routes
+from weft.adapters.linux.facts import PORT_MAC, REAPED_GROUP, port_neighbours, port_routes
+from weft.adapters.linux.host_side import HostSide
 from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, read_link, read_links
 from weft.adapters.linux.neighbours import put_neighbour
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.routes import put_route, read_addresses
-from weft.adapters.linux.ruleset import put_voices, voices_of
-from weft.adapters.linux.space import REAPED_GROUP, TenantSpace
+from weft.adapters.linux.services import read_uses
+from weft.adapters.linux.space import TenantSpace
 from weft.adapters.linux.survey import foreign_drops, probe_kernel, survey_space
-from weft.domain.addresses import Address
+from weft.adapters.linux.telling import read_drops, tell_tallies
+from weft.domain.addresses import Address, Subnet
 from weft.domain.diff import Difference
 from weft.domain.errors import Conflict, NotFound
+from weft.domain.hosting.parts import HostLink
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Overlay, Part, Port, Space
-from weft.ports.datapath import Findings, SpaceSurvey, Wiring
+from weft.domain.nodeview import Overlay, Part, Port, Shape, Space
+from weft.ports.datapath import NO_CHANGE, Drop, Findings, ServiceUse, SpaceSurvey, Tallies, Wiring
 
 _ENCAPSULATION = {4: 50, 6: 70}
 """What vxlan adds to a packet, by the underlay's family."""
@@ -38,10 +41,11 @@ _DEFAULT_MTU = 1500
 class LinuxDatapath:
     """See `weft.ports.datapath`. `directory` is where tenants' namespaces are pinned; `vtep` is our end of tunnels."""
 
-    def __init__(self, *, directory: Path, vtep: Address, vxlan_port: int) -> None:
+    def __init__(self, *, directory: Path, vtep: Address, vxlan_port: int, unmasked: Sequence[Subnet] = ()) -> None:
         self._directory = NamespaceDirectory(directory)
         self._vtep = vtep
         self._vxlan_port = vxlan_port
+        self._unmasked = unmasked
         self._spaces: dict[TenantName, TenantSpace] = {}
         self._reapable: set[TenantName] = set()
         self._indexes = itertools.count(_FIRST_INDEX)
@@ -50,9 +54,16 @@ class LinuxDatapath:
         self._directory.prepare()
         self._underlay_namespace = Namespace.current()
         self._underlay = NetlinkSocket(ROUTE, namespace=self._underlay_namespace)
+        self._host = HostSide(
+            self._underlay_namespace, self._underlay, vxlan_port=self._vxlan_port, unmasked=self._unmasked
+        )
         self._mtu = self._read_underlay_mtu() - _ENCAPSULATION[self._vtep.family]
         for tenant in self._directory.names():
             self._open_space(TenantName(tenant))
+        # Numbers that stand are given again in no space: by them `unplug` knows a workload's end from a newcomer's.
+        standing = [index for space in self._spaces.values() for index in space.indexes.values()]
+        above = max(standing, default=0) + 1
+        self._indexes = itertools.count(max(_FIRST_INDEX, above + above % 2))
         return self
 
     def __exit__(
@@ -60,6 +71,7 @@ class LinuxDatapath:
     ) -> None:
         for space in self._spaces.values():
             space.close()
+        self._host.close()
         self._underlay.close()
         self._underlay_namespace.close()
 
@@ -88,10 +100,12 @@ class LinuxDatapath:
             overlays = [part for part in parts if isinstance(part, Overlay)]
             for overlay in overlays:
                 self._put_overlay(space, overlay)
+            made = [part for part in parts if isinstance(part, HostLink) and self._put_host_link(space, part)]
             found, absent = space.converge(parts, overlays)
-            mended += [f"tenant {tenant}: {each}" for each in found]
+            mended += [f"tenant {tenant}: {each}" for each in (*(f"made {link}" for link in made), *found)]
             missing |= absent
             self._reapable.add(tenant)
+        mended += self._host.converge(wanted)
         self.reap()
         return Findings(mended=tuple(mended), missing=frozenset(missing))
 
@@ -101,78 +115,109 @@ class LinuxDatapath:
                 self._open_space(part.tenant)
             elif isinstance(part, Overlay):
                 self._put_overlay(self._spaces[part.tenant], part)
-        for tenant, parts in _by_tenant(difference.put).items():
-            self._spaces[tenant].put(parts)
-        for tenant, parts in _by_tenant(difference.drop).items():
-            if tenant in self._spaces:
-                self._spaces[tenant].drop(parts)
+            elif isinstance(part, HostLink):
+                self._put_host_link(self._spaces[part.tenant], part)
+        put, drop = _by_tenant(difference.put), _by_tenant(difference.drop)
+        for tenant in put.keys() | (drop.keys() & self._spaces.keys()):
+            self._spaces[tenant].change(drop=drop.get(tenant, ()), put=put.get(tenant, ()))
+        self._host.change(drop=difference.drop, put=difference.put)
+        self._reapable |= {part.tenant for part in (*difference.put, *difference.drop) if isinstance(part, Shape)}
+        joined = {part.tenant for part in difference.put if isinstance(part, HostLink)}
         for part in difference.drop:
             if isinstance(part, Overlay) and part.tenant in self._spaces:
                 self._spaces[part.tenant].drop_overlay(part)
+            elif isinstance(part, HostLink) and part.tenant not in joined:
+                self._host.drop_link(part.tenant)
             elif isinstance(part, Space):
                 self._drop_space(part.tenant)
 
-    def plug(self, wiring: Wiring) -> None:
+    def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         space = self._spaces[wiring.port.tenant]
-        with Namespace.open(Path(wiring.netns)) as namespace, NetlinkSocket(ROUTE, namespace=namespace) as inside:
-            if read_link(inside, wiring.interface) is not None:
-                raise Conflict(f"interface {wiring.interface} is in {wiring.netns} already", field="CNI_IFNAME")
-            here, there = self._make_pair(space, namespace, wiring)
-            space.indexes[wiring.port.interface] = here
-            space.netlink.send_batch(
-                [
-                    alter_link(here, up=True),
-                    *map(put_neighbour, port_neighbours(wiring.port, here)),
-                    *map(put_route, port_routes(wiring.port, here)),
-                ]
-            )
-            inside.send_batch([*pod.requests(wiring, there)])
-            apply_changes(space.netfilter, put_voices(voices_of(wiring.port)))
+        with self._inside(wiring) as (namespace, inside):
+            there = self._make_pair(space, wiring, namespace=namespace, inside=inside)
+            self._furnish(wiring, there, namespace=namespace, inside=inside)
+            # Being asked, the kernel lets the host end send at once; else it does so only when it gets round to it, and
+            # the first packets to the workload are lost.
+            read_link(space.netlink, wiring.port.interface)
+            space.admit(wiring.port, policy)
+            self._host.change(drop=policy.drop, put=policy.put)
 
-    def _make_pair(self, space: TenantSpace, namespace: Namespace, wiring: Wiring) -> tuple[int, int]:
-        """A veth pair with indexes that we choose, so that nothing has to be read back."""
+    @staticmethod
+    def _furnish(wiring: Wiring, there: int, *, namespace: Namespace, inside: NetlinkSocket) -> None:
+        """Give the workload's end what it needs. Some runtimes make namespaces without v6: that is lifted for it."""
+        requests = [*pod.requests(wiring, there)]
+        try:
+            inside.send_batch(requests)
+        except Refused as refusal:
+            if refusal.errno != errno.EACCES:
+                raise
+            namespace.write_sysctls({f"net/ipv6/conf/{name}/disable_ipv6": "0" for name in ("lo", wiring.interface)})
+            inside.send_batch(requests)
+
+    def _make_pair(self, space: TenantSpace, wiring: Wiring, *, namespace: Namespace, inside: NetlinkSocket) -> int:
+        """A veth pair and all that belongs on its host end, in one datagram; the index of the workload's end.
+
+        We choose the indexes, so nothing has to be read back. That of the workload's end follows that of the host end.
+        """
+        port = wiring.port
         while True:
             here, there = next(self._indexes), next(self._indexes)
-            end = Device(name=wiring.port.interface, index=here, mac=PORT_MAC, mtu=wiring.mtu)
-            peer = Device(name=wiring.interface, index=there, mac=wiring.port.mac, mtu=wiring.mtu)
+            if here in space.indexes.values():
+                continue
+            end = Device(name=port.interface, index=here, mac=PORT_MAC, mtu=wiring.mtu)
+            peer = Device(name=wiring.interface, index=there, mac=port.mac, mtu=wiring.mtu)
             try:
-                space.netlink.send_batch([create_veth(end, peer, peer_namespace=namespace.fd)])
+                space.netlink.send_batch(
+                    [
+                        create_veth(end, peer, peer_namespace=namespace.fd),
+                        alter_link(here, up=True),
+                        *map(put_neighbour, port_neighbours(port, here)),
+                        *map(put_route, port_routes(port, here)),
+                    ]
+                )
             except Refused as refusal:
-                if refusal.errno == errno.EEXIST and read_link(space.netlink, end.name) is not None:
-                    raise Conflict(f"the host end {end.name} is there already") from refusal
-                if refusal.errno not in {errno.EBUSY, errno.EEXIST}:
+                if refusal.position > 0 or refusal.errno not in {errno.EBUSY, errno.EEXIST}:
                     raise
+                if port.tenant in self._reapable:
+                    self.reap()  # the name may be that of one which has just left
+                else:
+                    _refuse_taken_names(space, wiring, inside)
             else:
-                return here, there
+                space.indexes[port.interface] = here
+                return there
 
-    def unplug(self, wiring: Wiring) -> None:
+    def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         tenant = wiring.port.tenant
         space = self._spaces.get(tenant)
         if space is None:
             return
-        space.drop([wiring.port])
-        link = read_link(space.netlink, wiring.port.interface)
-        if link is not None:
-            self._free_name(wiring)
-            name = f"{_LEAVING_PREFIX}{next(self._indexes)}"
-            space.netlink.send_batch(
-                [alter_link(link.index, up=False), alter_link(link.index, name=name, group=REAPED_GROUP)]
-            )
-            self._reapable.add(tenant)
-        space.indexes.pop(wiring.port.interface, None)
+        self._host.change(drop=policy.drop, put=policy.put)
+        space.dismiss(wiring.port, policy)
+        here = space.indexes.pop(wiring.port.interface, 0)
+        space.unshape(wiring.port)
+        if here:
+            self._free_name(wiring, here + 1)
+            # Nothing goes through it any more. To take it down or to rename it would wait for the kernel for nothing.
+            with _gone_is_fine():
+                space.netlink.send_batch([alter_link(here, group=REAPED_GROUP)])
+        self._reapable.add(tenant)
 
-    def _free_name(self, wiring: Wiring) -> None:
+    def _free_name(self, wiring: Wiring, there: int) -> None:
         """The workload's end is down and under another name, so that the next ADD in its namespace works at once."""
         if not wiring.netns:
             return
-        try:
-            with Namespace.open(Path(wiring.netns)) as namespace, NetlinkSocket(ROUTE, namespace=namespace) as inside:
-                link = read_link(inside, wiring.interface)
-                if link is not None and link.mac == wiring.port.mac:
-                    name = f"{_LEAVING_PREFIX}{next(self._indexes)}"
-                    inside.send_batch([alter_link(link.index, up=False), alter_link(link.index, name=name)])
-        except NotFound:
-            return  # the namespace is gone, and the interface with it
+        name = f"{_LEAVING_PREFIX}{next(self._indexes)}"
+        with suppress(NotFound), self._inside(wiring) as (_, inside), _gone_is_fine():
+            inside.send_batch([*pod.farewell(wiring, there), alter_link(there, up=False), alter_link(there, name=name)])
+
+    @contextmanager
+    def _inside(self, wiring: Wiring) -> Iterator[tuple[Namespace, NetlinkSocket]]:
+        """The workload's namespace, and a socket in it; `NotFound` when it is gone."""
+        with (
+            Namespace.open(Path(wiring.netns)) as namespace,
+            NetlinkSocket(ROUTE, namespace=namespace, home=self._underlay_namespace) as inside,
+        ):
+            yield namespace, inside
 
     def check(self, wiring: Wiring) -> list[str]:
         space = self._spaces.get(wiring.port.tenant)
@@ -180,11 +225,26 @@ class LinuxDatapath:
             return [f"the space of tenant {wiring.port.tenant} is missing"]
         found = space.differences(wiring.port)
         try:
-            with Namespace.open(Path(wiring.netns)) as namespace, NetlinkSocket(ROUTE, namespace=namespace) as inside:
+            with self._inside(wiring) as (_, inside):
                 found += pod.differences(wiring, inside)
         except NotFound as error:
             found.append(error.message)
         return found
+
+    def drops(self) -> list[Drop]:
+        return sorted(
+            (drop for tenant, space in self._spaces.items() for drop in read_drops(tenant, space)),
+            key=lambda drop: drop.at,
+        )
+
+    def tallies(self) -> list[Tallies]:
+        return [tell_tallies(tenant, self._spaces[tenant]) for tenant in sorted(self._spaces)]
+
+    def service_uses(self) -> list[ServiceUse]:
+        return [use for tenant in sorted(self._spaces) for use in read_uses(tenant, self._spaces[tenant].netfilter)]
+
+    def disturbed(self) -> bool:
+        return self._host.is_disturbed() or any(space.table.is_disturbed() for space in self._spaces.values())
 
     def survey(self) -> list[SpaceSurvey]:
         return [survey_space(tenant, self._spaces[tenant]) for tenant in sorted(self._spaces)]
@@ -205,11 +265,19 @@ class LinuxDatapath:
         with NamespaceDirectory(directory).open(tenant) as namespace:
             namespace.enter()
 
+    @staticmethod
+    def enter_workload(netns: Path) -> None:
+        """See `weft.ports.datapath.DatapathTools`."""
+        with Namespace.open(netns) as namespace:
+            namespace.enter()
+
     def reap(self) -> None:
         for tenant in list(self._reapable):
             if space := self._spaces.get(tenant):
                 space.netlink.send_batch([delete_group(REAPED_GROUP)])
             self._reapable.discard(tenant)
+        for space in self._spaces.values():
+            space.forget_left()
 
     def _open_space(self, tenant: TenantName) -> TenantSpace:
         if tenant not in self._spaces:
@@ -223,8 +291,29 @@ class LinuxDatapath:
             space.close()
         self._directory.delete(tenant)
 
+    def _put_host_link(self, space: TenantSpace, link: HostLink) -> bool:
+        return self._host.put_link(link, space, mtu=self._mtu)
+
     def _put_overlay(self, space: TenantSpace, overlay: Overlay) -> None:
         space.put_overlay(overlay, self._underlay, vtep=self._vtep, port=self._vxlan_port, mtu=self._mtu)
+
+
+def _refuse_taken_names(space: TenantSpace, wiring: Wiring, inside: NetlinkSocket) -> None:
+    """`Conflict` when one of the two names is taken; else it was an index."""
+    if read_link(inside, wiring.interface) is not None:
+        raise Conflict(f"interface {wiring.interface} is in {wiring.netns} already", field="CNI_IFNAME")
+    if read_link(space.netlink, wiring.port.interface) is not None:
+        raise Conflict(f"the host end {wiring.port.interface} is there already")
+
+
+@contextmanager
+def _gone_is_fine() -> Iterator[None]:
+    """What is altered on a device that is no longer there needs no altering: it went with its namespace."""
+    try:
+        yield
+    except Refused as refusal:
+        if refusal.errno != errno.ENODEV:
+            raise
 
 
 def _by_tenant(parts: tuple[Part, ...]) -> dict[TenantName, list[Part]]:

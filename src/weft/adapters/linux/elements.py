@@ -9,6 +9,7 @@ A transaction is exact. To drop what is not there, or to put another value under
 
 from __future__ import annotations
 
+import errno
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,20 +24,23 @@ from weft.adapters.linux.wire import CREATE, Request
 INET, IPV4, NETDEV, BRIDGE, IPV6 = 1, 2, 5, 7, 10
 DROP, ACCEPT, CONTINUE, JUMP, GOTO, RETURN = 0, 1, -1, -3, -4, -5
 
-_SUBSYSTEM = 10
+SUBSYSTEM = 10
 _BATCH_BEGIN, _BATCH_END = 16, 17
-_NEW, _GET, _DELETE = (_SUBSYSTEM << 8 | number for number in (12, 13, 14))
+_GET_SET, _NEW, _GET, _DELETE, _GET_GENERATION = (SUBSYSTEM << 8 | number for number in (10, 12, 13, 14, 16))
 _HEADER = struct.Struct(">BBH")  # family, version, subsystem
 _TABLE, _SET, _ELEMENTS = 1, 2, 3
+_GENERATION = 1
 _ELEMENT = 1
-_KEY, _DATA, _FLAGS, _KEY_END = 1, 2, 3, 10
+_KEY, _DATA, _FLAGS, _STATE, _KEY_END = 1, 2, 3, 7, 10
 _VALUE, _VERDICT = 1, 2
 _CODE, _CHAIN = 1, 2
+_STATE_DATA, _OCTETS, _PACKETS = 2, 1, 2
 _ENDS_INTERVAL = 1
 _INTERFACE_BYTES = 16
+_GONE = frozenset({errno.ENOENT})
 _LIST_BYTES = 60_000  # an attribute's length is a 16-bit number
 
-_FRAME = _HEADER.pack(wire.AF_UNSPEC, 0, _SUBSYSTEM)
+_FRAME = _HEADER.pack(wire.AF_UNSPEC, 0, SUBSYSTEM)
 _BEGIN = Request(_BATCH_BEGIN, 0, _FRAME, "change", "nf_tables")
 _END = Request(_BATCH_END, 0, _FRAME, "change", "nf_tables")
 
@@ -59,7 +63,7 @@ class Verdict(msgspec.Struct, frozen=True):
     chain: str = ""
 
 
-class Element(msgspec.Struct, frozen=True, kw_only=True):
+class Element(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A member of a set; of a map, when it has a value or a verdict."""
 
     key: bytes
@@ -142,6 +146,41 @@ def parse_elements(payload: bytes) -> Iterator[Element]:
     return (_parse_element(data) for _, data in wire.attribute_list(elements))
 
 
+def has_set(netlink: NetlinkSocket, target: SetName) -> bool:
+    """Whether there is such a set or map."""
+    return netlink.get(Request(_GET_SET, 0, _name(target), "read", target, _GONE)) is not None
+
+
+def read_generation(netlink: NetlinkSocket) -> int:
+    """A number that every transaction in the namespace, whoever makes it, increases by one."""
+    answer = netlink.get(Request(_GET_GENERATION, 0, _FRAME, "read", "the generation of nf_tables"))
+    return wire.to_big_number(wire.attributes(answer or b"", _HEADER.size).get(_GENERATION))
+
+
+class Count(NamedTuple):
+    """What a counter has met."""
+
+    packets: int
+    octets: int
+
+
+def read_counts(netlink: NetlinkSocket, target: SetName) -> dict[bytes, Count]:
+    """What each element of a set with counters has met, by key."""
+    answers = netlink.dump(Request(_GET, 0, _name(target), "read counters of", target))
+    return {key: count for answer in answers for key, count in parse_counts(answer)}
+
+
+def parse_counts(payload: bytes) -> Iterator[tuple[bytes, Count]]:
+    """Keys and counts out of one message."""
+    wire.unpack_header(_HEADER, payload)
+    elements = wire.attributes(payload, _HEADER.size).get(_ELEMENTS, b"")
+    for _, data in wire.attribute_list(elements):
+        found = wire.attributes(data)
+        counter = wire.attributes(wire.attributes(found.get(_STATE, b"")).get(_STATE_DATA, b""))
+        packets, octets = (wire.to_big_number(counter.get(kind)) for kind in (_PACKETS, _OCTETS))
+        yield _parse_value(found.get(_KEY, b"")), Count(packets, octets)
+
+
 def _parse_element(data: bytes) -> Element:
     found = wire.attributes(data)
     content = wire.attributes(found.get(_DATA, b""))
@@ -181,7 +220,12 @@ def _lists(target: SetName, elements: Iterable[Element]) -> Iterator[bytes]:
 
 
 def _name(target: SetName) -> bytes:
-    return _HEADER.pack(target.family, 0, 0) + wire.text(_TABLE, target.table) + wire.text(_SET, target.name)
+    return table_header(target.family, target.table) + wire.text(_SET, target.name)
+
+
+def table_header(family: int, table: str) -> bytes:
+    """What every message about a part of a table begins with."""
+    return _HEADER.pack(family, 0, 0) + wire.text(_TABLE, table)
 
 
 def _encode_element(element: Element) -> bytes:
@@ -191,10 +235,10 @@ def _encode_element(element: Element) -> bytes:
         wire.nest(_KEY_END, wire.attribute(_VALUE, element.last)) if element.last else b"",
         wire.be32(_FLAGS, _ENDS_INTERVAL) if element.ends_interval else b"",
         wire.nest(_DATA, wire.attribute(_VALUE, element.value)) if element.value else b"",
-        b"" if element.verdict is None else wire.nest(_DATA, _encode_verdict(element.verdict)),
+        b"" if element.verdict is None else wire.nest(_DATA, verdict_data(element.verdict.code, element.verdict.chain)),
     )
 
 
-def _encode_verdict(verdict: Verdict) -> bytes:
-    chain = wire.text(_CHAIN, verdict.chain) if verdict.chain else b""
-    return wire.nest(_VERDICT, wire.be32(_CODE, verdict.code), chain)
+def verdict_data(code: int, chain: str = "") -> bytes:
+    """A verdict as the value of an element or of an expression."""
+    return wire.nest(_VERDICT, wire.be32(_CODE, code), wire.text(_CHAIN, chain) if chain else b"")

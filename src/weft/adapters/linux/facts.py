@@ -9,19 +9,33 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from weft.adapters.linux.entries import Entry
+from weft.adapters.linux.host_entries import ground_route, homeward_route, host_entry, link_neighbours, link_routes
+from weft.adapters.linux.hosting import INSIDE
+from weft.adapters.linux.judging import OVERLAY_PREFIX
 from weft.adapters.linux.links import LOOPBACK
 from weft.adapters.linux.neighbours import Forwarding, Neighbour
+from weft.adapters.linux.policy import entries_of
 from weft.adapters.linux.routes import LinkAddress, Prefix, Route
-from weft.adapters.linux.ruleset import Voice, voices_of
+from weft.adapters.linux.services import service_entries
+from weft.adapters.linux.voices import voices_of
 from weft.domain.addresses import BITS, Address, parse_address
-from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Space
+from weft.domain.balancing.parts import Backend, Frontend, Vip
+from weft.domain.hosting.parts import Alias, Disguise, Ground, Homeward, HostLink, HostPort
+from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space
+from weft.domain.policy.parts import Row, Tally, Where, Who
 
-OVERLAY_PREFIX = "wx"
+REAPED_GROUP = 87
+"""The group of devices that are as good as gone."""
 PORT_MAC = "ee:ee:ee:ee:ee:ee"
 """Of every host end: workloads move between nodes and never notice."""
 NODE_V4 = Address(4, 0xA9FE0101)  # 169.254.1.1
 NODE_V6 = Address(6, 0xFE80 << 112 | 1)  # fe80::1
 _NEXT_HOP_LEAD = 0xFE80 << 112 | 0x7766 << 32  # fe80::7766:a.b.c.d
+
+
+ENTRY_PARTS = (Who, Where, Row, Tally, Backend, Frontend, Vip)
+"""The parts that are nothing but entries, and may be very many."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -31,7 +45,7 @@ class Facts(msgspec.Struct, frozen=True):
     routes: frozenset[Route] = frozenset()
     neighbours: frozenset[Neighbour] = frozenset()
     forwardings: frozenset[Forwarding] = frozenset()
-    voices: frozenset[Voice] = frozenset()
+    entries: frozenset[Entry] = frozenset()
 
 
 def overlay_name(vni: int) -> str:
@@ -58,7 +72,7 @@ def facts_of(parts: Iterable[Part], indexes: Mapping[str, int]) -> Facts:
     routes: set[Route] = set()
     neighbours: set[Neighbour] = set()
     forwardings: set[Forwarding] = set()
-    voices: set[Voice] = set()
+    entries: set[Entry] = set()
     for part in parts:
         match part:
             case Gateway():
@@ -74,11 +88,25 @@ def facts_of(parts: Iterable[Part], indexes: Mapping[str, int]) -> Facts:
             case Port() if link := indexes.get(part.interface):
                 routes |= port_routes(part, link)
                 neighbours |= port_neighbours(part, link)
-                voices.update(voices_of(part))
-            case Space() | Overlay() | Peer() | Remote() | Port():
+                entries.update(voices_of(part))
+            case Who() | Where() | Row() | Tally():
+                entries.update(entries_of(part))
+            case Backend() | Frontend() | Vip():
+                entries.update(service_entries(part))
+            case HostLink() if link := indexes.get(INSIDE):
+                routes.update(link_routes(link))
+                neighbours.update(link_neighbours(link))
+            case Ground():
+                routes.add(ground_route(part))
+            case Homeward() if link := indexes.get(overlay_name(part.vni)):
+                routes.add(homeward_route(part, link=link, via=next_hop(parse_address(part.vtep, field="vtep"))))
+                entries.add(host_entry(part))
+            case Disguise() | Alias():
+                entries.add(host_entry(part))
+            case Space() | Overlay() | Peer() | Remote() | Port() | Shape() | HostLink() | Homeward() | HostPort():
                 pass
     return Facts(
-        frozenset(addresses), frozenset(routes), frozenset(neighbours), frozenset(forwardings), frozenset(voices)
+        frozenset(addresses), frozenset(routes), frozenset(neighbours), frozenset(forwardings), frozenset(entries)
     )
 
 

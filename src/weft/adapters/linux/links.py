@@ -1,4 +1,4 @@
-"""Devices: veth pairs, bridges and vxlan, made, altered, deleted and read back (`include/uapi/linux/if_link.h`).
+"""Devices: veth pairs, bridges, ifb and vxlan, made, altered, deleted and read back (`include/uapi/linux/if_link.h`).
 
 The mark of ours is the alias. The kernel takes none when it makes a device, so an `alter_link` with it goes into the
 same batch: a process that dies cannot die between the two.
@@ -27,16 +27,18 @@ LOOPBACK: Final = 1
 SEND_REDIRECTS, RP_FILTER = 6, 8
 """IPv4 settings of a device, for `alter_protocols` (`IPV4_DEVCONF_…` in `ip.h`)."""
 
-_NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
+_NEWLINK, _DELLINK, _GETLINK, _NEWPROPERTY = 16, 17, 18, 108
 _HEADER = struct.Struct("=BxHiII")  # family, device type, index, flags, which flags to change
 _UP = 1
 _ADDRESS, _NAME, _MTU, _LINK, _MASTER, _INFO, _ALIAS, _AF_SPEC, _GROUP = 1, 3, 4, 5, 10, 18, 20, 26, 27
 _NAMESPACE_FD, _EXTENT, _TX_QUEUES, _RX_QUEUES = 28, 29, 31, 32
 _WITHOUT_STATISTICS = 8
+_PROPERTIES, _OTHER_NAME = 52, 53
 _KIND, _DATA, _PORT_KIND, _PORT_DATA = 1, 2, 4, 5
 _VETH_PEER = 1
 _BRIDGE_SNOOPING = 23
-_VXLAN_VNI, _VXLAN_LOCAL, _VXLAN_LEARNING, _VXLAN_PORT, _VXLAN_LOCAL6 = 1, 4, 7, 15, 17
+_VXLAN_VNI, _VXLAN_LOCAL, _VXLAN_TOS, _VXLAN_LEARNING, _VXLAN_PORT, _VXLAN_LOCAL6 = 1, 4, 6, 7, 15, 17
+_AS_INSIDE = 1
 _INET_CONF, _INET6_GENERATION = 1, 8
 _GENERATION_EUI64, _GENERATION_NONE = 0, 1
 _PORT_FLAGS = {
@@ -121,8 +123,16 @@ def create_bridge(device: Device) -> Request:
     return Request(_NEWLINK, CREATE | EXCLUSIVE, payload, "create bridge", device.name)
 
 
+def create_ifb(device: Device) -> Request:
+    """A device that gives back what it is made to send, as if it had just come in where it came from."""
+    return Request(_NEWLINK, CREATE | EXCLUSIVE, _device(device) + _info("ifb"), "create ifb", device.name)
+
+
 def create_vxlan(device: Device, tunnel: Vxlan, *, namespace: int | None = None) -> Request:
-    """A tunnel over the network of the namespace this is sent in, born in the namespace of the descriptor, if given."""
+    """A tunnel over the network of the namespace this is sent in, born in the namespace of the descriptor, if given.
+
+    Packets bear outside the DSCP that they have inside.
+    """
     payload = (
         _device(device)
         + (b"" if namespace is None else wire.u32(_NAMESPACE_FD, namespace))
@@ -132,6 +142,7 @@ def create_vxlan(device: Device, tunnel: Vxlan, *, namespace: int | None = None)
             wire.address(_VXLAN_LOCAL if tunnel.local.family == 4 else _VXLAN_LOCAL6, tunnel.local),
             wire.be16(_VXLAN_PORT, tunnel.port),
             wire.u8(_VXLAN_LEARNING, tunnel.learning),
+            wire.u8(_VXLAN_TOS, _AS_INSIDE),
         )
     )
     return Request(_NEWLINK, CREATE | EXCLUSIVE, payload, "create vxlan", device.name)
@@ -163,6 +174,13 @@ def alter_link(
         + _numbers({_MTU: mtu, _GROUP: group, _MASTER: master, _NAMESPACE_FD: namespace})
     )
     return Request(_NEWLINK, 0, payload, "alter link", name or index)
+
+
+def add_name(index: int, name: str) -> Request:
+    """Another name for a device, of up to 127 characters; one that it has already is fine."""
+    names = wire.nest(_PROPERTIES, wire.text(_OTHER_NAME, name))
+    payload = _HEADER.pack(wire.AF_UNSPEC, 0, index, 0, 0) + names
+    return Request(_NEWPROPERTY, CREATE | EXCLUSIVE, payload, "add name", name, frozenset({errno.EEXIST}))
 
 
 def alter_protocols(index: int, *, link_local: bool, v4: Mapping[int, int] | None = None) -> Request:

@@ -56,9 +56,11 @@ class Refused(DatapathFault):
 class NetlinkSocket:
     """An open socket to one part of the kernel (`ROUTE`, `NETFILTER`) in one namespace."""
 
-    def __init__(self, protocol: int, *, namespace: Namespace) -> None:
-        self._socket = namespace.open_socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+    def __init__(self, protocol: int, *, namespace: Namespace, home: Namespace | None = None) -> None:
+        self._socket = namespace.open_socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol, home=home)
         self._sequence = 0
+        self.transactions = 0
+        """How many have been carried out."""
         try:
             _set_up(self._socket)
         except OSError as error:
@@ -82,6 +84,7 @@ class NetlinkSocket:
     def send_transaction(self, requests: Sequence[Request], *, begin: Request, end: Request) -> None:
         """Carry out all of the requests or, when one is `Refused`, none. Only nf_tables has such frames."""
         self._exchange([begin, *requests, end], confirmed=len(requests), start=-1)
+        self.transactions += 1
 
     def get(self, request: Request) -> bytes | None:
         """The one answer to a question, or `None` when it is refused with an errno that the request calls settled."""
@@ -105,6 +108,22 @@ class NetlinkSocket:
             if answers is not None:
                 return answers
         raise DatapathFault(f"{request}: all {_DUMP_TRIES} readings were disturbed by changes")
+
+    def read_unasked(self, *, most: int) -> Iterator[Message]:
+        """Messages that the kernel has sent of its own accord, from at most so many datagrams; waits for none.
+
+        What did not fit into the receive space is lost, and the rest is read all the same.
+        """
+        for _ in range(most):
+            try:
+                data = self._socket.recv(_LARGEST_DATAGRAM, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise _fault("read messages", error) from error
+            else:
+                yield from messages(data)
 
     def close(self) -> None:
         self._socket.close()

@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
@@ -98,9 +98,12 @@ class Namespace:
 
         return _on_own_thread(inside)
 
-    def open_socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
-        """A socket that belongs to the namespace, and may be used from any thread."""
-        with self._visit(), _system_errors(f"socket in network namespace {self.name}"):
+    def open_socket(self, family: int, kind: int, protocol: int = 0, *, home: Namespace | None = None) -> socket.socket:
+        """A socket that belongs to the namespace, and may be used from any thread.
+
+        `home` is the calling thread's own namespace, for a caller who has it open already.
+        """
+        with self._visit(home), _system_errors(f"socket in network namespace {self.name}"):
             return socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
 
     def write_sysctls(self, settings: Mapping[str, str]) -> None:
@@ -132,13 +135,13 @@ class Namespace:
             _check(_LIBC.setns(self.fd, CLONE_NEWNET))
 
     @contextmanager
-    def _visit(self) -> Iterator[None]:
-        with Namespace.current() as home:
+    def _visit(self, home: Namespace | None = None) -> Iterator[None]:
+        with nullcontext(home) if home else Namespace.current() as back:
             self.enter()
             try:
                 yield
             finally:
-                home.enter()
+                back.enter()
 
 
 class NamespaceDirectory:

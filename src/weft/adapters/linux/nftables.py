@@ -29,9 +29,13 @@ _LONGEST_WORDS = 2000
 class Nftables(ABC):
     """A way to the ruleset of one namespace, for one thread at a time. Close it at the end."""
 
+    transactions = 0
+    """How many have been carried out."""
+
     def run(self, commands: str) -> None:
         """Carry out all of the commands, or none; `DatapathFault` has nft's own lines about what is wrong."""
         self._execute(commands, as_json=False)
+        self.transactions += 1
 
     def read(self, command: str) -> Sequence[Mapping[str, Any]]:
         """What a `list` command gives: an object for each table, chain, rule, set …"""

@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from weft.adapters.linux.facts import NODE_V4, NODE_V6, PORT_MAC
-from weft.adapters.linux.links import LOOPBACK, alter_link, read_link
+from weft.adapters.linux.links import LOOPBACK, add_name, alter_link, read_link
 from weft.adapters.linux.neighbours import Neighbour, put_neighbour, read_neighbours
 from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.routes import (
+    MAIN_TABLE,
     LinkAddress,
     Prefix,
     Route,
+    Rule,
+    drop_rule,
     local_route,
     put_address,
     put_route,
+    put_rule,
     read_addresses,
     read_routes,
+    read_rules,
 )
 from weft.adapters.linux.wire import Request
 from weft.domain.addresses import BITS, Address
 from weft.ports.datapath import WiredAddress, Wiring
+
+_RULE_PRIORITY = 1000
 
 
 def next_hop_of(wired: WiredAddress) -> Address:
@@ -37,17 +44,36 @@ def addresses(wiring: Wiring, link: int) -> list[LinkAddress]:
 
 
 def routes(wiring: Wiring, link: int) -> list[Route]:
-    """For each family: the next hop is on the link; everything else goes there, or the rest of the subnet."""
+    """For each family: the next hop is on the link, and everything else goes there.
+
+    Beside another interface these are in a table of its own, and the main one has its subnet, where that is its alone.
+    """
     found = []
     for wired in wiring.addresses:
         family, hop = wired.address.family, next_hop_of(wired)
-        length = 0 if wiring.way_out else wired.length
-        rest = BITS[family] - length
-        found.append(Route(to=Prefix(hop, BITS[family]), link=link))
-        found.append(
-            Route(to=Prefix(Address(family, wired.address.number >> rest << rest), length), link=link, via=hop)
-        )
+        table = MAIN_TABLE if wiring.way_out else link
+        found.append(Route(to=Prefix(hop, BITS[family]), link=link, table=table))
+        found.append(Route(to=Prefix(Address(family, 0), 0), link=link, via=hop, table=table))
+        if not wiring.way_out and not wiring.shares_subnets:
+            rest = BITS[family] - wired.length
+            subnet = Prefix(Address(family, wired.address.number >> rest << rest), wired.length)
+            found.append(Route(to=subnet, link=link, via=hop, on_link=True))
     return found
+
+
+def rules(wiring: Wiring, link: int) -> list[Rule]:
+    """Beside another interface: what speaks from its addresses leaves through it, whoever else is in its subnets."""
+    if wiring.way_out:
+        return []
+    return [
+        Rule(
+            family=wired.address.family,
+            priority=_RULE_PRIORITY,
+            table=link,
+            source=Prefix(wired.address, BITS[wired.address.family]),
+        )
+        for wired in wiring.addresses
+    ]
 
 
 def local_routes(wiring: Wiring, link: int) -> list[Route]:
@@ -65,11 +91,18 @@ def requests(wiring: Wiring, link: int) -> Iterable[Request]:
     return (
         alter_link(LOOPBACK, up=True),
         alter_link(link, up=True),
+        *(add_name(link, name) for name in (wiring.full_name,) if name),
         *map(put_address, addresses(wiring, link)),
         *map(put_route, local_routes(wiring, link)),
         *map(put_neighbour, neighbours(wiring, link)),
         *map(put_route, routes(wiring, link)),
+        *map(put_rule, rules(wiring, link)),
     )
+
+
+def farewell(wiring: Wiring, link: int) -> Iterable[Request]:
+    """What does not go with the interface."""
+    return map(drop_rule, rules(wiring, link))
 
 
 def differences(wiring: Wiring, netlink: NetlinkSocket) -> Iterator[str]:
@@ -87,5 +120,12 @@ def differences(wiring: Wiring, netlink: NetlinkSocket) -> Iterator[str]:
         *read_routes(netlink),
         *read_neighbours(netlink),
     }
-    wanted = (*addresses(wiring, link.index), *routes(wiring, link.index), *neighbours(wiring, link.index))
+    wanted: list[object] = [
+        *addresses(wiring, link.index),
+        *routes(wiring, link.index),
+        *neighbours(wiring, link.index),
+    ]
+    if own_rules := rules(wiring, link.index):
+        there.update(read_rules(netlink))
+        wanted += own_rules
     yield from (f"{type(each).__name__.lower()} {each} is missing" for each in wanted if each not in there)

@@ -1,95 +1,71 @@
-"""The nftables table of a tenant's space: what may come out of a port (`nft` is its judge in tests).
+"""The nftables table of a tenant's space: what may come out of a port, and how it is judged (`nft` judges it in tests).
 
-A packet from a port passes only with the MAC and an address of that port: two sets hold who may say what, and a port
-that is in neither says nothing. Routers do not live in pods, so what only routers say is dropped first.
+A packet from a port passes only with the MAC and an address of that port: two sets hold who may say what (`voices`),
+and a port that is in neither says nothing. Routers do not live in pods, so what only routers say is refused first.
+What may be said to whom is in `judging`, who answers for a service in `balancing`,
+what host and tenant are to each other in `hosting`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
-
-from weft.adapters.linux.elements import (
-    INET,
-    Element,
-    SetName,
-    drop_elements,
-    interface,
-    key,
-    put_elements,
-    read_elements,
-)
-from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.wire import Request, pack_address, pack_mac, to_address, to_mac
-from weft.domain.addresses import Address
-from weft.domain.nodeview import Port
+from weft.adapters.linux import balancing, hosting, judging
+from weft.adapters.linux.judging import PORT_PREFIX, REASONS, ROUTER, SPOOFED, refusal
 
 TABLE = "weft"
-PORT_PREFIX = "wp"
+KNOWN, STAMP = "known", "stamp"
+"""The chains whose one rule comes and goes with the stamp of the present policy (`stamps`)."""
 
-BASE = f"""\
-add table inet {TABLE}
-add set inet {TABLE} ports4 {{ type ifname . ether_addr . ipv4_addr; }}
-add set inet {TABLE} ports6 {{ type ifname . ether_addr . ipv6_addr; }}
-add chain inet {TABLE} ingress {{ type filter hook prerouting priority -310; policy accept; }}
-add chain inet {TABLE} from_port
-flush chain inet {TABLE} ingress
-flush chain inet {TABLE} from_port
-add rule inet {TABLE} ingress iifname "{PORT_PREFIX}*" jump from_port
-add rule inet {TABLE} from_port icmpv6 type {{ nd-router-advert, nd-redirect }} drop
-add rule inet {TABLE} from_port iifname . ether saddr . ip saddr @ports4 accept
-add rule inet {TABLE} from_port iifname . ether saddr . ip6 saddr @ports6 accept
-add rule inet {TABLE} from_port drop
-"""
+VOICE_SETS = ("ports4", "ports6")
+"""Who may say what."""
+SELF_SETS = ("ports_self4", "ports_self6")
+"""Who speaks to itself when both ends of a packet are the same."""
 
-
-LIST_SETS = f"list table inet {TABLE}"
-SETS = tuple(SetName(INET, TABLE, f"ports{family}") for family in (4, 6))
-
-
-class Voice(NamedTuple):
-    """A member of the sets: this port may speak with this MAC and this address."""
-
-    interface: str
-    mac: str
-    address: Address
-
-    def __str__(self) -> str:
-        return f"{self.interface} with {self.mac} and {self.address}"
+_SETS = (
+    "set ports4 { type ifname . ether_addr . ipv4_addr; }",
+    "set ports6 { type ifname . ether_addr . ipv6_addr; }",
+    "set ports_self4 { type ipv4_addr . ipv4_addr; }",
+    "set ports_self6 { type ipv6_addr . ipv6_addr; }",
+)
+_CHAINS = {
+    "arrival": [
+        "type filter hook prerouting priority -310; policy accept;",
+        # First, and asked of all devices, as this is what nearly every packet meets.
+        "iifname . ether saddr . ip saddr @ports4 accept",
+        f'icmpv6 type {{ nd-router-advert, nd-redirect }} iifname "{PORT_PREFIX}*" {refusal(ROUTER)}',
+        "iifname . ether saddr . ip6 saddr @ports6 accept",
+        f'iifname "{PORT_PREFIX}*" goto from_nobody',
+    ],
+    "from_nobody": [
+        # What every kernel says on a new link, and nobody here has to hear.
+        "meta l4proto ipv6-icmp ip6 saddr { ::, fe80::/10 } drop",
+        refusal(SPOOFED),
+    ],
+}
 
 
-def voices_of(port: Port) -> list[Voice]:
-    """What lets a port speak."""
-    return [Voice(port.interface, port.mac, address) for address in port.addresses]
+def _base() -> str:
+    """Declare, empty, and fill: one transaction, in which sets, maps and their counts stay as they are."""
+    chains = judging.chains() | balancing.chains() | hosting.chains() | _CHAINS
+    lines = [f"add table inet {TABLE}", f"table inet {TABLE} {{"]
+    lines += [*_SETS, *judging.declarations(), *balancing.declarations(), *hosting.declarations()]
+    lines += [f"chain {name} {{ }}" for name in (KNOWN, STAMP)]
+    lines += [f"chain {name} {{ {rules[0] if _is_hook(rules[0]) else ''} }}" for name, rules in chains.items()]
+    lines.append("}")
+    lines += [f"flush chain inet {TABLE} {name}" for name in chains]
+    lines += [
+        f"add rule inet {TABLE} {name} {rule}" for name, rules in chains.items() for rule in rules if not _is_hook(rule)
+    ]
+    reasons = ", ".join(f"{number:#x}" for number in REASONS)
+    lines.append(f"add element inet {TABLE} reasons {{ {reasons} }}")
+    return "\n".join(lines) + "\n"
 
 
-def put_voices(voices: Iterable[Voice]) -> list[Request]:
-    return [request for name, elements in _by_set(voices) for request in put_elements(name, elements)]
+def _is_hook(rule: str) -> bool:
+    return rule.startswith("type ")
 
 
-def drop_voices(voices: Iterable[Voice]) -> list[Request]:
-    return [request for name, elements in _by_set(voices) for request in drop_elements(name, elements)]
+BASE = _base()
+"""The commands that make the table, whatever is there of it."""
 
-
-def read_voices(netlink: NetlinkSocket) -> Iterator[Voice]:
-    """The voices that are in the sets."""
-    for name in SETS:
-        for element in read_elements(netlink, name):
-            yield _decode(element.key)
-
-
-def _by_set(voices: Iterable[Voice]) -> Iterator[tuple[SetName, list[Element]]]:
-    listed = list(voices)
-    for name, family in zip(SETS, (4, 6), strict=True):
-        elements = [Element(key=_encode(voice)) for voice in listed if voice.address.family == family]
-        if elements:
-            yield name, elements
-
-
-def _encode(voice: Voice) -> bytes:
-    return key(interface(voice.interface), pack_mac(voice.mac), pack_address(voice.address))
-
-
-def _decode(data: bytes) -> Voice:
-    """Fields are padded to multiples of four bytes: 16 for the interface, 6 and 2 for the MAC, then the address."""
-    return Voice(data[:16].rstrip(b"\0").decode(), to_mac(data[16:22]), to_address(data[24:]))
+REBUILD = f"add table inet {TABLE}\ndelete table inet {TABLE}\n{BASE}"
+"""The commands that make the table anew, where somebody has put something else in its place."""

@@ -6,14 +6,18 @@ the agent and its container; a process with no memory knows that what it finds i
 
 from __future__ import annotations
 
-import errno
 import itertools
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from weft.adapters.linux.elements import apply_changes
-from weft.adapters.linux.facts import OVERLAY_PREFIX, Facts, facts_of, overlay_mac, overlay_name
+import msgspec
+
+from weft.adapters.linux.conntrack import forget_endpoints
+from weft.adapters.linux.facts import ENTRY_PARTS, REAPED_GROUP, Facts, facts_of, overlay_mac, overlay_name
+from weft.adapters.linux.host_entries import HOMEWARD_RULES
+from weft.adapters.linux.judging import DROP_GROUP, OVERLAY_PREFIX, PORT_PREFIX
 from weft.adapters.linux.links import LOOPBACK, Device, Link, Vxlan, alter_link, create_vxlan, delete_link, read_links
 from weft.adapters.linux.neighbours import (
     drop_forwarding,
@@ -23,22 +27,38 @@ from weft.adapters.linux.neighbours import (
     read_forwardings,
     read_neighbours,
 )
-from weft.adapters.linux.netlink import NETFILTER, ROUTE, NetlinkSocket, Refused
+from weft.adapters.linux.netlink import NETFILTER, ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
+from weft.adapters.linux.nflog import PacketLog, Told
 from weft.adapters.linux.nftables import open_nftables
-from weft.adapters.linux.routes import drop_address, drop_route, put_address, put_route, read_addresses, read_routes
-from weft.adapters.linux.ruleset import BASE, PORT_PREFIX, Voice, drop_voices, put_voices, read_voices
+from weft.adapters.linux.routes import (
+    drop_address,
+    drop_route,
+    put_address,
+    put_route,
+    put_rule,
+    read_addresses,
+    read_routes,
+)
+from weft.adapters.linux.ruleset import SELF_SETS, VOICE_SETS
+from weft.adapters.linux.services import forget_stale, forget_untrue
+from weft.adapters.linux.shapes import Shapes
+from weft.adapters.linux.table import ALL_SETS, SMALL_SETS, Table
+from weft.adapters.linux.voices import voices_of
 from weft.adapters.linux.wire import Request
 from weft.domain.addresses import Address
-from weft.domain.nodeview import Overlay, Part, Port
-
-REAPED_GROUP = 87
-"""The group of devices that are as good as gone."""
+from weft.domain.diff import Difference
+from weft.domain.hosting.parts import Homeward
+from weft.domain.nodeview import Overlay, Part, Port, Shape
+from weft.domain.policy.parts import Who
 
 _LOOPBACKS = (Address(4, 0x7F000001), Address(6, 1))
+_MOST_DATAGRAMS = 64
 
 SYSCTLS = {
     "net/ipv4/ip_forward": "1",
+    # Nearly everything goes through: to look for a socket of ours first would cost every packet of both families.
+    "net/ipv4/ip_early_demux": "0",
     # Between two networks each direction takes the overlay of its target, which a strict filter takes for a forgery.
     # Who may say what is decided at the ports.
     "net/ipv4/conf/all/rp_filter": "0",
@@ -60,9 +80,17 @@ class TenantSpace:
         self.netlink = NetlinkSocket(ROUTE, namespace=namespace)
         self.netfilter = NetlinkSocket(NETFILTER, namespace=namespace)
         self.nftables = open_nftables(namespace)
+        self.table = Table(netfilter=self.netfilter, nftables=self.nftables)
+        self._shapes = Shapes(netlink=self.netlink, netfilter=self.netfilter, nftables=self.nftables)
         self.indexes: dict[str, int] = {}
+        self._refused: PacketLog | None = None
+        self._left: set[Address] = set()
+        self._sure: set[Part] | None = None
+        """The parts of `ENTRY_PARTS` that the table has if nobody else has changed it; None: that is not known."""
 
     def close(self) -> None:
+        if self._refused is not None:
+            self._refused.close()
         self.nftables.close()
         self.netfilter.close()
         self.netlink.close()
@@ -80,7 +108,12 @@ class TenantSpace:
         """Forwarding on, loopback up, and the table that lets no port speak for another."""
         self.namespace.write_sysctls(SYSCTLS)
         self.netlink.send_batch([alter_link(LOOPBACK, up=True)])
-        self.nftables.run(BASE)
+        if not self.table.prepare():
+            self._sure = None
+        self.note_links()
+
+    def note_links(self) -> None:
+        """Know the devices that are there now."""
         self.indexes = {link.name: link.index for link in self.links()}
 
     def links(self) -> list[Link]:
@@ -103,17 +136,80 @@ class TenantSpace:
         if index is not None:
             self.netlink.send_batch([delete_link(index)])
 
-    def put(self, parts: Iterable[Part]) -> None:
-        """What the parts are made of, besides devices."""
-        self._add(facts_of(parts, self.indexes))
+    def change(self, *, drop: Sequence[Part], put: Sequence[Part]) -> None:
+        """No more of what some parts are made of, and what others are made of, besides devices.
 
-    def drop(self, parts: Iterable[Part]) -> None:
-        """No more of what the parts are made of, besides devices."""
-        self._remove(facts_of(parts, self.indexes))
+        Whoever arrives at an address inherits no connection of who was there before.
+        """
+        gone, new = facts_of(drop, self.indexes), facts_of(put, self.indexes)
+        arriving = {part.address for part in put if isinstance(part, Who)}
+        if not arriving.isdisjoint(self._left):
+            self.forget_left()
+        self._lead_home(put)
+        self._add(new)
+        with self._telling(drop=drop, put=put):
+            self.table.change(drop=gone.entries, put=new.entries)
+        forget_stale(self.netfilter, dropped=drop, put=put)
+        self._shapes.apply(_shapes(put), _shapes(drop), self.indexes)
+        self._remove(_minus(gone, new))
+        self._left |= {part.address for part in drop if isinstance(part, Who)} - arriving
+
+    def admit(self, port: Port, policy: Difference[Part]) -> None:
+        """Let a port that is wired speak, and be spoken to, under its policy."""
+        if not self._left.isdisjoint(port.addresses):
+            self.forget_left()
+        gone, new = facts_of(policy.drop, self.indexes), facts_of(policy.put, self.indexes)
+        self._shapes.apply(_shapes(policy.put), _shapes(policy.drop), self.indexes)
+        with self._telling(drop=policy.drop, put=policy.put):
+            self.table.change(drop=gone.entries, put=new.entries.union(voices_of(port)))
+        forget_stale(self.netfilter, dropped=policy.drop, put=policy.put)
+
+    @contextmanager
+    def _telling(self, *, drop: Iterable[Part], put: Iterable[Part]) -> Iterator[None]:
+        """What the table has for sure follows what it is told; when that fails, nothing is sure."""
+        sure, self._sure = self._sure, None
+        yield
+        if sure is not None:
+            sure.difference_update(drop)
+            sure.update(part for part in put if isinstance(part, ENTRY_PARTS))
+            self._sure = sure
+
+    def dismiss(self, port: Port, policy: Difference[Part]) -> None:
+        """Let a port speak no more; nobody inherits its connections.
+
+        Those of v4 are forgotten at once. The kernel takes long to find those of v6, so that is left to `forget_left`.
+        """
+        self.change(drop=[port, *policy.drop], put=policy.put)
+        self._left |= set(port.addresses)
+        fast = {address for address in self._left if address.family == 4}
+        forget_endpoints(self.netfilter, fast)
+        self._left -= fast
+
+    def unshape(self, port: Port) -> None:
+        """Take away what shaped a port that is gone."""
+        self._shapes.clear(port.interface, self.indexes)
+
+    def forget_left(self) -> None:
+        """Forget the connections of addresses whose owners have left."""
+        forget_endpoints(self.netfilter, self._left)
+        self._left.clear()
+
+    def refused(self) -> list[Told]:
+        """The packets that were refused since the last call, or a sample; from the first call on."""
+        if self._refused is None:
+            self._refused = PacketLog(DROP_GROUP, namespace=self.namespace)
+        return list(self._refused.read(most=_MOST_DATAGRAMS))
 
     def converge(self, wanted: Set[Part], overlays: Sequence[Overlay]) -> tuple[list[str], frozenset[Port]]:
-        """Mend what differs; what was mended, and the ports whose host ends are not there."""
+        """Mend what differs; what was mended, and the ports whose host ends are not there.
+
+        What the table has for sure is not read back, which would take seconds where there are very many services.
+        """
+        if self.table.is_disturbed():
+            self._sure = None
+        self.table.settle()
         self.prepare()
+        sure, self._sure = self._sure, None
         mended: list[str] = []
         keep = {overlay_name(overlay.vni) for overlay in overlays}
         keep |= {part.interface for part in wanted if isinstance(part, Port)}
@@ -122,13 +218,29 @@ class TenantSpace:
                 mended.append(f"removed device {link.name}")
                 self.netlink.send_batch([alter_link(link.index, up=False, group=REAPED_GROUP)])
         mended += [f"raised device {name}" for name in self._raise_all()]
-        wanted_facts, actual = facts_of(wanted, self.indexes), self._read()
+        wanted_facts, actual = self._compared(wanted, sure)
         missing, extra = _minus(wanted_facts, actual), _minus(actual, wanted_facts)
+        self.table.spread(wanted_facts.entries, anew=sure is None)
         mended += [f"added {fact}" for fact in _all(missing)] + [f"removed {fact}" for fact in _all(extra)]
         self._remove(extra)
+        self._lead_home(wanted)
         self._add(missing)
+        self.table.change(drop=extra.entries, put=missing.entries)
+        forget_untrue(self.netfilter, wanted, dropped=extra.entries)
+        self._sure = {part for part in wanted if isinstance(part, ENTRY_PARTS)}
+        mended += self._shapes.converge(_shapes(wanted), self.indexes)
         absent = (part for part in wanted if isinstance(part, Port) and part.interface not in self.indexes)
         return mended, frozenset(absent)
+
+    def _compared(self, wanted: Set[Part], sure: set[Part] | None) -> tuple[Facts, Facts]:
+        """What is wanted, and what is there, less what is wanted and there for sure."""
+        if sure is None:
+            return facts_of(wanted, self.indexes), self._read()
+        settled, actual = sure & wanted, self._read(SMALL_SETS)
+        others = facts_of(sure - settled, self.indexes).entries
+        return facts_of(wanted - settled, self.indexes), msgspec.structs.replace(
+            actual, entries=actual.entries | others
+        )
 
     def _raise_all(self) -> list[str]:
         """Every device is up before anything is said about it: the kernel has no routes over one that is down."""
@@ -144,10 +256,10 @@ class TenantSpace:
         if link is None:
             return [f"host end {port.interface} is missing"]
         down = [] if link.up else [f"host end {port.interface} is down"]
-        missing = _minus(facts_of([port], {port.interface: link.index}), self._read())
+        missing = _minus(facts_of([port], {port.interface: link.index}), self._read((*VOICE_SETS, *SELF_SETS)))
         return down + [f"{type(each).__name__.lower()} {each} is missing" for each in _all(missing)]
 
-    def _read(self) -> Facts:
+    def _read(self, sets: Sequence[str] = ALL_SETS) -> Facts:
         ours = set(self.indexes.values())
         return Facts(
             addresses=frozenset(
@@ -156,16 +268,16 @@ class TenantSpace:
             routes=frozenset(read_routes(self.netlink)),
             neighbours=frozenset(each for each in read_neighbours(self.netlink) if each.link in ours),
             forwardings=frozenset(each for each in read_forwardings(self.netlink) if each.remote),
-            voices=self._voices(),
+            entries=self.table.read(sets),
         )
 
-    def _voices(self) -> frozenset[Voice]:
-        try:
-            return frozenset(read_voices(self.netfilter))
-        except Refused as refusal:
-            if refusal.errno != errno.ENOENT:
-                raise
-            return frozenset()  # somebody took the whole table away
+    def _lead_home(self, parts: Iterable[Part]) -> None:
+        """Have answers to the hosts of other nodes find their way, where there are any.
+
+        A space without these rules routes every packet faster, and never again once it had them.
+        """
+        if any(isinstance(part, Homeward) for part in parts):
+            self.netlink.send_batch([*map(put_rule, HOMEWARD_RULES)])
 
     def _add(self, facts: Facts) -> None:
         requests: list[Request] = [
@@ -176,11 +288,8 @@ class TenantSpace:
         ]
         if requests:
             self.netlink.send_batch(requests)
-        if facts.voices:
-            apply_changes(self.netfilter, put_voices(facts.voices))
 
     def _remove(self, facts: Facts) -> None:
-        self._silence(facts.voices)
         requests: list[Request] = [
             *map(drop_route, facts.routes),
             *map(drop_forwarding, facts.forwardings),
@@ -190,14 +299,9 @@ class TenantSpace:
         if requests:
             self.netlink.send_batch(requests)
 
-    def _silence(self, voices: frozenset[Voice]) -> None:
-        """None of these speak any more, also where somebody has taken a part of them away."""
-        try:
-            apply_changes(self.netfilter, drop_voices(voices))
-        except Refused as refusal:
-            if refusal.errno != errno.ENOENT:
-                raise
-            apply_changes(self.netfilter, drop_voices(voices & self._voices()))
+
+def _shapes(parts: Iterable[Part]) -> list[Shape]:
+    return [part for part in parts if isinstance(part, Shape)]
 
 
 def _minus(some: Facts, others: Facts) -> Facts:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from weft.adapters.linux.links import Device, Vxlan, create_veth, create_vxlan
+from weft.adapters.linux.host_rules import COMMENT
+from weft.adapters.linux.judging import PORT_PREFIX
+from weft.adapters.linux.links import LOOPBACK, Device, Vxlan, create_ifb, create_veth, create_vxlan
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
-from weft.adapters.linux.ruleset import BASE, LIST_SETS, PORT_PREFIX, TABLE
+from weft.adapters.linux.ruleset import BASE, TABLE
+from weft.adapters.linux.shaping import Diversion, Limit, put_diversion, put_limit
 from weft.adapters.linux.space import SYSCTLS, TenantSpace
 from weft.domain.addresses import Address
 from weft.domain.errors import DatapathFault
@@ -17,6 +20,7 @@ from weft.domain.ids import TenantName
 from weft.ports.datapath import SpaceSurvey
 
 _SYSCTL_ROOT = Path("/proc/sys")
+_METER = 100
 _HOOKS = frozenset({"input", "forward", "output"})
 _VERDICT_MAP = f"""\
 add map inet {TABLE} verdicts {{ type ipv4_addr . inet_service : verdict; }}
@@ -28,9 +32,7 @@ def survey_space(tenant: TenantName, space: TenantSpace) -> SpaceSurvey:
     """The devices of a space, and what is not as `prepare` made it."""
     faults = [f"{name} is {found}, not {SYSCTLS[name]}" for name, found in _deviating_sysctls(space).items()]
     faults += [f"device {link.name} is down" for link in space.links() if not link.up]
-    try:
-        space.nftables.read(LIST_SETS)
-    except DatapathFault:
+    if not space.table.exists():
         faults.append(f"the table inet {TABLE} is missing: workloads may speak for others")
     names = sorted(link.name for link in space.links())
     return SpaceSurvey(
@@ -61,8 +63,22 @@ def probe_kernel() -> list[str]:
                 netlink.send_batch([request])
             except DatapathFault as error:
                 lacking.append(f"the kernel makes no {what}: {error.message}")
-        lacking += _probe_nftables(namespace)
+        lacking += _probe_shaping(netlink) + _probe_nftables(namespace)
     return lacking
+
+
+def _probe_shaping(netlink: NetlinkSocket) -> list[str]:
+    try:
+        netlink.send_batch(
+            [
+                create_ifb(Device(name="wi0", index=_METER)),
+                put_limit(Limit(link=_METER, rate=1 << 20, burst=1 << 16)),
+                *put_diversion(Diversion(link=LOOPBACK, into=_METER)),
+            ]
+        )
+    except DatapathFault as error:
+        return [f"the kernel limits no bandwidth, so profiles that ask for it cannot be carried out: {error.message}"]
+    return []
 
 
 def _probe_nftables(namespace: Namespace) -> list[str]:
@@ -77,9 +93,16 @@ def _probe_nftables(namespace: Namespace) -> list[str]:
 def foreign_drops() -> list[str]:
     """The chains of others in the calling thread's namespace that drop what no rule of theirs accepts."""
     with Namespace.current() as here, open_nftables(here) as nftables:
-        chains = [item["chain"] for item in nftables.read("list chains") if "chain" in item]
+        listed = nftables.read("list ruleset")
+    chains = [item["chain"] for item in listed if "chain" in item]
+    passed = {_chain_of(item["rule"]) for item in listed if item.get("rule", {}).get("comment") == COMMENT}
     return [
         f"chain {chain['name']} of table {chain['family']} {chain['table']} drops what it does not know"
+        + ("; workloads pass by a rule of ours" if (chain["family"], chain["table"], chain["name"]) in passed else "")
         for chain in chains
         if chain.get("policy") == "drop" and chain.get("hook") in _HOOKS
     ]
+
+
+def _chain_of(rule: Mapping[str, str]) -> tuple[str, str, str]:
+    return rule["family"], rule["table"], rule["chain"]

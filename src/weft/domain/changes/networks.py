@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from weft.domain import ipam, kinds, model
@@ -79,7 +81,10 @@ def _take_number(reading: Reading, pool: str, span: tuple[int, int], *, wanted: 
 
 
 def delete_network(reading: Reading, present: model.Network) -> list[Write]:
-    """Refused while groups, services, endpoints, reserved addresses or nodes' address blocks need it."""
+    """Refused while groups, services, endpoints, reserved addresses or nodes' address blocks need it.
+
+    What nodes themselves have in an infra network does not count, and goes with it.
+    """
     users = [
         kinds.GROUP.key_text(group)
         for group in reading.all(kinds.GROUP, present.tenant)
@@ -96,10 +101,13 @@ def delete_network(reading: Reading, present: model.Network) -> list[Write]:
             details={"users": users[:100]},
         )
     reading.quiet(kinds.ENDPOINT.store_prefix(present.tenant, present.name))
-    count = sum(1 for _ in reading.cluster.endpoints(present.key))
-    if count:
-        raise Conflict(f"network {present.key} has {count} endpoints: delete them first", details={"endpoints": count})
-    _refuse_leftovers(reading, present)
+    guests = [each for each in reading.cluster.endpoints(present.key) if not _is_hosts(present, each)]
+    if guests:
+        raise Conflict(
+            f"network {present.key} has {len(guests)} endpoints: delete them first", details={"endpoints": len(guests)}
+        )
+    if present.nw_type != "infra":
+        _refuse_leftovers(reading, present)
     assert present.tags is not None
     tags = (
         {"vlan": present.tags.vlan}
@@ -110,7 +118,20 @@ def delete_network(reading: Reading, present: model.Network) -> list[Write]:
         Delete(kinds.NETWORK.store_key(present.tenant, present.name)),
         *(Delete(StoreKey(kinds.number_claims(pool) + str(number))) for pool, number in tags.items()),
         DeleteAll(kinds.blocks_of(present.tenant, present.name)),
+        *(_hosts_leave(reading, present) if present.nw_type == "infra" else ()),
     ]
+
+
+def _is_hosts(network: model.Network, endpoint: model.Endpoint) -> bool:
+    """Whether an endpoint is a node's own in an infra network, which goes with the network (facts 6.4)."""
+    return network.nw_type == "infra" and endpoint.endpoint_id == endpoint.host
+
+
+def _hosts_leave(reading: Reading, network: model.Network) -> Iterator[Write]:
+    reading.quiet(kinds.blocks_of(network.tenant, network.name))
+    reading.quiet(kinds.address_claims(network.tenant, network.name))
+    yield DeleteAll(kinds.ENDPOINT.store_prefix(network.tenant, network.name))
+    yield DeleteAll(kinds.address_claims(network.tenant, network.name))
 
 
 def _refuse_leftovers(reading: Reading, present: model.Network) -> None:

@@ -6,12 +6,14 @@ from typing import Any
 
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
-from weft.domain.ids import EndpointKey, GroupKey, NetworkKey, StoreKey
+from weft.domain.hosting.view import host_addresses
+from weft.domain.ids import EndpointKey, GroupKey, NetworkKey, NodeName, StoreKey
 from weft.domain.kinds import Kind
 from weft.domain.policy.engine import Engine, Touched
+from weft.domain.policy.identities import Host
 
 CONCERNED: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.RULE, kinds.POLICY, kinds.ENDPOINT)
-"""Kinds that verdicts follow from, in the order that costs least: a policy is compiled when all its rules are there."""
+"""Kinds of tenants' objects that verdicts follow from, in the order that costs least: rules before their policies."""
 
 CONCERNED_FOLDERS = frozenset(kind.prefix for kind in CONCERNED)
 
@@ -19,6 +21,8 @@ CONCERNED_FOLDERS = frozenset(kind.prefix for kind in CONCERNED)
 def follow(engine: Engine, cluster: Cluster, key: StoreKey) -> Touched:
     """Bring one object of the cluster into the engine, or out of it; `Invalid` when the engine cannot read it."""
     folder, *parts = key.split("/")
+    if folder == kinds.NODE.prefix:
+        return _follow_host(engine, cluster, NodeName(parts[0]))
     kind = next((each for each in CONCERNED if each.prefix == folder), None)
     if kind is None:
         return Touched()
@@ -34,3 +38,11 @@ def follow(engine: Engine, cluster: Cluster, key: StoreKey) -> Touched:
     if kind is kinds.RULE:
         return engine.remove_rule(tuple(parts))  # type: ignore[arg-type]
     return engine.remove_endpoint(EndpointKey(*parts))  # type: ignore[arg-type]
+
+
+def _follow_host(engine: Engine, cluster: Cluster, name: NodeName) -> Touched:
+    """A node's host, by the addresses as which it speaks to workloads."""
+    stored = cluster.get(kinds.NODE, name)
+    if stored is None:
+        return engine.remove_host(name)
+    return engine.put(Host(node=name, addresses=tuple(map(str, host_addresses(stored.value)))))

@@ -28,12 +28,18 @@ from weft.domain.policy.rules import (
 from weft.domain.selectors import EVERYTHING, LabelSelector, Selector, parse_label_selector
 
 _ALLOW_PRIORITY, _ISOLATION_PRIORITY = 1, 0
+_PREFIX, _ISOLATION = "k8s/", "/isolation"
 
 _Entry = tuple[tuple[PolicyPeer, ...] | None, tuple[PolicyPort, ...] | None]
 
 
 def unit_id(namespace: str, name: str) -> UnitId:
-    return UnitId(f"k8s/{namespace}/{name}")
+    return UnitId(f"{_PREFIX}{namespace}/{name}")
+
+
+def is_isolation(rule: RuleId) -> bool:
+    """Whether this is the rule of a policy that denies what no entry allows."""
+    return rule.startswith(_PREFIX) and rule.endswith(_ISOLATION)
 
 
 def compile_network_policy(policy: NetworkPolicy) -> Unit:
@@ -68,7 +74,7 @@ def _compile_direction(policy: NetworkPolicy, direction: Direction, entries: lis
             dry_run=policy.dry_run,
         )
     yield FlowRule(
-        id=RuleId(f"{prefix}/isolation"),
+        id=RuleId(f"{prefix}{_ISOLATION}"),
         tier=Tier.NAMESPACE,
         direction=direction,
         action=Action.DENY,

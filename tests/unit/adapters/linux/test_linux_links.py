@@ -80,6 +80,7 @@ def test_a_tunnel(judge: Judge, local: str, member: str) -> None:
         member: local,
         "IFLA_VXLAN_PORT": 4789,
         "IFLA_VXLAN_LEARNING": 0,
+        "IFLA_VXLAN_TOS": 1,
     }
     assert parse_link(create_vxlan(Device(name="wx1"), tunnel).payload).vxlan == tunnel
 

@@ -48,6 +48,19 @@ class Kernel:
             raise answer
         return answer[:size], [], socket.MSG_TRUNC if len(answer) > size else 0, None
 
+    def recv(self, size: int, flags: int) -> bytes:
+        assert flags == socket.MSG_DONTWAIT
+        if not self._waiting:
+            raise BlockingIOError
+        answer = self._waiting.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer[:size]
+
+    def tell(self, *unasked: Answer) -> None:
+        """Say something of its own accord."""
+        self._waiting += unasked
+
 
 class Somewhere(Namespace):
     """A namespace in which every socket leads to the script."""
@@ -56,7 +69,7 @@ class Somewhere(Namespace):
         super().__init__(-1, name="somewhere")
         self._kernel = kernel
 
-    def open_socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
+    def open_socket(self, family: int, kind: int, protocol: int = 0, *, home: Namespace | None = None) -> socket.socket:
         return cast("socket.socket", self._kernel)
 
 
@@ -179,3 +192,30 @@ def test_the_frame_of_a_transaction_can_be_refused_itself() -> None:
     with pytest.raises(Refused) as refused:
         netlink.send_transaction([ADD, ADD], begin=frame, end=frame)
     assert refused.value.errno == errno.EPERM
+
+
+NEWS = HEADER.pack(HEADER.size + 4, 0x400, 0, 0, 0) + b"news"
+
+
+def test_what_is_said_unasked_is_read_until_there_is_no_more() -> None:
+    """Also beyond a gap: what did not fit into the socket is lost, and no more than that."""
+    kernel = Kernel(lambda _: [])
+    netlink = opened(kernel)
+    assert list(netlink.read_unasked(most=10)) == []
+    kernel.tell(NEWS + NEWS, OSError(errno.ENOBUFS, "full"), NEWS)
+    assert [message.payload for message in netlink.read_unasked(most=10)] == [b"news"] * 3
+
+
+def test_reading_what_is_said_unasked_is_bounded() -> None:
+    kernel = Kernel(lambda _: [])
+    kernel.tell(*[NEWS] * 5)
+    netlink = opened(kernel)
+    assert len(list(netlink.read_unasked(most=2))) == 2
+    assert len(list(netlink.read_unasked(most=10))) == 3
+
+
+def test_a_socket_that_fails_is_a_fault() -> None:
+    kernel = Kernel(lambda _: [])
+    kernel.tell(OSError(errno.EBADF, "closed"))
+    with pytest.raises(DatapathFault, match="closed"):
+        list(opened(kernel).read_unasked(most=1))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain import model
+from weft.domain.changes import endpoints
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import TenantName
-from weft.testing.worlds import World, group, network, service
+from weft.testing.worlds import World, endpoint, group, network, service
 
 
 def tags(stored: model.Network) -> tuple[int, int]:
@@ -99,5 +102,23 @@ def test_a_network_goes_when_nothing_needs_it() -> None:
     with world.refuses(Conflict):
         world.delete(network())
     world.detach("e1")
+    world.delete(network())
+    assert world.entries == before
+
+
+@pytest.mark.parametrize("subnet", ["10.1.1.0/24", "10.1.0.0/16"])
+def test_hosts_of_an_infra_network_go_with_it(subnet: str) -> None:
+    """Facts 6.4: active endpoints of nodes do not block; one of anybody else does."""
+    world = World()
+    before = dict(world.entries)
+    world.put(network(subnet=subnet, nw_type="infra"))
+    for node in ("node-1", "node-2"):
+        wanted = msgspec.structs.replace(endpoint(node), host=node)
+        _, plan = endpoints.plan_create(world.reading(), wanted=wanted, busy=endpoints.Busy())
+        world.carry_out(plan)
+    world.attach("guest")
+    with world.refuses(Conflict):
+        world.delete(network())
+    world.detach("guest")
     world.delete(network())
     assert world.entries == before

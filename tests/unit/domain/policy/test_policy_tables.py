@@ -10,16 +10,15 @@ from random import Random
 import msgspec
 import pytest
 
-from weft.ctl import oracle
+from weft.ctl.oracle_table import read_cases, walk
 from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.policy.decide import Flow, Miss, decide, first_word, matches, misses
 from weft.domain.policy.engine import Engine
 from weft.domain.policy.facts import Fact
-from weft.domain.policy.identities import Identity, IdentityKey, Kind
+from weft.domain.policy.identities import Identity, Kind
 from weft.domain.policy.numbers import Numbers
 from weft.domain.policy.parts import PolicyPart, Row, Tally
-from weft.domain.policy.protocols import protocol_number
 from weft.domain.policy.rules import DEFAULT_ALLOW_ID, OWN_HOST_ID, Action, Direction
 from weft.domain.policy.services import Outcome
 from weft.domain.policy.tables import Tables
@@ -171,25 +170,14 @@ def test_many_changes_and_one_refresh_are_the_same_as_a_refresh_after_each() -> 
 def test_the_right_answers_for_network_policy() -> None:
     """Rows of the oracle, asked by address as packets are."""
     asked = 0
-    for case in oracle._read_table(TABLE).cases:
-        engine, policies, before = Engine(), set[tuple[str, str]](), oracle._Resources()
-        for step in case.steps:
-            for action in step.actions or ():
-                oracle._carry_out(action, engine, policies)
-            oracle._follow(engine, before=before, after=step.resources)
-            before = step.resources
-            tables = Tables(engine, tenant=DEFAULT, node=NODE)
-            tables.refresh()
-            for row in step.expected:
-                if row.combined.startswith("invalid"):
-                    continue
-                protocol = protocol_number(row.protocol)
-                port = oracle._port(row, engine, protocol)
-                source, target = (engine.directory.get(IdentityKey(text)) for text in (row.source, row.target))
-                assert source is not None
-                assert target is not None
-                outcomes = tables.lookup(source.addresses[0], target.addresses[0], protocol=protocol, port=port)
-                words = ["allowed" if outcome.action is Action.ALLOW else "blocked" for outcome in outcomes]
-                assert words == [row.egress, row.ingress], (case.description, row)
-                asked += 1
+    for moment in (moment for case in read_cases(TABLE) for moment in walk(case, lambda _: "")):
+        tables = Tables(moment.engine, tenant=DEFAULT, node=NODE)
+        tables.refresh()
+        for row in moment.rows:
+            flow = moment.flow(row)
+            source, target = flow.source.addresses[0], flow.target.addresses[0]
+            outcomes = tables.lookup(source, target, protocol=flow.protocol, port=flow.port)
+            words = ["allowed" if outcome.action is Action.ALLOW else "blocked" for outcome in outcomes]
+            assert words == [row.egress, row.ingress], (moment.name, row)
+            asked += 1
     assert asked > 40_000

@@ -1,0 +1,60 @@
+"""Members of the sets and maps of a space's table, as one kind of thing: put, dropped and read back all alike."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from weft.adapters.linux.elements import INET, Element, SetName, drop_elements, put_elements, read_elements
+from weft.adapters.linux.netlink import NetlinkSocket
+from weft.adapters.linux.ruleset import TABLE, VOICE_SETS
+from weft.adapters.linux.wire import Request, to_address, to_mac, to_number, to_text
+
+
+class Entry(NamedTuple):
+    """An element, and the set or map of the table it is in."""
+
+    name: str
+    element: Element
+
+    @property
+    def place(self) -> tuple[str, bytes, bytes]:
+        """What no two entries have in common."""
+        return self.name, self.element.key, self.element.last
+
+    def __str__(self) -> str:
+        if self.name in VOICE_SETS:
+            name, mac, address = self.element.key[:16], self.element.key[16:22], self.element.key[24:]
+            return f"{to_text(name)} with {to_mac(mac)} and {to_address(address)} in {self.name}"
+        value = f" as {to_number(self.element.value):#x}" if self.element.value else ""
+        return f"{self.element.key.hex()}{value} in {self.name}"
+
+
+def set_named(name: str) -> SetName:
+    """A set or map of the table."""
+    return SetName(INET, TABLE, name)
+
+
+def put_entries(entries: Iterable[Entry]) -> list[Request]:
+    found = _by_name(entries)
+    return [request for name, elements in found.items() for request in put_elements(set_named(name), elements)]
+
+
+def drop_entries(entries: Iterable[Entry]) -> list[Request]:
+    found = _by_name(entries)
+    return [request for name, elements in found.items() for request in drop_elements(set_named(name), elements)]
+
+
+def read_entries(netlink: NetlinkSocket, names: Iterable[str]) -> Iterator[Entry]:
+    """Everything that these sets and maps hold; `Refused` with `ENOENT` when one is not there."""
+    for name in names:
+        for element in read_elements(netlink, set_named(name)):
+            yield Entry(name, element)
+
+
+def _by_name(entries: Iterable[Entry]) -> dict[str, list[Element]]:
+    found: defaultdict[str, list[Element]] = defaultdict(list)
+    for entry in entries:
+        found[entry.name].append(entry.element)
+    return found

@@ -1,0 +1,269 @@
+"""The host's end of host access: links, routes and rules in the node's own namespace, where most is not ours.
+
+Ours is what bears our marks: devices by name, routes by protocol, one table, and rules by comment in chains
+of others that would drop our packets. When the last tenant has gone nothing is left, but that the host forwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence, Set
+from pathlib import Path
+
+from weft.adapters.linux.conntrack import forget_each, read_connections
+from weft.adapters.linux.elements import INET, SetName, has_set, read_generation
+from weft.adapters.linux.facts import NODE_V4, NODE_V6, PORT_MAC
+from weft.adapters.linux.host_entries import HOST_MAC
+from weft.adapters.linux.host_rules import COMMENT, HOST_PREFIX, HOST_TABLE, host_table, passing_rules
+from weft.adapters.linux.hosting import INSIDE
+from weft.adapters.linux.links import (
+    Device,
+    alter_link,
+    alter_protocols,
+    create_veth,
+    delete_link,
+    read_link,
+    read_links,
+)
+from weft.adapters.linux.neighbours import Neighbour, put_neighbour
+from weft.adapters.linux.netlink import NETFILTER, NetlinkSocket
+from weft.adapters.linux.netns import Namespace
+from weft.adapters.linux.nftables import open_nftables
+from weft.adapters.linux.routes import (
+    LinkAddress,
+    Prefix,
+    Route,
+    drop_route,
+    put_address,
+    put_route,
+    read_routes,
+)
+from weft.adapters.linux.space import TenantSpace
+from weft.domain.addresses import BITS, Address, Subnet
+from weft.domain.hosting.parts import Alias, Disguise, Ground, HostLink, HostPort
+from weft.domain.ids import TenantName
+from weft.domain.nodeview import Part
+
+_ALIAS = "weft:host:"
+"""Begins what a person is told about a link; the rest is the tenant's name."""
+_METRIC = 8700
+"""A route of the host's own to the same subnet is better than ours."""
+_SPACE_HOPS = {4: NODE_V4, 6: NODE_V6}
+_FORWARDS_V6 = "net/ipv6/conf/all/forwarding"
+_V6_SETTINGS = Path("/proc/sys/net/ipv6/conf")
+
+
+def host_link_name(tenant: TenantName) -> str:
+    """The name of the host's end of the link to a tenant's space."""
+    return HOST_PREFIX + hashlib.sha256(tenant.encode()).hexdigest()[:9]
+
+
+class HostSide:
+    """See the module. What it was told is kept, so that routes and ports can be made as soon as their link is there."""
+
+    def __init__(
+        self, namespace: Namespace, netlink: NetlinkSocket, *, vxlan_port: int, unmasked: Sequence[Subnet]
+    ) -> None:
+        self._namespace = namespace
+        self._netlink = netlink
+        self._netfilter = NetlinkSocket(NETFILTER, namespace=namespace)
+        self._nftables = open_nftables(namespace)
+        self._vxlan_port = vxlan_port
+        self._unmasked = unmasked
+        self._told: set[Part] = set()
+        self._generation = 0
+        self._has_v6 = namespace.run(_has_v6)
+
+    def close(self) -> None:
+        self._nftables.close()
+        self._netfilter.close()
+
+    def put_link(self, part: HostLink, space: TenantSpace, *, mtu: int) -> bool:
+        """The link stands when this returns, both ends up; whether it had to be made."""
+        name = host_link_name(part.tenant)
+        link = read_link(self._netlink, name)
+        made = link is None or INSIDE not in space.indexes
+        if link is not None and made:
+            self._netlink.send_batch([delete_link(link.index)])  # its other end is in a space that is no more
+        if made:
+            end, peer = Device(name=name, mac=HOST_MAC, mtu=mtu), Device(name=INSIDE, mac=PORT_MAC, mtu=mtu)
+            self._netlink.send_batch([create_veth(end, peer, peer_namespace=space.namespace.fd)])
+            link = read_link(self._netlink, name)
+        assert link is not None
+        space.note_links()
+        inside = space.indexes[INSIDE]
+        self._netlink.send_batch(
+            [
+                alter_protocols(link.index, link_local=False),
+                alter_link(link.index, alias=f"{_ALIAS}{part.tenant}"),
+                alter_link(link.index, up=True),
+                *(put_address(LinkAddress(link=link.index, prefix=_whole(own), prefix_route=False))
+                  for own in part.addresses if own.family == 6 and self._has_v6),
+                *(put_neighbour(Neighbour(link=link.index, address=hop, mac=PORT_MAC))
+                  for family, hop in _SPACE_HOPS.items() if self._speaks(family)),
+            ]
+        )  # fmt: skip
+        space.netlink.send_batch([alter_link(inside, up=True)])
+        for netlink, each in ((self._netlink, name), (space.netlink, INSIDE)):
+            read_link(netlink, each)  # being asked, the kernel lets both ends send at once
+        return made
+
+    def drop_link(self, tenant: TenantName) -> None:
+        """No such link; its routes go with it."""
+        link = read_link(self._netlink, host_link_name(tenant))
+        if link is not None:
+            self._netlink.send_batch([delete_link(link.index)])
+
+    def change(self, *, drop: Iterable[Part], put: Iterable[Part]) -> None:
+        """Routes, table and rules for what was told so far, less some parts and with others. Links are there."""
+        before, self._told = self._told, (self._told - set(drop)) | {each for each in put if _is_hosts(each)}
+        if before == self._told:
+            return
+        wanted, former = self._routes(self._told), self._routes(before)
+        self._netlink.send_batch([*map(drop_route, former - wanted), *map(put_route, wanted - former)])
+        if _rules_of(before) != _rules_of(self._told):
+            self._write_rules()
+            self._forget(_ports_of(before) ^ _ports_of(self._told))
+
+    def converge(self, wanted: Set[Part]) -> list[str]:
+        """Mend what differs, links apart, and remove links that are nobody's; what was mended."""
+        self._told = {each for each in wanted if _is_hosts(each)}
+        names = {host_link_name(each.tenant) for each in self._told if isinstance(each, HostLink)}
+        mended: list[str] = []
+        indexes = self._indexes()
+        for name in indexes.keys() - names:
+            mended.append(f"removed device {name}")
+            self._netlink.send_batch([delete_link(indexes[name])])
+        ours = {indexes[name] for name in indexes.keys() & names}
+        there = frozenset(route for route in read_routes(self._netlink) if route.link in ours)
+        routes = self._routes(self._told)
+        self._netlink.send_batch([*map(drop_route, there - routes), *map(put_route, routes - there)])
+        mended += [f"added route {each}" for each in routes - there]
+        mended += [f"removed route {each}" for each in there - routes]
+        if names and not self._has_table():
+            mended.append(f"made table inet {HOST_TABLE}")
+        return [f"host: {each}" for each in mended + self._write_rules()]
+
+    def is_disturbed(self) -> bool:
+        """Whether others have taken our table away, as when a firewall is set up anew."""
+        generation = read_generation(self._netfilter)
+        changed, self._generation = generation != self._generation, generation
+        return changed and any(isinstance(each, HostLink) for each in self._told) and not self._has_table()
+
+    def _write_rules(self) -> list[str]:
+        """The table and what stands beside it, while there is a tenant; nothing of it else. What others must know."""
+        if not any(isinstance(each, HostLink) for each in self._told):
+            self._run(f"delete table inet {HOST_TABLE}\n" if self._has_table() else "", *self._passing(keep=False))
+            return []
+        changed = self._forward()
+        self._nftables.run(host_table(_ports_of(self._told), vxlan_port=self._vxlan_port, unmasked=self._unmasked))
+        passing = [*self._passing(keep=True)]
+        self._run(*passing)
+        return changed + ["let workloads pass a chain that drops what it does not know" for _ in passing]
+
+    def _run(self, *commands: str) -> None:
+        if joined := "".join(commands):
+            self._nftables.run(joined)
+
+    def _forget(self, ports: Set[HostPort]) -> None:
+        """Forget the connections of ports that lead elsewhere now, or nowhere: those of UDP would never end."""
+        for family in {port.family for port in ports}:
+            places = {(port.protocol, port.port) for port in ports if port.family == family}
+            stale = (
+                each
+                for each in read_connections(self._netfilter, family=family)
+                if (each.original.protocol, each.original.destination_port) in places
+            )
+            forget_each(self._netfilter, stale, family=family)
+
+    def _forward(self) -> list[str]:
+        """The host forwards. A host that learnt its v6 default route goes on listening to routers."""
+        wanted = {"net/ipv4/ip_forward": "1"}
+        if self._has_v6:
+            wanted |= self._namespace.run(_listening) | {_FORWARDS_V6: "1"}
+        before = self._namespace.run(lambda: {name: _read(name) for name in wanted})
+        self._namespace.write_sysctls(wanted)
+        return [f"set {name} to {value}" for name, value in wanted.items() if before[name] != value]
+
+    def _passing(self, *, keep: bool) -> Iterator[str]:
+        """What puts our rules into others' chains where they are missing, or takes them out."""
+        listed = self._nftables.read("list ruleset")
+        rules = [each["rule"] for each in listed if each.get("rule", {}).get("comment") == COMMENT]
+        if not keep:
+            for rule in rules:
+                yield f"delete rule {rule['family']} {rule['table']} {rule['chain']} handle {rule['handle']}\n"
+            return
+        marked = {(rule["family"], rule["table"], rule["chain"]) for rule in rules}
+        for item in listed:
+            chain = item.get("chain", {})
+            place = chain.get("family", ""), chain.get("table", ""), chain.get("name", "")
+            if chain.get("hook") == "forward" and chain.get("policy") == "drop" and place not in marked:
+                yield passing_rules(*place)
+
+    def _has_table(self) -> bool:
+        return has_set(self._netfilter, SetName(INET, HOST_TABLE, "ports4"))
+
+    def _indexes(self) -> dict[str, int]:
+        """Our ends of links, by name."""
+        return {link.name: link.index for link in read_links(self._netlink) if link.name.startswith(HOST_PREFIX)}
+
+    def _routes(self, parts: Iterable[Part]) -> frozenset[Route]:
+        listed = list(parts)
+        indexes = self._indexes()
+        own = {each.tenant: {address.family: address for address in each.addresses} for each in listed
+               if isinstance(each, HostLink)}  # fmt: skip
+        found: set[Route] = set()
+        for part in listed:
+            match part:
+                case Ground(routed=True):
+                    to = Prefix(Address(part.subnet.family, part.subnet.base), part.subnet.length)
+                case Disguise() | Alias():
+                    to = _whole(part.address)
+                case _:
+                    continue
+            family, link = to.address.family, indexes.get(host_link_name(part.tenant), 0)
+            source = own.get(part.tenant, {}).get(family)
+            if link and self._speaks(family):
+                hop = _SPACE_HOPS[family]
+                found.add(Route(to=to, link=link, via=hop, on_link=True, source=source, metric=_METRIC))
+        return frozenset(found)
+
+    def _speaks(self, family: int) -> bool:
+        return family == 4 or self._has_v6
+
+
+def _is_hosts(part: Part) -> bool:
+    return isinstance(part, HostLink | Ground | Disguise | Alias | HostPort)
+
+
+def _rules_of(parts: Iterable[Part]) -> frozenset[Part | bool]:
+    """What the table and its surroundings depend on."""
+    listed = list(parts)
+    return _ports_of(listed) | {any(isinstance(each, HostLink) for each in listed)}
+
+
+def _ports_of(parts: Iterable[Part]) -> frozenset[HostPort]:
+    return frozenset(each for each in parts if isinstance(each, HostPort))
+
+
+def _whole(address: Address) -> Prefix:
+    return Prefix(address, BITS[address.family])
+
+
+def _has_v6() -> bool:
+    try:
+        return (_V6_SETTINGS / "all" / "disable_ipv6").read_text().strip() == "0"
+    except OSError:
+        return False
+
+
+def _listening() -> dict[str, str]:
+    """The devices that hear routers now, and would no longer when the host forwards."""
+    if _read(_FORWARDS_V6) == "1":
+        return {}
+    found = (path for path in _V6_SETTINGS.glob("*/accept_ra") if path.read_text().strip() == "1")
+    return {str(path.relative_to("/proc/sys")): "2" for path in found}
+
+
+def _read(name: str) -> str:
+    return (Path("/proc/sys") / name).read_text().strip()

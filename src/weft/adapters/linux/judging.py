@@ -1,0 +1,188 @@
+"""How a packet is judged, as chains and maps in nft's own language (docs/design/linux-policy.md has the picture).
+
+A connection is judged by its two ends, whichever packet of it comes: the source of its first direction asks, the source
+of its reply direction answers in the end, wherever addresses are translated. So replies and ICMP errors pass exactly as
+long as the connection may be opened anew, and a rule that goes takes its connections along. While a packet is judged,
+`meta mark` has the number of who asks and then the outcome, `meta priority` has the number of who answers.
+
+A connection that passes gets the stamp of the present policy (`stamps`), and is not judged again while that is valid.
+Sets change under a packet that is being judged, so it may have met a half of a change: then its stamp is an old one at
+the next hook, where the new rules judge it again. Who is overtaken there too is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD
+from weft.domain.policy.protocols import PORTED, protocol_name
+from weft.domain.policy.rules import Direction
+
+PORT_PREFIX = "wp"
+OVERLAY_PREFIX = "wx"
+
+DROP_GROUP = 87
+"""The nflog group that is told of refused packets."""
+
+_OWN_REASON = 0xF0000000
+"""Beyond every outcome: those have at most the highest of these bits."""
+SPOOFED, ROUTER, INVALID, TRANSIT, NOT_READY, UNKNOWN, UNSURE = (_OWN_REASON | number for number in range(1, 8))
+REASONS: Final = {
+    SPOOFED: "weft/spoofed",
+    ROUTER: "weft/router",
+    INVALID: "weft/invalid",
+    TRANSIT: "weft/transit",
+    NOT_READY: "weft/not-ready",
+    UNKNOWN: "weft/stranger",
+    UNSURE: "weft/unsure",
+}
+
+_ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
+_SERVICE_TYPES = {
+    "port": (" . inet_proto . inet_service", ""),
+    "ports": (" . inet_proto . inet_service", " flags interval;"),
+    "protocol": (" . inet_proto", ""),
+    "all": ("", ""),
+}
+_ASKS, _ANSWERS = ("meta mark", "mark"), ("meta priority", "classid")
+_ENDS = {Direction.EGRESS: (_ASKS, _ANSWERS), Direction.INGRESS: (_ANSWERS, _ASKS)}
+"""The local and the remote end in each direction: where its number is, and of what type nft takes that to be."""
+
+
+def refusal(reason: int) -> str:
+    """The end of a rule that refuses for a reason of our own."""
+    return f"meta mark set {reason:#x} goto refuse_own"
+
+
+_JUDGE = ("meta nfproto ipv4 goto judge4", "meta nfproto ipv6 goto judge6")
+_INPUT = (
+    'iifname "lo" accept',
+    "jump known",
+    "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept",
+    f"ct state invalid,untracked {refusal(INVALID)}",
+    "ct direction reply accept",
+    # Who may ask what is for netdns to say: the names of a tenant are for all of its workloads.
+    f'iifname "{PORT_PREFIX}*" meta l4proto {{ tcp, udp }} th dport 53 accept',
+)
+
+
+def map_name(direction: Direction, *, paired: bool, service: str) -> str:
+    """The map of the rows of a direction, of a pair or of anyone, for a port, ports, a protocol or all services."""
+    return f"{direction}_{'pair' if paired else 'any'}_{service}"
+
+
+def policed_name(direction: Direction) -> str:
+    """The set of the numbers that have rules in a direction."""
+    return f"{direction}_policed"
+
+
+def declarations() -> Iterator[str]:
+    """The sets and maps that policy consists of; their elements are in `policy`."""
+    for family, kind in _ADDRESS_TYPES.items():
+        for number, (_, number_type) in (("asks", _ASKS), ("answers", _ANSWERS)):
+            yield f"map who_{number}{family} {{ type {kind} : {number_type}; }}"
+            # With the family before them, ranges change in one transaction as they like; ranges alone do not.
+            yield f"map where_{number}{family} {{ type nf_proto . {kind} : {number_type}; flags interval; }}"
+    for direction, ((_, local), (_, remote)) in _ENDS.items():
+        yield f"set {policed_name(direction)} {{ type {local}; }}"
+        for paired, numbers in ((True, f"{local} . {remote}"), (False, local)):
+            for service, (service_type, flags) in _SERVICE_TYPES.items():
+                name = map_name(direction, paired=paired, service=service)
+                yield f"map {name} {{ type {numbers}{service_type} : mark;{flags} }}"
+    yield "set tallies { type mark; counter; }"
+    yield "set reasons { type mark; counter; }"
+
+
+def chains() -> dict[str, list[str]]:
+    """The rules by chain."""
+    found = {
+        "forward": [
+            "type filter hook forward priority filter; policy drop;",
+            "ct status dnat jump count",
+            "jump known",
+            f"ct state invalid,untracked {refusal(INVALID)}",
+            f'iifname "{OVERLAY_PREFIX}*" oifname "{OVERLAY_PREFIX}*" {refusal(TRANSIT)}',
+            *_JUDGE,
+        ],
+        "forward_again": ["type filter hook forward priority filter + 1; policy drop;", "jump known", *_JUDGE],
+        "forward_sure": [
+            "type filter hook forward priority filter + 2; policy drop;",
+            "meta mark set 0",  # it may have led the packet home (`hosting`), and vxlan looks for its way by it too
+            "jump known",
+            refusal(UNSURE),
+        ],
+        "input": ["type filter hook input priority filter; policy drop;", *_INPUT, *_JUDGE],
+        "input_again": ["type filter hook input priority filter + 1; policy drop;", *_INPUT, *_JUDGE],
+        "input_sure": ["type filter hook input priority filter + 2; policy drop;", *_INPUT, refusal(UNSURE)],
+        "forth": _places(speaks="meta mark", hears="meta priority", asks="iifname", answers="oifname"),
+        "back": _places(speaks="meta priority", hears="meta mark", asks="oifname", answers="iifname"),
+        "ingress_met": ["meta mark @tallies", f"meta mark & {REFUSES:#x} != 0 goto refuse", "goto pass"],
+        "refuse_own": ["meta mark @reasons", "goto refuse"],
+        "refuse": [f"limit rate 200/second burst 400 packets log group {DROP_GROUP} snaplen 128", "drop"],
+        # Vxlan looks for its way by the mark, and queues for theirs by the priority.
+        "pass": ["meta mark set 0 meta priority set none goto stamp"],
+    }
+    for family, word in ((4, "ip"), (6, "ip6")):
+        found |= _family_chains(family, word)
+    return found
+
+
+def _family_chains(family: int, word: str) -> dict[str, list[str]]:
+    asks, answers = f"ct original {word} saddr", f"ct reply {word} saddr"
+    return {
+        f"judge{family}": _number(f"asks{family}", "meta mark", asks, then=f"judge_target{family}"),
+        f"judge_target{family}": _number(f"answers{family}", "meta priority", answers, then=f"judge_ends{family}"),
+        f"judge_ends{family}": [
+            "ct direction original jump forth",
+            "ct direction reply jump back",
+            f"meta mark @{policed_name(Direction.EGRESS)} goto egress{family}",
+            f"meta priority @{policed_name(Direction.INGRESS)} goto ingress{family}",
+            "goto pass",
+        ],
+        f"egress{family}": list(_lookups(Direction.EGRESS, family, then=f"egress_met{family}")),
+        f"egress_met{family}": [
+            "meta mark @tallies",
+            f"meta mark & {REFUSES:#x} != 0 goto refuse",
+            f"meta priority @{policed_name(Direction.INGRESS)} goto judge_again{family}",
+            "goto pass",
+        ],
+        f"judge_again{family}": _number(f"asks{family}", "meta mark", asks, then=f"ingress{family}"),
+        f"ingress{family}": list(_lookups(Direction.INGRESS, family, then="ingress_met")),
+    }
+
+
+def _number(end: str, into: str, address: str, *, then: str) -> list[str]:
+    return [
+        f"{into} set {address} map @who_{end} goto {then}",
+        f"{into} set meta nfproto . {address} map @where_{end} goto {then}",
+        f"{into} set 0 goto {then}",
+    ]
+
+
+def _places(*, speaks: str, hears: str, asks: str, answers: str) -> list[str]:
+    """What is decided by where a packet comes from and goes to, and by the numbers of who speaks and who hears it."""
+    return [
+        # What leaves a port after its owner has left is nobody's, and not a stranger's.
+        f'iifname "{PORT_PREFIX}*" {speaks} & {WORKLOAD:#x} == 0 {refusal(NOT_READY)}',
+        f'oifname "{PORT_PREFIX}*" {hears} & {WORKLOAD:#x} == 0 {refusal(NOT_READY)}',
+        f'{answers} "{OVERLAY_PREFIX}*" meta priority & {STRANGER:#x} != 0 {refusal(UNKNOWN)}',
+        f'{asks} "{OVERLAY_PREFIX}*" meta mark & {STRANGER:#x} != 0 goto pass',
+    ]
+
+
+def _lookups(direction: Direction, family: int, *, then: str) -> Iterator[str]:
+    """The rows in their order. Everything has one, so whoever met none was overtaken: the next hook judges it again."""
+    (local, _), (remote, _) = _ENDS[direction]
+    for paired, key in ((True, f"{local} . {remote}"), (False, local)):
+        name = map_name(direction, paired=paired, service="")
+        for service in ("port", "ports"):
+            # nft takes a connection's port for one only where it has been told family and protocol.
+            for number in PORTED:
+                yield (
+                    f"meta nfproto ipv{family} ct original protocol {protocol_name(number)} meta mark set "
+                    f"{key} . ct original protocol . ct reply proto-src map @{name}{service} goto {then}"
+                )
+        yield f"meta mark set {key} . ct original protocol map @{name}protocol goto {then}"
+        yield f"meta mark set {key} map @{name}all goto {then}"
+    yield "accept"

@@ -1,0 +1,91 @@
+"""Packets that a `log group` rule tells of (`include/uapi/linux/netfilter/nfnetlink_log.h`).
+
+The kernel gathers what it tells for a moment, and one socket in a namespace hears a group. Nobody waits for a packet
+here: the reader comes when it likes, and what did not fit into its socket meanwhile is lost.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from weft.adapters.linux import wire
+from weft.adapters.linux.netlink import NETFILTER, NetlinkSocket
+from weft.adapters.linux.netns import Namespace
+from weft.adapters.linux.packets import Packet, parse_packet
+from weft.adapters.linux.wire import Request
+
+_SUBSYSTEM = 4
+_PACKET, _CONFIG = (_SUBSYSTEM << 8 | number for number in (0, 1))
+_HEADER = struct.Struct(">BBH")  # family, version, group
+_MARK, _TIME, _INPUT, _OUTPUT, _PAYLOAD = 2, 3, 4, 5, 9
+_TIMESTAMP = struct.Struct(">QQ")  # seconds, microseconds
+_COMMAND, _MODE, _GATHERING = 1, 2, 4
+_BIND = 1
+_COPY = struct.Struct(">IBx")  # bytes, mode
+_COPY_PACKET = 2
+_COPIED_BYTES = 128
+_GATHERING_TIME = 2  # hundredths of a second
+
+
+class Told(NamedTuple):
+    """A packet, its mark, the indexes of the devices it came and leaves by (0: none), and when it was seen."""
+
+    packet: Packet
+    mark: int
+    came_by: int
+    leaves_by: int
+    at: float
+
+
+class PacketLog:
+    """Hears a group of a namespace from now on."""
+
+    def __init__(self, group: int, *, namespace: Namespace) -> None:
+        """`Refused` when somebody else hears the group already."""
+        self._netlink = NetlinkSocket(NETFILTER, namespace=namespace)
+        header = _HEADER.pack(wire.AF_UNSPEC, 0, group)
+        settings = (
+            wire.u8(_COMMAND, _BIND),
+            wire.attribute(_MODE, _COPY.pack(_COPIED_BYTES, _COPY_PACKET)),
+            wire.be32(_GATHERING, _GATHERING_TIME),
+        )
+        try:
+            self._netlink.send_batch(
+                [Request(_CONFIG, 0, header + setting, "listen to packet log group", group) for setting in settings]
+            )
+        except BaseException:
+            self._netlink.close()
+            raise
+
+    def read(self, *, most: int) -> Iterator[Told]:
+        """What has come since the last reading, from at most so many datagrams."""
+        for message in self._netlink.read_unasked(most=most):
+            if message.kind == _PACKET:
+                yield parse_told(message.payload)
+
+    def close(self) -> None:
+        self._netlink.close()
+
+
+def parse_told(payload: bytes) -> Told:
+    """A packet out of the kernel's message."""
+    wire.unpack_header(_HEADER, payload)
+    found = wire.attributes(payload, _HEADER.size)
+    return Told(
+        packet=parse_packet(found.get(_PAYLOAD, b"")),
+        mark=wire.to_big_number(found.get(_MARK)),
+        came_by=wire.to_big_number(found.get(_INPUT)),
+        leaves_by=wire.to_big_number(found.get(_OUTPUT)),
+        at=_to_time(found.get(_TIME)),
+    )
+
+
+def _to_time(data: bytes | None) -> float:
+    """The kernel does not always say; then it was a moment ago."""
+    if data is None:
+        return time.time()
+    seconds, microseconds = wire.unpack_header(_TIMESTAMP, data)
+    return seconds + microseconds / 1e6

@@ -1,0 +1,151 @@
+"""Service parts as entries of the table's sets and maps (`balancing`), and what has been counted there."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+
+from weft.adapters.linux.balancing import ANSWERED, ASKED, spread_number
+from weft.adapters.linux.conntrack import (
+    Connection,
+    Direction,
+    Pattern,
+    forget_connections,
+    forget_each,
+    read_connections,
+)
+from weft.adapters.linux.elements import Count, Element, key, mark, port, read_counts
+from weft.adapters.linux.entries import Entry, set_named
+from weft.adapters.linux.netlink import NetlinkSocket
+from weft.adapters.linux.wire import pack_address, to_big_number, to_number
+from weft.domain.addresses import Address
+from weft.domain.balancing.parts import Backend, Front, Frontend, ServicePart, Vip
+from weft.domain.ids import TenantName
+from weft.domain.policy.protocols import UDP
+from weft.ports.datapath import ServiceUse
+
+_PROTOCOL_AND_PORT = struct.Struct(">B3xH2x")  # fields of a key, each filled up to four bytes
+_SERVICES = ("services4", "services6")
+_MAPS = ("services", "backends", "ticketed")
+_NOTHING = Count(0, 0)
+_FAMILIES = {4: 4, 16: 6}
+_FEW = 16
+"""So many connections are found one by one sooner than by reading all."""
+
+
+def service_entries(part: ServicePart) -> Iterator[Entry]:
+    """What a part consists of. No two parts that may be there together have an entry in common."""
+    match part:
+        case Vip():
+            yield Entry(f"vips{part.address.family}", Element(key=pack_address(part.address)))
+        case Frontend():
+            number = spread_number(part.backends, part.affinity if part.backends else 0)
+            yield Entry(f"services{part.front.address.family}", Element(key=_front_key(part.front), value=mark(number)))
+        case Backend():
+            family, front = part.front.address.family, _front_key(part.front)
+            lot, target = front + mark(part.number), key(pack_address(part.address), port(part.port))
+            if not part.ticket:
+                yield Entry(f"backends{family}", Element(key=lot, value=target))
+                return
+            ticket = mark(part.ticket)
+            yield Entry(f"tickets{family}", Element(key=lot, value=ticket))
+            yield Entry(f"ticketed{family}", Element(key=front + ticket, value=target))
+
+
+def _front_key(front: Front) -> bytes:
+    return pack_address(front.address) + _PROTOCOL_AND_PORT.pack(front.protocol, front.port)
+
+
+def spreads_of(entries: Iterable[Entry]) -> set[int]:
+    """The numbers for which there must be a chain when these entries are there."""
+    found = {to_number(entry.element.value) for entry in entries if entry.name in _SERVICES}
+    return found - {0}
+
+
+def forget_stale(netlink: NetlinkSocket, *, dropped: Sequence[object], put: Sequence[object]) -> None:
+    """Forget what the kernel remembers of fronts of UDP, where connections never end, and is no longer so.
+
+    That is who went to a backend that is gone, and who went to the address of a new front before there was one.
+    """
+    stale = _translated(dropped) - _translated(put)
+    stale |= {(front, front.address) for front in _fronts(put) - _fronts(dropped)}
+    for family in (4, 6):
+        some = [each for each in stale if each[0].address.family == family]
+        if not some:
+            continue
+        if family == 4 and len(some) <= _FEW:
+            forget_connections(netlink, [_pattern(*each) for each in some], family=family)
+        else:
+            found = read_connections(netlink, family=family)
+            forget_each(netlink, (each for each in found if _translation(each) in stale), family=family)
+
+
+def forget_untrue(netlink: NetlinkSocket, wanted: Iterable[object], *, dropped: Iterable[Entry]) -> None:
+    """The same after entries were dropped whose parts nobody knows: all connections are looked at."""
+    gone = [entry for entry in dropped if entry.name.startswith(_MAPS)]
+    if not gone:
+        return
+    parts = [part for part in wanted if isinstance(part, Backend | Frontend)]
+    fronts, translated = _fronts(parts), _translated(parts)
+    fronts |= {front for entry in gone if (front := _front_of(entry)).protocol == UDP}
+    for family in (4, 6):
+        untrue = (
+            each
+            for each in read_connections(netlink, family=family)
+            if (found := _translation(each)) is not None and found[0] in fronts and found not in translated
+        )
+        forget_each(netlink, untrue, family=family)
+
+
+def _front_of(entry: Entry) -> Front:
+    """The front that an entry begins with."""
+    size = 4 if entry.name.endswith("4") else 16
+    protocol, number = _PROTOCOL_AND_PORT.unpack_from(entry.element.key, size)
+    return Front(_address(entry.element.key[:size]), protocol, number)
+
+
+def _translated(parts: Iterable[object]) -> set[tuple[Front, Address]]:
+    return {(part.front, part.address) for part in parts if isinstance(part, Backend) and part.front.protocol == UDP}
+
+
+def _fronts(parts: Iterable[object]) -> set[Front]:
+    return {part.front for part in parts if isinstance(part, Frontend) and part.front.protocol == UDP}
+
+
+def _pattern(front: Front, answers: Address) -> Pattern:
+    asked = Direction(destination=front.address, protocol=front.protocol, destination_port=front.port)
+    return Pattern(original=asked, reply=Direction(source=answers))
+
+
+def _translation(connection: Connection) -> tuple[Front, Address] | None:
+    asked, answers = connection.original, connection.reply.source
+    if asked.destination is None or answers is None:
+        return None
+    return Front(asked.destination, asked.protocol, asked.destination_port), answers
+
+
+def read_uses(tenant: TenantName, netlink: NetlinkSocket) -> Iterator[ServiceUse]:
+    """See `weft.ports.datapath.Datapath.service_uses`, for one tenant."""
+    for family in (4, 6):
+        asked, answered = (read_counts(netlink, set_named(f"{name}{family}")) for name in (ASKED, ANSWERED))
+        for pair in asked.keys() | answered.keys():
+            yield _use(tenant, pair, asked.get(pair, _NOTHING), answered.get(pair, _NOTHING))
+
+
+def _use(tenant: TenantName, pair: bytes, asked: Count, answered: Count) -> ServiceUse:
+    size = (len(pair) - 8) // 3  # three addresses, a protocol and a port in four bytes each
+    client, vip, rest = pair[:size], pair[size : 2 * size], pair[2 * size :]
+    return ServiceUse(
+        tenant=tenant,
+        client=_address(client),
+        front=Front(_address(vip), rest[0], to_big_number(rest[4:6])),
+        provider=_address(rest[8:]),
+        packets_in=asked.packets,
+        octets_in=asked.octets,
+        packets_out=answered.packets,
+        octets_out=answered.octets,
+    )
+
+
+def _address(data: bytes) -> Address:
+    return Address(_FAMILIES[len(data)], to_big_number(data))

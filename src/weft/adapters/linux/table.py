@@ -1,0 +1,109 @@
+"""The table of one space: made and kept by us, changed in whole transactions, and watched for changes by others."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Sequence, Set
+
+from weft.adapters.linux.balancing import SERVICE_SETS, spread_commands
+from weft.adapters.linux.elements import apply_changes, has_set, read_generation
+from weft.adapters.linux.entries import Entry, drop_entries, put_entries, read_entries, set_named
+from weft.adapters.linux.hosting import HOST_SETS
+from weft.adapters.linux.netlink import NetlinkSocket, Refused
+from weft.adapters.linux.nftables import Nftables
+from weft.adapters.linux.policy import POLICY_SETS
+from weft.adapters.linux.ruleset import BASE, REBUILD, SELF_SETS, TABLE, VOICE_SETS
+from weft.adapters.linux.services import spreads_of
+from weft.adapters.linux.stamps import stamp_commands, stamp_of, stamp_requests
+from weft.adapters.linux.wire import Request
+from weft.domain.errors import DatapathFault
+
+SMALL_SETS = (*VOICE_SETS, *SELF_SETS, *HOST_SETS)
+ALL_SETS = (*SMALL_SETS, *POLICY_SETS, *SERVICE_SETS)
+_GENERATION_MASK = 0xFFFFFFFF
+
+
+class Table:
+    """The table through the sockets of its space, which others use too."""
+
+    def __init__(self, *, netfilter: NetlinkSocket, nftables: Nftables) -> None:
+        self._netfilter = netfilter
+        self._nftables = nftables
+        self.settle()
+        # Each of our stamps comes with a generation at least, so a later process begins beyond all of them.
+        self._stamped = self._generation
+        self._spreads: set[int] = set()
+
+    def prepare(self) -> bool:
+        """Chains and rules as they should be, in one transaction; whether entries and counts have stayed.
+
+        Where something else is in their place, all is made anew and empty, so nobody speaks before `change`.
+        """
+        stamp = stamp_commands(stamp_of(self._stamped + 1))
+        try:
+            self._nftables.run(BASE + stamp)
+            have_stayed = True
+        except DatapathFault:
+            self._nftables.run(REBUILD + stamp)
+            have_stayed = False
+        self._stamped += 1
+        return have_stayed
+
+    def spread(self, entries: Iterable[Entry], *, anew: bool = False) -> None:
+        """There are the chains that these entries lead to, made anew where others may have had a hand in them."""
+        if anew:
+            self._spreads.clear()
+        if missing := spreads_of(entries) - self._spreads:
+            self._nftables.run(spread_commands(missing, table=TABLE))
+            self._spreads |= missing
+
+    def change(self, *, drop: Set[Entry], put: Set[Entry]) -> None:
+        """Take entries out and put others in, at once. What is so already, also by others' doing, is fine."""
+        try:
+            self._commit(drop=drop - put, put=put - drop)
+        except Refused as refusal:
+            if refusal.errno not in {errno.ENOENT, errno.EEXIST}:
+                raise
+            there = self.read()
+            places = {entry.place for entry in drop | put}
+            stale = {entry for entry in there if entry.place in places} - put
+            self._commit(drop=stale, put=put - there)
+
+    def _commit(self, *, drop: Set[Entry], put: Set[Entry]) -> None:
+        if drop or put:
+            self.spread(put)
+            self._stamp([*drop_entries(drop), *put_entries(put)])
+            if any(entry.element.last for entries in (drop, put) for entry in entries):
+                # Ranges change a moment after all else: a connection that passed in between is judged once more.
+                self._stamp([])
+
+    def _stamp(self, requests: Sequence[Request]) -> None:
+        """Carry out requests in one transaction, after which every connection is judged anew."""
+        stamp = stamp_requests(stamp_of(self._stamped + 1))
+        apply_changes(self._netfilter, [*requests, *stamp])
+        self._stamped += 1
+
+    def read(self, sets: Iterable[str] = ALL_SETS) -> frozenset[Entry]:
+        """The entries of all or of some sets; none where somebody took the whole table away."""
+        try:
+            return frozenset(read_entries(self._netfilter, sets))
+        except Refused as refusal:
+            if refusal.errno != errno.ENOENT:
+                raise
+            return frozenset()
+
+    def exists(self) -> bool:
+        """Whether the table is there, whatever is in it."""
+        return has_set(self._netfilter, set_named(VOICE_SETS[0]))
+
+    def settle(self) -> None:
+        """Whatever others have changed so far is known."""
+        self._generation, self._transactions = read_generation(self._netfilter), self._own_transactions()
+
+    def is_disturbed(self) -> bool:
+        """Whether others have changed anything in the namespace's nftables since `settle`."""
+        passed = read_generation(self._netfilter) - self._generation & _GENERATION_MASK
+        return passed > self._own_transactions() - self._transactions
+
+    def _own_transactions(self) -> int:
+        return self._netfilter.transactions + self._nftables.transactions

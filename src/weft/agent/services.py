@@ -1,0 +1,162 @@
+"""The services of this node's tenants: who provides them, and the balancing tables that follow from that.
+
+Endpoints are known from the store, with their labels of the moment. Those of this node provide only while they are
+attached: from before their port speaks until it has gone silent, whatever the store says meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+
+from weft.agent.journal import WIRED, Journal
+from weft.agent.topics import NOTHING, joined
+from weft.domain import kinds, model
+from weft.domain.addresses import Address
+from weft.domain.balancing.parts import Front, ServicePart
+from weft.domain.balancing.providers import Providers
+from weft.domain.balancing.table import BalancingTable
+from weft.domain.cluster import Cluster
+from weft.domain.diff import Difference, diff
+from weft.domain.errors import Invalid
+from weft.domain.ids import EndpointKey, NodeName, StoreKey, TenantName
+from weft.domain.nodeview import Part, rank
+from weft.runtime.logs import Log
+
+log = Log("services")
+
+_FOLDERS = (kinds.SERVICE.prefix, kinds.ENDPOINT.prefix)
+
+
+class TenantServices:
+    """The services of one tenant. Changes are gathered; `refresh` tells what they come to."""
+
+    def __init__(
+        self, cluster: Cluster, tenant: TenantName, *, node: NodeName, attached: Iterable[model.Endpoint]
+    ) -> None:
+        self._cluster = cluster
+        self._node = node
+        self._attached = {endpoint.key: endpoint for endpoint in attached}
+        self._providers = Providers()
+        self._table = BalancingTable(tenant)
+        for endpoint in cluster.all(kinds.ENDPOINT, tenant):
+            self._look_at(endpoint.key)
+        for key in self._attached:
+            self._look_at(key)
+        for service in cluster.all(kinds.SERVICE, tenant):
+            self.follow(kinds.SERVICE.store_key(*kinds.SERVICE.key_parts(service)))
+
+    def follow(self, key: StoreKey) -> None:
+        """Take in a service or an endpoint of the cluster as it is now."""
+        folder, *parts = key.split("/")
+        if folder == kinds.ENDPOINT.prefix:
+            self._look_at(EndpointKey(*parts))  # type: ignore[arg-type]
+            return
+        stored = self._cluster.get(kinds.SERVICE, *parts)
+        if stored is None:
+            self._providers.remove_service(parts[-1])
+            return
+        try:
+            self._providers.put_service(stored.value)
+        except Invalid as error:
+            log.warning("service without effect", key=key, reason=error.message)
+
+    def admit(self, endpoint: model.Endpoint) -> None:
+        """A workload of this node is about to be wired."""
+        self._attached[endpoint.key] = endpoint
+        self._look_at(endpoint.key)
+
+    def dismiss(self, key: EndpointKey) -> None:
+        """A workload of this node is being taken off."""
+        self._attached.pop(key, None)
+        self._look_at(key)
+
+    def _look_at(self, key: EndpointKey) -> None:
+        stored, attached = self._cluster.get(kinds.ENDPOINT, *key), self._attached.get(key)
+        known = attached if stored is None else stored.value
+        if known is None or (known.host == self._node and attached is None):
+            self._providers.remove_endpoint(key)
+        else:
+            self._providers.put_endpoint(known)
+
+    def refresh(self) -> Difference[ServicePart]:
+        """What the datapath is to be told since the last time."""
+        for name, pools in self._providers.take():
+            if pools is None:
+                self._table.remove(name)
+            else:
+                self._table.put(name, pools)
+        return self._table.refresh()
+
+    def parts(self) -> Iterator[ServicePart]:
+        """All that the datapath has been told of."""
+        return self._table.parts()
+
+    def port_of(self, front: Front, provider: Address) -> int:
+        """Where a provider is asked for what comes to a front; 0 when it does not provide it now."""
+        return self._table.port_of(front, provider)
+
+
+class Services:
+    """A topic (`weft.agent.topics`): the services of every tenant with workloads on this node."""
+
+    def __init__(self, cluster: Cluster, *, node: NodeName, journal: Journal) -> None:
+        self._cluster = cluster
+        self._node = node
+        self._journal = journal
+        self._services: dict[TenantName, TenantServices] = {}
+        self._former: dict[TenantName, frozenset[ServicePart]] = {}
+
+    @property
+    def by_tenant(self) -> Mapping[TenantName, TenantServices]:
+        return self._services
+
+    def replace(self) -> None:
+        for tenant, services in self._services.items():
+            self._former.setdefault(tenant, frozenset(services.parts()))
+        self._services.clear()
+
+    def follow(self, key: StoreKey) -> None:
+        folder, _, rest = key.partition("/")
+        if folder in _FOLDERS and (services := self._services.get(TenantName(rest.partition("/")[0]))):
+            services.follow(key)
+
+    def admit(self, endpoint: model.Endpoint) -> Difference[Part]:
+        services = self._services.get(endpoint.tenant)
+        if services is None:
+            return self._enter(endpoint.tenant)
+        services.admit(endpoint)
+        return _as_parts(services.refresh())
+
+    def dismiss(self, endpoint: model.Endpoint) -> Difference[Part]:
+        services = self._services.get(endpoint.tenant)
+        if services is None:
+            return NOTHING
+        services.dismiss(endpoint.key)
+        return _as_parts(services.refresh())
+
+    def refresh(self, tenants: Set[TenantName]) -> Difference[Part]:
+        for table in (self._services, self._former):
+            for gone in table.keys() - tenants:
+                del table[gone]
+        return joined(self._refresh_one(tenant) for tenant in tenants)
+
+    def everything(self, tenants: Set[TenantName]) -> Iterator[Part]:
+        self.refresh(tenants)
+        return (part for services in self._services.values() for part in services.parts())
+
+    def _refresh_one(self, tenant: TenantName) -> Difference[Part]:
+        known = self._services.get(tenant)
+        return _as_parts(known.refresh()) if known else self._enter(tenant)
+
+    def _enter(self, tenant: TenantName) -> Difference[Part]:
+        """Keep a tenant's services from now on; the datapath may have a part of them from before."""
+        attached = (note.endpoint for note in self._journal if note.key.tenant == tenant and note.stage in WIRED)
+        services = TenantServices(self._cluster, tenant, node=self._node, attached=attached)
+        self._services[tenant] = services
+        changes = services.refresh()
+        former = self._former.pop(tenant, None)
+        return _as_parts(changes if former is None else diff(frozenset(services.parts()), former, rank=rank))
+
+
+def _as_parts(changes: Difference[ServicePart]) -> Difference[Part]:
+    return changes  # type: ignore[return-value]  # a service part is a part

@@ -1,0 +1,81 @@
+"""A full disk (design 5): ADD is refused clearly, DEL works, nothing is torn, and with room all goes on."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from weft.cni.errors import CniError, Code
+from weft.testing import inventory
+from weft.testing.apart import unmount
+from weft.testing.hosts import Host
+from weft.testing.netlab import NetLab
+from weft.testing.waiting import DEADLINE
+
+PIECE = 4096
+
+
+async def move_to_small_disk(host: Host) -> Path:
+    """The agent with its data on a disk of a few hundred kilobytes; the directory is returned."""
+    data = host.home / "data"
+    ledger = (data / "ledger").read_bytes()
+    host.kill()
+    mount_small_disk(data)
+    (data / "ledger").write_bytes(ledger)
+    await host.start()
+    return data
+
+
+def mount_small_disk(place: Path) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)]
+    subprocess.run(command, check=True, timeout=DEADLINE)
+
+
+def fill(directory: Path) -> Path:
+    """A file that leaves no room."""
+    ballast = directory / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (PIECE, 1):
+            try:
+                while file.write(bytes(size)) == size:
+                    pass
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+    return ballast
+
+
+async def test_a_full_disk_refuses_who_comes_and_lets_go_who_leaves(lab: NetLab) -> None:
+    host = await lab.host("one")
+    data = await move_to_small_disk(host)
+    try:
+        pods = [await host.pod(name) for name in "abcdef"]
+        ballast = fill(data)
+        # What was set aside before may still take some; there is an end to it, and it is told.
+        with pytest.raises(CniError) as refusal:
+            for number in range(500):
+                pods += [await host.pod(f"more{number}")]
+        assert refusal.value.code == Code.TRY_LATER
+        assert "No space left on device" in str(refusal.value)
+        host.remove_netns(f"more{len(pods) - 6}")
+        for pod in pods[:3]:
+            await pod.remove()
+        await inventory.settled(lab)
+        await host.start()
+        for pod in pods[3:]:
+            await pod.check()
+        for pod in pods[3:5]:
+            await pod.remove()
+        ballast.unlink()
+        new = await host.pod("new")
+        assert await new.reaches(pods[5])
+        await host.start()
+        await inventory.settled(lab)
+        for pod in (*pods[5:], new):
+            await pod.remove()
+        await inventory.settled(lab)
+    finally:
+        host.kill()
+        unmount(data)

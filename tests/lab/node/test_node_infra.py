@@ -1,0 +1,97 @@
+"""Infra networks (facts 6.4, 10.3): every host is on each of them itself."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import ExitStack
+from functools import partial
+from ipaddress import ip_interface
+
+import pytest
+
+from weft.adapters.linux.netns import Namespace
+from weft.testing import inventory, traffic
+from weft.testing.hosts import Host
+from weft.testing.netlab import NetLab
+from weft.testing.waiting import eventually
+
+LONG = "an-infra-network-with-a-long-name"
+
+
+def addresses(host: Host, name: str) -> list[str]:
+    """The addresses of a device on a host, of whichever of its names; none when there is no such device."""
+    listed = inventory.ask(host.machine, "ip", "-j", "addr")
+    return [
+        f"{each['local']}/{each['prefixlen']}"
+        for link in listed
+        if name in {link["ifname"], *link.get("altnames", ())}
+        for each in link["addr_info"]
+        if each["scope"] == "global"
+    ]
+
+
+async def places(hosts: list[Host], name: str, closing: ExitStack) -> list[traffic.Place]:
+    """Where the hosts are in an infra network, once all of them are."""
+    found = []
+    for host in hosts:
+        listed = await eventually(partial(asyncio.to_thread, addresses, host, name), bool)
+        namespace = closing.enter_context(Namespace.open(host.machine))
+        found += [traffic.Place(namespace, ip_interface(each).ip) for each in listed]
+    return found
+
+
+@pytest.mark.parametrize("length", [24, 16])
+async def test_hosts_reach_each_other_in_every_infra_network(lab: NetLab, length: int) -> None:
+    """N1, W36: an address each, also under a long name; it survives kill -9, and goes with its network."""
+    hosts = [*await asyncio.gather(lab.host("one"), lab.host("two"))]
+    names = ("mgmt", "storage", LONG)
+    for number, name in enumerate(names):
+        subnet = f"10.{60 + number}.0.0/{length}"
+        await lab.network(name, subnet=subnet, ipv6Subnet=f"2001:db8:{60 + number}::/64", nwType="infra")
+    with ExitStack() as closing:
+        for again in (False, True):
+            if again:
+                hosts[0].kill()
+                await hosts[0].start()
+            for name in names:
+                listed = await places(hosts, name, closing)
+                assert len(listed) == 4
+                for family in (4, 6):
+                    same = [place for place in listed if place.address.version == family]
+                    for source, target in itertools.permutations(same, 2):
+                        assert await traffic.reaches(source, target, port=80), f"{name}, v{family}"
+        endpoints = {key for key in await lab.rest.state() if key.startswith("endpoints/")}
+        assert endpoints == {f"endpoints/default/{name}/{host.name}" for name in names for host in hosts}
+    for name in names:
+        (await lab.rest.delete("networks", f"default:{name}")).accepted()
+    for host in hosts:
+        await eventually(partial(asyncio.to_thread, inventory.devices, host.machine), lambda left: left == {"eth0"})
+        rules = partial(asyncio.to_thread, inventory.ask, host.machine, "ip", "-j", "rule")
+        await eventually(rules, lambda left: len(left) == 3)
+    assert not [key for key in await lab.rest.state() if key.startswith(("endpoints/", "claims/addresses"))]
+
+
+async def test_data_networks_have_host_routes_where_the_host_is_on_the_overlay(lab: NetLab) -> None:
+    """H1, H4: with `contivh1` every host has a route to each data network, from its creation to its end."""
+    hosts = [*await asyncio.gather(lab.host("one"), lab.host("two"))]
+    await lab.network("contivh1", subnet="192.168.20.0/24", nwType="infra")
+    subnets = {"a": "17.5.4.0/22", "b": "13.5.7.0/24"}
+    for name, subnet in subnets.items():
+        await lab.network(name, subnet=subnet)
+
+    def routes(host: Host) -> set[str]:
+        return {route["dst"] for route in inventory.ask(host.machine, "ip", "-j", "route")} & set(subnets.values())
+
+    for host in hosts:
+        await eventually(partial(asyncio.to_thread, routes, host), lambda found: found == set(subnets.values()))
+    pod = await hosts[1].pod("p", network="a")
+    with ExitStack() as closing:
+        namespace = closing.enter_context(Namespace.open(hosts[0].machine))
+        here = traffic.Place(namespace, ip_interface(hosts[0].address).ip)
+        assert await traffic.reaches(here, pod.place(), port=80)
+    await pod.remove()
+    for name in subnets:
+        await eventually(partial(lab.rest.delete, "networks", f"default:{name}"), lambda told: told.status == 200)
+    for host in hosts:
+        await eventually(partial(asyncio.to_thread, routes, host), lambda found: not found)

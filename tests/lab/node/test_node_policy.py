@@ -1,0 +1,230 @@
+"""Contiv's policy scenarios (facts 10.5: P1 to P11) with real agents and packets, written by netctl as a user does it.
+
+Each is asked on one host and between two, in IPv4 and IPv6. Every test has a tenant of its own in a lab for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from weft.testing.apart import stepped_apart
+from weft.testing.hosts import Pod
+from weft.testing.netlab import NetLab, open_lab
+from weft.testing.towns import Town
+from weft.testing.traffic import TCP
+from weft.testing.verdicts import FAMILIES, SILENCE_S, between, obeyed
+from weft.testing.waiting import soon
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CLOSED = "-d in -l tcp -p 1 -j deny"
+"""Contiv's usual beginning: no TCP, until a rule of a higher priority allows some."""
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def apart() -> Iterator[None]:
+    if os.geteuid() != 0:
+        pytest.skip("the lab makes namespaces, which takes root")
+    with stepped_apart():
+        yield
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lab(apart: None) -> AsyncIterator[NetLab]:
+    async with open_lab() as lab:
+        await asyncio.gather(lab.host("one"), lab.host("two"))
+        yield lab
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def town(lab: NetLab) -> AsyncIterator[Town]:
+    town = Town(lab, f"t{next(_numbers)}")
+    await town.build()
+    try:
+        yield town
+    finally:
+        lab.tell_logs()
+
+
+async def test_p1_a_policy_without_rules_leaves_all_open(town: Town) -> None:
+    await town.policy("empty")
+    await town.group("web", "empty")
+    web, others = await town.pods("web"), await town.pods()
+    await obeyed(passing=[*between(web, web, "tcp/80", "icmp"), *between(others, web, "tcp/80", "udp/53", "icmp")])
+
+
+async def test_p2_one_port_is_open_and_the_others_are_not(town: Town) -> None:
+    """What no rule speaks of is open: Contiv's default is to allow."""
+    await town.policy("some", CLOSED, "-d in -l tcp -P 8000 -p 100 -j allow")
+    await town.group("web", "some")
+    web, others = await town.pods("web"), await town.pods()
+    everyone = [*web, *others]
+    await obeyed(
+        passing=[*between(everyone, web, "tcp/8000", "udp/8001", "icmp"), *between(web, others, "tcp/8001")],
+        refused=between(everyone, web, "tcp/8001", "tcp/80"),
+    )
+
+
+async def test_p3_a_rule_that_comes_opens_and_one_that_goes_cuts(town: Town) -> None:
+    """Those that are there already are affected at once, and so are their connections."""
+    await town.policy("some", CLOSED)
+    await town.group("web", "some")
+    web, others = await town.pods("web"), await town.pods()
+    await obeyed(refused=between(others, web, "tcp/8001"))
+    await town.rule("some", "2", "-d in -l tcp -P 8001 -p 100 -j allow")
+    await obeyed(passing=between(others, web, "tcp/8001"))
+    lines = [await connect(a, b, family) for a, b, family in itertools.product(others, web, FAMILIES)]
+    try:
+        for mouth, ear in lines:
+            await say(mouth, b"before")
+            assert await soon(asyncio.get_running_loop().sock_recv(ear, 64)) == b"before"
+        await town.drop_rule("some", "2")
+        for mouth, ear in lines:
+            await say(mouth, b"meanwhile")
+            await say(ear, b"from the other side")
+        await asyncio.sleep(SILENCE_S)
+        for line in lines:
+            for end in line:
+                with pytest.raises(BlockingIOError):
+                    end.recv(64)
+    finally:
+        for end in itertools.chain.from_iterable(lines):
+            end.close()
+    await obeyed(refused=between(others, web, "tcp/8001"))
+
+
+async def connect(source: Pod, target: Pod, family: int) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection."""
+    loop = asyncio.get_running_loop()
+    with target.place(family).listening(8001, TCP) as listener:
+        mouth = source.place(family).open_caller(TCP)
+        await soon(loop.sock_connect(mouth, (str(target.address(family)), 8001)))
+        ear, _ = await soon(loop.sock_accept(listener))
+    return mouth, ear
+
+
+async def say(end: socket.socket, word: bytes) -> None:
+    await soon(asyncio.get_running_loop().sock_sendall(end, word))
+
+
+async def test_p4_one_group_may_and_the_others_may_not(town: Town) -> None:
+    await town.group("common")
+    await town.policy("some", CLOSED, "-d in -g common -l tcp -P 8001 -p 100 -j allow")
+    await town.group("web", "some")
+    web, common, others = [await town.pods(group) for group in ("web", "common", "")]
+    await obeyed(
+        passing=between(common, web, "tcp/8001"),
+        refused=[*between(common, web, "tcp/8002"), *between([*web, *others], web, "tcp/8001")],
+    )
+
+
+async def test_p5_one_network_may_and_the_other_may_not(town: Town) -> None:
+    await town.policy("some", "-d in -n net -p 2 -j allow", "-d in -n other -p 2 -j deny")
+    await town.group("web", "some")
+    web, near, far = await town.pods("web"), await town.pods(), await town.pods(network="other")
+    await obeyed(
+        passing=[*between(near, web, "tcp/80", "udp/53", "icmp"), *between(web, far, "tcp/80")],
+        refused=between(far, web, "tcp/80", "udp/53", "icmp"),
+    )
+
+
+async def test_p6_from_an_address_and_from_a_range(town: Town) -> None:
+    await town.policy("some", CLOSED)
+    await town.group("web", "some")
+    web, [one, two] = await town.pods("web"), await town.pods()
+    far = await town.pods(network="other")
+    for family in FAMILIES:
+        await town.rule("some", f"one{family}", f"-d in -i {one.address(family)} -l tcp -P 8001 -p 10 -j allow")
+    await obeyed(passing=between([one], web, "tcp/8001"), refused=between([two, *far], web, "tcp/8001"))
+    for family, prefix in ((4, "10.2.0.0/16"), (6, "2001:db8:2::/64")):
+        await town.rule("some", f"all{family}", f"-d in -i {prefix} -l tcp -P 8001 -p 10 -j allow")
+    await obeyed(passing=between([one, *far], web, "tcp/8001"), refused=between([two], web, "tcp/8001"))
+
+
+async def test_p7_what_a_group_may_say(town: Town) -> None:
+    """Out: deny tcp, but a port, to a group, to a network, to an address."""
+    await town.policy("some", "-d out -l tcp -p 1 -j deny")
+    await town.group("common")
+    await town.group("web", "some")
+    web, common, others = [await town.pods(group) for group in ("web", "common", "")]
+    far = await town.pods(network="other")
+    everyone = [*common, *others, *far]
+    await obeyed(
+        passing=[*between(web, everyone, "udp/53"), *between(everyone, web, "tcp/80")],
+        refused=between(web, everyone, "tcp/80"),
+    )
+    await town.rule("some", "port", "-d out -l tcp -P 8000 -p 10 -j allow")
+    await obeyed(passing=between(web, everyone, "tcp/8000"), refused=between(web, everyone, "tcp/80"))
+    await town.rule("some", "group", "-d out -e common -l tcp -P 80 -p 10 -j allow")
+    await obeyed(passing=between(web, common, "tcp/80"), refused=between(web, [*others, *far], "tcp/80"))
+    await town.rule("some", "network", "-d out -o other -l tcp -P 80 -p 10 -j allow")
+    await obeyed(passing=between(web, [*common, *far], "tcp/80"), refused=between(web, others, "tcp/80"))
+    for family in FAMILIES:
+        await town.rule("some", f"to{family}", f"-d out -s {others[0].address(family)} -l tcp -P 80 -p 10 -j allow")
+    await obeyed(passing=between(web, others[:1], "tcp/80"), refused=between(web, others[1:], "tcp/80"))
+
+
+async def test_p8_icmp(town: Town) -> None:
+    """Denied, allowed from one address, and open again without the rule; neighbours are found all the while."""
+    await town.policy("some", "-d in -l icmp -p 1 -j deny")
+    await town.group("web", "some")
+    web, [one, two] = await town.pods("web"), await town.pods()
+    await obeyed(passing=between([one, two], web, "tcp/80"), refused=between([one, two], web, "icmp"))
+    for family in FAMILIES:
+        await town.rule("some", f"from{family}", f"-d in -i {one.address(family)} -l icmp -p 10 -j allow")
+    await obeyed(passing=between([one], web, "icmp"), refused=between([two], web, "icmp"))
+    await town.drop_rule("some", "1")
+    await obeyed(passing=between([one, two], web, "icmp"))
+
+
+async def test_p9_before_and_after_make_no_difference(town: Town) -> None:
+    await town.policy("some")
+    await town.group("web", "some")
+    before, others = await town.pods("web"), await town.pods()
+    await obeyed(passing=between(others, before, "tcp/80"))
+    await town.rule("some", "1", CLOSED)
+    await town.rule("some", "2", "-d in -l tcp -P 8000 -p 100 -j allow")
+    after = await town.pods("web")
+    web = [*before, *after]
+    await obeyed(passing=between(others, web, "tcp/8000"), refused=between([*others, *web], web, "tcp/80"))
+
+
+async def test_p10_policies_of_a_group_that_is_in_use(town: Town) -> None:
+    await town.policy("first", CLOSED)
+    await town.policy("second", "-d in -l udp -p 1 -j deny")
+    await town.group("web", "first")
+    web, others = await town.pods("web"), await town.pods()
+    await obeyed(passing=between(others, web, "udp/53"), refused=between(others, web, "tcp/80"))
+    await town.group("web")
+    await obeyed(passing=between(others, web, "udp/53", "tcp/80"))
+    await town.group("web", "second")
+    await obeyed(passing=between(others, web, "tcp/80"), refused=between(others, web, "udp/53"))
+    await town.group("web", "first", "second")
+    await obeyed(passing=between(others, web, "icmp"), refused=between(others, web, "tcp/80", "udp/53"))
+
+
+async def test_p11_policy_survives_restarts_of_agents_and_master(town: Town) -> None:
+    """Changes that came meanwhile are in force afterwards. With several masters: scenarios T2 and T8."""
+    await town.policy("some", CLOSED)
+    await town.group("web", "some")
+    web, others = await town.pods("web"), await town.pods()
+    passing, refused = [*between(others, web, "udp/53")], [*between(others, web, "tcp/80")]
+    for host in town.lab.hosts.values():
+        host.kill()
+        await obeyed(passing=passing, refused=refused)
+        await town.rule("some", host.name, "-d in -l tcp -P 8000 -p 100 -j allow", wait="")
+        await host.start()
+        await obeyed(passing=passing, refused=refused)
+    town.lab.master.kill()
+    await obeyed(passing=passing, refused=refused)
+    await town.lab.master.start()
+    await town.rule("some", "last", "-d in -l tcp -P 8001 -p 100 -j allow")
+    await obeyed(passing=[*passing, *between(others, web, "tcp/8000", "tcp/8001")], refused=refused)

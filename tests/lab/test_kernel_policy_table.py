@@ -1,0 +1,188 @@
+"""The table of a space through its life: read back, tampered with, restarted, and filled to the brim."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import select
+import socket
+import subprocess
+
+import pytest
+
+from weft.adapters.linux.entries import Entry
+from weft.adapters.linux.policy import entries_of
+from weft.domain.addresses import Address, Range
+from weft.domain.diff import Difference
+from weft.domain.policy.parts import REFUSES, WORKLOAD, PolicyPart, Row, Tally, Where, Who
+from weft.domain.policy.protocols import TCP, UDP
+from weft.domain.policy.rules import Direction
+from weft.testing.judged import TENANT, Ward, row, tallies_of
+from weft.testing.waiting import DEADLINE
+
+ALLOW, DENY = 0x111, REFUSES | 0x222
+PORT = 8080
+
+
+def nft(ward: Ward, command: str) -> None:
+    ward.space.namespace.run(lambda: subprocess.run(["nft", command], check=True, timeout=DEADLINE))
+
+
+def policy_entries(ward: Ward) -> set[Entry]:
+    return {entry for entry in ward.space.table.read() if not entry.name.startswith("ports")}
+
+
+def entries(parts: set[PolicyPart]) -> set[Entry]:
+    return {entry for part in parts for entry in entries_of(part)}
+
+
+def some_parts(chance: random.Random) -> set[PolicyPart]:
+    """Parts of every form that may be there together."""
+    parts: set[PolicyPart] = set()
+    for family, top in ((4, (1 << 32) - 1), (6, (1 << 128) - 1)):
+        for base in (0, top // 3, top - 40):
+            cuts = sorted(chance.sample(range(42), chance.randint(2, 8)))
+            for first, after in itertools.pairwise(cuts):
+                if chance.random() < 0.7:
+                    parts.add(Where(TENANT, Range(family, base + first, base + after - 1), chance.randint(1, 3)))
+        for number in chance.sample(range(20), 8):
+            parts.add(Who(TENANT, Address(family, number), WORKLOAD | chance.randint(1, 3)))
+    for direction in Direction:
+        for remote in (None, 1, 2):
+            local = WORKLOAD | chance.randint(1, 3)
+            outcome = chance.choice((ALLOW, DENY))
+            parts.add(Row(TENANT, direction, local, remote, outcome))
+            parts.add(Row(TENANT, direction, local, remote, outcome, chance.choice((TCP, UDP))))
+            for port in chance.sample(range(100), 3):
+                ports = (port * 600, port * 600 + chance.choice((0, 1, 599)))
+                parts.add(Row(TENANT, direction, local, remote, outcome, TCP, ports))
+    return parts | set(tallies_of(list(parts)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_applied_step_by_step_is_read_back(ward: Ward, seed: int) -> None:
+    chance = random.Random(seed)
+    there: set[PolicyPart] = set()
+    for _ in range(20):
+        wanted = some_parts(chance)
+        ward.datapath.apply(Difference(tuple(wanted - there), tuple(there - wanted)))
+        assert policy_entries(ward) == entries(wanted)
+        there = wanted
+
+
+def test_converge_makes_any_policy_of_any_other(ward: Ward) -> None:
+    chance = random.Random(7)
+    for _ in range(10):
+        wanted = some_parts(chance)
+        everything = ward.parts([], tuple(wanted))
+        assert ward.datapath.converge(everything).mended
+        assert policy_entries(ward) == entries(wanted)
+        assert ward.datapath.converge(everything).mended == ()
+
+
+def test_a_change_is_made_also_where_others_have_made_half_of_it(ward: Ward) -> None:
+    """What is gone already is dropped, and what has another value gets the one that is wanted."""
+    address = Address(4, 0x0A000063)
+    old, new = Who(TENANT, address, 5), Who(TENANT, address, 6)
+    other = Tally(TENANT, ALLOW)
+    ward.put(old, other)
+    nft(ward, "delete element inet weft who_asks4 { 10.0.0.99 }")
+    ward.datapath.apply(Difference((new,), (old, other)))
+    assert policy_entries(ward) == entries({new})
+    ward.datapath.apply(Difference((old,), ()))
+    assert policy_entries(ward) == entries({old})
+
+
+TAMPERINGS = {
+    "everything flushed": "flush ruleset",
+    "the table deleted": "delete table inet weft",
+    "the rules flushed": "flush table inet weft",
+    "a door opened": "insert rule inet weft forward accept",
+    "a chain taken": "flush chain inet weft stamp",
+    "a map emptied": "flush map inet weft ingress_any_all",
+    "an element added": "add element inet weft ports4 { wp1 . 02:02:0a:00:00:01 . 10.0.0.77 }",
+    "the policy of a hook changed": "chain inet weft forward { policy accept; }",
+    "another table in its place": (
+        "delete table inet weft; table inet weft { map who_asks4 { type inet_service : mark; }; chain refuse { }; }"
+    ),
+}
+
+
+@pytest.mark.parametrize("tampering", TAMPERINGS)
+def test_what_others_break_is_noticed_and_mended(ward: Ward, tampering: str) -> None:
+    one, two = ward.pod(1), ward.pod(2)
+    guard, door = row(Direction.INGRESS, two, None, DENY), row(Direction.INGRESS, two, one, ALLOW, protocol=TCP)
+    ward.put(guard, door)
+    wanted = ward.parts([one, two], (guard, door))
+    ward.datapath.converge(wanted)
+    assert not ward.datapath.disturbed()
+    nft(ward, TAMPERINGS[tampering])
+    assert ward.datapath.disturbed()
+    ward.datapath.converge(wanted)
+    assert not ward.datapath.disturbed()
+    assert ward.ask(one, two, UDP, PORT) == DENY
+    assert ward.ask(one, two, TCP, PORT) == 0
+    assert ward.datapath.converge(wanted).mended == ()
+
+
+def test_our_own_changes_disturb_nobody(ward: Ward) -> None:
+    one = ward.pod(1)
+    ward.put(row(Direction.EGRESS, one, None, DENY))
+    ward.drop(row(Direction.EGRESS, one, None, DENY))
+    ward.unplug(one)
+    assert not ward.datapath.disturbed()
+
+
+def test_a_restart_keeps_connections_and_counts(ward: Ward) -> None:
+    one, two = ward.pod(1), ward.pod(2)
+    guard, door = row(Direction.INGRESS, two, None, DENY), row(Direction.INGRESS, two, one, ALLOW, protocol=UDP)
+    ward.put(guard, door)
+    with (
+        two.open_socket(4, socket.SOCK_DGRAM, port=PORT) as server,
+        one.open_socket(4, socket.SOCK_DGRAM, port=PORT) as client,
+    ):
+        assert ward.ask(one, two, TCP, PORT) == DENY
+        for _ in range(5):
+            client.sendto(b"?", server.getsockname()[:2])
+            _hear(server)
+            ward.restart()
+            server.sendto(b"!", client.getsockname()[:2])
+            _hear(client)
+            assert ward.datapath.converge(ward.parts([one, two], (guard, door))).mended == ()
+        assert ward.datapath.drops() == []
+    assert ward.count(DENY) >= 1
+    assert ward.count(ALLOW) >= 5
+
+
+def _hear(listener: socket.socket) -> None:
+    assert select.select([listener], [], [], DEADLINE)[0]
+    listener.recv(1)
+
+
+def test_what_was_stamped_before_a_restart_is_judged_after_it(ward: Ward) -> None:
+    """The policy may have changed while nobody was there to see: no old stamp is ever valid again."""
+    one, two = ward.pod(1), ward.pod(2)
+    with (
+        two.open_socket(4, socket.SOCK_DGRAM, port=PORT) as server,
+        one.open_socket(4, socket.SOCK_DGRAM, port=PORT) as client,
+    ):
+        client.sendto(b"?", server.getsockname()[:2])
+        _hear(server)
+        ward.restart()
+        ward.datapath.converge(ward.parts([one, two], (row(Direction.EGRESS, one, None, DENY),)))
+        client.sendto(b"?", server.getsockname()[:2])
+        assert ward.fate(server, one.address(4)) == DENY
+
+
+def test_twenty_thousand_rows_in_one_transaction(ward: Ward) -> None:
+    one, two = ward.pod(1), ward.pod(2)
+    others = [
+        Row(TENANT, Direction.INGRESS, two.number, WORKLOAD | 1000 + number // 10, ALLOW, TCP, (number % 10 + 1,) * 2)
+        for number in range(20_000)
+    ]
+    ward.put(row(Direction.INGRESS, two, None, DENY), *others)
+    assert ward.ask(one, two, TCP, PORT) == DENY
+    ward.put(row(Direction.INGRESS, two, one, ALLOW, protocol=TCP, ports=(PORT, PORT)))
+    assert ward.ask(one, two, TCP, PORT) == 0
+    ward.drop(*others)
+    assert len(policy_entries(ward)) < 100

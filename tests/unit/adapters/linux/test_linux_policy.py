@@ -1,0 +1,119 @@
+"""Policy parts as entries: which map, which bytes. The lab has the kernel for a judge."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from weft.adapters.linux.elements import Element, key, mark, ordered_mark, port, protocol
+from weft.adapters.linux.entries import Entry
+from weft.adapters.linux.judging import REASONS, chains, declarations
+from weft.adapters.linux.policy import POLICY_SETS, entries_of
+from weft.adapters.linux.stamps import stamp_of
+from weft.adapters.linux.wire import pack_address
+from weft.domain.addresses import Range, parse_address
+from weft.domain.ids import TenantName
+from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD, PolicyPart, Row, Tally, Where, Who
+from weft.domain.policy.rules import Direction
+
+BLUE = TenantName("blue")
+ADDRESSES = {family: parse_address(text, field="address") for family, text in ((4, "10.0.0.1"), (6, "fd00::1"))}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_an_address_is_known_at_both_ends(family: int) -> None:
+    element = Element(key=pack_address(ADDRESSES[family]), value=mark(7))
+    assert set(entries_of(Who(BLUE, ADDRESSES[family], 7))) == {
+        Entry(f"who_asks{family}", element),
+        Entry(f"who_answers{family}", element),
+    }
+
+
+@pytest.mark.parametrize(("family", "lead"), [(4, b"\x02"), (6, b"\x0a")])
+def test_a_range_is_one_element_with_its_family_before(family: int, lead: bytes) -> None:
+    first = ADDRESSES[family]
+    last = first._replace(number=first.number + 9)
+    element = Element(key=key(lead, pack_address(first)), last=key(lead, pack_address(last)), value=mark(7))
+    assert set(entries_of(Where(BLUE, Range(family, first.number, last.number), 7))) == {
+        Entry(f"where_asks{family}", element),
+        Entry(f"where_answers{family}", element),
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "element"),
+    [
+        (
+            Row(BLUE, Direction.EGRESS, 1, 2, 9, 6, (80, 80)),
+            "egress_pair_port",
+            Element(key=key(mark(1), mark(2), protocol(6), port(80)), value=mark(9)),
+        ),
+        (
+            Row(BLUE, Direction.INGRESS, 1, 2, 9, 17, (80, 90)),
+            "ingress_pair_ports",
+            Element(
+                key=key(ordered_mark(1), ordered_mark(2), protocol(17), port(80)),
+                last=key(ordered_mark(1), ordered_mark(2), protocol(17), port(90)),
+                value=mark(9),
+            ),
+        ),
+        (
+            Row(BLUE, Direction.EGRESS, 1, None, 9, 132, (0, 65535)),
+            "egress_any_ports",
+            Element(
+                key=key(ordered_mark(1), protocol(132), port(0)),
+                last=key(ordered_mark(1), protocol(132), port(65535)),
+                value=mark(9),
+            ),
+        ),
+        (
+            Row(BLUE, Direction.INGRESS, 1, None, 9, 1),
+            "ingress_any_protocol",
+            Element(key=key(mark(1), protocol(1)), value=mark(9)),
+        ),
+        (Row(BLUE, Direction.INGRESS, 1, 2, 9), "ingress_pair_all", Element(key=key(mark(1), mark(2)), value=mark(9))),
+    ],
+)
+def test_a_row_is_one_element_of_the_map_for_its_form(row: Row, name: str, element: Element) -> None:
+    assert list(entries_of(row)) == [Entry(name, element)]
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_the_row_for_everything_says_that_there_are_rules_at_all(direction: Direction) -> None:
+    assert set(entries_of(Row(BLUE, direction, 1, None, 9))) == {
+        Entry(f"{direction}_any_all", Element(key=mark(1), value=mark(9))),
+        Entry(f"{direction}_policed", Element(key=mark(1))),
+    }
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Who(BLUE, ADDRESSES[4], 7),
+        Where(BLUE, Range(6, 1, 2), 7),
+        Row(BLUE, Direction.EGRESS, 1, None, 9),
+        Tally(BLUE, 9),
+    ],
+)
+def test_every_set_is_declared_and_read_back(part: PolicyPart) -> None:
+    declared = {line.split()[1] for line in declarations()}
+    assert set(POLICY_SETS) <= declared
+    assert {entry.name for entry in entries_of(part)} <= set(POLICY_SETS)
+
+
+def test_every_chain_that_is_gone_to_is_there() -> None:
+    made = chains()
+    words = [word for rules in made.values() for rule in rules for word in rule.split()]
+    targets = {after for verb, after in itertools.pairwise(words) if verb in ("goto", "jump")}
+    assert targets - made.keys() == {"known", "stamp", "count"}
+
+
+def test_no_mark_can_be_taken_for_another() -> None:
+    """Outcomes have 28 bits and the one of refusal, numbers have 28 and two flags; stamps are on connections only."""
+    outcome_bits, number_bits = REFUSES | WORKLOAD - 1, WORKLOAD | STRANGER | WORKLOAD - 1
+    assert all(reason & ~outcome_bits for reason in REASONS)
+    assert all(reason & REFUSES for reason in REASONS)
+    for generation in (0, 1, 2**32 - 1):
+        assert stamp_of(generation) & ~number_bits
+        assert 0 < stamp_of(generation) < REFUSES

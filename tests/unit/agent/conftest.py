@@ -1,0 +1,65 @@
+"""A node with policy in force, on paper: a shop that is denied TCP to port 81, and guests who visit it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from weft.agent.enforcement import Policies
+from weft.agent.journal import Attachment, Journal, Stage
+from weft.domain import model
+from weft.domain.ids import NodeName, TenantName
+from weft.domain.nodeview import Port, host_end
+from weft.domain.policy.rules import Action
+from weft.domain.policy.services import Outcome
+from weft.ports.datapath import Wiring
+from weft.testing.worlds import DEFAULT, World, group, network, policy, rule
+
+NODE = NodeName("one")
+
+
+class Policed:
+    """The cluster, the attachments of this node and the policy that follows from them.
+
+    `till` and `guest` are here, `away` is a guest on another node. The policy `idea` is a dry run that denies port
+    8080.
+    """
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.world.put(network("blue", "10.1.1.0/24", ipv6_subnet="2001:db8:1::/64"))
+        for name, number, dry_run in (("p", 81, False), ("idea", 8080, True)):
+            self.world.put(policy(name, dry_run=dry_run))
+            self.world.put(rule(f"no-{number}", policy=name, action="deny", protocol="tcp", port=number))
+        self.world.put(group("shop", policies=("p", "idea")))
+        self.world.put(group("guests"))
+        self.journal = Journal()
+        self.till, self.guest = self._attach("till", "shop"), self._attach("guest", "guests")
+        self.away = self.world.attach("away", group="guests")
+        self.policies = Policies(self.world.cluster, node=NODE, journal=self.journal)
+        self.policies.refresh({DEFAULT})
+
+    def _attach(self, name: str, group_name: str) -> model.Endpoint:
+        made = self.world.attach(name, group=group_name)
+        endpoint = msgspec.structs.replace(made, container_id=name, container_name=f"lab/{name}", host=NODE)
+        port = Port(DEFAULT, host_end(endpoint.key), "02:00:00:00:00:01", tuple(endpoint.addresses))
+        wiring = Wiring(port=port, netns=f"/paper/{name}", interface="eth0", addresses=(), mtu=1450)
+        self.journal.put(Attachment(endpoint=endpoint, published=True, stage=Stage.ATTACHED, wiring=wiring))
+        return endpoint
+
+    def number(self, wanted: str, action: Action = Action.DENY, would: str | None = None) -> int:
+        """The number of the outcome of a rule."""
+        return next(number for number, each in self._outcomes.items() if _is(each, wanted, action, would))
+
+    @property
+    def _outcomes(self) -> dict[int, Outcome]:
+        return dict(self.policies.by_tenant[TenantName(DEFAULT)].tables.outcomes)
+
+
+def _is(outcome: Outcome, wanted: str, action: Action, would: str | None) -> bool:
+    return (outcome.rule, outcome.action, outcome.would) == (wanted, action, would)
+
+
+@pytest.fixture
+def policed() -> Policed:
+    return Policed()

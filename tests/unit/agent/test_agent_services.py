@@ -1,0 +1,168 @@
+"""The topic of services: who provides on this node, whatever the store says meanwhile; and what `/svcstats` tells."""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.agent.journal import Journal
+from weft.agent.services import Services
+from weft.agent.svcstats import show_uses
+from weft.domain import kinds, model
+from weft.domain.addresses import parse_address
+from weft.domain.balancing.parts import Backend, Front
+from weft.domain.changes import endpoints
+from weft.domain.changes.endpoints import Busy
+from weft.domain.diff import Difference
+from weft.domain.ids import NodeName, TenantName
+from weft.domain.nodeview import Part
+from weft.domain.policy.protocols import TCP, UDP
+from weft.ports.datapath import ServiceUse
+from weft.testing.worlds import World, endpoint, network, service
+
+NODE, TENANT = NodeName("one"), TenantName("default")
+TENANTS = frozenset({TENANT})
+LABELS = {"app": "web"}
+
+
+class Scene:
+    """A cluster with a service, the topic that follows it, and what a datapath has that is told all differences."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.world.put(network())
+        self.world.put(service(selectors=("app=web",), ports=("80:8080:TCP",), ip_address="10.1.1.200"))
+        self.topic = Services(self.world.cluster, node=NODE, journal=Journal())
+        self.told: set[Part] = set()
+        self.refresh()
+
+    def endpoint(self, name: str, *, host: str, labels: dict[str, str] = LABELS) -> model.Endpoint:
+        """An endpoint with labels as it is in the store now."""
+        wanted = msgspec.structs.replace(endpoint(name), host=host)
+        made, plan = endpoints.plan_create(self.world.reading(), wanted, busy=Busy())
+        self.world.carry_out(plan)
+        made, plan = endpoints.plan_update(
+            self.world.reading(), made.key, labels=labels, container_id="", container_name=""
+        )
+        self.world.carry_out(plan)
+        self.topic.follow(kinds.ENDPOINT.store_key(*made.key))
+        return made
+
+    def take(self, difference: Difference[Part]) -> None:
+        assert set(difference.drop) <= self.told
+        self.told = (self.told - set(difference.drop)) | set(difference.put)
+
+    def refresh(self) -> None:
+        self.take(self.topic.refresh(TENANTS))
+
+    def providers(self) -> set[str]:
+        self.refresh()
+        assert self.told == set(self.topic.everything(TENANTS))
+        return {str(part.address) for part in self.told if isinstance(part, Backend)}
+
+
+def test_workloads_of_other_nodes_are_known_from_the_store() -> None:
+    scene = Scene()
+    far = scene.endpoint("far", host="two")
+    assert scene.providers() == {far.ip_address}
+    scene.endpoint("far", host="two", labels={})
+    assert scene.providers() == set()
+    scene.endpoint("far", host="two")
+    scene.world.detach("far")
+    scene.topic.follow(kinds.ENDPOINT.store_key(*far.key))
+    assert scene.providers() == set()
+
+
+def test_workloads_of_this_node_provide_while_they_are_attached() -> None:
+    """Whatever the store says: before it has heard of them they come with their port, and go with it."""
+    scene = Scene()
+    near = scene.endpoint("near", host=NODE)
+    assert scene.providers() == set()
+    scene.take(scene.topic.admit(near))
+    assert scene.providers() == {near.ip_address}
+    scene.take(scene.topic.dismiss(near))
+    assert scene.providers() == set()
+    alone = msgspec.structs.replace(endpoint("alone", address="10.1.1.77"), host=NODE, labels=LABELS)
+    scene.take(scene.topic.admit(alone))
+    assert scene.providers() == {"10.1.1.77"}
+
+
+def test_other_labels_of_a_workload_of_this_node_count() -> None:
+    scene = Scene()
+    near = scene.endpoint("near", host=NODE, labels={})
+    scene.take(scene.topic.admit(near))
+    assert scene.providers() == set()
+    scene.endpoint("near", host=NODE)
+    assert scene.providers() == {near.ip_address}
+
+
+def test_a_new_reading_of_the_cluster_tells_only_what_differs() -> None:
+    scene = Scene()
+    scene.endpoint("far", host="two")
+    assert scene.providers()
+    scene.topic.replace()
+    assert not scene.topic.refresh(TENANTS)
+    far = scene.endpoint("more", host="two")
+    scene.topic.replace()
+    scene.refresh()
+    assert far.ip_address in scene.providers()
+
+
+def test_a_service_goes_and_takes_all_with_it() -> None:
+    scene = Scene()
+    scene.endpoint("far", host="two")
+    assert scene.providers()
+    scene.world.delete(service())
+    scene.topic.follow(kinds.SERVICE.store_key(*kinds.SERVICE.key_parts(service())))
+    scene.refresh()
+    assert scene.told == set()
+
+
+def test_a_tenant_that_leaves_is_forgotten() -> None:
+    scene = Scene()
+    assert not scene.topic.refresh(frozenset())
+    assert scene.topic.by_tenant == {}
+
+
+def use(tenant: str, client: str, protocol: int, port: int, provider: str) -> ServiceUse:
+    return ServiceUse(
+        tenant=TenantName(tenant),
+        client=parse_address(client, field="client"),
+        front=Front(parse_address("10.1.1.200", field="vip"), protocol, port),
+        provider=parse_address(provider, field="provider"),
+        packets_in=1,
+        octets_in=2,
+        packets_out=3,
+        octets_out=4,
+    )
+
+
+def test_svcstats_have_every_port_and_provider() -> None:
+    """W45: nothing is told about the wrong address."""
+    scene = Scene()
+    far = scene.endpoint("far", host="two")
+    scene.refresh()
+    shown = show_uses(
+        [
+            use("default", "10.1.1.5", TCP, 80, far.ip_address),
+            use("default", "10.1.1.5", TCP, 80, "10.1.1.99"),
+            use("default", "10.1.1.5", UDP, 53, far.ip_address),
+            use("other", "10.1.1.5", TCP, 80, "10.1.1.98"),
+        ],
+        scene.topic.by_tenant,
+    )
+    assert set(shown) == {"10.1.1.5", "other:10.1.1.5"}
+    told = shown["10.1.1.5"]
+    assert [(each["Protocol"], each["SvcPort"], set(each["ProvStats"])) for each in told["PortStats"]] == [
+        ("TCP", "80", {far.ip_address, "10.1.1.99"}),
+        ("UDP", "53", {far.ip_address}),
+    ]
+    assert told["PortStats"][0]["ProvPort"] == "8080"
+    assert told["SvcStats"]["10.1.1.200"]["ProvStats"][far.ip_address] == {
+        "ProviderIP": far.ip_address,
+        "ServiceIP": "10.1.1.200",
+        "ServiceVrf": "default",
+        "PacketsIn": 1,
+        "BytesIn": 2,
+        "PacketsOut": 3,
+        "BytesOut": 4,
+    }

@@ -1,0 +1,116 @@
+"""Host access as the datapath is told of it: once, and anew where the cluster or who is here changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.agent.enforcement import TenantPolicy
+from weft.agent.hosting import HostAccess
+from weft.agent.journal import Attachment, Journal, Stage
+from weft.domain import codec, kinds, model
+from weft.domain.addresses import parse_address
+from weft.domain.cluster import Cluster
+from weft.domain.diff import Difference
+from weft.domain.hosting.parts import Alias, Disguise, Ground, HostLink, HostPort
+from weft.domain.hosting.view import PublishedPort
+from weft.domain.ids import EndpointId, NetworkName, NodeName, TenantName
+from weft.domain.nodeview import Part, port_of
+from weft.domain.policy.identities import Kind
+from weft.domain.policy.protocols import TCP
+from weft.ports.datapath import Wiring
+
+BLUE, RED = TenantName("blue"), TenantName("red")
+HERE, THERE = NodeName("here"), NodeName("there")
+NOTHING: Difference[Part] = Difference((), ())
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    cluster = Cluster()
+    put_node(cluster, HERE, "192.0.2.1")
+    for tenant in (BLUE, RED):
+        put_network(cluster, tenant, "net", "10.1.0.0/16")
+    assert not cluster.faults
+    return cluster
+
+
+def put_node(cluster: Cluster, name: NodeName, vtep: str) -> None:
+    cluster.put(kinds.NODE.store_key(name), codec.encode(model.Node(name=name, vtep_ip=vtep)), 1)
+
+
+def put_network(cluster: Cluster, tenant: TenantName, name: str, subnet: str) -> None:
+    tags = model.NetworkTags(vlan=1, vni=7)
+    network = model.Network(tenant=tenant, name=NetworkName(name), encap="vxlan", subnet=subnet, tags=tags)
+    cluster.put(kinds.NETWORK.store_key(tenant, name), codec.encode(network), 1)
+
+
+def attach(journal: Journal, tenant: TenantName, *ports: PublishedPort) -> model.Endpoint:
+    endpoint = model.Endpoint(
+        tenant=tenant, network=NetworkName("net"), endpoint_id=EndpointId("e"), ip_address="10.1.0.5", host=HERE
+    )
+    wiring = Wiring(port=port_of(endpoint), netns="/n", interface="eth0", addresses=(), mtu=1450, ports=ports)
+    journal.put(Attachment(endpoint=endpoint, published=True, stage=Stage.WIRING, wiring=wiring))
+    return endpoint
+
+
+def kinds_of(parts: tuple[Part, ...]) -> list[type]:
+    return [type(part) for part in parts]
+
+
+def test_only_what_changes_is_told(cluster: Cluster) -> None:
+    access = HostAccess(cluster, node=HERE, journal=Journal())
+    assert kinds_of(access.refresh({BLUE}).put) == [HostLink, Ground]
+    assert access.refresh({BLUE}) == NOTHING
+    put_network(cluster, BLUE, "more", "10.2.0.0/16")
+    assert access.refresh({BLUE}) == NOTHING, "nobody has said that there is something new"
+    access.follow(kinds.NETWORK.store_key(BLUE, "more"))
+    assert kinds_of(access.refresh({BLUE}).put) == [Ground]
+    assert kinds_of(access.refresh(set()).drop) == [Ground, Ground, HostLink]
+
+
+def test_a_workload_alone_is_nothing_to_tell(cluster: Cluster) -> None:
+    """The hot path: only ports of the host and disguises are about workloads."""
+    journal = Journal()
+    access = HostAccess(cluster, node=HERE, journal=journal)
+    access.refresh({BLUE})
+    endpoint = attach(journal, BLUE)
+    assert access.admit(endpoint) == NOTHING
+    assert access.dismiss(endpoint) == NOTHING
+
+
+def test_ports_of_the_host_come_and_go_with_their_workload(cluster: Cluster) -> None:
+    journal = Journal()
+    access = HostAccess(cluster, node=HERE, journal=journal)
+    access.refresh({BLUE})
+    endpoint = attach(journal, BLUE, PublishedPort(TCP, 8080, 80))
+    told = access.admit(endpoint)
+    assert kinds_of(told.put) == [HostPort]
+    assert access.dismiss(endpoint) == Difference((), told.put)
+
+
+def test_a_tenant_that_overlaps_brings_disguises(cluster: Cluster) -> None:
+    """H3, W30: told with its link, and the same after a restart."""
+    journal = Journal()
+    access = HostAccess(cluster, node=HERE, journal=journal)
+    attach(journal, BLUE)
+    access.refresh({BLUE})
+    attach(journal, RED)
+    told = access.refresh({BLUE, RED})
+    assert kinds_of(told.put).count(Disguise) == 4
+    assert kinds_of(told.put).count(Alias) == 2
+    restarted = HostAccess(cluster, node=HERE, journal=journal)
+    assert restarted.everything({BLUE, RED}) == access.everything({BLUE, RED})
+
+
+def test_policy_knows_hosts_as_they_come_and_go(cluster: Cluster) -> None:
+    policy = TenantPolicy(cluster, BLUE, node=HERE, attached=())
+    directory = policy.engine.directory
+    assert directory.at(parse_address("192.0.2.1", field="own"), tenant=BLUE).kind is Kind.HOST
+    other = parse_address("192.0.2.2", field="other")
+    assert directory.at(other, tenant=BLUE).kind is Kind.WORLD
+    put_node(cluster, THERE, "192.0.2.2")
+    policy.follow(kinds.NODE.store_key(THERE))
+    assert directory.at(other, tenant=BLUE).node == THERE
+    cluster.drop(kinds.NODE.store_key(THERE))
+    policy.follow(kinds.NODE.store_key(THERE))
+    assert directory.at(other, tenant=BLUE).kind is Kind.WORLD

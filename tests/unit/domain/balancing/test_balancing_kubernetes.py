@@ -1,0 +1,159 @@
+"""Kubernetes services as fronts and pools, from the documents as its API server gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from weft.domain.addresses import Address, Range, parse_address
+from weft.domain.balancing.kubernetes import EndpointSlice, Service, pools_for_host, pools_for_pods
+from weft.domain.balancing.parts import Front
+from weft.domain.balancing.table import Pool
+from weft.domain.errors import Invalid
+from weft.domain.policy.protocols import SCTP, TCP, UDP
+
+OUTER = Range(4, 0xC6336400, 0xC63364FF)  # 198.51.100.0/24
+NODE_ADDRESS = parse_address("192.0.2.1", field="node")
+
+
+def at(text: str) -> Address:
+    return parse_address(text, field="address")
+
+
+def service(**spec: Any) -> dict[str, Any]:
+    ports = [{"name": "web", "port": 80, "targetPort": "http", "nodePort": 30080}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "shop", "namespace": "prod"},
+        "spec": {"clusterIPs": ["10.96.0.10"], "type": "ClusterIP", "ports": ports, **spec},
+        "status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.7"}, {"hostname": "elsewhere.example"}]}},
+    }
+
+
+def pod(address: str, node: str = "one", **conditions: bool) -> dict[str, Any]:
+    return {"addresses": [address], "nodeName": node, "conditions": conditions, "targetRef": {"kind": "Pod"}}
+
+
+def one_slice(*endpoints: dict[str, Any], family: int = 4, **port: Any) -> dict[str, Any]:
+    return {
+        "kind": "EndpointSlice",
+        "metadata": {"labels": {"kubernetes.io/service-name": "shop"}},
+        "addressType": f"IPv{family}",
+        "endpoints": list(endpoints),
+        "ports": [{"name": "web", "protocol": "TCP", "port": 8080, **port}],
+    }
+
+
+def for_pods(document: dict[str, Any], *slices: dict[str, Any], node: str = "one") -> dict[Front, Pool]:
+    parsed = msgspec.convert(document, Service)
+    return pools_for_pods(parsed, [msgspec.convert(each, EndpointSlice) for each in slices], node=node, allowed=[OUTER])
+
+
+def for_host(document: dict[str, Any], *slices: dict[str, Any], allowed: tuple[Range, ...] = ()) -> dict[Front, Pool]:
+    return pools_for_host(
+        msgspec.convert(document, Service),
+        [msgspec.convert(each, EndpointSlice) for each in slices],
+        node="one",
+        addresses=[NODE_ADDRESS],
+        allowed=allowed,
+    )
+
+
+def targets(pool: Pool) -> list[str]:
+    return [f"{target.address}:{target.port}" for target in pool.targets]
+
+
+def test_pods_ask_at_the_cluster_address_and_at_allowed_outer_ones() -> None:
+    document = service(externalIPs=["203.0.113.9", "198.51.100.8"])
+    pools = for_pods(document, one_slice(pod("10.1.0.1"), pod("10.1.0.2", "two")), one_slice(pod("10.1.0.3")))
+    assert {front.address for front in pools} == {at("10.96.0.10"), at("198.51.100.8"), at("198.51.100.7")}
+    assert all(targets(pool) == ["10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"] for pool in pools.values())
+
+
+def test_cve_2020_8554_outer_addresses_count_only_where_they_are_allowed() -> None:
+    document = service(externalIPs=["10.96.0.1", "192.0.2.1", "203.0.113.9"])
+    parsed = msgspec.convert(document, Service)
+    assert pools_for_pods(parsed, [], node="one", allowed=[]).keys() == {Front(at("10.96.0.10"), TCP, 80)}
+    assert for_host(document).keys() == {Front(NODE_ADDRESS, TCP, 30080)}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "is_asked"),
+    [
+        ({}, True),
+        ({"ready": True}, True),
+        ({"ready": False}, False),
+        ({"ready": False, "serving": True, "terminating": True}, True),
+        ({"ready": False, "serving": False, "terminating": True}, False),
+        ({"ready": False, "serving": True, "terminating": False}, False),
+    ],
+)
+def test_who_is_asked_when_there_is_no_other(conditions: dict[str, bool], is_asked: bool) -> None:
+    pools = for_pods(service(), one_slice(pod("10.1.0.1", "one", **conditions)))
+    assert bool(pools[Front(at("10.96.0.10"), TCP, 80)].targets) is is_asked
+
+
+def test_who_ends_is_not_asked_while_another_is_ready() -> None:
+    ending = pod("10.1.0.1", ready=False, serving=True, terminating=True)
+    pools = for_pods(service(), one_slice(ending, pod("10.1.0.2", ready=True)))
+    assert targets(pools[Front(at("10.96.0.10"), TCP, 80)]) == ["10.1.0.2:8080"]
+
+
+def test_local_traffic_stays_on_the_node() -> None:
+    slices = one_slice(pod("10.1.0.1", "one"), pod("10.1.0.2", "two"))
+    own, outer = Front(at("10.96.0.10"), TCP, 80), Front(at("198.51.100.7"), TCP, 80)
+    inside = for_pods(service(internalTrafficPolicy="Local", externalTrafficPolicy="Local"), slices)
+    assert targets(inside[own]) == ["10.1.0.1:8080"]
+    assert len(inside[outer].targets) == 2
+    assert for_pods(service(internalTrafficPolicy="Local"), slices, node="three")[own].targets == ()
+    outside = for_host(service(externalTrafficPolicy="Local"), slices, allowed=(OUTER,))
+    assert outside.keys() == {outer, Front(NODE_ADDRESS, TCP, 30080)}
+    assert all(targets(pool) == ["10.1.0.1:8080"] for pool in outside.values())
+
+
+def test_affinity_is_three_hours_unless_it_is_said() -> None:
+    front = Front(at("10.96.0.10"), TCP, 80)
+    assert for_pods(service())[front].affinity == 0
+    assert for_pods(service(sessionAffinity="ClientIP"))[front].affinity == 10800
+    said = service(sessionAffinity="ClientIP", sessionAffinityConfig={"clientIP": {"timeoutSeconds": 60}})
+    assert for_pods(said)[front].affinity == 60
+
+
+def test_both_families_and_several_ports() -> None:
+    ports = [
+        {"name": "web", "port": 80},
+        {"name": "dns", "port": 53, "protocol": "UDP"},
+        {"name": "voice", "port": 5060, "protocol": "SCTP"},
+    ]
+    document = service(clusterIPs=["10.96.0.10", "fd00::10"], ports=ports)
+    slices = (
+        one_slice(pod("10.1.0.1")),
+        one_slice(pod("fd01::1"), family=6),
+        one_slice(pod("10.1.0.1"), name="dns", protocol="UDP", port=5353),
+    )
+    pools = {front: targets(pool) for front, pool in for_pods(document, *slices).items()}
+    v4, v6 = at("10.96.0.10"), at("fd00::10")
+    assert pools[Front(v4, TCP, 80)] == ["10.1.0.1:8080"]
+    assert pools[Front(v6, TCP, 80)] == ["fd01::1:8080"]
+    assert pools[Front(v4, UDP, 53)] == ["10.1.0.1:5353"]
+    assert pools[Front(v6, UDP, 53)] == pools[Front(v4, SCTP, 5060)] == []
+
+
+@pytest.mark.parametrize("addresses", [["None"], [], [""]])
+def test_a_headless_service_has_no_front(addresses: list[str]) -> None:
+    document = {**service(clusterIPs=addresses), "status": {}}
+    assert for_pods(document, one_slice(pod("10.1.0.1"))) == {}
+
+
+def test_a_slice_may_be_empty_in_every_way() -> None:
+    empty = {"addressType": "IPv4", "endpoints": None, "ports": None}
+    pools = for_pods(service(), empty, one_slice(), {**one_slice(pod("10.1.0.1")), "ports": None})
+    assert pools[Front(at("10.96.0.10"), TCP, 80)].targets == ()
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(Invalid):
+        for_pods(service(), one_slice(pod("::ffff:10.1.0.1")))

@@ -1,0 +1,135 @@
+"""Contiv's services and their providers, kept by an index, against the plain rule (W15, W21, W22)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.domain import model
+from weft.domain.addresses import parse_address
+from weft.domain.balancing.parts import Front
+from weft.domain.balancing.providers import Providers, pools_of
+from weft.domain.balancing.table import Pool, Target, pool_of
+from weft.domain.errors import Invalid
+from weft.domain.ids import EndpointId, EndpointKey, NetworkName, ServiceName, TenantName
+from weft.domain.policy.protocols import TCP, UDP
+from weft.domain.selectors import parse_pairs
+
+BLUE, NET = TenantName("blue"), NetworkName("net")
+LABELS = st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"), max_size=3)
+
+
+def service(name: str = "shop", *, selectors: tuple[str, ...] = ("app=web",), vip: str = "10.1.0.9") -> model.Service:
+    return model.Service(
+        tenant=BLUE,
+        name=ServiceName(name),
+        network=NET,
+        selectors=selectors,
+        ports=("80:8080:TCP", "643:7070:UDP"),
+        vip=vip,
+    )
+
+
+def endpoint(number: int, labels: dict[str, str]) -> model.Endpoint:
+    return model.Endpoint(
+        tenant=BLUE,
+        network=NET,
+        endpoint_id=EndpointId(f"e{number}"),
+        ip_address=f"10.1.0.{number}",
+        ipv6_address=f"fd00::{number}",
+        labels=labels,
+    )
+
+
+def key(number: int) -> EndpointKey:
+    return EndpointKey(BLUE, NET, EndpointId(f"e{number}"))
+
+
+CHANGES = st.lists(
+    st.tuples(st.just("service"), st.integers(0, 2), LABELS.filter(bool) | st.none())
+    | st.tuples(st.just("endpoint"), st.integers(1, 3), LABELS | st.none()),
+    max_size=15,
+)
+
+
+@given(CHANGES)
+def test_the_index_says_what_the_rule_says(changes: list[tuple[str, int, dict[str, str] | None]]) -> None:
+    """W22: containment, whichever of the two came first; W15: nothing is left of who has gone."""
+    providers = Providers()
+    services: dict[str, model.Service] = {}
+    endpoints: dict[int, model.Endpoint] = {}
+    known: dict[str, dict[Front, Pool]] = {}
+    for kind, number, labels in changes:
+        if kind == "endpoint" and labels is None:
+            providers.remove_endpoint(key(number))
+            endpoints.pop(number, None)
+        elif kind == "endpoint":
+            endpoints[number] = endpoint(number, labels or {})
+            providers.put_endpoint(endpoints[number])
+        elif labels is None:
+            providers.remove_service(f"s{number}")
+            services.pop(f"s{number}", None)
+        else:
+            made = service(f"s{number}", selectors=tuple(f"{name}={value}" for name, value in labels.items()))
+            services[made.name] = made
+            providers.put_service(made)
+        for name, pools in providers.take():
+            known.pop(name, None)
+            if pools is not None:
+                known[name] = pools
+    assert known.keys() == services.keys()
+    for name, made in services.items():
+        selector = parse_pairs(made.selectors)
+        providing = [each for each in endpoints.values() if each.labels and selector.matches(each.labels)]
+        assert known[name] == pools_of(made, providing)
+
+
+def test_only_what_is_touched_is_told() -> None:
+    providers = Providers()
+    for number in range(3):
+        providers.put_service(service(f"s{number}", selectors=(f"app=a{number}", "env=prod")))
+    assert {name for name, _ in providers.take()} == {"s0", "s1", "s2"}
+    providers.put_endpoint(endpoint(1, {"app": "a1", "env": "prod", "more": "labels"}))
+    assert [name for name, _ in providers.take()] == ["s1"]
+    providers.put_endpoint(endpoint(1, {"app": "a1", "env": "prod", "more": "labels"}))
+    providers.put_endpoint(endpoint(2, {"env": "prod"}))
+    assert list(providers.take()) == []
+
+
+def test_ports_become_fronts_of_the_address() -> None:
+    vip, target = parse_address("10.1.0.9", field="vip"), parse_address("10.1.0.1", field="pod")
+    assert pools_of(service(), [endpoint(1, {})]) == {
+        Front(vip, TCP, 80): pool_of([Target(target, 8080)]),
+        Front(vip, UDP, 643): pool_of([Target(target, 7070)]),
+    }
+    assert pools_of(service(vip=""), [endpoint(1, {})]) == {}
+    (first, *_) = pools_of(service(vip="fd00::9"), [endpoint(1, {})]).values()
+    assert first.targets == (Target(parse_address("fd00::1", field="pod"), 8080),)
+
+
+@pytest.mark.parametrize("ports", [(), ("80",), ("80:8080",), ("80:8080:icmp",), ("0:8080:TCP",), ("x:y:TCP",)])
+def test_a_service_that_no_master_would_have_is_none(ports: tuple[str, ...]) -> None:
+    """W21: it is refused as a whole, and what was there under its name is gone."""
+    providers = Providers()
+    providers.put_service(service())
+    list(providers.take())
+    broken = model.Service(
+        tenant=BLUE, name=ServiceName("shop"), network=NET, selectors=("app=web",), ports=ports, vip="10.1.0.9"
+    )
+    with pytest.raises(Invalid):
+        providers.put_service(broken)
+    assert list(providers.take()) == [("shop", None)]
+
+
+def test_the_spelling_of_a_protocol_does_not_matter() -> None:
+    """W21: what is accepted in lower case balances as in upper case."""
+    providers = Providers()
+    providers.put_service(
+        model.Service(
+            tenant=BLUE, name=ServiceName("s"), network=NET, selectors=("a=b",), ports=("80:81:udp",), vip="10.1.0.9"
+        )
+    )
+    ((_, pools),) = providers.take()
+    assert pools is not None
+    assert [front.protocol for front in pools] == [UDP]
