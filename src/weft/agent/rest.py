@@ -1,4 +1,4 @@
-"""The agent's REST on loopback: Contiv's routes (facts 6.7), health, and metrics."""
+"""The agent's REST on loopback: Contiv's routes (facts 6.7), health, metrics, and why something was refused."""
 
 from __future__ import annotations
 
@@ -12,18 +12,27 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from weft import __version__
 from weft.agent.attach import Attachments
+from weft.agent.drops import DropLog
+from weft.agent.explaining import ExplainingRest
 from weft.agent.holdings import Holdings
 from weft.agent.journal import Attachment, Journal, Stage
 from weft.agent.kernel import Kernel
 from weft.agent.metrics import Metrics
+from weft.agent.names import Names
+from weft.agent.readiness import Readiness
 from weft.agent.reconcile import Reconciler
 from weft.agent.settings import AgentSettings
+from weft.agent.svcstats import show_uses
+from weft.agent.tallies import Counts, count_rules
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.errors import WeftError
-from weft.ports.datapath import SpaceSurvey
+from weft.domain.errors import DatapathFault, WeftError
+from weft.ports.datapath import Datapath, SpaceSurvey, Tallies
 from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response
+from weft.runtime.logs import Log
 from weft.runtime.routes import Route, register
+
+log = Log("agent-rest")
 
 SURVEY_WITHIN_S = 10.0
 """How long the kernel may take to be looked at; it may be busy with workloads."""
@@ -39,8 +48,11 @@ class AgentParts:
     holdings: Holdings
     reconciler: Reconciler
     attachments: Attachments
+    readiness: Readiness
     kernel: Kernel
     metrics: Metrics
+    drops: DropLog
+    names: Names | None
     mtu: int
 
 
@@ -55,6 +67,9 @@ class AgentRest:
 
     def __init__(self, parts: AgentParts) -> None:
         self._parts = parts
+        self._explaining = ExplainingRest(
+            parts.cluster, journal=parts.journal, policies=parts.reconciler.policies, drops=parts.drops
+        )
 
     def routes(self) -> tuple[Route, ...]:
         return (
@@ -64,30 +79,21 @@ class AgentRest:
             Route(method="GET", path="/metrics", handler=self._metrics, about="Prometheus metrics"),
             Route(method="GET", path="/inspect/driver", handler=self._driver, about="What this node has and knows"),
             Route(method="GET", path="/inspect/bgp", handler=_not_yet("BGP is not available yet"), about="BGP"),
-            Route(method="GET", path="/inspect/nameserver", handler=_not_yet("DNS is not available yet"), about="DNS"),
-            Route(method="GET", path="/svcstats", handler=_not_yet("services are not available yet"), about="Services"),
+            Route(method="GET", path="/inspect/nameserver", handler=self._nameserver, about="The names of tenants"),
+            Route(method="GET", path="/svcstats", handler=self._svcstats, about="Who used which services of late"),
             Route(method="DELETE", path="/debug/reclaimEndpoint/{id}", handler=self._reclaim,
                   about="Remove an attachment of this node by its endpoint id"),
+            *self._explaining.routes(),
         )  # fmt: skip
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY)
         register(app, self.routes())
+        app.on_shutdown.append(self._end_followers)
         return app
 
-    def faults(self) -> list[str]:
-        """Why this node is not ready; nothing when it is."""
-        parts = self._parts
-        found: list[str] = []
-        if not parts.attachments.ready.is_set():
-            found.append("the node is not restored yet")
-        elif not parts.holdings.can_give:
-            found.append("this node has been cut off from the store for too long: no addresses are given out")
-        if not parts.holdings.in_touch:
-            found.append("the store is away")
-        if parts.reconciler.fault:
-            found.append(f"the datapath does not follow: {parts.reconciler.fault}")
-        return found
+    async def _end_followers(self, _: web.Application) -> None:
+        self._parts.drops.end_all()
 
     async def _version(self, _: web.Request) -> web.Response:
         return json_response({"Version": __version__, "GitCommit": "", "BuildTime": ""})
@@ -96,7 +102,7 @@ class AgentRest:
         return json_response({"status": "alive"})
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        faults = self.faults()
+        faults = self._parts.readiness.faults()
         return json_response({"ready": not faults, "reasons": faults}, status=503 if faults else 200)
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -109,16 +115,22 @@ class AgentRest:
         metrics.peers.labels("alive").set(len(self._peers()) - silent)
         metrics.blocks.set(self._blocks())
         metrics.in_touch.set(parts.holdings.in_touch)
-        metrics.ready.set(not self.faults())
+        metrics.ready.set(not parts.readiness.faults())
         metrics.revision.set(parts.reconciler.realised)
         metrics.lag.set(parts.reconciler.lag)
         metrics.mended.set(parts.reconciler.mended)
+        metrics.policy.told = parts.drops.total
+        try:
+            async with asyncio.timeout(SURVEY_WITHIN_S):
+                metrics.policy.take(self._count(await parts.kernel.call(lambda datapath: datapath.tallies())))
+        except (DatapathFault, TimeoutError) as error:  # the other figures are wanted all the more
+            log.warning("packets not counted", reason=str(error) or "the kernel is busy")
         return web.Response(body=metrics.expose(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _driver(self, _: web.Request) -> web.Response:
-        parts, settings = self._parts, self._parts.settings
+        parts, settings, faults = self._parts, self._parts.settings, self._parts.readiness.faults()
         async with asyncio.timeout(SURVEY_WITHIN_S):
-            spaces = await parts.kernel.call(lambda datapath: datapath.survey())
+            spaces, tallies = await parts.kernel.call(_look)
         return json_response(
             {
                 "node": settings.host,
@@ -131,13 +143,15 @@ class AgentRest:
                 "mtu": parts.mtu,
                 "cniSocket": str(settings.cni_socket),
                 "runDir": str(settings.run_dir),
-                "ready": not self.faults(),
-                "reasons": self.faults(),
+                "ready": not faults,
+                "reasons": faults,
                 "storeInTouch": parts.holdings.in_touch,
                 "realisedRevision": parts.reconciler.realised,
                 "lag": parts.reconciler.lag,
                 "mended": parts.reconciler.mended,
                 "addressBlocks": self._blocks(),
+                "names": self._tell_names(),
+                "policy": self._count(tallies).shortened(),
                 "spaces": [_space(survey) for survey in spaces],
                 "ports": [_port(note) for note in parts.journal],
                 "peers": [self._peer(node) for node in self._peers()],
@@ -145,9 +159,29 @@ class AgentRest:
             }
         )
 
+    async def _svcstats(self, _: web.Request) -> web.Response:
+        async with asyncio.timeout(SURVEY_WITHIN_S):
+            uses = await self._parts.kernel.call(lambda datapath: datapath.service_uses())
+        return json_response(show_uses(uses, self._parts.reconciler.services.by_tenant))
+
+    async def _nameserver(self, _: web.Request) -> web.Response:
+        names = self._parts.names
+        if names is None:
+            return error_response(NotYet("there are no names here: --names-socket is none"), status=501)
+        return json_response(await names.inspect())
+
     async def _reclaim(self, request: web.Request) -> web.Response:
         key = await self._parts.attachments.reclaim(request.match_info["id"])
         return json_response({"reclaimed": str(key)})
+
+    def _tell_names(self) -> str:
+        names = self._parts.names
+        if names is None:
+            return "off"
+        return "served" if names.follows else "away"
+
+    def _count(self, tallies: list[Tallies]) -> Counts:
+        return count_rules(tallies, self._parts.reconciler.policies.by_tenant)
 
     def _peers(self) -> list[model.Node]:
         own = self._parts.settings.host
@@ -180,6 +214,10 @@ def leaks(journal: Journal, spaces: list[SpaceSurvey]) -> list[str]:
         ),
         *(f"attachment {note.endpoint.endpoint_id} has lost its device {name}" for (_, name), note in lost),
     ]
+
+
+def _look(datapath: Datapath) -> tuple[list[SpaceSurvey], list[Tallies]]:
+    return datapath.survey(), datapath.tallies()
 
 
 def _space(survey: SpaceSurvey) -> dict[str, Any]:

@@ -52,10 +52,10 @@ def _request(version: int, mark: bytes, size: int) -> bytes:
     unsigned = struct.pack("!BBH", _REQUEST[version], 0, 0) + mark + body
     if version == 6:
         return unsigned  # the kernel puts the checksum in
-    return unsigned[:2] + struct.pack("!H", _checksum(unsigned)) + unsigned[4:]
+    return unsigned[:2] + struct.pack("!H", checksum(unsigned)) + unsigned[4:]
 
 
-def _checksum(data: bytes) -> int:
+def checksum(data: bytes) -> int:
     """The Internet checksum (RFC 1071)."""
     padded = data + b"\0" * (len(data) % 2)
     total: int = sum(struct.unpack(f"!{len(padded) // 2}H", padded))

@@ -1,96 +1,53 @@
 """`weft oracle netpol FILE`: judge the policy engine by a table of right answers for NetworkPolicy.
 
-The file is JSON, gzipped or plain: cases made of steps. The actions of a step change policies, its `resources` are the
-namespaces and pods that the step's other actions lead to, and every row of `expected` must hold then. One engine goes
-through all steps of a case, so its incremental side is judged too.
+With `--packets DATAPATH` the packets of a real datapath are judged instead, in namespaces made for it (`oracle_table`
+has the form of the file).
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import zlib
+import importlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
-import msgspec
-
-from weft.domain.errors import Malformed
-from weft.domain.policy.engine import Engine
-from weft.domain.policy.identities import IdentityKey, Namespace, Pod, PodPort
-from weft.domain.policy.netpol import read_network_policy
-from weft.domain.policy.protocols import protocol_number
+from weft.ctl.oracle_table import Moment, Row, read_cases, walk
 from weft.domain.policy.rules import Action
 
-_GZIP_MAGIC = b"\x1f\x8b"
+_PACKETS = "weft.testing.oracle_packets"
+"""Where packets are judged; it is above this layer, so only who asks for it gets it."""
 
 
-class _Port(msgspec.Struct, frozen=True, rename="camel"):
-    port: int
-    protocol: str
-    port_name: str = ""
+class Judge(Protocol):
+    """Who says whether rows hold."""
+
+    def node_of(self, pod: str) -> str:
+        """The node on which a pod is to be."""
+        ...
+
+    def judge(self, moment: Moment) -> Iterator[str | None]:
+        """For every row that can be judged: None where it holds, else the difference in words."""
+        ...
+
+    def left_out(self) -> str:
+        """What could not be judged, in words; empty where there was nothing."""
+        ...
 
 
-class _Pod(msgspec.Struct, frozen=True):
-    namespace: str
-    name: str
-    ip: str
-    labels: dict[str, str] | None = None
-    ports: tuple[_Port, ...] | None = None
+class EngineJudge:
+    """Asks the engine itself, at both ends of a flow."""
 
+    def node_of(self, _: str) -> str:
+        return ""
 
-class _Resources(msgspec.Struct, frozen=True):
-    namespaces: dict[str, dict[str, str] | None] = {}
-    pods: tuple[_Pod, ...] = ()
+    def judge(self, moment: Moment) -> Iterator[str | None]:
+        for row in moment.rows:
+            yield _difference(row, moment)
 
-
-class _PolicyDocument(msgspec.Struct, frozen=True, rename="pascal"):
-    policy: dict[str, object]
-
-
-class _Ref(msgspec.Struct, frozen=True, rename="pascal"):
-    namespace: str
-    name: str = ""
-
-
-class _Action(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pascal"):
-    """One member is set. What happens to pods and labels is told by the step's resources, so it needs no form here."""
-
-    create_policy: _PolicyDocument | None = None
-    update_policy: _PolicyDocument | None = None
-    delete_policy: _Ref | None = None
-    read_network_policies: object = None
-    create_namespace: object = None
-    set_namespace_labels: object = None
-    delete_namespace: _Ref | None = None
-    create_pod: object = None
-    set_pod_labels: object = None
-    delete_pod: object = None
-
-
-class _Row(msgspec.Struct, frozen=True, array_like=True):
-    source: str
-    target: str
-    protocol: str
-    port: int | str | None
-    ingress: str
-    egress: str
-    combined: str
-
-
-class _Step(msgspec.Struct, frozen=True):
-    resources: _Resources
-    expected: tuple[_Row, ...]
-    actions: tuple[_Action, ...] | None = None
-
-
-class _Case(msgspec.Struct, frozen=True):
-    steps: tuple[_Step, ...]
-    description: str = ""
-
-
-class _Table(msgspec.Struct, frozen=True):
-    cases: tuple[_Case, ...]
+    def left_out(self) -> str:
+        return ""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -98,72 +55,38 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="weft oracle", description="Judge the policy engine by right answers.")
     parser.add_argument("kind", choices=["netpol"], help="netpol: Kubernetes NetworkPolicy")
     parser.add_argument("file", type=Path, help="a table of cases, JSON or gzipped JSON")
+    parser.add_argument("--packets", metavar="DATAPATH", help="judge real packets on this datapath; needs root")
+    parser.add_argument("--hosts", type=int, choices=[1, 2], default=1, help="on how many hosts the pods are (1)")
     args = parser.parse_args(argv)
+    cases = read_cases(args.file)
+    with _open_judge(args.packets, hosts=args.hosts) as judge:
+        return _run(judge, (moment for case in cases for moment in walk(case, judge.node_of)))
+
+
+def _open_judge(datapath: str | None, *, hosts: int) -> AbstractContextManager[Judge]:
+    if datapath is None:
+        return nullcontext(EngineJudge())
+    opened: AbstractContextManager[Judge] = importlib.import_module(_PACKETS).open_packet_judge(datapath, hosts=hosts)
+    return opened
+
+
+def _run(judge: Judge, moments: Iterator[Moment]) -> int:
     agreed = judged = 0
-    for case in _read_table(args.file).cases:
-        for difference in _judge(case):
+    for moment in moments:
+        for difference in judge.judge(moment):
             judged += 1
             if difference is None:
                 agreed += 1
             else:
-                print(difference)
-    print(f"agree {agreed} of {judged}")
+                print(f"{moment.name}: {difference}")
+    left_out = judge.left_out()
+    print(f"agree {agreed} of {judged}" + (f"; left out {left_out}" if left_out else ""))
     return 0 if agreed == judged else 1
 
 
-def _read_table(path: Path) -> _Table:
-    try:
-        raw = path.read_bytes()
-        return msgspec.json.decode(gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw, type=_Table)
-    except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
-        raise Malformed(f"{path} is not a readable table of cases: {error}") from error
-
-
-def _judge(case: _Case) -> Iterator[str | None]:
-    """For every row that makes sense: None where the engine agrees, else the difference in words."""
-    engine, policies, before = Engine(), set[tuple[str, str]](), _Resources()
-    for number, step in enumerate(case.steps, start=1):
-        for action in step.actions or ():
-            _carry_out(action, engine, policies)
-        _follow(engine, before=before, after=step.resources)
-        before = step.resources
-        for row in step.expected:
-            if not row.combined.startswith("invalid"):
-                difference = _difference(row, engine)
-                yield difference and f"{case.description}, step {number}: {difference}"
-
-
-def _carry_out(action: _Action, engine: Engine, policies: set[tuple[str, str]]) -> None:
-    if document := action.create_policy or action.update_policy:
-        policy = read_network_policy(document.policy)
-        engine.put(policy)
-        policies.add((policy.metadata.namespace, policy.metadata.name))
-    if deleted := action.delete_policy:
-        engine.remove_network_policy(deleted.namespace, deleted.name)
-    if ended := action.delete_namespace:
-        for namespace, name in policies:
-            if namespace == ended.namespace:
-                engine.remove_network_policy(namespace, name)
-
-
-def _follow(engine: Engine, *, before: _Resources, after: _Resources) -> None:
-    for name in before.namespaces.keys() - after.namespaces.keys():
-        engine.remove_namespace(name)
-    for name, labels in after.namespaces.items():
-        engine.put(Namespace(name=name, labels=labels or {}))
-    kept = {(pod.namespace, pod.name) for pod in after.pods}
-    for pod in before.pods:
-        if (pod.namespace, pod.name) not in kept:
-            engine.remove_pod(pod.namespace, pod.name)
-    for pod in after.pods:
-        ports = tuple(PodPort(each.port_name, protocol_number(each.protocol), each.port) for each in pod.ports or ())
-        engine.put(Pod(namespace=pod.namespace, name=pod.name, labels=pod.labels or {}, ips=(pod.ip,), ports=ports))
-
-
-def _difference(row: _Row, engine: Engine) -> str | None:
-    protocol = protocol_number(row.protocol)
-    flow = engine.directory.flow(row.source, row.target, protocol=protocol, port=_port(row, engine, protocol))
-    verdict = engine.verdict(flow)
+def _difference(row: Row, moment: Moment) -> str | None:
+    flow = moment.flow(row)
+    verdict = moment.engine.verdict(flow)
     ours = _word(allowed=verdict.ingress.action is Action.ALLOW), _word(allowed=verdict.egress.action is Action.ALLOW)
     if (*ours, _word(allowed=verdict.allowed)) == (row.ingress, row.egress, row.combined):
         return None
@@ -171,17 +94,6 @@ def _difference(row: _Row, engine: Engine) -> str | None:
         f"{flow}: expected ingress {row.ingress}, egress {row.egress}; "
         f"engine: ingress {ours[0]} by {verdict.ingress.id}, egress {ours[1]} by {verdict.egress.id}"
     )
-
-
-def _port(row: _Row, engine: Engine, protocol: int) -> int:
-    """The row's port as a number; a name is looked up at the target, as a client does."""
-    if isinstance(row.port, int):
-        return row.port
-    target = engine.directory.get(IdentityKey(row.target))
-    for port in target.ports if target else ():
-        if (port.name, port.protocol) == (row.port, protocol):
-            return port.port
-    raise Malformed(f"{row.target} has no {row.protocol} port {row.port!r}")
 
 
 def _word(*, allowed: bool) -> str:

@@ -1,4 +1,7 @@
-"""`weft trace SRC DST PROTO/PORT`: whether a flow would pass, which rule decides, and what would change it."""
+"""`weft trace SRC DST PROTO/PORT`: whether a flow would pass, which rule decides, and what would change it.
+
+With `--packet` the agent of this node is asked instead of netmaster, and a real packet is sent (`packet_trace`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from weft.ctl import render
+from weft.ctl.agent_client import add_agent_flag
 from weft.ctl.client import Client, Connection, decode_row
 from weft.ctl.failures import Failure
 
@@ -16,7 +20,10 @@ EXIT_BLOCKED = 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when the flow is allowed, 1 when it is blocked; what cannot be asked ends with netctl's codes 2 to 4."""
+    """0 when the flow is allowed, 1 when it is blocked; what cannot be asked ends with netctl's codes 2 to 4.
+
+    With a packet: 0 when engine and packet agree, 1 when they differ, 6 when nothing was seen of it.
+    """
     parser = argparse.ArgumentParser(prog="weft trace", description="Ask the policy engine about one flow.")
     parser.add_argument("source", metavar="SRC", help="an endpoint (key, id, container id or name) or an address")
     parser.add_argument("target", metavar="DST", help="as SRC")
@@ -25,16 +32,30 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ipv6", "-6", action="store_const", const="6", help="ask about IPv6")
     parser.add_argument("--json", "-j", action="store_true", help="print the whole explanation as JSON")
     parser.add_argument("--netmaster", default=os.environ.get("NETMASTER", "http://127.0.0.1:9999"), metavar="URL")
+    parser.add_argument("--packet", action="store_true", help="send a real packet from SRC, a workload of this node")
+    add_agent_flag(parser)
     args = parser.parse_args(argv)
-    query = {"src": args.source, "dst": args.target, "service": args.service, "tenant": args.tenant}
-    if args.ipv6:
-        query["version"] = args.ipv6
     try:
-        client = Client(Connection(url=args.netmaster), environment=os.environ)
-        explanation = decode_row(client.request("GET", "/api/v1/trace", query=query))
+        return _trace_packet(args) if args.packet else _trace(args)
     except Failure as failure:
         print(f"weft trace: {failure.message}", file=sys.stderr)
         return max(failure.exit_code, 2)
+
+
+def _trace_packet(args: argparse.Namespace) -> int:
+    from weft.ctl.packet_trace import trace_packet  # noqa: PLC0415  it needs much that a question to netmaster does not
+
+    code, document, text = trace_packet(args)
+    print(render.json_document(document) if args.json else text)
+    return code
+
+
+def _trace(args: argparse.Namespace) -> int:
+    query = {"src": args.source, "dst": args.target, "service": args.service, "tenant": args.tenant}
+    if args.ipv6:
+        query["version"] = args.ipv6
+    client = Client(Connection(url=args.netmaster), environment=os.environ)
+    explanation = decode_row(client.request("GET", "/api/v1/trace", query=query))
     print(render.json_document(explanation) if args.json else "\n".join(_story(explanation)))
     return 0 if explanation.get("allowed") else EXIT_BLOCKED
 

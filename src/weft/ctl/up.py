@@ -1,4 +1,4 @@
-"""`weft up`: netmaster and netplugin together on one machine, for as long as both live."""
+"""`weft up`: netmaster, netplugin and netdns together on one machine, for as long as all of them live."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _GRACE_S = 10.0
@@ -17,24 +17,30 @@ _GRACE_S = 10.0
 _MASTER_FLAGS = ("--external-address", "--default-subnet")
 _AGENT_FLAGS = ("--host", "--vtep-ip", "--ctrl-ip", "--cni-socket", "--contiv-socket", "--rest-address", "--run-dir")
 _COMMON_FLAGS = ("--data-dir", "--log-level", "--mode")
+_NAMES_FLAGS = ("--run-dir", "--log-level")
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when told to end; else the code of the program that ended by itself, whereupon the other is ended too."""
+    """0 when told to end; else the code of the program that ended by itself, whereupon the others are ended too."""
     parser = argparse.ArgumentParser(
         prog="weft up",
-        description="Run netmaster and netplugin on this machine. Their variables CONTIV_… are heeded too.",
-        epilog="For flags that are not here, run the two programs by themselves, as the systemd units do.",
+        description="Run netmaster, netplugin and netdns on this machine. Their variables CONTIV_… are heeded too.",
+        epilog="For flags that are not here, run the programs by themselves, as the systemd units do.",
     )
     for flag in (*_COMMON_FLAGS, *_MASTER_FLAGS, *_AGENT_FLAGS):
         parser.add_argument(flag, metavar="VALUE", help=f"as that of {_owner(flag)}")
     given = {f"--{name.replace('_', '-')}": value for name, value in vars(parser.parse_args(argv)).items() if value}
-    return asyncio.run(_run(_master_arguments(given), _agent_arguments(given)))
+    programs = {
+        "netmaster": ("weft.master.main", *_master_arguments(given)),
+        "netdns": ("weft.dns.main", *_names_arguments(given)),
+        "netplugin": ("weft.agent.main", *_agent_arguments(given)),
+    }
+    return asyncio.run(_run(programs))
 
 
 def _owner(flag: str) -> str:
     if flag in _COMMON_FLAGS:
-        return "both"
+        return "the programs that have it"
     return "netmaster" if flag in _MASTER_FLAGS else "netplugin"
 
 
@@ -49,15 +55,16 @@ def _agent_arguments(given: dict[str, str]) -> list[str]:
     return arguments
 
 
-async def _run(master: list[str], agent: list[str]) -> int:
+def _names_arguments(given: dict[str, str]) -> list[str]:
+    return [f"{flag}={given[flag]}" for flag in _NAMES_FLAGS if flag in given]
+
+
+async def _run(programs: Mapping[str, Sequence[str]]) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    children = {
-        "netmaster": await _start("weft.master.main", master),
-        "netplugin": await _start("weft.agent.main", agent),
-    }
+    children = {name: await _start(*command) for name, command in programs.items()}
     ends = {asyncio.create_task(child.wait(), name=name) for name, child in children.items()}
     told = asyncio.create_task(stop.wait(), name="told")
     done, _ = await asyncio.wait({*ends, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -71,7 +78,7 @@ async def _run(master: list[str], agent: list[str]) -> int:
     return max(map(_exit_code_when_told, children.values()))
 
 
-async def _start(module: str, arguments: list[str]) -> Process:
+async def _start(module: str, *arguments: str) -> Process:
     bound = ("-m", "weft.ctl.bound", str(os.getpid()), module)
     return await asyncio.create_subprocess_exec(sys.executable, *bound, *arguments)
 

@@ -25,7 +25,8 @@ SUBCOMMANDS = {
     "doctor": Subcommand("weft.ctl.doctor:main", "check this node, and say what to do"),
     "capture": Subcommand("weft.ctl.capture:main", "write the packets of a workload to a file"),
     "shell": Subcommand("weft.ctl.shell:main", "run a command inside a tenant's network space"),
-    "trace": Subcommand("weft.ctl.trace:main", "whether a flow would pass, and why"),
+    "drops": Subcommand("weft.ctl.drops:main", "what was refused on this node, and why"),
+    "trace": Subcommand("weft.ctl.trace:main", "whether a flow would pass, and why; --packet tries it out"),
     "oracle": Subcommand("weft.ctl.oracle:main", "judge the policy engine by a table of right answers"),
     "install-cni": Subcommand("weft.cni.install:main", "install the CNI plugin and its configuration"),
 }

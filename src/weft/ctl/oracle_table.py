@@ -1,0 +1,192 @@
+"""Tables of right answers for NetworkPolicy, and the way through them.
+
+The file is JSON, gzipped or plain: cases made of steps. The actions of a step change policies, its `resources` are the
+namespaces and pods that the step's other actions lead to, and every row of `expected` must hold then. One engine goes
+through all steps of a case, so its incremental side is judged too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from weft.domain.errors import Malformed
+from weft.domain.policy.decide import Flow
+from weft.domain.policy.engine import Engine, Touched
+from weft.domain.policy.identities import IdentityKey, Namespace, Pod, PodPort
+from weft.domain.policy.netpol import read_network_policy
+from weft.domain.policy.protocols import protocol_number
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+class _Port(msgspec.Struct, frozen=True, rename="camel"):
+    port: int
+    protocol: str
+    port_name: str = ""
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    namespace: str
+    name: str
+    ip: str
+    labels: dict[str, str] | None = None
+    ports: tuple[_Port, ...] | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class _Resources(msgspec.Struct, frozen=True):
+    namespaces: dict[str, dict[str, str] | None] = {}
+    pods: tuple[_Pod, ...] = ()
+
+
+class _PolicyDocument(msgspec.Struct, frozen=True, rename="pascal"):
+    policy: dict[str, object]
+
+
+class _Ref(msgspec.Struct, frozen=True, rename="pascal"):
+    namespace: str
+    name: str = ""
+
+
+class _Action(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pascal"):
+    """One member is set. What happens to pods and labels is told by the step's resources, so it needs no form here."""
+
+    create_policy: _PolicyDocument | None = None
+    update_policy: _PolicyDocument | None = None
+    delete_policy: _Ref | None = None
+    read_network_policies: object = None
+    create_namespace: object = None
+    set_namespace_labels: object = None
+    delete_namespace: _Ref | None = None
+    create_pod: object = None
+    set_pod_labels: object = None
+    delete_pod: object = None
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """A right answer, in words: `allowed` or `blocked` at each end and in all."""
+
+    source: str
+    target: str
+    protocol: str
+    port: int | str | None
+    ingress: str
+    egress: str
+    combined: str
+
+
+class _Step(msgspec.Struct, frozen=True):
+    resources: _Resources
+    expected: tuple[Row, ...]
+    actions: tuple[_Action, ...] | None = None
+
+
+class Case(msgspec.Struct, frozen=True):
+    """Steps that build on each other."""
+
+    steps: tuple[_Step, ...]
+    description: str = ""
+
+
+class _Table(msgspec.Struct, frozen=True):
+    cases: tuple[Case, ...]
+
+
+class Moment(NamedTuple):
+    """The cluster after a step, what of it is another than before, and the rows that hold now."""
+
+    name: str
+    is_first: bool
+    engine: Engine
+    touched: Touched
+    rows: tuple[Row, ...]
+
+    def flow(self, row: Row) -> Flow:
+        """What a row is about. A port with a name is looked up at the target, as a client does."""
+        protocol = protocol_number(row.protocol)
+        port = row.port if isinstance(row.port, int) else self._named_port(row, protocol)
+        return self.engine.directory.flow(row.source, row.target, protocol=protocol, port=port)
+
+    def _named_port(self, row: Row, protocol: int) -> int:
+        target = self.engine.directory.get(IdentityKey(row.target))
+        for port in target.ports if target else ():
+            if (port.name, port.protocol) == (row.port, protocol):
+                return port.port
+        raise Malformed(f"{row.target} has no {row.protocol} port {row.port!r}")
+
+
+def read_cases(path: Path) -> tuple[Case, ...]:
+    """The cases of a file; `Malformed` when it is no table."""
+    try:
+        raw = path.read_bytes()
+        return msgspec.json.decode(gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw, type=_Table).cases
+    except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
+        raise Malformed(f"{path} is not a readable table of cases: {error}") from error
+
+
+def walk(case: Case, node_of: Callable[[str], str]) -> Iterator[Moment]:
+    """Go through the steps of a case. `node_of` says on which node a pod runs; rows without sense are left out."""
+    engine, policies, before = Engine(), set[tuple[str, str]](), _Resources()
+    for number, step in enumerate(case.steps, start=1):
+        touched = [
+            *(each for action in step.actions or () for each in _carry_out(action, engine, policies)),
+            *_follow(engine, before=before, after=step.resources, node_of=node_of),
+        ]
+        before = step.resources
+        yield Moment(
+            name=f"{case.description}, step {number}",
+            is_first=number == 1,
+            engine=engine,
+            touched=reduce(or_, touched, Touched()),
+            rows=tuple(row for row in step.expected if not row.combined.startswith("invalid")),
+        )
+
+
+def _carry_out(action: _Action, engine: Engine, policies: set[tuple[str, str]]) -> Iterator[Touched]:
+    if document := action.create_policy or action.update_policy:
+        policy = read_network_policy(document.policy)
+        yield engine.put(policy)
+        policies.add((policy.metadata.namespace, policy.metadata.name))
+    if deleted := action.delete_policy:
+        yield engine.remove_network_policy(deleted.namespace, deleted.name)
+    if ended := action.delete_namespace:
+        for namespace, name in policies:
+            if namespace == ended.namespace:
+                yield engine.remove_network_policy(namespace, name)
+
+
+def _follow(
+    engine: Engine, *, before: _Resources, after: _Resources, node_of: Callable[[str], str]
+) -> Iterator[Touched]:
+    for name in before.namespaces.keys() - after.namespaces.keys():
+        yield engine.remove_namespace(name)
+    for name, labels in after.namespaces.items():
+        yield engine.put(Namespace(name=name, labels=labels or {}))
+    kept = {pod.key for pod in after.pods}
+    for pod in before.pods:
+        if pod.key not in kept:
+            yield engine.remove_pod(pod.namespace, pod.name)
+    for pod in after.pods:
+        yield engine.put(
+            Pod(
+                namespace=pod.namespace,
+                name=pod.name,
+                labels=pod.labels or {},
+                ips=(pod.ip,),
+                ports=tuple(
+                    PodPort(each.port_name, protocol_number(each.protocol), each.port) for each in pod.ports or ()
+                ),
+                node=node_of(pod.key),
+            )
+        )
