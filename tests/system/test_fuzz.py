@@ -74,15 +74,13 @@ async def populate(rest: Rest) -> None:
 
 
 async def describe(rest: Rest) -> Document:
-    """The document, less the parameter that makes an answer endless, and with time enough where one may wait: it is
-    right to say 504 after a moment."""
+    """The document, less what makes an answer endless, or makes it right to say 504 after a moment."""
     document: Document = (await rest.send("GET", "/openapi.json")).accepted()
     for path in document["paths"].values():
         for operation in path.values():
-            operation["parameters"] = [each for each in operation["parameters"] if each["name"] != "watch"]
-            for parameter in operation["parameters"]:
-                if parameter["name"] == "wait":
-                    parameter["schema"] = {"type": "number", "minimum": 30, "maximum": 60}
+            operation["parameters"] = [
+                each for each in operation["parameters"] if each["name"] not in {"watch", "wait"}
+            ]
     return document
 
 

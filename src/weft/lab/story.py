@@ -29,14 +29,13 @@ OBJECTS = tuple(
 POLICY = (
     "netctl policy create -t blue web-only",
     "netctl policy rule-add -t blue -d in -l tcp -P 80 -p 10 web-only http",
+    "netctl policy rule-add -t blue -d in -l udp -P 5000 -p 10 web-only stream",
     "netctl policy rule-add -t blue -d in -j deny -p 1 web-only rest",
     "netctl group create -t blue -p web-only net web",
 )
-QUESTIONS = (
-    "weft trace blue-1 blue-web tcp/80",
-    "weft trace blue-1 blue-web tcp/22",
-    "netctl policy rule-rm -t blue web-only rest --preview",
-)
+QUESTIONS = ("weft trace blue-1 blue-web tcp/22", "netctl policy rule-rm -t blue web-only rest --preview")
+OPEN_UP = "netctl policy rule-rm -t blue web-only rest --wait"
+CLOSE_AGAIN = "netctl policy rule-add -t blue -d in -j deny -p 1 web-only rest --wait"
 PODS = (
     ("blue-1", "one", "blue", ""),
     ("blue-2", "one", "blue", ""),
@@ -45,6 +44,7 @@ PODS = (
     ("red-2", "two", "red", ""),
 )
 """Name, host, tenant, group."""
+WEB, WEB_PORT = "blue-web", 80
 
 
 class Untrue(SystemExit):
@@ -63,13 +63,15 @@ class Story:
         if text:
             self.console.print(text, highlight=False)
 
-    async def run(self, line: str) -> None:
+    async def run(self, line: str, *, on: Host | None = None) -> None:
         """One of our commands, as a user would run it. `weft trace` says by its exit code whether a flow is blocked."""
-        self.console.print(f"[bold green]$[/] {line}", highlight=False, soft_wrap=True)
+        prompt = f"{on.name} $" if on else "$"
+        self.console.print(f"[bold green]{prompt}[/] {line}", highlight=False, soft_wrap=True)
         program, *words = line.split()
         module = {"netctl": "weft.ctl.main", "weft": "weft.ctl.weft"}[program]
+        there = ["weft.testing.inside", str(on.machine), str(on.boot_id)] if on else []
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, *words,
+            sys.executable, "-m", *there, module, *words,
             env={**os.environ, "NETMASTER": self.lab.master.url},
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
@@ -85,14 +87,24 @@ class Story:
         self.console.print(f"[bold green]+[/] {name} on {host.name}: {pod.address()} ({took:.0f} ms)", highlight=False)
         return pod
 
+    async def show_answer(self, source: Pod, target: Pod, *, port: int, passes: bool) -> None:
+        """Whether a question comes through; it must be as promised."""
+        held = await (source.reaches if passes else source.never_reaches)(target, port=port)
+        words = "[green]is answered[/]" if passes else "[red]is refused[/]"
+        self.console.print(f"{source.name} asks {target.name} at tcp/{port}: {words}", highlight=False)
+        if not held:
+            raise Untrue(f"weft lab: tcp/{port} of {target.name} is not as promised")
+
     async def show_reach(self, pods: dict[str, Pod]) -> None:
-        """A table of who reaches whom, by TCP; it must be: within a tenant always, between tenants never."""
+        """A table of who reaches whom by TCP; it must be: within a tenant always, between tenants never."""
         pairs = list(permutations(pods, 2))
-        asked = []
-        for port, (source, target) in enumerate(pairs, start=1000):
-            ask = pods[source].reaches if _tenant(source) == _tenant(target) else pods[source].never_reaches
-            asked.append(ask(pods[target], port=port))
-        right = dict(zip(pairs, await asyncio.gather(*asked), strict=True))
+        # Each pair has a port of its own, as equal addresses of two tenants would hear each other's questions; but the
+        # web pod takes only one, so those who may ask it do so one after the other.
+        web = [pair for pair in pairs if _is_kin(*pair) and pair[1] == WEB]
+        others = [pair for pair in pairs if pair not in web]
+        asked = (self._is_as_promised(pods, *pair, port=port) for port, pair in enumerate(others, start=1000))
+        right = dict(zip(others, await asyncio.gather(*asked), strict=True))
+        right |= {pair: await self._is_as_promised(pods, *pair, port=WEB_PORT) for pair in web}
         table = Table("from \\ to", *(f"{name} on {pod.host.name}\n{pod.address()}" for name, pod in pods.items()))
         for source in pods:
             cells = ["·" if source == target else _cell(source, target) for target in pods]
@@ -100,6 +112,10 @@ class Story:
         if not all(right.values()):
             raise Untrue(f"weft lab: not as promised: {[pair for pair, held in right.items() if not held]}")
         self.console.print(table)
+
+    async def _is_as_promised(self, pods: dict[str, Pod], source: str, target: str, *, port: int) -> bool:
+        ask = pods[source].reaches if _is_kin(source, target) else pods[source].never_reaches
+        return await ask(pods[target], port=port)
 
 
 async def tell(console: Console, lab: NetLab) -> None:
@@ -115,9 +131,8 @@ async def tell(console: Console, lab: NetLab) -> None:
     pods = {name: await story.attach(name, hosts[host], tenant, group) for name, host, tenant, group in PODS}
     story.say("Who reaches whom, by real packets", "The same addresses in both tenants, and they never meet.")
     await story.show_reach(pods)
-    story.say("What the policy engine says", "It answers and explains; rules are not enforced in packets yet.")
-    for line in QUESTIONS:
-        await story.run(line)
+    story.say("Policy, from the first packet on", "blue-web is in group web, whose policy lets in tcp/80 and udp/5000.")
+    await _show_policy(story, one, pods)
     story.say("kill -9 both agents and netmaster, start them again: nothing is lost")
     await _kill_under_traffic(story, one, two, pods)
     await story.show_reach(pods)
@@ -125,6 +140,20 @@ async def tell(console: Console, lab: NetLab) -> None:
         await pod.check()
         await pod.remove()
     story.say("All pods are gone, and with this process everything else")
+
+
+async def _show_policy(story: Story, one: Host, pods: dict[str, Pod]) -> None:
+    source, target = pods["blue-1"], pods[WEB]
+    await story.show_answer(source, target, port=WEB_PORT, passes=True)
+    await story.show_answer(source, target, port=22, passes=False)
+    await story.run("weft drops --tenant blue --pod blue-web", on=one)
+    await story.run("weft drops --tenant blue --counters", on=one)
+    for line in QUESTIONS:
+        await story.run(line)
+    await story.run(OPEN_UP)
+    await story.show_answer(source, target, port=22, passes=True)
+    await story.run(CLOSE_AGAIN)
+    await story.show_answer(source, target, port=22, passes=False)
 
 
 async def _kill_under_traffic(story: Story, one: Host, two: Host, pods: dict[str, Pod]) -> None:
@@ -141,9 +170,10 @@ async def _kill_under_traffic(story: Story, one: Host, two: Host, pods: dict[str
     await story.run("netctl endpoint ls -a")
 
 
-def _tenant(name: str) -> str:
-    return name.partition("-")[0]
+def _is_kin(source: str, target: str) -> bool:
+    """Whether two pods are of one tenant."""
+    return source.partition("-")[0] == target.partition("-")[0]
 
 
 def _cell(source: str, target: str) -> str:
-    return "[green]yes[/]" if _tenant(source) == _tenant(target) else "[red]never[/]"
+    return "[green]yes[/]" if _is_kin(source, target) else "[red]never[/]"

@@ -1,10 +1,12 @@
-"""A host of the lab: its agent, its runtime and its pods."""
+"""A host of the lab: its agent, its netdns, its runtime and its pods."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.cni.errors import CniError
@@ -14,6 +16,7 @@ from weft.runtime.backoff import Backoff
 from weft.testing import traffic
 from weft.testing.cni_cache import Attachment, ResultCache
 from weft.testing.cni_lists import NetworkList, read_network
+from weft.testing.digging import dig, dig_in_full
 from weft.testing.doors import Door
 from weft.testing.libcni import Libcni, Output, execute_here
 from weft.testing.processes import Child
@@ -47,6 +50,9 @@ class Host:
         self._netns = NamespaceDirectory(home / "pods")
         self._open: dict[str, Namespace] = {}
         self._agent: Child | None = None
+        self._names: Child | None = None
+        self.resolv_conf = home / "resolv.conf"
+        """Its resolvers; none until somebody writes it."""
         for directory in (self.tenants, self._netns):
             directory.prepare()
 
@@ -56,10 +62,29 @@ class Host:
         assert self._agent is not None
         return self._agent
 
+    @property
+    def names(self) -> Child:
+        """netdns's process, which must have been started."""
+        assert self._names is not None
+        return self._names
+
     async def start(self) -> None:
         """Start the agent with whatever there is, and return when it is ready for pods."""
+        self.launch_names()
         self.launch()
         await self.ready()
+
+    def launch_names(self) -> None:
+        """Start netdns, unless it runs. Nobody waits for it."""
+        if self._names is None:
+            flags = (f"--run-dir={self.home / 'run'}", f"--resolv-conf={self.resolv_conf}")
+            self._names = self._run("weft.dns.main", *flags, log="netdns.log")
+
+    def kill_names(self) -> None:
+        """End netdns as kill -9 does; ended already is fine."""
+        if self._names is not None:
+            with self._names:
+                self._names = None
 
     def launch(self) -> None:
         """Start the agent."""
@@ -71,10 +96,12 @@ class Host:
             "cni-socket": self.socket,
         }
         flags = [f"--{name}={value}" for name, value in own.items()]
-        self._agent = Child.python(
-            "weft.testing.inside", str(self.machine), str(self.boot_id), "weft.agent.main", *flags, *self._flags,
-            log=self.home / "netplugin.log",
-        )  # fmt: skip
+        self._agent = self._run("weft.agent.main", *flags, *self._flags, log="netplugin.log")
+
+    def _run(self, module: str, *flags: str, log: str) -> Child:
+        """One of our programs, as on this machine."""
+        machine = (str(self.machine), str(self.boot_id))
+        return Child.python("weft.testing.inside", *machine, module, *flags, log=self.home / log)
 
     async def ready(self) -> None:
         """Return when the agent says that it could serve ADD; `TimeoutError` with its reason when that takes long."""
@@ -96,8 +123,9 @@ class Host:
                 self._agent = None
 
     def close(self) -> None:
-        """The agent is gone and no pod is held open."""
+        """Agent and netdns are gone and no pod is held open."""
         self.kill()
+        self.kill_names()
         for namespace in self._open.values():
             namespace.close()
         self._open.clear()
@@ -105,6 +133,7 @@ class Host:
     def lose_kernel_state(self) -> None:
         """What a machine loses when its power does, besides its own namespace."""
         self.close()
+        (self.home / "run" / "names").unlink(missing_ok=True)
         for directory in (self.tenants, self._netns):
             for name in directory.names():
                 directory.delete(name)
@@ -141,8 +170,12 @@ class Host:
         address: str = "",
         netns: str = "",
         ifname: str = "eth0",
+        **capabilities: object,
     ) -> Attachment:
-        """How the runtime calls a pod's interface, and what it says about it. Labels choose where it belongs."""
+        """How the runtime calls a pod's interface, and what it says about it. Labels choose where it belongs.
+
+        Further capabilities go by their names in JSON.
+        """
         labels = {"tenant": tenant, "network": network, "net-group": group}
         args = [(f"io.contiv.{key}", value) for key, value in labels.items() if value]
         args += [("K8S_POD_NAMESPACE", "lab"), ("K8S_POD_NAME", name)]
@@ -152,10 +185,10 @@ class Host:
             netns=path,
             ifname=ifname,
             args=tuple(args),
-            capabilities={"ips": [address]} if address else {},
+            capabilities={**capabilities, **({"ips": [address]} if address else {})},
         )
 
-    async def pod(self, name: str, **choices: str) -> Pod:
+    async def pod(self, name: str, **choices: Any) -> Pod:
         """A new pod, attached; see `attachment` for what can be chosen. `CniError` when that is refused."""
         attachment = self.attachment(name, **choices)
         result = await self.cni.add(self.network, attachment)
@@ -194,6 +227,17 @@ class Pod:
     async def never_reaches(self, other: Pod, *, port: int = 80, transport: Transport = TCP, family: int = 4) -> bool:
         """Whether nothing from this pod comes to the other one."""
         return await traffic.never_reaches(self.place(family), other.place(family), port=port, transport=transport)
+
+    async def dig(self, *question: str, family: int = 4) -> list[str]:
+        """What the first name server of a family that ADD told answers; see `dig +short`."""
+        return await dig(self.namespace, *question, server=self._name_server(family))
+
+    async def dig_in_full(self, *question: str, family: int = 4) -> str:
+        """All that `dig` says of the answer."""
+        return await dig_in_full(self.namespace, *question, server=self._name_server(family))
+
+    def _name_server(self, family: int) -> str:
+        return next(each for each in self.result.dns.nameservers if ip_address(each).version == family)
 
     async def check(self) -> None:
         """CHECK; `CniError` with what differs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from weft.dns.client import tell
 from weft.dns.handover import Look, Message, Report
 from weft.domain.errors import Unavailable
 from weft.runtime.backoff import Backoff
+from weft.testing.digging import dig, dig_in_full
 from weft.testing.processes import DEADLINE, Child
 
 GATEWAYS = ("10.1.0.1", "10.2.0.1", "fd00:1::1")
@@ -39,20 +39,10 @@ class Pod:
             _ip(tenant, "route", "replace", address, "dev", "port")
 
     async def dig(self, *question: str, server: str = GATEWAYS[0]) -> list[str]:
-        """What `dig +short` prints, sorted; an answer must come at the first try."""
-        return sorted((await self.dig_in_full("+short", *question, server=server)).splitlines())
+        return await dig(self.namespace, *question, server=server)
 
     async def dig_in_full(self, *question: str, server: str = GATEWAYS[0]) -> str:
-        """All that `dig` prints."""
-        command = ["dig", f"@{server}", "+tries=1", f"+time={DEADLINE:.0f}", *question]
-        return await asyncio.to_thread(self._run, command)
-
-    def _run(self, command: list[str]) -> str:
-        done = self.namespace.run(
-            lambda: subprocess.run(command, capture_output=True, text=True, timeout=2 * DEADLINE, check=False)
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return await dig_in_full(self.namespace, *question, server=server)
 
 
 def _ip(namespace: Namespace, *arguments: str) -> None:

@@ -1,0 +1,140 @@
+"""Hosts with a datapath each and nothing else: pods are plugged by hand, and policy comes straight from an engine.
+
+The caller must be in network and mount namespaces of its own (`weft.testing.apart`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from weft import drivers
+from weft.adapters.linux.links import LOOPBACK, Device, alter_link, create_veth, read_link
+from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
+from weft.adapters.linux.netns import Namespace, NamespaceDirectory
+from weft.adapters.linux.routes import LinkAddress, put_address
+from weft.adapters.linux.routes import Prefix as LinkPrefix
+from weft.domain.addresses import BITS, Address, mac_of, parse_address
+from weft.domain.diff import Difference, diff
+from weft.domain.ids import DEFAULT_TENANT, EndpointId, EndpointKey, NetworkName, NodeName
+from weft.domain.nodeview import Overlay, Part, Peer, Port, Prefix, Remote, Space, host_end, rank
+from weft.domain.policy.engine import Engine, Touched
+from weft.domain.policy.parts import REFUSES, PolicyPart
+from weft.domain.policy.tables import Tables
+from weft.ports.datapath import Datapath, WiredAddress, Wiring
+from weft.testing.waiting import DEADLINE
+
+T = TypeVar("T")
+
+_VNI = 1
+_VXLAN_PORT = 4789
+_CABLE = "eth0"
+_NETWORK = NetworkName("bare")
+
+
+class BareNode:
+    """A host with a datapath, on a thread that lives there."""
+
+    def __init__(self, number: int, directory: Path, *, datapath: str, closing: ExitStack) -> None:
+        self.name = NodeName(f"n{number}")
+        self.vtep = parse_address(f"192.0.2.{number}", field="vtep")
+        self.namespace = closing.enter_context(NamespaceDirectory(directory / "hosts").create(self.name))
+        self._wired: dict[str, Wiring] = {}
+        self._tables: Tables | None = None
+        self._thread = closing.enter_context(ThreadPoolExecutor(max_workers=1, initializer=self.namespace.enter))
+        self._opened: AbstractContextManager[Datapath] = drivers.open_datapath(
+            datapath, directory=directory / self.name, vtep=self.vtep, vxlan_port=_VXLAN_PORT
+        )
+        self._closing = closing
+
+    def open(self, others: Sequence[BareNode]) -> None:
+        """Open the datapath, with the way to other hosts; the cable to them must be there."""
+        self._datapath = self._on_thread(self._opened.__enter__)
+        self._closing.callback(self._on_thread, lambda: self._opened.__exit__(None, None, None))
+        peers = [Peer(DEFAULT_TENANT, _VNI, str(other.vtep)) for other in others]
+        self._apply(Difference((Space(DEFAULT_TENANT), Overlay(DEFAULT_TENANT, _VNI), *peers), ()))
+
+    def plug(self, pod: str, address: Address, netns: Path) -> None:
+        """Wire a pod. Nothing comes to it before `enforce` has said who it is."""
+        key = EndpointKey(DEFAULT_TENANT, _NETWORK, EndpointId(pod))
+        self._wired[pod] = wiring = Wiring(
+            port=Port(DEFAULT_TENANT, host_end(key), mac_of(address), (address,)),
+            netns=str(netns),
+            interface="eth0",
+            addresses=(WiredAddress(address, BITS[address.family]),),
+            mtu=self._datapath.mtu,
+        )
+        self._on_thread(lambda: self._datapath.plug(wiring))
+
+    def unplug(self, pod: str) -> None:
+        wiring = self._wired.pop(pod)
+        self._on_thread(lambda: self._datapath.unplug(wiring))
+
+    def learn(self, address: Address, other: BareNode) -> None:
+        """A pod is on another host."""
+        self._apply(Difference((_remote(address, other),), ()))
+
+    def forget(self, address: Address, other: BareNode) -> None:
+        self._apply(Difference((), (_remote(address, other),)))
+
+    def enforce(self, engine: Engine, touched: Touched | None) -> None:
+        """Bring into force what an engine says now. Without `touched` it is another engine than the last time."""
+        changes: Difference[PolicyPart]
+        if self._tables is None or touched is None:
+            former = self._tables.parts if self._tables else frozenset[PolicyPart]()
+            self._tables = Tables(engine, tenant=DEFAULT_TENANT, node=self.name)
+            self._tables.refresh()
+            changes = diff(self._tables.parts, former, rank=rank)
+        else:
+            self._tables.note(touched)
+            changes = self._tables.refresh()
+        self._apply(Difference(changes.put, changes.drop))
+
+    def count_refused(self) -> int:
+        """How many packets policy has refused here."""
+        tallies = self._on_thread(self._datapath.tallies)
+        return sum(count for each in tallies for outcome, count in each.outcomes.items() if outcome & REFUSES)
+
+    def _apply(self, difference: Difference[Part]) -> None:
+        self._on_thread(lambda: self._datapath.apply(difference))
+
+    def _on_thread(self, function: Callable[[], T]) -> T:
+        return self._thread.submit(function).result(DEADLINE)
+
+
+def _remote(address: Address, node: BareNode) -> Remote:
+    prefix = Prefix(address.family, address.number, BITS[address.family])
+    return Remote(DEFAULT_TENANT, prefix, _VNI, str(node.vtep))
+
+
+@contextmanager
+def open_nodes(directory: Path, *, datapath: str, hosts: int) -> Iterator[list[BareNode]]:
+    """One host, or two that are joined by a cable. What is pinned is pinned in the directory."""
+    with ExitStack() as closing:
+        NamespaceDirectory(directory / "hosts").prepare()
+        nodes = [BareNode(number, directory, datapath=datapath, closing=closing) for number in range(1, hosts + 1)]
+        if len(nodes) > 1:
+            _join(*nodes)
+        for node in nodes:
+            node.open([other for other in nodes if other is not node])
+        yield nodes
+
+
+def _join(one: BareNode, two: BareNode) -> None:
+    """A cable between two hosts."""
+    end = Device(name=_CABLE)
+    with NetlinkSocket(ROUTE, namespace=one.namespace) as netlink:
+        netlink.send_batch([create_veth(end, end, peer_namespace=two.namespace.fd)])
+    for node in (one, two):
+        _raise(node.namespace, node.vtep)
+
+
+def _raise(namespace: Namespace, vtep: Address) -> None:
+    with NetlinkSocket(ROUTE, namespace=namespace) as netlink:
+        link = read_link(netlink, _CABLE)
+        assert link is not None
+        own = LinkAddress(link=link.index, prefix=LinkPrefix(vtep, 24))
+        netlink.send_batch([alter_link(LOOPBACK, up=True), alter_link(link.index, up=True), put_address(own)])

@@ -1,0 +1,81 @@
+"""`weft oracle netpol FILE --packets linux`: right answers for NetworkPolicy hold as packets, on one host and two."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.ctl.weft import main
+
+TABLE = Path(__file__).parents[3] / "shared" / "oracles" / "netpol-cases.json.gz"
+ALLOWED, BLOCKED = ["allowed"] * 3, ["blocked", "allowed", "blocked"]
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="packets are sent in namespaces, which takes root"),
+    pytest.mark.timeout(600),
+]
+
+
+def pod(namespace: str, name: str, ip: str) -> dict[str, Any]:
+    return {"namespace": namespace, "name": name, "ip": ip, "labels": {"app": name}, "ports": []}
+
+
+def judge(path: Path, *flags: str, rows: list[list[Any]]) -> int:
+    """Judge rows where nobody may speak to the pods of the namespace x."""
+    closed = {"metadata": {"name": "closed", "namespace": "x"}, "spec": {"podSelector": {}}}
+    step = {
+        "actions": [{"CreatePolicy": {"Policy": closed}}],
+        "resources": {
+            "namespaces": {"x": {}, "y": {}},
+            "pods": [pod("x", "a", "10.0.0.1"), pod("y", "b", "10.0.0.2")],
+        },
+        "expected": rows,
+    }
+    path.write_text(json.dumps({"cases": [{"description": "closed", "steps": [step]}]}))
+    return main(["oracle", "netpol", str(path), "--packets", "linux", *flags])
+
+
+@pytest.mark.skipif(not TABLE.exists(), reason="the table of right answers is kept beside the project, not in it")
+@pytest.mark.parametrize("hosts", ["1", "2"])
+def test_the_whole_table_holds(hosts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["oracle", "netpol", str(TABLE), "--packets", "linux", "--hosts", hosts]) == 0
+    assert capsys.readouterr().out == "agree 24768 of 24768; left out 12276 of SCTP, 4623 of a pod to itself\n"
+
+
+@pytest.mark.parametrize("hosts", ["1", "2"])
+def test_packets_that_do_otherwise_are_told(tmp_path: Path, hosts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = [
+        ["y/b", "x/a", "TCP", 80, *ALLOWED],
+        ["y/b", "x/a", "UDP", 80, *ALLOWED],
+        ["x/a", "y/b", "TCP", 80, *BLOCKED],
+        ["x/a", "y/b", "UDP", 80, *BLOCKED],
+    ]
+    right = [["y/b", "x/a", "TCP", 81, *BLOCKED], ["x/a", "y/b", "UDP", 81, *ALLOWED]]
+    assert judge(tmp_path / "table.json", "--hosts", hosts, rows=wrong + right) == 1
+    *told, last = capsys.readouterr().out.splitlines()
+    assert last == "agree 2 of 6"
+    assert [line.partition(";")[0] for line in told] == [
+        "closed, step 1: y/b -> x/a tcp/80: expected allowed",
+        "closed, step 1: y/b -> x/a udp/80: expected allowed",
+        "closed, step 1: x/a -> y/b tcp/80: expected blocked",
+        "closed, step 1: x/a -> y/b udp/80: expected blocked",
+    ]
+    assert ["did not arrive" in line for line in told] == [True, True, False, False]
+    assert all("k8s/x/closed/ingress/isolation" in line for line in told[:2])
+
+
+def test_what_cannot_be_asked_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [["x/a", "x/a", "TCP", 80, *BLOCKED], ["y/b", "x/a", "SCTP", 80, *BLOCKED]]
+    assert judge(tmp_path / "table.json", rows=rows) == 0
+    assert capsys.readouterr().out == "agree 0 of 0; left out 1 of SCTP, 1 of a pod to itself\n"
+
+
+def test_an_unknown_datapath_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "table.json"
+    path.write_text('{"cases": []}')
+    assert main(["oracle", "netpol", str(path), "--packets", "none"]) == 2
+    assert "none" in capsys.readouterr().err
