@@ -10,7 +10,7 @@ import msgspec
 
 from bench.figures import Figure, Skipped
 
-PARTS = ("control", "engine", "cni", "linux", "services")
+PARTS = ("control", "engine", "cni", "linux", "services", "policy")
 RESULTS = Path("build/bench.json")
 
 

@@ -12,11 +12,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from bench.figures import Figure, Skipped, figure
+from bench.node import CNI_ARGS
 from weft.cni.install import PROGRAM, build_program, install
 from weft.testing.apart import stepped_apart
 
@@ -27,6 +29,7 @@ WITHIN = 900
 PACKETS = 24
 """Pods on every node before it is measured."""
 MANY = 500
+RULES = 50
 PEER = "peer: Debian's bridge + host-local"
 
 Outcome = dict[str, Any]
@@ -35,8 +38,10 @@ Outcome = dict[str, Any]
 class Bench:
     """A folder with both shims and the configuration of ours."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, rules: int = 0) -> None:
+        """With `rules` every pod of ours is in a group that has so many."""
         self._directory = directory
+        self._rules = rules
         self._nodes = 0
         self._config = directory / "weft.conflist"
         self._config.write_text(json.dumps({"cniVersion": "1.0.0", "name": "weft", "plugins": [{"type": PROGRAM}]}))
@@ -63,7 +68,8 @@ class Bench:
         self._nodes += 1
         home = self._directory / f"n{self._nodes}"
         home.mkdir()
-        return home, f"exec {sys.executable} -m bench.node {home} {self._directory / shim / PROGRAM} {present}"
+        program = self._directory / shim / PROGRAM
+        return home, f"exec {sys.executable} -m bench.node {home} {program} {present} {self._rules}"
 
     def _ours(self, home: Path, command: str, shim: str) -> list[str]:
         return [
@@ -74,6 +80,8 @@ class Bench:
     def _drive(self, words: Sequence[str], home: Path, pods: int, at_once: int, rounds: int) -> Outcome:
         """What the driver measures; `home` is that of the node which the shims speak to unless told otherwise."""
         numbers = ["-n", str(pods), "-c", str(at_once), "--rounds", str(rounds), "--ops", "ADD,DEL"]
+        if self._rules:
+            numbers += ["--cni-args", CNI_ARGS]
         own = {"WEFT_CNI_SOCKET": f"{home}/cni.sock", "WEFT_CNI_LOG": f"{self._directory}/cni.log"}
         done = subprocess.run(
             [sys.executable, str(DRIVER), *words, *numbers, "--verify", "--verify-wait", "1"],
@@ -86,13 +94,33 @@ class Bench:
 
 
 def run() -> dict[str, Figure]:
+    with _bench() as bench:
+        return _measure(bench)
+
+
+def run_with_rules() -> dict[str, Figure]:
+    """What a runtime waits for when every pod has rules; the peers have none."""
+    with _bench(rules=RULES) as bench:
+        alone = bench.beside_theirs("c", pods=40, at_once=1, rounds=9)
+        together = bench.beside_theirs("c", pods=80, at_once=8, rounds=9)
+    with_rules = f"{RULES} rules per pod"
+    return {
+        f"ADD p50, one at a time, {with_rules}": _latency(alone, "ADD", target=0.4),
+        f"DEL p50, one at a time, {with_rules}": _latency(alone, "DEL", target=0.4),
+        f"pods attached, 8 at once, {with_rules}": _rate(together, ("ADD",), target=3.0),
+        f"pods attached and taken off, 8 at once, {with_rules}": _rate(together, ("ADD", "DEL"), target=2.0),
+    }
+
+
+@contextmanager
+def _bench(*, rules: int = 0) -> Iterator[Bench]:
     if os.geteuid() != 0:
         raise Skipped("it makes network namespaces, which takes root")
     for needed in (DRIVER, PEERS / "bridge"):
         if not needed.exists():
             raise Skipped(f"{needed} is missing")
     with tempfile.TemporaryDirectory(prefix="weft-bench-", ignore_cleanup_errors=True) as directory, stepped_apart():
-        return _measure(Bench(Path(directory)))
+        yield Bench(Path(directory), rules=rules)
 
 
 def _measure(bench: Bench) -> dict[str, Figure]:

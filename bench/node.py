@@ -1,7 +1,8 @@
 """A node to be measured: netmaster and netplugin in the network namespace this is started in, until it is ended.
 
-`python -m bench.node HOME PROGRAM PODS` attaches so many pods by PROGRAM, sees that the first packet of each arrives,
-and then makes the file `ready` in the folder HOME.
+`python -m bench.node HOME PROGRAM PODS RULES` attaches so many pods by PROGRAM, sees that the first packet of each
+arrives, and then makes the file `ready` in the folder HOME. Where RULES is not 0 there is a group with so many rules of
+its own, to which these pods belong.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ import sys
 from pathlib import Path
 
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
+from weft.agent.workloads import GROUP_LABEL
 from weft.cni.install import PROGRAM
+from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT
 from weft.runtime.backoff import Backoff
 from weft.testing.libcni import Output, execute_here
-from weft.testing.masters import MasterProcess
+from weft.testing.masters import MasterProcess, client
 from weft.testing.processes import Child
 from weft.testing.waiting import DEADLINE
 
+GROUP = "guarded"
+CNI_ARGS = f"IgnoreUnknown=1;{GROUP_LABEL}={GROUP}"
+"""What makes a pod one of the group's."""
 CONFIG = {"cniVersion": "1.1.0", "name": "weft", "type": PROGRAM}
 AT_ONCE = 8
 PORT = 4242
@@ -29,8 +35,9 @@ ARRIVES_WITHIN_S = 5.0
 class Node:
     """The runtime's side of a node: pods are attached by the program itself."""
 
-    def __init__(self, home: Path, program: Path) -> None:
+    def __init__(self, home: Path, program: Path, *, guarded: bool) -> None:
         self._home = home
+        self._args = {"args": CNI_ARGS} if guarded else {}
         self._program = program
         self._namespaces = NamespaceDirectory(home / "pods")
         self._namespaces.prepare()
@@ -67,7 +74,8 @@ class Node:
     async def attach(self, name: str) -> tuple[Namespace, str]:
         """A new pod: its namespace and its address."""
         namespace = self._namespaces.create(name)
-        done = await self.call("ADD", containerid=name, netns=str(self._namespaces.path / name), ifname="eth0")
+        netns = str(self._namespaces.path / name)
+        done = await self.call("ADD", containerid=name, netns=netns, ifname="eth0", **self._args)
         if done.exit_code:
             raise SystemExit(f"bench.node: ADD of {name}: {done.stdout.decode()}{done.stderr.decode()}")
         address: str = json.loads(done.stdout)["ips"][0]["address"]
@@ -98,9 +106,24 @@ async def _hear(ear: socket.socket, names: set[str]) -> None:
         names.discard((await asyncio.get_running_loop().sock_recv(ear, 64)).decode())
 
 
-async def serve(home: Path, program: Path, pods: int) -> None:
-    node = Node(home, program)
-    async with MasterProcess(home, "--store-socket", f"{home}/store.sock"):
+async def _write_rules(url: str, count: int) -> None:
+    """A group to which nobody speaks but on `PORT` and on as many ports after it as there are rules left."""
+    owner = {"tenantName": DEFAULT_TENANT, "policyName": GROUP}
+    async with client(url) as rest:
+        (await rest.put("policys", **owner)).accepted()
+        group = {"tenantName": DEFAULT_TENANT, "groupName": GROUP, "networkName": DEFAULT_NETWORK}
+        (await rest.put("endpointGroups", **group, policies=[GROUP])).accepted()
+        for number in range(count):
+            opens = {"protocol": "udp", "port": PORT + number - 1, "priority": 2, "action": "allow"}
+            rule = opens if number else {"priority": 1, "action": "deny"}
+            (await rest.put("rules", **owner, ruleId=str(number), direction="in", **rule)).accepted()
+
+
+async def serve(home: Path, program: Path, *, pods: int, rules: int) -> None:
+    node = Node(home, program, guarded=bool(rules))
+    async with MasterProcess(home, "--store-socket", f"{home}/store.sock") as master:
+        if rules:
+            await _write_rules(master.url, rules)
         with node.start_agent():
             await node.wait_until_ready()
             await node.attach_all(pods)
@@ -109,5 +132,5 @@ async def serve(home: Path, program: Path, pods: int) -> None:
 
 
 if __name__ == "__main__":
-    _, home_text, program_text, pods_text = sys.argv
-    asyncio.run(serve(Path(home_text), Path(program_text), int(pods_text)))
+    _, home_text, program_text, pods_text, rules_text = sys.argv
+    asyncio.run(serve(Path(home_text), Path(program_text), pods=int(pods_text), rules=int(rules_text)))

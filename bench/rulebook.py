@@ -1,0 +1,133 @@
+"""A tenant with many rules, as the store tells a node of it: groups, a policy for each, and a workload in each.
+
+A group's policy shuts all of it but some ports, each of which is open to one other group, or to a range of addresses.
+The workload of the first group answers and that of the second asks: both are of this node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from weft.agent.enforcement import TenantPolicy
+from weft.domain import kinds, model
+from weft.domain.addresses import Address
+from weft.domain.cluster import Cluster
+from weft.domain.codec import encode
+from weft.domain.commits import Change, Entry, Event, Listing
+from weft.domain.diff import Difference
+from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, PolicyName, RuleId, StoreKey
+from weft.domain.nodeview import Part
+from weft.testing.judged import TENANT
+
+GROUPS, RULES_EACH = 1_000, 10
+OPEN = 4243
+"""The first of the ports that are open; it is so to the next group."""
+HERE, ELSEWHERE = NodeName("here"), NodeName("elsewhere")
+_NETWORK = NetworkName("net")
+_LOCAL, _REMOTE, _RANGES = 0x0A000001, 0x0A010000, 0x0A800000  # 10.0.0.1, 10.1.0.0, 10.128.0.0
+_RANGE_STEP = 32
+"""Between the beginnings of two ranges of 16 addresses, so that no two become one."""
+
+MakeRule = Callable[[int, int], model.Rule]
+"""The rule of a group that has a number, from 1 on."""
+
+
+class Rulebook:
+    """The objects, and the policy that follows from them on this node."""
+
+    def __init__(self, rules: int, make_rule: MakeRule) -> None:
+        self._cluster = Cluster()
+        self._revision = 1
+        entries = (Entry(_key(each), encode(each), 1) for each in _objects(rules, make_rule))
+        self._cluster.replace(Listing(tuple(entries), 1))
+
+    def enter(self) -> Difference[Part]:
+        """Everything, as when the first workload of the tenant comes."""
+        ours = [each for each in self._cluster.all(kinds.ENDPOINT, TENANT) if each.host == HERE]
+        self._policy = TenantPolicy(self._cluster, TENANT, node=HERE, attached=ours)
+        return self._refresh()
+
+    def put(self, rule: model.Rule) -> Difference[Part]:
+        """What comes of a rule that the store tells of."""
+        return self._tell(rule, encode(rule))
+
+    def drop(self, rule: model.Rule) -> Difference[Part]:
+        """The same when it is gone."""
+        return self._tell(rule, None)
+
+    def _tell(self, rule: model.Rule, value: bytes | None) -> Difference[Part]:
+        self._revision += 1
+        key = _key(rule)
+        self._cluster.apply(Change(self._revision, (Event(key, value),)))
+        self._policy.follow(key)
+        return self._refresh()
+
+    def _refresh(self) -> Difference[Part]:
+        return self._policy.refresh()  # type: ignore[return-value]  # a policy part is a part
+
+
+def exact_rule(group: int, number: int) -> model.Rule:
+    """Opens a port of a group to another group."""
+    return _opening(group, number, from_endpoint_group=_name((group + number) % GROUPS))
+
+
+def range_rule(group: int, number: int) -> model.Rule:
+    """Opens a port of a group to a range of addresses that no other rule speaks of."""
+    block = Address(4, _RANGES + (group * RULES_EACH + number) * _RANGE_STEP)
+    return _opening(group, number, from_ip_address=f"{block}/28")
+
+
+def _opening(group: int, number: int, **remote: str) -> model.Rule:
+    return model.Rule(
+        tenant=TENANT,
+        policy=PolicyName(_name(group)),
+        rule_id=RuleId(str(number)),
+        direction="in",
+        priority=2,
+        protocol="tcp",
+        port=OPEN + number - 1,
+        action="allow",
+        **remote,
+    )
+
+
+def _shutting(group: int) -> model.Rule:
+    policy = PolicyName(_name(group))
+    return model.Rule(tenant=TENANT, policy=policy, rule_id=RuleId("0"), direction="in", action="deny")
+
+
+def _objects(rules: int, make_rule: MakeRule) -> Iterator[model.Value]:
+    """The network, the groups, and as many policies as it takes for so many rules."""
+    yield model.Network(tenant=TENANT, name=_NETWORK, encap="vxlan", subnet="10.0.0.0/9")
+    for group in range(GROUPS):
+        has_policy = group * RULES_EACH < rules
+        policies = (PolicyName(_name(group)),) if has_policy else ()
+        yield model.Group(
+            tenant=TENANT, name=GroupName(_name(group)), network=_NETWORK, policies=policies, group_id=group + 1
+        )
+        yield _endpoint(group, _REMOTE + group, ELSEWHERE)
+        if has_policy:
+            yield model.Policy(tenant=TENANT, name=PolicyName(_name(group)))
+            yield _shutting(group)
+            yield from (make_rule(group, number) for number in range(1, RULES_EACH))
+    yield from (_endpoint(group, _LOCAL + group, HERE) for group in (0, 1))
+
+
+def _endpoint(group: int, address: int, host: NodeName) -> model.Endpoint:
+    return model.Endpoint(
+        tenant=TENANT,
+        network=_NETWORK,
+        endpoint_id=EndpointId(f"{host}-{group}"),
+        group=_name(group),
+        ip_address=str(Address(4, address)),
+        host=host,
+    )
+
+
+def _name(group: int) -> str:
+    return f"g{group}"
+
+
+def _key(value: model.Value) -> StoreKey:
+    kind = next(each for each in kinds.ALL if isinstance(value, each.type))
+    return kind.store_key(*kind.key_parts(value))
