@@ -8,12 +8,15 @@ import sys
 
 import pytest
 
+RULES = 60
 
-def besiege(*, kills: int, store: str, within: float) -> None:
+
+def besiege(*, kills: int, store: str, within: float, rules: int = 0) -> None:
     """Run the siege in a process of its own, which makes namespaces of its own."""
     if os.geteuid() != 0:
         pytest.skip("the lab makes namespaces, which takes root")
-    command = [sys.executable, "-m", "weft.testing.kills", "--kills", str(kills), "--store", store]
+    flags = {"kills": kills, "store": store, "rules": rules}
+    command = [sys.executable, "-m", "weft.testing.kills", *(f"--{name}={value}" for name, value in flags.items())]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=within)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-20_000:]}"
 
@@ -23,8 +26,15 @@ def test_a_hundred_kills() -> None:
     besiege(kills=100, store="etcd", within=1200)
 
 
+@pytest.mark.timeout(700)
+def test_thirty_kills_with_rules() -> None:
+    """Nothing is lost or doubled, and all rules hold in the end."""
+    besiege(kills=30, store="etcd", within=600, rules=RULES)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7500)
 @pytest.mark.parametrize("store", ["embedded", "etcd"])
-def test_a_thousand_kills(store: str) -> None:
-    besiege(kills=1000, store=store, within=7200)
+@pytest.mark.parametrize("rules", [0, RULES])
+def test_a_thousand_kills(store: str, rules: int) -> None:
+    besiege(kills=1000, store=store, within=7200, rules=rules)

@@ -7,10 +7,9 @@ import socket
 import subprocess
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import dns.message
-import dns.rrset
 import pytest
 
 from weft.adapters.linux.netns import NamespaceDirectory
@@ -25,6 +24,7 @@ from weft.domain.names import Entry, Rank, Record, Zone, address_records, both_w
 from weft.runtime.tasks import beside
 from weft.testing.netdns import GATEWAYS, POD, POD_V6, Netdns, Pod
 from weft.testing.processes import DEADLINE
+from weft.testing.resolver import Resolver
 from weft.testing.waiting import eventually
 from weft.testing.worlds import DEFAULT, World, network
 from weft.testing.worlds import group as member_group
@@ -116,30 +116,12 @@ async def test_changes_are_in_force_when_they_are_answered(netdns: Netdns, pod: 
     assert await pod.dig("web1") == []
 
 
-class Outside(asyncio.DatagramProtocol):
-    """A resolver on the host's loopback that knows every name."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.DatagramTransport", transport)
-
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        query = dns.message.from_wire(data)
-        name = query.question[0].name
-        self.asked.append(name.to_text())
-        answer = dns.message.make_response(query)
-        answer.answer.append(dns.rrset.from_text(name, 60, "IN", "A", "192.0.2.99"))
-        self.transport.sendto(answer.to_wire(), addr)
-
-
 async def test_other_names_are_asked_of_the_machines_resolvers_and_ours_never_r10(netdns: Netdns, pod: Pod) -> None:
     netdns.resolv_conf.write_text("nameserver 127.0.0.1\n")
     alias = external_service_entry("ns", "out", target="www.example.org", domain="cluster.local")
     await netdns.tell(Everything({BLUE: zone(web1=WEB1, alias=alias)}))
     loop = asyncio.get_running_loop()
-    transport, outside = await loop.create_datagram_endpoint(Outside, local_addr=("127.0.0.1", 53))
+    transport, outside = await loop.create_datagram_endpoint(Resolver, local_addr=("127.0.0.1", 53))
     for server in GATEWAYS:
         assert await pod.dig("www.example.org", server=server) == ["192.0.2.99"]
         assert await pod.dig("out.ns.svc.cluster.local", server=server) == ["192.0.2.99", "www.example.org."]
@@ -154,7 +136,7 @@ async def test_a_pod_that_may_not_go_out_learns_nothing_of_the_outside(netdns: N
     """CVE-2024-29018: an internal network leaked DNS to the outside."""
     netdns.resolv_conf.write_text("nameserver 127.0.0.1\n")
     loop = asyncio.get_running_loop()
-    transport, outside = await loop.create_datagram_endpoint(Outside, local_addr=("127.0.0.1", 53))
+    transport, outside = await loop.create_datagram_endpoint(Resolver, local_addr=("127.0.0.1", 53))
     await netdns.tell(Everything({BLUE: zone(web1=WEB1, pod=Entry((), (POD, POD_V6)))}))
     for server in GATEWAYS:
         for transport_flag in ("+notcp", "+tcp"):

@@ -10,38 +10,19 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import dns.message
-import dns.rrset
 import pytest
 
 from weft.adapters.linux.netns import Namespace
 from weft.testing.hosts import Host, Pod
 from weft.testing.netlab import NetLab
 from weft.testing.processes import DEADLINE
+from weft.testing.resolver import Resolver
 from weft.testing.waiting import eventually, soon, until
 
 NET = {"subnet": "10.1.0.0/16", "gateway": "10.1.0.1", "ipv6Subnet": "fd00:1::/64", "ipv6Gateway": "fd00:1::1"}
 OUTSIDE = "www.example.org"
-
-
-class Resolver(asyncio.DatagramProtocol):
-    """Knows every name, and remembers which it was asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.DatagramTransport", transport)
-
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        query = dns.message.from_wire(data)
-        name = query.question[0].name
-        self.asked.append(name.to_text())
-        answer = dns.message.make_response(query)
-        answer.answer.append(dns.rrset.from_text(name, 60, "IN", "A", "192.0.2.99"))
-        self.transport.sendto(answer.to_wire(), addr)
 
 
 @pytest.fixture

@@ -7,16 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import socket
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
-import pytest_asyncio
 
-from weft.testing.apart import stepped_apart
 from weft.testing.hosts import Pod
-from weft.testing.netlab import NetLab, open_lab
 from weft.testing.towns import Town
 from weft.testing.traffic import TCP
 from weft.testing.verdicts import FAMILIES, SILENCE_S, between, obeyed
@@ -26,32 +21,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CLOSED = "-d in -l tcp -p 1 -j deny"
 """Contiv's usual beginning: no TCP, until a rule of a higher priority allows some."""
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def apart() -> Iterator[None]:
-    if os.geteuid() != 0:
-        pytest.skip("the lab makes namespaces, which takes root")
-    with stepped_apart():
-        yield
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(apart: None) -> AsyncIterator[NetLab]:
-    async with open_lab() as lab:
-        await asyncio.gather(lab.host("one"), lab.host("two"))
-        yield lab
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def town(lab: NetLab) -> AsyncIterator[Town]:
-    town = Town(lab, f"t{next(_numbers)}")
-    await town.build()
-    try:
-        yield town
-    finally:
-        lab.tell_logs()
 
 
 async def test_p1_a_policy_without_rules_leaves_all_open(town: Town) -> None:

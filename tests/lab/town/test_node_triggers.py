@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import random
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 import pytest_asyncio
 
 from weft.testing import inventory
-from weft.testing.apart import stepped_apart
 from weft.testing.hosts import Host, Pod
 from weft.testing.masters import MasterProcess, client
-from weft.testing.netlab import NetLab, open_lab
+from weft.testing.netlab import NetLab
 from weft.testing.towns import Town
 from weft.testing.verdicts import between, obeyed
 from weft.testing.waiting import DEADLINE, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+STORE = "etcd"
 _numbers = itertools.count(1)
 
 
@@ -99,24 +98,9 @@ class Streets:
         self.others.append(await self.town.pod(host))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def apart() -> Iterator[None]:
-    if os.geteuid() != 0:
-        pytest.skip("the lab makes namespaces, which takes root")
-    with stepped_apart():
-        yield
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(apart: None) -> AsyncIterator[NetLab]:
-    async with open_lab(store="etcd") as lab:
-        await asyncio.gather(lab.host("one"), lab.host("two"))
-        yield lab
-
-
 @pytest_asyncio.fixture(loop_scope="module")
-async def streets(lab: NetLab) -> AsyncIterator[Streets]:
-    streets = Streets(Town(lab, f"t{next(_numbers)}"))
+async def streets(lab: NetLab, found: Callable[[], Town]) -> AsyncIterator[Streets]:
+    streets = Streets(found())
     await streets.settle()
     await streets.are_policed()
     try:

@@ -6,9 +6,7 @@ Forbidden packets are sent throughout. The store is an etcd, so that masters and
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,10 +15,9 @@ import pytest_asyncio
 
 from weft.cni.errors import CniError, Code
 from weft.testing import inventory
-from weft.testing.apart import stepped_apart
 from weft.testing.fire import Fire
 from weft.testing.hosts import Pod
-from weft.testing.netlab import NetLab, open_lab
+from weft.testing.netlab import NetLab
 from weft.testing.towns import Town
 from weft.testing.verdicts import between, obeyed
 from weft.testing.waiting import eventually, until
@@ -29,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SHUT = 6000
 OUTAGE = [10.0, pytest.param(60.0, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
-_numbers = itertools.count(1)
+STORE = "etcd"
 
 
 class Scene:
@@ -68,24 +65,9 @@ class Scene:
         await obeyed(refused=between(self.others, self.web, "tcp/9000"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def apart() -> Iterator[None]:
-    if os.geteuid() != 0:
-        pytest.skip("the lab makes namespaces, which takes root")
-    with stepped_apart():
-        yield
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(apart: None) -> AsyncIterator[NetLab]:
-    async with open_lab(store="etcd") as lab:
-        await asyncio.gather(lab.host("one"), lab.host("two"))
-        yield lab
-
-
 @pytest_asyncio.fixture(loop_scope="module")
-async def scene(lab: NetLab) -> AsyncIterator[Scene]:
-    scene = Scene(Town(lab, f"t{next(_numbers)}"))
+async def scene(lab: NetLab, found: Callable[[], Town]) -> AsyncIterator[Scene]:
+    scene = Scene(found())
     await scene.settle()
     try:
         yield scene

@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import socket
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from weft.adapters.linux.netns import Namespace
 from weft.domain.addresses import parse_address
 from weft.testing import inventory
-from weft.testing.apart import stepped_apart
 from weft.testing.fire import Fire
 from weft.testing.floods import Tap
 from weft.testing.hosts import Host, Pod
-from weft.testing.netlab import NetLab, open_lab
 from weft.testing.towns import Town
 from weft.testing.traffic import UDP
 from weft.testing.verdicts import FAMILIES, SILENCE_S, between, obeyed
@@ -38,32 +34,6 @@ DENIED = "-d in -p 1 -j deny"
 KINDS = {4: socket.AF_INET, 6: socket.AF_INET6}
 _ROUTER_ADVERTISEMENT, _REDIRECT = 134, 137
 _VXLAN_PORT = 4789
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def apart() -> Iterator[None]:
-    if os.geteuid() != 0:
-        pytest.skip("the lab makes namespaces, which takes root")
-    with stepped_apart():
-        yield
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(apart: None) -> AsyncIterator[NetLab]:
-    async with open_lab() as lab:
-        await asyncio.gather(lab.host("one"), lab.host("two"))
-        yield lab
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def town(lab: NetLab) -> AsyncIterator[Town]:
-    town = Town(lab, f"t{next(_numbers)}")
-    await town.build()
-    try:
-        yield town
-    finally:
-        lab.tell_logs()
 
 
 async def closed_group(town: Town, *rules: str) -> list[Pod]:
@@ -315,8 +285,8 @@ async def test_cve_2025_64715_a_group_without_members_is_nobody_and_not_everybod
     await obeyed(refused=between(others, closed, "tcp/80"))
 
 
-async def test_cve_2021_32575_tenants_with_the_same_addresses_are_apart(town: Town) -> None:
-    neighbours = Town(town.lab, f"t{next(_numbers)}")
+async def test_cve_2021_32575_tenants_with_the_same_addresses_are_apart(town: Town, found: Callable[[], Town]) -> None:
+    neighbours = found()
     await neighbours.build()
     ours, theirs = await town.pods(), await neighbours.pods()
     await obeyed(passing=[*between(ours, ours, "tcp/80"), *between(theirs, theirs, "tcp/80")])
