@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple
 
+from bench import dns
 from bench.figures import Figure, Skipped, figure
 from weft.agent.journal import Journal
 from weft.agent.services import Services
@@ -67,6 +68,7 @@ def run() -> dict[str, Figure]:
             **_measure_first_packets(_serve(few, FEW), served),
             **_measure_calls(served),
             **_measure_changes(changing),
+            **dns.run(),
         }
 
 
