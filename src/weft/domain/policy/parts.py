@@ -1,9 +1,9 @@
 """Policy as a datapath carries it out: lookups by number, made of small frozen parts (`weft.domain.nodeview`).
 
 A packet's source and target become numbers (`Who`, else `Where`, else 0), and the numbers with protocol and port become
-an outcome (`Row`). Every first-direction packet meets the outcome of its source's egress rows and, when that lets it
-pass, of its target's ingress rows. A number means the same on every node and after every restart, as it is made from
-what it stands for.
+an outcome (`Row`). A connection meets the outcome of its source's egress rows and, when that lets it pass, of its
+target's ingress rows, with its first packet and again after every change. A number means the same on every node and
+after every restart, as it is made from what it stands for.
 
 Rows of one direction are asked in this order, the first that fits decides:
 
@@ -75,7 +75,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
-    """The count of packets with an outcome."""
+    """The count of an outcome: of packets where it refuses, of judgements where it lets pass."""
 
     tenant: TenantName
     outcome: int
