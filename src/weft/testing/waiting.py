@@ -10,7 +10,7 @@ from weft.runtime.backoff import Backoff
 
 T = TypeVar("T")
 
-DEADLINE = 30.0
+DEADLINE = 90.0
 """Seconds after which something that should happen is taken not to happen."""
 
 
