@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from weft.domain import model
+from weft.domain.balancing.kube_objects import KubeService, KubeSlice
 from weft.domain.errors import Invalid, Malformed
 from weft.domain.ids import StoreKey, store_key
 
@@ -72,13 +73,17 @@ GLOBAL = Kind("global", model.Global, "globals", ("name",), "globals")
 
 ENDPOINT = Kind("endpoint", model.Endpoint, "endpoints", ("tenant", "network", "endpoint_id"), "endpoints")
 NODE = Kind("node", model.Node, "nodes", ("name",), "nodes")
+KUBE_SERVICE = Kind("kubeService", KubeService, "kube-services", ("tenant", "namespace", "name"), "kubeServices")
+KUBE_SLICE = Kind("kubeSlice", KubeSlice, "kube-slices", ("tenant", "namespace", "service_name", "name"), "kubeSlices")
 
 CONFIGURABLE: tuple[Kind[model.Value], ...] = (
     TENANT, NETWORK, GROUP, POLICY, RULE, PROFILE, SERVICE, BGP, GLOBAL,
 )  # type: ignore[assignment]  # fmt: skip
 """Kinds that users create, change and delete by REST."""
 
-OBSERVED: tuple[Kind[model.Value], ...] = (ENDPOINT, NODE)  # type: ignore[assignment]
+OBSERVED: tuple[Kind[model.Value], ...] = (
+    ENDPOINT, NODE, KUBE_SERVICE, KUBE_SLICE,
+)  # type: ignore[assignment]  # fmt: skip
 """Kinds that the control plane and the agents write; users read them."""
 
 ALL = CONFIGURABLE + OBSERVED

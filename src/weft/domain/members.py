@@ -111,4 +111,18 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "version": "the agent's version",
         "silentSince": "when it was last missed, in seconds since 1970; 0 while it is heard",
     },
+    "kubeService": {
+        "tenantName": "the tenant in whose space it is asked",
+        "namespace": "its namespace in Kubernetes",
+        "name": "its name in Kubernetes",
+        "shared": "workloads of all tenants may ask it",
+        "service": "its `spec` and `status`, as far as they mean something here",
+    },
+    "kubeSlice": {
+        "tenantName": "the tenant of its service",
+        "namespace": "its namespace in Kubernetes",
+        "serviceName": "the service whose backends it lists",
+        "name": "its name in Kubernetes",
+        "slice": "its `addressType`, `endpoints` and `ports`",
+    },
 }

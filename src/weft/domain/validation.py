@@ -22,6 +22,7 @@ from weft.domain.addresses import (
     parse_subnet_v4,
     parse_subnet_v6,
 )
+from weft.domain.balancing.kube_objects import KubeService, KubeSlice
 from weft.domain.errors import Invalid
 from weft.domain.ids import GLOBAL_NAME, MAX_LONG_NAME, check_endpoint_id, check_name
 from weft.domain.selectors import parse_pairs
@@ -317,6 +318,22 @@ def _normal_address(text: str, *, field: str) -> str:
     return str(parse_address(text, field=field)) if text else ""
 
 
+def _check_kube_service(document: KubeService) -> KubeService:
+    """Its names. What its spec says is for whoever carries it out: one bad address must not hide the others."""
+    check_name(document.tenant, field="tenantName")
+    check_name(document.namespace, field="namespace")
+    check_name(document.name, field="name")
+    return document
+
+
+def _check_kube_slice(document: KubeSlice) -> KubeSlice:
+    check_name(document.tenant, field="tenantName")
+    check_name(document.namespace, field="namespace")
+    check_name(document.service_name, field="serviceName")
+    check_name(document.name, field="name", limit=MAX_LONG_NAME)
+    return document
+
+
 _CHECKS: dict[type[model.Value], Callable[..., model.Value]] = {
     model.Tenant: _check_tenant,
     model.Network: _check_network,
@@ -329,4 +346,6 @@ _CHECKS: dict[type[model.Value], Callable[..., model.Value]] = {
     model.Global: _check_global,
     model.Endpoint: _check_endpoint,
     model.Node: _check_node,
+    KubeService: _check_kube_service,
+    KubeSlice: _check_kube_slice,
 }

@@ -25,9 +25,11 @@ def values(draw: st.DrawFn) -> model.Value:
 
 
 def _member(kind: Any) -> st.SearchStrategy[Any]:
+    return _any_of(msgspec.inspect.type_info(kind))
+
+
+def _any_of(found: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
     """Texts with everything JSON must escape, numbers of any size, and what is nested."""
-    text = st.text(max_size=20)
-    found = msgspec.inspect.type_info(kind)
     match found:
         case msgspec.inspect.IntType():
             return st.integers(-(1 << 62), 1 << 62)
@@ -37,15 +39,18 @@ def _member(kind: Any) -> st.SearchStrategy[Any]:
             return st.booleans()
         case msgspec.inspect.LiteralType(values=words):
             return st.sampled_from(words)
-        case msgspec.inspect.VarTupleType():
-            return st.lists(text, max_size=4).map(tuple)
-        case msgspec.inspect.DictType():
-            return st.dictionaries(text, text, max_size=4)
-        case msgspec.inspect.UnionType():
-            tags = st.builds(model.NetworkTags, vlan=st.integers(1, 4094), vni=st.integers(0, 9999))
-            return st.none() | tags
+        case msgspec.inspect.VarTupleType(item_type=item):
+            return st.lists(_any_of(item), max_size=4).map(tuple)
+        case msgspec.inspect.DictType(key_type=key, value_type=value):
+            return st.dictionaries(_any_of(key), _any_of(value), max_size=4)
+        case msgspec.inspect.UnionType(types=kinds_of):
+            return st.one_of(*map(_any_of, kinds_of))
+        case msgspec.inspect.NoneType():
+            return st.none()
+        case msgspec.inspect.StructType(cls=kind, fields=fields):
+            return st.builds(kind, **{field.name: _any_of(field.type) for field in fields})
     assert isinstance(found, msgspec.inspect.StrType)
-    return text
+    return st.text(max_size=20)
 
 
 @given(values())

@@ -37,9 +37,9 @@ def test_every_kind_can_be_checked() -> None:
             check(msgspec.convert(_complete(empty), kind.type))
 
 
-def _complete(members: dict[str, str]) -> dict[str, str]:
-    """Words for the members that have only a few."""
-    words = {"encap": "vlan", "direction": "in", "action": "deny"}
+def _complete(members: dict[str, str]) -> dict[str, object]:
+    """Words for the members that have only a few, and what is nested."""
+    words = {"encap": "vlan", "direction": "in", "action": "deny", "service": {}, "slice": {"addressType": "IPv4"}}
     return {name: words.get(name, text) for name, text in members.items()}
 
 

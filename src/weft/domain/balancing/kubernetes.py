@@ -2,120 +2,25 @@
 
 Two views of one service: pods ask at its own addresses, and at the outer ones too; the host is asked at outer addresses
 and node ports. Outer addresses count only inside the ranges that the cluster's owner allows, so that no service takes
-an address that is not its own (CVE-2020-8554). Members that mean nothing here are left unread.
+an address that is not its own (CVE-2020-8554).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
-
-import msgspec
 
 from weft.domain.addresses import Address, Range, parse_address
+from weft.domain.balancing.kube_objects import (
+    HEADLESS,
+    AffinityConfig,
+    EndpointSlice,
+    Service,
+    ServicePort,
+    SliceEndpoint,
+)
 from weft.domain.balancing.parts import Front
 from weft.domain.balancing.table import Pool, Target, pool_of
 from weft.domain.policy.protocols import protocol_number
-
-Protocol = Literal["TCP", "UDP", "SCTP"]
-TrafficPolicy = Literal["Cluster", "Local"]
-
-HEADLESS = "None"
-_AFFINITY_S = 10800
-
-
-class _Value(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of what is read; absent members have Kubernetes' defaults."""
-
-
-class ServicePort(_Value, frozen=True, kw_only=True):
-    """A port of a service. Which port of a pod it leads to is in the slices."""
-
-    name: str = ""
-    protocol: Protocol = "TCP"
-    port: int
-    node_port: int = 0
-
-
-class ClientAffinity(_Value, frozen=True, kw_only=True):
-    """For how long a client is remembered."""
-
-    timeout_seconds: int = _AFFINITY_S
-
-
-class AffinityConfig(_Value, frozen=True, kw_only=True):
-    """What goes with `sessionAffinity`."""
-
-    client_ip: ClientAffinity = msgspec.field(name="clientIP", default=ClientAffinity())
-
-
-class ServiceSpec(_Value, frozen=True, kw_only=True):
-    """What a service wants."""
-
-    cluster_ips: tuple[str, ...] = msgspec.field(name="clusterIPs", default=())
-    external_ips: tuple[str, ...] = msgspec.field(name="externalIPs", default=())
-    ports: tuple[ServicePort, ...] = ()
-    session_affinity: Literal["None", "ClientIP"] = "None"
-    session_affinity_config: AffinityConfig | None = None
-    internal_traffic_policy: TrafficPolicy = "Cluster"
-    external_traffic_policy: TrafficPolicy = "Cluster"
-
-
-class Ingress(_Value, frozen=True, kw_only=True):
-    """Where a load balancer is."""
-
-    ip: str = ""
-
-
-class LoadBalancer(_Value, frozen=True, kw_only=True):
-    """What somebody gave to a service of type LoadBalancer."""
-
-    ingress: tuple[Ingress, ...] = ()
-
-
-class ServiceStatus(_Value, frozen=True, kw_only=True):
-    """What a service has got."""
-
-    load_balancer: LoadBalancer = LoadBalancer()
-
-
-class Service(_Value, frozen=True, kw_only=True):
-    """A v1 Service."""
-
-    spec: ServiceSpec
-    status: ServiceStatus = ServiceStatus()
-
-
-class Conditions(_Value, frozen=True, kw_only=True):
-    """How a pod is; what nobody has said about `ready` is taken for true."""
-
-    ready: bool | None = None
-    serving: bool | None = None
-    terminating: bool | None = None
-
-
-class SliceEndpoint(_Value, frozen=True, kw_only=True):
-    """A pod behind a service. Its addresses are all the same pod: the first one is enough."""
-
-    addresses: tuple[str, ...]
-    conditions: Conditions = Conditions()
-    node_name: str = ""
-
-
-class SlicePort(_Value, frozen=True, kw_only=True):
-    """Where the pods of a slice are asked for a port of the service, by its name."""
-
-    name: str = ""
-    protocol: Protocol = "TCP"
-    port: int | None = None
-
-
-class EndpointSlice(_Value, frozen=True, kw_only=True):
-    """A discovery.k8s.io/v1 EndpointSlice."""
-
-    address_type: Literal["IPv4", "IPv6", "FQDN"]
-    endpoints: tuple[SliceEndpoint, ...] | None = None
-    ports: tuple[SlicePort, ...] | None = None
 
 
 def pools_for_pods(

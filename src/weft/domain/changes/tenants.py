@@ -11,7 +11,9 @@ from weft.domain.ids import DEFAULT_TENANT
 from weft.domain.kinds import Kind
 from weft.domain.planning import Reading, put
 
-_MEMBERS: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.POLICY, kinds.PROFILE, kinds.SERVICE)
+_MEMBERS: tuple[Kind[Any], ...] = (
+    kinds.NETWORK, kinds.GROUP, kinds.POLICY, kinds.PROFILE, kinds.SERVICE, kinds.KUBE_SERVICE,
+)  # fmt: skip
 
 
 def put_tenant(_: Reading, wanted: model.Tenant, present: model.Tenant | None) -> list[Write]:

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from weft.domain.addresses import Address, Range, parse_address
-from weft.domain.balancing.kubernetes import EndpointSlice, Service, pools_for_host, pools_for_pods
+from weft.domain.balancing.kube_objects import EndpointSlice, Service
+from weft.domain.balancing.kubernetes import pools_for_host, pools_for_pods
 from weft.domain.balancing.parts import Front
 from weft.domain.balancing.table import Pool
 from weft.domain.errors import Invalid
