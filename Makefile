@@ -25,7 +25,7 @@ check: $(READY)
 	$(PYTEST) tests/unit
 
 test: check
-	scripts/install-system-packages etcd lab
+	scripts/install-system-packages etcd lab ovs
 	scripts/build-cnitool
 	$(PYTEST) tests/contracts tests/system tests/lab
 
