@@ -1,0 +1,73 @@
+"""Messages out of a stream, however it is cut."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.adapters.ovs.jsonrpc import Incoming, Message, encode
+from weft.adapters.ovs.ovsdb import Database
+from weft.domain.errors import DatapathFault
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(VALUES, max_size=5), st.lists(st.integers(1, 50), max_size=20), st.sampled_from(["", " ", "\n"]))
+def test_messages_come_out_as_they_went_in(values: list[Any], cuts: list[int], between: str) -> None:
+    stream = between.encode().join(encode({"id": 1, "result": value, "more": {}}) for value in values)
+    incoming, found, at = Incoming(), list[Message](), 0
+    for cut in [*cuts, len(stream)]:
+        found += incoming.feed(stream[at : at + cut])
+        at += cut
+    assert [message.result for message in found] == values
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_waited_on_or_refused(noise: bytes) -> None:
+    try:
+        Incoming().feed(noise + b"}")
+    except DatapathFault as fault:
+        assert fault.message.startswith("ovsdb: ")
+
+
+@pytest.mark.parametrize("stream", [b"[]}", b'{"id":1}{"params":3}', b'{"method":1}{}'])
+def test_what_is_no_message_is_refused(stream: bytes) -> None:
+    with pytest.raises(DatapathFault, match="ovsdb"):
+        Incoming().feed(stream)
+
+
+def test_a_server_that_asks_is_answered(tmp_path: Path) -> None:
+    """Before it answers our own question: else it would take us for dead."""
+    heard: list[Any] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "db.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                answers: tuple[dict[str, Any], ...] = ({"tables": {}}, {})
+                for answer in answers:
+                    question = json.loads(connection.recv(1 << 16))
+                    connection.sendall(encode({"method": "echo", "params": ["alive?"], "id": "echo"}))
+                    heard.append(json.loads(connection.recv(1 << 16)))
+                    connection.sendall(encode({"id": question["id"], "result": answer, "error": None}))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        database = Database(f"unix:{tmp_path / 'db.sock'}", columns={})
+        database.look()
+        database.close()
+        thread.join(10)
+    assert heard == [{"id": "echo", "result": ["alive?"], "error": None}] * 2
