@@ -136,9 +136,9 @@ BEFORE_ENDPOINTS = [
     Step("bgp ls", ("n1 50.1.1.1/24 65002 500 50.1.1.2",)),
     Step("bgp ls -q", ("n1\n",)),
     Step("bgp inspect n1", ('"hostname": "n1"',)),
-    Step("service create -t t1 -s blue -l app=web -p 80:8080:TCP shop", ("t1:shop\n",)),
+    Step("service create -t t1 -s blue -l app=web -p 80:8080:TCP --preferred-ipv6 2001:db8::9 shop", ("t1:shop\n",)),
     Step("service ls -t t1", ("shop t1 blue", "80:8080:TCP app=web")),
-    Step("service inspect -t t1 shop", ('"serviceVip"',)),
+    Step("service inspect -t t1 shop", ('"serviceVip"', '"ipv6ServiceVip": "2001:db8::9"')),
 ]
 WITH_AN_ENDPOINT = [
     Step("endpoint ls -t t1", ("t1 blue web e-0001 10.1.1.10",)),

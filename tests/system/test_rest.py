@@ -283,6 +283,7 @@ class TestRoutes:
             "ports": ["80:8080:TCP"],
             "selectors": {"app": "web"},
             "ipaddress": "10.1.1.1",
+            "ipv6address": "",
             "providers": {},
         }
         assert (await rest.send("GET", "/services")).accepted() == [found]

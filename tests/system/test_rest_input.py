@@ -245,7 +245,12 @@ async def test_members_that_are_missing_unknown_or_of_another_type(used: Rest, p
 
 @pytest.mark.parametrize(
     ("plural", "member", "value"),
-    [("networks", "tags", {"vlan": 5}), ("endpointGroups", "groupId", 7), ("serviceLBs", "vip", "10.1.1.9")],
+    [
+        ("networks", "tags", {"vlan": 5}),
+        ("endpointGroups", "groupId", 7),
+        ("serviceLBs", "vip", "10.1.1.9"),
+        ("serviceLBs", "ipv6Vip", "fd00::9"),
+    ],
 )
 async def test_what_the_control_plane_gives_cannot_be_set(used: Rest, plural: str, member: str, value: object) -> None:
     before = await used.state()

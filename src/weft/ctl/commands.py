@@ -327,6 +327,7 @@ NOUNS = (
                         placeholder="PORT:PORT:PROTOCOL",
                     ),
                     Flag(("--preferred-ip", "--ip"), "address asked for", "ipAddress", placeholder="ADDRESS"),
+                    Flag(("--preferred-ipv6",), "IPv6 address asked for", "ipv6Address", placeholder="ADDRESS"),
                 ),
             ),
             _remove(kinds.SERVICE, "Delete a service"),

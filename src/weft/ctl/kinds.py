@@ -139,6 +139,7 @@ SERVICE = Kind(
         _TENANT,
         Column("Network", "networkName"),
         Column("Preferred IP", "ipAddress"),
+        Column("Preferred IPv6", "ipv6Address"),
         Column("Ports", "ports"),
         Column("Selectors", "selectors"),
     ),

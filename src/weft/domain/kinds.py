@@ -67,7 +67,7 @@ GROUP = Kind("endpointGroup", model.Group, "groups", ("tenant", "name"), "endpoi
 POLICY = Kind("policy", model.Policy, "policies", ("tenant", "name"), "policys")
 RULE = Kind("rule", model.Rule, "rules", ("tenant", "policy", "rule_id"), "rules")
 PROFILE = Kind("netprofile", model.Profile, "profiles", ("tenant", "name"), "netprofiles")
-SERVICE = Kind("serviceLB", model.Service, "services", ("tenant", "name"), "serviceLBs", frozenset({"vip"}))
+SERVICE = Kind("serviceLB", model.Service, "services", ("tenant", "name"), "serviceLBs", frozenset({"vip", "ipv6Vip"}))
 BGP = Kind("Bgp", model.BgpPeer, "bgps", ("hostname",), "Bgps")
 GLOBAL = Kind("global", model.Global, "globals", ("name",), "globals")
 

@@ -68,9 +68,11 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "serviceName": _NAME,
         "networkName": "the network its address is from; never changes",
         "ipAddress": "the address asked for, or empty: the lowest free one",
+        "ipv6Address": "the IPv6 address asked for, or empty: the lowest free one where the network has IPv6",
         "selectors": "`key=value` pairs; endpoints whose labels contain all of them provide the service",
         "ports": "`servicePort:providerPort:TCP` (or UDP)",
         "vip": "given: the address, kept until the service is deleted",
+        "ipv6Vip": "given: the IPv6 address, where the network has a subnet for it; kept as long",
     },
     "Bgp": {
         "hostname": "the node whose session it is",

@@ -130,15 +130,23 @@ class Profile(Value, frozen=True, kw_only=True):
 
 
 class Service(Value, frozen=True, kw_only=True):
-    """A serviceLB: one address that balances over the endpoints whose labels contain all selectors."""
+    """A serviceLB: an address of each family, balanced over the endpoints whose labels contain all selectors."""
 
     tenant: TenantName = field(name="tenantName")
     name: ServiceName = field(name="serviceName")
     network: NetworkName = field(name="networkName")
     ip_address: str = ""
+    ipv6_address: str = field(name="ipv6Address", default="")
     selectors: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()
     vip: str = ""
+    ipv6_vip: str = field(name="ipv6Vip", default="")
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The addresses it was given, v4 first."""
+        given = ((self.vip, "vip"), (self.ipv6_vip, "ipv6Vip"))
+        return tuple(parse_address(text, field=member) for text, member in given if text)
 
 
 class BgpPeer(Value, frozen=True, kw_only=True):

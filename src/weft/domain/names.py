@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from weft.domain import ipam, kinds, model
-from weft.domain.addresses import Address, parse_address
+from weft.domain.addresses import Address
 from weft.domain.cluster import Cluster
 from weft.domain.ids import TenantName
 
@@ -114,11 +114,9 @@ def endpoint_entry(endpoint: model.Endpoint, *, keeps_in: KeepsIn = nobody) -> E
 
 
 def service_entry(service: model.Service) -> Entry:
-    """The service's own address, forth and back; nothing before it has one."""
-    name, text = _dns_name(service.name), service.vip or service.ip_address
-    if not name or not text:
-        return NOTHING
-    return Entry(both_ways(name, (parse_address(text, field="vip"),), rank=Rank.SERVICE))
+    """The service's own addresses, forth and back; nothing before it has one."""
+    name = _dns_name(service.name)
+    return Entry(both_ways(name, service.addresses, rank=Rank.SERVICE)) if name else NOTHING
 
 
 _SHOWN = {

@@ -126,7 +126,12 @@ def _policy(cluster: Cluster, policy: model.Policy) -> Oper:
 
 def _service(cluster: Cluster, service: model.Service) -> Oper:
     found = list(providers(cluster, service))
-    return {"serviceVip": service.vip, "numProviders": len(found), "providers": _endpoints(cluster, found)}
+    return {
+        "serviceVip": service.vip,
+        "ipv6ServiceVip": service.ipv6_vip,
+        "numProviders": len(found),
+        "providers": _endpoints(cluster, found),
+    }
 
 
 def _global(cluster: Cluster, settings: model.Global) -> Oper:

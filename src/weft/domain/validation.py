@@ -215,8 +215,9 @@ def _check_service(service: model.Service) -> model.Service:
     check_name(service.tenant, field="tenantName")
     check_name(service.network, field="networkName")
     check_name(service.name, field="serviceName", limit=MAX_LONG_NAME)
-    if service.ip_address:
-        parse_address(service.ip_address, field="ipAddress", family=4)
+    for family, text, field in ((4, service.ip_address, "ipAddress"), (6, service.ipv6_address, "ipv6Address")):
+        if text:
+            parse_address(text, field=field, family=family)
     if not service.selectors:
         raise Invalid("selectors is empty: give at least one key=value", field="selectors")
     for pair in service.selectors:
@@ -228,7 +229,9 @@ def _check_service(service: model.Service) -> model.Service:
     fronts = [(front, protocol) for front, _, protocol in (port.split(":") for port in ports)]
     if len(set(fronts)) != len(fronts):
         raise Invalid("ports lists a service port twice for one protocol: list each once", field="ports")
-    return msgspec.structs.replace(service, ports=ports)
+    return msgspec.structs.replace(
+        service, ports=ports, ipv6_address=_normal_address(service.ipv6_address, field="ipv6Address")
+    )
 
 
 def _check_service_port(entry: str) -> str:

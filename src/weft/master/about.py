@@ -97,5 +97,6 @@ class About:
             "ports": service.ports,
             "selectors": dict(pair.split("=", 1) for pair in service.selectors),
             "ipaddress": service.vip,
+            "ipv6address": service.ipv6_vip,
             "providers": found,
         }

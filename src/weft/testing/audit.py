@@ -90,7 +90,10 @@ class _Auditor:
                 if member in document:
                     yield key[:2], document[member], f"endpoint:{':'.join(key)}", document
         for key, document in self._folders["services"].items():
-            yield (key[0], document["networkName"]), document["vip"], f"serviceLB:{':'.join(key)}", document
+            for member in ("vip", "ipv6Vip"):
+                if member in document:
+                    network = (key[0], document["networkName"])
+                    yield network, document[member], f"serviceLB:{':'.join(key)}", document
 
     def _address_holders(self) -> Iterator[str]:
         """Every address in use has one holder, may be had by it, and is backed by its claim or its node's block."""

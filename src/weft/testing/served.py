@@ -18,11 +18,13 @@ REFUSED = "refused"
 
 
 @asynccontextmanager
-async def saying_names(pods: Iterable[Pod], *, port: int, transport: Transport = TCP) -> AsyncIterator[None]:
-    """Each pod tells its name to whoever asks at the port."""
+async def saying_names(
+    pods: Iterable[Pod], *, port: int, transport: Transport = TCP, family: int = 4
+) -> AsyncIterator[None]:
+    """Each pod tells its name to whoever asks at the port of its address of the family."""
     async with AsyncExitStack() as stack:
         for pod in pods:
-            ear = stack.enter_context(pod.place().listening(port, transport))
+            ear = stack.enter_context(pod.place(family).listening(port, transport))
             await stack.enter_async_context(beside(_say(pod.name.encode(), ear, transport), name=f"ear of {pod.name}"))
         yield
 

@@ -88,6 +88,20 @@ async def test_containers_and_groups_resolve_everywhere_and_again_when_made_anew
             (await lab.rest.delete("endpointGroups", f"default:{group}")).accepted()
 
 
+async def test_a_service_resolves_forth_and_back_until_it_goes_r4(lab: NetLab, host: Host) -> None:
+    pod = await host.pod("web", network="net")
+    shop = {"tenantName": "default", "serviceName": "shop.example", "networkName": "net"}
+    (await lab.rest.put("serviceLBs", **shop, selectors=["app=web"], ports=["80:8080:TCP"])).accepted()
+    oper = await lab.rest.oper("serviceLBs", "default:shop.example")
+    for family, kind, member in ((4, "A", "serviceVip"), (6, "AAAA", "ipv6ServiceVip")):
+        await comes_to(pod, "Shop.example", kind, answer=[oper[member]], family=family)
+        await comes_to(pod, "-x", oper[member], answer=["shop.example."], family=family)
+    (await lab.rest.delete("serviceLBs", "default:shop.example")).accepted()
+    for family, kind, member in ((4, "A", "serviceVip"), (6, "AAAA", "ipv6ServiceVip")):
+        await comes_to(pod, "shop.example", kind, answer=[], family=family)
+        await comes_to(pod, "-x", oper[member], answer=[], family=family)
+
+
 async def test_a_large_group_answers_with_ten_of_its_members_chosen_anew_r4(lab: NetLab, host: Host) -> None:
     await lab.group("svc", network="net")
     pods = await asyncio.gather(*(host.pod(f"p{number}", group="svc") for number in range(13)))

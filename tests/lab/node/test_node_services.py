@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from ipaddress import IPv4Address
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import product
 from typing import Any
 
 from weft.adapters.linux.netns import Namespace
@@ -13,7 +15,7 @@ from weft.testing.hosts import Host, Pod
 from weft.testing.masters import MasterProcess, client
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.served import NOBODY, REFUSED, hears, saying_names
-from weft.testing.traffic import TCP, UDP, Place, Transport
+from weft.testing.traffic import TCP, UDP, IPAddress, Place, Transport
 from weft.testing.waiting import DEADLINE, eventually
 
 LABELS = {"app": "web", "tier": "front", "zone": "a", "colour": "green"}
@@ -24,12 +26,14 @@ SERVICE: dict[str, object] = {
     "selectors": [f"{key}={value}" for key, value in LABELS.items()],
     "ports": ["80:8080:TCP", "643:7070:UDP"],
 }
-VIP = IPv4Address("10.1.0.200")
+VIPS: dict[int, IPAddress] = {4: IPv4Address("10.1.0.200"), 6: IPv6Address("fd00:1::200")}
+ASKED_FOR = {"ipAddress": str(VIPS[4]), "ipv6Address": str(VIPS[6])}
+NET = {"subnet": "10.1.0.0/24", "gateway": "10.1.0.254", "ipv6Subnet": "fd00:1::/64", "ipv6Gateway": "fd00:1::1"}
 TRANSPORTS = ((TCP, 80, 8080), (UDP, 643, 7070))
 
 
 async def start(lab: NetLab) -> tuple[Host, Host]:
-    await lab.network("net", subnet="10.1.0.0/24", gateway="10.1.0.254")
+    await lab.network("net", **NET)
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     return one, two
 
@@ -40,27 +44,30 @@ async def label(lab: NetLab, pod: Pod, **labels: str) -> None:
     (await lab.rest.post("/plugin/updateEndpoint", call)).accepted()
 
 
-async def put_service(lab: NetLab, **members: object) -> str:
-    """Create or change the service; its address."""
-    (await lab.rest.put("serviceLBs", **SERVICE, **members)).accepted()
+async def put_service(lab: NetLab, **members: object) -> None:
+    """Create or change the service, which has the addresses that were asked for."""
+    (await lab.rest.put("serviceLBs", **(SERVICE | ASKED_FOR | members))).accepted()
+    assert await addresses(lab) == VIPS
+
+
+async def addresses(lab: NetLab) -> dict[int, IPAddress]:
+    """The addresses of the service, by family."""
     oper = await lab.rest.oper("serviceLBs", "default:shop")
-    return str(oper["serviceVip"])
+    return {4: ip_address(oper["serviceVip"]), 6: ip_address(oper["ipv6ServiceVip"])}
 
 
-async def heard(client: Pod, *, port: int, transport: Transport, times: int = 24) -> set[str]:
-    """All that are heard at the service's address."""
-    return {await hears(client.place(), VIP, port=port, transport=transport) for _ in range(times)}
+async def heard(client: Place, *, port: int, transport: Transport = TCP, times: int = 24) -> set[str]:
+    """All that are heard at the service's address of the client's family."""
+    vip = VIPS[client.address.version]
+    return {await hears(client, vip, port=port, transport=transport) for _ in range(times)}
 
 
 async def all_are_heard(client: Pod, providers: list[Pod]) -> None:
-    """Every provider answers by both transports, and nobody else, sooner or later."""
+    """Every provider answers by both transports and families, and nobody else, sooner or later."""
     wanted = {pod.name for pod in providers}
-    for transport, port, target_port in TRANSPORTS:
-        async with saying_names(providers, port=target_port, transport=transport):
-
-            async def ask(transport: Transport = transport, port: int = port) -> set[str]:
-                return await heard(client, port=port, transport=transport)
-
+    for (transport, port, target_port), family in product(TRANSPORTS, VIPS):
+        async with saying_names(providers, port=target_port, transport=transport, family=family):
+            ask = partial(heard, client.place(family), port=port, transport=transport)
             await eventually(ask, lambda names: names == wanted)
 
 
@@ -69,12 +76,12 @@ async def test_s1_s2_s3_providers_come_and_go(lab: NetLab) -> None:
     one, two = await start(lab)
     early, client = await one.pod("early", network="net"), await two.pod("client", network="net")
     await label(lab, early, **LABELS)
-    assert await put_service(lab, ipAddress=str(VIP)) == str(VIP)
+    await put_service(lab)
     await all_are_heard(client, [early])
     late = await two.pod("late", network="net")
     await label(lab, late, **LABELS, more="labels")
     await all_are_heard(client, [early, late])
-    await lab.network("later", subnet="10.2.0.0/24", gateway="10.2.0.254")
+    await lab.network("later", subnet="10.2.0.0/24", ipv6Subnet="fd00:2::/64")
     consumer = await one.pod("consumer", network="later")
     await all_are_heard(consumer, [early, late])
     await early.remove()
@@ -91,7 +98,7 @@ async def test_s8_labels_must_contain_the_selectors(lab: NetLab) -> None:
     client, provider, other = await asyncio.gather(
         *(one.pod(name, network="net") for name in ("client", "provider", "other"))
     )
-    await put_service(lab, ipAddress=str(VIP))
+    await put_service(lab)
     await label(lab, provider, **LABELS, more="labels")
     await label(lab, other, **dict(list(LABELS.items())[:3]))
     await all_are_heard(client, [provider])
@@ -100,33 +107,36 @@ async def test_s8_labels_must_contain_the_selectors(lab: NetLab) -> None:
     await all_are_heard(client, [other])
     await lab.rest.post("/plugin/updateEndpoint", {"Event": "die", "Tenant": "default", "EndpointID": other.name})
 
-    async def ask() -> str:
-        return await hears(client.place(), VIP, port=80)
-
-    assert await eventually(ask, lambda name: name == REFUSED)
+    for family in VIPS:
+        ask = partial(heard, client.place(family), port=80, times=1)
+        assert await eventually(ask, lambda names: names == {REFUSED})
 
 
 async def test_s4_s7_the_address_is_kept_until_the_service_goes(lab: NetLab) -> None:
-    """S4, S7: another port at the same address; then nobody is there, and the address is free."""
+    """S4, S7: another port at the same addresses; then nobody is there, and the addresses are free."""
     one, _ = await start(lab)
     client, provider = await one.pod("client", network="net"), await one.pod("provider", network="net")
     await label(lab, provider, app="web")
-    await put_service(lab, ipAddress=str(VIP))
+    await put_service(lab)
     changed: dict[str, object] = {**SERVICE, "selectors": ["app=web"], "ports": ["81:8080:TCP"]}
     (await lab.rest.put("serviceLBs", **changed)).accepted()
-    assert (await lab.rest.oper("serviceLBs", "default:shop"))["serviceVip"] == str(VIP)
-
-    async def ask(port: int) -> str:
-        return await hears(client.place(), VIP, port=port)
-
-    async with saying_names([provider], port=8080):
-        await eventually(lambda: ask(81), lambda name: name == provider.name)
-        assert await ask(80) == REFUSED
-        (await lab.rest.delete("serviceLBs", "default:shop")).accepted()
-        await eventually(lambda: ask(81), lambda name: name == NOBODY)
-    heir = await one.pod("heir", network="net", address=f"{VIP}/24")
-    async with saying_names([heir], port=81):
-        assert await eventually(lambda: ask(81), lambda name: name == heir.name)
+    assert await addresses(lab) == VIPS
+    for family in VIPS:
+        async with saying_names([provider], port=8080, family=family):
+            ask = partial(heard, client.place(family), times=1)
+            await eventually(partial(ask, port=81), lambda names: names == {provider.name})
+            assert await ask(port=80) == {REFUSED}
+    (await lab.rest.delete("serviceLBs", "default:shop")).accepted()
+    for family in VIPS:
+        async with saying_names([provider], port=8080, family=family):
+            ask = partial(heard, client.place(family), port=81, times=1)
+            await eventually(ask, lambda names: names == {NOBODY})
+    heir = await one.pod("heir", network="net", address=f"{VIPS[4]}/24")
+    other = await one.pod("other", network="net", address=f"{VIPS[6]}/64")
+    for family, taker in ((4, heir), (6, other)):
+        async with saying_names([taker], port=81, family=family):
+            ask = partial(heard, client.place(family), port=81, times=1)
+            await eventually(ask, {taker.name}.__eq__)
 
 
 async def test_s6_services_go_on_without_the_agent_and_after_it(lab: NetLab) -> None:
@@ -137,7 +147,7 @@ async def test_s6_services_go_on_without_the_agent_and_after_it(lab: NetLab) -> 
         await one.pod("near", network="net"),
         await two.pod("far", network="net"),
     )
-    await put_service(lab, ipAddress=str(VIP))
+    await put_service(lab)
     for pod in (near, far):
         await label(lab, pod, **LABELS)
     await all_are_heard(client, [near, far])
@@ -156,41 +166,37 @@ async def test_s5_services_come_and_go_after_a_change_of_leader(apart: None) -> 
         folder = lab.directory / "heir"
         folder.mkdir()
         async with MasterProcess(folder, *flags) as heir, client(heir.url) as rest:
-            await lab.network("net", subnet="10.1.0.0/24", gateway="10.1.0.254")
+            await lab.network("net", **NET)
             host = await lab.host("one")
             consumer, provider = await host.pod("consumer", network="net"), await host.pod("provider", network="net")
             await label(lab, provider, **LABELS)
-            await put_service(lab, ipAddress=str(VIP))
+            await put_service(lab)
             await all_are_heard(consumer, [provider])
             lab.master.kill()
             lab.rest = rest
-            other = SERVICE | {"serviceName": "other", "ipAddress": "10.1.0.201"}
+            other = SERVICE | {"serviceName": "other", "ipAddress": "10.1.0.201", "ipv6Address": "fd00:1::201"}
             await eventually(lambda: rest.put("serviceLBs", **other), lambda answer: answer.status == 200)
             (await rest.delete("serviceLBs", "default:shop")).accepted()
 
-            async def ask(address: str) -> str:
-                return await hears(consumer.place(), IPv4Address(address), port=80)
-
-            async with saying_names([provider], port=8080):
-                await eventually(lambda: ask("10.1.0.201"), lambda name: name == provider.name)
-                await eventually(lambda: ask(str(VIP)), lambda name: name == NOBODY)
+            for family, vip in VIPS.items():
+                ask = partial(hears, consumer.place(family), port=80)
+                async with saying_names([provider], port=8080, family=family):
+                    await eventually(partial(ask, vip + 1), lambda name: name == provider.name)
+                    await eventually(partial(ask, vip), lambda name: name == NOBODY)
 
 
 async def test_the_host_is_a_client_too(lab: NetLab) -> None:
-    """From the host's own namespace the address balances as from a pod."""
+    """From the host's own namespace the addresses balance as from a pod."""
     one, two = await start(lab)
     provider, other = await one.pod("provider", network="net"), await two.pod("other", network="net")
-    await put_service(lab, ipAddress=str(VIP))
+    await put_service(lab)
     for pod in (provider, other):
         await label(lab, pod, **LABELS)
-    async with saying_names([provider, other], port=8080):
-        for host in (one, two):
+    for host, family in product((one, two), VIPS):
+        own = ip_address(host.address if family == 4 else f"fd77:6566:7400::{host.address}")
+        async with saying_names([provider, other], port=8080, family=family):
             with Namespace.open(host.machine) as machine:
-                place = Place(machine, IPv4Address(host.address))
-
-                async def ask(place: Place = place) -> set[str]:
-                    return {await hears(place, VIP, port=80) for _ in range(24)}
-
+                ask = partial(heard, Place(machine, own), port=80)
                 await eventually(ask, lambda names: names == {"provider", "other"})
 
 
@@ -198,22 +204,23 @@ async def test_svcstats_tell_who_used_what(lab: NetLab) -> None:
     """W45: by client, service and provider, with the addresses where they belong, in both directions."""
     one, two = await start(lab)
     client, provider = await one.pod("client", network="net"), await two.pod("provider", network="net")
-    await put_service(lab, ipAddress=str(VIP))
+    await put_service(lab)
     await label(lab, provider, **LABELS)
     await all_are_heard(client, [provider])
     stats = svcstats(one)
-    assert set(stats) == {str(client.address())}
-    told = stats[str(client.address())]
-    assert (told["EndpointIP"], told["VrfName"]) == (str(client.address()), "default")
-    assert [(each["Protocol"], each["SvcPort"], each["ProvPort"]) for each in told["PortStats"]] == [
-        ("TCP", "80", "8080"),
-        ("UDP", "643", "7070"),
-    ]
-    for each in told["PortStats"]:
-        assert each["ServiceIP"] == str(VIP)
-        assert set(each["ProvStats"]) == {str(provider.address())}
-        counts = each["ProvStats"][str(provider.address())]
-        assert all(counts[name] > 0 for name in ("PacketsIn", "BytesIn", "PacketsOut", "BytesOut"))
+    assert set(stats) == {str(client.address(family)) for family in VIPS}
+    for family, vip in VIPS.items():
+        told = stats[str(client.address(family))]
+        assert (told["EndpointIP"], told["VrfName"]) == (str(client.address(family)), "default")
+        assert [(each["Protocol"], each["SvcPort"], each["ProvPort"]) for each in told["PortStats"]] == [
+            ("TCP", "80", "8080"),
+            ("UDP", "643", "7070"),
+        ]
+        for each in told["PortStats"]:
+            assert each["ServiceIP"] == str(vip)
+            assert set(each["ProvStats"]) == {str(provider.address(family))}
+            counts = each["ProvStats"][str(provider.address(family))]
+            assert all(counts[name] > 0 for name in ("PacketsIn", "BytesIn", "PacketsOut", "BytesOut"))
     assert svcstats(two) == {}
 
 

@@ -115,13 +115,14 @@ LISTS: list[tuple[str, str, dict[str, object], str, str]] = [
             "tenantName": "default",
             "serviceName": "shop",
             "networkName": "blue",
+            "ipv6Address": "fd00::9",
             "ports": ["80:8080:TCP"],
             "selectors": ["app=web"],
         },
         "shop",
-        "Service  Tenant   Network  Preferred IP  Ports        Selectors\n"
-        "-------  ------   -------  ------------  -----        ---------\n"
-        "shop     default  blue                   80:8080:TCP  app=web\n",
+        "Service  Tenant   Network  Preferred IP  Preferred IPv6  Ports        Selectors\n"
+        "-------  ------   -------  ------------  --------------  -----        ---------\n"
+        "shop     default  blue                   fd00::9         80:8080:TCP  app=web\n",
     ),
     (
         "endpoint ls",

@@ -50,6 +50,9 @@ def test_a_service_is_known_when_it_has_an_address() -> None:
         Record("shop", "A", "10.1.1.9", Rank.SERVICE),
         Record("9.1.1.10.in-addr.arpa", "PTR", "shop", Rank.SERVICE),
     )
+    both = service_entry(service("shop", vip="10.1.1.9", ipv6_vip="fd00::9")).records
+    assert [(each.type, each.data) for each in both if each.name == "shop"] == [("A", "10.1.1.9"), ("AAAA", "fd00::9")]
+    assert [each.data for each in both if each.type == "PTR"] == ["shop", "shop"]
 
 
 def test_whoever_may_not_go_out_may_not_ask_outside() -> None:

@@ -93,12 +93,13 @@ def test_kinds_without_operational_state_show_none() -> None:
 
 def test_a_tenant_shows_what_is_in_it() -> None:
     world = World()
-    for value in (network(), group(), policy(), profile(), service()):
+    dual = network(ipv6_subnet="fd00::/64", ipv6_gateway="fd00::1")
+    for value in (dual, group(), policy(), profile(), service()):
         world.put(value)
     world.attach("e1", group="web")
     oper = oper_of(world.cluster, kinds.TENANT, model.Tenant(name=DEFAULT))
     assert [oper[f"total{name}"] for name in ("Networks", "EPGs", "Policies", "Netprofiles", "Servicelbs")] == [1] * 5
     assert oper["networks"][0]["networkName"] == "blue"
     assert oper["networks"][0]["allocatedIPAddresses"] == "10.1.1.1-10.1.1.2"
-    assert oper["servicelbs"] == [{"serviceName": "s", "serviceVip": "10.1.1.1"}]
+    assert oper["servicelbs"] == [{"serviceName": "s", "serviceVip": "10.1.1.1", "ipv6ServiceVip": "fd00::2"}]
     assert oper["endpointGroups"][0]["numEndpoints"] == oper["totalEndpoints"] == 1

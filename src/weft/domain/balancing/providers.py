@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple, TypeVar
 
 from weft.domain import model
-from weft.domain.addresses import parse_address
 from weft.domain.balancing.parts import Front
 from weft.domain.balancing.table import Pool, Target, pool_of
 from weft.domain.ids import EndpointKey
@@ -97,16 +96,17 @@ class Providers:
 
 
 def pools_of(service: model.Service, providers: Sequence[model.Endpoint]) -> dict[Front, Pool]:
-    """The fronts of a service that has been checked: one for each port at its address; none before it has one."""
-    if not service.vip:
-        return {}
-    vip = parse_address(service.vip, field="vip")
-    addresses = [each for provider in providers for each in provider.addresses if each.family == vip.family]
+    """The fronts of a service that has been checked: one for each port at each address that it has.
+
+    Only those that have an address of the same family answer there.
+    """
     pools = {}
-    for entry in service.ports:
-        port, target_port, protocol = entry.split(":")
-        targets = (Target(address, int(target_port)) for address in addresses)
-        pools[Front(vip, protocol_number(protocol), int(port))] = pool_of(targets)
+    for vip in service.addresses:
+        addresses = [each for provider in providers for each in provider.addresses if each.family == vip.family]
+        for entry in service.ports:
+            port, target_port, protocol = entry.split(":")
+            targets = (Target(address, int(target_port)) for address in addresses)
+            pools[Front(vip, protocol_number(protocol), int(port))] = pool_of(targets)
     return pools
 
 

@@ -1,38 +1,53 @@
-"""Services: an address of the network, taken at creation and kept until deletion."""
+"""Services: an address of each family of the network, taken at creation and kept until deletion."""
 
 from __future__ import annotations
 
 import msgspec
 
 from weft.domain import ipam, kinds, model
-from weft.domain.addresses import parse_address
+from weft.domain.addresses import Address, parse_address
 from weft.domain.commits import Delete, Write
-from weft.domain.errors import Conflict
+from weft.domain.errors import Conflict, Invalid
 from weft.domain.planning import Reading, holder_of, put
 
 
 def put_service(reading: Reading, wanted: model.Service, present: model.Service | None) -> list[Write]:
-    """A change of ports or selectors keeps the address (S4); another ipAddress is taken before the old one is freed."""
+    """A change of ports or selectors keeps the addresses (S4); another one is taken before the old one is freed."""
     reading.require(kinds.TENANT, wanted.tenant, field="tenantName")
     network = reading.require(kinds.NETWORK, wanted.tenant, wanted.network, field="networkName")
     if present is not None and wanted.network != present.network:
         raise Conflict(
             f"networkName of service {wanted.name!r} cannot change: delete and create the service", field="networkName"
         )
-    if present is not None and wanted.ip_address in {"", present.vip}:
-        changed = msgspec.structs.replace(wanted, vip=present.vip)
-        return [] if changed == present else [put(kinds.SERVICE, changed)]
-    if wanted.ip_address:
-        address = parse_address(wanted.ip_address, field="ipAddress", family=4)
-    else:
-        address = ipam.choose_address(reading.cluster, network, None, family=4)
-    holder = holder_of(kinds.SERVICE, wanted)
-    writes = ipam.claim(reading, network, None, address=address, holder=holder, field="ipAddress")
-    freed = ipam.release(network, present.vip) if present is not None else []
-    return [put(kinds.SERVICE, msgspec.structs.replace(wanted, vip=str(address))), *writes, *freed]
+    writes: list[Write] = []
+    held = (present.vip, present.ipv6_vip) if present else ("", "")
+    given: dict[int, str] = {}
+    for family, asked, had in zip((4, 6), (wanted.ip_address, wanted.ipv6_address), held, strict=True):
+        given[family] = had
+        if had and asked in {"", had}:
+            continue
+        field = "ipAddress" if family == 4 else "ipv6Address"
+        if address := _choose(reading, network, asked, family=family, field=field):
+            holder = holder_of(kinds.SERVICE, wanted)
+            writes += ipam.claim(reading, network, None, address=address, holder=holder, field=field)
+            writes += ipam.release(network, had)
+            given[family] = str(address)
+    changed = msgspec.structs.replace(wanted, vip=given[4], ipv6_vip=given[6])
+    return [] if changed == present else [put(kinds.SERVICE, changed), *writes]
+
+
+def _choose(reading: Reading, network: model.Network, asked: str, *, family: int, field: str) -> Address | None:
+    """The address asked for, else the lowest free one; None where the network has no subnet of the family."""
+    if ipam.subnet_of(network, family) is not None:
+        if asked:
+            return parse_address(asked, field=field, family=family)
+        return ipam.choose_address(reading.cluster, network, None, family=family)
+    if asked:
+        raise Invalid(f"{field} {asked}: network {network.key} has no IPv{family} subnet: leave it empty", field=field)
+    return None
 
 
 def delete_service(reading: Reading, present: model.Service) -> list[Write]:
     network = reading.get(kinds.NETWORK, present.tenant, present.network)
-    freed = ipam.release(network, present.vip) if network else []
+    freed = ipam.release(network, present.vip, present.ipv6_vip) if network else []
     return [Delete(kinds.SERVICE.store_key(present.tenant, present.name)), *freed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,8 +105,16 @@ def test_ports_become_fronts_of_the_address() -> None:
         Front(vip, UDP, 643): pool_of([Target(target, 7070)]),
     }
     assert pools_of(service(vip=""), [endpoint(1, {})]) == {}
-    (first, *_) = pools_of(service(vip="fd00::9"), [endpoint(1, {})]).values()
-    assert first.targets == (Target(parse_address("fd00::1", field="pod"), 8080),)
+
+
+def test_each_address_has_the_backends_of_its_family() -> None:
+    both = msgspec.structs.replace(service(), ipv6_vip="fd00::9", ports=("80:8080:TCP",))
+    v4_only = msgspec.structs.replace(endpoint(2, {}), ipv6_address="")
+    pods = {text: Target(parse_address(text, field="pod"), 8080) for text in ("10.1.0.1", "10.1.0.2", "fd00::1")}
+    assert pools_of(both, [endpoint(1, {}), v4_only]) == {
+        Front(parse_address("10.1.0.9", field="vip"), TCP, 80): pool_of([pods["10.1.0.1"], pods["10.1.0.2"]]),
+        Front(parse_address("fd00::9", field="vip"), TCP, 80): pool_of([pods["fd00::1"]]),
+    }
 
 
 @pytest.mark.parametrize("ports", [(), ("80",), ("80:8080",), ("80:8080:icmp",), ("0:8080:TCP",), ("x:y:TCP",)])

@@ -79,6 +79,33 @@ class TestServices:
         world.delete(service())
         assert world.entries == before
 
+    def test_a_service_of_a_dual_stack_network_has_an_address_of_each_family(self) -> None:
+        """Each is kept by itself, and freed with the service; one that came before the second family is given it."""
+        world = World()
+        world.put(network(ipv6_subnet="fd00::/120", ipv6_gateway="fd00::1"))
+        before = dict(world.entries)
+        assert _vips(world.put(service())) == ("10.1.1.1", "fd00::2")
+        assert world.attach("e1").ipv6_address == "fd00::3"
+        assert _vips(world.put(service(ports=("81:81:TCP",)))) == ("10.1.1.1", "fd00::2")
+        assert _vips(world.put(service(ipv6_address="FD00:0:0::09"))) == ("10.1.1.1", "fd00::9")
+        assert _vips(world.put(service(ip_address="10.1.1.9"))) == ("10.1.1.9", "fd00::9")
+        assert _vips(world.put(service("other"))) == ("10.1.1.1", "fd00::2")
+        world.detach("e1")
+        world.delete(service())
+        world.delete(service("other"))
+        assert world.entries == before
+
+    def test_an_ipv6_address_is_refused_when_taken_or_not_ours(self, world: World) -> None:
+        with world.refuses(Invalid, field="ipv6Address"):
+            world.put(service(ipv6_address="fd00::9"))
+        world.put(network("dual", "10.2.0.0/24", ipv6_subnet="fd00::/120", ipv6_gateway="fd00::1"))
+        world.put(service("first", network="dual", ipv6_address="fd00::9"))
+        with world.refuses(Conflict, field="ipv6Address"):
+            world.put(service(network="dual", ipv6_address="fd00::9"))
+        for odd in ("fd00::1", "fd01::9", "10.2.0.9", "::ffff", "fd00::9%lo", "nine"):
+            with world.refuses(Invalid, field="ipv6Address"):
+                world.put(service(network="dual", ipv6_address=odd))
+
     def test_an_address_is_refused_when_taken_or_not_ours(self, world: World) -> None:
         world.attach("e1", address="10.1.1.9")
         world.put(group(ip_pool="10.1.1.20"))
@@ -95,6 +122,10 @@ class TestServices:
             world.put(service(network="red"))
         with world.refuses(Invalid, field="networkName"):
             world.put(service("other", network="none"))
+
+
+def _vips(service: model.Service) -> tuple[str, str]:
+    return service.vip, service.ipv6_vip
 
 
 class TestBgp:
