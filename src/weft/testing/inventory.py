@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,13 +25,13 @@ class Held(NamedTuple):
 def ask(namespace: Path, *command: str) -> Any:
     """What a tool that speaks JSON prints inside a network namespace; it must succeed.
 
-    `FileNotFoundError` when the namespace is gone, as a tenant's is when its last pod leaves.
+    `FileNotFoundError` when the namespace is gone, as a tenant's is when its last pod leaves, or is only being made.
     """
     done = subprocess.run(
         ["nsenter", f"--net={namespace}", "--", *command], capture_output=True, check=False, timeout=DEADLINE
     )
-    if done.returncode != 0 and not namespace.exists():
-        raise FileNotFoundError(f"{namespace} is gone")
+    if done.returncode != 0 and not os.path.ismount(namespace):
+        raise FileNotFoundError(f"{namespace} is not there")
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.decode()}"
     return json.loads(done.stdout or b"[]")
 
