@@ -6,14 +6,16 @@ import select
 import socket
 import struct
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from weft.adapters.linux.judging import UNJUDGED
 from weft.adapters.linux.netns import Namespace
 from weft.domain.addresses import Address, Range, parse_address
-from weft.domain.policy.parts import REFUSES, STRANGER, Where
+from weft.domain.policy.parts import REFUSES, STRANGER, Where, Who
 from weft.domain.policy.protocols import ICMP, ICMPV6, TCP, UDP
 from weft.domain.policy.rules import Direction
 from weft.testing.judged import TENANT, Ward, row
@@ -26,6 +28,7 @@ ALLOW, DENY = 0x111, REFUSES | 0x222
 PORT = 8080
 UNKNOWN = STRANGER | 0x77
 FAR = {4: "10.0.1.1", 6: "fd00:1::1"}
+_IP_RECVTTL = 12  # `include/uapi/linux/in.h`
 NEAR_MAC, FAR_MAC = "02:77:00:00:00:01", "02:77:00:00:00:02"
 
 
@@ -103,17 +106,63 @@ def test_the_first_packet_to_a_new_port_arrives(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_nobody_talks_to_a_stranger_beyond_the_overlay(ward: Ward, beyond: Beyond, family: int) -> None:
+def test_what_is_said_to_a_stranger_beyond_the_overlay_is_left_to_its_node(
+    ward: Ward, beyond: Beyond, family: int
+) -> None:
+    """It goes on as not judged, packet by packet, whatever the sender's rules say; answers come by the same right."""
     one = ward.pod(1)
+    ward.put(strangers(family), row(Direction.EGRESS, one, None, DENY))
     with beyond.open_socket(family, port=PORT) as far, one.open_socket(family, socket.SOCK_DGRAM) as caller:
-        caller.sendto(b"?", far.getsockname()[:2])
-        assert select.select([far], [], [], DEADLINE)[0]
-        far.recv(1)
-        ward.put(strangers(family))
-        caller.sendto(b"?", far.getsockname()[:2])
-        assert ward.fate(far, one.address(family)) == "weft/stranger"
+        tell_hops(far, family)
+        for _ in range(3):
+            caller.sendto(b"?", far.getsockname()[:2])
+            assert select.select([far], [], [], DEADLINE)[0]
+            assert hops_of(far) == UNJUDGED
         far.sendto(b"!", caller.getsockname()[:2])
-        assert ward.fate(caller, beyond.address(family)) == "weft/stranger"
+        assert ward.fate(caller, beyond.address(family)) == 0
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_what_was_not_judged_is_judged_here_or_refused(ward: Ward, beyond: Beyond, family: int) -> None:
+    """From a stranger it is refused: its node did not know the target, and this one does not know the source."""
+    one = ward.pod(1)
+    ward.put(strangers(family), row(Direction.INGRESS, one, None, DENY))
+    with beyond.open_socket(family) as far, one.open_socket(family, socket.SOCK_DGRAM, port=PORT) as ear:
+        set_hops(far, family, UNJUDGED)
+        far.sendto(b"?", ear.getsockname()[:2])
+        assert ward.fate(ear, beyond.address(family)) == "weft/stranger"
+        friend = Who(TENANT, beyond.address(family), 0x88)
+        ward.put(friend)
+        far.sendto(b"?", ear.getsockname()[:2])
+        assert ward.fate(ear, beyond.address(family)) == DENY
+        ward.put(row(Direction.INGRESS, one, 0x88, ALLOW))
+        far.sendto(b"?", ear.getsockname()[:2])
+        assert ward.fate(ear, beyond.address(family)) == 0
+        ward.drop(friend)
+        set_hops(far, family, UNJUDGED - 1)  # the most that a workload's packet has left after its node
+        far.sendto(b"?", ear.getsockname()[:2])
+        assert ward.fate(ear, beyond.address(family)) == 0
+
+
+def tell_hops(ear: socket.socket, family: int) -> None:
+    """Have the socket say how many hops its datagrams had left."""
+    if family == 4:
+        ear.setsockopt(socket.IPPROTO_IP, _IP_RECVTTL, 1)
+    else:
+        ear.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVHOPLIMIT, 1)
+
+
+def hops_of(ear: socket.socket) -> int:
+    """The hops that the next datagram had left."""
+    _, [(_, _, hops)], _, _ = ear.recvmsg(64, socket.CMSG_SPACE(4))
+    return int.from_bytes(hops, sys.byteorder)
+
+
+def set_hops(mouth: socket.socket, family: int, hops: int) -> None:
+    if family == 4:
+        mouth.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, hops)
+    else:
+        mouth.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, hops)
 
 
 @pytest.mark.parametrize("family", [4, 6])

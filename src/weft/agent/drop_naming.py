@@ -34,7 +34,7 @@ OWN_REASONS: Final = {
     "weft/invalid": "it belongs to no connection",
     "weft/transit": "it came from one node and was to go on to another",
     "weft/not-ready": "nobody is ready at that address, or not any more",
-    "weft/stranger": "this node has not heard of anybody at that address, so its rules are unknown",
+    "weft/stranger": "the node it came from does not know its target, and this one does not know its source",
     "weft/unsure": "the policy changed again and again while it was judged",
 }
 """What the datapath's own reasons mean."""

@@ -38,7 +38,11 @@ REASONS: Final = {
     UNSURE: "weft/unsure",
 }
 
+UNJUDGED: Final = 255
+"""The hop limit that says: who sent this on did not know its target. Nothing else that was forwarded has so many."""
+
 _ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
+_HOP_LIMITS = ("ip ttl", "ip6 hoplimit")
 _SERVICE_TYPES = {
     "port": (" . inet_proto . inet_service", ""),
     "ports": (" . inet_proto . inet_service", " flags interval;"),
@@ -56,6 +60,8 @@ def refusal(reason: int) -> str:
 
 
 _JUDGE = ("meta nfproto ipv4 goto judge4", "meta nfproto ipv6 goto judge6")
+_PASSED_ON = tuple(f'oifname "{OVERLAY_PREFIX}*" {hops} {UNJUDGED} accept' for hops in _HOP_LIMITS)
+"""What an earlier hook leaves to the target's node: not stamped, as nobody has judged it."""
 _INPUT = (
     'iifname "lo" accept',
     "jump known",
@@ -105,18 +111,27 @@ def chains() -> dict[str, list[str]]:
             f'iifname "{OVERLAY_PREFIX}*" oifname "{OVERLAY_PREFIX}*" {refusal(TRANSIT)}',
             *_JUDGE,
         ],
-        "forward_again": ["type filter hook forward priority filter + 1; policy drop;", "jump known", *_JUDGE],
+        "forward_again": [
+            "type filter hook forward priority filter + 1; policy drop;",
+            "jump known",
+            *_PASSED_ON,
+            *_JUDGE,
+        ],
         "forward_sure": [
             "type filter hook forward priority filter + 2; policy drop;",
             "meta mark set 0",  # it may have led the packet home (`hosting`), and vxlan looks for its way by it too
             "jump known",
+            *_PASSED_ON,
             refusal(UNSURE),
         ],
         "input": ["type filter hook input priority filter; policy drop;", *_INPUT, *_JUDGE],
         "input_again": ["type filter hook input priority filter + 1; policy drop;", *_INPUT, *_JUDGE],
         "input_sure": ["type filter hook input priority filter + 2; policy drop;", *_INPUT, refusal(UNSURE)],
-        "forth": _places(speaks="meta mark", hears="meta priority", asks="iifname", answers="oifname"),
-        "back": _places(speaks="meta priority", hears="meta mark", asks="oifname", answers="iifname"),
+        "forth": _places(speaks="meta mark", hears="meta priority"),
+        "back": _places(speaks="meta priority", hears="meta mark"),
+        # One hop fewer is left where it is forwarded again. Two nodes that know one end each judge nothing.
+        "from_stranger": [*(f"{hops} >= {UNJUDGED - 1} {refusal(UNKNOWN)}" for hops in _HOP_LIMITS), "goto pass"],
+        "to_stranger": [f"meta mark set 0 meta priority set none {hops} set {UNJUDGED} accept" for hops in _HOP_LIMITS],
         "ingress_met": ["meta mark @tallies", f"meta mark & {REFUSES:#x} != 0 goto refuse", "goto pass"],
         "refuse_own": ["meta mark @reasons", "goto refuse"],
         "refuse": [f"limit rate 200/second burst 400 packets log group {DROP_GROUP} snaplen 128", "drop"],
@@ -160,14 +175,14 @@ def _number(end: str, into: str, address: str, *, then: str) -> list[str]:
     ]
 
 
-def _places(*, speaks: str, hears: str, asks: str, answers: str) -> list[str]:
+def _places(*, speaks: str, hears: str) -> list[str]:
     """What is decided by where a packet comes from and goes to, and by the numbers of who speaks and who hears it."""
     return [
         # What leaves a port after its owner has left is nobody's, and not a stranger's.
         f'iifname "{PORT_PREFIX}*" {speaks} & {WORKLOAD:#x} == 0 {refusal(NOT_READY)}',
         f'oifname "{PORT_PREFIX}*" {hears} & {WORKLOAD:#x} == 0 {refusal(NOT_READY)}',
-        f'{answers} "{OVERLAY_PREFIX}*" meta priority & {STRANGER:#x} != 0 {refusal(UNKNOWN)}',
-        f'{asks} "{OVERLAY_PREFIX}*" meta mark & {STRANGER:#x} != 0 goto pass',
+        f'iifname "{OVERLAY_PREFIX}*" {speaks} & {STRANGER:#x} != 0 goto from_stranger',
+        f'oifname "{OVERLAY_PREFIX}*" {hears} & {STRANGER:#x} != 0 goto to_stranger',
     ]
 
 

@@ -26,8 +26,7 @@ WORKLOAD = 1 << 28
 STRANGER = 1 << 29
 """Set in the numbers of addresses of the tenant's networks which nobody here has been heard of.
 
-As a target beyond the overlay a stranger is refused: its rules are unknown. As a source it has been judged already, by
-its own node, which knows it.
+Its own node, which knows it, judges what it says and what is said to it, or has done so already.
 """
 REFUSES = 1 << 31
 """Set in the number of every outcome that drops the packet."""
