@@ -1,0 +1,186 @@
+"""A connection to a bridge by OpenFlow 1.4: flows changed all at once (a bundle), and read back.
+
+A bundle is atomic: a packet meets the flows of before it or of after it, never a half. The connection blocks with
+deadlines, and is opened anew by the next call when it was lost; `connections` counts how often that was.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from weft.adapters.ovs.fields import unpack
+from weft.adapters.ovs.flows import Flow, FlowCount, FlowKey, add_flow, decode_flows, delete_flow, flows_request
+from weft.adapters.ovs.streams import DEADLINE, Stream
+from weft.domain.errors import DatapathFault
+
+T = TypeVar("T")
+
+_VERSION = 5
+_HEADER = struct.Struct("!BBHI")
+_HELLO, _ERROR, _ECHO, _ECHO_REPLY, _FLOW_MOD = 0, 1, 2, 3, 14
+_MULTIPART, _MULTIPART_REPLY, _BARRIER, _BARRIER_REPLY, _BUNDLE, _BUNDLE_ADD = 18, 19, 20, 21, 33, 34
+_HELLO_BODY = struct.pack("!HHI", 1, 8, 1 << _VERSION)
+_BUNDLE_FORM = struct.Struct("!IHH")
+_OPEN, _COMMIT = 0, 4
+_ATOMIC_ORDERED = 3
+_MULTIPART_FORM = struct.Struct("!HH4x")
+_FLOWS, _MORE = 1, 1
+_ERROR_FORM = struct.Struct("!HH")
+_NUMBER_MASK = 0xFFFFFFFF
+
+
+class Message(NamedTuple):
+    kind: int
+    number: int
+    body: bytes
+
+
+class OpenFlow:
+    """A connection, opened by its first use."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._stream: Stream | None = None
+        self._waiting = b""
+        self._number = 0
+        self.connections = 0
+
+    def change(self, *, drop: Iterable[FlowKey] = (), put: Iterable[Flow] = ()) -> None:
+        """Take flows of ours away and put others, all at once; `DatapathFault` names what the switch refuses.
+
+        When the connection is lost meanwhile nobody knows whether it was done.
+        """
+        told: list[Flow | FlowKey] = [*drop, *put]
+        if not told:
+            return
+        self.look_alive()
+        bodies = [add_flow(each) if isinstance(each, Flow) else delete_flow(each) for each in told]
+        self._guarded(lambda stream: self._commit(stream, bodies, told))
+
+    def read_flows(self) -> list[FlowCount]:
+        """Every flow of ours that the switch has."""
+        self.look_alive()
+        return self._guarded(lambda stream: [*self._read_flows(stream)])
+
+    def look(self) -> None:
+        """Answer what the switch asks, waiting for nothing; `DatapathFault` when the connection has ended."""
+        if self._stream is None:
+            self._open()
+        else:
+            self._guarded(lambda stream: [*self._take(stream, stream.receive_waiting())])
+
+    def look_alive(self) -> None:
+        """As `look`, but a connection that has ended is opened anew at once."""
+        try:
+            self.look()
+        except DatapathFault:
+            self._open()
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _open(self) -> None:
+        self.close()
+        self._waiting = b""
+        self._stream = Stream(self.address)
+        self._guarded(self._greet)
+        self.connections += 1
+
+    def _greet(self, stream: Stream) -> None:
+        stream.send(_pack(_HELLO, self._next(), _HELLO_BODY))
+        kind = next(self._messages(stream)).kind
+        if kind != _HELLO:
+            raise DatapathFault(f"{self.address}: does not speak OpenFlow 1.4")
+        stream.send(_pack(_BARRIER, number := self._next(), b""))
+        self._answer(stream, _BARRIER_REPLY, number)
+
+    def _commit(self, stream: Stream, bodies: Sequence[bytes], told: Sequence[Flow | FlowKey]) -> None:
+        """Collect everything first: what the switch refuses it leaves out, and would commit the rest without it."""
+        bundle = self._next()
+        wire = [_pack(_BUNDLE, bundle, _BUNDLE_FORM.pack(bundle, _OPEN, _ATOMIC_ORDERED))]
+        for body in bodies:
+            number = self._next()
+            inner = _pack(_FLOW_MOD, number, body)
+            wire.append(_pack(_BUNDLE_ADD, number, _BUNDLE_FORM.pack(bundle, 0, _ATOMIC_ORDERED) + inner))
+        wire.append(_pack(_BARRIER, collected := self._next(), b""))
+        stream.send(b"".join(wire))
+        self._answer(stream, _BARRIER_REPLY, collected, since=bundle, told=told)
+        commit = _BUNDLE_FORM.pack(bundle, _COMMIT, _ATOMIC_ORDERED)
+        stream.send(_pack(_BUNDLE, committed := self._next(), commit))
+        self._answer(stream, _BUNDLE, committed, since=bundle, told=told)
+
+    def _read_flows(self, stream: Stream) -> Iterator[FlowCount]:
+        number = self._next()
+        stream.send(_pack(_MULTIPART, number, _MULTIPART_FORM.pack(_FLOWS, 0) + flows_request()))
+        while True:
+            body = self._answer(stream, _MULTIPART_REPLY, number)
+            _, flags = unpack(_MULTIPART_FORM, body)
+            yield from decode_flows(body[_MULTIPART_FORM.size :])
+            if not flags & _MORE:
+                return
+
+    def _answer(
+        self, stream: Stream, kind: int, number: int, *, since: int | None = None, told: Sequence[Flow | FlowKey] = ()
+    ) -> bytes:
+        """The body of the next message of a kind that answers to a number; `DatapathFault` at an error before.
+
+        The error may be about any message since a number, behind which those stand in which something was told.
+        """
+        first = number if since is None else since
+        for message in self._messages(stream):
+            position = message.number - first & _NUMBER_MASK
+            if message.kind == _ERROR and position <= number - first & _NUMBER_MASK:
+                subject = str(told[position - 1]) if 0 < position <= len(told) else "a request"
+                raise _refusal(message, subject)
+            if message.number == number and message.kind == kind:
+                return message.body
+        raise AssertionError("messages end only by a fault")
+
+    def _messages(self, stream: Stream) -> Iterator[Message]:
+        """Message after message, each within the deadline of all."""
+        until = time.monotonic() + DEADLINE
+        yield from self._take(stream, b"")
+        while True:
+            yield from self._take(stream, stream.receive(until=until))
+
+    def _take(self, stream: Stream, data: bytes) -> Iterator[Message]:
+        """The messages that these bytes complete, but those that only ask whether we are there: they are answered."""
+        self._waiting += data
+        while len(self._waiting) >= _HEADER.size:
+            version, kind, length, number = _HEADER.unpack_from(self._waiting)
+            if length < _HEADER.size or (version != _VERSION and kind not in {_HELLO, _ERROR}):
+                raise DatapathFault(f"{self.address}: what it says is not OpenFlow 1.4")
+            if len(self._waiting) < length:
+                return
+            body, self._waiting = self._waiting[_HEADER.size : length], self._waiting[length:]
+            if kind == _ECHO:
+                stream.send(_pack(_ECHO_REPLY, number, body))
+            else:
+                yield Message(kind, number, body)
+
+    def _guarded(self, work: Callable[[Stream], T]) -> T:
+        """The result of some work on the connection, which is closed when it fails."""
+        assert self._stream is not None
+        try:
+            return work(self._stream)
+        except DatapathFault:
+            self.close()
+            raise
+
+    def _next(self) -> int:
+        self._number = self._number + 1 & _NUMBER_MASK
+        return self._number
+
+
+def _pack(kind: int, number: int, body: bytes) -> bytes:
+    return _HEADER.pack(_VERSION, kind, _HEADER.size + len(body), number) + body
+
+
+def _refusal(message: Message, subject: str) -> DatapathFault:
+    kind, code = unpack(_ERROR_FORM, message.body)
+    return DatapathFault(f"openflow: {subject}: refused with error {kind}, code {code}")

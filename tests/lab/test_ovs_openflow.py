@@ -1,0 +1,115 @@
+"""Our OpenFlow against a real switch, with ovs-ofctl as the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.adapters.ovs.actions import IN_PORT, DecrementTtl, Move, Output, Resubmit, SetField, Track
+from weft.adapters.ovs.fields import match
+from weft.adapters.ovs.flows import OWNER, Flow
+from weft.adapters.ovs.openflow import OpenFlow
+from weft.domain.errors import DatapathFault
+from weft.testing.switches import Switch, running_switch
+
+MAC = 0xEEEEEEEEEEEE
+TRACKED = (0x20, 0x30)
+V4, V6, ARP = 0x0800, 0x86DD, 0x0806
+FLOWS = [
+    Flow(0, 10, match({"in_port": 3, "eth_type": V4, "ip_src": (0x0A000000, 0xFF000000)}), (SetField("reg0", 5),), 2),
+    Flow(0, 10, match({"in_port": 3, "eth_src": MAC, "eth_type": V6, "ipv6_src": 1 << 127}), (SetField("reg0", 5),), 2),
+    Flow(1, 1, match({"eth_type": V4, "ip_proto": 6, "tcp_dst": (80, 0xFFF0)}), (SetField("ip_dscp", 46), Output(9))),
+    Flow(2, 3, match({"eth_type": V4}), (Track("reg0", 3),)),
+    Flow(2, 4, match({"eth_type": V4, "ct_state": TRACKED}), (Track("reg0", commit=True), DecrementTtl(), Resubmit(5))),
+    Flow(3, 3, match({"eth_type": V4, "ct_state": TRACKED, "ct_nw_src": 1, "ct_nw_proto": 6, "ct_tp_dst": (8, 65528)})),
+    Flow(3, 3, match({"eth_type": V6, "ct_state": TRACKED, "ct_ipv6_dst": 5}), (SetField("eth_dst", MAC), Output(7))),
+    Flow(3, 4, match({"reg1": 1, "reg2": (0x80000000, 0x80000000), "reg15": 3}), (SetField("reg3", 1),), 250),
+    Flow(
+        4,
+        1,
+        match({"eth_type": ARP, "arp_op": 1, "arp_tpa": 0x01020304}),
+        (
+            Move("eth_src", "eth_dst"),
+            SetField("eth_src", MAC),
+            SetField("arp_op", 2),
+            Move("arp_sha", "arp_tha"),
+            Move("arp_spa", "arp_tpa"),
+            SetField("arp_spa", 0x01020304),
+            Output(IN_PORT),
+        ),
+    ),
+    Flow(
+        4,
+        2,
+        match({"eth_type": V6, "ip_proto": 58, "icmpv6_type": 136}),
+        (SetField("nd_options_type", 2), SetField("nd_tll", MAC), SetField("nd_reserved", 0xE0000000), Output(IN_PORT)),
+    ),
+    Flow(9, 0, ()),
+]
+
+
+@pytest.fixture
+def switch(tmp_path: Path) -> Iterator[Switch]:
+    with running_switch(tmp_path / "ovs") as switch:
+        for name in ("ours", "theirs"):
+            switch.configure("add-br", name, "--", "set", "bridge", name, "datapath_type=netdev", "fail_mode=secure")
+            switch.configure("set", "bridge", name, "protocols=OpenFlow13,OpenFlow14,OpenFlow15")
+        yield switch
+
+
+@pytest.fixture
+def openflow(switch: Switch) -> Iterator[OpenFlow]:
+    opened = OpenFlow(switch.management("ours"))
+    yield opened
+    opened.close()
+
+
+def test_flows_are_what_ovs_ofctl_makes_of_their_words(switch: Switch, openflow: OpenFlow, tmp_path: Path) -> None:
+    openflow.change(put=FLOWS)
+    words = tmp_path / "flows"
+    words.write_text("\n".join(f"cookie={OWNER:#x},{flow}" for flow in FLOWS))
+    switch.flows("add-flows", "theirs", str(words))
+    assert len(switch.dump_flows("ours")) == len(FLOWS)
+    assert switch.dump_flows("ours") == switch.dump_flows("theirs")
+    assert {each.flow for each in openflow.read_flows()} == set(FLOWS)
+
+
+def test_a_change_is_made_whole_or_not_at_all(switch: Switch, openflow: OpenFlow) -> None:
+    openflow.change(put=FLOWS[:2])
+    before = switch.dump_flows("ours")
+    broken = Flow(0, 1, match({"ip_src": 1}))
+    with pytest.raises(DatapathFault, match=r"ip_src=0\.0\.0\.1.*refused"):
+        openflow.change(drop=[FLOWS[0].key], put=[FLOWS[2], broken])
+    assert switch.dump_flows("ours") == before
+    openflow.change(drop=[FLOWS[0].key, FLOWS[5].key], put=[FLOWS[2]])
+    assert {each.flow for each in openflow.read_flows()} == set(FLOWS[1:3])
+
+
+def test_flows_of_others_are_not_seen_and_not_touched(switch: Switch, openflow: OpenFlow) -> None:
+    switch.flows("add-flow", "ours", f"cookie=0x7,{FLOWS[0]}")
+    openflow.change(put=FLOWS[1:3], drop=[FLOWS[0].key])
+    assert {each.flow for each in openflow.read_flows()} == set(FLOWS[1:3])
+    assert sum("cookie=0x7," in flow for flow in switch.dump_flows("ours")) == 1
+
+
+def test_many_flows_come_back_in_many_answers(openflow: OpenFlow) -> None:
+    flows = {Flow(1, 7, match({"eth_type": V4, "ip_src": number}), (Output(1),)) for number in range(3000)}
+    openflow.change(put=flows)
+    assert {each.flow for each in openflow.read_flows()} == flows
+
+
+def test_a_switch_that_comes_back_is_spoken_to_again(switch: Switch, openflow: OpenFlow) -> None:
+    """W28: its flows are gone; whoever counts connections knows."""
+    openflow.change(put=FLOWS)
+    switch.kill_daemon()
+    with pytest.raises(DatapathFault):
+        openflow.look()
+    with pytest.raises(DatapathFault):
+        openflow.read_flows()
+    switch.start_daemon()
+    assert openflow.read_flows() == []
+    openflow.change(put=FLOWS)
+    assert {each.flow for each in openflow.read_flows()} == set(FLOWS)
+    assert openflow.connections == 2
