@@ -18,9 +18,10 @@ from typing import NamedTuple
 import msgspec
 
 from weft.domain.errors import Malformed
+from weft.domain.model import PodPort
 from weft.domain.policy.decide import Flow
 from weft.domain.policy.engine import Engine, Touched
-from weft.domain.policy.identities import IdentityKey, Namespace, Pod, PodPort
+from weft.domain.policy.identities import IdentityKey, Namespace, Pod
 from weft.domain.policy.netpol import read_network_policy
 from weft.domain.policy.protocols import protocol_number
 

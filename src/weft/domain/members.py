@@ -104,6 +104,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "labels": "the workload's labels",
         "containerID": "the container's id",
         "containerName": "the container's name",
+        "pod": "the Kubernetes pod it belongs to: `namespace`, `name`, `uid`, and `ports` that it gives names",
     },
     "node": {
         "name": "the machine's name",

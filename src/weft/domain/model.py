@@ -171,6 +171,23 @@ class Global(Value, frozen=True, kw_only=True):
     pvt_subnet: str = "172.19.0.0/16"
 
 
+class PodPort(msgspec.Struct, frozen=True, gc=False):
+    """A port that a pod gives a name."""
+
+    name: str
+    protocol: int
+    port: int
+
+
+class PodIdentity(Value, frozen=True, kw_only=True):
+    """The Kubernetes pod that an endpoint belongs to, by its UID that very one. Never taken from its labels."""
+
+    namespace: str
+    name: str
+    uid: str = ""
+    ports: tuple[PodPort, ...] = ()
+
+
 class Endpoint(Value, frozen=True, kw_only=True):
     """An attachment of a workload, wherever it runs. `labels` decide which services it provides."""
 
@@ -187,6 +204,7 @@ class Endpoint(Value, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     container_id: str = field(name="containerID", default="")
     container_name: str = ""
+    pod: PodIdentity | None = None
 
     @property
     def key(self) -> EndpointKey:

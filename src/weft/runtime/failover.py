@@ -66,28 +66,32 @@ class Servers:
         self._current = 0
         self._closing = AsyncExitStack()
 
-    async def post(
+    async def ask(
         self,
         path: str,
-        body: bytes,
+        body: bytes = b"",
         *,
         judge: Callable[[int, bytes], T],
         repeatable: bool,
+        method: str = "POST",
         headers: Mapping[str, str] | None = None,
+        answering: float | None = None,
     ) -> T:
         """Send a request; what `judge` makes of the answer's status and body.
 
         What was surely not carried out is tried again, on one server after another, as long as time permits. What may
         have been carried out is tried again only if it is `repeatable`; else `Unavailable` says that nobody knows.
+        `answering` is how many seconds one answer may take where it is long.
         """
-        timeout = aiohttp.ClientTimeout(total=_ANSWERING if repeatable else PATIENCE, sock_connect=_CONNECTING)
+        total = answering or (_ANSWERING if repeatable else PATIENCE)
+        timeout = aiohttp.ClientTimeout(total=total, sock_connect=_CONNECTING)
         backoff = Backoff(first=0.02, cap=0.5, within=PATIENCE)
         tries = 0
         while True:
             server = self._now()
             try:
-                async with server.session.post(
-                    server.base + path, data=_sendable(body), headers=headers, timeout=timeout
+                async with server.session.request(
+                    method, server.base + path, data=_sendable(body), headers=headers, timeout=timeout
                 ) as answer:
                     return judge(answer.status, await answer.read())
             except (*_NEVER_SENT, Elsewhere) as error:
@@ -110,7 +114,13 @@ class Servers:
 
     @asynccontextmanager
     async def stream(
-        self, path: str, body: bytes, *, silence: float, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: bytes = b"",
+        *,
+        silence: float,
+        method: str = "POST",
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[Stream]:
         """An answer that goes on; `Unavailable` when it breaks, or when nothing comes for `silence` seconds.
 
@@ -122,7 +132,9 @@ class Servers:
         heard = False
         try:
             async with asyncio.timeout(_ANSWERING):
-                answer = await server.session.post(server.base + path, data=body, headers=headers, timeout=timeout)
+                answer = await server.session.request(
+                    method, server.base + path, data=body or None, headers=headers, timeout=timeout
+                )
             heard = True
             async with answer:
                 yield Stream(answer.status, answer.content.iter_any())
@@ -155,7 +167,7 @@ class Servers:
 
     def _now(self) -> _Server:
         if not self._servers:
-            raise Unavailable("the store is not open")
+            raise Unavailable("the servers are not open: enter them first")
         return self._servers[self._current]
 
     def _leave(self, server: _Server) -> None:
@@ -177,8 +189,10 @@ def client_tls(*, ca: str, cert: str, key: str) -> ssl.SSLContext | None:
     return context
 
 
-def _sendable(body: bytes) -> bytes | io.BytesIO:
+def _sendable(body: bytes) -> bytes | io.BytesIO | None:
     """aiohttp warns of large bodies in one piece, for they would block the loop; a file is sent piece by piece."""
+    if not body:
+        return None
     return body if len(body) <= _ONE_PIECE else io.BytesIO(body)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
-from weft.domain.model import Endpoint, Group, Network, Policy, Rule
+from weft.domain.model import Endpoint, Group, Network, PodPort, Policy, Rule
 from weft.domain.policy.facts import Fact
-from weft.domain.policy.identities import ApiServer, Host, Namespace, Pod, PodPort
+from weft.domain.policy.identities import ApiServer, Host, Namespace, Pod
 from weft.domain.policy.netpol import NetworkPolicy, PolicyPeer, PolicyPort
 from weft.domain.selectors import LabelSelector
 

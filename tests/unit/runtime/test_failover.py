@@ -90,7 +90,7 @@ def nobody() -> str:
 
 
 async def ask(servers: Servers, *, repeatable: bool = True) -> bytes:
-    return await soon(servers.post("/x", b"hello", judge=judge, repeatable=repeatable))
+    return await soon(servers.ask("/x", b"hello", judge=judge, repeatable=repeatable))
 
 
 @pytest.mark.parametrize("repeatable", [True, False])

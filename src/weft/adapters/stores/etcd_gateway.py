@@ -122,7 +122,7 @@ class Gateway:
                 raise Unavailable(f"etcd's answer to {path} is not readable: {data[:200]!r}") from unreadable
             raise _translated(error, elsewhere=repeatable or error.message in _NOT_PROPOSED)
 
-        return await self._servers.post(path, body, judge=judge, repeatable=repeatable, headers=headers)
+        return await self._servers.ask(path, body, judge=judge, repeatable=repeatable, headers=headers)
 
     def _token_at_fault(self, error: WeftError) -> bool:
         """Whether a new token may help. etcd says "invalid argument" where a token is missing, or too old for it."""

@@ -96,7 +96,7 @@ class RemoteStore:
             except msgspec.MsgspecError as error:
                 raise Unavailable(f"the answer to {call} is not readable: {data[:200]!r}") from error
 
-        return await self._servers.post(
+        return await self._servers.ask(
             f"{wire.PREFIX}/{call}", wire.encode(request), judge=judge, repeatable=repeatable
         )
 

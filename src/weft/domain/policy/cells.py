@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from weft.domain.addresses import BITS, Address, Range
-from weft.domain.policy.identities import PodPort
+from weft.domain.model import PodPort
 from weft.domain.policy.protocols import ICMP, ICMPV6, MAX_PORT, PORTED, protocol_name
 from weft.domain.policy.ranges import AddressSet
 from weft.domain.policy.rules import FlowRule

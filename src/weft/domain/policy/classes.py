@@ -11,7 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
-from weft.domain.policy.identities import Kind, PodPort
+from weft.domain.model import PodPort
+from weft.domain.policy.identities import Kind
 from weft.domain.policy.parts import STRANGER, WORKLOAD
 from weft.domain.policy.ranges import AddressSet
 from weft.domain.policy.rules import Direction, FlowRule, MemberSet, Peer

@@ -15,21 +15,13 @@ import msgspec
 
 from weft.domain.addresses import Address, parse_address
 from weft.domain.ids import DEFAULT_TENANT, GroupKey, GroupName, TenantName
-from weft.domain.model import Endpoint
+from weft.domain.model import Endpoint, PodPort
 
 IdentityKey = NewType("IdentityKey", str)
 """`namespace/pod`, `tenant:network:endpoint`, `host:node`, `apiserver`, or an address of the world."""
 
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 API_SERVER_KEY = IdentityKey("apiserver")
-
-
-class PodPort(msgspec.Struct, frozen=True, gc=False):
-    """A port that a pod gives a name."""
-
-    name: str
-    protocol: int
-    port: int
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +131,9 @@ def identity_of_endpoint(endpoint: Endpoint) -> Identity:
         addresses=_addresses(endpoint.ip_address, endpoint.ipv6_address, field="ipAddress"),
         tenant=endpoint.tenant,
         group=endpoint.group,
+        namespace=endpoint.pod.namespace if endpoint.pod else "",
         labels=endpoint.labels,
+        ports=endpoint.pod.ports if endpoint.pod else (),
         node=endpoint.host,
     )
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from weft.domain.ids import NodeName, TenantName
+from weft.domain.model import PodPort
 from weft.domain.policy.classes import Class, OnNode, Standing, Term, remote_terms, speaks_of_all
 from weft.domain.policy.guards import Guard
-from weft.domain.policy.identities import PodPort
 from weft.domain.policy.index import Index
 from weft.domain.policy.ledger import Ledger
 from weft.domain.policy.outcomes import Outcomes

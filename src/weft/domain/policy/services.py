@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from weft.domain.model import PodPort
 from weft.domain.policy.decide import decide
-from weft.domain.policy.identities import PodPort
 from weft.domain.policy.protocols import MAX_PORT, PORTED
 from weft.domain.policy.rules import Action, Direction, FlowRule, RuleId
 

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from weft.domain.addresses import Address
+from weft.domain.model import PodPort
 from weft.domain.policy.cells import (
     AddressCells,
     ServiceCell,
@@ -16,7 +17,6 @@ from weft.domain.policy.cells import (
     service_texts,
 )
 from weft.domain.policy.engine import Engine
-from weft.domain.policy.identities import PodPort
 from weft.domain.policy.rules import FlowRule
 from weft.testing.clusters import random_cluster
 

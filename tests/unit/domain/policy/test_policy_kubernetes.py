@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from weft.domain.errors import Invalid
+from weft.domain.model import PodPort
 from weft.domain.policy.engine import Engine
-from weft.domain.policy.identities import ApiServer, Host, Namespace, Pod, PodPort
+from weft.domain.policy.identities import ApiServer, Host, Namespace, Pod
 from weft.domain.policy.netpol import Metadata, NetworkPolicy, PolicySpec, read_network_policy
 from weft.domain.policy.protocols import parse_service
 from weft.domain.selectors import LabelExpression, LabelSelector

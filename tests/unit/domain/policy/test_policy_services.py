@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.domain.policy.identities import PodPort
+from weft.domain.model import PodPort
 from weft.domain.policy.protocols import PORTED
 from weft.domain.policy.rules import Action, Direction, FlowRule, PortMatch, RuleId, Tier
 from weft.domain.policy.services import EVERYTHING, Outcome, Service, outcome_of, outcomes_of

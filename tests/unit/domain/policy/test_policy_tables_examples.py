@@ -6,10 +6,10 @@ import pytest
 
 from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, PolicyName, RuleId, TenantName
-from weft.domain.model import Endpoint, Group, Policy, Rule
+from weft.domain.model import Endpoint, Group, PodPort, Policy, Rule
 from weft.domain.policy.engine import Engine
 from weft.domain.policy.facts import Fact
-from weft.domain.policy.identities import Host, Namespace, Pod, PodPort
+from weft.domain.policy.identities import Host, Namespace, Pod
 from weft.domain.policy.lookup import Lookup
 from weft.domain.policy.netpol import read_network_policy
 from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD, Row, Tally, Where, Who

@@ -1,0 +1,168 @@
+"""How the API server is reached and who we are to it: by a kubeconfig, Contiv's `contiv.json`, or as a pod.
+
+Files that rotate (tokens, client certificates) are named here and read by whoever uses them, each time anew.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from weft.domain.errors import Invalid
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """URLs of the API servers, whom to trust and who we are. `Path` is a file that may change, `bytes` never do."""
+
+    servers: tuple[str, ...]
+    ca: Path | bytes | None = None
+    cert: Path | bytes | None = None
+    key: Path | bytes | None = field(default=None, repr=False)
+    token: Path | str = field(default="", repr=False)
+
+    def at(self, servers: tuple[str, ...]) -> Access:
+        """The same rights at other servers; where none is named, at the same."""
+        return replace(self, servers=servers) if servers else self
+
+
+def find_access(
+    *,
+    kubeconfig: Path | None,
+    contiv: Path | None,
+    environ: Mapping[str, str],
+    servers: tuple[str, ...] = (),
+    account: Path = SERVICE_ACCOUNT,
+) -> Access:
+    """The way that is named, else that of a pod; `servers` are asked instead of those that the way itself names."""
+    if kubeconfig is not None:
+        return read_kubeconfig(kubeconfig).at(servers)
+    if contiv is not None:
+        return read_contiv(contiv, account=account).at(servers)
+    return read_account(account, environ, servers)
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+    cluster: dict[str, Any] = {}
+    user: dict[str, Any] | None = None
+    context: dict[str, Any] = {}
+
+
+class _Kubeconfig(msgspec.Struct, frozen=True, rename="kebab"):
+    current_context: str = ""
+    clusters: tuple[_Named, ...] = ()
+    users: tuple[_Named, ...] = ()
+    contexts: tuple[_Named, ...] = ()
+
+
+def read_kubeconfig(path: Path) -> Access:
+    """The cluster and the user of the current context. Relative paths are seen from the file, as kubectl does."""
+    config = _read(path, _Kubeconfig, as_yaml=True)
+    context = _pick(config.contexts, config.current_context, path=path, field="current-context").context
+    cluster = _pick(config.clusters, context.get("cluster", ""), path=path, field="context.cluster").cluster
+    user = _pick(config.users, context.get("user", ""), path=path, field="context.user").user or {}
+    if not cluster.get("server"):
+        raise Invalid(f"{path}: the cluster has no server: give its URL", field="cluster.server")
+    if cluster.get("insecure-skip-tls-verify"):
+        raise Invalid(f"{path}: insecure-skip-tls-verify is not supported: give certificate-authority", field="cluster")
+    for member in ("exec", "auth-provider", "username"):
+        if member in user:
+            raise Invalid(f"{path}: user.{member} is not supported: give a token or a client certificate", field="user")
+    token: Path | str = user.get("token", "")
+    if file := user.get("tokenFile"):
+        token = path.parent / file
+    return Access(
+        servers=(cluster["server"],),
+        ca=_material(cluster, "certificate-authority", path=path),
+        cert=_material(user, "client-certificate", path=path),
+        key=_material(user, "client-key", path=path),
+        token=token,
+    )
+
+
+class _Contiv(msgspec.Struct, frozen=True):
+    """Contiv's keys (facts 1.7); those of other meaning are left unread."""
+
+    K8S_API_SERVER: str = ""
+    K8S_CA: str = ""
+    K8S_CERT: str = ""
+    K8S_KEY: str = ""
+    K8S_TOKEN: str = ""
+    SVC_SUBNET: str = ""
+
+
+def read_contiv(path: Path, *, account: Path = SERVICE_ACCOUNT) -> Access:
+    """Contiv's file. Where it has neither certificate nor token, we are what our pod is."""
+    config = _read(path, _Contiv)
+    servers = tuple(filter(None, (each.strip() for each in config.K8S_API_SERVER.split(","))))
+    if not servers:
+        raise Invalid(f"{path}: K8S_API_SERVER is missing: give the API server's URL", field="K8S_API_SERVER")
+    if bool(config.K8S_CERT) != bool(config.K8S_KEY):
+        raise Invalid(f"{path}: K8S_CERT and K8S_KEY go together", field="K8S_CERT")
+    token: Path | str = config.K8S_TOKEN
+    if not config.K8S_CERT and not token:
+        token = account / "token"
+    return Access(
+        servers=servers,
+        ca=_file(config.K8S_CA),
+        cert=_file(config.K8S_CERT),
+        key=_file(config.K8S_KEY),
+        token=token,
+    )
+
+
+def read_account(directory: Path, environ: Mapping[str, str], servers: tuple[str, ...] = ()) -> Access:
+    """A pod's own rights, at the address that every pod is told."""
+    if not (directory / "token").is_file():
+        raise Invalid(
+            f"mode kubernetes needs a way to the API server: name a --kubeconfig, or run in a pod (no {directory})",
+            field="--kubeconfig",
+        )
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not servers and not host:
+        raise Invalid("no API server is known: name --kubernetes-servers", field="--kubernetes-servers")
+    told = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return Access(servers=servers or (told,), ca=directory / "ca.crt", token=directory / "token")
+
+
+def _read(path: Path, kind: type[T], *, as_yaml: bool = False) -> T:
+    try:
+        text = path.read_bytes()
+        return msgspec.yaml.decode(text, type=kind) if as_yaml else msgspec.json.decode(text, type=kind)
+    except OSError as error:
+        raise Invalid(f"{path} cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise Invalid(f"{path} is not readable: {error}") from error
+
+
+def _pick(named: tuple[_Named, ...], name: str, *, path: Path, field: str) -> _Named:
+    found = next((each for each in named if each.name == name), None)
+    if found is None:
+        raise Invalid(f"{path}: there is no {name!r}, which {field} names", field=field)
+    return found
+
+
+def _material(members: Mapping[str, Any], name: str, *, path: Path) -> Path | bytes | None:
+    """A file, or what stands in the kubeconfig itself, which goes first."""
+    if data := members.get(f"{name}-data"):
+        try:
+            return base64.b64decode(data, validate=True)
+        except (binascii.Error, TypeError, ValueError) as error:
+            raise Invalid(f"{path}: {name}-data is not base64", field=f"{name}-data") from error
+    file = members.get(name)
+    return path.parent / file if file else None
+
+
+def _file(text: str) -> Path | None:
+    return Path(text) if text else None

@@ -1,0 +1,198 @@
+"""Requests to the Kubernetes API: one of several servers, with credentials that are read anew as they rotate.
+
+The protocol is the one of "Kubernetes API Concepts": JSON lists in pages, watches as lines of JSON, `Status` as the
+body of a refusal.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from weft.adapters.kubernetes.access import Access
+from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
+from weft.runtime.failover import Elsewhere, Servers
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+
+_ANSWERING_S = 10.0
+"""How long one answer may take: a page of a large list from a busy server."""
+_LONGEST_LINE = 8 << 20
+"""More than an object can have (etcd takes 1.5 MB); a stream without line ends must not fill the memory."""
+
+_UNAUTHORIZED, _GONE = 401, 410
+_ERRORS: Mapping[int, type[WeftError]] = {
+    400: Invalid,
+    _UNAUTHORIZED: Denied,
+    403: Denied,
+    404: NotFound,
+    409: Conflict,
+    _GONE: Compacted,
+    422: Invalid,
+}
+"""What a refusal means; any other is `Unavailable`."""
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The body of a refusal, and the object of an event that is an error."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class Api:
+    """Opened and closed as an async context manager. Every call ends in bounded time, with one of our errors."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._tls = _tls(access) if any(url.startswith("https:") for url in access.servers) else None
+        self._stamp = self._read_stamp()
+        self._servers = Servers(access.servers, tls=self._tls, headers={"Accept": JSON, "Accept-Encoding": "identity"})
+
+    async def get(self, path: str) -> bytes:
+        """What is at a path; `NotFound`, `Denied` or `Unavailable`."""
+        return await self._ask("GET", path, repeatable=True)
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """Create something; `Conflict` when it is there already. It is never sent twice."""
+        return await self._ask("POST", path, body, content=JSON, repeatable=False)
+
+    async def merge(self, path: str, body: bytes) -> bytes:
+        """Change members of something."""
+        return await self._ask("PATCH", path, body, content=MERGE_PATCH, repeatable=True)
+
+    async def lines(self, path: str, *, silence: float) -> AsyncGenerator[bytes, None]:
+        """The lines of an answer that goes on, until the server ends it. `Unavailable` when it breaks off."""
+        async with self._servers.stream(path, method="GET", silence=silence, headers=self._headers()) as stream:
+            if stream.status >= 500:
+                raise Elsewhere(f"status {stream.status}")
+            rest = b""
+            async for piece in stream.pieces:
+                *whole, rest = (rest + piece).split(b"\n")
+                if stream.status == 200:
+                    for line in whole:
+                        if line:
+                            yield line
+                if len(rest) > _LONGEST_LINE:
+                    raise Unavailable(f"{path}: a line of more than {_LONGEST_LINE} bytes")
+            if stream.status != 200:
+                raise refusal(stream.status, rest)
+
+    async def _ask(self, method: str, path: str, body: bytes = b"", *, repeatable: bool, content: str = "") -> bytes:
+        for is_last in (False, True):
+            headers = {**self._headers(), **({"Content-Type": content} if content else {})}
+            try:
+                return await self._servers.ask(
+                    path,
+                    body,
+                    method=method,
+                    judge=_judge,
+                    repeatable=repeatable,
+                    headers=headers,
+                    answering=_ANSWERING_S,
+                )
+            except _Unauthorized as error:
+                if is_last or headers.get("Authorization") == self._headers().get("Authorization"):
+                    raise Denied(error.message) from error
+        raise AssertionError("unreachable")
+
+    def _headers(self) -> dict[str, str]:
+        """Read anew for each request: tokens of service accounts live for an hour, and certificates are renewed."""
+        if self._stamp != (stamp := self._read_stamp()):
+            self._stamp = stamp
+            if self._tls is not None:
+                _show(self._tls, self._access)
+        token = self._access.token
+        if isinstance(token, Path):
+            try:
+                token = token.read_text().strip()
+            except OSError as error:
+                raise Unavailable(f"the token {token} cannot be read: {error.strerror}") from error
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def _read_stamp(self) -> tuple[float, ...]:
+        """When the certificate that we show was last written."""
+        files = (self._access.cert, self._access.key)
+        return tuple(file.stat().st_mtime for file in files if isinstance(file, Path) and file.is_file())
+
+    async def __aenter__(self) -> Self:
+        await self._servers.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._servers.__aexit__(kind, error, trace)
+
+
+class _Unauthorized(Denied):
+    """The server does not know us, by the token of the moment."""
+
+
+def _judge(status: int, body: bytes) -> bytes:
+    if status < 300:
+        return body
+    if status >= 500 or status == 429:
+        raise Elsewhere(refusal(status, body).message)
+    if status == _UNAUTHORIZED:
+        raise _Unauthorized(refusal(status, body).message)
+    raise refusal(status, body)
+
+
+def refusal(status: int, body: bytes) -> WeftError:
+    """The error that a refusal means."""
+    try:
+        told = msgspec.json.decode(body, type=Status)
+    except msgspec.MsgspecError:
+        told = Status(message=body[:200].decode(errors="replace"))
+    return _ERRORS.get(status, Unavailable)(f"the API server says {status}: {told.message[:500]}")
+
+
+def _tls(access: Access) -> ssl.SSLContext:
+    try:
+        if isinstance(access.ca, bytes):
+            context = ssl.create_default_context(cadata=access.ca.decode("ascii"))
+        else:
+            context = ssl.create_default_context(cafile=access.ca)
+    except (OSError, ssl.SSLError, UnicodeDecodeError) as error:
+        raise Invalid(f"the API server's CA {_name(access.ca)} is not usable: {error}") from error
+    _show(context, access)
+    return context
+
+
+def _show(context: ssl.SSLContext, access: Access) -> None:
+    """Have new connections show the client certificate as it is now."""
+    if access.cert is None:
+        return
+    try:
+        with _as_file(access.cert) as cert, _as_file(access.key) as key:
+            assert cert is not None
+            context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(f"the client certificate {_name(access.cert)} is not usable: {error}") from error
+
+
+@contextmanager
+def _as_file(material: Path | bytes | None) -> Iterator[str | None]:
+    """The standard library reads certificates from files only: what is no file becomes one that has no name."""
+    if isinstance(material, bytes):
+        with tempfile.TemporaryFile() as file:
+            file.write(material)
+            file.flush()
+            yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    else:
+        yield None if material is None else str(material)
+
+
+def _name(material: Path | bytes | None) -> str:
+    return str(material) if isinstance(material, Path) else "given"

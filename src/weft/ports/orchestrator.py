@@ -1,0 +1,81 @@
+"""The Orchestrator port: what the one who starts workloads says about them.
+
+Two sides, for an agent and for the leading netmaster, which may be had apart:
+
+- **Pods** are those of one node. What was heard is kept, so that pods are known while the orchestrator is away.
+- **Wishes** are what holds for the whole cluster (namespaces, policies …). They are followed once, by the leader, and
+  reach the nodes through the store (docs/adr/0009).
+
+Both are opened and closed as async context managers and do nothing before `run`. Errors are `weft.domain.errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+from weft.domain.model import PodPort
+
+
+class PodRef(NamedTuple):
+    """A pod, as a runtime names it. Runtimes of old name no `uid`."""
+
+    namespace: str
+    name: str
+    uid: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFacts:
+    """A pod, as the orchestrator describes it now."""
+
+    ref: PodRef
+    labels: Mapping[str, str]
+    ports: tuple[PodPort, ...] = ()
+
+
+class Pods(Protocol):
+    """The pods of one node."""
+
+    news: asyncio.Event
+    """Set whenever something about them may be another than before; whoever looks clears it first."""
+
+    @property
+    def fault(self) -> str:
+        """Why the orchestrator tells nothing now; empty while it does."""
+        ...
+
+    async def find(self, pod: PodRef) -> PodFacts:
+        """That very pod. One that was not heard of yet is asked for, for a few seconds at most.
+
+        `NotFound` when there is none, or one of the same name only; `Unavailable` when nobody can say.
+        """
+        ...
+
+    async def find_namespace(self, name: str) -> Mapping[str, str]:
+        """The labels of a namespace that the cluster does not know yet; errors as in `find`."""
+        ...
+
+    def known(self, pod: PodRef) -> PodFacts | None:
+        """That very pod, if it was heard of. Asks nobody."""
+        ...
+
+    def tell(self, pod: PodRef, *, reason: str, message: str) -> None:
+        """Tell people who look at the pod what went wrong. `reason` is one word in camel case."""
+        ...
+
+    async def run(self) -> None:
+        """Follow for ever."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,81 @@
+"""Requests to the API: rights that rotate, several servers, and what refusals mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from weft.adapters.kubernetes.access import Access
+from weft.adapters.kubernetes.api import Api
+from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
+from weft.runtime import failover
+from weft.testing.kube_script import Scripted
+from weft.testing.processes import free_port
+
+
+async def test_a_token_that_was_replaced_is_read_anew(server: Scripted, access: Access, tmp_path: Path) -> None:
+    """Tokens of service accounts live for an hour (anchors 4, 23: stuck because the credential expired)."""
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    server.objects["/x"] = {}
+    async with Api(replace(access, token=file)) as api:
+        await api.get("/x")
+        file.write_text("second\n")
+        await api.get("/x")
+    assert server.tokens == ["Bearer first", "Bearer second"]
+
+
+async def test_a_token_that_rotates_between_reading_and_asking_is_tried_once_more(
+    server: Scripted, access: Access, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("old")
+
+    def accepts(token: str) -> bool:
+        file.write_text("new")
+        return token == "Bearer new"
+
+    server.accepts = accepts
+    server.objects["/x"] = {}
+    async with Api(replace(access, token=file)) as api:
+        await api.get("/x")
+    assert server.tokens == ["Bearer old", "Bearer new"]
+
+
+async def test_another_server_answers_when_one_is_away(server: Scripted, access: Access) -> None:
+    server.objects["/x"] = {}
+    dead = f"http://127.0.0.1:{free_port()}"
+    async with Api(replace(access, servers=(dead, server.url))) as api:
+        assert await api.get("/x") == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(400, Invalid), (401, Denied), (403, Denied), (404, NotFound), (409, Conflict), (410, Compacted), (422, Invalid)],
+)
+async def test_refusals_become_errors_of_ours(
+    server: Scripted, access: Access, code: int, kind: type[WeftError]
+) -> None:
+    server.lists["/x"] = [code]
+    async with Api(access) as api:
+        with pytest.raises(kind, match=str(code)):
+            await api.get("/x")
+
+
+async def test_a_server_in_trouble_is_tried_again_until_the_deadline(
+    server: Scripted, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover, "PATIENCE", 0.3)
+    server.lists["/x"] = [500]
+    async with Api(access) as api:
+        with pytest.raises(Unavailable):
+            await api.get("/x")
+    assert len(server.asked) > 1
+
+
+async def test_a_token_that_is_not_there_says_so(access: Access, tmp_path: Path) -> None:
+    async with Api(replace(access, token=tmp_path / "none")) as api:
+        with pytest.raises(Unavailable, match="token"):
+            await api.get("/x")
