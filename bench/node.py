@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
-from weft.agent.workloads import GROUP_LABEL
 from weft.cni.install import PROGRAM
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT
+from weft.domain.placing import GROUP_LABEL
 from weft.runtime.backoff import Backoff
 from weft.testing.libcni import Output, execute_here
 from weft.testing.masters import MasterProcess, client

@@ -1,4 +1,4 @@
-"""Stores and datapaths by name. The only importer of adapters, through entry points."""
+"""Stores, datapaths and orchestrators by name. The only importer of adapters, through entry points."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import ClassVar, cast
 from weft.domain.addresses import Address, Subnet
 from weft.domain.errors import Unavailable
 from weft.ports.datapath import Datapath, DatapathTools
+from weft.ports.orchestrator import Orchestrator
 from weft.ports.store import Store
 
 
@@ -57,6 +58,16 @@ class RemoteStoreSettings:
     key: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesSettings:
+    """The way to an API server: by a kubeconfig, by Contiv's file, or as a pod; `servers` go before theirs."""
+
+    driver: ClassVar[str] = "kubernetes"
+    kubeconfig: Path | None = None
+    contiv: Path | None = None
+    servers: tuple[str, ...] = ()
+
+
 StoreSettings = MemoryStoreSettings | SqliteStoreSettings | EtcdStoreSettings | RemoteStoreSettings
 
 
@@ -64,6 +75,12 @@ def open_store(settings: StoreSettings) -> Store:
     """The store as the settings say; opened when it is entered as an async context manager."""
     members = {each.name: getattr(settings, each.name) for each in fields(settings)}
     return cast("Store", _find("weft.stores", settings.driver)(**members))
+
+
+def find_orchestrator(settings: KubernetesSettings) -> Orchestrator:
+    """The orchestrator as the settings say; `Invalid` when they do not lead to one. Nobody is asked yet."""
+    members = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    return cast("Orchestrator", _find("weft.orchestrators", settings.driver)(**members))
 
 
 def open_datapath(

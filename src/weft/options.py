@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.drivers import EtcdStoreSettings, SqliteStoreSettings, StoreSettings
+from weft.drivers import EtcdStoreSettings, KubernetesSettings, SqliteStoreSettings, StoreSettings
 from weft.runtime.logs import LEVELS, read_syslog_url
 from weft.runtime.settings import Option, comma_list, one_of, url_list
 
@@ -71,6 +71,28 @@ COMMON_OPTIONS = (
            read=read_syslog_url, help="udp://127.0.0.1:514"),
 )  # fmt: skip
 """What netmaster and the agent have in common."""
+
+
+CONTIV_JSON = Path("/var/contiv/config/contiv.json")
+"""Where Contiv kept the way to the API server (facts 1.7)."""
+
+KUBERNETES_OPTIONS = (
+    Option(name="kubeconfig", flags=("--kubeconfig",), env="KUBECONFIG", default=None, read=readable_file,
+           help="the way to the API server in mode kubernetes; without it as contiv.json says, or as a pod is told"),
+    Option(name="contiv_json", flags=("--contiv-json",), env="CONTIV_JSON", default=None, read=readable_file,
+           help=f"Contiv's file with K8S_API_SERVER and so on; {CONTIV_JSON} where it is there"),
+    Option(name="kubernetes", flags=("--kubernetes-servers",), env="KUBERNETES_SERVERS", default=(), read=url_list,
+           help="comma list of URLs of API servers, instead of those that the other settings name"),
+)  # fmt: skip
+"""How a program reaches the API server."""
+
+
+def kubernetes_settings(given: Mapping[str, Any]) -> KubernetesSettings | None:
+    """The way to the API server in mode kubernetes, else none."""
+    if given["mode"] != "kubernetes":
+        return None
+    contiv = given["contiv_json"] or (CONTIV_JSON if CONTIV_JSON.is_file() else None)
+    return KubernetesSettings(kubeconfig=given["kubeconfig"], contiv=contiv, servers=given["kubernetes"])
 
 
 def store_settings(given: Mapping[str, Any], faults: list[str], *, embedded: Path) -> StoreSettings:

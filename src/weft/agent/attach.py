@@ -18,7 +18,7 @@ from weft.agent.journal import Attachment, Handle, Journal, Stage
 from weft.agent.kernel import Kernel
 from weft.agent.reconcile import Reconciler
 from weft.agent.traffic import published_ports, refuse_taken_ports, wished_rates
-from weft.agent.workloads import place
+from weft.agent.workloads import PlainWorkloads, Workload, Workloads
 from weft.cni import request as cni
 from weft.cni import result
 from weft.cni.errors import CniError, Code
@@ -48,8 +48,10 @@ class Attachments:
         reconciler: Reconciler,
         mtu: int,
         names: bool = False,
+        workloads: Workloads | None = None,
     ) -> None:
         self._cluster = cluster
+        self._workloads = workloads or PlainWorkloads(cluster)
         self._holdings = holdings
         self._journal = journal
         self._kernel = kernel
@@ -99,7 +101,8 @@ class Attachments:
             await self.remove(note)  # an ADD that was never answered, or a DEL that the store does not know of yet
         if not request.netns:
             raise CniError(Code.BAD_ENVIRONMENT, "ADD needs CNI_NETNS")
-        wiring = await self._attach(self._wanted(request), partial(self._wire, request))
+        wanted = self._wanted(request, await self._workloads.describe(request))
+        wiring = await self._attach(wanted, partial(self._wire, request))
         told = result_of(wiring, request.config.prev_result, dns=request.wishes.dns, names=self._names)
         return encode_result(told, request.config.version)
 
@@ -137,9 +140,9 @@ class Attachments:
     def _is_taken_back(self, note: Attachment) -> bool:
         return note.published and self._cluster.get(kinds.ENDPOINT, *note.key) is None
 
-    def _wanted(self, request: cni.Add) -> model.Endpoint:
+    def _wanted(self, request: cni.Add, workload: Workload) -> model.Endpoint:
         container, interface = request.attachment
-        placed = place(self._cluster, request.wishes.labels)
+        placed = workload.placement
         name = container if interface == USUAL_INTERFACE else f"{container}-{interface}"
         asked = {address.version: str(address) for address in request.wishes.addresses}
         arguments = request.arguments
@@ -153,9 +156,10 @@ class Attachments:
             mac_address=request.wishes.mac,
             host=self._holdings.node,
             interface=interface,
-            labels=dict(request.wishes.labels),
+            labels=dict(workload.labels),
             container_id=container,
             container_name=f"{arguments.pod_namespace}/{arguments.pod_name}" if arguments.pod_name else "",
+            pod=workload.pod,
         )
 
     async def _wire(self, request: cni.Add, endpoint: model.Endpoint) -> None:

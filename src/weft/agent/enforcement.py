@@ -13,6 +13,7 @@ from weft.agent.journal import WIRED, Journal
 from weft.agent.topics import NOTHING, joined
 from weft.domain import ipam, kinds, model
 from weft.domain.addresses import Address, Range
+from weft.domain.changes.endpoints import is_same
 from weft.domain.cluster import Cluster
 from weft.domain.diff import Difference, diff
 from weft.domain.errors import Invalid
@@ -21,7 +22,7 @@ from weft.domain.kinds import Kind
 from weft.domain.nodeview import Part, rank
 from weft.domain.policy.asking import kept_in_by
 from weft.domain.policy.engine import Engine
-from weft.domain.policy.following import CONCERNED, CONCERNED_FOLDERS, follow
+from weft.domain.policy.following import CONCERNED, CONCERNED_FOLDERS, SHARED, SHARED_FOLDERS, follow
 from weft.domain.policy.parts import PolicyPart
 from weft.domain.policy.tables import Tables
 from weft.runtime.logs import Log
@@ -37,7 +38,7 @@ class TenantPolicy:
     ) -> None:
         self._cluster = cluster
         self._node = node
-        self._admitted: set[EndpointKey] = set()
+        self._admitted: dict[EndpointKey, model.Endpoint] = {}
         self._knows_others = False
         self._engine = Engine()
         self.tables = Tables(self._engine, tenant=tenant, node=node)
@@ -47,8 +48,9 @@ class TenantPolicy:
         for kind in CONCERNED:
             if kind is not kinds.ENDPOINT:
                 self._follow_all(kind)
-        for each in cluster.all(kinds.NODE):
-            self.follow(kinds.NODE.store_key(each.name))
+        for kind in SHARED:
+            for value in cluster.all(kind):
+                self.follow(kind.store_key(*kind.key_parts(value)))
         self._survey()
 
     @property
@@ -75,9 +77,12 @@ class TenantPolicy:
         """Take in an object of the cluster as it is now."""
         folder, *parts = key.split("/")
         if folder == kinds.ENDPOINT.prefix:
-            if not self._knows_others or self._is_ours(EndpointKey(*parts)):  # type: ignore[arg-type]
+            endpoint = EndpointKey(*parts)  # type: ignore[arg-type]
+            if endpoint in self._admitted:
+                self._relabel(endpoint)
+            if not self._knows_others or self._is_ours(endpoint):
                 return
-        elif folder == kinds.POLICY.prefix:
+        elif folder in {kinds.POLICY.prefix, kinds.KUBE_POLICY.prefix}:
             self._meet_the_others()
         try:
             self.tables.note(follow(self._engine, self._cluster, key))
@@ -85,6 +90,16 @@ class TenantPolicy:
             log.warning("object without effect on policy", key=key, reason=error.message)
         if folder == kinds.NETWORK.prefix:
             self._survey()
+
+    def _relabel(self, key: EndpointKey) -> None:
+        """Of a workload of this node the store knows the labels of the moment, and only them."""
+        if (known := self._as_known(self._admitted[key])) != self._admitted[key]:
+            self._admitted[key] = known
+            self.tables.note(self._engine.put(known))
+
+    def _as_known(self, endpoint: model.Endpoint) -> model.Endpoint:
+        stored = self._cluster.get(kinds.ENDPOINT, *endpoint.key)
+        return stored.value if stored is not None and is_same(stored.value, endpoint) else endpoint
 
     def _is_ours(self, key: EndpointKey) -> bool:
         """Whether an endpoint is this node's, and so none of the store's business."""
@@ -105,12 +120,12 @@ class TenantPolicy:
 
     def admit(self, endpoint: model.Endpoint) -> None:
         """A workload of this node is about to be wired."""
-        self._admitted.add(endpoint.key)
-        self.tables.note(self._engine.put(endpoint))
+        self._admitted[endpoint.key] = known = self._as_known(endpoint)
+        self.tables.note(self._engine.put(known))
 
     def dismiss(self, key: EndpointKey) -> None:
         """A workload of this node is being taken off."""
-        self._admitted.discard(key)
+        self._admitted.pop(key, None)
         self.tables.note(self._engine.remove_endpoint(key))
 
     def refresh(self) -> Difference[PolicyPart]:
@@ -139,7 +154,7 @@ class Policies:
 
     def follow(self, key: StoreKey) -> None:
         folder, _, rest = key.partition("/")
-        if folder == kinds.NODE.prefix:
+        if folder in SHARED_FOLDERS:
             for each in self._policies.values():
                 each.follow(key)
         elif folder in CONCERNED_FOLDERS and (policy := self._policies.get(TenantName(rest.partition("/")[0]))):

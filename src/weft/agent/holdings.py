@@ -15,7 +15,7 @@ Whatever the store, the masters and the network between do:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -218,6 +218,31 @@ class Holdings:
                 self.journal.change(key, stage=Stage.LEAVING, unwired=True)
                 with suppress(Unavailable):
                     await self._let_go(note)
+
+    async def relabel(self, key: EndpointKey, *, labels: Mapping[str, str]) -> None:
+        """Give an endpoint of ours other labels, in the store and over a restart; one that is leaving keeps its own.
+
+        `NotFound` while the store has not heard of the endpoint yet, `Unavailable` while it is away.
+        """
+        async with self._busy[key]:
+            note = self.journal.get(key)
+            if note is None or note.stage is Stage.LEAVING:
+                return
+            await self._decisions.carry_out(partial(self._plan_relabel, note.endpoint, dict(labels)))
+            if (kept := self.journal.get(key)) is not None:
+                endpoint = msgspec.structs.replace(kept.endpoint, labels=dict(labels))
+                self.journal.put(msgspec.structs.replace(kept, endpoint=endpoint))
+
+    def _plan_relabel(
+        self, endpoint: model.Endpoint, labels: dict[str, str], reading: Reading
+    ) -> tuple[model.Endpoint, Plan]:
+        return endpoints.plan_update(
+            reading,
+            endpoint.key,
+            labels=labels,
+            container_id=endpoint.container_id,
+            container_name=endpoint.container_name,
+        )
 
     async def return_blocks(self, network: model.Network) -> None:
         """Give back the network's blocks of which no address is in use."""

@@ -24,6 +24,7 @@ from weft.agent.kernel import Kernel, kernel_thread
 from weft.agent.ledger import Ledger, read_boot_id
 from weft.agent.metrics import Metrics
 from weft.agent.names import Names
+from weft.agent.pods import PodWorkloads, Relabelling, telling_failures
 from weft.agent.readiness import Readiness
 from weft.agent.receipts import Receipts
 from weft.agent.reconcile import Reconciler
@@ -35,8 +36,9 @@ from weft.domain import model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER
 from weft.domain.errors import DatapathFault, NotFound, Unavailable, WeftError
-from weft.drivers import open_datapath, open_store
+from weft.drivers import find_orchestrator, open_datapath, open_store
 from weft.ports.datapath import Datapath
+from weft.ports.orchestrator import Pods
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.http import serving, serving_privately
@@ -57,7 +59,9 @@ EVICT_S = 0.5
 class Agent:
     """One node's agent."""
 
-    def __init__(self, settings: AgentSettings, store: Store, ledger: Ledger, kernel: Kernel, mtu: int) -> None:
+    def __init__(
+        self, settings: AgentSettings, store: Store, ledger: Ledger, kernel: Kernel, *, mtu: int, pods: Pods | None
+    ) -> None:
         self._ledger = ledger
         self._kernel = kernel
         self._cluster = Cluster()
@@ -81,6 +85,7 @@ class Agent:
             ttl=settings.node_ttl,
             limit=settings.offline_limit,
         )
+        self._pods = pods
         self._attachments = Attachments(
             cluster=self._cluster,
             holdings=self._holdings,
@@ -89,6 +94,7 @@ class Agent:
             reconciler=self._reconciler,
             mtu=mtu,
             names=self._names is not None,
+            workloads=PodWorkloads(self._cluster, pods) if pods else None,
         )
         self._joining = Joining(
             cluster=self._cluster,
@@ -160,14 +166,23 @@ class Agent:
                 (self._receipts.run(), "receipts"),
             ):
                 await stack.enter_async_context(beside(work, name=name))
+            if self._pods:
+                await self._follow_pods(stack, self._pods)
             log.info("netplugin started", node=self._settings.host, version=__version__)
             await stop.wait()
             log.info("netplugin stops")
+
+    async def _follow_pods(self, stack: AsyncExitStack, pods: Pods) -> None:
+        relabelling = Relabelling(cluster=self._cluster, pods=pods, journal=self._ledger, holdings=self._holdings)
+        await stack.enter_async_context(beside(pods.run(), name="pods"))
+        await stack.enter_async_context(beside(relabelling.run(), name="labels"))
 
     async def _open_doors(self, stack: AsyncExitStack) -> None:
         """For runtimes, in both their ways, and for people."""
         settings, observe = self._settings, self._parts.metrics.observe
         guarded = refusing_bad_chains(self._attachments.serve, Chains(settings.cni_conf_dir, ours=NAMES))
+        if self._pods:
+            guarded = telling_failures(guarded, self._pods)
         serve = (await stack.enter_async_context(calls(guarded))).serve
         await stack.enter_async_context(cni_server(settings.cni_socket, serve, observe))
         if settings.contiv_socket:
@@ -271,9 +286,15 @@ async def serve(settings: AgentSettings) -> None:
             vxlan_port=settings.vxlan_port,
             unmasked=settings.nat_exclude,
         )
-        async with open_store(settings.store) as store, kernel_thread(lambda: opening) as kernel:
+        async with AsyncExitStack() as stack:
+            pods = None
+            if settings.kubernetes:
+                pods = find_orchestrator(settings.kubernetes).pods(node=settings.host)
+                await stack.enter_async_context(pods)
+            store = await stack.enter_async_context(open_store(settings.store))
+            kernel = await stack.enter_async_context(kernel_thread(lambda: opening))
             mtu = await kernel.call(lambda datapath: datapath.mtu)
-            await Agent(settings, store, ledger, kernel, mtu).run(stop)
+            await Agent(settings, store, ledger, kernel, mtu=mtu, pods=pods).run(stop)
     finally:
         ledger.close()
 

@@ -16,7 +16,7 @@ from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import Change, Listing
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.policy.following import CONCERNED_FOLDERS
+from weft.domain.policy.following import CONCERNED_FOLDERS, SHARED_FOLDERS
 from weft.runtime.mirror import Sink
 
 _RULE_FOLDERS = CONCERNED_FOLDERS - {kinds.ENDPOINT.prefix, kinds.NETWORK.prefix}
@@ -67,6 +67,9 @@ class Names:
             folder, _, rest = event.key.partition("/")
             if folder in _RULE_FOLDERS:
                 self._pusher.touch_rules(TenantName(rest.partition("/")[0]))
+            elif folder in SHARED_FOLDERS:
+                for tenant in self._tenants or ():
+                    self._pusher.touch_rules(tenant)
 
     async def leave(self, *, but: Set[TenantName]) -> None:
         if self._tenants is None:

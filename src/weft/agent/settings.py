@@ -17,8 +17,8 @@ from weft.dns.handover import SOCKET_NAME
 from weft.domain.addresses import BITS, Address, Subnet, parse_address, parse_subnet
 from weft.domain.errors import Invalid
 from weft.domain.ids import MAX_LONG_NAME, NodeName, check_name
-from weft.drivers import RemoteStoreSettings, SqliteStoreSettings, StoreSettings
-from weft.options import COMMON_OPTIONS, readable_file, store_settings
+from weft.drivers import KubernetesSettings, RemoteStoreSettings, SqliteStoreSettings, StoreSettings
+from weft.options import COMMON_OPTIONS, KUBERNETES_OPTIONS, kubernetes_settings, readable_file, store_settings
 from weft.runtime.settings import BadSettings, Option, comma_list, host_port, one_of, read_settings, seconds
 
 DEFAULT_NETMASTER = "unix:/var/lib/weft/store.sock"
@@ -80,6 +80,7 @@ def _loopback(text: str) -> tuple[str, int] | None:
 
 OPTIONS = (
     *COMMON_OPTIONS,
+    *KUBERNETES_OPTIONS,
     Option(name="host", flags=("--host", "--host-label"), env="HOST", default=None, read=_node_name,
            help="name of this node; the kernel's host name"),
     Option(name="ctrl_ip", flags=("--ctrl-ip",), env="CONTROL_IP", default=None, read=_address,
@@ -131,6 +132,7 @@ class AgentSettings:
 
     mode: str
     store: StoreSettings
+    kubernetes: KubernetesSettings | None
     log_level: str
     json_log: bool
     syslog: tuple[str, str, int] | None
@@ -182,6 +184,7 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
             "rest_address", "run_dir", "data_dir", "node_ttl", "offline_limit", "stale_after",
         )},
         store=store,
+        kubernetes=kubernetes_settings(given),
         contiv_socket=_contiv_socket(given),
         names_socket=_names_socket(given),
         syslog=given["syslog"] if given["use_syslog"] else None,

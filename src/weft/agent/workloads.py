@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from weft.cni.request import Add
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Invalid
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, GroupName, NetworkName, TenantName, check_name
-
-TENANT_LABEL = "io.contiv.tenant"
-NETWORK_LABEL = "io.contiv.network"
-GROUP_LABEL = "io.contiv.net-group"
+from weft.domain.model import PodIdentity
+from weft.domain.placing import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,34 @@ class Placement:
     tenant: TenantName
     network: NetworkName
     group: GroupName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is known of a workload that is to be attached."""
+
+    placement: Placement
+    labels: Mapping[str, str]
+    pod: PodIdentity | None = None
+
+
+class Workloads(Protocol):
+    """Whoever knows workloads."""
+
+    async def describe(self, request: Add) -> Workload:
+        """The workload of a request; `Invalid` names what is wrong, `Unavailable` means that nobody can say now."""
+        ...
+
+
+class PlainWorkloads:
+    """Workloads that nobody runs for us: all that is known of them is in the request."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def describe(self, request: Add) -> Workload:
+        labels = request.wishes.labels
+        return Workload(placement=place(self._cluster, labels), labels=labels)
 
 
 def place(cluster: Cluster, labels: Mapping[str, str]) -> Placement:

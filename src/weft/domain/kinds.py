@@ -12,6 +12,7 @@ from weft.domain import model
 from weft.domain.balancing.kube_objects import KubeService, KubeSlice
 from weft.domain.errors import Invalid, Malformed
 from weft.domain.ids import StoreKey, store_key
+from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
 
 T = TypeVar("T", bound=model.Value)
 
@@ -73,6 +74,8 @@ GLOBAL = Kind("global", model.Global, "globals", ("name",), "globals")
 
 ENDPOINT = Kind("endpoint", model.Endpoint, "endpoints", ("tenant", "network", "endpoint_id"), "endpoints")
 NODE = Kind("node", model.Node, "nodes", ("name",), "nodes")
+KUBE_NAMESPACE = Kind("kubeNamespace", KubeNamespace, "kube-namespaces", ("name",), "kubeNamespaces")
+KUBE_POLICY = Kind("kubePolicy", KubePolicy, "kube-policies", ("namespace", "name"), "kubePolicies")
 KUBE_SERVICE = Kind("kubeService", KubeService, "kube-services", ("tenant", "namespace", "name"), "kubeServices")
 KUBE_SLICE = Kind("kubeSlice", KubeSlice, "kube-slices", ("tenant", "namespace", "service_name", "name"), "kubeSlices")
 
@@ -82,7 +85,7 @@ CONFIGURABLE: tuple[Kind[model.Value], ...] = (
 """Kinds that users create, change and delete by REST."""
 
 OBSERVED: tuple[Kind[model.Value], ...] = (
-    ENDPOINT, NODE, KUBE_SERVICE, KUBE_SLICE,
+    ENDPOINT, NODE, KUBE_NAMESPACE, KUBE_POLICY, KUBE_SERVICE, KUBE_SLICE,
 )  # type: ignore[assignment]  # fmt: skip
 """Kinds that the control plane and the agents write; users read them."""
 

@@ -114,6 +114,17 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "version": "the agent's version",
         "silentSince": "when it was last missed, in seconds since 1970; 0 while it is heard",
     },
+    "kubeNamespace": {
+        "name": "its name in Kubernetes",
+        "labels": "its labels; `io.contiv.*` among them are the defaults of its pods",
+    },
+    "kubePolicy": {
+        "namespace": "its namespace in Kubernetes",
+        "name": "its name in Kubernetes",
+        "dryRun": "annotation `weft/dry-run`: evaluated and reported, but never deciding",
+        "spec": "its `spec`",
+        "fault": "what could not be read of it, and so allows nothing",
+    },
     "kubeService": {
         "tenantName": "the tenant in whose space it is asked",
         "namespace": "its namespace in Kubernetes",

@@ -25,6 +25,8 @@ from weft.domain.addresses import (
 from weft.domain.balancing.kube_objects import KubeService, KubeSlice
 from weft.domain.errors import Invalid
 from weft.domain.ids import GLOBAL_NAME, MAX_LONG_NAME, check_endpoint_id, check_name
+from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
+from weft.domain.policy.netpol import validate
 from weft.domain.selectors import parse_pairs
 
 T = TypeVar("T", bound=model.Value)
@@ -321,6 +323,18 @@ def _normal_address(text: str, *, field: str) -> str:
     return str(parse_address(text, field=field)) if text else ""
 
 
+def _check_kube_namespace(document: KubeNamespace) -> KubeNamespace:
+    check_name(document.name, field="name")
+    return document
+
+
+def _check_kube_policy(document: KubePolicy) -> KubePolicy:
+    check_name(document.namespace, field="namespace")
+    check_name(document.name, field="name", limit=MAX_LONG_NAME)
+    validate(document.policy)
+    return document
+
+
 def _check_kube_service(document: KubeService) -> KubeService:
     """Its names. What its spec says is for whoever carries it out: one bad address must not hide the others."""
     check_name(document.tenant, field="tenantName")
@@ -349,6 +363,8 @@ _CHECKS: dict[type[model.Value], Callable[..., model.Value]] = {
     model.Global: _check_global,
     model.Endpoint: _check_endpoint,
     model.Node: _check_node,
+    KubeNamespace: _check_kube_namespace,
+    KubePolicy: _check_kube_policy,
     KubeService: _check_kube_service,
     KubeSlice: _check_kube_slice,
 }

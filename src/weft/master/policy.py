@@ -18,7 +18,7 @@ from weft.domain.planning import Reading
 from weft.domain.policy.diff import FlowChange, diff
 from weft.domain.policy.engine import Engine
 from weft.domain.policy.explain import Explanation, explain
-from weft.domain.policy.following import CONCERNED, follow
+from weft.domain.policy.following import CONCERNED, SHARED, follow
 from weft.domain.policy.protocols import parse_service
 from weft.master.objects import API, read_object
 from weft.runtime.http import json_response
@@ -73,7 +73,7 @@ class PolicyView:
         """The engine, as of the cluster's state."""
         if self._engine is None:
             self._engine = Engine()
-            for kind in (kinds.NODE, *CONCERNED):
+            for kind in (*SHARED, *CONCERNED):
                 for value in self._cluster.all(kind):
                     _tell(self._engine, self._cluster, kind.store_key(*kind.key_parts(value)))
         return self._engine

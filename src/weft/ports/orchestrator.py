@@ -79,3 +79,11 @@ class Pods(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class Orchestrator(Protocol):
+    """Both sides of one orchestrator."""
+
+    def pods(self, *, node: str) -> Pods:
+        """The pods of a node."""
+        ...

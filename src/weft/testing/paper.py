@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Set
+from collections.abc import AsyncIterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
@@ -14,6 +14,7 @@ from weft.agent.evictions import Evictions
 from weft.agent.holdings import Holdings
 from weft.agent.journal import Journal
 from weft.agent.kernel import Kernel
+from weft.agent.pods import PodWorkloads
 from weft.agent.reconcile import Reconciler
 from weft.cni.request import AttachmentId, Request, parse_request
 from weft.domain import model
@@ -22,6 +23,7 @@ from weft.domain.commits import Put
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName, StoreKey
 from weft.ports.datapath import Datapath, Findings, Wiring
+from weft.ports.orchestrator import Pods
 from weft.runtime.mirror import Mirror
 from weft.runtime.tasks import beside
 from weft.testing.waiting import DEADLINE, until
@@ -71,7 +73,9 @@ def _id_of(wiring: Wiring) -> AttachmentId:
 class PaperNode:
     """See the module. The namespace of a container is named after it."""
 
-    def __init__(self, store: MemoryStore, kernel: Kernel, datapath: PaperDatapath) -> None:
+    def __init__(
+        self, store: MemoryStore, kernel: Kernel, datapath: PaperDatapath, *, pods: Pods | None = None
+    ) -> None:
         self.store = store
         self.datapath = datapath
         self.journal = Journal()
@@ -95,31 +99,38 @@ class PaperNode:
             kernel=kernel,
             reconciler=self.reconciler,
             mtu=1450,
+            workloads=PodWorkloads(self.cluster, pods) if pods else None,
         )
 
-    async def call(self, verb: str, container: str = "", members: bytes = b"") -> bytes:
+    async def call(self, verb: str, container: str = "", members: bytes = b"", *, uid: str = "") -> bytes:
         """A request as a runtime makes it for eth0 of a container; `members` go into the configuration."""
-        return await self.attachments.serve(request_of(verb, container, members))
+        return await self.attachments.serve(request_of(verb, container, members, uid=uid))
 
 
-def request_of(verb: str, container: str = "", members: bytes = b"") -> Request:
-    """What `PaperNode.call` asks for."""
+def request_of(verb: str, container: str = "", members: bytes = b"", *, uid: str = "") -> Request:
+    """What `PaperNode.call` asks for. The pod of a container is called as it is, in the namespace `paper`."""
     named = {"COMMAND": verb, "CONTAINERID": container, "IFNAME": "eth0", "NETNS": f"/paper/{container}", "PATH": "/"}
     named["ARGS"] = f"K8S_POD_NAMESPACE=paper;K8S_POD_NAME={container}" if container else ""
+    if uid:
+        named["ARGS"] += f";K8S_POD_UID={uid}"
     return parse_request({f"CNI_{name}": value for name, value in named.items()}, _CONFIG % members)
 
 
 @asynccontextmanager
-async def paper_node(*, subnet: str = "10.1.0.0/16") -> AsyncIterator[PaperNode]:
-    """A node that is ready, with one network, `default-net` of the tenant `default`."""
+async def paper_node(
+    *, subnet: str = "10.1.0.0/16", pods: Pods | None = None, also: Sequence[model.Value] = ()
+) -> AsyncIterator[PaperNode]:
+    """A node that is ready, with `default-net` of the tenant `default` and whatever else is named."""
     world = World()
     world.put(network("default-net", subnet))
+    for value in also:
+        world.put(value)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(MemoryStore())
         await store.commit([], [Put(StoreKey(key), value) for key, value in world.entries.items()])
         datapath = PaperDatapath()
         thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
-        node = PaperNode(store, Kernel(cast("Datapath", datapath), thread), datapath)
+        node = PaperNode(store, Kernel(cast("Datapath", datapath), thread), datapath, pods=pods)
         await stack.enter_async_context(beside(node.mirror.run(), name="mirror"))
         await stack.enter_async_context(beside(node.holdings.run(), name="holdings"))
         await until(lambda: node.holdings.in_touch)

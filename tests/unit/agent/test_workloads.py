@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from weft.agent.workloads import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL, Placement, place
+from weft.agent.workloads import Placement, place
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Invalid
 from weft.domain.ids import GroupName, NetworkName, TenantName
+from weft.domain.placing import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL
 
 
 @pytest.fixture

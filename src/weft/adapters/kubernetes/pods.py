@@ -13,8 +13,8 @@ from weft.adapters.kubernetes.access import Access
 from weft.adapters.kubernetes.api import Api
 from weft.adapters.kubernetes.events import Events
 from weft.adapters.kubernetes.objects import Namespace, Pod
-from weft.adapters.kubernetes.watching import Form, Reflector
-from weft.domain.errors import NotFound, Unavailable
+from weft.adapters.kubernetes.watching import Form, Reflector, decoded
+from weft.domain.errors import Denied, NotFound, Unavailable
 from weft.domain.model import PodPort
 from weft.domain.policy.protocols import protocol_number
 from weft.ports.orchestrator import PodFacts, PodRef
@@ -59,13 +59,14 @@ class NodePods:
         if known := self.known(pod):
             return known
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
-        found = _read_pod(await self._get(path, what=f"pod {pod}"))
+        found = decoded(_read_pod, await self._get(path, what=f"pod {pod}"))
         if not found.is_meant_by(pod.uid):
             raise NotFound(f"pod {pod} is another one by now: its UID is {found.metadata.uid}, not {pod.uid}")
         return facts_of(found)
 
     async def find_namespace(self, name: str) -> Mapping[str, str]:
-        return _read_namespace(await self._get(f"/api/v1/namespaces/{name}", what=f"namespace {name}")).metadata.labels
+        data = await self._get(f"/api/v1/namespaces/{name}", what=f"namespace {name}")
+        return decoded(_read_namespace, data).metadata.labels
 
     async def _get(self, path: str, *, what: str) -> bytes:
         try:
@@ -75,6 +76,8 @@ class NodePods:
             raise Unavailable(f"the API server did not tell of {what} within {ASK_WITHIN_S:g} s") from error
         except NotFound as error:
             raise NotFound(f"{what} does not exist") from error
+        except Denied as error:  # somebody has to give us the right: the same call may succeed then
+            raise Unavailable(error.message) from error
 
     def tell(self, pod: PodRef, *, reason: str, message: str) -> None:
         self._events.tell(pod, reason=reason, message=message)

@@ -88,6 +88,7 @@ class _Marked(msgspec.Struct, frozen=True):
 
 _read_list = msgspec.json.Decoder(_List).decode
 _read_event = msgspec.json.Decoder(_Event).decode
+_read_status = msgspec.json.Decoder(Status).decode
 _read_mark = msgspec.json.Decoder(_Marked).decode
 
 
@@ -157,7 +158,7 @@ class Reflector(Generic[T]):
         objects: list[T] = []
         rest = ""
         while True:
-            page = _decoded(_read_list, await self._api.get(self._path(f"limit={PAGE}", rest)))
+            page = decoded(_read_list, await self._api.get(self._path(f"limit={PAGE}", rest)))
             objects += (value for item in page.items or () if (value := self._read(bytes(item))) is not None)
             if not page.metadata.continue_:
                 break
@@ -174,7 +175,7 @@ class Reflector(Generic[T]):
         heard = False
         async with aclosing(self._api.lines(self._path(wish), silence=seconds + _SILENCE_S)) as lines:
             async for line in lines:
-                self._take(_decoded(_read_event, line))
+                self._take(decoded(_read_event, line))
                 self._note("")
                 heard = True
         if not heard:
@@ -182,9 +183,9 @@ class Reflector(Generic[T]):
 
     def _take(self, event: _Event) -> None:
         if event.type == "ERROR":
-            status = _decoded(msgspec.json.Decoder(Status).decode, bytes(event.object))
+            status = decoded(_read_status, bytes(event.object))
             raise refusal(status.code, bytes(event.object))
-        self._version = _decoded(_read_mark, bytes(event.object)).metadata.resource_version or self._version
+        self._version = decoded(_read_mark, bytes(event.object)).metadata.resource_version or self._version
         if event.type == "BOOKMARK":
             return
         value = self._read(bytes(event.object))
@@ -212,7 +213,8 @@ class Reflector(Generic[T]):
         return f"{self._form.path}?{'&'.join(filter(None, [*chosen, *queries]))}"
 
 
-def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
+def decoded(decode: Callable[[bytes], T], data: bytes) -> T:
+    """What the data say; `Unavailable` when they are none of what was asked for."""
     try:
         return decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -10,12 +10,17 @@ from weft.domain.hosting.view import host_addresses
 from weft.domain.ids import EndpointKey, GroupKey, NetworkKey, NodeName, StoreKey
 from weft.domain.kinds import Kind
 from weft.domain.policy.engine import Engine, Touched
-from weft.domain.policy.identities import Host
+from weft.domain.policy.identities import Host, Namespace
 
 CONCERNED: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.RULE, kinds.POLICY, kinds.ENDPOINT)
 """Kinds of tenants' objects that verdicts follow from, in the order that costs least: rules before their policies."""
 
 CONCERNED_FOLDERS = frozenset(kind.prefix for kind in CONCERNED)
+
+SHARED: tuple[Kind[Any], ...] = (kinds.NODE, kinds.KUBE_NAMESPACE, kinds.KUBE_POLICY)
+"""Kinds of objects that belong to no tenant, and concern the verdicts of all of them."""
+
+SHARED_FOLDERS = frozenset(kind.prefix for kind in SHARED)
 
 
 def follow(engine: Engine, cluster: Cluster, key: StoreKey) -> Touched:
@@ -23,6 +28,10 @@ def follow(engine: Engine, cluster: Cluster, key: StoreKey) -> Touched:
     folder, *parts = key.split("/")
     if folder == kinds.NODE.prefix:
         return _follow_host(engine, cluster, NodeName(parts[0]))
+    if folder == kinds.KUBE_NAMESPACE.prefix:
+        return _follow_namespace(engine, cluster, parts[0])
+    if folder == kinds.KUBE_POLICY.prefix:
+        return _follow_network_policy(engine, cluster, *parts)
     kind = next((each for each in CONCERNED if each.prefix == folder), None)
     if kind is None:
         return Touched()
@@ -38,6 +47,20 @@ def follow(engine: Engine, cluster: Cluster, key: StoreKey) -> Touched:
     if kind is kinds.RULE:
         return engine.remove_rule(tuple(parts))  # type: ignore[arg-type]
     return engine.remove_endpoint(EndpointKey(*parts))  # type: ignore[arg-type]
+
+
+def _follow_namespace(engine: Engine, cluster: Cluster, name: str) -> Touched:
+    stored = cluster.get(kinds.KUBE_NAMESPACE, name)
+    if stored is None:
+        return engine.remove_namespace(name)
+    return engine.put(Namespace(name=name, labels=stored.value.labels))
+
+
+def _follow_network_policy(engine: Engine, cluster: Cluster, namespace: str, name: str) -> Touched:
+    stored = cluster.get(kinds.KUBE_POLICY, namespace, name)
+    if stored is None:
+        return engine.remove_network_policy(namespace, name)
+    return engine.put(stored.value.policy)
 
 
 def _follow_host(engine: Engine, cluster: Cluster, name: NodeName) -> Touched:

@@ -1,0 +1,176 @@
+"""Mode kubernetes on paper: pods are what the API server says, and stay attached whatever becomes of it (K3, W46)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from weft.adapters.kubernetes import pods as pods_module
+from weft.adapters.kubernetes.access import Access
+from weft.adapters.kubernetes.objects import Pod
+from weft.adapters.kubernetes.pods import NodePods
+from weft.agent.pods import Relabelling, telling_failures
+from weft.domain import kinds, model
+from weft.domain.errors import Invalid, NotFound, Unavailable
+from weft.domain.ids import TenantName
+from weft.domain.model import PodIdentity, PodPort
+from weft.domain.placing import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL
+from weft.domain.planning import put
+from weft.domain.policy.kube_objects import KubeNamespace
+from weft.runtime.tasks import beside
+from weft.testing.kube_script import Scripted, listing, pod, scripted_server
+from weft.testing.paper import PaperNode, paper_node, request_of
+from weft.testing.waiting import soon, until
+from weft.testing.worlds import group, network
+
+PATH = "/api/v1/pods"
+BLUE = TenantName("blue")
+ALSO = (
+    model.Tenant(name=BLUE),
+    network("usual", "10.2.0.0/16", tenant=BLUE),
+    network("web-net", "10.3.0.0/16", tenant=BLUE),
+    group("web", tenant=BLUE, network="web-net"),
+)
+
+
+class Scene:
+    """A node whose pods are told by a server, and the server."""
+
+    def __init__(self, node: PaperNode, server: Scripted, pods: NodePods) -> None:
+        self.node = node
+        self.server = server
+        self.pods = pods
+
+    def endpoint(self, container: str) -> model.Endpoint:
+        return next(each for each in self.node.cluster.all(kinds.ENDPOINT) if each.container_id == container)
+
+    async def add(self, container: str, *, uid: str = "") -> model.Endpoint:
+        await self.node.call("ADD", container, uid=uid or f"uid-{container}")
+        await until(lambda: any(each.container_id == container for each in self.node.cluster.all(kinds.ENDPOINT)))
+        return self.endpoint(container)
+
+
+def paper_pod(name: str, version: int = 1, *, labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    return pod(name, version, namespace="paper", metadata={"labels": labels or {}}, **spec)
+
+
+@asynccontextmanager
+async def scene(*pods: dict[str, Any], namespace: dict[str, str] | None = None) -> AsyncIterator[Scene]:
+    """The namespace `paper` has labels, which the store knows; without them it is the server alone that knows it."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(scripted_server())
+        server.lists[PATH] = [listing(5, *pods)]
+        server.objects["/api/v1/namespaces/paper"] = {"metadata": {"name": "paper"}}
+        known = await stack.enter_async_context(NodePods(Access(servers=(server.url,)), node="one"))
+        node = await stack.enter_async_context(paper_node(pods=known, also=ALSO))
+        if namespace is not None:
+            document = KubeNamespace(name="paper", labels=namespace)
+            await node.store.commit([], [put(kinds.KUBE_NAMESPACE, document)])
+            await until(lambda: node.cluster.get(kinds.KUBE_NAMESPACE, "paper") is not None)
+        await stack.enter_async_context(beside(known.run(), name="pods"))
+        await soon(known.in_sync.wait())
+        yield Scene(node, server, known)
+
+
+async def test_labels_of_a_pod_choose_and_those_of_its_namespace_are_the_defaults() -> None:
+    """K3."""
+    pods = (
+        paper_pod("a"),
+        paper_pod("b", labels={GROUP_LABEL: "web", "app": "b"}),
+        paper_pod("c", labels={TENANT_LABEL: "default"}),
+    )
+    async with scene(*pods, namespace={TENANT_LABEL: "blue", NETWORK_LABEL: "usual"}) as here:
+        placed = [await here.add(name) for name in "abc"]
+    assert [(each.tenant, each.network, each.group) for each in placed] == [
+        ("blue", "usual", ""),
+        ("blue", "web-net", "web"),
+        ("default", "default-net", ""),
+    ]
+    assert placed[1].labels == {GROUP_LABEL: "web", "app": "b"}
+
+
+async def test_an_endpoint_says_which_pod_it_is() -> None:
+    """What policies need: the namespace by our own word, and the names of ports."""
+    ports = [{"name": "http", "containerPort": 8080}]
+    async with scene(paper_pod("a", containers=[{"name": "c", "ports": ports}])) as here:
+        made = await here.add("a")
+    assert made.pod == PodIdentity(namespace="paper", name="a", uid="uid-a", ports=(PodPort("http", 6, 8080),))
+    assert made.container_name == "paper/a"
+
+
+async def test_a_pod_that_was_replaced_is_refused_and_leaves_nothing() -> None:
+    async with scene(paper_pod("a")) as here:
+        here.server.objects["/api/v1/namespaces/paper/pods/a"] = paper_pod("a")
+        with pytest.raises(NotFound, match="another one by now"):
+            await here.node.call("ADD", "a", uid="uid-before")
+        assert (here.node.datapath.plugged, list(here.node.journal)) == ({}, [])
+
+
+async def test_a_label_that_names_nothing_is_told_where_people_look() -> None:
+    """`kubectl describe` shows what went wrong."""
+    async with scene(paper_pod("a", labels={NETWORK_LABEL: "none"})) as here:
+        serve = telling_failures(here.node.attachments.serve, here.pods)
+        with pytest.raises(Invalid, match="network default:none does not exist"):
+            await serve(request_of("ADD", "a", uid="uid-a"))
+        await until(lambda: bool(here.server.posted))
+        ((_, path, told),) = here.server.posted
+        assert path == "/api/v1/namespaces/paper/events"
+        assert told["involvedObject"]["uid"] == "uid-a"
+        assert told["message"] == "network default:none does not exist"
+        await serve(request_of("DEL", "a", uid="uid-a"))
+        assert len(here.server.posted) == 1
+
+
+async def test_without_the_api_server_known_pods_start_and_all_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W46: DEL needed the API server (#879)."""
+    monkeypatch.setattr(pods_module, "ASK_WITHIN_S", 0.3)
+    async with scene(paper_pod("a"), paper_pod("b"), namespace={}) as here:
+        await here.add("a")
+        here.server.accepts = lambda _: False
+        here.server.lists.clear()
+        await here.add("b")
+        with pytest.raises(Unavailable):
+            await here.node.call("ADD", "c", uid="uid-c")
+        for name in "abc":
+            await here.node.call("DEL", name)
+        assert (here.node.datapath.plugged, list(here.node.journal)) == ({}, [])
+
+
+async def test_other_labels_of_a_pod_reach_the_store_and_the_journal() -> None:
+    async with scene(paper_pod("a", labels={"app": "web"}), namespace={}) as here:
+        made = await here.add("a")
+        node = here.node
+        relabelling = Relabelling(cluster=node.cluster, pods=here.pods, journal=node.journal, holdings=node.holdings)
+        async with beside(relabelling.run(), name="labels"):
+            here.pods.put(_as_pod(paper_pod("a", 9, labels={"app": "db"})))
+            await until(lambda: here.endpoint("a").labels == {"app": "db"})
+            await until(lambda: [note.endpoint.labels for note in node.journal] == [{"app": "db"}])
+        assert here.endpoint("a").ip_address == made.ip_address
+
+
+async def test_a_pod_of_the_same_name_does_not_relabel_the_one_before() -> None:
+    """Enforcement is kept until the pod is gone: its successor has other labels, and another UID."""
+    async with scene(paper_pod("a", labels={"app": "web"}), namespace={}) as here:
+        await here.add("a")
+        node = here.node
+        successor = paper_pod("a", 9, labels={"app": "db"})
+        successor["metadata"]["uid"] = "uid-next"
+        here.pods.put(_as_pod(successor))
+        await Relabelling(cluster=node.cluster, pods=here.pods, journal=node.journal, holdings=node.holdings).look()
+        here.pods.remove(_as_pod(successor))
+        await Relabelling(cluster=node.cluster, pods=here.pods, journal=node.journal, holdings=node.holdings).look()
+        assert here.endpoint("a").labels == {"app": "web"}
+
+
+async def test_what_the_network_configuration_says_binds() -> None:
+    async with scene(paper_pod("a", labels={TENANT_LABEL: "blue"}), namespace={}) as here:
+        with pytest.raises(Invalid, match="by the network configuration"):
+            await here.node.call("ADD", "a", b',"labels":{"io.contiv.tenant":"default"}', uid="uid-a")
+
+
+def _as_pod(document: dict[str, Any]) -> Pod:
+    return msgspec.convert(document, Pod)

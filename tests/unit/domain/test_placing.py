@@ -1,0 +1,41 @@
+"""K3: labels choose tenant, network and group; a namespace's labels are the defaults of its pods."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.domain.errors import Invalid
+from weft.domain.placing import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL, bound_by, over_defaults
+
+NAMES = {"t": TENANT_LABEL, "n": NETWORK_LABEL, "g": GROUP_LABEL}
+
+
+def labels(text: str) -> dict[str, str]:
+    """`t=blue n=web` as labels."""
+    return {NAMES[key]: value for key, _, value in (pair.partition("=") for pair in text.split())}
+
+
+@pytest.mark.parametrize(
+    ("pod", "namespace", "chosen"),
+    [
+        ("", "", ""),
+        ("", "t=blue n=net g=web", "t=blue n=net g=web"),
+        ("t=red", "t=blue n=net g=web", "t=red"),
+        ("t=blue", "t=blue n=net g=web", "t=blue n=net g=web"),
+        ("n=other", "t=blue n=net g=web", "t=blue n=other"),
+        ("g=db", "t=blue n=net g=web", "t=blue g=db"),
+        ("t=red n=x g=y", "t=blue", "t=red n=x g=y"),
+        ("t=red", "n=net", "t=red"),
+        ("n=other", "", "n=other"),
+    ],
+)
+def test_defaults_give_way(pod: str, namespace: str, chosen: str) -> None:
+    both = {"app": "web", **labels(pod)}
+    assert over_defaults(both, {"team": "a", **labels(namespace)}) == labels(chosen)
+
+
+def test_what_the_network_configuration_says_binds() -> None:
+    assert bound_by(labels("n=net"), labels("t=blue")) == labels("t=blue n=net")
+    with pytest.raises(Invalid) as refusal:
+        bound_by(labels("t=red"), labels("t=blue"))
+    assert refusal.value.field == TENANT_LABEL
