@@ -197,10 +197,12 @@ def table() -> dict[int, str]:
 
 
 def test_every_weakness_has_its_row() -> None:
-    assert list(table()) == list(range(1, 26))
+    rows = list(table())
+    assert rows == sorted(rows)
+    assert set(rows) >= {*range(1, 26), 30, 35, 36, 40, 44, 45}
 
 
-@pytest.mark.parametrize("number", range(1, 26))
+@pytest.mark.parametrize("number", table())
 def test_the_tests_that_the_table_names_exist(number: int) -> None:
     """Each row names a test, as `file::name`, or says why the weakness cannot arise here."""
     row = table()[number]

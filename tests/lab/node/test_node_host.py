@@ -311,7 +311,7 @@ async def test_rates_are_limited_both_ways(lab: NetLab) -> None:
 
 
 async def test_nothing_is_left_on_the_host_when_the_last_pod_is_gone(lab: NetLab) -> None:
-    """H4: no device, no route, no rule, also where somebody's firewall drops what it does not know."""
+    """H4, R8: no device, no route, no rule, also where somebody's firewall drops what it does not know."""
     await lab.network("dual", **DUAL)
     one = await lab.host("one")
     put_firewall(one)

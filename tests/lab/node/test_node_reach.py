@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -149,3 +150,55 @@ async def test_networks_and_tenants_leave_nothing_behind(lab: NetLab) -> None:
         await until(lambda: not one.tenants.names() | two.tenants.names())
         left = set(await lab.rest.state()) - keys
         assert {key for key in left if not key.startswith(("alive/", "leader"))} == set()
+
+
+async def test_a_network_whose_last_pods_were_elsewhere_leaves_nothing_here(lab: NetLab) -> None:
+    """N10: no route, neighbour or rule of it on a host that only knew its pods from afar."""
+    nets = {
+        name: {"subnet": f"10.{number}.0.0/24", "ipv6Subnet": f"2001:db8:{number}::/64"}
+        for number, name in enumerate(("stays", "goes"), start=3)
+    }
+    for name, choices in nets.items():
+        await lab.network(name, **choices)
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    witness = await one.pod("witness", network="stays")
+    space = one.tenants.path / "default"
+    before = space_state(space)
+    far = await two.pod("far", network="goes")
+    for family in (4, 6):
+        assert await witness.reaches(far, family=family)
+    assert space_state(space) != before
+    await far.remove()
+    (await lab.rest.delete("networks", "default:goes")).accepted()
+    after = {line for line in before if "10.4.0." not in line and "2001:db8:4:" not in line}
+    await eventually(lambda: asyncio.to_thread(space_state, space), lambda found: found == after)
+
+
+def space_state(space: Path) -> set[str]:
+    """Routes, neighbours, tunnels' ends and rules of a tenant's space, as the usual tools tell."""
+    found = {
+        f"{command} {each.get('dst')} {each.get('dev')} {each.get('lladdr', each.get('mac'))}"
+        for command in ("ip -j -4 route", "ip -j -6 route", "ip -j -4 neigh", "ip -j -6 neigh", "bridge -j fdb")
+        for each in inventory.ask(space, *command.split())
+    }
+    for each in inventory.ask(space, "nft", "-j", "list", "ruleset")["nftables"]:
+        for kind in ("set", "map"):
+            if kind in each:
+                found |= {f"{each[kind]['name']} {element}" for element in each[kind].get("elem", ())}
+    return found
+
+
+async def test_neighbours_are_known_without_an_agent_w40(lab: NetLab) -> None:
+    """W40: who is beyond the wire is known for good, so nobody has to answer ARP or neighbour discovery."""
+    await lab.network(
+        "net", subnet="10.1.0.0/16", gateway="10.1.0.1", ipv6Subnet="2001:db8:1::/64", ipv6Gateway="2001:db8:1::1"
+    )
+    pods = await two_hosts_with_pods(lab, "a", "b", "c", network="net")
+    for host in lab.hosts.values():
+        host.kill()
+    for pod in pods:
+        known = inventory.ask(pod.netns, "ip", "-j", "neigh", "show", "nud", "permanent")
+        assert {each["dst"] for each in known} >= {"10.1.0.1", "2001:db8:1::1"}
+    for index, (a, b) in enumerate(itertools.permutations(pods, 2)):
+        for family in (4, 6):
+            assert await a.reaches(b, port=1000 + index, family=family), f"{a.name} does not reach {b.name}, v{family}"

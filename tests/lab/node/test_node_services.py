@@ -63,7 +63,10 @@ async def heard(client: Place, *, port: int, transport: Transport = TCP, times: 
 
 
 async def all_are_heard(client: Pod, providers: list[Pod]) -> None:
-    """Every provider answers by both transports and families, and nobody else, sooner or later."""
+    """Every provider answers by both transports and families, and nobody else, sooner or later.
+
+    W45: no client is bound to the provider that it drew first.
+    """
     wanted = {pod.name for pod in providers}
     for (transport, port, target_port), family in product(TRANSPORTS, VIPS):
         async with saying_names(providers, port=target_port, transport=transport, family=family):
@@ -93,12 +96,12 @@ async def test_s1_s2_s3_providers_come_and_go(lab: NetLab) -> None:
 
 
 async def test_s8_labels_must_contain_the_selectors(lab: NetLab) -> None:
-    """S8, W15, W22: more labels provide, fewer do not, and who provides no more is asked no more."""
+    """S8, W15, W21, W22: more labels provide, fewer do not, who provides no more is asked no more; `tcp` is TCP."""
     one, _ = await start(lab)
     client, provider, other = await asyncio.gather(
         *(one.pod(name, network="net") for name in ("client", "provider", "other"))
     )
-    await put_service(lab)
+    await put_service(lab, ports=["80:8080:tcp", "643:7070:Udp"])
     await label(lab, provider, **LABELS, more="labels")
     await label(lab, other, **dict(list(LABELS.items())[:3]))
     await all_are_heard(client, [provider])
@@ -113,7 +116,7 @@ async def test_s8_labels_must_contain_the_selectors(lab: NetLab) -> None:
 
 
 async def test_s4_s7_the_address_is_kept_until_the_service_goes(lab: NetLab) -> None:
-    """S4, S7: another port at the same addresses; then nobody is there, and the addresses are free."""
+    """S4, S7, CVE-2021-25736: another port at the same addresses; then nobody is there, and the addresses are free."""
     one, _ = await start(lab)
     client, provider = await one.pod("client", network="net"), await one.pod("provider", network="net")
     await label(lab, provider, app="web")
