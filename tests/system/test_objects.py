@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -464,8 +465,10 @@ async def test_o22_an_endpoint_of_an_unknown_group_is_refused(rest: Rest) -> Non
 
 
 @pytest.mark.parametrize("mode", ["cni", "kubernetes", "docker", "swarm-mode"])
-async def test_o23_the_cluster_mode_is_reported(mode: str) -> None:
-    async with running_master("--mode", mode) as rest:
+async def test_o23_the_cluster_mode_is_reported(mode: str, tmp_path: Path) -> None:
+    contiv = tmp_path / "contiv.json"  # in mode kubernetes an API server is demanded, be it away
+    contiv.write_text('{"K8S_API_SERVER": "http://127.0.0.1:1", "K8S_TOKEN": "word"}')
+    async with running_master("--mode", mode, "--contiv-json", str(contiv)) as rest:
         oper = await rest.oper("globals", "global")
         assert oper["clusterMode"] == mode
 

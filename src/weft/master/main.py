@@ -14,12 +14,13 @@ from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER, At
 from weft.domain.errors import Unavailable, WeftError
-from weft.drivers import open_store
+from weft.drivers import find_orchestrator, open_store
 from weft.master.about import About
 from weft.master.backup import Backups
 from weft.master.bootstrap import first_start
 from weft.master.collector import collect_for_ever
 from weft.master.control import ControlPlane
+from weft.master.declared import keep_declared
 from weft.master.forward import Forwarder
 from weft.master.metrics import Metrics
 from weft.master.objects import Objects
@@ -60,6 +61,7 @@ class Netmaster:
         self._control = ControlPlane(
             store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, doubt=self._doubt
         )
+        self._orchestrator = find_orchestrator(settings.kubernetes) if settings.kubernetes else None
         self._metrics = Metrics()
         self._leadership: Leadership | None = None
         self._prepared = False
@@ -140,7 +142,12 @@ class Netmaster:
             self._metrics.leader.set(1)
             self._prepared = True
             log.info("leading", address=self._settings.own_address)
-            async with beside(collect_for_ever(self._control, limit=self._settings.offline_limit), name="collector"):
+            async with AsyncExitStack() as stack:
+                collecting = collect_for_ever(self._control, limit=self._settings.offline_limit)
+                await stack.enter_async_context(beside(collecting, name="collector"))
+                if self._orchestrator:
+                    keeping = keep_declared(self._control, self._orchestrator.declarations())
+                    await stack.enter_async_context(beside(keeping, name="declared"))
                 await leadership.lost.wait()
             log.warning("leadership lost", reason=leadership.reason)
         except Unavailable as error:

@@ -10,8 +10,15 @@ from pathlib import Path
 from weft import __version__
 from weft.domain.addresses import parse_subnet_v4
 from weft.domain.errors import Invalid
-from weft.drivers import StoreSettings
-from weft.options import COMMON_OPTIONS, readable_file, secret_file, store_settings
+from weft.drivers import KubernetesSettings, StoreSettings
+from weft.options import (
+    COMMON_OPTIONS,
+    KUBERNETES_OPTIONS,
+    kubernetes_settings,
+    readable_file,
+    secret_file,
+    store_settings,
+)
 from weft.runtime.settings import BadSettings, Option, host_port, one_of, read_settings, seconds
 
 WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104  names that others give
@@ -31,6 +38,7 @@ def _subnet(text: str) -> str:
 
 OPTIONS = (
     *COMMON_OPTIONS,
+    *KUBERNETES_OPTIONS,
     Option(name="external", flags=("--external-address", "--listen-url"), env="EXTERNAL_ADDRESS",
            default=("127.0.0.1", 9999), read=host_port, help="where REST is served; 127.0.0.1:9999"),
     Option(name="internal", flags=("--internal-address", "--control-url"), env="INTERNAL_ADDRESS", default=None,
@@ -70,6 +78,7 @@ class MasterSettings:
     netmode: str
     fwdmode: str
     store: StoreSettings
+    kubernetes: KubernetesSettings | None
     log_level: str
     json_log: bool
     syslog: tuple[str, str, int] | None
@@ -144,6 +153,7 @@ def read_master_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Mas
             "default_subnet", "tls_cert", "tls_key", "tls_ca", "token", "store_address", "leader_ttl", "offline_limit",
         )},
         store=store,
+        kubernetes=kubernetes_settings(given),
         syslog=given["syslog"] if given["use_syslog"] else None,
         internal=internal,
         store_socket=given["store_socket"] or given["data_dir"] / "store.sock",

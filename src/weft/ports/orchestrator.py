@@ -3,8 +3,8 @@
 Two sides, for an agent and for the leading netmaster, which may be had apart:
 
 - **Pods** are those of one node. What was heard is kept, so that pods are known while the orchestrator is away.
-- **Wishes** are what holds for the whole cluster (namespaces, policies …). They are followed once, by the leader, and
-  reach the nodes through the store (docs/adr/0009).
+- **Declarations** are what holds for the whole cluster (namespaces, policies, services). They are followed once, by the
+  leader, and reach the nodes through the store (docs/adr/0009).
 
 Both are opened and closed as async context managers and do nothing before `run`. Errors are `weft.domain.errors`.
 """
@@ -12,12 +12,13 @@ Both are opened and closed as async context managers and do nothing before `run`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
-from weft.domain.model import PodPort
+from weft.domain.kinds import Kind
+from weft.domain.model import PodPort, Value
 
 
 class PodRef(NamedTuple):
@@ -81,9 +82,51 @@ class Pods(Protocol):
     ) -> None: ...
 
 
+class Keeper(Protocol):
+    """Whoever keeps declarations, each of which is a document. Called from the event loop; must not raise.
+
+    Documents of services and slices have the default tenant: whose they are follows from their namespace.
+    """
+
+    def replace(self, kind: Kind[Any], documents: Sequence[Value]) -> None:
+        """All of a kind; what is not listed is gone."""
+        ...
+
+    def put(self, kind: Kind[Any], document: Value) -> None:
+        """One is new, or another than before."""
+        ...
+
+    def remove(self, kind: Kind[Any], document: Value) -> None:
+        """One is gone; here it is as it was last."""
+        ...
+
+
+class Declarations(Protocol):
+    """What holds for the whole cluster."""
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """Why the orchestrator tells nothing now, or not all."""
+        ...
+
+    async def run(self, keeper: Keeper) -> None:
+        """Follow for ever."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
 class Orchestrator(Protocol):
     """Both sides of one orchestrator."""
 
     def pods(self, *, node: str) -> Pods:
         """The pods of a node."""
+        ...
+
+    def declarations(self) -> Declarations:
+        """What holds for the whole cluster."""
         ...

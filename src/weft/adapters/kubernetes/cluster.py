@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from weft.adapters.kubernetes.access import find_access
+from weft.adapters.kubernetes.declared import ClusterDeclarations
 from weft.adapters.kubernetes.pods import NodePods
 
 
@@ -17,3 +18,6 @@ class KubernetesCluster:
 
     def pods(self, *, node: str) -> NodePods:
         return NodePods(self._access, node=node)
+
+    def declarations(self) -> ClusterDeclarations:
+        return ClusterDeclarations(self._access)

@@ -1,0 +1,142 @@
+"""What is declared for the whole cluster, from the API server: namespaces, NetworkPolicies, Services, EndpointSlices.
+
+Each becomes the document that is kept of it; what means nothing here is left out, so that it makes no news either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+
+from weft.adapters.kubernetes.access import Access
+from weft.adapters.kubernetes.api import Api
+from weft.adapters.kubernetes.objects import Metadata, Named
+from weft.adapters.kubernetes.policies import read_policy
+from weft.adapters.kubernetes.slices import read_endpoints, read_slice, read_slice_v1beta1
+from weft.adapters.kubernetes.watching import Form, Reflector
+from weft.domain import kinds
+from weft.domain.balancing.kube_objects import KubeService, KubeSlice, Service
+from weft.domain.ids import DEFAULT_TENANT
+from weft.domain.kinds import Kind
+from weft.domain.model import Value
+from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
+from weft.ports.orchestrator import Keeper
+
+T = TypeVar("T", bound=Value)
+
+SHARED_ANNOTATION = "weft/shared"
+_ALWAYS_SHARED = ("default", "kubernetes")
+"""The API server itself."""
+_DNS_LABEL = ("k8s-app", "kube-dns")
+
+
+class _Service(Service, frozen=True, kw_only=True):
+    """A v1 Service with its metadata."""
+
+    metadata: Metadata
+
+
+class _OldSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """What a server before 1.20 says instead of `clusterIPs`."""
+
+    cluster_ip: str = msgspec.field(name="clusterIP", default="")
+
+
+class _OldService(msgspec.Struct, frozen=True):
+    spec: _OldSpec = _OldSpec()
+
+
+_named = msgspec.json.Decoder(Named).decode
+_service = msgspec.json.Decoder(_Service).decode
+_old_service = msgspec.json.Decoder(_OldService).decode
+
+
+def read_namespace(data: bytes) -> KubeNamespace:
+    """A v1 Namespace."""
+    metadata = _named(data).metadata
+    return KubeNamespace(name=metadata.name, labels=metadata.labels)
+
+
+def read_service(data: bytes) -> KubeService:
+    """A v1 Service. Its tenant is for whoever knows its namespace to fill in."""
+    found = _service(data)
+    metadata, spec = found.metadata, found.spec
+    if not spec.cluster_ips and (address := _old_service(data).spec.cluster_ip):
+        spec = msgspec.structs.replace(spec, cluster_ips=(address,))
+    label, value = _DNS_LABEL
+    return KubeService(
+        tenant=DEFAULT_TENANT,
+        namespace=metadata.namespace,
+        name=metadata.name,
+        shared=(
+            (metadata.namespace, metadata.name) == _ALWAYS_SHARED
+            or metadata.labels.get(label) == value
+            or metadata.annotations.get(SHARED_ANNOTATION) == "true"
+        ),
+        service=Service(spec=spec, status=found.status),
+    )
+
+
+NAMESPACES = (Form("/api/v1/namespaces", read_namespace),)
+POLICIES: tuple[Form[KubePolicy], ...] = (Form("/apis/networking.k8s.io/v1/networkpolicies", read_policy),)
+SERVICES = (Form("/api/v1/services", read_service),)
+SLICES: tuple[Form[KubeSlice | None], ...] = (
+    Form("/apis/discovery.k8s.io/v1/endpointslices", read_slice),
+    Form("/apis/discovery.k8s.io/v1beta1/endpointslices", read_slice_v1beta1),
+    Form("/api/v1/endpoints", read_endpoints),
+)
+
+
+class _Handing(Generic[T]):
+    """Hands the documents of one kind on. Those that belong to nobody are left out."""
+
+    def __init__(self, kind: Kind[T], keeper: Keeper) -> None:
+        self._kind = kind
+        self._keeper = keeper
+
+    def replace(self, objects: Sequence[T | None]) -> None:
+        self._keeper.replace(self._kind, [value for value in objects if value is not None])
+
+    def put(self, value: T | None) -> None:
+        if value is not None:
+            self._keeper.put(self._kind, value)
+
+    def remove(self, value: T | None) -> None:
+        if value is not None:
+            self._keeper.remove(self._kind, value)
+
+
+class ClusterDeclarations:
+    """See `weft.ports.orchestrator.Declarations`."""
+
+    def __init__(self, access: Access) -> None:
+        self._api = Api(access)
+        self._reflectors: list[Reflector[Any]] = []
+
+    @property
+    def faults(self) -> list[str]:
+        return [each.fault for each in self._reflectors if each.fault]
+
+    async def run(self, keeper: Keeper) -> None:
+        self._reflectors = [
+            Reflector(self._api, NAMESPACES, _Handing(kinds.KUBE_NAMESPACE, keeper)),
+            Reflector(self._api, POLICIES, _Handing(kinds.KUBE_POLICY, keeper)),
+            Reflector(self._api, SERVICES, _Handing(kinds.KUBE_SERVICE, keeper)),
+            Reflector(self._api, SLICES, _Handing(kinds.KUBE_SLICE, keeper)),
+        ]
+        async with asyncio.TaskGroup() as tasks:
+            for each in self._reflectors:
+                tasks.create_task(each.run())
+
+    async def __aenter__(self) -> Self:
+        await self._api.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._api.__aexit__(kind, error, trace)

@@ -1,0 +1,66 @@
+"""A real netmaster beside an API server: what is declared there is shown here, also after either was away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from weft.testing.kube_script import HANG, Scripted, event, listing, scripted_server
+from weft.testing.masters import MasterProcess, Rest, client
+from weft.testing.waiting import eventually
+
+NAMESPACES = "/api/v1/namespaces"
+POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
+SERVICES = "/api/v1/services"
+SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
+
+
+def thing(name: str, namespace: str = "", **members: Any) -> dict[str, Any]:
+    labels = members.pop("labels", {})
+    return {"metadata": {"name": name, "namespace": namespace, "resourceVersion": "7", "labels": labels}, **members}
+
+
+def fill(server: Scripted, *policies: dict[str, Any], namespaces: tuple[str, ...] = ("shop",)) -> None:
+    labels = {"io.contiv.tenant": "blue"}
+    service = thing("web", "shop", spec={"clusterIPs": ["10.96.0.9"], "ports": [{"port": 80}]})
+    server.lists |= {
+        NAMESPACES: [listing(5, *(thing(name, labels=labels) for name in namespaces))],
+        POLICIES: [listing(5, *policies)],
+        SERVICES: [listing(5, service)],
+        SLICES: [listing(5)],
+    }
+
+
+async def names(rest: Rest, plural: str) -> list[str]:
+    found: list[dict[str, Any]] = (await rest.get(plural)).accepted()
+    return [each["name"] for each in found]
+
+
+async def shows(rest: Rest, plural: str, *expected: str) -> None:
+    await eventually(lambda: names(rest, plural), lambda found: found == list(expected))
+
+
+async def test_declarations_are_kept_over_the_ends_of_both(tmp_path: Path) -> None:
+    async with scripted_server() as server:
+        fill(server, thing("deny", "shop", spec={"podSelector": {}}))
+        new = thing("later", "shop", spec={"podSelector": {}})
+        server.watches[POLICIES] = [[event("ADDED", new), HANG]]
+        contiv = tmp_path / "contiv.json"
+        contiv.write_text(f'{{"K8S_API_SERVER": "{server.url}", "K8S_TOKEN": "word"}}')
+        async with MasterProcess(tmp_path, "--mode", "kubernetes", "--contiv-json", str(contiv)) as master:
+            async with client(master.url) as rest:
+                await shows(rest, "kubePolicies", "deny", "later")
+                await shows(rest, "kubeNamespaces", "shop")
+                (service,) = (await rest.get("kubeServices")).accepted()
+                assert (service["tenantName"], service["namespace"]) == ("blue", "shop")
+            master.kill()
+            fill(server, thing("deny", "shop", spec={"podSelector": {}}), namespaces=("shop", "new"))
+            await master.start()
+            async with client(master.url) as rest:
+                await shows(rest, "kubePolicies", "deny")
+                await shows(rest, "kubeNamespaces", "new", "shop")
+    # The API server is away: nothing is forgotten, and everything else is served.
+    master = MasterProcess(tmp_path, "--mode", "kubernetes", "--contiv-json", str(contiv))
+    async with master, client(master.url) as rest:
+        assert await names(rest, "kubePolicies") == ["deny"]
+        (await rest.put("tenants", tenantName="red")).accepted()
