@@ -73,4 +73,5 @@ def test_the_lab_tells_its_story_to_the_end(installed: Path) -> None:
         [str(installed / "bin" / "weft"), "lab"], capture_output=True, text=True, check=False, timeout=DEADLINE
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "nothing is lost" in done.stdout
+    for told in ("dig +short shop AAAA", "shop-3 on two", "nothing is lost"):
+        assert told in done.stdout

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from itertools import permutations
-from time import monotonic
 
 from rich.console import Console
 from rich.table import Table
 
+from weft.lab.shop import show_services
+from weft.lab.telling import Story, Untrue
 from weft.testing.hosts import Host, Pod
 from weft.testing.netlab import NetLab
 from weft.testing.traffic import stream
-from weft.testing.waiting import DEADLINE
 
 SUBNET = "10.1.0.0/16"
 TENANTS = ("blue", "red")
@@ -47,77 +45,6 @@ PODS = (
 WEB, WEB_PORT = "blue-web", 80
 
 
-class Untrue(SystemExit):
-    """The lab cannot show what it promises."""
-
-
-class Story:
-    """Prints each step, and does it."""
-
-    def __init__(self, console: Console, lab: NetLab) -> None:
-        self.console = console
-        self.lab = lab
-
-    def say(self, title: str, text: str = "") -> None:
-        self.console.rule(f"[bold]{title}", align="left")
-        if text:
-            self.console.print(text, highlight=False)
-
-    async def run(self, line: str, *, on: Host | None = None) -> None:
-        """One of our commands, as a user would run it. `weft trace` says by its exit code whether a flow is blocked."""
-        prompt = f"{on.name} $" if on else "$"
-        self.console.print(f"[bold green]{prompt}[/] {line}", highlight=False, soft_wrap=True)
-        program, *words = line.split()
-        module = {"netctl": "weft.ctl.main", "weft": "weft.ctl.weft"}[program]
-        there = ["weft.testing.inside", str(on.machine), str(on.boot_id)] if on else []
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", *there, module, *words,
-            env={**os.environ, "NETMASTER": self.lab.master.url},
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        output, _ = await asyncio.wait_for(process.communicate(), DEADLINE)
-        self.console.print(output.decode(), highlight=False, markup=False, end="", soft_wrap=True)
-        if process.returncode and not line.startswith("weft trace"):
-            raise Untrue(f"weft lab: {line!r} ended with code {process.returncode}")
-
-    async def attach(self, name: str, host: Host, tenant: str, group: str) -> Pod:
-        began = monotonic()
-        pod = await host.pod(name, tenant=tenant, network="net", group=group)
-        took = (monotonic() - began) * 1000
-        self.console.print(f"[bold green]+[/] {name} on {host.name}: {pod.address()} ({took:.0f} ms)", highlight=False)
-        return pod
-
-    async def show_answer(self, source: Pod, target: Pod, *, port: int, passes: bool) -> None:
-        """Whether a question comes through; it must be as promised."""
-        held = await (source.reaches if passes else source.never_reaches)(target, port=port)
-        words = "[green]is answered[/]" if passes else "[red]is refused[/]"
-        self.console.print(f"{source.name} asks {target.name} at tcp/{port}: {words}", highlight=False)
-        if not held:
-            raise Untrue(f"weft lab: tcp/{port} of {target.name} is not as promised")
-
-    async def show_reach(self, pods: dict[str, Pod]) -> None:
-        """A table of who reaches whom by TCP; it must be: within a tenant always, between tenants never."""
-        pairs = list(permutations(pods, 2))
-        # Each pair has a port of its own, as equal addresses of two tenants would hear each other's questions; but the
-        # web pod takes only one, so those who may ask it do so one after the other.
-        web = [pair for pair in pairs if _is_kin(*pair) and pair[1] == WEB]
-        others = [pair for pair in pairs if pair not in web]
-        asked = (self._is_as_promised(pods, *pair, port=port) for port, pair in enumerate(others, start=1000))
-        right = dict(zip(others, await asyncio.gather(*asked), strict=True))
-        right |= {pair: await self._is_as_promised(pods, *pair, port=WEB_PORT) for pair in web}
-        table = Table("from \\ to", *(f"{name} on {pod.host.name}\n{pod.address()}" for name, pod in pods.items()))
-        for source in pods:
-            cells = ["·" if source == target else _cell(source, target) for target in pods]
-            table.add_row(source, *cells)
-        if not all(right.values()):
-            raise Untrue(f"weft lab: not as promised: {[pair for pair, held in right.items() if not held]}")
-        self.console.print(table)
-
-    async def _is_as_promised(self, pods: dict[str, Pod], source: str, target: str, *, port: int) -> bool:
-        ask = pods[source].reaches if _is_kin(source, target) else pods[source].never_reaches
-        return await ask(pods[target], port=port)
-
-
 async def tell(console: Console, lab: NetLab) -> None:
     """The whole story."""
     story = Story(console, lab)
@@ -130,30 +57,65 @@ async def tell(console: Console, lab: NetLab) -> None:
     story.say("Pods, attached by the CNI program as a container runtime does it")
     pods = {name: await story.attach(name, hosts[host], tenant, group) for name, host, tenant, group in PODS}
     story.say("Who reaches whom, by real packets", "The same addresses in both tenants, and they never meet.")
-    await story.show_reach(pods)
+    await _show_reach(story, pods)
     story.say("Policy, from the first packet on", "blue-web is in group web, whose policy lets in tcp/80 and udp/5000.")
     await _show_policy(story, one, pods)
+    story.say("A service", "One name, an address of each family: all pods with the label app=shop answer.")
+    await show_services(story, hosts, pods["blue-1"])
     story.say("kill -9 both agents and netmaster, start them again: nothing is lost")
     await _kill_under_traffic(story, one, two, pods)
-    await story.show_reach(pods)
+    await _show_reach(story, pods)
     for pod in pods.values():
         await pod.check()
         await pod.remove()
     story.say("All pods are gone, and with this process everything else")
 
 
+async def _show_answer(story: Story, source: Pod, target: Pod, *, port: int, passes: bool) -> None:
+    """Whether a question comes through; it must be as promised."""
+    held = await (source.reaches if passes else source.never_reaches)(target, port=port)
+    words = "[green]is answered[/]" if passes else "[red]is refused[/]"
+    story.tell(f"{source.name} asks {target.name} at tcp/{port}: {words}")
+    if not held:
+        raise Untrue(f"weft lab: tcp/{port} of {target.name} is not as promised")
+
+
+async def _show_reach(story: Story, pods: dict[str, Pod]) -> None:
+    """A table of who reaches whom by TCP; it must be: within a tenant always, between tenants never."""
+    pairs = list(permutations(pods, 2))
+    # Each pair has a port of its own, as equal addresses of two tenants would hear each other's questions; but the
+    # web pod takes only one, so those who may ask it do so one after the other.
+    web = [pair for pair in pairs if _is_kin(*pair) and pair[1] == WEB]
+    others = [pair for pair in pairs if pair not in web]
+    asked = (_is_as_promised(pods, *pair, port=port) for port, pair in enumerate(others, start=1000))
+    right = dict(zip(others, await asyncio.gather(*asked), strict=True))
+    right |= {pair: await _is_as_promised(pods, *pair, port=WEB_PORT) for pair in web}
+    table = Table("from \\ to", *(f"{name}\non {pod.host.name}" for name, pod in pods.items()))
+    for source, pod in pods.items():
+        cells = ["·" if source == target else _cell(source, target) for target in pods]
+        table.add_row(f"{source} {pod.address()}", *cells)
+    if not all(right.values()):
+        raise Untrue(f"weft lab: not as promised: {[pair for pair, held in right.items() if not held]}")
+    story.console.print(table)
+
+
+async def _is_as_promised(pods: dict[str, Pod], source: str, target: str, *, port: int) -> bool:
+    ask = pods[source].reaches if _is_kin(source, target) else pods[source].never_reaches
+    return await ask(pods[target], port=port)
+
+
 async def _show_policy(story: Story, one: Host, pods: dict[str, Pod]) -> None:
     source, target = pods["blue-1"], pods[WEB]
-    await story.show_answer(source, target, port=WEB_PORT, passes=True)
-    await story.show_answer(source, target, port=22, passes=False)
+    await _show_answer(story, source, target, port=WEB_PORT, passes=True)
+    await _show_answer(story, source, target, port=22, passes=False)
     await story.run("weft drops --tenant blue --pod blue-web", on=one)
     await story.run("weft drops --tenant blue --counters", on=one)
     for line in QUESTIONS:
         await story.run(line)
     await story.run(OPEN_UP)
-    await story.show_answer(source, target, port=22, passes=True)
+    await _show_answer(story, source, target, port=22, passes=True)
     await story.run(CLOSE_AGAIN)
-    await story.show_answer(source, target, port=22, passes=False)
+    await _show_answer(story, source, target, port=22, passes=False)
 
 
 async def _kill_under_traffic(story: Story, one: Host, two: Host, pods: dict[str, Pod]) -> None:
