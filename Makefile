@@ -27,6 +27,7 @@ check: $(READY)
 test: check
 	scripts/install-system-packages etcd lab ovs
 	scripts/build-cnitool
+	scripts/build-kubernetes
 	$(PYTEST) tests/contracts tests/system tests/lab
 
 e2e: $(READY)
