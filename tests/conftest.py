@@ -10,17 +10,35 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-BUILD_WITHIN = 600.0
+BUILD_WITHIN = 1200.0
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 settings.register_profile("weft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weft")
 
 
-@pytest.fixture(scope="session")
-def cnitool() -> str:
-    """The program of the CNI project that calls plugins; built when it is not there yet."""
-    command = [str(Path(__file__).parents[1] / "scripts" / "build-cnitool")]
+def build(script: str, *words: str) -> str:
+    """What a script that builds something prints, which is where it is."""
+    command = [str(SCRIPTS / script), *words]
     environment = {**os.environ, "PYTHON": sys.executable}
     built = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=BUILD_WITHIN)
     assert built.returncode == 0, built.stderr
     return built.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def cnitool() -> str:
+    """The program of the CNI project that calls plugins; built when it is not there yet."""
+    return build("build-cnitool")
+
+
+@pytest.fixture(scope="session")
+def kube_apiserver() -> Path:
+    """The directory of Kubernetes' programs, where there is kube-apiserver at least; built when it is not there yet."""
+    return Path(build("build-kubernetes", "kube-apiserver"))
+
+
+@pytest.fixture(scope="session")
+def kubernetes() -> Path:
+    """The directory of all of Kubernetes' programs that a cluster needs; built when one is not there yet."""
+    return Path(build("build-kubernetes"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ class Certificate:
 
 
 class Authority:
-    """Issues certificates for 127.0.0.1 and localhost, good for servers and clients."""
+    """Issues certificates for 127.0.0.1, localhost and further names, good for servers and clients."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -29,11 +30,15 @@ class Authority:
             "-subj", "/O=weft test authority", "-keyout", str(self._key), "-out", str(self.ca),
         )  # fmt: skip
 
-    def issue(self, file: str, *, subject: str) -> Certificate:
-        """A certificate for a subject such as `/CN=node-1`, in files of this name."""
+    def issue(self, file: str, *, subject: str, names: Sequence[str] = ()) -> Certificate:
+        """A certificate for a subject such as `/CN=node-1`, in files of this name.
+
+        Further names of a server are told as openssl wants them, such as `IP:192.0.2.1`.
+        """
         cert, key, request = (self._directory / f"{file}.{kind}" for kind in ("pem", "key", "csr"))
         extensions = self._directory / "extensions"
-        extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n")
+        all_names = ",".join(("IP:127.0.0.1", "DNS:localhost", *names))
+        extensions.write_text(f"subjectAltName={all_names}\nextendedKeyUsage=serverAuth,clientAuth\n")
         _openssl(
             "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
             "-subj", subject, "-keyout", str(key), "-out", str(request),

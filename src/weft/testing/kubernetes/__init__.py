@@ -1,0 +1,1 @@
+"""A real Kubernetes for tests, from programs that `scripts/build-kubernetes` has built (docs/design/kubernetes.md)."""

@@ -1,0 +1,32 @@
+"""The kube-apiserver that tests run against is a real one, and behaves as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.testing.kubernetes.api_server import running_api_server
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@pytest.mark.timeout(240)
+async def test_it_keeps_what_it_was_told_when_it_is_killed(kube_apiserver: Path, tmp_path: Path) -> None:
+    """And it knows who may do what."""
+    async with running_api_server(tmp_path, programs=kube_apiserver) as server:
+        async with server.client() as admin, server.client("eve", "guests") as guest:
+            container = {"name": "c", "image": "none"}
+            pod = {
+                "metadata": {"name": "a", "labels": {"io.contiv.tenant": "blue"}},
+                "spec": {"containers": [container]},
+            }
+            await admin.create(PODS, pod)
+            with pytest.raises(AssertionError, match="cannot list resource"):
+                await guest.get(PODS)
+        await server.start()
+        async with server.client() as admin:
+            (kept,) = await admin.items(PODS)
+            assert kept["metadata"]["labels"] == {"io.contiv.tenant": "blue"}
+            await admin.delete(f"{PODS}/a?gracePeriodSeconds=0")
+            assert await admin.find(f"{PODS}/a") is None
