@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from weft.domain.cluster_names import CLUSTER_DOMAIN
+from weft.domain.names import dns_name
 from weft.drivers import EtcdStoreSettings, KubernetesSettings, SqliteStoreSettings, StoreSettings
 from weft.runtime.logs import LEVELS, read_syslog_url
 from weft.runtime.settings import Option, comma_list, one_of, url_list
@@ -72,6 +74,20 @@ COMMON_OPTIONS = (
 )  # fmt: skip
 """What netmaster and the agent have in common."""
 
+
+def cluster_domain(text: str) -> str:
+    """A reader of a cluster's domain."""
+    domain = dns_name(text.strip("."))
+    if not domain:
+        raise ValueError(f"{text[:80]!r} is not a domain such as {CLUSTER_DOMAIN}")
+    return domain
+
+
+DOMAIN_OPTION = Option(
+    name="domain", flags=("--domain",), env="DOMAIN", default=CLUSTER_DOMAIN, read=cluster_domain,
+    help=f"the cluster's domain, the same for netplugin and netdns, which is never asked outside; {CLUSTER_DOMAIN}",
+)  # fmt: skip
+"""Below what Kubernetes' services and pods have their names."""
 
 CONTIV_JSON = Path("/var/contiv/config/contiv.json")
 """Where Contiv kept the way to the API server (facts 1.7)."""

@@ -147,6 +147,7 @@ class Agent:
             cluster=self._cluster,
             node=settings.host,
             policies=self._reconciler.policies.by_tenant,
+            domain=settings.domain,
         )
         self._reconciler.spaces = names
         return names

@@ -14,6 +14,7 @@ from weft.agent.enforcement import TenantPolicy
 from weft.dns.push import NamePusher
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
+from weft.domain.cluster_names import CLUSTER_DOMAIN
 from weft.domain.commits import Change, Listing
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.policy.following import CONCERNED_FOLDERS, SHARED_FOLDERS
@@ -34,11 +35,12 @@ class Names:
         cluster: Cluster,
         node: NodeName,
         policies: Mapping[TenantName, TenantPolicy],
+        domain: str = CLUSTER_DOMAIN,
     ) -> None:
         self._sink = sink
         self._node = node
         self._policies = policies
-        self._pusher = NamePusher(cluster, socket=socket, keeps_in=self._keeps_in)
+        self._pusher = NamePusher(cluster, socket=socket, keeps_in=self._keeps_in, domain=domain)
         self._tenants: frozenset[TenantName] | None = None
         self._replaced = False
 

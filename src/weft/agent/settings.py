@@ -18,7 +18,14 @@ from weft.domain.addresses import BITS, Address, Subnet, parse_address, parse_su
 from weft.domain.errors import Invalid
 from weft.domain.ids import MAX_LONG_NAME, NodeName, check_name
 from weft.drivers import KubernetesSettings, RemoteStoreSettings, SqliteStoreSettings, StoreSettings
-from weft.options import COMMON_OPTIONS, KUBERNETES_OPTIONS, kubernetes_settings, readable_file, store_settings
+from weft.options import (
+    COMMON_OPTIONS,
+    DOMAIN_OPTION,
+    KUBERNETES_OPTIONS,
+    kubernetes_settings,
+    readable_file,
+    store_settings,
+)
 from weft.runtime.settings import BadSettings, Option, comma_list, host_port, one_of, read_settings, seconds
 
 DEFAULT_NETMASTER = "unix:/var/lib/weft/store.sock"
@@ -113,6 +120,7 @@ OPTIONS = (
            read=_loopback, help="where REST and metrics are served, on loopback, or none; 127.0.0.1:9090"),
     Option(name="names_socket", flags=("--names-socket",), env="NAMES_SOCKET", default="", read=str,
            help=f"where netdns takes names, or none for no names; {SOCKET_NAME} in --run-dir"),
+    DOMAIN_OPTION,
     Option(name="run_dir", flags=("--run-dir",), env="RUN_DIR", default=Path("/run/weft"), read=Path,
            help="directory in which tenants' namespaces are pinned; /run/weft"),
     Option(name="data_dir", flags=("--data-dir",), env="DATA_DIR", default=Path("/var/lib/weft"), read=Path,
@@ -147,6 +155,7 @@ class AgentSettings:
     contiv_socket: Path | None
     rest_address: tuple[str, int] | None
     names_socket: Path | None
+    domain: str
     run_dir: Path
     data_dir: Path
     node_ttl: float
@@ -181,7 +190,7 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
     return AgentSettings(
         **{name: given[name] for name in (
             "mode", "log_level", "json_log", "vxlan_port", "nat_exclude", "datapath", "cni_socket", "cni_conf_dir",
-            "rest_address", "run_dir", "data_dir", "node_ttl", "offline_limit", "stale_after",
+            "rest_address", "domain", "run_dir", "data_dir", "node_ttl", "offline_limit", "stale_after",
         )},
         store=store,
         kubernetes=kubernetes_settings(given),

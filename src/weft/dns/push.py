@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from weft.dns.handover import Entries, Everything, Look, Message, Tenant
 from weft.domain import kinds
 from weft.domain.addresses import Address, parse_address
 from weft.domain.cluster import Cluster
+from weft.domain.cluster_names import CLUSTER_DOMAIN
 from weft.domain.commits import Change
 from weft.domain.errors import Unavailable
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
@@ -21,14 +23,13 @@ from weft.domain.names import (
     Entry,
     KeepsIn,
     Zone,
-    endpoint_entry,
     endpoint_owner,
     nobody,
     service_entry,
     service_owner,
     show_names,
-    tenant_zone,
 )
+from weft.domain.zones import kube_owner, stored_kube_entry, tenant_zone, workload_entry
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.logs import Log
 
@@ -53,15 +54,20 @@ class NamePusher:
     netdns is away, nothing waits for it; when it comes back it is told everything.
     """
 
-    def __init__(self, cluster: Cluster, *, socket: Path, keeps_in: KeepsIn = nobody) -> None:
+    def __init__(
+        self, cluster: Cluster, *, socket: Path, keeps_in: KeepsIn = nobody, domain: str = CLUSTER_DOMAIN
+    ) -> None:
         self._cluster = cluster
         self._socket = socket
         self._keeps_in = keeps_in
+        self._domain = domain
         self._admitted: set[TenantName] = set()
         self._tenants: set[TenantName] = set()
         self._objects: set[_Key] = set()
         self._ruled: set[TenantName] = set()
         self._kept_in: set[EndpointKey] = set()
+        self._shared: set[str] = set()
+        """Services of Kubernetes, by owner, of which every tenant has been told."""
         self._news = asyncio.Event()
         self._hurry = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -77,6 +83,8 @@ class NamePusher:
             folder, *parts = event.key.split("/")
             if folder in {kinds.ENDPOINT.prefix, kinds.SERVICE.prefix}:
                 self._touch((folder, *parts))
+            elif folder in {kinds.KUBE_SERVICE.prefix, kinds.KUBE_SLICE.prefix}:
+                self._touch((kinds.KUBE_SERVICE.prefix, *parts[:3]))
             elif folder == kinds.NETWORK.prefix and parts[0] in self._admitted:
                 self._tenants.add(TenantName(parts[0]))
                 self._tell_now()
@@ -194,7 +202,9 @@ class NamePusher:
             self._tell_now()
 
     def _zone(self, tenant: TenantName) -> Zone:
-        return tenant_zone(self._cluster, tenant, keeps_in=self._note_kept)
+        documents = self._cluster.all(kinds.KUBE_SERVICE)
+        self._shared.update(kube_owner(each.namespace, each.name) for each in documents if each.shared)
+        return tenant_zone(self._cluster, tenant, keeps_in=self._note_kept, domain=self._domain)
 
     def _note_kept(self, endpoint: Endpoint) -> bool:
         """Whether an endpoint is kept in, of which netdns is told now."""
@@ -216,7 +226,11 @@ class NamePusher:
         found: defaultdict[TenantName, dict[str, Entry]] = defaultdict(dict)
         for folder, name, *rest in objects:
             tenant = TenantName(name)
-            if tenant in tenants:
+            if folder == kinds.KUBE_SERVICE.prefix:
+                for each, owner, entry in self._kube(tenant, *rest):
+                    if each in tenants:
+                        found[each][owner] = entry
+            elif tenant in tenants:
                 look = self._service if folder == kinds.SERVICE.prefix else self._endpoint
                 owner, entry = look(tenant, *rest)
                 found[tenant][owner] = entry
@@ -233,11 +247,23 @@ class NamePusher:
         stored = self._cluster.get(kinds.SERVICE, tenant, name)
         return service_owner(name), service_entry(stored.value) if stored else NOTHING
 
+    def _kube(self, tenant: TenantName, namespace: str, name: str) -> Iterator[tuple[TenantName, str, Entry]]:
+        """What a service of Kubernetes brings to whom: to its own tenant, and to the others if it is shared."""
+        owner = kube_owner(namespace, name)
+        entry, is_shared = stored_kube_entry(self._cluster, tenant, namespace, name, domain=self._domain)
+        yield tenant, owner, entry
+        if is_shared or owner in self._shared:
+            (self._shared.add if is_shared else self._shared.discard)(owner)
+            for other in self._admitted - {tenant}:
+                yield other, owner, entry if is_shared else NOTHING
+
     def _endpoint(self, tenant: TenantName, network: str, endpoint: str) -> tuple[str, Entry]:
         stored = self._cluster.get(kinds.ENDPOINT, tenant, network, endpoint)
         if stored is None:
             self._kept_in.discard(EndpointKey(tenant, NetworkName(network), EndpointId(endpoint)))
-        entry = endpoint_entry(stored.value, keeps_in=self._note_kept) if stored else NOTHING
+        entry = NOTHING
+        if stored is not None:
+            entry = workload_entry(stored.value, keeps_in=self._note_kept, domain=self._domain)
         return endpoint_owner(network, endpoint), entry
 
     async def inspect(self) -> dict[str, Any]:

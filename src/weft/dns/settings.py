@@ -8,26 +8,13 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from weft import __version__
-from weft.dns.encode import encode_name
 from weft.dns.handover import SOCKET_NAME
 from weft.dns.upstream import DNS_PORT, Upstream
-from weft.domain.cluster_names import CLUSTER_DOMAIN
-from weft.domain.errors import Invalid
+from weft.options import DOMAIN_OPTION
 from weft.runtime.logs import LEVELS
 from weft.runtime.settings import Option, comma_list, host_port, one_of, read_settings
 
 _LONGEST_TTL = 86_400
-
-
-def _domain(text: str) -> str:
-    domain = text.strip(".").lower()
-    try:
-        encode_name(domain)
-    except Invalid as error:
-        raise ValueError(error.message) from error
-    if not domain:
-        raise ValueError("give a domain such as cluster.local")
-    return domain
 
 
 def _upstreams(text: str) -> tuple[Upstream, ...]:
@@ -61,8 +48,7 @@ OPTIONS = (
            help=f"where the agent hands over the names; {SOCKET_NAME} in --run-dir"),
     Option(name="datapath", flags=("--datapath",), env="DATAPATH", default="linux", read=one_of("linux"),
            help="that of netplugin; linux"),
-    Option(name="domain", flags=("--domain",), env="DOMAIN", default=CLUSTER_DOMAIN, read=_domain,
-           help=f"the cluster's domain, which is never asked outside; {CLUSTER_DOMAIN}"),
+    DOMAIN_OPTION,
     Option(name="upstreams", flags=("--upstreams",), env="UPSTREAMS", default=(), read=_upstreams,
            help="comma list of resolvers for names of the outside, ADDRESS or ADDRESS:PORT; those of --resolv-conf"),
     Option(name="resolv_conf", flags=("--resolv-conf",), env="RESOLV_CONF", default=Path("/etc/resolv.conf"), read=Path,

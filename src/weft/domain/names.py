@@ -1,4 +1,4 @@
-"""(cluster, tenant) -> the names that resolve in it: records, by the object that brings each of them.
+"""The names that resolve in a tenant: records, by the object that brings each of them.
 
 The schema is all here; whoever serves the records needs to know nothing of containers and groups. Each object's records
 stand alone, so a change of one object is a change of one entry. Bare names as in Contiv (facts 7.14), but in any case
@@ -15,9 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from weft.domain import ipam, kinds, model
+from weft.domain import model
 from weft.domain.addresses import Address
-from weft.domain.cluster import Cluster
 from weft.domain.ids import TenantName
 
 RecordType = Literal["A", "AAAA", "CNAME", "PTR", "SRV"]
@@ -72,28 +71,6 @@ def nobody(_: model.Endpoint) -> bool:
     return False
 
 
-def tenant_zone(cluster: Cluster, tenant: TenantName, *, keeps_in: KeepsIn = nobody) -> Zone:
-    """The tenant's names."""
-    entries: dict[str, Entry] = {}
-    for service in cluster.all(kinds.SERVICE, tenant):
-        entries[service_owner(service.name)] = service_entry(service)
-    for network in cluster.networks(tenant):
-        for endpoint in cluster.endpoints(network.key):
-            owner = endpoint_owner(endpoint.network, endpoint.endpoint_id)
-            entries[owner] = endpoint_entry(endpoint, keeps_in=keeps_in)
-    return Zone({owner: entry for owner, entry in entries.items() if entry != NOTHING}, tenant_subnets(cluster, tenant))
-
-
-def tenant_subnets(cluster: Cluster, tenant: TenantName) -> tuple[str, ...]:
-    """The subnets of the tenant's networks, of both families."""
-    return tuple(
-        f"{Address(family, subnet.base)}/{subnet.length}"
-        for network in cluster.networks(tenant)
-        for family in (4, 6)
-        if (subnet := ipam.subnet_of(network, family))
-    )
-
-
 def endpoint_owner(network: str, endpoint: str) -> str:
     return f"endpoint:{network}:{endpoint}"
 
@@ -106,16 +83,16 @@ def endpoint_entry(endpoint: model.Endpoint, *, keeps_in: KeepsIn = nobody) -> E
     """Its container's name, forth and back, and its part in its group's name."""
     records: list[Record] = []
     # Docker puts a slash before a container's name, and we a pod's namespace.
-    if name := _dns_name(endpoint.container_name.rpartition("/")[2]):
+    if name := dns_name(endpoint.container_name.rpartition("/")[2]):
         records += both_ways(name, endpoint.addresses, rank=Rank.WORKLOAD)
-    if group := _dns_name(endpoint.group):
+    if group := dns_name(endpoint.group):
         records += address_records(group, endpoint.addresses, rank=Rank.GROUP)
     return Entry(tuple(records), tuple(map(str, endpoint.addresses)) if keeps_in(endpoint) else ())
 
 
 def service_entry(service: model.Service) -> Entry:
     """The service's own addresses, forth and back; nothing before it has one."""
-    name = _dns_name(service.name)
+    name = dns_name(service.name)
     return Entry(both_ways(name, service.addresses, rank=Rank.SERVICE)) if name else NOTHING
 
 
@@ -148,7 +125,7 @@ def _addresses_of(zone: Zone) -> Iterator[tuple[str, Record]]:
         yield from ((owner, record) for record in entry.records if record.type in {"A", "AAAA"})
 
 
-def _dns_name(text: str) -> str:
+def dns_name(text: str) -> str:
     """The text as a name, or nothing: what objects are called here may be longer than a name's labels can be."""
     lowered = text.lower()
     return lowered if len(lowered) <= _LONGEST_NAME and _NAME.fullmatch(lowered) else ""

@@ -21,13 +21,23 @@ from weft.dns.tenants import Tenants
 from weft.dns.upstream import Upstreams
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
-from weft.domain.commits import Change, Event
+from weft.domain.balancing.kube_objects import (
+    EndpointSlice,
+    KubeService,
+    KubeSlice,
+    Service,
+    ServiceSpec,
+    SliceEndpoint,
+)
+from weft.domain.commits import Change, Delete, Event
 from weft.domain.errors import Unavailable
 from weft.domain.ids import TenantName
-from weft.domain.names import Entry, Rank, Record, Zone, tenant_zone
+from weft.domain.names import Entry, Rank, Record, Zone
+from weft.domain.planning import put
+from weft.domain.zones import tenant_zone
 from weft.runtime.tasks import beside
 from weft.testing.waiting import soon, until
-from weft.testing.worlds import DEFAULT, World, group, network, service
+from weft.testing.worlds import DEFAULT, World, group, kind_of, network, service
 
 WEB = Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),))
 
@@ -260,3 +270,27 @@ async def test_a_caller_who_talks_nonsense_is_shown_the_door(netdns: Netdns) -> 
 def test_frames_say_how_long_they_are() -> None:
     frame = encode(Look())
     assert int.from_bytes(frame[:4]) == len(frame) - 4
+
+
+async def test_services_of_kubernetes_are_followed_in_every_tenant_that_has_them(netdns: Netdns, world: World) -> None:
+    red = TenantName("red")
+    world.put(model.Tenant(name=red))
+    pusher = NamePusher(world.cluster, socket=netdns.door)
+    pusher.admit(DEFAULT)
+    pusher.admit(red)
+    document = KubeService(tenant=DEFAULT, namespace="shop", name="web", service=Service())
+    headless = msgspec.structs.replace(document, service=Service(spec=ServiceSpec(cluster_ips=("None",))))
+    value = EndpointSlice(address_type="IPv4", endpoints=(SliceEndpoint(addresses=("10.1.1.5",)),))
+    piece = KubeSlice(tenant=DEFAULT, namespace="shop", service_name="web", name="web-1", slice=value)
+    async with netdns.running(), beside(pusher.run(), name="names"):
+        await until(lambda: netdns.knows(world, DEFAULT, red))
+        for each in (headless, piece, msgspec.structs.replace(headless, shared=True), headless):
+            kind = kind_of(each)
+            world.carry_out(world.reading().plan([put(kind, each)]))
+            changed(pusher, each)
+            await until(lambda: netdns.knows(world, DEFAULT, red))
+        assert "kube:shop:web" in netdns.tenants.zones[DEFAULT].entries
+        assert "kube:shop:web" not in netdns.tenants.zones[red].entries
+        world.carry_out(world.reading().plan([Delete(kinds.KUBE_SERVICE.store_key("default", "shop", "web"))]))
+        changed(pusher, headless, gone=True)
+        await until(lambda: netdns.knows(world, DEFAULT, red))
