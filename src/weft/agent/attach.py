@@ -263,8 +263,9 @@ class Attachments:
             if note.network_name == request.config.name and note.handle not in valid:
                 async with self._turns[note.handle.container]:
                     try:
-                        if self._journal.get(note.key) == note:  # no DEL or ADD came in between
-                            await self.remove(note)
+                        now = self._journal.get(note.key)
+                        if now is not None and now.endpoint is note.endpoint:  # no DEL or ADD came in between
+                            await self.remove(now)
                     except WeftError as error:
                         failures.append(f"{note.handle.container}: {error.message}")
         if failures:

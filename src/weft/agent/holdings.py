@@ -184,7 +184,7 @@ class Holdings:
         """Give an endpoint its addresses; one that has them keeps them.
 
         `meanwhile` is done once the addresses are certain. Those of our own blocks are so at once: the store is told
-        beside it, and is not waited for.
+        when it is done, and is not waited for.
         `Unavailable` when that needs the store and it is away, or when we have been cut off for too long.
         """
         async with self._busy[wanted.key]:
@@ -304,9 +304,9 @@ class Holdings:
         )
         note = Attachment(endpoint=endpoint, published=False, stage=Stage.HELD)
         self.journal.put(note)
+        await meanwhile(endpoint)
         self._untold.add(note.key)
         self._news.set()
-        await meanwhile(endpoint)
         kept = self.journal.get(wanted.key)
         if kept is None or kept.stage is Stage.LEAVING:
             raise Unavailable(f"{wanted.key} could not be published: try again")

@@ -90,7 +90,10 @@ class Names:
         self._tenants, self._replaced = frozenset(tenants), False
 
     def admit(self, endpoint: model.Endpoint) -> None:
-        self._pusher.touch(endpoint.key)
+        self._pusher.expect(endpoint)
+
+    def dismiss(self, endpoint: model.Endpoint) -> None:
+        self._pusher.expect_no_more(endpoint.key)
 
     def _keeps_in(self, endpoint: model.Endpoint) -> bool:
         policy = self._policies.get(endpoint.tenant)

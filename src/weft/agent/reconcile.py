@@ -211,6 +211,7 @@ class Reconciler:
     def dismiss(self, endpoint: model.Endpoint) -> Difference[Part]:
         """What the datapath is to be told when a workload's port goes."""
         self._handed_out = True
+        self.spaces.dismiss(endpoint)
         return joined(topic.dismiss(endpoint) for topic in self._topics)
 
     def _wanted(self) -> frozenset[Part]:

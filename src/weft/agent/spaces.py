@@ -21,7 +21,11 @@ class SpaceWatch(Protocol):
         ...
 
     def admit(self, endpoint: model.Endpoint) -> None:
-        """A workload of this node has rules now."""
+        """A workload of this node has rules now. The store may not know it yet."""
+        ...
+
+    def dismiss(self, endpoint: model.Endpoint) -> None:
+        """A workload of this node is being taken off. The store may never have known it."""
         ...
 
 
@@ -35,4 +39,7 @@ class Nobody:
         pass
 
     def admit(self, endpoint: model.Endpoint) -> None:
+        pass
+
+    def dismiss(self, endpoint: model.Endpoint) -> None:
         pass

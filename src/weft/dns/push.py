@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ class NamePusher:
         self._admitted: set[TenantName] = set()
         self._tenants: set[TenantName] = set()
         self._objects: set[_Key] = set()
+        self._coming: dict[EndpointKey, Endpoint] = {}
+        """Workloads that are being attached here, until the store tells of them."""
         self._ruled: set[TenantName] = set()
         self._kept_in: set[EndpointKey] = set()
         self._shared: set[str] = set()
@@ -81,7 +83,7 @@ class NamePusher:
         """Look again at what one revision changed."""
         for event in change.events:
             folder, *parts = event.key.split("/")
-            if folder in {kinds.ENDPOINT.prefix, kinds.SERVICE.prefix}:
+            if folder == kinds.SERVICE.prefix or (folder == kinds.ENDPOINT.prefix and self._is_news(parts)):
                 self._touch((folder, *parts))
             elif folder in {kinds.KUBE_SERVICE.prefix, kinds.KUBE_SLICE.prefix}:
                 self._touch((kinds.KUBE_SERVICE.prefix, *parts[:3]))
@@ -89,9 +91,24 @@ class NamePusher:
                 self._tenants.add(TenantName(parts[0]))
                 self._tell_now()
 
-    def touch(self, endpoint: EndpointKey) -> None:
-        """Look at an endpoint that has just come."""
-        self._touch((kinds.ENDPOINT.prefix, *endpoint))
+    def expect(self, endpoint: Endpoint) -> None:
+        """An endpoint has its rules and is about to come: it may ask before the store knows it."""
+        if self._cluster.get(kinds.ENDPOINT, *endpoint.key) is None:
+            self._coming[endpoint.key] = endpoint
+        self._touch((kinds.ENDPOINT.prefix, *endpoint.key))
+
+    def expect_no_more(self, key: EndpointKey) -> None:
+        """An endpoint is about to leave; one that the store knows goes when the store says so."""
+        if self._coming.pop(key, None) is not None:
+            self._touch((kinds.ENDPOINT.prefix, *key))
+
+    def _is_news(self, parts: Sequence[str]) -> bool:
+        """Whether what the store says of an endpoint is more than netdns was told when it came."""
+        key = EndpointKey(*parts)  # type: ignore[arg-type]
+        coming, stored = self._coming.pop(key, None), self._cluster.get(kinds.ENDPOINT, *key)
+        if coming is None or stored is None or stored.value != coming:
+            return True
+        return self._keeps_in(coming) is not (key in self._kept_in)
 
     def touch_rules(self, tenant: TenantName) -> None:
         """Look again, in a moment, at who of a tenant is kept in."""
@@ -202,9 +219,12 @@ class NamePusher:
             self._tell_now()
 
     def _zone(self, tenant: TenantName) -> Zone:
+        """The tenant's names, with those who are just coming."""
         documents = self._cluster.all(kinds.KUBE_SERVICE)
         self._shared.update(kube_owner(each.namespace, each.name) for each in documents if each.shared)
-        return tenant_zone(self._cluster, tenant, keeps_in=self._note_kept, domain=self._domain)
+        zone = tenant_zone(self._cluster, tenant, keeps_in=self._note_kept, domain=self._domain)
+        coming = dict(self._endpoint(*key) for key in self._coming if key.tenant == tenant)
+        return Zone(zone.entries | {owner: entry for owner, entry in coming.items() if entry != NOTHING}, zone.subnets)
 
     def _note_kept(self, endpoint: Endpoint) -> bool:
         """Whether an endpoint is kept in, of which netdns is told now."""
@@ -258,12 +278,12 @@ class NamePusher:
                 yield other, owner, entry if is_shared else NOTHING
 
     def _endpoint(self, tenant: TenantName, network: str, endpoint: str) -> tuple[str, Entry]:
-        stored = self._cluster.get(kinds.ENDPOINT, tenant, network, endpoint)
-        if stored is None:
-            self._kept_in.discard(EndpointKey(tenant, NetworkName(network), EndpointId(endpoint)))
-        entry = NOTHING
-        if stored is not None:
-            entry = workload_entry(stored.value, keeps_in=self._note_kept, domain=self._domain)
+        key = EndpointKey(tenant, NetworkName(network), EndpointId(endpoint))
+        stored = self._cluster.get(kinds.ENDPOINT, *key)
+        known = stored.value if stored else self._coming.get(key)
+        if known is None:
+            self._kept_in.discard(key)
+        entry = workload_entry(known, keeps_in=self._note_kept, domain=self._domain) if known else NOTHING
         return endpoint_owner(network, endpoint), entry
 
     async def inspect(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from weft.domain import kinds
 from weft.domain.commits import Change, Event, Listing
 from weft.domain.ids import EndpointKey, TenantName
 from weft.domain.names import Entry, Zone
+from weft.ports.store import Compare, Revision, Write
 from weft.runtime.mirror import EVERYTHING
 from weft.runtime.tasks import beside
 from weft.testing.paper import PaperNode, paper_node
@@ -122,6 +123,35 @@ async def test_names_follow_attachments_and_the_last_one_takes_the_tenant_along(
         assert DEFAULT not in listener.zones
 
 
+async def test_a_workload_is_told_once_and_before_the_store_knows_it(
+    node: PaperNode, names: Names, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may ask at once, and whoever is not known to be kept in would be let out (CVE-2024-29018)."""
+    await node.reconciler.converge()
+    async with beside(names.run(), name="names"):
+        await until(lambda: names.follows)
+        await node.call("ADD", "c0")
+        await until(lambda: owners(listener) == {"endpoint:default-net:c0"})
+        listener.told.clear()
+        told = asyncio.Event()
+        commit = node.store.commit
+
+        async def held_up(compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
+            await told.wait()
+            return await commit(compares, writes)
+
+        monkeypatch.setattr(node.store, "commit", held_up)
+        await node.call("ADD", "c1")
+        await until(lambda: "endpoint:default-net:c1" in owners(listener))
+        assert node.cluster.get(kinds.ENDPOINT, "default", "default-net", "c1") is None
+        told.set()
+        await until(lambda: node.cluster.get(kinds.ENDPOINT, "default", "default-net", "c1") is not None)
+        await node.call("ADD", "c2")
+        await until(lambda: "endpoint:default-net:c2" in owners(listener))
+        changes = [each for each in listener.told if isinstance(each, Entries)]
+        assert [sorted(each.put) for each in changes] == [["endpoint:default-net:c1"], ["endpoint:default-net:c2"]]
+
+
 async def test_who_may_ask_outside_follows_its_rules_cve_2024_29018(
     node: PaperNode, names: Names, listener: Listener
 ) -> None:
@@ -129,6 +159,7 @@ async def test_who_may_ask_outside_follows_its_rules_cve_2024_29018(
     async with beside(names.run(), name="names"):
         await node.call("ADD", "c1")
         await until(lambda: bool(owners(listener)) and not listener.kept_in())
+        await until(lambda: node.cluster.get(kinds.ENDPOINT, "default", "default-net", "c1") is not None)
         stored = node.cluster.get(kinds.ENDPOINT, "default", "default-net", "c1")
         assert stored is not None
         node.reconciler.policies.by_tenant[DEFAULT].engine.remove_endpoint(EndpointKey(*stored.value.key))

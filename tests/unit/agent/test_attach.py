@@ -36,9 +36,10 @@ async def test_an_add_that_is_cancelled_is_finished_and_then_undone() -> None:
 
 
 async def test_an_add_whose_endpoint_is_deleted_meanwhile_is_not_answered_with_success() -> None:
+    """One that asks for its address: the store knows it before it is wired."""
     async with paper_node() as node:
         node.datapath.may_plug.clear()
-        adding = asyncio.create_task(node.call("ADD", "a"))
+        adding = asyncio.create_task(node.call("ADD", "a", b',"runtimeConfig":{"ips":["10.1.0.9"]}'))
         await until(lambda: stored(node) == {"a"})
         await node.store.commit([], [Delete(kinds.ENDPOINT.store_key("default", "default-net", "a"))])
         await until(lambda: stored(node) == set())
@@ -97,6 +98,7 @@ async def test_what_the_store_takes_back_is_taken_off_at_the_news() -> None:
     async with paper_node() as node:
         await node.call("ADD", "a")
         await node.call("ADD", "b")
+        await until(lambda: stored(node) == {"a", "b"})
         assert not node.evictions.news.is_set()
         await node.store.commit([], [Delete(kinds.ENDPOINT.store_key("default", "default-net", "a"))])
         await soon(node.evictions.news.wait())
@@ -110,6 +112,7 @@ async def test_one_that_cannot_be_taken_off_does_not_keep_the_others() -> None:
     async with paper_node() as node:
         for name in "ab":
             await node.call("ADD", name)
+        await until(lambda: stored(node) == {"a", "b"})
         gone = [kinds.ENDPOINT.store_key("default", "default-net", name) for name in "ab"]
         await node.store.commit([], [Delete(key) for key in gone])
         await soon(node.evictions.news.wait())

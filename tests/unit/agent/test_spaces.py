@@ -37,6 +37,9 @@ class Watch:
     def admit(self, endpoint: model.Endpoint) -> None:
         self.story.append(f"admit {endpoint.endpoint_id}")
 
+    def dismiss(self, endpoint: model.Endpoint) -> None:
+        self.story.append(f"dismiss {endpoint.endpoint_id}")
+
 
 def _spaces(parts: tuple[Part, ...]) -> list[Space]:
     return [part for part in parts if isinstance(part, Space)]
@@ -58,7 +61,7 @@ async def test_a_space_is_entered_when_it_is_there_and_left_before_it_goes(node:
     await node.call("DEL", "c1")
     node.reconciler.doubt()
     await node.reconciler.converge()
-    assert watch.story == ["leave all but []", "enter []"]
+    assert watch.story == ["dismiss c1", "leave all but []", "enter []"]
 
 
 async def test_a_space_that_was_mended_may_be_another(node: PaperNode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from weft.domain.balancing.kube_objects import (
 )
 from weft.domain.commits import Change, Delete, Event
 from weft.domain.errors import Unavailable
-from weft.domain.ids import TenantName
+from weft.domain.ids import EndpointId, NetworkName, TenantName
 from weft.domain.names import Entry, Rank, Record, Zone
 from weft.domain.planning import put
 from weft.domain.zones import tenant_zone
@@ -177,6 +177,26 @@ async def test_rules_that_close_a_way_out_are_told(netdns: Netdns, world: World)
         closed.clear()
         pusher.touch_rules(DEFAULT)
         await until(lambda: not netdns.tenants.zones[DEFAULT].entries["endpoint:blue:e1"].kept_in)
+
+
+async def test_whoever_comes_is_told_before_the_store_knows_it_also_to_a_netdns_that_comes_back(
+    netdns: Netdns, world: World
+) -> None:
+    pusher = NamePusher(world.cluster, socket=netdns.door)
+    pusher.admit(DEFAULT)
+    coming = model.Endpoint(
+        tenant=DEFAULT, network=NetworkName("blue"), endpoint_id=EndpointId("e2"), group="web", ip_address="10.0.0.9"
+    )
+    async with beside(pusher.run(), name="names"):
+        async with netdns.running():
+            await until(lambda: pusher.follows)
+            pusher.expect(coming)
+            await until(lambda: "endpoint:blue:e2" in netdns.tenants.zones[DEFAULT].entries)
+        async with netdns.running():
+            await until(lambda: pusher.follows)
+            await until(lambda: "endpoint:blue:e2" in netdns.tenants.zones[DEFAULT].entries)
+            pusher.expect_no_more(coming.key)
+            await until(lambda: netdns.knows(world, DEFAULT))
 
 
 async def test_without_netdns_nothing_is_held_up(netdns: Netdns, world: World) -> None:
