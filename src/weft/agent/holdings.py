@@ -156,8 +156,9 @@ class Holdings:
     async def _reconcile(self) -> None:
         """Bring the store to what the journal says, and let go what the store has taken back."""
         for note in self.journal:
-            async with self._busy[note.key]:
-                await self._settle(note.key)
+            if not self._is_settled(note):
+                async with self._busy[note.key]:
+                    await self._settle(note.key)
         ours = [endpoint.key for endpoint in self._cluster.all(kinds.ENDPOINT) if endpoint.host == self.node]
         for key in ours:
             async with self._busy[key]:
@@ -167,6 +168,12 @@ class Holdings:
         for network in self._cluster.all(kinds.NETWORK):
             if network.key not in used and self._cluster.blocks.get(network.key):
                 await self.return_blocks(network)
+
+    def _is_settled(self, note: Attachment) -> bool:
+        """Whether journal and store agree, as they nearly always do: nobody is kept waiting for that."""
+        return (
+            note.published and note.stage is Stage.ATTACHED and self._cluster.get(kinds.ENDPOINT, *note.key) is not None
+        )
 
     async def _settle(self, key: EndpointKey) -> None:
         note = self.journal.get(key)
