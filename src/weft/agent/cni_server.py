@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -25,14 +26,16 @@ from weft.domain.errors import (
     Unavailable,
     WeftError,
 )
+from weft.runtime.backoff import Backoff
 from weft.runtime.logs import Log
 from weft.runtime.tasks import beside
 from weft.runtime.unix import check_caller, listen_privately
 
 log = Log("cni")
 
-READ_WITHIN_S = 30.0
-"""How long a caller may take to say what it wants."""
+TALK_WITHIN_S = 30.0
+"""How long a caller may take to say what it wants, and to hear what we say."""
+_PIECE = 1 << 16
 
 WAY_BACK_S = 1.0
 """What is kept of a caller's time for our answer to come back, so that it hears our reason and not the clock's."""
@@ -83,40 +86,68 @@ def _is_own_namespace(path: str) -> bool:
 
 @asynccontextmanager
 async def cni_server(path: Path, serve: Serve, observe: Observe) -> AsyncIterator[None]:
-    """Serve requests while the block runs. `serve` is cancelled when its caller hangs up or has no time left."""
-    listener = listen_privately(path)
+    """Serve requests while the block runs. `serve` is cancelled when its caller hangs up or has no time left.
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    On bare sockets: a caller says one thing and is told one, for which streams would cost more than the rest.
+    """
+    with listen_privately(path) as listener:
+        listener.setblocking(False)
+        async with beside(_welcome(listener, serve=serve, observe=observe), name="cni-server"):
+            yield
+
+
+async def _welcome(listener: socket.socket, *, serve: Serve, observe: Observe) -> None:
+    """Take callers for ever."""
+    loop = asyncio.get_running_loop()
+    backoff = Backoff(cap=1.0)
+    async with asyncio.TaskGroup() as callers:
+        while True:
+            try:
+                caller, _ = await loop.sock_accept(listener)
+            except OSError as error:  # there are no descriptors or no memory for it now
+                log.error("caller not heard", reason=str(error))
+                await backoff.pause()
+            else:
+                backoff.reset()
+                callers.create_task(_converse(caller, serve=serve, observe=observe))
+
+
+async def _converse(caller: socket.socket, *, serve: Serve, observe: Observe) -> None:
+    with caller:
         try:
-            await _converse(reader, writer, serve=serve, observe=observe)
-        except (OSError, asyncio.IncompleteReadError, Unreadable, Denied) as error:
-            log.warning("caller lost", reason=str(error))
-        finally:
-            writer.close()
-
-    server = await asyncio.start_unix_server(connected, sock=listener, backlog=512)
-    async with server:
-        yield
-
-
-async def _converse(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, serve: Serve, observe: Observe
-) -> None:
-    check_caller(writer.get_extra_info("socket"))
-    async with asyncio.timeout(READ_WITHIN_S):
-        body = await reader.readexactly(body_size(await reader.readexactly(HEADER_SIZE)))
-    answer = await _answer(decode_call(body), reader, serve=serve, observe=observe)
-    writer.write(encode_answer(answer))
-    await writer.drain()
+            check_caller(caller)
+            async with asyncio.timeout(TALK_WITHIN_S):
+                call = decode_call(await _read_body(caller))
+            answer = await _answer(call, caller, serve=serve, observe=observe)
+            async with asyncio.timeout(TALK_WITHIN_S):
+                await asyncio.get_running_loop().sock_sendall(caller, encode_answer(answer))
+        except (OSError, Unreadable, Denied) as error:
+            log.warning("caller lost", reason=str(error) or "it takes too long")
 
 
-async def _answer(call: Call, reader: asyncio.StreamReader, *, serve: Serve, observe: Observe) -> Answer:
+async def _read_body(caller: socket.socket) -> bytes:
+    """The body of the one frame that a caller sends."""
+    loop = asyncio.get_running_loop()
+    data = bytearray()
+    size = 0
+    while len(data) < HEADER_SIZE + size:
+        piece = await loop.sock_recv(caller, _PIECE)
+        if not piece:
+            raise Unreadable(f"a frame that ends after {len(data)} bytes")
+        data += piece
+        if not size and len(data) >= HEADER_SIZE:
+            size = body_size(bytes(data[:HEADER_SIZE]))
+    return bytes(data[HEADER_SIZE : HEADER_SIZE + size])
+
+
+async def _answer(call: Call, caller: socket.socket, *, serve: Serve, observe: Observe) -> Answer:
     """What to tell the caller; `HungUp` when nobody is there to be told."""
     began = perf_counter()
     code, outcome = "gone", "the agent stopped"
     try:
-        async with asyncio.timeout(time_to_work(call.deadline)), beside(_until_gone(reader), name="caller"):
-            stdout = await serve(read_request(call.environment, call.stdin))
+        async with asyncio.timeout(time_to_work(call.deadline)):
+            with _while_there(caller):
+                stdout = await serve(read_request(call.environment, call.stdin))
         code = outcome = "done"
         return Answer(exit_code=0, stdout=stdout)
     except HungUp as gone:
@@ -145,11 +176,28 @@ def time_to_work(deadline: float) -> float:
     return deadline - min(WAY_BACK_S, deadline * _MOST_FOR_WAY_BACK)
 
 
-async def _until_gone(reader: asyncio.StreamReader) -> None:
-    """A caller has nothing more to say, so whatever comes from it is its end."""
-    with suppress(ConnectionError):
-        await reader.read(1)
-    raise HungUp("the caller hung up before it was answered")
+@contextmanager
+def _while_there(caller: socket.socket) -> Iterator[None]:
+    """End the block with `HungUp` when the caller goes: it has nothing more to say, so whatever comes is its end."""
+    loop, task, fd = asyncio.get_running_loop(), asyncio.current_task(), caller.fileno()
+    assert task is not None
+    is_gone = False
+
+    def hang_up() -> None:
+        nonlocal is_gone
+        is_gone = True
+        loop.remove_reader(fd)
+        task.cancel()
+
+    loop.add_reader(fd, hang_up)
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if not is_gone or task.uncancel() > 0:
+            raise  # someone else wants the task to end: that goes first
+        raise HungUp("the caller hung up before it was answered") from error
+    finally:
+        loop.remove_reader(fd)
 
 
 def _refusal(error: Exception) -> CniError:
