@@ -39,11 +39,11 @@ class TenantServices:
         self._providers = Providers()
         self._table = BalancingTable(tenant)
         for endpoint in cluster.all(kinds.ENDPOINT, tenant):
-            self._look_at(endpoint.key)
+            self._put_endpoint(endpoint.key, endpoint)
         for key in self._attached:
             self._look_at(key)
         for service in cluster.all(kinds.SERVICE, tenant):
-            self.follow(kinds.SERVICE.store_key(*kinds.SERVICE.key_parts(service)))
+            self._put_service(service)
 
     def follow(self, key: StoreKey) -> None:
         """Take in a service or an endpoint of the cluster as it is now."""
@@ -51,14 +51,16 @@ class TenantServices:
         if folder == kinds.ENDPOINT.prefix:
             self._look_at(EndpointKey(*parts))  # type: ignore[arg-type]
             return
-        stored = self._cluster.get(kinds.SERVICE, *parts)
-        if stored is None:
+        if stored := self._cluster.get(kinds.SERVICE, *parts):
+            self._put_service(stored.value)
+        else:
             self._providers.remove_service(parts[-1])
-            return
+
+    def _put_service(self, service: model.Service) -> None:
         try:
-            self._providers.put_service(stored.value)
+            self._providers.put_service(service)
         except Invalid as error:
-            log.warning("service without effect", key=key, reason=error.message)
+            log.warning("service without effect", key=kinds.SERVICE.key_text(service), reason=error.message)
 
     def admit(self, endpoint: model.Endpoint) -> None:
         """A workload of this node is about to be wired."""
@@ -71,8 +73,12 @@ class TenantServices:
         self._look_at(key)
 
     def _look_at(self, key: EndpointKey) -> None:
-        stored, attached = self._cluster.get(kinds.ENDPOINT, *key), self._attached.get(key)
-        known = attached if stored is None else stored.value
+        stored = self._cluster.get(kinds.ENDPOINT, *key)
+        self._put_endpoint(key, None if stored is None else stored.value)
+
+    def _put_endpoint(self, key: EndpointKey, stored: model.Endpoint | None) -> None:
+        attached = self._attached.get(key)
+        known = attached if stored is None else stored
         if known is None or (known.host == self._node and attached is None):
             self._providers.remove_endpoint(key)
         else:

@@ -16,6 +16,9 @@ import msgspec
 
 from weft.domain.errors import Invalid
 
+Label = tuple[str, str]
+"""A label's key and value."""
+
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _DNS = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 _KEY = re.compile(rf"(?:(?P<prefix>{_DNS}(?:\.{_DNS})*)/)?{_NAME}")
@@ -183,13 +186,18 @@ def _requirement_of_term(term: re.Match[str], *, field: str) -> Requirement:
 
 def parse_pairs(pairs: Sequence[str], *, field: str = "selectors") -> Selector:
     """The selector of Contiv's list of `key=value`: labels match when they contain every pair (W22)."""
-    requirements: list[Requirement] = []
+    return select(Requirement(key, Operator.IN, (value,)) for key, value in parse_labels(pairs, field=field))
+
+
+def parse_labels(pairs: Sequence[str], *, field: str = "selectors") -> frozenset[Label]:
+    """The labels of a list of `key=value`."""
+    found: list[Label] = []
     for pair in pairs:
         key, _, value = pair.partition("=")
-        if not key or pair.count("=") != 1:
+        if not key or "=" in value or len(key) == len(pair):
             raise Invalid(f"selector {pair!r} is not of the form key=value", field=field)
-        requirements.append(Requirement(key, Operator.IN, (value,)))
-    return select(requirements)
+        found.append((key, value))
+    return frozenset(found)
 
 
 def _check_key(key: str, *, field: str) -> None:

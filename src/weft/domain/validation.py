@@ -7,8 +7,8 @@ each other, change and be deleted is decided in `changes/`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -27,7 +27,7 @@ from weft.domain.errors import Invalid
 from weft.domain.ids import GLOBAL_NAME, MAX_LONG_NAME, check_endpoint_id, check_name
 from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
 from weft.domain.policy.netpol import validate
-from weft.domain.selectors import parse_pairs
+from weft.domain.selectors import Label, parse_labels
 
 T = TypeVar("T", bound=model.Value)
 
@@ -220,31 +220,54 @@ def _check_service(service: model.Service) -> model.Service:
     for family, text, field in ((4, service.ip_address, "ipAddress"), (6, service.ipv6_address, "ipv6Address")):
         if text:
             parse_address(text, field=field, family=family)
-    if not service.selectors:
-        raise Invalid("selectors is empty: give at least one key=value", field="selectors")
-    for pair in service.selectors:
-        check_text(pair, field="selectors")
-    parse_pairs(service.selectors)
-    if not service.ports:
-        raise Invalid("ports is empty: give at least one servicePort:providerPort:protocol", field="ports")
-    ports = tuple(_check_service_port(entry) for entry in service.ports)
-    fronts = [(front, protocol) for front, _, protocol in (port.split(":") for port in ports)]
-    if len(set(fronts)) != len(fronts):
-        raise Invalid("ports lists a service port twice for one protocol: list each once", field="ports")
+    parse_selectors(service.selectors)
     return msgspec.structs.replace(
-        service, ports=ports, ipv6_address=_normal_address(service.ipv6_address, field="ipv6Address")
+        service,
+        ports=tuple(map(str, parse_service_ports(service.ports))),
+        ipv6_address=_normal_address(service.ipv6_address, field="ipv6Address"),
     )
 
 
-def _check_service_port(entry: str) -> str:
-    """Every entry is checked (W21), and the protocol gets its one spelling."""
-    parts = entry.split(":")
-    if len(parts) != 3 or parts[2].upper() not in {"TCP", "UDP"}:
+def parse_selectors(selectors: Sequence[str]) -> frozenset[Label]:
+    """The labels that providers of a service must have, at least one."""
+    if not selectors:
+        raise Invalid("selectors is empty: give at least one key=value", field="selectors")
+    for pair in selectors:
+        check_text(pair, field="selectors")
+    return parse_labels(selectors)
+
+
+class ServicePort(NamedTuple):
+    """An entry of a service's ports; as text it has its one spelling."""
+
+    port: int
+    target_port: int
+    protocol: str
+
+    def __str__(self) -> str:
+        return f"{self.port}:{self.target_port}:{self.protocol}"
+
+
+def parse_service_ports(entries: Sequence[str]) -> tuple[ServicePort, ...]:
+    """The ports of a service, at least one; every entry is checked (W21)."""
+    if not entries:
+        raise Invalid("ports is empty: give at least one servicePort:providerPort:protocol", field="ports")
+    ports = tuple(map(_parse_service_port, entries))
+    if len({(port, protocol) for port, _, protocol in ports}) != len(ports):
+        raise Invalid("ports lists a service port twice for one protocol: list each once", field="ports")
+    return ports
+
+
+def _parse_service_port(entry: str) -> ServicePort:
+    port, _, rest = entry.partition(":")
+    target_port, _, word = rest.partition(":")
+    protocol = word.upper()
+    if protocol not in {"TCP", "UDP"}:
         raise Invalid(f"ports: {entry[:80]!r} must be servicePort:providerPort:TCP or UDP", field="ports")
-    for text in parts[:2]:
+    for text in (port, target_port):
         if not _PORT.fullmatch(text) or not 1 <= int(text) <= 65535:
             raise Invalid(f"ports: {text[:20]!r} in {entry[:80]!r} must be 1 to 65535", field="ports")
-    return f"{int(parts[0])}:{int(parts[1])}:{parts[2].upper()}"
+    return ServicePort(int(port), int(target_port), protocol)
 
 
 def _check_bgp(peer: model.BgpPeer) -> model.BgpPeer:

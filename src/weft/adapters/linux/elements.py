@@ -229,14 +229,16 @@ def table_header(family: int, table: str) -> bytes:
 
 
 def _encode_element(element: Element) -> bytes:
-    return wire.nest(
-        _ELEMENT,
-        wire.nest(_KEY, wire.attribute(_VALUE, element.key)),
-        wire.nest(_KEY_END, wire.attribute(_VALUE, element.last)) if element.last else b"",
-        wire.be32(_FLAGS, _ENDS_INTERVAL) if element.ends_interval else b"",
-        wire.nest(_DATA, wire.attribute(_VALUE, element.value)) if element.value else b"",
-        b"" if element.verdict is None else wire.nest(_DATA, verdict_data(element.verdict.code, element.verdict.chain)),
-    )
+    data = wire.nested(_KEY, _VALUE, element.key)
+    if element.last:
+        data += wire.nested(_KEY_END, _VALUE, element.last)
+    if element.ends_interval:
+        data += wire.be32(_FLAGS, _ENDS_INTERVAL)
+    if element.value:
+        data += wire.nested(_DATA, _VALUE, element.value)
+    if element.verdict is not None:
+        data += wire.nest(_DATA, verdict_data(element.verdict.code, element.verdict.chain))
+    return wire.nest(_ELEMENT, data)
 
 
 def verdict_data(code: int, chain: str = "") -> bytes:

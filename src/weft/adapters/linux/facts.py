@@ -74,7 +74,11 @@ def facts_of(parts: Iterable[Part], indexes: Mapping[str, int]) -> Facts:
     forwardings: set[Forwarding] = set()
     entries: set[Entry] = set()
     for part in parts:
-        match part:
+        match part:  # what there may be tens of thousands of comes first
+            case Who() | Where() | Row() | Tally():
+                entries.update(entries_of(part))
+            case Backend() | Frontend() | Vip():
+                entries.update(service_entries(part))
             case Gateway():
                 addresses.add(LinkAddress(link=LOOPBACK, prefix=host_prefix(part.address), prefix_route=False))
             case Peer() if link := indexes.get(overlay_name(part.vni)):
@@ -89,10 +93,6 @@ def facts_of(parts: Iterable[Part], indexes: Mapping[str, int]) -> Facts:
                 routes |= port_routes(part, link)
                 neighbours |= port_neighbours(part, link)
                 entries.update(voices_of(part))
-            case Who() | Where() | Row() | Tally():
-                entries.update(entries_of(part))
-            case Backend() | Frontend() | Vip():
-                entries.update(service_entries(part))
             case HostLink() if link := indexes.get(INSIDE):
                 routes.update(link_routes(link))
                 neighbours.update(link_neighbours(link))

@@ -14,7 +14,7 @@ from weft.adapters.linux.conntrack import (
     forget_each,
     read_connections,
 )
-from weft.adapters.linux.elements import Count, Element, key, mark, port, read_counts
+from weft.adapters.linux.elements import Count, Element, mark, read_counts
 from weft.adapters.linux.entries import Entry, set_named
 from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.wire import pack_address, to_big_number, to_number
@@ -25,6 +25,7 @@ from weft.domain.policy.protocols import UDP
 from weft.ports.datapath import ServiceUse
 
 _PROTOCOL_AND_PORT = struct.Struct(">B3xH2x")  # fields of a key, each filled up to four bytes
+_PORT = struct.Struct(">H2x")
 _SERVICES = ("services4", "services6")
 _MAPS = ("services", "backends", "ticketed")
 _NOTHING = Count(0, 0)
@@ -33,23 +34,25 @@ _FEW = 16
 """So many connections are found one by one sooner than by reading all."""
 
 
-def service_entries(part: ServicePart) -> Iterator[Entry]:
+def service_entries(part: ServicePart) -> tuple[Entry, ...]:
     """What a part consists of. No two parts that may be there together have an entry in common."""
     match part:
-        case Vip():
-            yield Entry(f"vips{part.address.family}", Element(key=pack_address(part.address)))
-        case Frontend():
-            number = spread_number(part.backends, part.affinity if part.backends else 0)
-            yield Entry(f"services{part.front.address.family}", Element(key=_front_key(part.front), value=mark(number)))
         case Backend():
             family, front = part.front.address.family, _front_key(part.front)
-            lot, target = front + mark(part.number), key(pack_address(part.address), port(part.port))
+            lot, target = front + mark(part.number), pack_address(part.address) + _PORT.pack(part.port)
             if not part.ticket:
-                yield Entry(f"backends{family}", Element(key=lot, value=target))
-                return
+                return (Entry(f"backends{family}", Element(key=lot, value=target)),)
             ticket = mark(part.ticket)
-            yield Entry(f"tickets{family}", Element(key=lot, value=ticket))
-            yield Entry(f"ticketed{family}", Element(key=front + ticket, value=target))
+            return (
+                Entry(f"tickets{family}", Element(key=lot, value=ticket)),
+                Entry(f"ticketed{family}", Element(key=front + ticket, value=target)),
+            )
+        case Frontend():
+            number = spread_number(part.backends, part.affinity if part.backends else 0)
+            name = f"services{part.front.address.family}"
+            return (Entry(name, Element(key=_front_key(part.front), value=mark(number))),)
+        case Vip():
+            return (Entry(f"vips{part.address.family}", Element(key=pack_address(part.address))),)
 
 
 def _front_key(front: Front) -> bytes:

@@ -16,6 +16,7 @@ from weft.domain.errors import DatapathFault
 
 HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
+_NESTED_ATTRIBUTE = struct.Struct("=HHHH")
 _ATTRIBUTE_U8 = struct.Struct("=HHBxxx")
 _ATTRIBUTE_U32 = struct.Struct("=HHI")
 _ATTRIBUTE_BE32 = struct.Struct("=HH4s")
@@ -86,6 +87,12 @@ def nest(kind: int, *attributes: bytes) -> bytes:
     """Attributes inside an attribute."""
     data = b"".join(attributes)
     return _ATTRIBUTE.pack(len(data) + 4, kind | _NESTED) + data
+
+
+def nested(kind: int, inner: int, data: bytes) -> bytes:
+    """One attribute inside another."""
+    padding = _PADDING[len(data) & 3]
+    return _NESTED_ATTRIBUTE.pack(len(data) + len(padding) + 8, kind | _NESTED, len(data) + 4, inner) + data + padding
 
 
 def u8(kind: int, number: int) -> bytes:

@@ -12,22 +12,37 @@ from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple, TypeVar
 
 from weft.domain import model
+from weft.domain.addresses import Address
 from weft.domain.balancing.parts import Front
 from weft.domain.balancing.table import Pool, Target, pool_of
 from weft.domain.ids import EndpointKey
 from weft.domain.policy.protocols import protocol_number
-from weft.domain.validation import check
+from weft.domain.selectors import Label
+from weft.domain.validation import ServicePort, parse_selectors, parse_service_ports
 
 T = TypeVar("T")
-Label = tuple[str, str]
+
+
+class Offer(NamedTuple):
+    """What a service offers: each of its ports at each of its addresses."""
+
+    addresses: tuple[Address, ...]
+    ports: tuple[ServicePort, ...]
 
 
 class _Known(NamedTuple):
-    """A service, the labels that it selects, and the one of them by which it is found."""
+    """What a service offers, the labels that it selects, and the one of them by which it is found."""
 
-    service: model.Service
+    offer: Offer
     labels: frozenset[Label]
     handle: Label
+
+
+class _Provider(NamedTuple):
+    """An endpoint, and its addresses."""
+
+    endpoint: model.Endpoint
+    addresses: tuple[Address, ...]
 
 
 class Providers:
@@ -36,18 +51,16 @@ class Providers:
     def __init__(self) -> None:
         self._services: dict[str, _Known] = {}
         self._by_handle: defaultdict[Label, set[str]] = defaultdict(set)
-        self._endpoints: dict[EndpointKey, model.Endpoint] = {}
+        self._endpoints: dict[EndpointKey, _Provider] = {}
         self._by_label: defaultdict[Label, set[EndpointKey]] = defaultdict(set)
         self._touched: set[str] = set()
 
     def put_service(self, service: model.Service) -> None:
         """A service as it is now; `Invalid` when it is not as a master lets it be, and then there is none."""
         self.remove_service(service.name)
-        checked = check(service)
-        pairs = (pair.partition("=") for pair in checked.selectors)
-        labels = frozenset((key, value) for key, _, value in pairs)
+        offer, labels = offer_of(service), parse_selectors(service.selectors)
         handle = min(labels, key=lambda label: (len(self._by_handle.get(label, ())), label))
-        self._services[service.name] = _Known(checked, labels, handle)
+        self._services[service.name] = _Known(offer, labels, handle)
         self._by_handle[handle].add(service.name)
 
     def remove_service(self, name: str) -> None:
@@ -58,55 +71,58 @@ class Providers:
 
     def put_endpoint(self, endpoint: model.Endpoint) -> None:
         """An endpoint as it is now."""
-        before = self._endpoints.get(endpoint.key)
-        if before == endpoint:
-            return
-        self.remove_endpoint(endpoint.key)
-        self._endpoints[endpoint.key] = endpoint
+        key = endpoint.key
+        if before := self._endpoints.get(key):
+            if before.endpoint == endpoint:
+                return
+            self.remove_endpoint(key)
+        self._endpoints[key] = _Provider(endpoint, endpoint.addresses)
         for label in endpoint.labels.items():
-            self._by_label[label].add(endpoint.key)
+            self._by_label[label].add(key)
         self._touched |= self._provided_by(endpoint)
 
     def remove_endpoint(self, key: EndpointKey) -> None:
         """An endpoint is no more, and nothing of it is left (W15); never having been is fine."""
-        endpoint = self._endpoints.pop(key, None)
-        if endpoint is None:
+        known = self._endpoints.pop(key, None)
+        if known is None:
             return
-        for label in endpoint.labels.items():
+        for label in known.endpoint.labels.items():
             _discard(self._by_label, label, key)
-        self._touched |= self._provided_by(endpoint)
+        self._touched |= self._provided_by(known.endpoint)
 
     def take(self) -> Iterator[tuple[str, dict[Front, Pool] | None]]:
         """The services that have changed since the last time, with their pools; None for one that is no more."""
         touched, self._touched = self._touched, set()
         for name in touched:
             known = self._services.get(name)
-            yield name, None if known is None else pools_of(known.service, self._providing(known.labels))
+            yield name, None if known is None else pools_of(known.offer, self._providing(known.labels))
 
     def _provided_by(self, endpoint: model.Endpoint) -> set[str]:
         labels = endpoint.labels.items()
         candidates = (name for label in labels for name in self._by_handle.get(label, ()))
         return {name for name in candidates if self._services[name].labels <= labels}
 
-    def _providing(self, labels: frozenset[Label]) -> list[model.Endpoint]:
+    def _providing(self, labels: frozenset[Label]) -> list[Address]:
+        """The addresses of those who have all the labels."""
         nobody: Set[EndpointKey] = frozenset()
         fewest = min((self._by_label.get(label, nobody) for label in labels), key=len)
         found = (self._endpoints[key] for key in fewest)
-        return [endpoint for endpoint in found if labels <= endpoint.labels.items()]
+        return [each for known in found if labels <= known.endpoint.labels.items() for each in known.addresses]
 
 
-def pools_of(service: model.Service, providers: Sequence[model.Endpoint]) -> dict[Front, Pool]:
-    """The fronts of a service that has been checked: one for each port at each address that it has.
+def offer_of(service: model.Service) -> Offer:
+    """What a service offers; `Invalid` when it is not as a master lets it be."""
+    return Offer(service.addresses, parse_service_ports(service.ports))
 
-    Only those that have an address of the same family answer there.
-    """
+
+def pools_of(offer: Offer, providers: Sequence[Address]) -> dict[Front, Pool]:
+    """The fronts of a service. Only those that have an address of the same family answer at one."""
     pools = {}
-    for vip in service.addresses:
-        addresses = [each for provider in providers for each in provider.addresses if each.family == vip.family]
-        for entry in service.ports:
-            port, target_port, protocol = entry.split(":")
-            targets = (Target(address, int(target_port)) for address in addresses)
-            pools[Front(vip, protocol_number(protocol), int(port))] = pool_of(targets)
+    for vip in offer.addresses:
+        addresses = [each for each in providers if each.family == vip.family]
+        for port, target_port, protocol in offer.ports:
+            targets = (Target(address, target_port) for address in addresses)
+            pools[Front(vip, protocol_number(protocol), port)] = pool_of(targets)
     return pools
 
 

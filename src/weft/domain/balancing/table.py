@@ -82,8 +82,12 @@ class BalancingTable:
         vips = {front.address: self._vips[front.address] > 0 for front in touched}
         for front in touched:
             before, after = self._told.pop(front, ()), tuple(self._parts_at(front))
-            put += set(after).difference(before)
-            drop += set(before).difference(after)
+            if before and after:
+                put += set(after).difference(before)
+                drop += set(before).difference(after)
+            else:
+                put += after
+                drop += before
             if after:
                 self._told[front] = after
             self._vips[front.address] += bool(after) - bool(before)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain import model
-from weft.domain.addresses import parse_address
+from weft.domain.addresses import Address, parse_address
 from weft.domain.balancing.parts import Front
-from weft.domain.balancing.providers import Providers, pools_of
+from weft.domain.balancing.providers import Providers, offer_of, pools_of
 from weft.domain.balancing.table import Pool, Target, pool_of
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, ServiceName, TenantName
@@ -45,6 +45,10 @@ def endpoint(number: int, labels: dict[str, str]) -> model.Endpoint:
 
 def key(number: int) -> EndpointKey:
     return EndpointKey(BLUE, NET, EndpointId(f"e{number}"))
+
+
+def addresses_of(*endpoints: model.Endpoint) -> list[Address]:
+    return [address for each in endpoints for address in each.addresses]
 
 
 CHANGES = st.lists(
@@ -83,7 +87,7 @@ def test_the_index_says_what_the_rule_says(changes: list[tuple[str, int, dict[st
     for name, made in services.items():
         selector = parse_pairs(made.selectors)
         providing = [each for each in endpoints.values() if each.labels and selector.matches(each.labels)]
-        assert known[name] == pools_of(made, providing)
+        assert known[name] == pools_of(offer_of(made), addresses_of(*providing))
 
 
 def test_only_what_is_touched_is_told() -> None:
@@ -100,18 +104,18 @@ def test_only_what_is_touched_is_told() -> None:
 
 def test_ports_become_fronts_of_the_address() -> None:
     vip, target = parse_address("10.1.0.9", field="vip"), parse_address("10.1.0.1", field="pod")
-    assert pools_of(service(), [endpoint(1, {})]) == {
+    assert pools_of(offer_of(service()), [target]) == {
         Front(vip, TCP, 80): pool_of([Target(target, 8080)]),
         Front(vip, UDP, 643): pool_of([Target(target, 7070)]),
     }
-    assert pools_of(service(vip=""), [endpoint(1, {})]) == {}
+    assert pools_of(offer_of(service(vip="")), [target]) == {}
 
 
 def test_each_address_has_the_backends_of_its_family() -> None:
     both = msgspec.structs.replace(service(), ipv6_vip="fd00::9", ports=("80:8080:TCP",))
     v4_only = msgspec.structs.replace(endpoint(2, {}), ipv6_address="")
     pods = {text: Target(parse_address(text, field="pod"), 8080) for text in ("10.1.0.1", "10.1.0.2", "fd00::1")}
-    assert pools_of(both, [endpoint(1, {}), v4_only]) == {
+    assert pools_of(offer_of(both), addresses_of(endpoint(1, {}), v4_only)) == {
         Front(parse_address("10.1.0.9", field="vip"), TCP, 80): pool_of([pods["10.1.0.1"], pods["10.1.0.2"]]),
         Front(parse_address("fd00::9", field="vip"), TCP, 80): pool_of([pods["fd00::1"]]),
     }
