@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -163,7 +164,7 @@ async def test_tenants_with_the_same_addresses_go_out_and_never_meet(lab: NetLab
         ports = mapping(8100 + len(pods))
         pods[tenant] = await one.pod(tenant, tenant=tenant, network="net", portMappings=ports)
     assert pods["blue"].address() == pods["red"].address()
-    world, here = outside(closing), own_place(one, closing)
+    world, here = outside(closing), {family: own_place(one, closing, family) for family in (4, 6)}
     for again in (False, True):
         if again:
             one.kill()
@@ -172,15 +173,16 @@ async def test_tenants_with_the_same_addresses_go_out_and_never_meet(lab: NetLab
         assert len({address for _, address in privates}) == 4, "one of each family for each pod"
         for index, (tenant, pod) in enumerate(pods.items()):
             assert await calls(pod.place(), world, port=100 + index) == one.address
-            (private,) = [ip_address(address) for owner, address in privates if owner == tenant and "." in address]
-            with pod.place().listening(110 + index, TCP) as listener:
-                await heard(here, private, 110 + index, listener)
+            private = {each.version: each for owner, text in privates if owner == tenant and (each := ip_address(text))}
+            for family, address in private.items():
+                with pod.place(family).listening(110 + index, TCP) as listener:
+                    await heard(here[family], address, 110 + index, listener)
             with pod.place().listening(80, TCP) as listener:
                 await heard(world, ip_address(one.address), 8100 + index, listener)
             other = pods["red" if tenant == "blue" else "blue"]
-            for caller in (pod, other):
-                with pod.place().listening(120, TCP) as listener:
-                    assert await unheard(caller.place(), private, 120, listener)
+            for caller, (family, address) in itertools.product((pod, other), private.items()):
+                with pod.place(family).listening(120, TCP) as listener:
+                    assert await unheard(caller.place(family), address, 120, listener)
 
 
 def aliases(host: Host) -> set[tuple[str, str]]:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from contextlib import ExitStack
 from functools import partial
-from ipaddress import ip_interface
+from ipaddress import ip_address, ip_interface
 
 import pytest
 
@@ -76,22 +76,24 @@ async def test_data_networks_have_host_routes_where_the_host_is_on_the_overlay(l
     """H1, H4: with `contivh1` every host has a route to each data network, from its creation to its end."""
     hosts = [*await asyncio.gather(lab.host("one"), lab.host("two"))]
     await lab.network("contivh1", subnet="192.168.20.0/24", nwType="infra")
-    subnets = {"a": "17.5.4.0/22", "b": "13.5.7.0/24"}
-    for name, subnet in subnets.items():
-        await lab.network(name, subnet=subnet)
+    networks = {"a": ("17.5.4.0/22", "2001:db8:17::/64"), "b": ("13.5.7.0/24", "2001:db8:13::/64")}
+    for name, (subnet, subnet_v6) in networks.items():
+        await lab.network(name, subnet=subnet, ipv6Subnet=subnet_v6)
+    subnets = {subnet for both in networks.values() for subnet in both}
 
     def routes(host: Host) -> set[str]:
-        return {route["dst"] for route in inventory.ask(host.machine, "ip", "-j", "route")} & set(subnets.values())
+        listed = (inventory.ask(host.machine, "ip", "-j", family, "route") for family in ("-4", "-6"))
+        return {route["dst"] for routes in listed for route in routes} & subnets
 
     for host in hosts:
-        await eventually(partial(asyncio.to_thread, routes, host), lambda found: found == set(subnets.values()))
+        await eventually(partial(asyncio.to_thread, routes, host), lambda found: found == subnets)
     pod = await hosts[1].pod("p", network="a")
-    with ExitStack() as closing:
-        namespace = closing.enter_context(Namespace.open(hosts[0].machine))
-        here = traffic.Place(namespace, ip_interface(hosts[0].address).ip)
-        assert await traffic.reaches(here, pod.place(), port=80)
+    with Namespace.open(hosts[0].machine) as namespace:
+        for family, address in ((4, hosts[0].address), (6, f"fd77:6566:7400::{hosts[0].address}")):
+            here = traffic.Place(namespace, ip_address(address))
+            assert await traffic.reaches(here, pod.place(family), port=80), f"v{family}"
     await pod.remove()
-    for name in subnets:
+    for name in networks:
         await eventually(partial(lab.rest.delete, "networks", f"default:{name}"), lambda told: told.status == 200)
     for host in hosts:
         await eventually(partial(asyncio.to_thread, routes, host), lambda found: not found)

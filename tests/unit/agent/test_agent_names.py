@@ -45,7 +45,7 @@ class Listener:
             while True:
                 self._take_in(decode_message(await read_body(reader)))
                 writer.write(encode(Report(serving=tuple(self.zones), resolvers=self.resolvers)))
-        except asyncio.IncompleteReadError:
+        except (asyncio.IncompleteReadError, ConnectionResetError):
             writer.close()
 
     def _take_in(self, message: Message) -> None:

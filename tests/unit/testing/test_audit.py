@@ -66,6 +66,12 @@ def test_an_address_with_two_holders_is_named(sound: dict[str, bytes]) -> None:
     )
 
 
+@pytest.mark.parametrize(("member", "address"), [("vip", "10.1.1.1"), ("ipv6Vip", "fd01::2")])
+def test_an_address_of_a_service_has_no_other_holder(sound: dict[str, bytes], member: str, address: str) -> None:
+    sound["services/default/s"] = changed(sound["services/default/s"], **{member: address})
+    assert any("is with serviceLB:default:s and with endpoint:default:blue:one" in fault for fault in audit(sound))
+
+
 @pytest.mark.parametrize("address", ["10.1.1.254", "10.1.1.0", "10.1.1.255", "10.1.9.9"])
 def test_an_address_that_nobody_may_have_is_named(sound: dict[str, bytes], address: str) -> None:
     sound["endpoints/default/blue/one"] = changed(sound["endpoints/default/blue/one"], ipAddress=address)
