@@ -35,7 +35,7 @@ async def places(hosts: list[Host], name: str, closing: ExitStack) -> list[traff
     """Where the hosts are in an infra network, once all of them are."""
     found = []
     for host in hosts:
-        listed = await eventually(partial(asyncio.to_thread, addresses, host, name), bool)
+        listed = await eventually(partial(asyncio.to_thread, addresses, host, name), lambda both: len(both) == 2)
         namespace = closing.enter_context(Namespace.open(host.machine))
         found += [traffic.Place(namespace, ip_interface(each).ip) for each in listed]
     return found
