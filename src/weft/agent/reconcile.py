@@ -92,6 +92,7 @@ class Reconciler:
 
     def apply(self, change: Change) -> None:
         self._cluster.apply(change)
+        open_before = self.services.open_tenants
         self._seen = max(self._seen, change.revision)  # our own commits come before the watch tells of older ones
         for event in change.events:
             for topic in self._topics:
@@ -103,6 +104,7 @@ class Reconciler:
                 self._all_touched = True
             if folder == kinds.NETWORK.prefix:
                 self.networks_changed.set()
+        self._all_touched |= self.services.open_tenants != open_before
         self._news.set()
 
     def look_again(self) -> None:
@@ -218,7 +220,8 @@ class Reconciler:
         return node_view(self._cluster, self._node, self._local_tenants())
 
     def _local_tenants(self) -> frozenset[TenantName]:
-        return frozenset(note.endpoint.tenant for note in self._journal)
+        """Those with workloads here, and those whose services are asked at every node."""
+        return frozenset(note.endpoint.tenant for note in self._journal) | self.services.open_tenants
 
     def _ports(self) -> frozenset[Port]:
         """Those of workloads that are wired, or are just being wired."""

@@ -8,35 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 
+from weft.agent import kube_services
 from weft.agent.journal import WIRED, Journal
+from weft.agent.kube_services import KubeIndex, KubeTenant
 from weft.agent.topics import NOTHING, joined
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
-from weft.domain.balancing.parts import Front, ServicePart
+from weft.domain.balancing.parts import Front
 from weft.domain.balancing.providers import Providers
 from weft.domain.balancing.table import BalancingTable
 from weft.domain.cluster import Cluster
 from weft.domain.diff import Difference, diff
 from weft.domain.errors import Invalid
+from weft.domain.hosting.parts import is_hosts
 from weft.domain.ids import EndpointKey, NodeName, StoreKey, TenantName
 from weft.domain.nodeview import Part, rank
 from weft.runtime.logs import Log
 
 log = Log("services")
 
-_FOLDERS = (kinds.SERVICE.prefix, kinds.ENDPOINT.prefix)
+_FOLDERS = (kinds.SERVICE.prefix, kinds.ENDPOINT.prefix, *kube_services.FOLDERS)
 
 
 class TenantServices:
     """The services of one tenant. Changes are gathered; `refresh` tells what they come to."""
 
     def __init__(
-        self, cluster: Cluster, tenant: TenantName, *, node: NodeName, attached: Iterable[model.Endpoint]
+        self,
+        cluster: Cluster,
+        tenant: TenantName,
+        *,
+        node: NodeName,
+        attached: Iterable[model.Endpoint],
+        index: KubeIndex,
     ) -> None:
         self._cluster = cluster
         self._node = node
         self._attached = {endpoint.key: endpoint for endpoint in attached}
         self._providers = Providers()
+        self.kube = KubeTenant(cluster, tenant, node=node, own=index.own)
         self._table = BalancingTable(tenant)
         for endpoint in cluster.all(kinds.ENDPOINT, tenant):
             self._put_endpoint(endpoint.key, endpoint)
@@ -48,6 +58,9 @@ class TenantServices:
     def follow(self, key: StoreKey) -> None:
         """Take in a service or an endpoint of the cluster as it is now."""
         folder, *parts = key.split("/")
+        if folder in kube_services.FOLDERS:
+            self.kube.follow(key)
+            return
         if folder == kinds.ENDPOINT.prefix:
             self._look_at(EndpointKey(*parts))  # type: ignore[arg-type]
             return
@@ -84,18 +97,20 @@ class TenantServices:
         else:
             self._providers.put_endpoint(known)
 
-    def refresh(self) -> Difference[ServicePart]:
+    def refresh(self) -> Difference[Part]:
         """What the datapath is to be told since the last time."""
-        for name, pools in self._providers.take():
+        for name, pools in (*self._providers.take(), *self.kube.take().items()):
             if pools is None:
                 self._table.remove(name)
             else:
                 self._table.put(name, pools)
-        return self._table.refresh()
+        inside, host = self._table.refresh(), self.kube.refresh()
+        return Difference((*inside.put, *host.put), (*host.drop, *inside.drop))
 
-    def parts(self) -> Iterator[ServicePart]:
+    def parts(self) -> Iterator[Part]:
         """All that the datapath has been told of."""
-        return self._table.parts()
+        yield from self._table.parts()
+        yield from self.kube.parts()
 
     def port_of(self, front: Front, provider: Address) -> int:
         """Where a provider is asked for what comes to a front; 0 when it does not provide it now."""
@@ -109,21 +124,33 @@ class Services:
         self._cluster = cluster
         self._node = node
         self._journal = journal
+        self._index = KubeIndex(cluster)
         self._services: dict[TenantName, TenantServices] = {}
-        self._former: dict[TenantName, frozenset[ServicePart]] = {}
+        self._former: dict[TenantName, frozenset[Part]] = {}
 
     @property
     def by_tenant(self) -> Mapping[TenantName, TenantServices]:
         return self._services
 
+    @property
+    def open_tenants(self) -> frozenset[TenantName]:
+        """Those whose services are asked at every node, whoever is on it."""
+        return self._index.open_tenants
+
     def replace(self) -> None:
+        self._index.replace()
         for tenant, services in self._services.items():
             self._former.setdefault(tenant, frozenset(services.parts()))
         self._services.clear()
 
     def follow(self, key: StoreKey) -> None:
         folder, _, rest = key.partition("/")
-        if folder in _FOLDERS and (services := self._services.get(TenantName(rest.partition("/")[0]))):
+        if folder == kinds.KUBE_SERVICE.prefix:
+            self._index.follow(key)
+        if folder in kube_services.SURROUNDINGS:
+            for each in self._services.values():
+                each.kube.moved()
+        elif folder in _FOLDERS and (services := self._services.get(TenantName(rest.partition("/")[0]))):
             services.follow(key)
 
     def admit(self, endpoint: model.Endpoint) -> Difference[Part]:
@@ -131,20 +158,21 @@ class Services:
         if services is None:
             return self._enter(endpoint.tenant)
         services.admit(endpoint)
-        return _as_parts(services.refresh())
+        return services.refresh()
 
     def dismiss(self, endpoint: model.Endpoint) -> Difference[Part]:
         services = self._services.get(endpoint.tenant)
         if services is None:
             return NOTHING
         services.dismiss(endpoint.key)
-        return _as_parts(services.refresh())
+        return services.refresh()
 
     def refresh(self, tenants: Set[TenantName]) -> Difference[Part]:
-        for table in (self._services, self._former):
-            for gone in table.keys() - tenants:
-                del table[gone]
-        return joined(self._refresh_one(tenant) for tenant in tenants)
+        for gone in self._services.keys() - tenants:
+            self._former[gone] = frozenset(self._services.pop(gone).parts())
+        # All else of a tenant goes with its space.
+        left = [part for gone in self._former.keys() - tenants for part in self._former.pop(gone) if is_hosts(part)]
+        return joined([Difference((), tuple(left)), *(self._refresh_one(tenant) for tenant in tenants)])
 
     def everything(self, tenants: Set[TenantName]) -> Iterator[Part]:
         self.refresh(tenants)
@@ -152,17 +180,13 @@ class Services:
 
     def _refresh_one(self, tenant: TenantName) -> Difference[Part]:
         known = self._services.get(tenant)
-        return _as_parts(known.refresh()) if known else self._enter(tenant)
+        return known.refresh() if known else self._enter(tenant)
 
     def _enter(self, tenant: TenantName) -> Difference[Part]:
         """Keep a tenant's services from now on; the datapath may have a part of them from before."""
         attached = (note.endpoint for note in self._journal if note.key.tenant == tenant and note.stage in WIRED)
-        services = TenantServices(self._cluster, tenant, node=self._node, attached=attached)
+        services = TenantServices(self._cluster, tenant, node=self._node, attached=attached, index=self._index)
         self._services[tenant] = services
         changes = services.refresh()
         former = self._former.pop(tenant, None)
-        return _as_parts(changes if former is None else diff(frozenset(services.parts()), former, rank=rank))
-
-
-def _as_parts(changes: Difference[ServicePart]) -> Difference[Part]:
-    return changes  # type: ignore[return-value]  # a service part is a part
+        return changes if former is None else diff(frozenset(services.parts()), former, rank=rank)

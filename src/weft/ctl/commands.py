@@ -167,7 +167,19 @@ NOUNS = (
         ("tenant",),
         "customers, whose names and addresses never meet",
         (
-            _create(kinds.TENANT, "Create a tenant"),
+            _create(
+                kinds.TENANT,
+                "Create a tenant",
+                flags=(
+                    Flag(
+                        ("--external-range",),
+                        "where services of the tenant may be asked from outside; may be repeated",
+                        "externalRanges",
+                        "list",
+                        placeholder="CIDR",
+                    ),
+                ),
+            ),
             _remove(kinds.TENANT, "Delete a tenant"),
             _inspect(kinds.TENANT, "Show a tenant with what belongs to it"),
             _list(kinds.TENANT, "List tenants", in_tenants=False),

@@ -128,6 +128,14 @@ def parse_subnet(text: str, *, field: str, family: int, shortest: int, longest: 
     return subnet if "-" in span_text else subnet._replace(span=subnet.whole)
 
 
+def parse_prefix_or_range(text: str, *, field: str) -> Range:
+    """`address/length`, `first-last`, or a single address, of either family."""
+    if "/" not in text:
+        return parse_range(text, field=field)
+    family = 6 if ":" in text else 4
+    return parse_subnet(text, field=field, family=family, shortest=0, longest=BITS[family]).span
+
+
 def parse_subnet_v4(text: str, *, field: str = "subnet") -> Subnet:
     """A network's v4 subnet: /8 to /31."""
     return parse_subnet(text, field=field, family=4, shortest=8, longest=31)

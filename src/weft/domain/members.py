@@ -11,6 +11,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
     "tenant": {
         "tenantName": _NAME,
         "defaultNetwork": "network for workloads that name none",
+        "externalRanges": "`address/length` or `first-last`: where its services may be asked outside; its alone",
     },
     "network": {
         "tenantName": _TENANT,

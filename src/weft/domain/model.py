@@ -46,6 +46,7 @@ class Tenant(Value, frozen=True, kw_only=True):
 
     name: TenantName = field(name="tenantName")
     default_network: str = ""
+    external_ranges: tuple[str, ...] = ()
 
 
 class NetworkTags(Value, frozen=True, kw_only=True):

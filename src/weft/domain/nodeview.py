@@ -17,7 +17,18 @@ from weft.domain import ipam, kinds, model
 from weft.domain.addresses import BITS, Address
 from weft.domain.balancing.parts import Backend, Frontend, ServicePart, Vip
 from weft.domain.cluster import Cluster
-from weft.domain.hosting.parts import Alias, Disguise, Ground, Homeward, HostLink, HostPart, HostPort
+from weft.domain.hosting.parts import (
+    Alias,
+    Disguise,
+    Door,
+    Ground,
+    Homeward,
+    HostLink,
+    HostPart,
+    HostPort,
+    NodePort,
+    Reach,
+)
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
 from weft.domain.policy.parts import PolicyPart, Row, Tally, Where, Who
 from weft.domain.validation import check, parse_bandwidth
@@ -140,6 +151,9 @@ _RANKS: dict[type, int] = {
     Disguise: 17,
     Alias: 18,
     HostPort: 19,
+    Door: 20,
+    Reach: 21,
+    NodePort: 22,
 }
 
 

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from weft.domain import ipam, kinds, model
+from weft.domain.balancing.kube_objects import KubeService
+from weft.domain.balancing.kube_services import faults_of, known_addresses
+from weft.domain.balancing.outer import outer_rules
 from weft.domain.cluster import Cluster
 from weft.domain.ids import GroupKey
 from weft.domain.kinds import Kind
@@ -134,6 +137,12 @@ def _service(cluster: Cluster, service: model.Service) -> Oper:
     }
 
 
+def _kube_service(cluster: Cluster, document: KubeService) -> Oper:
+    """What of it has no effect: what cannot be read, and external addresses that are not the tenant's."""
+    own = {address for each in cluster.all(kinds.KUBE_SERVICE) for address in known_addresses(each)}
+    return {"faults": list(faults_of(document, outer_rules(cluster, document.tenant), own))}
+
+
 def _global(cluster: Cluster, settings: model.Global) -> Oper:
     vlans, vnis = cluster.number_pool("vlan").taken, cluster.number_pool("vni").taken
     first_vni, last_vni = (int(text) for text in settings.vxlans.split("-"))
@@ -165,6 +174,7 @@ _VIEWS: dict[str, Callable[[Cluster, Any], Oper]] = {
     kinds.GROUP.name: _group,
     kinds.POLICY.name: _policy,
     kinds.SERVICE.name: _service,
+    kinds.KUBE_SERVICE.name: _kube_service,
     kinds.GLOBAL.name: _global,
     kinds.ENDPOINT.name: endpoint_oper,
     kinds.NODE.name: _node,

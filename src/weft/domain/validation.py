@@ -17,6 +17,7 @@ from weft.domain.addresses import (
     BITS,
     Range,
     parse_address,
+    parse_prefix_or_range,
     parse_range,
     parse_subnet,
     parse_subnet_v4,
@@ -53,6 +54,8 @@ def check(value: T) -> T:
 def _check_tenant(tenant: model.Tenant) -> model.Tenant:
     check_name(tenant.name, field="tenantName")
     _check_optional_name(tenant.default_network, field="defaultNetwork")
+    for text in tenant.external_ranges:
+        parse_prefix_or_range(text, field="externalRanges")
     return tenant
 
 
@@ -359,10 +362,13 @@ def _check_kube_policy(document: KubePolicy) -> KubePolicy:
 
 
 def _check_kube_service(document: KubeService) -> KubeService:
-    """Its names. What its spec says is for whoever carries it out: one bad address must not hide the others."""
+    """Its names and ports. Addresses are for whoever carries them out."""
     check_name(document.tenant, field="tenantName")
     check_name(document.namespace, field="namespace")
     check_name(document.name, field="name")
+    for port in document.service.spec.ports:
+        _check_port(port.port, field="spec.ports.port")
+        _check_port(port.node_port or 1, field="spec.ports.nodePort")
     return document
 
 
@@ -371,7 +377,14 @@ def _check_kube_slice(document: KubeSlice) -> KubeSlice:
     check_name(document.namespace, field="namespace")
     check_name(document.service_name, field="serviceName")
     check_name(document.name, field="name", limit=MAX_LONG_NAME)
+    for port in document.slice.ports or ():
+        _check_port(port.port or 1, field="ports.port")
     return document
+
+
+def _check_port(number: int, *, field: str) -> None:
+    if not 0 < number < 1 << 16:
+        raise Invalid(f"{field} {number} must be 1 to 65535", field=field)
 
 
 _CHECKS: dict[type[model.Value], Callable[..., model.Value]] = {

@@ -249,6 +249,18 @@ async def test_a_port_of_the_host_leads_to_a_pod_until_del(lab: NetLab, closing:
         assert await answers(world, one.address, 8080)
 
 
+async def test_a_port_of_the_host_is_called_by_another_node(lab: NetLab, closing: ExitStack) -> None:
+    """Though that host is known to the tenant as one whose calls come by the overlay: the answer goes as it came."""
+    await lab.network("dual", **DUAL)
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    pod, _ = await asyncio.gather(
+        one.pod("a", network="dual", portMappings=mapping(8080)), two.pod("b", network="dual")
+    )
+    with pod.place().listening(80, TCP):
+        assert await answers(own_place(two, closing), one.address, 8080)
+    assert await traffic.reaches(own_place(two, closing), pod.place(), port=82)
+
+
 async def test_a_port_of_udp_takes_over_those_who_called_before(lab: NetLab, closing: ExitStack) -> None:
     """The host remembers that nobody was there; a caller who keeps its own port would never get through."""
     await lab.network("dual", **DUAL)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from weft.agent.journal import Journal
 from weft.agent.services import Services
 from weft.agent.svcstats import show_uses
-from weft.domain import kinds, model
+from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
+from weft.domain.balancing.kube_objects import KubeService, Service
 from weft.domain.balancing.parts import Backend, Front
 from weft.domain.changes import endpoints
 from weft.domain.changes.endpoints import Busy
 from weft.domain.diff import Difference
+from weft.domain.hosting.parts import Door, NodePort, Reach, is_hosts
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.nodeview import Part
 from weft.domain.policy.protocols import TCP, UDP
@@ -166,3 +169,70 @@ def test_svcstats_have_every_port_and_provider() -> None:
         "PacketsOut": 3,
         "BytesOut": 4,
     }
+
+
+def kube_service(**spec: object) -> KubeService:
+    members = {"spec": {"clusterIPs": ["10.96.0.10"], "ports": [{"port": 80, "nodePort": 30080}], **spec}}
+    return KubeService(tenant=TENANT, namespace="lab", name="web", service=msgspec.convert(members, Service))
+
+
+def put_kube(scene: Scene, document: KubeService | None) -> None:
+    key = kinds.KUBE_SERVICE.store_key(TENANT, "lab", "web")
+    if document is None:
+        scene.world.cluster.drop(key)
+    else:
+        scene.world.cluster.put(key, codec.encode(document), 1)
+    scene.topic.follow(key)
+
+
+def host_parts(scene: Scene) -> set[type]:
+    return {type(part) for part in scene.told if is_hosts(part)}
+
+
+def test_a_tenant_whose_services_are_asked_outside_is_open_until_the_last_of_them_goes() -> None:
+    scene = Scene()
+    assert scene.topic.open_tenants == frozenset()
+    put_kube(scene, kube_service())
+    assert scene.topic.open_tenants == TENANTS
+    put_kube(scene, kube_service(ports=[{"port": 80}]))
+    assert scene.topic.open_tenants == frozenset()
+    put_kube(scene, msgspec.structs.replace(kube_service(ports=[{"port": 80}]), shared=True))
+    assert scene.topic.open_tenants == TENANTS
+    scene.topic.replace()
+    assert scene.topic.open_tenants == TENANTS
+    put_kube(scene, None)
+    assert scene.topic.open_tenants == frozenset()
+
+
+def test_what_the_host_has_for_services_goes_with_them() -> None:
+    scene = Scene()
+    put_kube(scene, kube_service())
+    scene.refresh()
+    assert host_parts(scene) == {Door, NodePort, Reach}
+    put_kube(scene, None)
+    scene.refresh()
+    assert host_parts(scene) == set()
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_the_host_has_for_services_goes_with_the_tenant(anew: bool) -> None:
+    """It is not in the tenant's space, which takes the rest along; also when the cluster is read anew meanwhile."""
+    scene = Scene()
+    put_kube(scene, kube_service())
+    scene.refresh()
+    if anew:
+        scene.topic.replace()
+    scene.take(scene.topic.refresh(frozenset()))
+    assert host_parts(scene) == set()
+    assert not scene.topic.refresh(frozenset())
+
+
+def test_a_range_that_comes_later_counts_at_once() -> None:
+    scene = Scene()
+    put_kube(scene, kube_service(externalIPs=["198.51.100.7"]))
+    scene.refresh()
+    before = scene.told
+    scene.world.put(model.Tenant(name=TENANT, external_ranges=("198.51.100.0/24",)))
+    scene.topic.follow(kinds.TENANT.store_key(TENANT))
+    scene.refresh()
+    assert Reach(TENANT, parse_address("198.51.100.7", field="outer"), "world") in scene.told - before

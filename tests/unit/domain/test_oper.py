@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.domain import ipam, kinds, model
+from weft.domain import codec, ipam, kinds, model
+from weft.domain.balancing.kube_objects import KubeService, Service, ServiceSpec
 from weft.domain.changes.endpoints import plan_publish
 from weft.domain.ids import NodeName
 from weft.domain.oper import endpoint_oper, oper_of
@@ -103,3 +104,19 @@ def test_a_tenant_shows_what_is_in_it() -> None:
     assert oper["networks"][0]["allocatedIPAddresses"] == "10.1.1.1-10.1.1.2"
     assert oper["servicelbs"] == [{"serviceName": "s", "serviceVip": "10.1.1.1", "ipv6ServiceVip": "fd00::2"}]
     assert oper["endpointGroups"][0]["numEndpoints"] == oper["totalEndpoints"] == 1
+
+
+def test_a_kubernetes_service_tells_what_of_it_has_no_effect() -> None:
+    """CVE-2020-8554: an external address that is not the tenant's says so."""
+    world = World()
+    spec = ServiceSpec(cluster_ips=("10.96.0.10",), external_ips=("198.51.100.7", "10.96.0.10"))
+    document = KubeService(tenant=DEFAULT, namespace="prod", name="shop", service=Service(spec=spec))
+    world.cluster.put(kinds.KUBE_SERVICE.store_key(DEFAULT, "prod", "shop"), codec.encode(document), 1)
+    reason = "is not in externalRanges of the tenant"
+    assert oper_of(world.cluster, kinds.KUBE_SERVICE, document) == {
+        "faults": [f"external address 198.51.100.7 {reason}", f"external address 10.96.0.10 {reason}"]
+    }
+    world.put(model.Tenant(name=DEFAULT, external_ranges=("0.0.0.0/0",)))
+    assert oper_of(world.cluster, kinds.KUBE_SERVICE, document) == {
+        "faults": ["external address 10.96.0.10 is that of a service of the cluster"]
+    }

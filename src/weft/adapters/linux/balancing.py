@@ -11,7 +11,9 @@ Policy judges later, when it is known who answers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
+from weft.adapters.linux.hosting import INSIDE
 from weft.domain.policy.protocols import PORTED, protocol_name
 
 _COUNT_BITS = 12
@@ -20,8 +22,15 @@ HAIRPIN = {4: "169.254.1.1", 6: "100::1"}
 
 _ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
 _WORDS = {4: "ip", 6: "ip6"}
-_FAMILY_TABLES = ("services", "backends", "tickets", "ticketed", "vips")
-SERVICE_SETS = tuple(f"{name}{family}" for name in _FAMILY_TABLES for family in (4, 6))
+OUTSIDE = "_outside"
+"""Ends the names of the maps and chains for those who come by the host, where they are served otherwise than pods."""
+_SIDES = ("", OUTSIDE)
+_SIDED_TABLES = ("services", "backends", "tickets", "ticketed")
+SERVICE_SETS = (
+    *(f"{name}{side}{family}" for name in _SIDED_TABLES for side in _SIDES for family in (4, 6)),
+    "vips4",
+    "vips6",
+)
 """The sets and maps whose elements are in `services`."""
 ASKED, ANSWERED = "asked", "answered"
 _MOST_CLIENTS = 1 << 18
@@ -40,12 +49,13 @@ def declarations() -> Iterator[str]:
     yield f"map clients {{ type mark : classid; flags dynamic,timeout; timeout 1d; size {_MOST_CLIENTS}; }}"
     for family, kind in _ADDRESS_TYPES.items():
         front = f"{kind} . inet_proto . inet_service"
-        yield f"map services{family} {{ type {front} : mark; }}"
-        yield f"map backends{family} {{ type {front} . mark : {kind} . inet_service; }}"
-        yield f"map tickets{family} {{ type {front} . classid : classid; }}"
-        yield f"map ticketed{family} {{ type {front} . classid : {kind} . inet_service; }}"
-        yield f"map spreads{family} {{ type mark : verdict; }}"
         yield f"set vips{family} {{ type {kind}; }}"
+        for side in _SIDES:
+            yield f"map services{side}{family} {{ type {front} : mark; }}"
+            yield f"map backends{side}{family} {{ type {front} . mark : {kind} . inet_service; }}"
+            yield f"map tickets{side}{family} {{ type {front} . classid : classid; }}"
+            yield f"map ticketed{side}{family} {{ type {front} . classid : {kind} . inet_service; }}"
+            yield f"map spreads{side}{family} {{ type mark : verdict; }}"
         for name in (ASKED, ANSWERED):
             yield (
                 f"set {name}{family} {{ type {kind} . {front} . {kind}; "
@@ -73,57 +83,75 @@ def chains() -> dict[str, list[str]]:
         front = _front(word)
         found |= {
             f"call{family}": [
+                # The host itself is served as its pods are.
+                f'iifname "{INSIDE}" {word} saddr != @own{family} meta mark set {front} '
+                f"map @services{OUTSIDE}{family} goto serve{OUTSIDE}{family}",
                 f"meta mark set {front} map @services{family} goto serve{family}",
                 f"{word} daddr @vips{family} goto unserved",
             ],
-            f"serve{family}": [
-                "meta mark 0 goto unserved",
-                f"meta mark vmap @spreads{family}",
-                *_translations(word, "meta mark", f"backends{family}"),
-                "meta mark set 0",  # its backends have just become fewer: the first one is there
-                *_translations(word, "meta mark", f"backends{family}"),
-                "drop",
-            ],
-            f"resume{family}": [*_translations(word, "meta priority", f"ticketed{family}")],
             f"count{family}": [*_counts(family, word)],
         }
+        for side in _SIDES:
+            found |= _serving(word, f"{side}{family}")
     return found
 
 
-def spread_commands(numbers: Iterable[int], *, table: str) -> str:
+def _serving(word: str, end: str) -> dict[str, list[str]]:
+    return {
+        f"serve{end}": [
+            "meta mark 0 goto unserved",
+            f"meta mark vmap @spreads{end}",
+            *_translations(word, "meta mark", f"backends{end}"),
+            "meta mark set 0",  # its backends have just become fewer: the first one is there
+            *_translations(word, "meta mark", f"backends{end}"),
+            "drop",
+        ],
+        f"resume{end}": [*_translations(word, "meta priority", f"ticketed{end}")],
+    }
+
+
+class Spread(NamedTuple):
+    """A number (`spread_number`) in use, and on which side: for pods, or `OUTSIDE`."""
+
+    number: int
+    side: str
+
+
+def spread_commands(spreads: Iterable[Spread], *, table: str) -> str:
     """What makes the chains for some numbers, whatever is there of them."""
     lines: list[str] = []
-    for number in sorted(numbers):
+    for number, side in sorted(spreads):
         backends, affinity = number & (1 << _COUNT_BITS) - 1, number >> _COUNT_BITS
         for family, word in _WORDS.items():
-            name = f"spread{family}_{backends}_{affinity}"
+            end = f"{side}{family}"
+            name = f"spread{end}_{backends}_{affinity}"
             lines += [f"add chain inet {table} {name}", f"flush chain inet {table} {name}"]
             rules = (
-                _remembering(family, word, backends, affinity)
+                _remembering(end, word, backends, affinity)
                 if affinity
                 else [f"meta mark set numgen random mod {backends}"]
             )
             lines += [f"add rule inet {table} {name} {rule}" for rule in rules]
-            lines.append(f"add element inet {table} spreads{family} {{ {number:#x} : jump {name} }}")
+            lines.append(f"add element inet {table} spreads{end} {{ {number:#x} : jump {name} }}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _remembering(family: int, word: str, backends: int, affinity: int) -> list[str]:
+def _remembering(end: str, word: str, backends: int, affinity: int) -> list[str]:
     """A client goes where it went before, if that is still there; else it draws, and is remembered.
 
     Client and front are known by a hash in the mark, as some versions of nft cannot write larger keys. Two that have
     the same one, which is rare, at worst follow each other.
     """
     front = _front(word)
-    remember = f"update @clients {{ meta mark timeout {affinity}s : meta priority }} jump resume{family}"
+    remember = f"update @clients {{ meta mark timeout {affinity}s : meta priority }} jump resume{end}"
     return [
         f"meta mark set jhash {word} saddr . {front} mod {_HASHES} seed {_SEED:#x} offset {_IS_HASH:#x}",
         f"meta priority set meta mark map @clients {remember}",
         "delete @clients { meta mark : meta priority }",  # what is there stays as it is, whatever it is updated to
         f"meta priority set numgen random mod {backends}",
-        f"meta priority set {front} . meta priority map @tickets{family} {remember}",
+        f"meta priority set {front} . meta priority map @tickets{end} {remember}",
         "meta priority set 0",
-        f"meta priority set {front} . meta priority map @tickets{family} {remember}",
+        f"meta priority set {front} . meta priority map @tickets{end} {remember}",
     ]
 
 

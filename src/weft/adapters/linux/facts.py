@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from weft.adapters.linux.entries import Entry
-from weft.adapters.linux.host_entries import ground_route, homeward_route, host_entry, link_neighbours, link_routes
+from weft.adapters.linux.host_entries import (
+    ground_route,
+    homeward_route,
+    host_entries,
+    link_entries,
+    link_neighbours,
+    link_routes,
+)
 from weft.adapters.linux.hosting import INSIDE
 from weft.adapters.linux.judging import OVERLAY_PREFIX
 from weft.adapters.linux.links import LOOPBACK
@@ -21,8 +28,8 @@ from weft.adapters.linux.services import service_entries
 from weft.adapters.linux.voices import voices_of
 from weft.domain.addresses import BITS, Address, parse_address
 from weft.domain.balancing.parts import Backend, Frontend, Vip
-from weft.domain.hosting.parts import Alias, Disguise, Ground, Homeward, HostLink, HostPort
-from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space
+from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, Homeward, HostLink
+from weft.domain.nodeview import Gateway, Part, Peer, Port, Remote
 from weft.domain.policy.parts import Row, Tally, Where, Who
 
 REAPED_GROUP = 87
@@ -96,15 +103,16 @@ def facts_of(parts: Iterable[Part], indexes: Mapping[str, int]) -> Facts:
             case HostLink() if link := indexes.get(INSIDE):
                 routes.update(link_routes(link))
                 neighbours.update(link_neighbours(link))
+                entries.update(link_entries(part))
             case Ground():
                 routes.add(ground_route(part))
             case Homeward() if link := indexes.get(overlay_name(part.vni)):
                 routes.add(homeward_route(part, link=link, via=next_hop(parse_address(part.vtep, field="vtep"))))
-                entries.add(host_entry(part))
-            case Disguise() | Alias():
-                entries.add(host_entry(part))
-            case Space() | Overlay() | Peer() | Remote() | Port() | Shape() | HostLink() | Homeward() | HostPort():
-                pass
+                entries.update(host_entries(part))
+            case Disguise() | Alias() | Door():
+                entries.update(host_entries(part))
+            case _:
+                pass  # devices, and what is the host's own
     return Facts(
         frozenset(addresses), frozenset(routes), frozenset(neighbours), frozenset(forwardings), frozenset(entries)
     )

@@ -11,7 +11,7 @@ from weft.adapters.linux.neighbours import Neighbour
 from weft.adapters.linux.routes import UNREACHABLE, Prefix, Route, Rule
 from weft.adapters.linux.wire import pack_address
 from weft.domain.addresses import BITS, Address
-from weft.domain.hosting.parts import Alias, Disguise, Ground, Homeward
+from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, Homeward, HostLink
 
 HOST_MAC = "ee:ee:ee:ee:ee:e0"
 HOST_HOPS = {4: Address(4, 0xA9FE0102), 6: Address(6, 0xFE80 << 112 | 2)}
@@ -36,6 +36,13 @@ def link_routes(link: int) -> Iterator[Route]:
         yield Route(to=Prefix(Address(family, 0), 0), link=link, via=hop, on_link=True)
 
 
+def link_entries(part: HostLink) -> Iterator[Entry]:
+    """As whom the host speaks, and so whoever came by it and goes on to another node."""
+    for address in part.addresses:
+        yield Entry(f"own{address.family}", Element(key=pack_address(address)))
+        yield _guise("outward", address)
+
+
 def ground_route(part: Ground) -> Route:
     """Whoever is there has a longer prefix; what nobody has leads nowhere."""
     return Route(to=Prefix(Address(part.subnet.family, part.subnet.base), part.subnet.length), kind=UNREACHABLE)
@@ -46,14 +53,20 @@ def homeward_route(part: Homeward, *, link: int, via: Address) -> Route:
     return Route(to=to, link=link, via=via, on_link=True, table=_HOMEWARD_TABLE)
 
 
-def host_entry(part: Homeward | Disguise | Alias) -> Entry:
+def host_entries(part: Homeward | Disguise | Alias | Door) -> Iterator[Entry]:
     """What a part is in the table."""
-    packed = pack_address(part.address)
-    family = part.address.family
     match part:
         case Homeward():
-            return Entry(f"hosts{family}", Element(key=packed))
+            yield Entry(f"hosts{part.address.family}", Element(key=pack_address(part.address)))
         case Disguise():
-            return Entry(f"disguises{family}", Element(key=interface(INSIDE), value=packed))
+            yield _guise("disguises", part.address)
         case Alias():
-            return Entry(f"aliases{family}", Element(key=packed, value=pack_address(part.workload)))
+            value = pack_address(part.workload)
+            yield Entry(f"aliases{part.address.family}", Element(key=pack_address(part.address), value=value))
+        case Door():
+            yield from (_guise("turns", address) for address in part.addresses)
+
+
+def _guise(name: str, address: Address) -> Entry:
+    """As whom something speaks beyond the link."""
+    return Entry(f"{name}{address.family}", Element(key=interface(INSIDE), value=pack_address(address)))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weft.domain.addresses import Subnet
-from weft.domain.hosting.parts import HostPort
+import msgspec
+
+from weft.domain.addresses import Address, Subnet
+from weft.domain.hosting.parts import Audience, Door, HostPort, NodePort, Reach
 from weft.domain.policy.protocols import PORTED, protocol_name
 
 HOST_TABLE = "weft_host"
@@ -21,14 +23,42 @@ _ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
 _WORDS = {4: "ip", 6: "ip6"}
 _LOOPBACKS = {4: "127.0.0.0/8", 6: "::1"}
 _OURS = f'"{HOST_PREFIX}*"'
+_OUTER, _SHARED = "outer", "shared"
+_AUDIENCES: dict[str, Audience] = {_OUTER: "world", _SHARED: "tenants"}
+TURNED = {4: "169.254.1.3", 6: "fd77:6566:7400:3::1"}
+"""Who a workload is to others, or to itself, that it reaches by a port of its own host. Nobody has these addresses."""
 
 
-def host_table(ports: Iterable[HostPort], *, vxlan_port: int, unmasked: Iterable[Subnet] = ()) -> str:
+class HostRules(msgspec.Struct, frozen=True):
+    """What the table depends on. `doors` are those of the tenants of node ports."""
+
+    ports: frozenset[HostPort] = frozenset()
+    node_ports: frozenset[NodePort] = frozenset()
+    doors: frozenset[Door] = frozenset()
+    reaches: frozenset[Reach] = frozenset()
+
+
+def rules_of(parts: Iterable[object]) -> HostRules:
+    """What some parts mean to the table."""
+    listed = list(parts)
+    return HostRules(
+        frozenset(each for each in listed if isinstance(each, HostPort)),
+        frozenset(each for each in listed if isinstance(each, NodePort)),
+        frozenset(each for each in listed if isinstance(each, Door)),
+        frozenset(each for each in listed if isinstance(each, Reach) and each.audience != "host"),
+    )
+
+
+def host_table(rules: HostRules, *, vxlan_port: int, unmasked: Iterable[Subnet] = ()) -> str:
     """The commands that make the table, whatever is there. `unmasked` are targets that see workloads as they are."""
-    listed, excluded = sorted(ports, key=str), list(unmasked)
+    excluded = list(unmasked)
     lines = [f"table inet {HOST_TABLE} {{"]
     for family in (4, 6):
-        lines += _maps([port for port in listed if port.family == family], family)
+        lines += _maps(sorted((port for port in rules.ports if port.family == family), key=str), family)
+        lines += _node_port_map(rules, family)
+        for name, audience in _AUDIENCES.items():
+            found = (each.address for each in rules.reaches if each.audience == audience)
+            lines += _address_set(f"{name}{family}", (each for each in found if each.family == family), family)
     lines += [
         "chain arriving {",
         # Masked as its node, a workload's packet would pass for one out of a tunnel.
@@ -37,14 +67,21 @@ def host_table(ports: Iterable[HostPort], *, vxlan_port: int, unmasked: Iterable
         "}",
         "chain forward {",
         "type filter hook forward priority filter - 10; policy accept;",
-        # Tenants do not meet on the host either, not even by private addresses (H3).
-        f"iifname {_OURS} oifname {_OURS} drop",
         f"oifname {_OURS} ct state established,related accept",
         f"oifname {_OURS} ct status dnat accept",
-        f"oifname {_OURS} drop",  # nobody from outside opens connections to workloads past us
+        *(f"oifname {_OURS} {word} daddr @{_OUTER}{family} accept" for family, word in _WORDS.items()),
+        *(f"iifname {_OURS} oifname {_OURS} {word} daddr @{_SHARED}{family} accept" for family, word in _WORDS.items()),
+        # Nobody else from outside opens connections to workloads past us, and tenants do not meet on the host either,
+        # not even by private addresses (H3).
+        f"oifname {_OURS} drop",
         "}",
         "chain way_out {",
         "type nat hook postrouting priority srcnat; policy accept;",
+        *(
+            f"iifname {_OURS} oifname {_OURS} ct status dnat snat {word} to {TURNED[family]}"
+            for family, word in _WORDS.items()
+        ),
+        f"iifname {_OURS} oifname {_OURS} accept",
         *(f"iifname {_OURS} {_WORDS[each.family]} daddr {each} accept" for each in excluded),
         f"iifname {_OURS} masquerade",
         "}",
@@ -62,6 +99,28 @@ def host_table(ports: Iterable[HostPort], *, vxlan_port: int, unmasked: Iterable
         "}",
     ]
     return f"add table inet {HOST_TABLE}\ndelete table inet {HOST_TABLE}\n" + "\n".join(lines) + "\n"
+
+
+def _address_set(name: str, addresses: Iterable[Address], family: int) -> Iterator[str]:
+    yield f"set {name} {{"
+    yield f"type {_ADDRESS_TYPES[family]}"
+    if texts := sorted({str(address) for address in addresses}):
+        yield f"elements = {{ {', '.join(texts)} }}"
+    yield "}"
+
+
+def _node_port_map(rules: HostRules, family: int) -> Iterator[str]:
+    doors = {door.tenant: address for door in rules.doors for address in door.addresses if address.family == family}
+    leading = {}
+    for port in sorted(rules.node_ports, key=lambda each: each.tenant, reverse=True):
+        if door := doors.get(port.tenant):
+            leading[port.protocol, port.port] = door  # the first tenant has one that several ask for
+    yield f"map node_ports{family} {{"
+    yield f"type inet_proto . inet_service : {_ADDRESS_TYPES[family]}"
+    if leading:
+        texts = (f"{protocol} . {port} : {door}" for (protocol, port), door in sorted(leading.items()))
+        yield f"elements = {{ {', '.join(texts)} }}"
+    yield "}"
 
 
 def _maps(ports: list[HostPort], family: int) -> Iterator[str]:
@@ -83,7 +142,7 @@ def _element(port: HostPort) -> str:
 
 
 def _lookups() -> Iterator[str]:
-    """Ports of one address first. Connections over loopback never leave the host, so they are not translated."""
+    """Ports of one address first, node ports last. Connections over loopback stay on the host, untranslated."""
     for family, word in _WORDS.items():
         yield f"{word} daddr {_LOOPBACKS[family]} return"
         for name, lead in (("ports_at", f"{word} daddr . "), ("ports", "")):
@@ -93,6 +152,7 @@ def _lookups() -> Iterator[str]:
                     f"meta nfproto ipv{family} meta l4proto {protocol_name(number)} "
                     f"dnat {word} to {lead}meta l4proto . th dport map @{name}{family}"
                 )
+        yield f"meta nfproto ipv{family} dnat {word} to meta l4proto . th dport map @node_ports{family}"
 
 
 def passing_rules(family: str, table: str, chain: str) -> str:

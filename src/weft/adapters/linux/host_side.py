@@ -7,6 +7,7 @@ of others that would drop our packets. When the last tenant has gone nothing is 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 
@@ -14,7 +15,15 @@ from weft.adapters.linux.conntrack import forget_each, read_connections
 from weft.adapters.linux.elements import INET, SetName, has_set, read_generation
 from weft.adapters.linux.facts import NODE_V4, NODE_V6, PORT_MAC
 from weft.adapters.linux.host_entries import HOST_MAC
-from weft.adapters.linux.host_rules import COMMENT, HOST_PREFIX, HOST_TABLE, host_table, passing_rules
+from weft.adapters.linux.host_rules import (
+    COMMENT,
+    HOST_PREFIX,
+    HOST_TABLE,
+    HostRules,
+    host_table,
+    passing_rules,
+    rules_of,
+)
 from weft.adapters.linux.hosting import INSIDE
 from weft.adapters.linux.links import (
     Device,
@@ -40,7 +49,7 @@ from weft.adapters.linux.routes import (
 )
 from weft.adapters.linux.space import TenantSpace
 from weft.domain.addresses import BITS, Address, Subnet
-from weft.domain.hosting.parts import Alias, Disguise, Ground, HostLink, HostPort
+from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, HostLink, HostPort, NodePort, Reach, is_hosts
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Part
 
@@ -70,7 +79,9 @@ class HostSide:
         self._nftables = open_nftables(namespace)
         self._vxlan_port = vxlan_port
         self._unmasked = unmasked
-        self._told: set[Part] = set()
+        self._told: defaultdict[TenantName, set[Part]] = defaultdict(set)
+        self._ruling: set[Part] = set()
+        """Those of them that the table depends on: services have very many others."""
         self._generation = 0
         self._has_v6 = namespace.run(_has_v6)
 
@@ -116,19 +127,36 @@ class HostSide:
 
     def change(self, *, drop: Iterable[Part], put: Iterable[Part]) -> None:
         """Routes, table and rules for what was told so far, less some parts and with others. Links are there."""
-        before, self._told = self._told, (self._told - set(drop)) | {each for each in put if _is_hosts(each)}
-        if before == self._told:
+        gone, new = ({each for each in parts if is_hosts(each)} for parts in (drop, put))
+        gone, new = gone - new, {each for each in new if each not in self._told[each.tenant]}
+        if not gone and not new:
             return
-        wanted, former = self._routes(self._told), self._routes(before)
+        joined = {each.tenant for each in gone | new if isinstance(each, HostLink)}  # all of theirs may change
+        links = {each for each in self._ruling if isinstance(each, HostLink)}
+        former = self._routes(gone.union(*(self._told[tenant] for tenant in joined)), links)
+        self._tell(drop=gone, put=new)
+        wanted = self._routes(new.union(*(self._told[tenant] for tenant in joined)), (links - gone) | new)
         self._netlink.send_batch([*map(drop_route, former - wanted), *map(put_route, wanted - former)])
-        if _rules_of(before) != _rules_of(self._told):
+        if any(map(_rules, gone | new)):
             self._write_rules()
-            self._forget(_ports_of(before) ^ _ports_of(self._told))
+            self._forget(rules_of(gone | new))
+
+    def _tell(self, *, drop: Iterable[Part], put: Iterable[Part]) -> None:
+        for part in drop:
+            self._told[part.tenant].discard(part)
+            self._ruling.discard(part)
+        for part in put:
+            self._told[part.tenant].add(part)
+            if _rules(part):
+                self._ruling.add(part)
 
     def converge(self, wanted: Set[Part]) -> list[str]:
         """Mend what differs, links apart, and remove links that are nobody's; what was mended."""
-        self._told = {each for each in wanted if _is_hosts(each)}
-        names = {host_link_name(each.tenant) for each in self._told if isinstance(each, HostLink)}
+        self._told.clear()
+        self._ruling.clear()
+        self._tell(drop=(), put=filter(is_hosts, wanted))
+        links = {each for each in wanted if isinstance(each, HostLink)}
+        names = {host_link_name(each.tenant) for each in links}
         mended: list[str] = []
         indexes = self._indexes()
         for name in indexes.keys() - names:
@@ -136,7 +164,7 @@ class HostSide:
             self._netlink.send_batch([delete_link(indexes[name])])
         ours = {indexes[name] for name in indexes.keys() & names}
         there = frozenset(route for route in read_routes(self._netlink) if route.link in ours)
-        routes = self._routes(self._told)
+        routes = self._routes((each for parts in self._told.values() for each in parts), links)
         self._netlink.send_batch([*map(drop_route, there - routes), *map(put_route, routes - there)])
         mended += [f"added route {each}" for each in routes - there]
         mended += [f"removed route {each}" for each in there - routes]
@@ -148,15 +176,18 @@ class HostSide:
         """Whether others have taken our table away, as when a firewall is set up anew."""
         generation = read_generation(self._netfilter)
         changed, self._generation = generation != self._generation, generation
-        return changed and any(isinstance(each, HostLink) for each in self._told) and not self._has_table()
+        return changed and self._has_links() and not self._has_table()
+
+    def _has_links(self) -> bool:
+        return any(isinstance(each, HostLink) for each in self._ruling)
 
     def _write_rules(self) -> list[str]:
         """The table and what stands beside it, while there is a tenant; nothing of it else. What others must know."""
-        if not any(isinstance(each, HostLink) for each in self._told):
+        if not self._has_links():
             self._run(f"delete table inet {HOST_TABLE}\n" if self._has_table() else "", *self._passing(keep=False))
             return []
         changed = self._forward()
-        self._nftables.run(host_table(_ports_of(self._told), vxlan_port=self._vxlan_port, unmasked=self._unmasked))
+        self._nftables.run(host_table(rules_of(self._ruling), vxlan_port=self._vxlan_port, unmasked=self._unmasked))
         passing = [*self._passing(keep=True)]
         self._run(*passing)
         return changed + ["let workloads pass a chain that drops what it does not know" for _ in passing]
@@ -165,14 +196,18 @@ class HostSide:
         if joined := "".join(commands):
             self._nftables.run(joined)
 
-    def _forget(self, ports: Set[HostPort]) -> None:
-        """Forget the connections of ports that lead elsewhere now, or nowhere: those of UDP would never end."""
-        for family in {port.family for port in ports}:
-            places = {(port.protocol, port.port) for port in ports if port.family == family}
+    def _forget(self, rules: HostRules) -> None:
+        """Forget the connections of what leads elsewhere now, or nowhere: those of UDP would never end."""
+        ports = {(each.family, each.protocol, each.port) for each in rules.ports}
+        ports |= {(family, each.protocol, each.port) for each in rules.node_ports for family in (4, 6)}
+        addresses = {each.address for each in rules.reaches}
+        families = {family for family, _, _ in ports} | {address.family for address in addresses}
+        for family in families:
             stale = (
                 each
                 for each in read_connections(self._netfilter, family=family)
-                if (each.original.protocol, each.original.destination_port) in places
+                if (family, each.original.protocol, each.original.destination_port) in ports
+                or each.original.destination in addresses
             )
             forget_each(self._netfilter, stale, family=family)
 
@@ -207,43 +242,41 @@ class HostSide:
         """Our ends of links, by name."""
         return {link.name: link.index for link in read_links(self._netlink) if link.name.startswith(HOST_PREFIX)}
 
-    def _routes(self, parts: Iterable[Part]) -> frozenset[Route]:
-        listed = list(parts)
+    def _routes(self, parts: Iterable[Part], links: Iterable[Part]) -> frozenset[Route]:
+        """The ways to what some parts name, by the links that are there."""
         indexes = self._indexes()
-        own = {each.tenant: {address.family: address for address in each.addresses} for each in listed
+        own = {each.tenant: {address.family: address for address in each.addresses} for each in links
                if isinstance(each, HostLink)}  # fmt: skip
         found: set[Route] = set()
-        for part in listed:
-            match part:
-                case Ground(routed=True):
-                    to = Prefix(Address(part.subnet.family, part.subnet.base), part.subnet.length)
-                case Disguise() | Alias():
-                    to = _whole(part.address)
-                case _:
-                    continue
-            family, link = to.address.family, indexes.get(host_link_name(part.tenant), 0)
-            source = own.get(part.tenant, {}).get(family)
-            if link and self._speaks(family):
-                hop = _SPACE_HOPS[family]
-                found.add(Route(to=to, link=link, via=hop, on_link=True, source=source, metric=_METRIC))
+        for part in parts:
+            link = indexes.get(host_link_name(part.tenant), 0)
+            for to in _targets(part) if link else ():
+                family = to.address.family
+                if self._speaks(family):
+                    source, hop = own.get(part.tenant, {}).get(family), _SPACE_HOPS[family]
+                    found.add(Route(to=to, link=link, via=hop, on_link=True, source=source, metric=_METRIC))
         return frozenset(found)
 
     def _speaks(self, family: int) -> bool:
         return family == 4 or self._has_v6
 
 
-def _is_hosts(part: Part) -> bool:
-    return isinstance(part, HostLink | Ground | Disguise | Alias | HostPort)
+def _rules(part: Part) -> bool:
+    """Whether the table and its surroundings depend on a part."""
+    if isinstance(part, Reach):
+        return part.audience != "host"
+    return isinstance(part, HostLink | HostPort | NodePort | Door)
 
 
-def _rules_of(parts: Iterable[Part]) -> frozenset[Part | bool]:
-    """What the table and its surroundings depend on."""
-    listed = list(parts)
-    return _ports_of(listed) | {any(isinstance(each, HostLink) for each in listed)}
-
-
-def _ports_of(parts: Iterable[Part]) -> frozenset[HostPort]:
-    return frozenset(each for each in parts if isinstance(each, HostPort))
+def _targets(part: Part) -> Iterator[Prefix]:
+    """To what the host has a way because of a part."""
+    match part:
+        case Ground(routed=True):
+            yield Prefix(Address(part.subnet.family, part.subnet.base), part.subnet.length)
+        case Disguise() | Alias() | Reach():
+            yield _whole(part.address)
+        case Door():
+            yield from map(_whole, part.addresses)
 
 
 def _whole(address: Address) -> Prefix:

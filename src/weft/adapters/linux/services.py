@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 
-from weft.adapters.linux.balancing import ANSWERED, ASKED, spread_number
+from weft.adapters.linux.balancing import ANSWERED, ASKED, OUTSIDE, Spread, spread_number
 from weft.adapters.linux.conntrack import (
     Connection,
     Direction,
@@ -26,7 +26,8 @@ from weft.ports.datapath import ServiceUse
 
 _PROTOCOL_AND_PORT = struct.Struct(">B3xH2x")  # fields of a key, each filled up to four bytes
 _PORT = struct.Struct(">H2x")
-_SERVICES = ("services4", "services6")
+_SERVICES = {f"services{side}{family}": side for side in ("", OUTSIDE) for family in (4, 6)}
+"""Which side each map of services is for."""
 _MAPS = ("services", "backends", "ticketed")
 _NOTHING = Count(0, 0)
 _FAMILIES = {4: 4, 16: 6}
@@ -38,31 +39,37 @@ def service_entries(part: ServicePart) -> tuple[Entry, ...]:
     """What a part consists of. No two parts that may be there together have an entry in common."""
     match part:
         case Backend():
-            family, front = part.front.address.family, _front_key(part.front)
+            end, front = _end(part.front), _front_key(part.front)
             lot, target = front + mark(part.number), pack_address(part.address) + _PORT.pack(part.port)
             if not part.ticket:
-                return (Entry(f"backends{family}", Element(key=lot, value=target)),)
+                return (Entry(f"backends{end}", Element(key=lot, value=target)),)
             ticket = mark(part.ticket)
             return (
-                Entry(f"tickets{family}", Element(key=lot, value=ticket)),
-                Entry(f"ticketed{family}", Element(key=front + ticket, value=target)),
+                Entry(f"tickets{end}", Element(key=lot, value=ticket)),
+                Entry(f"ticketed{end}", Element(key=front + ticket, value=target)),
             )
         case Frontend():
             number = spread_number(part.backends, part.affinity if part.backends else 0)
-            name = f"services{part.front.address.family}"
+            name = f"services{_end(part.front)}"
             return (Entry(name, Element(key=_front_key(part.front), value=mark(number))),)
         case Vip():
             return (Entry(f"vips{part.address.family}", Element(key=pack_address(part.address))),)
+
+
+def _end(front: Front) -> str:
+    """How the names of the maps end in which a front is."""
+    return f"{OUTSIDE if front.outside else ''}{front.address.family}"
 
 
 def _front_key(front: Front) -> bytes:
     return pack_address(front.address) + _PROTOCOL_AND_PORT.pack(front.protocol, front.port)
 
 
-def spreads_of(entries: Iterable[Entry]) -> set[int]:
+def spreads_of(entries: Iterable[Entry]) -> set[Spread]:
     """The numbers for which there must be a chain when these entries are there."""
-    found = {to_number(entry.element.value) for entry in entries if entry.name in _SERVICES}
-    return found - {0}
+    fronts = (entry for entry in entries if entry.name in _SERVICES)
+    found = {Spread(to_number(entry.element.value), _SERVICES[entry.name]) for entry in fronts}
+    return {spread for spread in found if spread.number}
 
 
 def forget_stale(netlink: NetlinkSocket, *, dropped: Sequence[object], put: Sequence[object]) -> None:
@@ -108,11 +115,17 @@ def _front_of(entry: Entry) -> Front:
 
 
 def _translated(parts: Iterable[object]) -> set[tuple[Front, Address]]:
-    return {(part.front, part.address) for part in parts if isinstance(part, Backend) and part.front.protocol == UDP}
+    backends = (part for part in parts if isinstance(part, Backend) and part.front.protocol == UDP)
+    return {(_as_seen(part.front), part.address) for part in backends}
 
 
 def _fronts(parts: Iterable[object]) -> set[Front]:
-    return {part.front for part in parts if isinstance(part, Frontend) and part.front.protocol == UDP}
+    return {_as_seen(part.front) for part in parts if isinstance(part, Frontend) and part.front.protocol == UDP}
+
+
+def _as_seen(front: Front) -> Front:
+    """A front as connections name it, which do not tell by which side they came."""
+    return front._replace(outside=False)
 
 
 def _pattern(front: Front, answers: Address) -> Pattern:

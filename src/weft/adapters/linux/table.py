@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Sequence, Set
 
-from weft.adapters.linux.balancing import SERVICE_SETS, spread_commands
+from weft.adapters.linux.balancing import SERVICE_SETS, Spread, spread_commands
 from weft.adapters.linux.elements import apply_changes, has_set, read_generation
 from weft.adapters.linux.entries import Entry, drop_entries, put_entries, read_entries, set_named
 from weft.adapters.linux.hosting import HOST_SETS
@@ -32,7 +32,7 @@ class Table:
         self.settle()
         # Each of our stamps comes with a generation at least, so a later process begins beyond all of them.
         self._stamped = self._generation
-        self._spreads: set[int] = set()
+        self._spreads: set[Spread] = set()
 
     def prepare(self) -> bool:
         """Chains and rules as they should be, in one transaction; whether entries and counts have stayed.

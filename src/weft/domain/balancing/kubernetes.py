@@ -1,15 +1,14 @@
 """Kubernetes' Service and its EndpointSlices -> the same fronts and pools as Contiv's services.
 
-Two views of one service: pods ask at its own addresses, and at the outer ones too; the host is asked at outer addresses
-and node ports. Outer addresses count only inside the ranges that the cluster's owner allows, so that no service takes
-an address that is not its own (CVE-2020-8554).
+Two views of one service: pods ask at its own addresses, and at the outer ones too; others ask at outer addresses and
+node ports, and come by the host. At which outer addresses a service may be asked is for `outer` to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weft.domain.addresses import Address, Range, parse_address
+from weft.domain.addresses import Address, parse_address
 from weft.domain.balancing.kube_objects import (
     HEADLESS,
     AffinityConfig,
@@ -24,26 +23,54 @@ from weft.domain.policy.protocols import protocol_number
 
 
 def pools_for_pods(
-    service: Service, slices: Iterable[EndpointSlice], *, node: str, allowed: Iterable[Range]
+    service: Service, slices: Iterable[EndpointSlice], *, node: str, outer: Iterable[Address]
 ) -> dict[Front, Pool]:
     """Where pods of a node ask. To pods, an outer address is as good as one of the cluster: it has all backends."""
     listed, own_only = tuple(slices), service.spec.internal_traffic_policy == "Local"
-    pools = _pools(service, listed, _own_addresses(service), node=node if own_only else "")
-    return pools | _pools(service, listed, _outer_addresses(service, allowed), node="")
+    pools = _pools(service, listed, own_addresses(service), node=node if own_only else "")
+    return pools | _pools(service, listed, outer, node="")
 
 
-def pools_for_host(
+def pools_for_outside(
     service: Service,
     slices: Iterable[EndpointSlice],
     *,
     node: str,
-    addresses: Iterable[Address],
-    allowed: Iterable[Range],
+    outer: Iterable[Address],
+    doors: Iterable[Address],
 ) -> dict[Front, Pool]:
-    """Where a node is asked from outside: at outer addresses, and at the node ports of its own addresses."""
-    listed, place = tuple(slices), node if service.spec.external_traffic_policy == "Local" else ""
-    pools = _pools(service, listed, _outer_addresses(service, allowed), node=place)
-    return pools | _pools(service, listed, addresses, node=place, at_node_ports=True)
+    """Where others ask by the host: at the doors for node ports, and at outer addresses where that is a difference."""
+    listed, own_only = tuple(slices), service.spec.external_traffic_policy == "Local"
+    place = node if own_only else ""
+    pools = _pools(service, listed, doors, node=place, at_node_ports=True)
+    if own_only:
+        apart = _pools(service, listed, outer, node=place)
+        pools |= {front._replace(outside=True): pool for front, pool in apart.items()}
+    return pools
+
+
+def own_addresses(service: Service) -> list[Address]:
+    """Those that the cluster has given to the service; `Invalid` when one is none."""
+    texts = service.spec.cluster_ips
+    return [parse_address(text, field="spec.clusterIPs") for text in texts if text and text != HEADLESS]
+
+
+def wanted_addresses(service: Service) -> list[Address]:
+    """The outer ones that the service asks for, or was given by a load balancer; `Invalid` when one is none."""
+    given = (ingress.ip for ingress in service.status.load_balancer.ingress)
+    texts = [*service.spec.external_ips, *given]
+    return [parse_address(text, field="spec.externalIPs") for text in texts if text]
+
+
+def node_ports(service: Service) -> Iterator[tuple[int, int]]:
+    """Protocol and number of each."""
+    return ((protocol_number(port.protocol), port.node_port) for port in service.spec.ports if port.node_port)
+
+
+def is_outward(service: Service) -> bool:
+    """Whether it asks to be reached from outside the cluster."""
+    spec = service.spec
+    return bool(spec.external_ips or service.status.load_balancer.ingress) or any(node_ports(service))
 
 
 def _pools(
@@ -96,16 +123,3 @@ def _affinity(service: Service) -> int:
         return 0
     config = service.spec.session_affinity_config or AffinityConfig()
     return config.client_ip.timeout_seconds
-
-
-def _own_addresses(service: Service) -> list[Address]:
-    texts = service.spec.cluster_ips
-    return [parse_address(text, field="spec.clusterIPs") for text in texts if text and text != HEADLESS]
-
-
-def _outer_addresses(service: Service, allowed: Iterable[Range]) -> list[Address]:
-    given = (ingress.ip for ingress in service.status.load_balancer.ingress)
-    texts = [*service.spec.external_ips, *given]
-    found = [parse_address(text, field="spec.externalIPs") for text in texts if text]
-    ranges = tuple(allowed)
-    return [address for address in found if any(each.holds(address) for each in ranges)]

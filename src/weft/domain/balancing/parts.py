@@ -17,14 +17,16 @@ from weft.domain.policy.protocols import protocol_name
 
 
 class Front(NamedTuple):
-    """Where a service is asked."""
+    """Where a service is asked. One that is asked `outside` counts before the other for what comes by the host."""
 
     address: Address
     protocol: int
     port: int
+    outside: bool = False
 
     def __str__(self) -> str:
-        return f"{protocol_name(self.protocol)} {self.port} of {self.address}"
+        where = " from outside" if self.outside else ""
+        return f"{protocol_name(self.protocol)} {self.port} of {self.address}{where}"
 
 
 class Backend(msgspec.Struct, frozen=True, cache_hash=True, gc=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.domain import kinds, model
+from weft.domain.addresses import Range, parse_prefix_or_range
 from weft.domain.commits import Delete, Write
 from weft.domain.errors import Conflict
 from weft.domain.ids import DEFAULT_TENANT
@@ -16,8 +17,26 @@ _MEMBERS: tuple[Kind[Any], ...] = (
 )  # fmt: skip
 
 
-def put_tenant(_: Reading, wanted: model.Tenant, present: model.Tenant | None) -> list[Write]:
+def put_tenant(reading: Reading, wanted: model.Tenant, present: model.Tenant | None) -> list[Write]:
+    """External ranges are one tenant's alone, so that nobody takes a neighbour's address (CVE-2026-53935)."""
+    if wanted.external_ranges:
+        _refuse_shared_ranges(reading, wanted)
     return [] if wanted == present else [put(kinds.TENANT, wanted)]
+
+
+def _refuse_shared_ranges(reading: Reading, wanted: model.Tenant) -> None:
+    for other in reading.all(kinds.TENANT):
+        for theirs in other.external_ranges if other.name != wanted.name else ():
+            for ours in wanted.external_ranges:
+                if _range(ours).overlaps(_range(theirs)):
+                    raise Conflict(
+                        f"externalRanges {ours} overlaps {theirs} of tenant {other.name!r}: choose another range",
+                        field="externalRanges",
+                    )
+
+
+def _range(text: str) -> Range:
+    return parse_prefix_or_range(text, field="externalRanges")
 
 
 def delete_tenant(reading: Reading, present: model.Tenant) -> list[Write]:

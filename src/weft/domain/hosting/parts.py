@@ -8,6 +8,8 @@ tenant's disguise.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from weft.domain.addresses import Address, Subnet
@@ -87,4 +89,48 @@ class HostPort(msgspec.Struct, frozen=True, gc=False):
         return f"{protocol_name(self.protocol)} {self.port} of {where} to {self.target} port {self.target_port}"
 
 
-HostPart = HostLink | Ground | Homeward | Disguise | Alias | HostPort
+class Door(msgspec.Struct, frozen=True, gc=False):
+    """Private addresses of a tenant, one of a family at most, behind which its services are asked at node ports.
+
+    What comes by the host and goes back to it, because a host answers for a service, speaks as its door.
+    """
+
+    tenant: TenantName
+    addresses: tuple[Address, ...]
+
+    def __str__(self) -> str:
+        return f"door of tenant {self.tenant}"
+
+
+class NodePort(msgspec.Struct, frozen=True, gc=False):
+    """A port of the host that is asked at the same number of the tenant's door."""
+
+    tenant: TenantName
+    protocol: int
+    port: int
+
+    def __str__(self) -> str:
+        return f"node port {protocol_name(self.protocol)} {self.port}"
+
+
+Audience = Literal["host", "tenants", "world"]
+"""Who gets to an address: the host alone, tenants of this node too, or everybody."""
+
+
+class Reach(msgspec.Struct, frozen=True, gc=False):
+    """An address of a tenant's services, to which the host has a route."""
+
+    tenant: TenantName
+    address: Address
+    audience: Audience
+
+    def __str__(self) -> str:
+        return f"way of the {self.audience} to {self.address}"
+
+
+HostPart = HostLink | Ground | Homeward | Disguise | Alias | HostPort | Door | NodePort | Reach
+
+
+def is_hosts(part: object) -> bool:
+    """Whether a part is something of the host's own, and does not go with the tenant's space."""
+    return isinstance(part, HostLink | Ground | Disguise | Alias | HostPort | Door | NodePort | Reach)

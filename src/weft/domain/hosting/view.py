@@ -10,6 +10,7 @@ import msgspec
 from weft.domain import ipam, kinds, model
 from weft.domain.addresses import Address, Range, Subnet, parse_address, parse_subnet_v4
 from weft.domain.cluster import Cluster
+from weft.domain.hosting.doors import FIRST_DOOR
 from weft.domain.hosting.parts import Alias, Disguise, Ground, Homeward, HostLink, HostPart, HostPort
 from weft.domain.ids import EndpointKey, NodeName, TenantName
 from weft.domain.nodeview import is_used
@@ -17,7 +18,7 @@ from weft.domain.nodeview import is_used
 _HOSTS_V6 = 0xFD77_6566_7400_0000 << 64
 """fd77:6566:7400::a.b.c.d is the host whose tunnels end at a.b.c.d."""
 _PRIVATE_V6 = 0xFD77_6566_7400_0001 << 64
-_PRIVATE_NUMBERS = 1 << 16
+_PRIVATE_NUMBERS = FIRST_DOOR
 """How many private v4 addresses there are; the first and the last are given to nobody."""
 
 _Named = TenantName | EndpointKey

@@ -7,7 +7,15 @@ import itertools
 import pytest
 
 from weft.adapters.linux import judging
-from weft.adapters.linux.balancing import SERVICE_SETS, chains, declarations, spread_commands, spread_number
+from weft.adapters.linux.balancing import (
+    OUTSIDE,
+    SERVICE_SETS,
+    Spread,
+    chains,
+    declarations,
+    spread_commands,
+    spread_number,
+)
 from weft.adapters.linux.elements import Element, key, mark, port, protocol
 from weft.adapters.linux.entries import Entry
 from weft.adapters.linux.services import service_entries, spreads_of
@@ -48,13 +56,14 @@ def test_a_backend_with_a_ticket_is_found_by_that(family: int) -> None:
     }
 
 
+@pytest.mark.parametrize("side", ["", OUTSIDE])
 @FAMILIES
-def test_a_front_says_how_its_connections_are_spread(family: int) -> None:
-    front = Front(VIPS[family], TCP, 80)
+def test_a_front_says_how_its_connections_are_spread(family: int, side: str) -> None:
+    front = Front(VIPS[family], TCP, 80, outside=bool(side))
     for backends, affinity, number in ((3, 0, 3), (3, 60, 60 << 12 | 3), (0, 60, 0)):
         entries = set(service_entries(Frontend(BLUE, front, backends, affinity)))
-        assert entries == {Entry(f"services{family}", Element(key=front_key(family), value=mark(number)))}
-        assert spreads_of(entries) == {number} - {0}
+        assert entries == {Entry(f"services{side}{family}", Element(key=front_key(family), value=mark(number)))}
+        assert spreads_of(entries) == ({Spread(number, side)} if number else set())
 
 
 def test_no_two_ways_to_spread_have_one_number() -> None:
@@ -70,6 +79,7 @@ def test_no_two_ways_to_spread_have_one_number() -> None:
         Frontend(BLUE, Front(VIPS[6], TCP, 80), 1),
         Backend(BLUE, Front(VIPS[4], TCP, 80), 0, PODS[4], 8080),
         Backend(BLUE, Front(VIPS[6], TCP, 80), 0, PODS[6], 8080, 5),
+        Backend(BLUE, Front(VIPS[6], TCP, 80, outside=True), 0, PODS[6], 8080, 5),
     ],
 )
 def test_every_set_is_declared_and_read_back(part: ServicePart) -> None:
@@ -80,7 +90,7 @@ def test_every_set_is_declared_and_read_back(part: ServicePart) -> None:
 
 def test_every_chain_that_is_gone_to_is_there() -> None:
     made = chains()
-    spreads = spread_commands([1, spread_number(2, 60)], table="weft")
+    spreads = spread_commands([Spread(1, ""), Spread(spread_number(2, 60), OUTSIDE)], table="weft")
     words = " ; ".join([rule for rules in made.values() for rule in rules] + spreads.splitlines()).split()
     targets = {after for verb, after in itertools.pairwise(words) if verb in ("goto", "jump")}
     declared = {after for verb, after in itertools.pairwise(spreads.split()) if verb == "weft"}

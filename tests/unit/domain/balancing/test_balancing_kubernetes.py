@@ -7,16 +7,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from weft.domain.addresses import Address, Range, parse_address
+from weft.domain.addresses import Address, parse_address
 from weft.domain.balancing.kube_objects import EndpointSlice, Service
-from weft.domain.balancing.kubernetes import pools_for_host, pools_for_pods
+from weft.domain.balancing.kubernetes import (
+    is_outward,
+    node_ports,
+    pools_for_outside,
+    pools_for_pods,
+    wanted_addresses,
+)
 from weft.domain.balancing.parts import Front
 from weft.domain.balancing.table import Pool
 from weft.domain.errors import Invalid
 from weft.domain.policy.protocols import SCTP, TCP, UDP
 
-OUTER = Range(4, 0xC6336400, 0xC63364FF)  # 198.51.100.0/24
-NODE_ADDRESS = parse_address("192.0.2.1", field="node")
+OUTER = parse_address("198.51.100.7", field="outer")
+DOOR = parse_address("172.19.255.1", field="door")
 
 
 def at(text: str) -> Address:
@@ -50,35 +56,31 @@ def one_slice(*endpoints: dict[str, Any], family: int = 4, **port: Any) -> dict[
 
 def for_pods(document: dict[str, Any], *slices: dict[str, Any], node: str = "one") -> dict[Front, Pool]:
     parsed = msgspec.convert(document, Service)
-    return pools_for_pods(parsed, [msgspec.convert(each, EndpointSlice) for each in slices], node=node, allowed=[OUTER])
+    return pools_for_pods(parsed, [msgspec.convert(each, EndpointSlice) for each in slices], node=node, outer=[OUTER])
 
 
-def for_host(document: dict[str, Any], *slices: dict[str, Any], allowed: tuple[Range, ...] = ()) -> dict[Front, Pool]:
-    return pools_for_host(
-        msgspec.convert(document, Service),
-        [msgspec.convert(each, EndpointSlice) for each in slices],
-        node="one",
-        addresses=[NODE_ADDRESS],
-        allowed=allowed,
-    )
+def for_outside(document: dict[str, Any], *slices: dict[str, Any]) -> dict[Front, Pool]:
+    parsed = [msgspec.convert(each, EndpointSlice) for each in slices]
+    service = msgspec.convert(document, Service)
+    return pools_for_outside(service, parsed, node="one", outer=[OUTER], doors=[DOOR])
 
 
 def targets(pool: Pool) -> list[str]:
     return [f"{target.address}:{target.port}" for target in pool.targets]
 
 
-def test_pods_ask_at_the_cluster_address_and_at_allowed_outer_ones() -> None:
-    document = service(externalIPs=["203.0.113.9", "198.51.100.8"])
-    pools = for_pods(document, one_slice(pod("10.1.0.1"), pod("10.1.0.2", "two")), one_slice(pod("10.1.0.3")))
-    assert {front.address for front in pools} == {at("10.96.0.10"), at("198.51.100.8"), at("198.51.100.7")}
+def test_pods_ask_at_the_cluster_address_and_at_outer_ones() -> None:
+    pools = for_pods(service(), one_slice(pod("10.1.0.1"), pod("10.1.0.2", "two")), one_slice(pod("10.1.0.3")))
+    assert {front.address for front in pools} == {at("10.96.0.10"), OUTER}
     assert all(targets(pool) == ["10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"] for pool in pools.values())
 
 
-def test_cve_2020_8554_outer_addresses_count_only_where_they_are_allowed() -> None:
-    document = service(externalIPs=["10.96.0.1", "192.0.2.1", "203.0.113.9"])
-    parsed = msgspec.convert(document, Service)
-    assert pools_for_pods(parsed, [], node="one", allowed=[]).keys() == {Front(at("10.96.0.10"), TCP, 80)}
-    assert for_host(document).keys() == {Front(NODE_ADDRESS, TCP, 30080)}
+def test_what_a_service_asks_for_outside() -> None:
+    wanting = msgspec.convert(service(externalIPs=["203.0.113.9"]), Service)
+    assert wanted_addresses(wanting) == [at("203.0.113.9"), OUTER]
+    assert list(node_ports(wanting)) == [(TCP, 30080)]
+    assert is_outward(wanting)
+    assert not is_outward(msgspec.convert({**service(ports=[{"port": 80}]), "status": {}}, Service))
 
 
 @pytest.mark.parametrize(
@@ -110,9 +112,17 @@ def test_local_traffic_stays_on_the_node() -> None:
     assert targets(inside[own]) == ["10.1.0.1:8080"]
     assert len(inside[outer].targets) == 2
     assert for_pods(service(internalTrafficPolicy="Local"), slices, node="three")[own].targets == ()
-    outside = for_host(service(externalTrafficPolicy="Local"), slices, allowed=(OUTER,))
-    assert outside.keys() == {outer, Front(NODE_ADDRESS, TCP, 30080)}
+    outside = for_outside(service(externalTrafficPolicy="Local"), slices)
+    assert outside.keys() == {outer._replace(outside=True), Front(DOOR, TCP, 30080)}
     assert all(targets(pool) == ["10.1.0.1:8080"] for pool in outside.values())
+
+
+def test_who_comes_by_the_host_is_served_as_pods_are_unless_traffic_is_local() -> None:
+    slices = one_slice(pod("10.1.0.1", "one"), pod("10.1.0.2", "two"))
+    outside = for_outside(service(), slices)
+    assert {front: targets(pool) for front, pool in outside.items()} == {
+        Front(DOOR, TCP, 30080): ["10.1.0.1:8080", "10.1.0.2:8080"]
+    }
 
 
 def test_affinity_is_three_hours_unless_it_is_said() -> None:
@@ -145,8 +155,7 @@ def test_both_families_and_several_ports() -> None:
 
 @pytest.mark.parametrize("addresses", [["None"], [], [""]])
 def test_a_headless_service_has_no_front(addresses: list[str]) -> None:
-    document = {**service(clusterIPs=addresses), "status": {}}
-    assert for_pods(document, one_slice(pod("10.1.0.1"))) == {}
+    assert for_pods(service(clusterIPs=addresses), one_slice(pod("10.1.0.1"))).keys() == {Front(OUTER, TCP, 80)}
 
 
 def test_a_slice_may_be_empty_in_every_way() -> None:

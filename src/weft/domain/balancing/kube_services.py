@@ -1,0 +1,139 @@
+"""Kubernetes' services of one tenant with their slices, kept as documents come and go, and what follows from each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from weft.domain.addresses import Address
+from weft.domain.balancing.kube_objects import EndpointSlice, KubeService, KubeSlice
+from weft.domain.balancing.kubernetes import (
+    node_ports,
+    own_addresses,
+    pools_for_outside,
+    pools_for_pods,
+    wanted_addresses,
+)
+from weft.domain.balancing.outer import OuterRules
+from weft.domain.balancing.parts import Front
+from weft.domain.balancing.table import Pool
+from weft.domain.errors import Invalid
+from weft.domain.hosting.parts import HostPart, NodePort, Reach
+from weft.domain.ids import NodeName
+from weft.domain.validation import check
+
+
+class ServiceKey(NamedTuple):
+    """A service of Kubernetes in its tenant. As text it is never the name of another kind of service."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """What a tenant's services depend on beside themselves."""
+
+    rules: OuterRules = OuterRules()
+    doors: tuple[Address, ...] = ()
+
+
+class KubeView(msgspec.Struct, frozen=True):
+    """What a service comes to on this node; with faults, what of it has no effect, and why."""
+
+    pools: dict[Front, Pool] = {}
+    openings: frozenset[HostPart] = frozenset()
+    faults: tuple[str, ...] = ()
+
+
+class KubeServices:
+    """The services and slices of one tenant. `take` tells which services have changed."""
+
+    def __init__(self, *, node: NodeName, surroundings: Surroundings, own: Container[Address]) -> None:
+        """`own` are the addresses of all services inside the cluster, which no service has as an outer one."""
+        self._node = node
+        self._surroundings = surroundings
+        self._own = own
+        self._services: dict[ServiceKey, KubeService] = {}
+        self._slices: defaultdict[ServiceKey, dict[str, EndpointSlice]] = defaultdict(dict)
+        self._touched: set[ServiceKey] = set()
+
+    def __bool__(self) -> bool:
+        """Whether there is a service at all."""
+        return bool(self._services)
+
+    def surround(self, surroundings: Surroundings) -> None:
+        """What services depend on is another now."""
+        if surroundings != self._surroundings:
+            self._surroundings = surroundings
+            self._touched.update(self._services)
+
+    def put_service(self, document: KubeService) -> None:
+        """A service as it is now."""
+        key = ServiceKey(document.namespace, document.name)
+        self._services[key] = document
+        self._touched.add(key)
+
+    def remove_service(self, key: ServiceKey) -> None:
+        """A service is no more; never having been is fine."""
+        self._services.pop(key, None)
+        self._touched.add(key)
+
+    def put_slice(self, document: KubeSlice) -> None:
+        """A slice as it is now; `Invalid` when it is not as a writer may let it be, and then there is none."""
+        key = ServiceKey(document.namespace, document.service_name)
+        self.remove_slice(key, document.name)
+        self._slices[key][document.name] = check(document).slice
+
+    def remove_slice(self, key: ServiceKey, name: str) -> None:
+        """A slice is no more; never having been is fine."""
+        self._touched.add(key)
+        if key in self._slices:
+            self._slices[key].pop(name, None)
+            if not self._slices[key]:
+                del self._slices[key]
+
+    def take(self) -> Iterator[tuple[ServiceKey, KubeView | None]]:
+        """The services that have changed since the last time, with what they come to; None for one that is no more."""
+        touched, self._touched = self._touched, set()
+        for key in touched:
+            document = self._services.get(key)
+            yield key, None if document is None else self._view(document, self._slices.get(key, {}))
+
+    def _view(self, document: KubeService, by_name: dict[str, EndpointSlice]) -> KubeView:
+        service, slices = document.service, [by_name[name] for name in sorted(by_name)]
+        try:
+            check(document)
+            inner, wanted = own_addresses(service), wanted_addresses(service)
+            judged = {address: self._surroundings.rules.fault(address, self._own) for address in wanted}
+            outer = [address for address, fault in judged.items() if not fault]
+            pools = pools_for_pods(service, slices, node=self._node, outer=outer) | pools_for_outside(
+                service, slices, node=self._node, outer=outer, doors=self._surroundings.doors
+            )
+        except Invalid as error:
+            return KubeView(faults=(error.message,))
+        openings: set[HostPart] = {Reach(document.tenant, address, "world") for address in outer}
+        openings |= {Reach(document.tenant, each, "tenants" if document.shared else "host") for each in inner}
+        openings |= {NodePort(document.tenant, protocol, port) for protocol, port in node_ports(service)}
+        faults = (f"external address {address} {fault}" for address, fault in judged.items() if fault)
+        return KubeView(pools, frozenset(openings), tuple(faults))
+
+
+def known_addresses(document: KubeService) -> tuple[Address, ...]:
+    """The addresses that the cluster has given to a service; none where it has no effect."""
+    try:
+        return tuple(own_addresses(document.service))
+    except Invalid:
+        return ()  # told as a fault of the service
+
+
+def faults_of(document: KubeService, rules: OuterRules, own: Container[Address]) -> tuple[str, ...]:
+    """What of a service has no effect, and why, on whatever node."""
+    services = KubeServices(node=NodeName(""), surroundings=Surroundings(rules), own=own)
+    services.put_service(document)
+    return tuple(fault for _, view in services.take() if view for fault in view.faults)

@@ -1,0 +1,120 @@
+"""Kubernetes' services as their documents come and go, in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from weft.domain.addresses import Address, Range, parse_address
+from weft.domain.balancing.kube_objects import EndpointSlice, KubeService, KubeSlice, Service
+from weft.domain.balancing.kube_services import KubeServices, KubeView, ServiceKey, Surroundings
+from weft.domain.balancing.outer import OuterRules
+from weft.domain.balancing.parts import Front
+from weft.domain.hosting.parts import NodePort, Reach
+from weft.domain.ids import NodeName, TenantName
+from weft.domain.policy.protocols import TCP
+
+BLUE = TenantName("blue")
+KEY = ServiceKey("prod", "shop")
+VIP, OUTER, DOOR = (parse_address(text, field="address") for text in ("10.96.0.10", "198.51.100.7", "172.19.255.1"))
+ALLOWED = OuterRules(allowed=(Range(4, OUTER.number, OUTER.number),))
+
+
+def service(*, shared: bool = False, **spec: Any) -> KubeService:
+    ports = [{"name": "web", "port": 80, "nodePort": 30080}]
+    members = {"spec": {"clusterIPs": [str(VIP)], "ports": ports, **spec}}
+    return KubeService(
+        tenant=BLUE, namespace=KEY.namespace, name=KEY.name, shared=shared, service=msgspec.convert(members, Service)
+    )
+
+
+def piece(address: str, name: str = "shop-1", *, port: int = 8080) -> KubeSlice:
+    members = {
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address], "nodeName": "one"}],
+        "ports": [{"name": "web", "port": port}],
+    }
+    return KubeSlice(
+        tenant=BLUE,
+        namespace=KEY.namespace,
+        service_name=KEY.name,
+        name=name,
+        slice=msgspec.convert(members, EndpointSlice),
+    )
+
+
+def services(rules: OuterRules = ALLOWED, own: tuple[Address, ...] = (VIP,)) -> KubeServices:
+    return KubeServices(node=NodeName("one"), surroundings=Surroundings(rules, (DOOR,)), own=own)
+
+
+def view(kept: KubeServices) -> KubeView:
+    ((key, found),) = kept.take()
+    assert key == KEY
+    assert found is not None
+    return found
+
+
+def backends(found: KubeView, front: Front) -> list[str]:
+    return [str(target.address) for target in found.pools[front].targets]
+
+
+def test_a_slice_may_come_before_its_service_and_stay_after_it() -> None:
+    kept = services()
+    kept.put_slice(piece("10.1.0.1"))
+    assert list(kept.take()) == [(KEY, None)]
+    kept.put_service(service())
+    assert backends(view(kept), Front(VIP, TCP, 80)) == ["10.1.0.1"]
+    kept.remove_service(KEY)
+    assert list(kept.take()) == [(KEY, None)]
+    assert not kept
+    kept.remove_slice(KEY, "shop-1")
+    kept.put_service(service())
+    assert backends(view(kept), Front(VIP, TCP, 80)) == []
+
+
+def test_slices_add_up() -> None:
+    kept = services()
+    kept.put_service(service())
+    kept.put_slice(piece("10.1.0.2", "shop-2"))
+    kept.put_slice(piece("10.1.0.1"))
+    assert backends(view(kept), Front(DOOR, TCP, 30080)) == ["10.1.0.1", "10.1.0.2"]
+    kept.remove_slice(KEY, "shop-2")
+    assert backends(view(kept), Front(VIP, TCP, 80)) == ["10.1.0.1"]
+    assert list(kept.take()) == []
+
+
+def test_what_the_host_opens() -> None:
+    kept = services()
+    kept.put_service(service(externalIPs=[str(OUTER)]))
+    ports = {NodePort(BLUE, TCP, 30080)}
+    assert view(kept).openings == {Reach(BLUE, VIP, "host"), Reach(BLUE, OUTER, "world")} | ports
+    kept.put_service(service(shared=True))
+    assert view(kept).openings == {Reach(BLUE, VIP, "tenants")} | ports
+
+
+def test_cve_2020_8554_an_address_outside_the_ranges_has_no_effect_and_says_so() -> None:
+    kept = services(OuterRules())
+    kept.put_service(service(externalIPs=[str(OUTER)]))
+    found = view(kept)
+    assert {front.address for front in found.pools} == {VIP, DOOR}
+    assert Reach(BLUE, OUTER, "world") not in found.openings
+    assert found.faults == (f"external address {OUTER} is not in externalRanges of the tenant",)
+    kept.surround(Surroundings(ALLOWED, (DOOR,)))
+    assert not view(kept).faults
+    kept.surround(Surroundings(ALLOWED, (DOOR,)))
+    assert list(kept.take()) == []
+
+
+def test_cve_2020_8554_no_service_has_the_address_of_another_one() -> None:
+    kept = services(own=(VIP, OUTER))
+    kept.put_service(service(externalIPs=[str(OUTER)]))
+    assert view(kept).faults == (f"external address {OUTER} is that of a service of the cluster",)
+
+
+def test_what_cannot_be_read_has_no_effect_and_says_so() -> None:
+    kept = services()
+    kept.put_service(service(clusterIPs=["10.96.0.300"]))
+    assert view(kept) == KubeView(faults=("spec.clusterIPs '10.96.0.300' is not an address",))
+    kept.put_service(service(ports=[{"port": 70000}]))
+    assert view(kept) == KubeView(faults=("spec.ports.port 70000 must be 1 to 65535",))

@@ -1,0 +1,29 @@
+"""Doors: every tenant has its own, the same wherever it is asked for."""
+
+from __future__ import annotations
+
+from weft.domain import codec, kinds, model
+from weft.domain.cluster import Cluster
+from weft.domain.hosting.doors import doors
+from weft.domain.ids import TenantName
+
+
+def cluster_of(*names: str) -> Cluster:
+    cluster = Cluster()
+    for name in names:
+        cluster.put(kinds.TENANT.store_key(name), codec.encode(model.Tenant(name=TenantName(name))), 1)
+    return cluster
+
+
+def test_no_two_tenants_have_the_same_door() -> None:
+    """With so many, some come to the same number."""
+    names = [f"tenant{number}" for number in range(300)]
+    found = doors(cluster_of(*names))
+    assert len({address for pair in found.values() for address in pair}) == 2 * len(names)
+    assert found == doors(cluster_of(*reversed(names)))
+
+
+def test_doors_are_private_addresses() -> None:
+    v4, v6 = doors(cluster_of("blue"))[TenantName("blue")]
+    assert str(v4).startswith(("172.19.24", "172.19.25"))
+    assert str(v6).startswith("fd77:6566:7400:2:")
