@@ -124,5 +124,5 @@ def _as_invalid(error: msgspec.ValidationError) -> Invalid:
 def members(value: Value) -> dict[str, Any]:
     """The JSON members of a value as people see them: zero values left out, defaults that mean something shown."""
     shown = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-    pairs = ((name, getattr(value, attribute)) for name, attribute in shown)
-    return {name: msgspec.to_builtins(member) for name, member in pairs if member}
+    pairs = ((name, msgspec.to_builtins(getattr(value, attribute))) for name, attribute in shown)
+    return {name: member for name, member in pairs if member}
