@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 BRIDGE, TUNNEL = 50, 51
 MAC, OTHER_MAC = "02:02:0a:01:00:02", "02:02:0a:01:00:03"
+GROUP_MAC = "03:77:c0:00:02:02"
 
 
 def at(text: str) -> Address:
@@ -105,6 +106,14 @@ def test_a_mac_moves_to_another_machine(here: Space) -> None:
     moved = Forwarding(link=TUNNEL, mac=MAC, remote=at("192.0.2.9"))
     here.send(put_forwarding(FORWARDINGS[0]), put_forwarding(moved))
     assert read_forwardings(here.route) == [moved]
+
+
+def test_a_groups_mac_may_be_at_several_machines(here: Space) -> None:
+    two = [Forwarding(link=TUNNEL, mac=GROUP_MAC, remote=at(remote)) for remote in ("192.0.2.2", "192.0.2.9")]
+    here.send(*map(put_forwarding, two * 2))
+    assert set(read_forwardings(here.route)) == set(two)
+    here.send(drop_forwarding(two[0]))
+    assert read_forwardings(here.route) == two[1:]
 
 
 def test_dropping_what_was_on_a_device_that_is_gone(here: Space) -> None:

@@ -108,6 +108,25 @@ TAMPERINGS = {
 }
 
 
+@pytest.mark.parametrize("tampering", ["everything flushed", "the table deleted", "the rules flushed"])
+@pytest.mark.parametrize("family", [4, 6])
+def test_nothing_passes_until_it_is_mended(ward: Ward, tampering: str, family: int) -> None:
+    """Fail closed, though nothing of ours is there that could refuse: the kernel itself does not forward it."""
+    one, two = ward.pod(1), ward.pod(2)
+    wanted = ward.parts([one, two])
+    assert ward.ask(one, two, UDP, PORT, family=family) == 0
+    with (
+        two.open_socket(family, socket.SOCK_DGRAM, port=PORT) as ear,
+        one.open_socket(family, socket.SOCK_DGRAM) as mouth,
+    ):
+        nft(ward, TAMPERINGS[tampering])
+        mouth.sendto(b"meanwhile", ear.getsockname()[:2])
+        ward.datapath.converge(wanted)
+        mouth.sendto(b"afterwards", ear.getsockname()[:2])
+        assert ward.fate(ear, one.address(family)) == 0
+        assert ear.recv(64) == b"afterwards"
+
+
 @pytest.mark.parametrize("tampering", TAMPERINGS)
 def test_what_others_break_is_noticed_and_mended(ward: Ward, tampering: str) -> None:
     one, two = ward.pod(1), ward.pod(2)

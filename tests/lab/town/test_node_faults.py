@@ -27,6 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SHUT = 6000
 OUTAGE = [10.0, pytest.param(60.0, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
 STORE = "etcd"
+FLUSHES = 5
 
 
 class Scene:
@@ -160,13 +161,15 @@ async def is_whole(pod: Pod) -> bool:
 
 
 async def test_a_foreign_hand_flushes_all_rules_of_a_tenant(lab: NetLab, scene: Scene) -> None:
-    """It is noticed and mended within a moment, and only until then is nothing there to refuse a packet."""
-    for host in lab.hosts.values():
-        flush(host.tenants.path / scene.town.tenant)
-    await until(lambda: all(has_rules(host.tenants.path / scene.town.tenant) for host in lab.hosts.values()))
-    await scene.holds()
+    """It is noticed and mended within a moment. Until then nothing passes: there is nobody who could say what may."""
+    spaces = [host.tenants.path / scene.town.tenant for host in lab.hosts.values()]
     with scene.fire() as fire:
-        await fire.burns()
+        for _ in range(FLUSHES):
+            for space in spaces:
+                flush(space)
+            await fire.burns()
+            await until(lambda: all(map(has_rules, spaces)))
+        await scene.holds()
         assert fire.arrived == 0
 
 

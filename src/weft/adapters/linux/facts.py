@@ -36,6 +36,9 @@ REAPED_GROUP = 87
 """The group of devices that are as good as gone."""
 PORT_MAC = "ee:ee:ee:ee:ee:ee"
 """Of every host end: workloads move between nodes and never notice."""
+HOP_MAC = "ef:ee:ee:ee:ee:ee"
+"""What a next hop in a space is called. It is a group's: the kernel forwards nothing that came to one, until the table
+has said that it may. So where somebody has taken the table away nothing passes."""
 NODE_V4 = Address(4, 0xA9FE0101)  # 169.254.1.1
 NODE_V6 = Address(6, 0xFE80 << 112 | 1)  # fe80::1
 _NEXT_HOP_LEAD = 0xFE80 << 112 | 0x7766 << 32  # fe80::7766:a.b.c.d
@@ -64,6 +67,11 @@ def overlay_mac(vtep: Address) -> str:
     return "02:77:" + ":".join(f"{byte:02x}" for byte in (vtep.number & 0xFFFFFFFF).to_bytes(4, "big"))
 
 
+def overlay_hop_mac(vtep: Address) -> str:
+    """What others call that end: a group's MAC, for the reason that `HOP_MAC` has."""
+    return "03:" + overlay_mac(vtep).removeprefix("02:")
+
+
 def next_hop(vtep: Address) -> Address:
     """A peer as routes name it: one address for both families, on the overlay only."""
     return Address(6, _NEXT_HOP_LEAD | vtep.number & 0xFFFFFFFF)
@@ -90,8 +98,8 @@ def facts_of(parts: Iterable[Part], indexes: Mapping[str, int]) -> Facts:
                 addresses.add(LinkAddress(link=LOOPBACK, prefix=host_prefix(part.address), prefix_route=False))
             case Peer() if link := indexes.get(overlay_name(part.vni)):
                 vtep = parse_address(part.vtep, field="vtep")
-                neighbours.add(Neighbour(link=link, address=next_hop(vtep), mac=overlay_mac(vtep)))
-                forwardings.add(Forwarding(link=link, mac=overlay_mac(vtep), remote=vtep))
+                neighbours.add(Neighbour(link=link, address=next_hop(vtep), mac=overlay_hop_mac(vtep)))
+                forwardings.add(Forwarding(link=link, mac=overlay_hop_mac(vtep), remote=vtep))
             case Remote() if link := indexes.get(overlay_name(part.vni)):
                 to = Prefix(Address(part.prefix.family, part.prefix.base), part.prefix.length)
                 via = next_hop(parse_address(part.vtep, field="vtep"))

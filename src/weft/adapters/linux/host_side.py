@@ -13,7 +13,7 @@ from pathlib import Path
 
 from weft.adapters.linux.conntrack import forget_each, read_connections
 from weft.adapters.linux.elements import INET, SetName, has_set, read_generation
-from weft.adapters.linux.facts import NODE_V4, NODE_V6, PORT_MAC
+from weft.adapters.linux.facts import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
 from weft.adapters.linux.host_entries import HOST_MAC
 from weft.adapters.linux.host_rules import (
     COMMENT,
@@ -110,7 +110,7 @@ class HostSide:
                 alter_link(link.index, up=True),
                 *(put_address(LinkAddress(link=link.index, prefix=_whole(own), prefix_route=False))
                   for own in part.addresses if own.family == 6 and self._has_v6),
-                *(put_neighbour(Neighbour(link=link.index, address=hop, mac=PORT_MAC))
+                *(put_neighbour(Neighbour(link=link.index, address=hop, mac=HOP_MAC))
                   for family, hop in _SPACE_HOPS.items() if self._speaks(family)),
             ]
         )  # fmt: skip

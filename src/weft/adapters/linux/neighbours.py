@@ -13,7 +13,7 @@ import msgspec
 
 from weft.adapters.linux import wire
 from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.wire import AF, AF_BRIDGE, AF_INET, AF_INET6, CREATE, REPLACE, Request
+from weft.adapters.linux.wire import AF, AF_BRIDGE, AF_INET, AF_INET6, APPEND, CREATE, REPLACE, Request
 from weft.domain.addresses import Address
 
 _NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
@@ -78,8 +78,9 @@ def drop_proxy(proxy: Proxy) -> Request:
 
 
 def put_forwarding(entry: Forwarding) -> Request:
-    """The entry, in place of another for the same MAC on the same device."""
-    return Request(_NEWNEIGH, CREATE | REPLACE, _encode_forwarding(entry), "add forwarding of", entry)
+    """The entry, in place of another for the same MAC on the same device; beside it when the MAC is a group's."""
+    flags = CREATE | (APPEND if int(entry.mac[1], 16) & 1 else REPLACE)
+    return Request(_NEWNEIGH, flags, _encode_forwarding(entry), "add forwarding of", entry)
 
 
 def drop_forwarding(entry: Forwarding) -> Request:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weft.adapters.linux.facts import NODE_V4, NODE_V6, PORT_MAC
+from weft.adapters.linux.facts import HOP_MAC, NODE_V4, NODE_V6
 from weft.adapters.linux.links import LOOPBACK, add_name, alter_link, read_link
 from weft.adapters.linux.neighbours import Neighbour, put_neighbour, read_neighbours
 from weft.adapters.linux.netlink import NetlinkSocket
@@ -83,7 +83,7 @@ def local_routes(wiring: Wiring, link: int) -> list[Route]:
 
 def neighbours(wiring: Wiring, link: int) -> list[Neighbour]:
     """The next hop's MAC is known: nobody is ever asked on the link."""
-    return [Neighbour(link=link, address=next_hop_of(wired), mac=PORT_MAC) for wired in wiring.addresses]
+    return [Neighbour(link=link, address=next_hop_of(wired), mac=HOP_MAC) for wired in wiring.addresses]
 
 
 def requests(wiring: Wiring, link: int) -> Iterable[Request]:

@@ -26,14 +26,17 @@ _SETS = (
     "set ports_self4 { type ipv4_addr . ipv4_addr; }",
     "set ports_self6 { type ipv6_addr . ipv6_addr; }",
 )
+_FORWARD = "meta pkttype set unicast"
+"""What comes to a group's MAC, as all does that is to be forwarded (`facts.HOP_MAC`), is forwarded after this only."""
 _CHAINS = {
     "arrival": [
         "type filter hook prerouting priority -310; policy accept;",
         # First, and asked of all devices, as this is what nearly every packet meets.
-        "iifname . ether saddr . ip saddr @ports4 accept",
+        f"iifname . ether saddr . ip saddr @ports4 {_FORWARD} accept",
         f'icmpv6 type {{ nd-router-advert, nd-redirect }} iifname "{PORT_PREFIX}*" {refusal(ROUTER)}',
-        "iifname . ether saddr . ip6 saddr @ports6 accept",
+        f"iifname . ether saddr . ip6 saddr @ports6 {_FORWARD} accept",
         f'iifname "{PORT_PREFIX}*" goto from_nobody',
+        _FORWARD,
     ],
     "from_nobody": [
         # What every kernel says on a new link, and nobody here has to hear.

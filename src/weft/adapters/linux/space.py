@@ -65,6 +65,8 @@ SYSCTLS = {
     "net/ipv4/conf/default/rp_filter": "0",
     "net/ipv4/conf/all/send_redirects": "0",
     "net/ipv4/conf/default/send_redirects": "0",
+    # What the table has not let in (`facts.HOP_MAC`) is not for this node either.
+    "net/ipv4/conf/all/drop_unicast_in_l2_multicast": "1",
     "net/ipv6/conf/all/forwarding": "1",
     "net/ipv6/conf/default/accept_ra": "0",
     "net/ipv6/conf/default/accept_dad": "0",

@@ -10,9 +10,8 @@ from __future__ import annotations
 from weft.adapters.linux import wire
 from weft.adapters.linux.elements import ACCEPT, INET, SUBSYSTEM, mark, table_header, verdict_data
 from weft.adapters.linux.ruleset import KNOWN, STAMP, TABLE
-from weft.adapters.linux.wire import CREATE, Request
+from weft.adapters.linux.wire import APPEND, CREATE, Request
 
-_APPEND = 0x800
 _NEW_RULE, _DELETE_RULE = (SUBSYSTEM << 8 | number for number in (6, 8))
 _CHAIN, _EXPRESSIONS = 2, 4
 _ITEM = 1
@@ -48,7 +47,7 @@ def stamp_requests(stamp: int) -> list[Request]:
         for chain, rule in _RULES.items()
         for request in (
             Request(_DELETE_RULE, 0, _place(chain), "empty chain", chain),
-            Request(_NEW_RULE, CREATE | _APPEND, rule.replace(_BLANK, mark(stamp)), "add rule to chain", chain),
+            Request(_NEW_RULE, CREATE | APPEND, rule.replace(_BLANK, mark(stamp)), "add rule to chain", chain),
         )
     ]
 
