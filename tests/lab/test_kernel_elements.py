@@ -21,10 +21,8 @@ from weft.adapters.linux.elements import (
     apply_changes,
     drop_elements,
     interface,
-    interval,
     key,
     mark,
-    ordered_mark,
     port,
     protocol,
     put_elements,
@@ -46,10 +44,8 @@ add set inet weft addresses { type ipv4_addr; }
 add set inet weft addresses6 { type ipv6_addr; }
 add set inet weft ports { type ifname . ether_addr . ipv4_addr; }
 add set inet weft services { type inet_service; }
-add set inet weft ranges { type ipv4_addr; flags interval; }
-add set inet weft allowed { type mark . mark . inet_proto . inet_service; flags interval; }
+add set inet weft allowed { type mark . mark . inet_proto . inet_service; }
 add map inet weft identities { type ipv4_addr : mark; }
-add map inet weft range_identities { type ipv4_addr : mark; flags interval; }
 add map inet weft verdicts { type ipv4_addr . inet_service : verdict; }
 add map inet weft backends { type ipv4_addr . inet_service : ipv4_addr . inet_service; }
 """
@@ -71,41 +67,11 @@ EXAMPLES: dict[str, tuple[Iterable[Element], list[Any]]] = {
         [{"concat": ["wp1", "02:02:0a:00:00:01", "10.0.0.1"]}],
     ),
     "services": ([Element(key=port(80)), Element(key=port(443))], [80, 443]),
-    "ranges": (
-        [
-            *interval(at("10.1.0.0"), at("10.1.0.255")),
-            *interval(at("10.1.1.0"), at("10.1.1.255")),
-            *interval(at("10.9.0.5"), at("10.9.0.9")),
-            *interval(at("240.0.0.0"), at("255.255.255.255")),
-        ],
-        [
-            {"prefix": {"addr": "10.1.0.0", "len": 24}},
-            {"prefix": {"addr": "10.1.1.0", "len": 24}},
-            {"range": ["10.9.0.5", "10.9.0.9"]},
-            {"prefix": {"addr": "240.0.0.0", "len": 4}},
-        ],
-    ),
     "allowed": (
-        [
-            Element(
-                key=key(ordered_mark(1), ordered_mark(2), protocol(6), port(80)),
-                last=key(ordered_mark(1), ordered_mark(2), protocol(6), port(90)),
-            ),
-            Element(
-                key=key(ordered_mark(3), ordered_mark(250), protocol(17), port(0)),
-                last=key(ordered_mark(3), ordered_mark(260), protocol(17), port(65535)),
-            ),
-        ],
-        [
-            {"concat": [1, 2, "tcp", {"range": [80, 90]}]},
-            {"concat": [3, {"range": [250, 260]}, "udp", {"range": [0, 65535]}]},
-        ],
+        [Element(key=key(mark(1), mark(2), protocol(6), port(80)))],
+        [{"concat": [1, 2, "tcp", 80]}],
     ),
     "identities": ([Element(key=at("10.0.0.1"), value=mark(77))], [["10.0.0.1", 77]]),
-    "range_identities": (
-        interval(at("10.1.0.0"), at("10.1.255.255"), value=mark(78)),
-        [[{"prefix": {"addr": "10.1.0.0", "len": 16}}, 78]],
-    ),
     "verdicts": (
         [
             Element(key=key(at("10.0.0.1"), port(80)), verdict=Verdict(JUMP, "web")),
@@ -150,13 +116,11 @@ def test_elements_come_and_go(here: Space, name: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_what_nft_puts_in_has_the_same_bytes(here: Space, name: str) -> None:
-    """Except that nft notes in a set of plain intervals where the first of them has not begun yet."""
     elements, meaning = EXAMPLES[name]
     wanted = {"add": {"element": {"family": "inet", "table": "weft", "name": name, "elem": meaning}}}
     command = json.dumps({"nftables": [wanted]}).encode()
     subprocess.run(["nft", "-j", "-f", "-"], input=command, check=True, timeout=DEADLINE)
-    note = Element(key=bytes(4), ends_interval=True)
-    assert set(read_elements(here.netfilter, named(name))) - {note} == set(elements)
+    assert set(read_elements(here.netfilter, named(name))) == set(elements)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

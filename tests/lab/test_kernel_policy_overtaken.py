@@ -6,16 +6,17 @@ from contextlib import ExitStack
 
 import pytest
 
+from weft.domain.addresses import Range
 from weft.domain.diff import Difference
-from weft.domain.policy.parts import REFUSES, WORKLOAD, PolicyPart
+from weft.domain.policy.parts import REFUSES, WORKLOAD, PolicyPart, Row, Where
 from weft.domain.policy.protocols import UDP
 from weft.domain.policy.rules import Direction
 from weft.testing.floods import Flood, Shot, Tap
-from weft.testing.judged import Pod, Ward, row, tallies_of
+from weft.testing.judged import TENANT, Pod, Ward, row, tallies_of
 from weft.testing.waiting import until
 
 ALLOW, DENY = 0x111, REFUSES | 0x222
-CHANGES = 6000
+CHANGES, RANGE_CHANGES = 6000, 4000
 OPEN, SHUT = 7000, 5000
 
 
@@ -34,19 +35,57 @@ async def test_a_pod_under_a_new_number_is_never_without_its_rules(ward: Ward) -
     one, two = ward.pod(1), ward.pod(2)
     now, then = policy(two, one, 100), policy(two, one, 200)
     ward.datapath.apply(Difference((*tallies_of(now), *now), two.who()))
+    await nothing_passes(ward, one, two, now, then, changes=CHANGES)
+    assert ward.ask(one, two, UDP, OPEN) == 0
+
+
+async def test_a_range_goes_with_all_else(ward: Ward) -> None:
+    """It leaves a number that opens for one that closes: who has met the old range must not meet the new rows."""
+    one, two = ward.pod(1, ready=False), ward.pod(2)
+    now, then = turned(one, shut=5, open_=6), turned(one, shut=6, open_=5)
+    ward.put(*now, *tallies_of(then))
+    await nothing_passes(ward, one, two, now, then, changes=RANGE_CHANGES)
+
+
+async def test_a_range_of_ports_is_replaced_by_another(ward: Ward) -> None:
+    """What both of them shut is never open."""
+    one, two = ward.pod(1), ward.pod(2)
+    ward.put(row(Direction.INGRESS, two, None, ALLOW))
+    now, then = (
+        (row(Direction.INGRESS, two, None, DENY, protocol=UDP, ports=ports),)
+        for ports in ((SHUT - 700, SHUT + 30), (SHUT - 20, SHUT + 900))
+    )
+    ward.put(*now)
+    await nothing_passes(ward, one, two, now, then, changes=RANGE_CHANGES)
+
+
+def turned(pod: Pod, *, shut: int, open_: int) -> tuple[PolicyPart, ...]:
+    """A range with the pod in it has a number that may say nothing; another number may say everything."""
+    address = pod.address(4)
+    span = Range(4, address.number - 1, address.number + 6)
+    return (
+        Where(TENANT, span, WORKLOAD | shut),
+        Row(TENANT, Direction.EGRESS, WORKLOAD | shut, None, DENY),
+        Row(TENANT, Direction.EGRESS, WORKLOAD | open_, None, ALLOW),
+    )
+
+
+async def nothing_passes(
+    ward: Ward, one: Pod, two: Pod, now: tuple[PolicyPart, ...], then: tuple[PolicyPart, ...], *, changes: int
+) -> None:
+    """Under a flood to a shut port, from one state to the other and back."""
     with ExitStack() as stack:
         tap = stack.enter_context(Tap(two.namespace))
         mouths = [stack.enter_context(one.open_socket(4, 2)) for _ in range(4)]
         flood = stack.enter_context(Flood())
         flood.shots = tuple(Shot(mouth, str(two.address(4)), SHUT) for mouth in mouths * 8)
-        for _ in range(CHANGES):
+        for _ in range(changes):
             ward.datapath.apply(Difference(then, now))
             now, then = then, now
         waves = flood.waves
         await until(lambda: flood.waves > waves + 1)
         assert [packet for packet in tap.seen() if packet.target_port == SHUT] == []
-    assert ward.count(DENY) > CHANGES
-    assert ward.ask(one, two, UDP, OPEN) == 0
+    assert ward.count(DENY) > changes
 
 
 @pytest.mark.parametrize("family", [4, 6])

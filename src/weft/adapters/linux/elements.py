@@ -31,11 +31,10 @@ _HEADER = struct.Struct(">BBH")  # family, version, subsystem
 _TABLE, _SET, _ELEMENTS = 1, 2, 3
 _GENERATION = 1
 _ELEMENT = 1
-_KEY, _DATA, _FLAGS, _STATE, _KEY_END = 1, 2, 3, 7, 10
+_KEY, _DATA, _STATE = 1, 2, 7
 _VALUE, _VERDICT = 1, 2
 _CODE, _CHAIN = 1, 2
 _STATE_DATA, _OCTETS, _PACKETS = 2, 1, 2
-_ENDS_INTERVAL = 1
 _INTERFACE_BYTES = 16
 _GONE = frozenset({errno.ENOENT})
 _LIST_BYTES = 60_000  # an attribute's length is a 16-bit number
@@ -67,10 +66,6 @@ class Element(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A member of a set; of a map, when it has a value or a verdict."""
 
     key: bytes
-    last: bytes = b""
-    """In a set of concatenated intervals: the last key."""
-    ends_interval: bool = False
-    """In a set of plain intervals: from this key on, the interval before it holds no more (see `interval`)."""
     value: bytes = b""
     verdict: Verdict | None = None
 
@@ -92,11 +87,6 @@ def mark(number: int) -> bytes:
     return number.to_bytes(4, sys.byteorder)
 
 
-def ordered_mark(number: int) -> bytes:
-    """A field of type `mark` in a set with intervals, where fields are compared from their first byte on."""
-    return number.to_bytes(4, "big")
-
-
 def port(number: int) -> bytes:
     """A field of type `inet_service`."""
     return number.to_bytes(2, "big")
@@ -105,15 +95,6 @@ def port(number: int) -> bytes:
 def protocol(number: int) -> bytes:
     """A field of type `inet_proto`."""
     return number.to_bytes(1, "big")
-
-
-def interval(first: bytes, last: bytes, *, value: bytes = b"", verdict: Verdict | None = None) -> tuple[Element, ...]:
-    """First to last, both included, as a set of plain intervals has it: where it starts, and where the rest starts."""
-    start = Element(key=first, value=value, verdict=verdict)
-    after = int.from_bytes(last, "big") + 1
-    if after >> 8 * len(last):
-        return (start,)  # nothing is left after it
-    return start, Element(key=after.to_bytes(len(last), "big"), ends_interval=True)
 
 
 def put_elements(target: SetName, elements: Iterable[Element]) -> list[Request]:
@@ -186,8 +167,6 @@ def _parse_element(data: bytes) -> Element:
     content = wire.attributes(found.get(_DATA, b""))
     return Element(
         key=_parse_value(found.get(_KEY, b"")),
-        last=_parse_value(found.get(_KEY_END, b"")),
-        ends_interval=bool(wire.to_big_number(found.get(_FLAGS)) & _ENDS_INTERVAL),
         value=content.get(_VALUE, b""),
         verdict=_parse_verdict(content[_VERDICT]) if _VERDICT in content else None,
     )
@@ -230,10 +209,6 @@ def table_header(family: int, table: str) -> bytes:
 
 def _encode_element(element: Element) -> bytes:
     data = wire.nested(_KEY, _VALUE, element.key)
-    if element.last:
-        data += wire.nested(_KEY_END, _VALUE, element.last)
-    if element.ends_interval:
-        data += wire.be32(_FLAGS, _ENDS_INTERVAL)
     if element.value:
         data += wire.nested(_DATA, _VALUE, element.value)
     if element.verdict is not None:

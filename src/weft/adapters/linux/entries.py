@@ -19,9 +19,9 @@ class Entry(NamedTuple):
     element: Element
 
     @property
-    def place(self) -> tuple[str, bytes, bytes]:
+    def place(self) -> tuple[str, bytes]:
         """What no two entries have in common."""
-        return self.name, self.element.key, self.element.last
+        return self.name, self.element.key
 
     def __str__(self) -> str:
         if self.name in VOICE_SETS:

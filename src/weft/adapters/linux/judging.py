@@ -44,14 +44,19 @@ UNJUDGED: Final = 255
 _ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
 _HOP_LIMITS = ("ip ttl", "ip6 hoplimit")
 _SERVICE_TYPES = {
-    "port": (" . inet_proto . inet_service", ""),
-    "ports": (" . inet_proto . inet_service", " flags interval;"),
-    "protocol": (" . inet_proto", ""),
-    "all": ("", ""),
+    "port": " . inet_proto . inet_service",
+    "ports": " . inet_proto . inet_service",
+    "protocol": " . inet_proto",
+    "all": "",
 }
 _ASKS, _ANSWERS = ("meta mark", "mark"), ("meta priority", "classid")
 _ENDS = {Direction.EGRESS: (_ASKS, _ANSWERS), Direction.INGRESS: (_ANSWERS, _ASKS)}
 """The local and the remote end in each direction: where its number is, and of what type nft takes that to be."""
+ADDRESS_ENDS: Final = {
+    "asks": (_ASKS[0], "ct original {word} saddr"),
+    "answers": (_ANSWERS[0], "ct reply {word} saddr"),
+}
+"""Where the number of each end goes, and where its address is."""
 
 
 def refusal(reason: int) -> str:
@@ -83,19 +88,29 @@ def policed_name(direction: Direction) -> str:
     return f"{direction}_policed"
 
 
+def pair_key(direction: Direction, *, paired: bool) -> str:
+    """What the rows of a direction are found by, besides the service."""
+    (local, _), (remote, _) = _ENDS[direction]
+    return f"{local} . {remote}" if paired else local
+
+
+def ports_then(direction: Direction, family: int) -> str:
+    """The chain for those who have met a row of a direction."""
+    return f"egress_met{family}" if direction is Direction.EGRESS else "ingress_met"
+
+
 def declarations() -> Iterator[str]:
     """The sets and maps that policy consists of; their elements are in `policy`."""
     for family, kind in _ADDRESS_TYPES.items():
         for number, (_, number_type) in (("asks", _ASKS), ("answers", _ANSWERS)):
-            yield f"map who_{number}{family} {{ type {kind} : {number_type}; }}"
-            # With the family before them, ranges change in one transaction as they like; ranges alone do not.
-            yield f"map where_{number}{family} {{ type nf_proto . {kind} : {number_type}; flags interval; }}"
+            for name in ("who", "spot", "where"):
+                yield f"map {name}_{number}{family} {{ type {kind} : {number_type}; }}"
     for direction, ((_, local), (_, remote)) in _ENDS.items():
         yield f"set {policed_name(direction)} {{ type {local}; }}"
         for paired, numbers in ((True, f"{local} . {remote}"), (False, local)):
-            for service, (service_type, flags) in _SERVICE_TYPES.items():
+            for service, service_type in _SERVICE_TYPES.items():
                 name = map_name(direction, paired=paired, service=service)
-                yield f"map {name} {{ type {numbers}{service_type} : mark;{flags} }}"
+                yield f"map {name} {{ type {numbers}{service_type} : mark; }}"
     yield "set tallies { type mark; counter; }"
     yield "set reasons { type mark; counter; }"
 
@@ -144,10 +159,9 @@ def chains() -> dict[str, list[str]]:
 
 
 def _family_chains(family: int, word: str) -> dict[str, list[str]]:
-    asks, answers = f"ct original {word} saddr", f"ct reply {word} saddr"
     return {
-        f"judge{family}": _number(f"asks{family}", "meta mark", asks, then=f"judge_target{family}"),
-        f"judge_target{family}": _number(f"answers{family}", "meta priority", answers, then=f"judge_ends{family}"),
+        f"judge{family}": _number("asks", family, word, then=f"judge_target{family}"),
+        f"judge_target{family}": _number("answers", family, word, then=f"judge_ends{family}"),
         f"judge_ends{family}": [
             "ct direction original jump forth",
             "ct direction reply jump back",
@@ -155,23 +169,27 @@ def _family_chains(family: int, word: str) -> dict[str, list[str]]:
             f"meta priority @{policed_name(Direction.INGRESS)} goto ingress{family}",
             "goto pass",
         ],
-        f"egress{family}": list(_lookups(Direction.EGRESS, family, then=f"egress_met{family}")),
+        f"egress{family}": list(_lookups(Direction.EGRESS, family)),
         f"egress_met{family}": [
             "meta mark @tallies",
             f"meta mark & {REFUSES:#x} != 0 goto refuse",
             f"meta priority @{policed_name(Direction.INGRESS)} goto judge_again{family}",
             "goto pass",
         ],
-        f"judge_again{family}": _number(f"asks{family}", "meta mark", asks, then=f"ingress{family}"),
-        f"ingress{family}": list(_lookups(Direction.INGRESS, family, then="ingress_met")),
+        f"judge_again{family}": _number("asks", family, word, then=f"ingress{family}"),
+        f"ingress{family}": list(_lookups(Direction.INGRESS, family)),
     }
 
 
-def _number(end: str, into: str, address: str, *, then: str) -> list[str]:
+def _number(end: str, family: int, word: str, *, then: str) -> list[str]:
+    """Who is at the address of an end: known, alone in a range, in a prefix (`ways`), or nobody of whom is spoken."""
+    into, where = ADDRESS_ENDS[end]
+    address = where.format(word=word)
     return [
-        f"{into} set {address} map @who_{end} goto {then}",
-        f"{into} set meta nfproto . {address} map @where_{end} goto {then}",
-        f"{into} set 0 goto {then}",
+        *(f"{into} set {address} map @{name}_{end}{family} goto {then}" for name in ("who", "spot")),
+        f"{into} set 0",
+        f"jump where_{end}{family}",
+        f"goto {then}",
     ]
 
 
@@ -186,18 +204,18 @@ def _places(*, speaks: str, hears: str) -> list[str]:
     ]
 
 
-def _lookups(direction: Direction, family: int, *, then: str) -> Iterator[str]:
+def _lookups(direction: Direction, family: int) -> Iterator[str]:
     """The rows in their order. Everything has one, so whoever met none was overtaken: the next hook judges it again."""
-    (local, _), (remote, _) = _ENDS[direction]
-    for paired, key in ((True, f"{local} . {remote}"), (False, local)):
-        name = map_name(direction, paired=paired, service="")
-        for service in ("port", "ports"):
-            # nft takes a connection's port for one only where it has been told family and protocol.
-            for number in PORTED:
-                yield (
-                    f"meta nfproto ipv{family} ct original protocol {protocol_name(number)} meta mark set "
-                    f"{key} . ct original protocol . ct reply proto-src map @{name}{service} goto {then}"
-                )
+    then = ports_then(direction, family)
+    for paired in (True, False):
+        key, name = pair_key(direction, paired=paired), map_name(direction, paired=paired, service="")
+        # nft takes a connection's port for one only where it has been told family and protocol.
+        for number in PORTED:
+            yield (
+                f"meta nfproto ipv{family} ct original protocol {protocol_name(number)} meta mark set "
+                f"{key} . ct original protocol . ct reply proto-src map @{name}port goto {then}"
+            )
+        yield f"jump {name}ports{family}"
         yield f"meta mark set {key} . ct original protocol map @{name}protocol goto {then}"
         yield f"meta mark set {key} map @{name}all goto {then}"
     yield "accept"

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.adapters.linux.elements import Element, key, mark, ordered_mark, port, protocol, read_counts
+from weft.adapters.linux.elements import Element, key, mark, port, protocol, read_counts
 from weft.adapters.linux.entries import Entry, set_named
 from weft.adapters.linux.judging import REASONS, map_name, policed_name
 from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.wire import AF, pack_address, to_number
-from weft.domain.addresses import Address
+from weft.adapters.linux.ways import middle, prefixes
+from weft.adapters.linux.wire import pack_address, to_number
+from weft.domain.addresses import BITS, Address
 from weft.domain.policy.parts import PolicyPart, Row, Tally, Where, Who
 from weft.domain.policy.rules import Direction
 
 _TALLIES, _REASONS = "tallies", "reasons"
 _ENDS = ("asks", "answers")
+_PORT_BITS = 16
 POLICY_SETS = (
-    *(f"{kind}_{end}{family}" for kind in ("who", "where") for end in _ENDS for family in (4, 6)),
+    *(f"{kind}_{end}{family}" for kind in ("who", "spot", "where") for end in _ENDS for family in (4, 6)),
     *(policed_name(direction) for direction in Direction),
     *(
         map_name(direction, paired=paired, service=service)
@@ -36,38 +38,37 @@ def entries_of(part: PolicyPart) -> Iterator[Entry]:
             for end in _ENDS:
                 yield Entry(f"who_{end}{part.address.family}", element)
         case Where():
-            family = part.range.family
-            first, last = (
-                key(AF[family].to_bytes(1, "big"), pack_address(Address(family, number)))
-                for number in (part.range.first, part.range.last)
-            )
-            element = Element(key=first, last=last, value=mark(part.number))
-            for end in _ENDS:
-                yield Entry(f"where_{end}{family}", element)
+            family, value = part.range.family, mark(part.number)
+            for first, free in prefixes(part.range.first, part.range.last, bits=BITS[family]):
+                name, number = ("where", middle(first, free)) if free else ("spot", first)
+                element = Element(key=pack_address(Address(family, number)), value=value)
+                for end in _ENDS:
+                    yield Entry(f"{name}_{end}{family}", element)
         case Row():
-            yield _row_entry(part)
+            yield from _row_entries(part)
             if part.remote is None and part.protocol is None:
                 yield Entry(policed_name(part.direction), Element(key=mark(part.local)))
         case Tally():
             yield Entry(_TALLIES, Element(key=mark(part.outcome)))
 
 
-def _row_entry(row: Row) -> Entry:
+def _row_entries(row: Row) -> Iterator[Entry]:
     numbers = [row.local] if row.remote is None else [row.local, row.remote]
-    paired, value = row.remote is not None, mark(row.outcome)
+    lead, value = [*map(mark, numbers)], mark(row.outcome)
     if row.protocol is None:
-        name = map_name(row.direction, paired=paired, service="all")
-        return Entry(name, Element(key=key(*map(mark, numbers)), value=value))
+        yield Entry(_row_map(row, "all"), Element(key=key(*lead), value=value))
+        return
+    lead.append(protocol(row.protocol))
     if row.ports is None:
-        name = map_name(row.direction, paired=paired, service="protocol")
-        return Entry(name, Element(key=key(*map(mark, numbers), protocol(row.protocol)), value=value))
-    first, last = row.ports
-    if first == last:
-        name = map_name(row.direction, paired=paired, service="port")
-        return Entry(name, Element(key=key(*map(mark, numbers), protocol(row.protocol), port(first)), value=value))
-    name = map_name(row.direction, paired=paired, service="ports")
-    lead = key(*map(ordered_mark, numbers), protocol(row.protocol))
-    return Entry(name, Element(key=key(lead, port(first)), last=key(lead, port(last)), value=value))
+        yield Entry(_row_map(row, "protocol"), Element(key=key(*lead), value=value))
+        return
+    for first, free in prefixes(*row.ports, bits=_PORT_BITS):
+        service, number = ("ports", middle(first, free)) if free else ("port", first)
+        yield Entry(_row_map(row, service), Element(key=key(*lead, port(number)), value=value))
+
+
+def _row_map(row: Row, service: str) -> str:
+    return map_name(row.direction, paired=row.remote is not None, service=service)
 
 
 def read_tallies(netlink: NetlinkSocket) -> tuple[dict[int, int], dict[str, int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from weft.adapters.linux import balancing, hosting, judging
 from weft.adapters.linux.judging import PORT_PREFIX, REASONS, ROUTER, SPOOFED, refusal
+from weft.adapters.linux.ways import WAY_CHAINS
 
 TABLE = "weft"
 KNOWN, STAMP = "known", "stamp"
@@ -51,7 +52,7 @@ def _base() -> str:
     chains = judging.chains() | balancing.chains() | hosting.chains() | _CHAINS
     lines = [f"add table inet {TABLE}", f"table inet {TABLE} {{"]
     lines += [*_SETS, *judging.declarations(), *balancing.declarations(), *hosting.declarations()]
-    lines += [f"chain {name} {{ }}" for name in (KNOWN, STAMP)]
+    lines += [f"chain {name} {{ }}" for name in (KNOWN, STAMP, *WAY_CHAINS)]
     lines += [f"chain {name} {{ {rules[0] if _is_hook(rules[0]) else ''} }}" for name, rules in chains.items()]
     lines.append("}")
     lines += [f"flush chain inet {TABLE} {name}" for name in chains]

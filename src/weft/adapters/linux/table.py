@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 
 from weft.adapters.linux.balancing import SERVICE_SETS, Spread, spread_commands
 from weft.adapters.linux.elements import apply_changes, has_set, read_generation
@@ -15,6 +15,7 @@ from weft.adapters.linux.policy import POLICY_SETS
 from weft.adapters.linux.ruleset import BASE, REBUILD, SELF_SETS, TABLE, VOICE_SETS
 from weft.adapters.linux.services import spreads_of
 from weft.adapters.linux.stamps import stamp_commands, stamp_of, stamp_requests
+from weft.adapters.linux.ways import Way, way_commands, ways_of
 from weft.adapters.linux.wire import Request
 from weft.domain.errors import DatapathFault
 
@@ -33,6 +34,7 @@ class Table:
         # Each of our stamps comes with a generation at least, so a later process begins beyond all of them.
         self._stamped = self._generation
         self._spreads: set[Spread] = set()
+        self._ways: set[Way] = set()
 
     def prepare(self) -> bool:
         """Chains and rules as they should be, in one transaction; whether entries and counts have stayed.
@@ -49,13 +51,20 @@ class Table:
         self._stamped += 1
         return have_stayed
 
-    def spread(self, entries: Iterable[Entry], *, anew: bool = False) -> None:
-        """There are the chains that these entries lead to, made anew where others may have had a hand in them."""
+    def spread(self, entries: Collection[Entry], *, anew: bool = False) -> None:
+        """There is what leads to these entries and on from them, made anew where others may have had a hand in it."""
         if anew:
-            self._spreads.clear()
-        if missing := spreads_of(entries) - self._spreads:
-            self._nftables.run(spread_commands(missing, table=TABLE))
-            self._spreads |= missing
+            self._spreads, self._ways = set(), set()
+        spreads, ways = spreads_of(entries) - self._spreads, ways_of(entries) - self._ways
+        commands = spread_commands(spreads, table=TABLE) + way_commands(ways, table=TABLE, anew=anew)
+        if anew:
+            # With a stamp it is a transaction even where nothing has to be changed, and counts as one of ours.
+            commands += stamp_commands(stamp_of(self._stamped + 1))
+            self._stamped += 1
+        if commands:
+            self._nftables.run(commands)
+            self._spreads |= spreads
+            self._ways |= ways
 
     def change(self, *, drop: Set[Entry], put: Set[Entry]) -> None:
         """Take entries out and put others in, at once. What is so already, also by others' doing, is fine."""
@@ -73,9 +82,6 @@ class Table:
         if drop or put:
             self.spread(put)
             self._stamp([*drop_entries(drop), *put_entries(put)])
-            if any(entry.element.last for entries in (drop, put) for entry in entries):
-                # Ranges change a moment after all else: a connection that passed in between is judged once more.
-                self._stamp([])
 
     def _stamp(self, requests: Sequence[Request]) -> None:
         """Carry out requests in one transaction, after which every connection is judged anew."""

@@ -16,10 +16,8 @@ from weft.adapters.linux.elements import (
     Verdict,
     drop_elements,
     interface,
-    interval,
     key,
     mark,
-    ordered_mark,
     parse_elements,
     port,
     protocol,
@@ -43,19 +41,7 @@ def test_several_fields_are_padded_to_four_bytes_each() -> None:
 
 def test_fields() -> None:
     assert interface("wp1") == b"wp1" + bytes(13)
-    assert ordered_mark(1) == b"\x00\x00\x00\x01"
     assert int.from_bytes(mark(1), sys.byteorder) == 1
-
-
-def test_an_interval_ends_before_the_next_key() -> None:
-    assert interval(port(80), port(90), value=mark(1)) == (
-        Element(key=port(80), value=mark(1)),
-        Element(key=port(91), ends_interval=True),
-    )
-
-
-def test_an_interval_up_to_the_last_key_needs_no_end() -> None:
-    assert interval(port(80), port(65535)) == (Element(key=port(80)),)
 
 
 def test_dropping_asks_for_keys_only() -> None:
@@ -81,8 +67,7 @@ def test_no_elements_are_no_request() -> None:
 KEYS = st.binary(min_size=1, max_size=40)
 VERDICTS = st.builds(Verdict, st.integers(-5, 1), st.text("abcxyz_", max_size=20))
 ELEMENTS = st.one_of(
-    st.builds(Element, key=KEYS, last=st.just(b"") | KEYS, ends_interval=st.booleans()),
-    st.builds(Element, key=KEYS, value=KEYS),
+    st.builds(Element, key=KEYS, value=st.just(b"") | KEYS),
     st.builds(Element, key=KEYS, verdict=VERDICTS),
 )
 
