@@ -63,7 +63,7 @@ class Scripted:
         scripts = self.watches.get(request.path)
         steps = scripts.pop(0) if scripts else [HANG]
         if steps and isinstance(steps[0], int):
-            return status(steps[0], "refused")
+            return status(steps[0], str(steps[1]) if len(steps) > 1 else "refused")
         response = web.StreamResponse()
         await response.prepare(request)
         for step in steps:

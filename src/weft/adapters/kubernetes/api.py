@@ -30,6 +30,8 @@ _LONGEST_LINE = 8 << 20
 """More than an object can have (etcd takes 1.5 MB); a stream without line ends must not fill the memory."""
 
 _UNAUTHORIZED, _GONE = 401, 410
+_FROM_THE_FUTURE = "Too large resource version"
+"""What is said of versions that a server has not reached which was set back to an older copy of its data."""
 _ERRORS: Mapping[int, type[WeftError]] = {
     400: Invalid,
     _UNAUTHORIZED: Denied,
@@ -74,8 +76,6 @@ class Api:
     async def lines(self, path: str, *, silence: float) -> AsyncGenerator[bytes, None]:
         """The lines of an answer that goes on, until the server ends it. `Unavailable` when it breaks off."""
         async with self._servers.stream(path, method="GET", silence=silence, headers=self._headers()) as stream:
-            if stream.status >= 500:
-                raise Elsewhere(f"status {stream.status}")
             rest = b""
             async for piece in stream.pieces:
                 *whole, rest = (rest + piece).split(b"\n")
@@ -86,7 +86,8 @@ class Api:
                 if len(rest) > _LONGEST_LINE:
                     raise Unavailable(f"{path}: a line of more than {_LONGEST_LINE} bytes")
             if stream.status != 200:
-                raise refusal(stream.status, rest)
+                refused = refusal(stream.status, rest)
+                raise Elsewhere(refused.message) if type(refused) is Unavailable else refused
 
     async def _ask(self, method: str, path: str, body: bytes = b"", *, repeatable: bool, content: str = "") -> bytes:
         for is_last in (False, True):
@@ -155,7 +156,8 @@ def refusal(status: int, body: bytes) -> WeftError:
         told = msgspec.json.decode(body, type=Status)
     except msgspec.MsgspecError:
         told = Status(message=body[:200].decode(errors="replace"))
-    return _ERRORS.get(status, Unavailable)(f"the API server says {status}: {told.message[:500]}")
+    kind = Compacted if _FROM_THE_FUTURE in told.message else _ERRORS.get(status, Unavailable)
+    return kind(f"the API server says {status}: {told.message[:500]}")
 
 
 def _tls(access: Access) -> ssl.SSLContext:

@@ -33,8 +33,6 @@ WATCH_S = 50
 """How long a watch goes on before it is asked for anew; a connection that is dead is known to be so soon after."""
 _SILENCE_S = 20.0
 """How long a watch may be silent after it should have ended."""
-_PATIENT_TRIES = 4
-"""How often a watch may fail before everything is listed anew: the server may have been set back to an older copy."""
 _REFUSED_CAP_S = 30.0
 """How rarely a server is asked that refuses us: somebody has to give us a right first."""
 
@@ -110,14 +108,12 @@ class Reflector(Generic[T]):
         """Follow until cancelled."""
         backoff = Backoff()
         refused = Backoff(first=1.0, cap=_REFUSED_CAP_S)
-        tries = 0
         while True:
             before = self._version
             try:
                 if not self._version:
                     await self._list()
                 await self._watch()
-                tries = 0
                 continue
             except Compacted:
                 log.info("history is gone, listing anew", path=self._form.path)
@@ -125,7 +121,6 @@ class Reflector(Generic[T]):
                 pause = backoff
             except Unavailable as error:
                 self._note(error.message)
-                tries += 1
                 pause = backoff
             except WeftError as error:
                 self._note(error.message)
@@ -134,9 +129,6 @@ class Reflector(Generic[T]):
             if self._version and self._version != before:
                 backoff.reset()
                 refused.reset()
-                tries = 0
-            elif tries >= _PATIENT_TRIES:
-                self._version, tries = "", 0
             await pause.pause()
 
     def _note(self, fault: str) -> None:

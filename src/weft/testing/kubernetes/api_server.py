@@ -32,6 +32,7 @@ class ApiServer:
         directory.mkdir(parents=True, exist_ok=True)
         self.authority = Authority(directory / "pki")
         self.address = address
+        self.etcd = etcd
         self.url = f"https://{address}:{free_port()}"
         self.log = directory / "kube-apiserver.log"
         self._directory = directory

@@ -121,9 +121,18 @@ async def test_the_first_form_that_the_server_has_is_followed(server: Scripted, 
     assert server.asked[:2] == ["list /apis/newer/v1/pods", f"list {PATH}"]
 
 
+async def test_a_server_in_trouble_is_asked_for_the_same_again(server: Scripted, access: Access) -> None:
+    """No new listing: a thousand nodes would come with one when a server is restarted."""
+    server.lists[PATH] = [listing(5, pod("a"))]
+    server.watches[PATH] = [*([[503]] * 5), [event("ADDED", pod("b", 6)), HANG]]
+    async with following(access) as (kept, _):
+        await until(lambda: set(kept.versions) == {"a", "b"})
+    assert server.asked.count(f"list {PATH}") == 1
+
+
 async def test_a_server_that_was_set_back_is_listed_anew(server: Scripted, access: Access) -> None:
     """An API server over an older copy of its data refuses versions that are still to come, for ever."""
     server.lists[PATH] = [listing(500, pod("a")), listing(40, pod("b"))]
-    server.watches[PATH] = [[504]] * 6
+    server.watches[PATH] = [[504, "Timeout: Too large resource version: 500, current: 40"], [HANG]]
     async with following(access) as (kept, _):
         await until(lambda: set(kept.versions) == {"b"})

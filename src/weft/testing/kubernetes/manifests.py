@@ -1,0 +1,44 @@
+"""Manifests that we ship, as `kubectl apply` would bring them into a new cluster, and the accounts they make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from weft.testing.kubernetes.api import Api
+
+PACKAGING = Path(__file__).parents[4] / "packaging" / "kubernetes"
+RBAC = PACKAGING / "rbac.yaml"
+
+_PLURALS = {
+    "ServiceAccount": "serviceaccounts",
+    "ClusterRole": "clusterroles",
+    "ClusterRoleBinding": "clusterrolebindings",
+}
+
+
+async def apply(api: Api, manifest: Path) -> None:
+    """Create every object of a manifest."""
+    for document in _documents(manifest):
+        await api.create(_folder(document), document)
+
+
+def _documents(manifest: Path) -> list[dict[str, Any]]:
+    return [msgspec.yaml.decode(text) for text in manifest.read_text().split("\n---\n")]
+
+
+def _folder(document: dict[str, Any]) -> str:
+    version, namespace = document["apiVersion"], document["metadata"].get("namespace")
+    root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
+    place = f"/namespaces/{namespace}" if namespace else ""
+    return f"{root}{place}/{_PLURALS[document['kind']]}"
+
+
+async def token_of(api: Api, account: str, *, namespace: str = "kube-system") -> str:
+    """A new token of a service account, as the kubelet would hand it to a pod."""
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+    answer = await api.create(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
+    token: str = answer["status"]["token"]
+    return token
