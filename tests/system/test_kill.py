@@ -15,19 +15,27 @@ from weft.testing.audit import audit
 from weft.testing.masters import MasterProcess, Rest, client, until_told
 from weft.testing.waiting import until
 
-SUBNETS = {"small": "10.1.0.0/24", "large": "10.2.0.0/16"}
+SUBNETS = {
+    "small": {"subnet": "10.1.0.0/24", "ipv6Subnet": "fd01::/120"},
+    "large": {"subnet": "10.2.0.0/16", "ipv6Subnet": "fd02::/64"},
+}
 FEW = 12
 """About so many endpoints a worker has, so that the same addresses go round."""
+FEWER = 4
+"""The same of services, which are made every now and then."""
 
 Endpoint = tuple[str, str]
+Addresses = tuple[str, str]
 
 
 class Workers:
-    """Clients that create and delete endpoints of their own, send again what nobody answered, and remember what they
-    were told."""
+    """Clients that create and delete endpoints and services of their own, send again what nobody answered, and remember
+    what they were told."""
 
     def __init__(self, rest: Rest, chance: random.Random) -> None:
         self.told: dict[Endpoint, str] = {}
+        self.services: dict[str, str] = {}
+        """By name, in which network."""
         self.answered = 0
         self._rest = rest
         self._chance = chance
@@ -37,7 +45,9 @@ class Workers:
         """Go on until told to rest, then finish what is under way."""
         while not self._resting:
             own = [endpoint for endpoint in self.told if endpoint[1].startswith(name)]
-            if self._chance.random() < len(own) / FEW:
+            if self._chance.random() < 0.25:
+                await self._keep_shop(name)
+            elif self._chance.random() < len(own) / FEW:
                 await self._delete(self._chance.choice(own))
             else:
                 await self._create(self._chance.choice(list(SUBNETS)), f"{name}-{self._chance.getrandbits(48)}")
@@ -66,25 +76,55 @@ class Workers:
             answer.accepted()
         del self.told[endpoint]
 
+    async def _keep_shop(self, name: str) -> None:
+        """A service is made, is changed, or goes."""
+        own = [service for service in self.services if service.startswith(name)]
+        if own and self._chance.random() < len(own) / FEWER:
+            service = self._chance.choice(own)
+            answer = await until_told(lambda: self._rest.delete("serviceLBs", f"default:{service}"))
+            if answer.status != 404:
+                answer.accepted()
+            del self.services[service]
+            return
+        changing = bool(own) and self._chance.random() < 0.5
+        service = self._chance.choice(own) if changing else f"{name}-{self._chance.getrandbits(48)}"
+        network = self.services.get(service) or self._chance.choice(list(SUBNETS))
+        wanted: dict[str, object] = {"tenantName": "default", "serviceName": service, "networkName": network}
+        wanted |= {"selectors": ["app=web"], "ports": [f"{self._chance.randint(1, 9999)}:80:TCP"]}
+        (await until_told(lambda: self._rest.put("serviceLBs", **wanted))).accepted()
+        self.services[service] = network
 
-async def stored_endpoints(rest: Rest) -> dict[Endpoint, str]:
-    """The address of each endpoint, in a state in which the auditor finds no fault."""
+
+async def audited(rest: Rest) -> dict[str, Any]:
+    """The state, in which the auditor finds no fault."""
     state = await rest.state()
     assert audit({key: msgspec.json.encode(document) for key, document in state.items()}) == []
+    return state
+
+
+def stored_endpoints(state: dict[str, Any]) -> dict[Endpoint, str]:
+    """The address of each endpoint."""
     documents = [document["o"] for key, document in state.items() if key.startswith("endpoints/")]
     return {(each["networkName"], each["endpointID"]): each["ipAddress"] for each in documents}
+
+
+def stored_services(state: dict[str, Any]) -> dict[str, Addresses]:
+    """The addresses of each service."""
+    documents = [document["o"] for key, document in state.items() if key.startswith("services/")]
+    return {each["serviceName"]: (each["vip"], each["ipv6Vip"]) for each in documents}
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [15, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
 async def test_what_was_acknowledged_survives_kills(tmp_path: Path, kills: int) -> None:
-    """No endpoint is lost, doubled, half there or back from the dead, whatever moment the process dies at."""
+    """No endpoint or service is lost, doubled, half there or back from the dead, whatever moment the process dies at,
+    and a service keeps its addresses through every change."""
     async with (
         MasterProcess(tmp_path, "--default-subnet", "none") as master,
         client(master.url) as rest,
     ):
-        for name, subnet in SUBNETS.items():
-            network = {"tenantName": "default", "networkName": name, "encap": "vxlan", "subnet": subnet}
+        for name, subnets in SUBNETS.items():
+            network = {"tenantName": "default", "networkName": name, "encap": "vxlan", **subnets}
             (await rest.put("networks", **network)).accepted()
         workers = Workers(rest, random.Random())
 
@@ -92,6 +132,12 @@ async def test_what_was_acknowledged_survives_kills(tmp_path: Path, kills: int) 
             master.kill()
             await master.start()
 
+        before: dict[str, Addresses] = {}
         for _ in range(kills):
             await workers.disturbed_by(kill_and_start)
-            assert await stored_endpoints(rest) == workers.told
+            state = await audited(rest)
+            assert stored_endpoints(state) == workers.told
+            services = stored_services(state)
+            assert services.keys() == workers.services.keys()
+            assert all(before[name] == services[name] for name in before.keys() & services.keys())
+            before = services
