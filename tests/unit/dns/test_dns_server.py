@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 
 import dns.flags
 import dns.message
@@ -107,6 +108,27 @@ async def test_a_question_that_comes_in_pieces_is_answered() -> None:
             await writer.drain()
         assert (await read_answer(reader)).rcode() == dns.rcode.NOERROR
         writer.close()
+
+
+async def test_no_stream_of_bytes_does_harm_cve_2025_23028() -> None:
+    """Damaged questions, lengths that are not true, callers who hang up in the middle: the next one is answered."""
+    chance = Random(23028)
+    async with served() as tenant:
+        for _ in range(150):
+            _, writer = await tenant.connect()
+            stream = bytearray(frame(WEB) * chance.randint(1, 3))
+            for _ in range(chance.randint(1, 6)):
+                stream[chance.randrange(len(stream))] = chance.randrange(256)
+            writer.write(bytes(stream[: chance.randrange(len(stream) + 1)]))
+            if chance.random() < 0.5:
+                writer.transport.abort()
+            else:
+                writer.close()
+        reader, writer = await tenant.connect()
+        writer.write(frame(WEB))
+        assert (await read_answer(reader)).rcode() == dns.rcode.NOERROR
+        writer.close()
+        assert (await tenant.ask(WEB)).rcode() == dns.rcode.NOERROR
 
 
 async def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
