@@ -37,7 +37,6 @@ from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER
 from weft.domain.errors import DatapathFault, NotFound, Unavailable, WeftError
 from weft.drivers import find_orchestrator, open_datapath, open_store
-from weft.ports.datapath import Datapath
 from weft.ports.orchestrator import Pods
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
@@ -50,8 +49,10 @@ from weft.runtime.tasks import beside
 log = Log("netplugin")
 
 EXIT_FAILED = 1
-REAP_S = 0.05
-"""How long devices that are as good as gone, and the news of refused packets, may wait, so that many go at once."""
+REAP_S = 0.25
+"""How long devices that are as good as gone may wait, so that many go at once: a group takes the kernel some 10 ms."""
+LISTEN_S = 0.05
+"""How often the datapath is asked what it has refused, and whether others have had a hand in it."""
 EVICT_S = 0.5
 """How often attachments are looked at that are to leave and that no news told of."""
 
@@ -161,6 +162,7 @@ class Agent:
                 (self._holdings.run(), "holdings"),
                 (self._restore_and_follow(), "reconcile"),
                 (self._reap_for_ever(), "reaper"),
+                (self._listen_for_ever(), "listener"),
                 (self._evict_for_ever(), "evictions"),
                 (self._joining.run(), "infra"),
                 (self._readiness.run(), "readiness"),
@@ -248,10 +250,18 @@ class Agent:
         never = asyncio.Event()
         while not await happens(never, within=REAP_S):
             try:
-                if await self._kernel.call(_tidy_up):
-                    self._reconciler.doubt()
+                await self._kernel.call(lambda datapath: datapath.reap())
             except DatapathFault as error:
                 log.error("not reaped", reason=error.message)
+
+    async def _listen_for_ever(self) -> None:
+        never = asyncio.Event()
+        while not await happens(never, within=LISTEN_S):
+            try:
+                if await self._kernel.call(lambda datapath: datapath.disturbed()):
+                    self._reconciler.doubt()
+            except DatapathFault as error:
+                log.error("not known whether others have changed the datapath", reason=error.message)
             await self._hearing.listen()
 
     async def _evict_for_ever(self) -> None:
@@ -264,12 +274,6 @@ class Agent:
                 await self._attachments.evict()
             except DatapathFault as error:
                 log.error("not taken off", reason=error.message)
-
-
-def _tidy_up(datapath: Datapath) -> bool:
-    """Finish what was left for later; whether somebody else has had a hand in what is ours."""
-    datapath.reap()
-    return datapath.disturbed()
 
 
 async def serve(settings: AgentSettings) -> None:
