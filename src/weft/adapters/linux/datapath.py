@@ -14,7 +14,7 @@ from typing import Self
 from weft.adapters.linux import pod
 from weft.adapters.linux.facts import PORT_MAC, REAPED_GROUP, port_neighbours, port_routes
 from weft.adapters.linux.host_side import HostSide
-from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, read_link, read_links
+from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, read_link, read_links, settle_link
 from weft.adapters.linux.neighbours import put_neighbour
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
@@ -136,9 +136,7 @@ class LinuxDatapath:
         with self._inside(wiring) as (namespace, inside):
             there = self._make_pair(space, wiring, namespace=namespace, inside=inside)
             self._furnish(wiring, there, namespace=namespace, inside=inside)
-            # Being asked, the kernel lets the host end send at once; else it does so only when it gets round to it, and
-            # the first packets to the workload are lost.
-            read_link(space.netlink, wiring.port.interface)
+            settle_link(space.netlink, there - 1)  # else the first packets to the workload are lost
             space.admit(wiring.port, policy)
             self._host.change(drop=policy.drop, put=policy.put)
 

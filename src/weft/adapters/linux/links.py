@@ -227,6 +227,12 @@ def read_link(netlink: NetlinkSocket, name: str) -> Link | None:
     return None if answer is None else parse_link(answer)
 
 
+def settle_link(netlink: NetlinkSocket, index: int) -> None:
+    """Have the kernel find out now whether a device carries packets; else it does so when it gets round to it."""
+    payload = _HEADER.pack(0, 0, index, 0, 0) + wire.u32(_EXTENT, _WITHOUT_STATISTICS)
+    netlink.get(Request(_GETLINK, 0, payload, "settle link", index, _GONE))
+
+
 def parse_link(payload: bytes) -> Link:
     """A device out of the kernel's description."""
     _, _, index, flags, _ = wire.unpack_header(_HEADER, payload)

@@ -7,7 +7,7 @@ A port with a limit has a device beside it, its meter, through which everything 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from weft.adapters.linux.elements import apply_changes
@@ -55,8 +55,10 @@ class Shapes:
         self._shapes: dict[str, Shape] = {}
         self._marks = read_marks(netfilter)
 
-    def apply(self, put: Iterable[Shape], drop: Iterable[Shape], indexes: dict[str, int]) -> None:
+    def apply(self, put: Sequence[Shape], drop: Sequence[Shape], indexes: dict[str, int]) -> None:
         """Give ports these shapes and take those away. No other port is touched, and none that is not there."""
+        if not put and not drop:
+            return
         gone: dict[str, Shape | None] = {
             shape.interface: None for shape in drop if self._shapes.get(shape.interface, shape) == shape
         }
