@@ -23,7 +23,7 @@ from weft.domain.policy.identities import Identity, Kind, identity_of_world
 from weft.domain.policy.kubernetes import is_isolation
 from weft.domain.policy.protocols import service_name
 from weft.domain.policy.rules import Direction
-from weft.ports.datapath import Drop
+from weft.ports.datapath import Drop, PartlyTold
 from weft.runtime.logs import Log
 
 log = Log("drops")
@@ -121,12 +121,14 @@ class Hearing:
 
     async def listen(self) -> None:
         """Take in what was refused since the last time."""
-        fault = ""
+        fault, refused = "", list[Drop]()
         try:
-            if refused := await self._kernel.call(lambda datapath: datapath.drops()):
-                self._drops.add(self._naming.name(refused))
+            refused = await self._kernel.call(lambda datapath: datapath.drops())
         except DatapathFault as error:
             fault = error.message
+            refused = error.drops if isinstance(error, PartlyTold) else []
             if fault != self._fault:
                 log.error("refused packets are not heard of", reason=fault)
         self._fault = fault
+        if refused:
+            self._drops.add(self._naming.name(refused))

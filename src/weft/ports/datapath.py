@@ -22,6 +22,7 @@ import msgspec
 from weft.domain.addresses import Address
 from weft.domain.balancing.parts import Front
 from weft.domain.diff import Difference
+from weft.domain.errors import DatapathFault
 from weft.domain.hosting.view import PublishedPort
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import NO_RATES, Part, Port, Rates
@@ -81,6 +82,14 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     leaves_by: str = ""
     at: float = 0.0
     """Seconds since the epoch, by the clock of this machine."""
+
+
+class PartlyTold(DatapathFault):
+    """What was refused in some tenants' spaces could not be read; `drops` are those of the others."""
+
+    def __init__(self, message: str, drops: list[Drop]) -> None:
+        super().__init__(message)
+        self.drops = drops
 
 
 class Tallies(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +176,10 @@ class Datapath(Protocol):
         ...
 
     def drops(self) -> list[Drop]:
-        """What was refused since the last call, oldest first; a sample when it is much."""
+        """What was refused since the last call, oldest first; a sample when it is much.
+
+        `PartlyTold` when it is not known for some tenants, with what is known.
+        """
         ...
 
     def tallies(self) -> list[Tallies]:

@@ -124,6 +124,8 @@ class NetLab:
 
     async def reboot(self, host: Host) -> None:
         """All that the host's kernel knew is gone, pods included; what was on its disk is there."""
+        # The kernel takes down a namespace when it gets round to it: until then the old machine has the same address.
+        self._raise_cable(host, up=False)
         host.lose_kernel_state()
         self._spaces.delete(host.machine.name)
         self.connect(host)

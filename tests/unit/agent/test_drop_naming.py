@@ -21,7 +21,7 @@ from weft.domain.nodeview import host_end
 from weft.domain.policy.protocols import ICMP, TCP
 from weft.domain.policy.rules import Action, Direction, RuleId
 from weft.domain.policy.services import Outcome
-from weft.ports.datapath import Datapath, Drop
+from weft.ports.datapath import Datapath, Drop, PartlyTold
 from weft.testing.worlds import DEFAULT
 
 if TYPE_CHECKING:
@@ -132,3 +132,17 @@ async def test_a_datapath_that_tells_nothing_is_complained_of_once(
             await hearing.listen()
             assert [record.levelname for record in caplog.records] == ["ERROR"] * complaints
             assert log.total == heard
+
+
+async def test_what_one_tenant_cannot_tell_takes_nothing_from_the_others(policed: Policed) -> None:
+    log, address = DropLog(), address_of(policed.guest)
+    drop = Drop(tenant=DEFAULT, outcome=0, reason="weft/invalid", source=address, target=address, protocol=TCP)
+
+    class HalfDeaf:
+        def drops(self) -> list[Drop]:
+            raise PartlyTold("tenant red: busy", [drop])
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        hearing = Hearing(Kernel(cast("Datapath", HalfDeaf()), thread), naming=naming(policed), drops=log)
+        await hearing.listen()
+    assert log.total == 1

@@ -25,11 +25,11 @@ from weft.adapters.linux.survey import foreign_drops, probe_kernel, survey_space
 from weft.adapters.linux.telling import read_drops, tell_tallies
 from weft.domain.addresses import Address, Subnet
 from weft.domain.diff import Difference
-from weft.domain.errors import Conflict, NotFound
+from weft.domain.errors import Conflict, DatapathFault, NotFound
 from weft.domain.hosting.parts import HostLink
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Part, Port, Shape, Space
-from weft.ports.datapath import NO_CHANGE, Drop, Findings, ServiceUse, SpaceSurvey, Tallies, Wiring
+from weft.ports.datapath import NO_CHANGE, Drop, Findings, PartlyTold, ServiceUse, SpaceSurvey, Tallies, Wiring
 
 _ENCAPSULATION = {4: 50, 6: 70}
 """What vxlan adds to a packet, by the underlay's family."""
@@ -230,10 +230,17 @@ class LinuxDatapath:
         return found
 
     def drops(self) -> list[Drop]:
-        return sorted(
-            (drop for tenant, space in self._spaces.items() for drop in read_drops(tenant, space)),
-            key=lambda drop: drop.at,
-        )
+        found: list[Drop] = []
+        faults: list[str] = []
+        for tenant, space in self._spaces.items():
+            try:
+                found += read_drops(tenant, space)
+            except DatapathFault as error:
+                faults.append(f"tenant {tenant}: {error.message}")
+        found.sort(key=lambda drop: drop.at)
+        if faults:
+            raise PartlyTold("; ".join(faults), found)
+        return found
 
     def tallies(self) -> list[Tallies]:
         return [tell_tallies(tenant, self._spaces[tenant]) for tenant in sorted(self._spaces)]

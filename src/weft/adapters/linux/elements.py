@@ -34,7 +34,9 @@ _ELEMENT = 1
 _KEY, _DATA, _STATE = 1, 2, 7
 _VALUE, _VERDICT = 1, 2
 _CODE, _CHAIN = 1, 2
+_COUNTED_LEAST = 56  # bytes of an element with a counter, besides its key
 _STATE_DATA, _OCTETS, _PACKETS = 2, 1, 2
+_NUMBER_HEADS = tuple(wire.attribute(kind, bytes(8))[:4] for kind in (_OCTETS, _PACKETS))
 _INTERFACE_BYTES = 16
 _GONE = frozenset({errno.ENOENT})
 _LIST_BYTES = 60_000  # an attribute's length is a 16-bit number
@@ -151,10 +153,30 @@ def read_counts(netlink: NetlinkSocket, target: SetName) -> dict[bytes, Count]:
     return {key: count for answer in answers for key, count in parse_counts(answer)}
 
 
-def parse_counts(payload: bytes) -> Iterator[tuple[bytes, Count]]:
+def parse_counts(payload: bytes) -> Iterable[tuple[bytes, Count]]:
     """Keys and counts out of one message."""
     wire.unpack_header(_HEADER, payload)
     elements = wire.attributes(payload, _HEADER.size).get(_ELEMENTS, b"")
+    return _parse_alike(elements) or _parse_counts(elements)
+
+
+def _parse_alike(elements: bytes) -> list[tuple[bytes, Count]]:
+    """The same by the form of the first one, ten times as fast; nothing where not all have that form."""
+    size = int.from_bytes(elements[:2], sys.byteorder)
+    if not _COUNTED_LEAST <= size <= len(elements):
+        return []
+    form = struct.Struct(f">12s{size - _COUNTED_LEAST}s24sQ4sQ")  # heads, key, heads and name, octets, head, packets
+    if len(elements) % form.size:
+        return []
+    rows = list(form.iter_unpack(elements))
+    first = rows[0]
+    if (first[2][-4:], first[4]) != _NUMBER_HEADS or any(row[::4] != first[::4] or row[2] != first[2] for row in rows):
+        return []
+    found = [(row[1], Count(row[5], row[3])) for row in rows]
+    return found if found[:1] == list(_parse_counts(elements[: form.size])) else []
+
+
+def _parse_counts(elements: bytes) -> Iterator[tuple[bytes, Count]]:
     for _, data in wire.attribute_list(elements):
         found = wire.attributes(data)
         counter = wire.attributes(wire.attributes(found.get(_STATE, b"")).get(_STATE_DATA, b""))

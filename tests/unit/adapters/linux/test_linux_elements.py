@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from weft.adapters.linux import wire
 from weft.adapters.linux.elements import (
     INET,
+    Count,
     Element,
     SetName,
     Verdict,
@@ -18,6 +20,7 @@ from weft.adapters.linux.elements import (
     interface,
     key,
     mark,
+    parse_counts,
     parse_elements,
     port,
     protocol,
@@ -90,3 +93,31 @@ def test_any_bytes_are_elements_or_a_fault(payload: bytes) -> None:
 def test_a_number_that_does_not_fit_its_field_is_an_error_of_ours(number: int) -> None:
     with pytest.raises(OverflowError):
         port(number)
+
+
+def counted(key: bytes, packets: int, octets: int, *, swapped: bool = False) -> bytes:
+    """An element with a counter as the kernel writes it, or with its two numbers the other way round."""
+    numbers = [wire.attribute(kind, number.to_bytes(8, "big")) for kind, number in ((1, octets), (2, packets))]
+    counter = wire.attribute(1, b"counter\0") + wire.nest(2, *(reversed(numbers) if swapped else numbers))
+    return wire.nest(1, wire.nest(1, wire.attribute(1, key)), wire.attribute(7, counter))
+
+
+NUMBERS = st.integers(0, 2**64 - 1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 6, 16, 40])
+@given(data=st.data())
+def test_counts_are_read_whatever_the_form_of_elements(size: int, data: st.DataObject) -> None:
+    """Those that are all alike by a shorter way."""
+    keys = st.binary(min_size=size, max_size=size)
+    expected = data.draw(st.lists(st.tuples(keys, NUMBERS, NUMBERS), max_size=9))
+    swapped = data.draw(st.sets(st.integers(0, 8)))
+    elements = [counted(*each, swapped=place in swapped) for place, each in enumerate(expected)]
+    found = parse_counts(bytes(4) + wire.nest(3, *elements))
+    assert list(found) == [(key, Count(packets, octets)) for key, packets, octets in expected]
+
+
+@given(st.binary(max_size=130).map(lambda data: bytes(4) + wire.nest(3, data)))
+def test_any_bytes_are_counts_or_a_fault(payload: bytes) -> None:
+    with suppress(DatapathFault):
+        list(parse_counts(payload))
