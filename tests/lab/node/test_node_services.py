@@ -232,3 +232,28 @@ def svcstats(host: Host) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE)
     told: dict[str, Any] = json.loads(done.stdout)
     return told
+
+
+async def test_n6_tenants_with_the_same_service_never_meet(lab: NetLab) -> None:
+    """N6, S7: the same name and addresses in two tenants; each hears its own providers, also when the other's go."""
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    clients: dict[str, Pod] = {}
+    providers: dict[str, Pod] = {}
+    for tenant in ("blue", "red"):
+        await lab.tenant(tenant)
+        await lab.network("net", tenant=tenant, **NET)
+        (await lab.rest.put("serviceLBs", **(SERVICE | ASKED_FOR | {"tenantName": tenant}))).accepted()
+        clients[tenant] = await one.pod(f"{tenant}-client", tenant=tenant, network="net")
+        providers[tenant] = await two.pod(f"{tenant}-provider", tenant=tenant, network="net")
+        call = {"Event": "start", "Tenant": tenant, "EndpointID": providers[tenant].name, "Labels": LABELS}
+        (await lab.rest.post("/plugin/updateEndpoint", call)).accepted()
+    assert providers["blue"].address() == providers["red"].address()
+    for family in VIPS:
+        async with saying_names(providers.values(), port=8080, family=family):
+            for tenant, client in clients.items():
+                await eventually(partial(heard, client.place(family), port=80), {providers[tenant].name}.__eq__)
+    await providers["blue"].remove()
+    for family in VIPS:
+        async with saying_names([providers["red"]], port=8080, family=family):
+            await eventually(partial(heard, clients["blue"].place(family), port=80, times=1), {REFUSED}.__eq__)
+            assert await heard(clients["red"].place(family), port=80) == {providers["red"].name}
