@@ -36,6 +36,7 @@ _ENCAPSULATION = {4: 50, 6: 70}
 _LEAVING_PREFIX = "wgone"
 _FIRST_INDEX = 1 << 16
 _DEFAULT_MTU = 1500
+_DEVICES = (Space, Overlay, Port)
 
 
 class LinuxDatapath:
@@ -325,6 +326,6 @@ def _by_tenant(parts: tuple[Part, ...]) -> dict[TenantName, list[Part]]:
     """The parts that are more than devices, by tenant. Ports come and go by plugging."""
     found: defaultdict[TenantName, list[Part]] = defaultdict(list)
     for part in parts:
-        if not isinstance(part, Space | Overlay | Port):
+        if not isinstance(part, _DEVICES):
             found[part.tenant].append(part)
     return found
