@@ -6,13 +6,17 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import pytest_asyncio
 
 from weft.testing.apart import stepped_apart
+from weft.testing.kube_feed import KubeFeed, kube_feed
 from weft.testing.netlab import NetLab, open_lab
+from weft.testing.outsiders import RANGES, give_v6, the_world
 from weft.testing.towns import Town
+from weft.testing.traffic import Place
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,3 +49,31 @@ async def town(lab: NetLab, found: Callable[[], Town]) -> AsyncIterator[Town]:
         yield town
     finally:
         lab.tell_logs()
+
+
+@pytest.fixture(scope="module")
+def underlay(lab: NetLab) -> None:
+    """Hosts and the outside speak IPv6 too."""
+    give_v6(lab)
+
+
+@pytest.fixture
+def world(apart: None) -> Iterator[dict[int, Place]]:
+    """The outside, by family."""
+    with ExitStack() as closing:
+        yield the_world(closing)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def feed(lab: NetLab, town: Town) -> AsyncIterator[KubeFeed]:
+    """Kubernetes' services of the town."""
+    async with kube_feed(lab, town.tenant) as feed:
+        yield feed
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def owning(town: Town) -> AsyncIterator[None]:
+    """The town has the external ranges while the test runs."""
+    await town.netctl(f"tenant create {town.tenant} {' '.join(f'--external-range {each}' for each in RANGES.values())}")
+    yield
+    await town.netctl(f"tenant create {town.tenant}")

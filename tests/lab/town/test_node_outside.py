@@ -4,102 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
-import struct
-import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from weft.adapters.linux.netns import Namespace
-from weft.domain.cluster import Cluster
-from weft.domain.hosting.doors import doors
-from weft.domain.ids import StoreKey, TenantName
-from weft.drivers import EtcdStoreSettings, open_store
 from weft.testing import inventory
 from weft.testing.answering import Answer, answering, ask, ask_by, is_ignored, is_refused
-from weft.testing.hosts import Host, Pod
+from weft.testing.hosts import Host
 from weft.testing.kube_feed import TARGET_PORT, KubeFeed, kube_feed
 from weft.testing.netlab import NetLab
-from weft.testing.towns import WAIT, Town
-from weft.testing.traffic import QUIET_S, TCP, UDP, Place, Transport
-from weft.testing.waiting import DEADLINE
+from weft.testing.outsiders import (
+    EXTERNAL,
+    FAMILIES,
+    NODE_PORT,
+    OUTSIDE,
+    VIPS,
+    as_known_inside,
+    host_address,
+    host_place,
+    names,
+    places,
+    routed,
+    who_answers,
+)
+from weft.testing.towns import Town
+from weft.testing.traffic import TCP, UDP, Place, Transport
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("underlay")]
 
 STORE = "etcd"
-FAMILIES = (4, 6)
-NODE_PORT = 30080
-OUTSIDE = {4: "192.0.2.254", 6: "2001:db8:ffff::254"}
-RANGES = {4: "198.51.100.0/24", 6: "2001:db8:eeee::/64"}
-EXTERNAL = {4: "198.51.100.7", 6: "2001:db8:eeee::7"}
-VIPS = {4: "10.96.0.10", 6: "fd00:96::10"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def underlay(lab: NetLab) -> None:
-    """An underlay of both families: hosts and the lab itself, which is the outside."""
-    subprocess.run(["ip", "addr", "add", f"{OUTSIDE[6]}/64", "dev", "underlay", "nodad"], check=True, timeout=DEADLINE)
-    for number, host in enumerate(lab.hosts.values(), start=1):
-        inventory.run(host.machine, f"ip addr add 2001:db8:ffff::{number}/64 dev eth0 nodad")
-    first = {4: "192.0.2.1", 6: "2001:db8:ffff::1"}
-    for family, ranges in RANGES.items():
-        subprocess.run(["ip", "route", "add", ranges, "via", first[family]], check=True, timeout=DEADLINE)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def feed(lab: NetLab, town: Town) -> AsyncIterator[KubeFeed]:
-    async with kube_feed(lab, town.tenant) as feed:
-        yield feed
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def owning(town: Town) -> AsyncIterator[None]:
-    """The tenant has the external ranges while the test runs."""
-    await town.netctl(f"tenant create {town.tenant} {' '.join(f'--external-range {each}' for each in RANGES.values())}")
-    yield
-    await town.netctl(f"tenant create {town.tenant}")
-
-
-@pytest.fixture
-def world(apart: None) -> Iterator[dict[int, Place]]:
-    """The outside, by family."""
-    with ExitStack() as closing:
-        namespace = closing.enter_context(Namespace.current())
-        yield {family: Place(namespace, ip_address(text)) for family, text in OUTSIDE.items()}
-
-
-def host_address(host: Host, family: int) -> str:
-    return host.address if family == 4 else f"2001:db8:ffff::{host.address.rpartition('.')[2]}"
-
-
-def host_place(host: Host, closing: ExitStack, family: int) -> Place:
-    """The host itself, as one who asks."""
-    namespace = closing.enter_context(Namespace.open(host.machine))
-    return Place(namespace, ip_address(host_address(host, family)))
-
-
-def as_known_inside(host: Host, family: int) -> str:
-    """As whom workloads of other nodes know a host."""
-    return host.address if family == 4 else str(ip_address(f"fd77:6566:7400::{host.address}"))
-
-
-def places(pods: list[Pod], family: int) -> dict[str, Place]:
-    return {pod.name: pod.place(family) for pod in pods}
-
-
-async def who_answers(source: Place, address: object, port: int = 80, *, transport: Transport = TCP) -> set[Answer]:
-    """Everybody who does, when asked so often that nobody is left out but by a miracle."""
-    return {await ask(source, address, port, transport=transport) for _ in range(24)}
-
-
-def names(answers: set[Answer]) -> set[str]:
-    return {answer.who for answer in answers}
 
 
 @pytest.mark.parametrize("transport", [TCP, UDP])
@@ -136,26 +72,6 @@ async def test_external_addresses_lead_to_all_pods(
         assert await is_refused(world[family], EXTERNAL[family], 81), "the address is nothing but its services"
 
 
-async def test_cve_2020_8554_an_external_address_that_is_not_the_tenants_is_not_served(
-    town: Town, feed: KubeFeed, world: dict[int, Place]
-) -> None:
-    """CVE-2026-32254, CVE-2022-28224 too: nobody has ranges unless an operator gives them, and the log says so."""
-    near, _ = await town.pods()
-    addresses = [EXTERNAL[4], near.host.address, str(near.address())]
-    await feed.put("web", near, clusterIPs=[VIPS[4]], externalIPs=addresses)
-    async with answering(places([near], 4), port=TARGET_PORT):
-        assert await is_ignored(world[4], EXTERNAL[4], 80)
-        log = (near.host.home / "netplugin.log").read_text()
-        assert f"external address {EXTERNAL[4]} is not in externalRanges of the tenant" in log
-        await town.netctl(f"tenant create {town.tenant} --external-range 0.0.0.0/0 {WAIT}")
-        try:
-            assert names(await who_answers(world[4], EXTERNAL[4])) == {near.name}
-            assert await is_refused(world[4], near.host.address, 80), "an address of a node stays the node's"
-        finally:
-            await town.netctl(f"tenant create {town.tenant} {WAIT}")
-        assert await is_ignored(world[4], EXTERNAL[4], 80)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_local_traffic_keeps_the_callers_address_and_the_node(
     town: Town, feed: KubeFeed, world: dict[int, Place], owning: None, family: int
@@ -177,6 +93,24 @@ async def test_local_traffic_keeps_the_callers_address_and_the_node(
         await feed.put("web", far, node_port=NODE_PORT, **wanted)
         for address, port in ((EXTERNAL[family], 80), (host_address(near.host, family), NODE_PORT)):
             assert await is_refused(world[family], address, port), "only another node has some"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_policy_judges_who_asks_and_not_the_host_that_was_asked(
+    town: Town, feed: KubeFeed, world: dict[int, Place], family: int
+) -> None:
+    """A pod that lets in one address only is asked at a node port by that one, and by nobody else."""
+    await town.policy("closed", "-d in -p 1 -j deny", f"-d in -p 2 -i {OUTSIDE[family]} -j allow")
+    await town.group("closed", "closed")
+    near, far = await town.pods("closed")
+    stranger = await town.pod(near.host)
+    await feed.put("web", near, node_port=NODE_PORT, clusterIPs=[VIPS[family]], externalTrafficPolicy="Local")
+    async with answering(places([near], family), port=TARGET_PORT):
+        asked = host_address(near.host, family)
+        assert await who_answers(world[family], asked, NODE_PORT) == {Answer(near.name, OUTSIDE[family])}
+        with ExitStack() as closing:
+            for caller in (host_place(far.host, closing, family), far.place(family), stranger.place(family)):
+                assert await is_ignored(caller, asked, NODE_PORT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -207,16 +141,6 @@ async def test_hosts_ask_cluster_addresses_and_node_ports(
                 assert await is_refused(loopback, loopback.address, NODE_PORT)
         with routed(VIPS[family], host_address(two, family)):
             assert await is_ignored(world[family], VIPS[family], 80)
-
-
-@contextmanager
-def routed(target: str, hop: str) -> Iterator[None]:
-    """The outside sends packets for an address to a host."""
-    subprocess.run(["ip", "route", "add", target, "via", hop], check=True, timeout=DEADLINE)
-    try:
-        yield
-    finally:
-        subprocess.run(["ip", "route", "del", target, "via", hop], check=True, timeout=DEADLINE)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -362,88 +286,3 @@ def openings(host: Host) -> tuple[set[str], list[str], object]:
     ruleset = inventory.ask(host.machine, "nft", "-j", "list", "ruleset")["nftables"]
     elements = {each["map"]["name"]: each["map"].get("elem") for each in ruleset if "map" in each}
     return inventory.devices(host.machine), sorted(routes), elements
-
-
-@pytest.mark.parametrize("number", [NODE_PORT, 9090])
-async def test_cve_2020_8558_loopback_of_a_node_is_not_for_its_neighbours(
-    town: Town, feed: KubeFeed, world: dict[int, Place], number: int
-) -> None:
-    """CVE-2021-25736 too: whatever is served there, no packet for 127.0.0.1, or from it, comes in from outside."""
-    near, _ = await town.pods()
-    await feed.put("web", near, node_port=NODE_PORT, clusterIPs=[VIPS[4]])
-    with ExitStack() as closing:
-        loopback = Place(closing.enter_context(Namespace.open(near.host.machine)), ip_address("127.0.0.1"))
-        ears = [
-            closing.enter_context(place.listening(port, UDP))
-            for place, port in ((loopback, number), (near.place(), TARGET_PORT))
-        ]
-        send_raw(near.host, datagram("192.0.2.254", "127.0.0.1", number))
-        send_raw(near.host, datagram("127.0.0.1", near.host.address, number))
-        await asyncio.sleep(QUIET_S)
-        for ear in ears:
-            with pytest.raises(BlockingIOError):
-                ear.recv(64)
-        assert settings_of(near.host) == {"0"}
-
-
-def settings_of(host: Host) -> set[str]:
-    """What route_localnet is set to, of all devices."""
-    with Namespace.open(host.machine) as machine:
-        return machine.run(
-            lambda: {path.read_text().strip() for path in Path("/proc/sys/net/ipv4/conf").glob("*/route_localnet")}
-        )
-
-
-def datagram(source: str, target: str, port: int) -> bytes:
-    """A packet of IPv4 with UDP in it; its checksums are left to nobody's care."""
-    content = struct.pack("!HHHH", 40000, port, 9, 0) + b"?"
-    header = struct.pack(
-        "!BBHHHBBH4s4s",
-        0x45,
-        0,
-        20 + len(content),
-        1,
-        0,
-        64,
-        17,
-        0,
-        ip_address(source).packed,
-        ip_address(target).packed,
-    )
-    total = sum(struct.unpack("!10H", header))
-    total = (total & 0xFFFF) + (total >> 16)
-    return header[:10] + struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF) + header[12:] + content
-
-
-def send_raw(host: Host, packet: bytes) -> None:
-    """Put a packet on the underlay for a host, which no kernel would send."""
-    mac = inventory.ask(host.machine, "ip", "-j", "link", "show", "eth0")[0]["address"]
-    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM) as wire:
-        wire.sendto(packet, ("underlay", 0x0800, 0, 0, bytes.fromhex(mac.replace(":", ""))))
-
-
-async def test_cve_2019_9946_openings_catch_nothing_that_only_passes_by(
-    town: Town, feed: KubeFeed, world: dict[int, Place], owning: None
-) -> None:
-    """CVE-2025-67499 too. Private addresses of a tenant, which its link leads to, are not for the world either."""
-    near, far = await town.pods()
-    await feed.put("web", near, node_port=NODE_PORT, clusterIPs=[VIPS[4]], externalIPs=[EXTERNAL[4]])
-    one, two = near.host, far.host
-    door = str(doors(await cluster_of(town.lab))[TenantName(town.tenant)][0])
-    async with answering(places([near], 4), port=TARGET_PORT):
-        assert names({await ask(world[4], one.address, NODE_PORT)}) == {near.name}
-        with routed("198.18.0.1", one.address), routed(door, one.address), routed(str(near.address()), one.address):
-            for address, port in (("198.18.0.1", NODE_PORT), (door, NODE_PORT), (str(near.address()), TARGET_PORT)):
-                assert await is_ignored(world[4], address, port)
-        with ExitStack() as closing:
-            async with answering({"other": host_place(two, closing, 4)}, port=NODE_PORT + 1):
-                assert names({await ask(near.place(), two.address, NODE_PORT + 1)}) == {"other"}
-
-
-async def cluster_of(lab: NetLab) -> Cluster:
-    """The lab's cluster as it is stored."""
-    cluster = Cluster()
-    assert lab.etcd is not None
-    async with open_store(EtcdStoreSettings(endpoints=lab.etcd.endpoints)) as store:
-        cluster.replace(await store.list(StoreKey("")))
-    return cluster
