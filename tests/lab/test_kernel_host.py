@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,10 +14,10 @@ from weft.adapters.linux.netns import NamespaceDirectory
 from weft.adapters.linux.space import TenantSpace
 from weft.adapters.linux.survey import foreign_drops
 from weft.domain.addresses import Address, parse_address, parse_subnet_v4
-from weft.domain.hosting.parts import Ground, HostLink, HostPort
+from weft.domain.hosting.parts import Door, Ground, HostLink, HostPort, NodePort, Reach
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Part
-from weft.domain.policy.protocols import TCP
+from weft.domain.policy.protocols import TCP, UDP
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Space
@@ -130,3 +130,63 @@ def test_what_is_nobodys_is_removed(machine: Machine, tenant: TenantSpace) -> No
     assert machine.side.converge(set()) == [f"host: removed device {NAME}"]
     assert "10.1.0.0/16" not in machine.routes()
     assert machine.tables() == set()
+
+
+DOOR = Door(BLUE, (parse_address("172.19.255.1", field="door"), parse_address("fd77::1", field="door")))
+OPENINGS: list[Part] = [
+    DOOR,
+    PORT,
+    HostPort(BLUE, 4, TCP, 8081, parse_address("10.1.0.6", field="pod"), 81, OWN),
+    NodePort(BLUE, TCP, 30080),
+    NodePort(BLUE, UDP, 30080),
+    Reach(BLUE, parse_address("10.96.0.1", field="vip"), "host"),
+    Reach(BLUE, parse_address("10.96.0.10", field="vip"), "tenants"),
+    Reach(BLUE, parse_address("198.51.100.7", field="outer"), "world"),
+    Reach(BLUE, parse_address("2001:db8:eeee::7", field="outer"), "world"),
+]
+
+
+def held(machine: Machine) -> dict[str, Any]:
+    """What each set and map of the host's table holds."""
+    listed = machine.here.ask("nft", "-j", "list", "table", "inet", "weft_host")["nftables"]
+    sets = [each[kind] for each in listed for kind in ("set", "map") if kind in each]
+    return {each["name"]: sorted(map(str, each.get("elem", ()))) for each in sets}
+
+
+def test_openings_come_and_go_one_by_one_as_all_at_once(machine: Machine, tenant: TenantSpace) -> None:
+    """By single elements, which is what services cost, the table becomes what it is when it is made anew."""
+    machine.join(tenant)
+    bare = held(machine), machine.routes()
+    for part in OPENINGS:
+        machine.side.change(drop=(), put=(part,))
+    one_by_one = held(machine), machine.routes()
+    assert one_by_one != bare
+    assert machine.side.converge({LINK, *OPENINGS}) == []
+    assert (held(machine), machine.routes()) == one_by_one
+    for part in OPENINGS:
+        machine.side.change(drop=(part,), put=())
+    assert (held(machine), machine.routes()) == bare
+
+
+def test_a_table_that_others_have_changed_is_made_anew(machine: Machine, tenant: TenantSpace) -> None:
+    machine.join(tenant, *OPENINGS)
+    whole = held(machine)
+    machine.side.change(drop=(OPENINGS[3],), put=())
+    for command in ("nft flush map inet weft_host node_ports4", "nft delete table inet weft_host"):
+        machine.run(command)
+        machine.side.change(drop=(), put=(OPENINGS[3],))
+        machine.side.change(drop=(OPENINGS[4],), put=())
+        machine.side.change(drop=(), put=(OPENINGS[4],))
+        assert held(machine) == whole
+        machine.side.change(drop=(OPENINGS[3],), put=())
+
+
+def test_a_node_port_that_several_tenants_ask_for_is_the_first_ones(machine: Machine, tenant: TenantSpace) -> None:
+    red = TenantName("red")
+    theirs = Door(red, (parse_address("172.19.255.2", field="door"),))
+    machine.join(tenant, theirs, NodePort(red, TCP, 30080))
+    assert "172.19.255.2" in str(held(machine)["node_ports4"])
+    machine.side.change(drop=(), put=(DOOR, NodePort(BLUE, TCP, 30080)))
+    assert "172.19.255.1" in str(held(machine)["node_ports4"])
+    machine.side.change(drop=(NodePort(BLUE, TCP, 30080),), put=())
+    assert "172.19.255.2" in str(held(machine)["node_ports4"])

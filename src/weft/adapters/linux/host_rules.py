@@ -1,6 +1,6 @@
 """The table of the host's own namespace, in nft's own language (pure): who may pass between tenants, host and world.
 
-It is made anew in one transaction at every change, so what is there is always whole; the kernel keeps the connections.
+It is made in one transaction, so what is there is always whole; what its maps hold is changed by `host_maps`.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ def host_table(rules: HostRules, *, vxlan_port: int, unmasked: Iterable[Subnet] 
     for family in (4, 6):
         lines += _maps(sorted((port for port in rules.ports if port.family == family), key=str), family)
         lines += _node_port_map(rules, family)
-        for name, audience in _AUDIENCES.items():
-            found = (each.address for each in rules.reaches if each.audience == audience)
-            lines += _address_set(f"{name}{family}", (each for each in found if each.family == family), family)
+        for name, addresses in audience_sets(rules).items():
+            lines += _address_set(f"{name}{family}", (each for each in addresses if each.family == family), family)
     lines += [
         "chain arriving {",
         # Masked as its node, a workload's packet would pass for one out of a tunnel.
@@ -101,6 +100,21 @@ def host_table(rules: HostRules, *, vxlan_port: int, unmasked: Iterable[Subnet] 
     return f"add table inet {HOST_TABLE}\ndelete table inet {HOST_TABLE}\n" + "\n".join(lines) + "\n"
 
 
+def audience_sets(rules: HostRules) -> dict[str, set[Address]]:
+    """Who gets to which addresses, by the names of the sets."""
+    return {
+        name: {each.address for each in rules.reaches if each.audience == audience}
+        for name, audience in _AUDIENCES.items()
+    }
+
+
+def leading_doors(rules: HostRules, family: int) -> dict[tuple[int, int], Address]:
+    """Where node ports lead, by protocol and number. The first tenant has one that several ask for."""
+    doors = {door.tenant: address for door in rules.doors for address in door.addresses if address.family == family}
+    ports = sorted(rules.node_ports, key=lambda each: each.tenant, reverse=True)
+    return {(each.protocol, each.port): doors[each.tenant] for each in ports if each.tenant in doors}
+
+
 def _address_set(name: str, addresses: Iterable[Address], family: int) -> Iterator[str]:
     yield f"set {name} {{"
     yield f"type {_ADDRESS_TYPES[family]}"
@@ -110,11 +124,7 @@ def _address_set(name: str, addresses: Iterable[Address], family: int) -> Iterat
 
 
 def _node_port_map(rules: HostRules, family: int) -> Iterator[str]:
-    doors = {door.tenant: address for door in rules.doors for address in door.addresses if address.family == family}
-    leading = {}
-    for port in sorted(rules.node_ports, key=lambda each: each.tenant, reverse=True):
-        if door := doors.get(port.tenant):
-            leading[port.protocol, port.port] = door  # the first tenant has one that several ask for
+    leading = leading_doors(rules, family)
     yield f"map node_ports{family} {{"
     yield f"type inet_proto . inet_service : {_ADDRESS_TYPES[family]}"
     if leading:

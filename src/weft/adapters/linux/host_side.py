@@ -6,6 +6,7 @@ of others that would drop our packets. When the last tenant has gone nothing is 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -15,6 +16,7 @@ from weft.adapters.linux.conntrack import forget_each, read_connections
 from weft.adapters.linux.elements import INET, SetName, has_set, read_generation
 from weft.adapters.linux.facts import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
 from weft.adapters.linux.host_entries import HOST_MAC
+from weft.adapters.linux.host_maps import HostEntry, change_host_entries, host_entries_of, place_of
 from weft.adapters.linux.host_rules import (
     COMMENT,
     HOST_PREFIX,
@@ -35,7 +37,7 @@ from weft.adapters.linux.links import (
     read_links,
 )
 from weft.adapters.linux.neighbours import Neighbour, put_neighbour
-from weft.adapters.linux.netlink import NETFILTER, NetlinkSocket
+from weft.adapters.linux.netlink import NETFILTER, NetlinkSocket, Refused
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
 from weft.adapters.linux.routes import (
@@ -52,6 +54,7 @@ from weft.domain.addresses import BITS, Address, Subnet
 from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, HostLink, HostPort, NodePort, Reach, is_hosts
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Part
+from weft.domain.policy.protocols import UDP
 
 _ALIAS = "weft:host:"
 """Begins what a person is told about a link; the rest is the tenant's name."""
@@ -82,6 +85,8 @@ class HostSide:
         self._told: defaultdict[TenantName, set[Part]] = defaultdict(set)
         self._ruling: set[Part] = set()
         """Those of them that the table depends on: services have very many others."""
+        self._is_made = False
+        """Whether the table is there, and holds what it should as far as we know."""
         self._generation = 0
         self._has_v6 = namespace.run(_has_v6)
 
@@ -134,12 +139,33 @@ class HostSide:
         joined = {each.tenant for each in gone | new if isinstance(each, HostLink)}  # all of theirs may change
         links = {each for each in self._ruling if isinstance(each, HostLink)}
         former = self._routes(gone.union(*(self._told[tenant] for tenant in joined)), links)
+        before = self._entries_near(gone | new)
         self._tell(drop=gone, put=new)
         wanted = self._routes(new.union(*(self._told[tenant] for tenant in joined)), (links - gone) | new)
         self._netlink.send_batch([*map(drop_route, former - wanted), *map(put_route, wanted - former)])
         if any(map(_rules, gone | new)):
-            self._write_rules()
+            self._change_rules(before, self._entries_near(gone | new))
             self._forget(rules_of(gone | new))
+
+    def _entries_near(self, parts: Set[Part]) -> frozenset[HostEntry]:
+        """The entries that some parts have, or would have if they were there, or others have in their place."""
+        places = {place_of(part) for part in parts}
+        anywhere = any(isinstance(part, Door) for part in parts)
+        near = (each for each in self._ruling if anywhere or isinstance(each, Door) or place_of(each) in places)
+        return host_entries_of(rules_of(near))
+
+    def _change_rules(self, before: Set[HostEntry], after: Set[HostEntry]) -> None:
+        """The table as it should be now: by its elements alone, where it is there and nobody else has changed it."""
+        if self._is_made and self._has_links():
+            self._is_made = False
+            try:
+                change_host_entries(self._netfilter, drop=before - after, put=after - before)
+                self._is_made = True
+            except Refused as refusal:
+                if refusal.errno not in {errno.ENOENT, errno.EEXIST}:
+                    raise
+        if not self._is_made or not self._has_links():
+            self._write_rules()
 
     def _tell(self, *, drop: Iterable[Part], put: Iterable[Part]) -> None:
         for part in drop:
@@ -183,11 +209,14 @@ class HostSide:
 
     def _write_rules(self) -> list[str]:
         """The table and what stands beside it, while there is a tenant; nothing of it else. What others must know."""
+        self._is_made = False
         if not self._has_links():
             self._run(f"delete table inet {HOST_TABLE}\n" if self._has_table() else "", *self._passing(keep=False))
             return []
         changed = self._forward()
-        self._nftables.run(host_table(rules_of(self._ruling), vxlan_port=self._vxlan_port, unmasked=self._unmasked))
+        rules = rules_of(self._ruling)
+        self._nftables.run(host_table(rules, vxlan_port=self._vxlan_port, unmasked=self._unmasked))
+        self._is_made = True
         passing = [*self._passing(keep=True)]
         self._run(*passing)
         return changed + ["let workloads pass a chain that drops what it does not know" for _ in passing]
@@ -197,9 +226,13 @@ class HostSide:
             self._nftables.run(joined)
 
     def _forget(self, rules: HostRules) -> None:
-        """Forget the connections of what leads elsewhere now, or nowhere: those of UDP would never end."""
+        """Forget the connections of what leads elsewhere now, or nowhere: those of UDP would never end.
+
+        Others end by themselves where it is the tenant's space that gives them to somebody. To look takes long.
+        """
         ports = {(each.family, each.protocol, each.port) for each in rules.ports}
-        ports |= {(family, each.protocol, each.port) for each in rules.node_ports for family in (4, 6)}
+        lasting = [each for each in rules.node_ports if each.protocol == UDP]
+        ports |= {(family, each.protocol, each.port) for each in lasting for family in (4, 6)}
         addresses = {each.address for each in rules.reaches}
         families = {family for family, _, _ in ports} | {address.family for address in addresses}
         for family in families:
@@ -222,7 +255,7 @@ class HostSide:
 
     def _passing(self, *, keep: bool) -> Iterator[str]:
         """What puts our rules into others' chains where they are missing, or takes them out."""
-        listed = self._nftables.read("list ruleset")
+        listed = self._nftables.read("list ruleset", elements=False)
         rules = [each["rule"] for each in listed if each.get("rule", {}).get("comment") == COMMENT]
         if not keep:
             for rule in rules:

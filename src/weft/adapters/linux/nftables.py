@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,8 +23,15 @@ from weft.domain.errors import DatapathFault
 _LIBRARY = "libnftables.so.1"
 _PROGRAM = "nft"
 _PROGRAM_DEADLINE = 30.0
-_PLAIN_OUTPUT, _JSON_OUTPUT = 0, 1 << 4
 _LONGEST_WORDS = 2000
+
+
+class Output(Enum):
+    """What a command gives back, by the library's flags: nothing, JSON, or JSON without the elements of sets."""
+
+    NONE = 0
+    WHOLE = 1 << 4
+    TERSE = 1 << 4 | 1 << 11
 
 
 class Nftables(ABC):
@@ -34,19 +42,19 @@ class Nftables(ABC):
 
     def run(self, commands: str) -> None:
         """Carry out all of the commands, or none; `DatapathFault` has nft's own lines about what is wrong."""
-        self._execute(commands, as_json=False)
+        self._execute(commands, Output.NONE)
         self.transactions += 1
 
-    def read(self, command: str) -> Sequence[Mapping[str, Any]]:
-        """What a `list` command gives: an object for each table, chain, rule, set …"""
-        document = msgspec.json.decode(self._execute(command, as_json=True))
+    def read(self, command: str, *, elements: bool = True) -> Sequence[Mapping[str, Any]]:
+        """What a `list` command gives: an object for each table, chain, rule, set … with its elements or without."""
+        document = msgspec.json.decode(self._execute(command, Output.WHOLE if elements else Output.TERSE))
         return [item for item in document["nftables"] if "metainfo" not in item]
 
     @abstractmethod
     def close(self) -> None: ...
 
     @abstractmethod
-    def _execute(self, commands: str, *, as_json: bool) -> bytes: ...
+    def _execute(self, commands: str, output: Output) -> bytes: ...
 
     def __enter__(self) -> Self:
         return self
@@ -73,13 +81,13 @@ class NftablesLibrary(Nftables):
     def close(self) -> None:
         self._library.nft_ctx_free(self._context)
 
-    def _execute(self, commands: str, *, as_json: bool) -> bytes:
-        # With this flag the library takes its input for JSON first, therefore it is on only where it is wanted.
-        self._library.nft_ctx_output_set_flags(self._context, _JSON_OUTPUT if as_json else _PLAIN_OUTPUT)
+    def _execute(self, commands: str, output: Output) -> bytes:
+        # For JSON the library takes its input for JSON first, therefore that is on only where it is wanted.
+        self._library.nft_ctx_output_set_flags(self._context, output.value)
         if self._library.nft_run_cmd_from_buffer(self._context, commands.encode()) != 0:
             raise _fault(self._name, self._library.nft_ctx_get_error_buffer(self._context))
-        output: bytes = self._library.nft_ctx_get_output_buffer(self._context)
-        return output
+        words: bytes = self._library.nft_ctx_get_output_buffer(self._context)
+        return words
 
 
 class NftablesProgram(Nftables):
@@ -92,9 +100,10 @@ class NftablesProgram(Nftables):
     def close(self) -> None:
         """Nothing is held between calls."""
 
-    def _execute(self, commands: str, *, as_json: bool) -> bytes:
+    def _execute(self, commands: str, output: Output) -> bytes:
         # With --json it would take a file for JSON; a command among the arguments is always nft's language.
-        command = [self._program, "--json", commands] if as_json else [self._program, "--file", "-"]
+        flags = ["--json", *(["--terse"] if output is Output.TERSE else [])]
+        command = [self._program, "--file", "-"] if output is Output.NONE else [self._program, *flags, commands]
         name = self._namespace.name
         try:
             done = self._namespace.run(

@@ -93,7 +93,7 @@ def _probe_nftables(namespace: Namespace) -> list[str]:
 def foreign_drops() -> list[str]:
     """The chains of others in the calling thread's namespace that drop what no rule of theirs accepts."""
     with Namespace.current() as here, open_nftables(here) as nftables:
-        listed = nftables.read("list ruleset")
+        listed = nftables.read("list ruleset", elements=False)
     chains = [item["chain"] for item in listed if "chain" in item]
     passed = {_chain_of(item["rule"]) for item in listed if item.get("rule", {}).get("comment") == COMMENT}
     return [
