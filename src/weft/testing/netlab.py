@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import IPv4Address
 from pathlib import Path
+from typing import TypeVar
 
 from weft.adapters.linux.links import LOOPBACK, Device, alter_link, create_bridge, create_veth, read_link
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
@@ -28,6 +29,8 @@ from weft.testing.doors import Door, Place
 from weft.testing.etcd import Etcd, running_etcd
 from weft.testing.hosts import Host
 from weft.testing.masters import MasterProcess, Rest, client
+
+H = TypeVar("H", bound=Host)
 
 _BRIDGE = "underlay"
 _UNDERLAY = IPv4Address("192.0.2.0")
@@ -53,6 +56,8 @@ class NetLab:
 
     def __init__(self, directory: Path, *, shim: str, etcd: Etcd | None, stack: AsyncExitStack) -> None:
         self.directory = directory
+        self.address = str(_UNDERLAY + _OWN_NUMBER)
+        """Where the lab itself is on the underlay."""
         self.etcd = etcd
         self._program = _program(shim)
         self._stack = stack
@@ -83,6 +88,10 @@ class NetLab:
 
     async def host(self, name: str, *flags: str) -> Host:
         """A new host with its agent, ready for pods; `flags` are for netplugin."""
+        return await self.add(Host, name, *flags)
+
+    async def add(self, kind: type[H], name: str, *flags: str) -> H:
+        """The same of any kind of host."""
         self._numbers[name] = number = len(self._numbers) + 1
         home = self.directory / name
         home.mkdir()
@@ -96,7 +105,7 @@ class NetLab:
         address = str(_UNDERLAY + number)
         door, store = self._make_door(home, number)
         await self._stack.enter_async_context(door)
-        host = Host(
+        host = kind(
             name, home, address=address, door=door, flags=(*store, "--vtep-ip", address, "--ctrl-ip", address, *flags)
         )
         self._stack.callback(host.close)
@@ -156,7 +165,7 @@ class NetLab:
 
     def tell_logs(self, *, lines: int = 40) -> None:
         """Write the end of every log to stderr, for a person who looks at a failure."""
-        for file in sorted(self.directory.rglob("*.log")):
+        for file in sorted(filter(Path.is_file, self.directory.rglob("*.log"))):
             tail = "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
             sys.stderr.write(f"--- {file.relative_to(self.directory)}\n{tail}\n")
 
@@ -166,9 +175,8 @@ class NetLab:
             place = home / "store.sock"
             return Door(place, to=self._store_socket), ("--netmaster", f"unix:{place}")
         port = 20_000 + number
-        address = str(_UNDERLAY + _OWN_NUMBER)
         target: Place = ("127.0.0.1", int(self.etcd.endpoints[0].rpartition(":")[2]))
-        return Door((address, port), to=target), ("--etcd-endpoints", f"http://{address}:{port}")
+        return Door((self.address, port), to=target), ("--etcd-endpoints", f"http://{self.address}:{port}")
 
     def _raise_cable(self, host: Host, *, up: bool) -> None:
         link = read_link(self._netlink, host.cable)

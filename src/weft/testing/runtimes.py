@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from weft.adapters.linux.netns import NamespaceDirectory
 from weft.testing.apart import mount
+from weft.testing.cgroups import own_cgroup
 from weft.testing.hosts import NETWORK
 from weft.testing.processes import Child
 from weft.testing.waiting import DEADLINE, eventually, until
@@ -24,8 +25,7 @@ PORT = 8080
 """Where every container says its name."""
 
 _OWN_PLACES = ("/run", "/var/lib", "/var/log", "/dev/shm", "/opt", "/etc/cni")
-_APPLETS = ("cat", "echo", "ip", "nc")
-_CGROUPS = Path("/sys/fs/cgroup")
+_APPLETS = ("cat", "echo", "hostname", "httpd", "ip", "nc", "printf", "sh", "sleep")
 _PODMAN = ("podman", "--cgroup-manager=cgroupfs", "--events-backend=file", "--runtime=runc", "--log-level=warn")
 _LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 """podman would raise them to its own, which not every root may."""
@@ -58,7 +58,7 @@ def make_root(path: Path) -> Path:
     return path
 
 
-async def run(*command: str) -> Ran:
+async def run(*command: str, within: float = DEADLINE) -> Ran:
     """Run a command to its end, which must come before the deadline."""
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -67,7 +67,7 @@ async def run(*command: str) -> Ran:
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(within):
             output, _ = await process.communicate()
     finally:
         with suppress(ProcessLookupError):
@@ -76,9 +76,9 @@ async def run(*command: str) -> Ran:
     return Ran(exit_code, output.decode(errors="replace"))
 
 
-async def must(*command: str) -> str:
+async def must(*command: str, within: float = DEADLINE) -> str:
     """What a command prints, which must succeed."""
-    ran = await run(*command)
+    ran = await run(*command, within=within)
     assert ran.exit_code == 0, f"{' '.join(command)}: {ran.output}"
     return ran.output
 
@@ -137,7 +137,7 @@ class Podman:
 @asynccontextmanager
 async def running_podman(root: Path) -> AsyncIterator[Podman]:
     """podman for a while; its containers end with it."""
-    async with _own_cgroup() as cgroup:
+    async with own_cgroup(f"weft-{os.getpid()}") as cgroup:
         try:
             yield Podman(root, cgroup=cgroup)
         finally:
@@ -192,7 +192,7 @@ async def running_containerd(root: Path, *, home: Path) -> AsyncIterator[Ctr]:
     """containerd for a while; its containers end with it."""
     config = home / "containerd.toml"
     config.write_text(_CONTAINERD_CONFIG)
-    async with _own_cgroup() as cgroup:
+    async with own_cgroup(f"weft-{os.getpid()}") as cgroup:
         with Child(["containerd", "--config", str(config)], log=home / "containerd.log") as daemon:
 
             async def answers() -> bool:
@@ -209,22 +209,3 @@ async def running_containerd(root: Path, *, home: Path) -> AsyncIterator[Ctr]:
 
 def _saying(name: str) -> tuple[str, ...]:
     return "/bin/nc", "-ll", "-p", str(PORT), "-e", "/bin/echo", name
-
-
-@asynccontextmanager
-async def _own_cgroup() -> AsyncIterator[str]:
-    """A name for the containers' cgroups, which are gone afterwards: they alone are not of the mount namespace."""
-    name = f"weft-{os.getpid()}"
-    try:
-        yield name
-    finally:
-        await until(lambda: _remove_cgroups(name))
-
-
-def _remove_cgroups(name: str) -> bool:
-    """Whether none is left. One cannot be removed before its last process is quite gone."""
-    found = [*_CGROUPS.glob(f"{name}/**/"), *_CGROUPS.glob(f"*/{name}/**/")]
-    for directory in sorted(found, reverse=True):
-        with suppress(OSError):
-            directory.rmdir()
-    return not any(directory.exists() for directory in found)

@@ -27,9 +27,9 @@ async def until(condition: Callable[[], bool]) -> None:
         await backoff.pause()
 
 
-async def eventually(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
+async def eventually(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool], *, within: float = DEADLINE) -> T:
     """The first answer for which it holds, which must come before the deadline; the last one is told otherwise."""
-    backoff = Backoff(first=0.01, cap=0.2, within=DEADLINE)
+    backoff = Backoff(first=0.01, cap=0.2, within=within)
     while not holds(answer := await ask()):
         try:
             await backoff.pause()
