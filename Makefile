@@ -31,8 +31,9 @@ test: check
 	$(PYTEST) tests/contracts tests/system tests/lab
 
 e2e: $(READY)
-	scripts/install-system-packages e2e etcd lab
+	scripts/install-system-packages e2e etcd kubernetes lab
 	scripts/build-cnitool
+	scripts/build-kubernetes
 	$(BIN)/python -m pytest tests/e2e
 
 soak: $(READY)

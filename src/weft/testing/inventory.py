@@ -51,6 +51,12 @@ def devices(namespace: Path) -> set[str]:
     return {each["ifname"] for each in ask(namespace, "ip", "-j", "link")} - {"lo"}
 
 
+def addresses(namespace: Path) -> set[str]:
+    """The addresses that a namespace has itself."""
+    shown = ask(namespace, "ip", "-j", "address")
+    return {each["local"] for device in shown for each in device.get("addr_info", ())}
+
+
 def routed(host: Host) -> set[Held]:
     """The addresses for which a host has a route to a port of its own."""
     return {

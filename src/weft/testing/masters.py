@@ -219,9 +219,10 @@ class MasterProcess:
         assert self._child is not None
         return self._child.pid
 
-    async def start(self) -> None:
-        """Start it with whatever state it has, and return when it is ready."""
+    async def start(self, *flags: str) -> None:
+        """Start it with whatever state it has, and return when it is ready. Further flags are kept for later starts."""
         self.kill()
+        self._flags = (*self._flags, *flags)
         self._child = Child.python("weft.master.main", *self._flags, log=self.log)
         async with client(self.url, ca=self._ca) as rest:
             await rest.ready()

@@ -1,0 +1,191 @@
+"""A real cluster on a lab: control plane, nodes with kubelet and containerd, and our agents in the same machines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from weft.adapters.linux.netns import Namespace
+from weft.testing import inventory
+from weft.testing.cgroups import make_cgroup, own_cgroup
+from weft.testing.kubernetes.api import Api
+from weft.testing.kubernetes.api_server import ADMIN, ApiServer, running_api_server
+from weft.testing.kubernetes.documents import IMAGE, PORT
+from weft.testing.kubernetes.images import write_image
+from weft.testing.kubernetes.node import Node
+from weft.testing.netlab import NetLab
+from weft.testing.processes import Child
+from weft.testing.runtimes import make_root, must
+from weft.testing.traffic import Place
+from weft.testing.waiting import eventually
+
+PODS = "/api/v1/namespaces/default/pods"
+
+WITHIN = 120.0
+"""Seconds within which a cluster does what it is asked, also on a busy machine."""
+
+
+class Cluster:
+    """An open cluster, without nodes yet."""
+
+    def __init__(self, lab: NetLab, server: ApiServer, api: Api, *, programs: Path, stack: AsyncExitStack) -> None:
+        self.lab = lab
+        self.server = server
+        self.api = api
+        self.nodes: dict[str, Node] = {}
+        self._programs = programs
+        self._stack = stack
+        self._kubeconfig = server.kubeconfig(*ADMIN)
+        self._image = lab.directory / "image.tar"
+        root = make_root(lab.directory / "root")
+        write_image(self._image, root, name=IMAGE, command=("/bin/sleep", "infinity"))
+
+    async def node(self, name: str, *flags: str) -> Node:
+        """A new node, ready for pods; `flags` are for netplugin."""
+        cgroup = await self._stack.enter_async_context(own_cgroup(f"weft-{os.getpid()}-{name}"))
+        make_cgroup(cgroup)
+        node = await self.lab.add(Node, name, *_mode(self.server), *flags)
+        self._stack.callback(node.close)  # before its cgroup goes, and so not only with the lab
+        self.nodes[name] = node
+        await node.join(
+            kubelet=self._programs / "kubelet",
+            kubeconfig=self.server.kubeconfig(f"system:node:{name}", "system:nodes"),
+            ca=self.server.authority.ca,
+            image=self._image,
+            name=IMAGE,
+            cgroup=cgroup,
+        )
+        await self.ready(name)
+        return node
+
+    async def ready(self, name: str) -> None:
+        """Return when pods may be put on a node."""
+
+        async def look() -> bool:
+            node = await self.api.find(f"/api/v1/nodes/{name}")
+            return node is not None and _holds(node, "Ready") and not node["spec"].get("taints")
+
+        await eventually(look, bool, within=WITHIN)
+
+    async def kubectl(self, *words: str) -> str:
+        """What kubectl prints, which must succeed."""
+        kubectl = str(self._programs / "kubectl")
+        return await must(kubectl, f"--kubeconfig={self._kubeconfig}", *words, within=WITHIN)
+
+    async def apply(self, *documents: Mapping[str, object]) -> None:
+        """`kubectl apply`."""
+        path = self.lab.directory / "applied.json"
+        path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
+        await self.kubectl("apply", "-f", str(path))
+
+    async def pod(self, name: str) -> Any | None:
+        """A pod of the namespace `default`, or None where there is none."""
+        return await self.api.find(f"{PODS}/{name}")
+
+    async def pod_ready(self, name: str) -> Any:
+        """The same once it is ready."""
+        return await eventually(
+            lambda: self.pod(name), lambda pod: pod is not None and _holds(pod, "Ready"), within=WITHIN
+        )
+
+    async def pod_started_again(self, former: Any) -> Any:
+        """A pod that was ready once, when it is so anew: its container has been started once more."""
+
+        def again(pod: Any | None) -> bool:
+            return pod is not None and _holds(pod, "Ready") and _restarts(pod) > _restarts(former)
+
+        return await eventually(lambda: self.pod(former["metadata"]["name"]), again, within=WITHIN)
+
+    async def pods_ready(self, app: str, *, count: int) -> list[Any]:
+        """All pods of a Deployment, once there are so many and no others, and all are ready."""
+
+        async def look() -> list[Any]:
+            return await self.api.items(f"{PODS}?labelSelector=app%3D{app}")
+
+        def complete(pods: list[Any]) -> bool:
+            return len(pods) == count and all(_holds(pod, "Ready") for pod in pods)
+
+        return await eventually(look, complete, within=WITHIN)
+
+    def place(self, pod: Any) -> Place:
+        """Where the packets of a pod that runs come from and go to."""
+        node = self.nodes[pod["spec"]["nodeName"]]
+        address = pod["status"]["podIP"]
+        namespaces = sorted((node.root / "run" / "netns").iterdir())
+        (path,) = [each for each in namespaces if address in inventory.addresses(each)]
+        return Place(self._stack.enter_context(Namespace.open(path)), ip_address(address))
+
+    async def remove(self, what: str, name: str) -> None:
+        """`kubectl delete`, which returns when kubelet has taken the containers off."""
+        await self.kubectl("delete", what, name, "--wait", "--cascade=foreground")
+
+    async def heard(self, name: str, *addresses: str) -> list[str]:
+        """The names that a pod hears from whoever serves at addresses, asked one after the other."""
+        asking = f"for a in {' '.join(addresses)}; do printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 10 $a {PORT}; done"
+        answers = await self.kubectl("exec", name, "--", "sh", "-c", asking)
+        heads, *_ = answers.split("HTTP/1.", 1)
+        assert heads == "", answers
+        return [answer.rpartition("\r\n\r\n")[2].strip() for answer in answers.split("HTTP/1.")[1:]]
+
+
+def _restarts(pod: Any) -> int:
+    return sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
+
+
+def _holds(document: Any, condition: str) -> bool:
+    conditions = document.get("status", {}).get("conditions", ())
+    return any(each["type"] == condition and each["status"] == "True" for each in conditions)
+
+
+@asynccontextmanager
+async def open_cluster(lab: NetLab, *, programs: Path) -> AsyncIterator[Cluster]:
+    """A cluster whose control plane is where the lab is, from programs that `scripts/build-kubernetes` has built."""
+    directory = lab.directory / "kubernetes"
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            running_api_server(directory, programs=programs, address=lab.address, controlled=True)
+        )
+        for command in (_controller_manager(server), _scheduler(server)):
+            program, *flags = command
+            log = directory / f"{program}.log"
+            stack.enter_context(Child([str(programs / program), *flags], log=log))
+        await lab.master.start(*_mode(server))
+        api = await stack.enter_async_context(server.client())
+        yield Cluster(lab, server, api, programs=programs, stack=stack)
+
+
+def _mode(server: ApiServer) -> tuple[str, ...]:
+    """The flags by which netmaster and netplugin know that there is Kubernetes, and where."""
+    return "--mode=kubernetes", f"--kubeconfig={server.kubeconfig('weft', 'system:masters')}"
+
+
+def _controller_manager(server: ApiServer) -> list[str]:
+    config = server.kubeconfig("system:kube-controller-manager")
+    return [
+        "kube-controller-manager",
+        f"--kubeconfig={config}",
+        f"--authentication-kubeconfig={config}",
+        f"--authorization-kubeconfig={config}",
+        f"--service-account-private-key-file={server.service_accounts.key}",
+        f"--root-ca-file={server.authority.ca}",
+        "--use-service-account-credentials=true",  # the manager's own user may not take a taint off a node
+        "--leader-elect=false",
+        "--bind-address=127.0.0.1",
+    ]
+
+
+def _scheduler(server: ApiServer) -> list[str]:
+    config = server.kubeconfig("system:kube-scheduler")
+    return [
+        "kube-scheduler",
+        f"--kubeconfig={config}",
+        f"--authentication-kubeconfig={config}",
+        f"--authorization-kubeconfig={config}",
+        "--leader-elect=false",
+        "--bind-address=127.0.0.1",
+    ]

@@ -1,0 +1,46 @@
+"""Pods for tests, as documents of the API. Each says its own name by HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+IMAGE = "weft.test/box:1"
+"""The image that every node has: busybox."""
+
+PORT = 8080
+
+_SERVE = f"hostname > /tmp/index.html && echo serving && exec httpd -f -p {PORT} -h /tmp"
+
+
+def pod(name: str, *, node: str = "", **container: object) -> dict[str, Any]:
+    """A pod, on a node or where the scheduler likes; further members of its container by their names."""
+    spec = _spec(container) | ({"nodeName": node} if node else {})
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def deployment(name: str, *, replicas: int, **container: object) -> dict[str, Any]:
+    """A Deployment whose pods are spread over the nodes."""
+    labels = {"app": name}
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": labels},
+    }
+    template = {"metadata": {"labels": labels}, "spec": _spec(container) | {"topologySpreadConstraints": [spread]}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template},
+    }
+
+
+def _spec(container: Mapping[str, object]) -> dict[str, Any]:
+    serving = {"name": "box", "image": IMAGE, "imagePullPolicy": "Never", "command": ["/bin/sh", "-c", _SERVE]}
+    ready = {"tcpSocket": {"port": PORT}, "periodSeconds": 1}
+    return {
+        "terminationGracePeriodSeconds": 0,
+        "containers": [{**serving, "readinessProbe": ready, **container}],
+    }

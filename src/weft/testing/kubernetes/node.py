@@ -1,0 +1,125 @@
+"""A node of a real cluster: a machine of the lab with containerd and kubelet, and our agent as everywhere."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from weft.testing.machines import Machine
+from weft.testing.processes import Child
+from weft.testing.runtimes import must, run
+from weft.testing.waiting import eventually
+
+_CONTAINERD = """\
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{image}"
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/opt/cni/bin"
+    conf_dir = "/etc/cni/net.d"
+"""
+_LOOPBACK = "/usr/lib/cni/loopback"
+"""Which containerd calls for every pod, besides ours."""
+_NAME_SERVER = "10.224.0.1"
+"""The gateway of `default-net`, where pods are that choose nothing."""
+_IMAGES = ("ctr", "--namespace", "k8s.io", "image")
+_SOCKET = "unix:///run/containerd/containerd.sock"
+
+
+class Node(Machine):
+    """A machine that becomes a node of the cluster by `join`."""
+
+    _containerd: Child | None = None
+    _kubelet: Child | None = None
+
+    async def join(self, *, kubelet: Path, kubeconfig: Path, ca: Path, image: Path, name: str, cgroup: str) -> None:
+        """Run containerd and kubelet from now on, the archive of the one image there is imported under its name."""
+        self._image = image
+        shutil.copy(_LOOPBACK, self.root / "opt" / "cni" / "bin")
+        config = self.home / "kubelet.json"
+        config.write_text(json.dumps(_kubelet_config(ca=ca, cgroup=cgroup)))
+        (self.home / "containerd.toml").write_text(_CONTAINERD.format(image=name))
+        self._kubelet_command = [
+            str(kubelet),
+            f"--config={config}",
+            f"--kubeconfig={kubeconfig}",
+            f"--hostname-override={self.name}",
+            f"--node-ip={self.address}",
+            "--cert-dir=/var/lib/kubelet/pki",
+        ]
+        await self.start_containers()
+
+    async def start_containers(self) -> None:
+        """Start containerd and kubelet with whatever there is; both that run already are ended first."""
+        await self.start_containerd()
+        self.start_kubelet()
+
+    async def start_containerd(self) -> None:
+        """Start containerd, and return when it answers. Containers do not notice."""
+        _end(self._containerd)
+        config = str(self.home / "containerd.toml")
+        daemon = self._containerd = self.daemon("containerd", "--config", config, log="containerd.log")
+
+        async def answers() -> bool:
+            assert daemon.running, f"containerd on {self.name} has ended with code {daemon.exit_code}"
+            return (await run(*self.command("ctr", "version"))).exit_code == 0
+
+        await eventually(answers, bool)
+        await self.import_image(self._image)
+
+    async def import_image(self, archive: Path, *names: str) -> None:
+        """Have an image for containers, under its own name and others."""
+        told = await must(*self.command(*_IMAGES, "import", str(archive)))
+        own = told.split()[1]
+        for name in names:
+            await must(*self.command(*_IMAGES, "tag", "--force", own, name))
+
+    def start_kubelet(self) -> None:
+        """Start kubelet. Containers do not notice."""
+        _end(self._kubelet)
+        self._kubelet = self.daemon(*self._kubelet_command, log="kubelet.log")
+
+    def close(self) -> None:
+        for child in (self._kubelet, self._containerd):
+            _end(child)
+        self._kubelet = self._containerd = None
+        super().close()
+
+
+def _end(child: Child | None) -> None:
+    if child is not None:
+        with child:
+            pass
+
+
+def _kubelet_config(*, ca: Path, cgroup: str) -> Mapping[str, object]:
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": _SOCKET,
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{cgroup}",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "enforceNodeAllocatable": [],
+        "localStorageCapacityIsolation": False,
+        "makeIPTablesUtilChains": False,
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(ca)},
+        },
+        "authorization": {"mode": "Webhook"},
+        "clusterDomain": "cluster.local",
+        "clusterDNS": [_NAME_SERVER],
+        "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
+        "syncFrequency": "2s",
+        "registryPullQPS": 0,
+        "eventRecordQPS": 0,
+        "kubeAPIQPS": 100,
+        "kubeAPIBurst": 200,
+    }
