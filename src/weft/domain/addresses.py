@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from weft.domain.errors import Invalid
 
-_OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_V4 = re.compile(r"\.".join([_OCTET] * 4))
+_OCTETS = {str(number): number for number in range(256)}
 _LENGTH = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
 
 BITS = {4: 32, 6: 128}
@@ -87,18 +86,27 @@ def format_address(family: int, number: int) -> str:
 def parse_address(text: str, *, field: str, family: int = 0) -> Address:
     """An address of the family (0: either), or `Invalid`: no leading zeros, no zone, no mapped form."""
     try:
-        if found := _V4.fullmatch(text):
-            address = Address(4, int.from_bytes(map(int, found.groups()), "big"))
-        else:
-            parsed = ipaddress.IPv6Address(text)
-            if parsed.scope_id or parsed.ipv4_mapped:
-                raise ValueError("a zone or an IPv4-mapped address is not allowed")
-            address = Address(6, int(parsed))
+        address = _parse_v4(text) or _parse_v6(text)
     except ValueError as error:
         raise Invalid(f"{field} {text[:80]!r} is not an address", field=field) from error
     if family and address.family != family:
         raise Invalid(f"{field} {text!r} is not an IPv{family} address", field=field)
     return address
+
+
+def _parse_v4(text: str) -> Address | None:
+    try:
+        first, second, third, fourth = text.split(".", 4)
+        return Address(4, _OCTETS[first] << 24 | _OCTETS[second] << 16 | _OCTETS[third] << 8 | _OCTETS[fourth])
+    except (KeyError, ValueError):
+        return None
+
+
+def _parse_v6(text: str) -> Address:
+    parsed = ipaddress.IPv6Address(text)
+    if parsed.scope_id or parsed.ipv4_mapped:
+        raise ValueError("a zone or an IPv4-mapped address is not allowed")
+    return Address(6, int(parsed))
 
 
 def parse_range(text: str, *, field: str, family: int = 0) -> Range:

@@ -57,6 +57,21 @@ def test_an_address_reads_back_from_its_text_and_its_key(address: Address) -> No
     assert address_from_hex(address_hex(address)) == address
 
 
+_NEARLY = st.lists(st.sampled_from(["0", "1", "25", "255", "256", "00", "01", "", " 1", "١", "ff", "::"]), max_size=9)
+
+
+@given(st.sampled_from([".", ":"]), _NEARLY)
+def test_what_is_an_address_is_what_the_standard_library_says(joint: str, parts: list[str]) -> None:
+    text = joint.join(parts)
+    try:
+        wanted = ipaddress.ip_address(text)
+    except ValueError:
+        with pytest.raises(Invalid):
+            parse_address(text, field="x")
+    else:
+        assert parse_address(text, field="x") == Address(wanted.version, int(wanted))
+
+
 @given(addresses(), addresses())
 def test_key_order_is_address_order(one: Address, other: Address) -> None:
     if one.family == other.family:
