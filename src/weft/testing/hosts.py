@@ -191,8 +191,11 @@ class Host:
     async def pod(self, name: str, **choices: Any) -> Pod:
         """A new pod, attached; see `attachment` for what can be chosen. `CniError` when that is refused."""
         attachment = self.attachment(name, **choices)
-        result = await self.cni.add(self.network, attachment)
-        return Pod(self, attachment, self._open[name], result)
+        return self.attached(attachment, await self.cni.add(self.network, attachment))
+
+    def attached(self, attachment: Attachment, result: Result) -> Pod:
+        """A pod whose ADD was answered."""
+        return Pod(self, attachment, self._open[attachment.container], result)
 
 
 class Pod:
