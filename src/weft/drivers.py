@@ -84,13 +84,26 @@ def find_orchestrator(settings: KubernetesSettings) -> Orchestrator:
 
 
 def open_datapath(
-    name: str, *, directory: Path, vtep: Address, vxlan_port: int, unmasked: Sequence[Subnet] = ()
+    name: str,
+    *,
+    directory: Path,
+    vtep: Address,
+    vxlan_port: int,
+    unmasked: Sequence[Subnet] = (),
+    node_port_subnets: Sequence[Subnet] = (),
 ) -> AbstractContextManager[Datapath]:
     """The datapath of that name; opened when it is entered, on the thread that is to use it.
 
-    `unmasked` are targets outside that see workloads by their own addresses, not by the node's.
+    `unmasked` are targets outside that see workloads by their own addresses, not by the node's. Node ports are those of
+    the host's addresses in `node_port_subnets`; without any, of all.
     """
-    opened = _find("weft.datapaths", name)(directory=directory, vtep=vtep, vxlan_port=vxlan_port, unmasked=unmasked)
+    opened = _find("weft.datapaths", name)(
+        directory=directory,
+        vtep=vtep,
+        vxlan_port=vxlan_port,
+        unmasked=unmasked,
+        node_port_subnets=node_port_subnets,
+    )
     return cast("AbstractContextManager[Datapath]", opened)
 
 

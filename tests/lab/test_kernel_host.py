@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from weft.adapters.linux.host_rules import HostSurroundings
 from weft.adapters.linux.host_side import HostSide, host_link_name
 from weft.adapters.linux.netns import NamespaceDirectory
 from weft.adapters.linux.space import TenantSpace
@@ -66,7 +67,7 @@ class Machine:
 def machine(here: Space) -> Iterator[Machine]:
     here.namespace.write_sysctls({"net/ipv6/conf/default/accept_ra": "1", "net/ipv6/conf/lo/accept_ra": "0"})
     with ExitStack() as closing:
-        side = HostSide(here.namespace, here.route, vxlan_port=4789, unmasked=())
+        side = HostSide(here.namespace, here.route, HostSurroundings(4789))
         closing.callback(side.close)
         machine = Machine(here, side)
         machine.run("ip link add name eth0 type bridge")

@@ -290,6 +290,7 @@ async def serve(settings: AgentSettings) -> None:
             vtep=settings.vtep_ip,
             vxlan_port=settings.vxlan_port,
             unmasked=settings.nat_exclude,
+            node_port_subnets=settings.node_port_subnets,
         )
         async with AsyncExitStack() as stack:
             pods = None

@@ -100,6 +100,8 @@ OPTIONS = (
            help="UDP port of the tunnels; 4789"),
     Option(name="nat_exclude", flags=("--nat-exclude",), env="NAT_EXCLUDE", default=(), read=_subnets,
            help="comma list of subnets outside that see pods by their own addresses, not by the node's; none"),
+    Option(name="node_port_subnets", flags=("--nodeport-addresses",), env="NODEPORT_ADDRESSES", default=(),
+           read=_subnets, help="comma list of subnets; node ports are those of this host's addresses in them; all"),
     Option(name="datapath", flags=("--datapath",), env="DATAPATH", default="linux", read=one_of("linux"),
            help="linux"),
     Option(name="netmaster", flags=("--netmaster",), env="NETMASTER", default=(DEFAULT_NETMASTER,), read=_masters,
@@ -149,6 +151,7 @@ class AgentSettings:
     vtep_ip: Address
     vxlan_port: int
     nat_exclude: tuple[Subnet, ...]
+    node_port_subnets: tuple[Subnet, ...]
     datapath: str
     cni_socket: Path
     cni_conf_dir: Path
@@ -189,8 +192,8 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
     default = _named(given) or default_address()
     return AgentSettings(
         **{name: given[name] for name in (
-            "mode", "log_level", "json_log", "vxlan_port", "nat_exclude", "datapath", "cni_socket", "cni_conf_dir",
-            "rest_address", "domain", "run_dir", "data_dir", "node_ttl", "offline_limit", "stale_after",
+            "mode", "log_level", "json_log", "vxlan_port", "nat_exclude", "node_port_subnets", "datapath", "cni_socket",
+            "cni_conf_dir", "rest_address", "domain", "run_dir", "data_dir", "node_ttl", "offline_limit", "stale_after",
         )},
         store=store,
         kubernetes=kubernetes_settings(given),

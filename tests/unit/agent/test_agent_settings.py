@@ -79,6 +79,8 @@ def test_one_machine_needs_no_flag() -> None:
         (("--vlan-uplinks", "--vlan-if"), "VLAN_UPLINKS", "eth1,eth2", "mode", "cni"),
         (("--vxlan-port",), "VXLAN_PORT", "8472", "vxlan_port", 8472),
         (("--nat-exclude",), "NAT_EXCLUDE", "10.0.0.0/8", "nat_exclude", (parse_subnet_v4("10.0.0.0/8"),)),
+        (("--nodeport-addresses",), "NODEPORT_ADDRESSES", "10.0.0.0/8", "node_port_subnets",
+         (parse_subnet_v4("10.0.0.0/8"),)),
         (("--datapath",), "DATAPATH", "linux", "datapath", "linux"),
         (("--cni-socket",), "CNI_SOCKET", "/run/x.sock", "cni_socket", Path("/run/x.sock")),
         (("--contiv-socket",), "CONTIV_SOCKET", "/run/y.sock", "contiv_socket", Path("/run/y.sock")),

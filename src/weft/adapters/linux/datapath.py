@@ -13,6 +13,7 @@ from typing import Self
 
 from weft.adapters.linux import pod
 from weft.adapters.linux.facts import PORT_MAC, REAPED_GROUP, port_neighbours, port_routes
+from weft.adapters.linux.host_rules import HostSurroundings
 from weft.adapters.linux.host_side import HostSide
 from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, read_link, read_links, settle_link
 from weft.adapters.linux.neighbours import put_neighbour
@@ -42,11 +43,19 @@ _DEVICES = (Space, Overlay, Port)
 class LinuxDatapath:
     """See `weft.ports.datapath`. `directory` is where tenants' namespaces are pinned; `vtep` is our end of tunnels."""
 
-    def __init__(self, *, directory: Path, vtep: Address, vxlan_port: int, unmasked: Sequence[Subnet] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        vtep: Address,
+        vxlan_port: int,
+        unmasked: Sequence[Subnet] = (),
+        node_port_subnets: Sequence[Subnet] = (),
+    ) -> None:
         self._directory = NamespaceDirectory(directory)
         self._vtep = vtep
         self._vxlan_port = vxlan_port
-        self._unmasked = unmasked
+        self._surroundings = HostSurroundings(vxlan_port, (*unmasked,), (*node_port_subnets,))
         self._spaces: dict[TenantName, TenantSpace] = {}
         self._reapable: set[TenantName] = set()
         self._indexes = itertools.count(_FIRST_INDEX)
@@ -55,9 +64,7 @@ class LinuxDatapath:
         self._directory.prepare()
         self._underlay_namespace = Namespace.current()
         self._underlay = NetlinkSocket(ROUTE, namespace=self._underlay_namespace)
-        self._host = HostSide(
-            self._underlay_namespace, self._underlay, vxlan_port=self._vxlan_port, unmasked=self._unmasked
-        )
+        self._host = HostSide(self._underlay_namespace, self._underlay, self._surroundings)
         self._mtu = self._read_underlay_mtu() - _ENCAPSULATION[self._vtep.family]
         for tenant in self._directory.names():
             self._open_space(TenantName(tenant))

@@ -38,6 +38,17 @@ class HostRules(msgspec.Struct, frozen=True):
     reaches: frozenset[Reach] = frozenset()
 
 
+class HostSurroundings(msgspec.Struct, frozen=True):
+    """What an operator says about the host. `unmasked` are targets that see workloads as they are.
+
+    Node ports are those of the host's addresses in `node_port_subnets`; without any, of all.
+    """
+
+    vxlan_port: int
+    unmasked: tuple[Subnet, ...] = ()
+    node_port_subnets: tuple[Subnet, ...] = ()
+
+
 def rules_of(parts: Iterable[object]) -> HostRules:
     """What some parts mean to the table."""
     listed = list(parts)
@@ -49,9 +60,8 @@ def rules_of(parts: Iterable[object]) -> HostRules:
     )
 
 
-def host_table(rules: HostRules, *, vxlan_port: int, unmasked: Iterable[Subnet] = ()) -> str:
-    """The commands that make the table, whatever is there. `unmasked` are targets that see workloads as they are."""
-    excluded = list(unmasked)
+def host_table(rules: HostRules, host: HostSurroundings) -> str:
+    """The commands that make the table, whatever is there."""
     lines = [f"table inet {HOST_TABLE} {{"]
     for family in (4, 6):
         lines += _maps(sorted((port for port in rules.ports if port.family == family), key=str), family)
@@ -62,7 +72,7 @@ def host_table(rules: HostRules, *, vxlan_port: int, unmasked: Iterable[Subnet] 
         "chain arriving {",
         # Masked as its node, a workload's packet would pass for one out of a tunnel.
         "type filter hook prerouting priority filter - 10; policy accept;",
-        f"iifname {_OURS} udp dport {vxlan_port} drop",
+        f"iifname {_OURS} udp dport {host.vxlan_port} drop",
         "}",
         "chain forward {",
         "type filter hook forward priority filter - 10; policy accept;",
@@ -81,7 +91,7 @@ def host_table(rules: HostRules, *, vxlan_port: int, unmasked: Iterable[Subnet] 
             for family, word in _WORDS.items()
         ),
         f"iifname {_OURS} oifname {_OURS} accept",
-        *(f"iifname {_OURS} {_WORDS[each.family]} daddr {each} accept" for each in excluded),
+        *(f"iifname {_OURS} {_WORDS[each.family]} daddr {each} accept" for each in host.unmasked),
         f"iifname {_OURS} masquerade",
         "}",
         "chain called {",
@@ -93,7 +103,7 @@ def host_table(rules: HostRules, *, vxlan_port: int, unmasked: Iterable[Subnet] 
         "fib daddr type local jump published",
         "}",
         "chain published {",
-        *_lookups(),
+        *_lookups(host.node_port_subnets),
         "}",
         "}",
     ]
@@ -151,7 +161,7 @@ def _element(port: HostPort) -> str:
     return f"{at}{port.protocol} . {port.port} : {port.target} . {port.target_port}"
 
 
-def _lookups() -> Iterator[str]:
+def _lookups(node_port_subnets: Iterable[Subnet]) -> Iterator[str]:
     """Ports of one address first, node ports last. Connections over loopback stay on the host, untranslated."""
     for family, word in _WORDS.items():
         yield f"{word} daddr {_LOOPBACKS[family]} return"
@@ -162,7 +172,12 @@ def _lookups() -> Iterator[str]:
                     f"meta nfproto ipv{family} meta l4proto {protocol_name(number)} "
                     f"dnat {word} to {lead}meta l4proto . th dport map @{name}{family}"
                 )
-        yield f"meta nfproto ipv{family} dnat {word} to meta l4proto . th dport map @node_ports{family}"
+        leading = f"dnat {word} to meta l4proto . th dport map @node_ports{family}"
+        chosen = [str(subnet) for subnet in node_port_subnets if subnet.family == family]
+        if chosen:
+            yield f"{word} daddr {{ {', '.join(chosen)} }} {leading}"
+        elif not node_port_subnets:
+            yield f"meta nfproto ipv{family} {leading}"
 
 
 def passing_rules(family: str, table: str, chain: str) -> str:

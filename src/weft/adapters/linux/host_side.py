@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 from weft.adapters.linux.conntrack import forget_each, read_connections
@@ -22,6 +22,7 @@ from weft.adapters.linux.host_rules import (
     HOST_PREFIX,
     HOST_TABLE,
     HostRules,
+    HostSurroundings,
     host_table,
     passing_rules,
     rules_of,
@@ -50,7 +51,7 @@ from weft.adapters.linux.routes import (
     read_routes,
 )
 from weft.adapters.linux.space import TenantSpace
-from weft.domain.addresses import BITS, Address, Subnet
+from weft.domain.addresses import BITS, Address
 from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, HostLink, HostPort, NodePort, Reach, is_hosts
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Part
@@ -73,15 +74,12 @@ def host_link_name(tenant: TenantName) -> str:
 class HostSide:
     """See the module. What it was told is kept, so that routes and ports can be made as soon as their link is there."""
 
-    def __init__(
-        self, namespace: Namespace, netlink: NetlinkSocket, *, vxlan_port: int, unmasked: Sequence[Subnet]
-    ) -> None:
+    def __init__(self, namespace: Namespace, netlink: NetlinkSocket, surroundings: HostSurroundings) -> None:
         self._namespace = namespace
         self._netlink = netlink
         self._netfilter = NetlinkSocket(NETFILTER, namespace=namespace)
         self._nftables = open_nftables(namespace)
-        self._vxlan_port = vxlan_port
-        self._unmasked = unmasked
+        self._surroundings = surroundings
         self._told: defaultdict[TenantName, set[Part]] = defaultdict(set)
         self._ruling: set[Part] = set()
         """Those of them that the table depends on: services have very many others."""
@@ -214,8 +212,7 @@ class HostSide:
             self._run(f"delete table inet {HOST_TABLE}\n" if self._has_table() else "", *self._passing(keep=False))
             return []
         changed = self._forward()
-        rules = rules_of(self._ruling)
-        self._nftables.run(host_table(rules, vxlan_port=self._vxlan_port, unmasked=self._unmasked))
+        self._nftables.run(host_table(rules_of(self._ruling), self._surroundings))
         self._is_made = True
         passing = [*self._passing(keep=True)]
         self._run(*passing)

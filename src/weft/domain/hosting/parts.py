@@ -131,6 +131,9 @@ class Reach(msgspec.Struct, frozen=True, gc=False):
 HostPart = HostLink | Ground | Homeward | Disguise | Alias | HostPort | Door | NodePort | Reach
 
 
+_HOSTS = (HostLink, Ground, Disguise, Alias, HostPort, Door, NodePort, Reach)
+
+
 def is_hosts(part: object) -> bool:
     """Whether a part is something of the host's own, and does not go with the tenant's space."""
-    return isinstance(part, HostLink | Ground | Disguise | Alias | HostPort | Door | NodePort | Reach)
+    return isinstance(part, _HOSTS)
