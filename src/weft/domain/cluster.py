@@ -127,17 +127,19 @@ class Cluster:
         folder, *parts = key.split("/")
         if kind := kinds.BY_PREFIX.get(folder):
             decoded = codec.decode(kind.type, value)
-            if kind.key_parts(decoded) != tuple(parts):
+            own_parts = kind.key_parts(decoded)  # these are strings of the value: of many objects that counts
+            if own_parts != tuple(parts):
                 raise Malformed(f"stored {kind.name} is that of {kind.key_text(decoded)!r}")
-            before = self.tables[folder].get(tuple(parts))
-            self.tables[folder][tuple(parts)] = Stored(decoded, revision)
+            before = self.tables[folder].get(own_parts)
+            stored: Stored[Any] = Stored(decoded, revision)
+            self.tables[folder][own_parts] = stored
             if isinstance(decoded, model.Group):
                 self._drop_pool(before)
                 self._put_pool(decoded)
             elif isinstance(decoded, model.Endpoint):
                 if before is not None:
                     self._drop_endpoint(before.value)
-                self.by_network.setdefault(decoded.network_key, {})[decoded.endpoint_id] = Stored(decoded, revision)
+                self.by_network.setdefault(decoded.network_key, {})[decoded.endpoint_id] = stored
                 for address in decoded.addresses:
                     self.numbers_in_use(decoded.network_key, address.family).add(address.number)
         elif folder == kinds.CLAIMS:
