@@ -14,7 +14,7 @@ from weft.adapters.linux.host_side import HostSide, host_link_name
 from weft.adapters.linux.netns import NamespaceDirectory
 from weft.adapters.linux.space import TenantSpace
 from weft.adapters.linux.survey import foreign_drops
-from weft.domain.addresses import Address, parse_address, parse_subnet_v4
+from weft.domain.addresses import Address, Range, parse_address, parse_subnet_v4
 from weft.domain.hosting.parts import Door, Ground, HostLink, HostPort, NodePort, Reach
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Part
@@ -144,6 +144,9 @@ OPENINGS: list[Part] = [
     Reach(BLUE, parse_address("10.96.0.10", field="vip"), "tenants"),
     Reach(BLUE, parse_address("198.51.100.7", field="outer"), "world"),
     Reach(BLUE, parse_address("2001:db8:eeee::7", field="outer"), "world"),
+    Reach(BLUE, parse_address("198.51.100.8", field="outer"), "world", (Range(4, 5, 9), Range(4, 7, 12))),
+    Reach(BLUE, parse_address("198.51.100.8", field="outer"), "world"),
+    Reach(BLUE, parse_address("198.51.100.9", field="outer"), "world", ()),
 ]
 
 

@@ -73,6 +73,25 @@ async def test_external_addresses_lead_to_all_pods(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+async def test_a_load_balancers_address_is_asked_from_its_sources_only(
+    town: Town, feed: KubeFeed, world: dict[int, Place], owning: None, family: int
+) -> None:
+    """loadBalancerSourceRanges; node ports and cluster addresses are not concerned."""
+    near, _ = await town.pods()
+    other = "192.0.2.253/32" if family == 4 else "2001:db8:ffff::253/128"
+    own = other.replace("253", "254")
+    async with answering(places([near], family), port=TARGET_PORT):
+        for ranges, passes in (([other], False), ([other, own], True), ([other], False), ([], True)):
+            limits: dict[str, Any] = {"clusterIPs": [VIPS[family]], "loadBalancerSourceRanges": ranges}
+            await feed.put("web", near, node_port=NODE_PORT, ingress=[EXTERNAL[family]], **limits)
+            if passes:
+                assert names({await ask(world[family], EXTERNAL[family], 80)}) == {near.name}
+            else:
+                assert await is_ignored(world[family], EXTERNAL[family], 80)
+            assert names({await ask(world[family], host_address(near.host, family), NODE_PORT)}) == {near.name}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 async def test_local_traffic_keeps_the_callers_address_and_the_node(
     town: Town, feed: KubeFeed, world: dict[int, Place], owning: None, family: int
 ) -> None:

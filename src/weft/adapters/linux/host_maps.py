@@ -16,7 +16,12 @@ from weft.adapters.linux.elements import (
     protocol,
     put_elements,
 )
-from weft.adapters.linux.host_rules import HOST_TABLE, HostRules, audience_sets, leading_doors
+from weft.adapters.linux.host_rules import (
+    HOST_TABLE,
+    HostRules,
+    audience_sets,
+    leading_doors,
+)
 from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.wire import pack_address
 from weft.domain.hosting.parts import HostPort, NodePort, Reach
@@ -40,7 +45,7 @@ def place_of(part: object) -> object:
 
 
 def host_entries_of(rules: HostRules) -> frozenset[HostEntry]:
-    """All that is in the sets and maps of a table that was made by these rules."""
+    """All that is in the sets and maps of a table that was made by these rules, sources of the world apart."""
     return frozenset(_entries(rules))
 
 

@@ -5,13 +5,15 @@ It is made in one transaction, so what is there is always whole; what its maps h
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from weft.domain.addresses import Address, Subnet
+from weft.domain.addresses import Address, Range, Subnet
 from weft.domain.hosting.parts import Audience, Door, HostPort, NodePort, Reach
 from weft.domain.policy.protocols import PORTED, protocol_name
+from weft.domain.policy.ranges import AddressSet, address_set
 
 HOST_TABLE = "weft_host"
 HOST_PREFIX = "wefth-"
@@ -23,7 +25,7 @@ _ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
 _WORDS = {4: "ip", 6: "ip6"}
 _LOOPBACKS = {4: "127.0.0.0/8", 6: "::1"}
 _OURS = f'"{HOST_PREFIX}*"'
-_OUTER, _SHARED = "outer", "shared"
+_OUTER, _SHARED, OUTER_FROM = "outer", "shared", "outer_from"
 _AUDIENCES: dict[str, Audience] = {_OUTER: "world", _SHARED: "tenants"}
 TURNED = {4: "169.254.1.3", 6: "fd77:6566:7400:3::1"}
 """Who a workload is to others, or to itself, that it reaches by a port of its own host. Nobody has these addresses."""
@@ -68,6 +70,7 @@ def host_table(rules: HostRules, host: HostSurroundings) -> str:
         lines += _node_port_map(rules, family)
         for name, addresses in audience_sets(rules).items():
             lines += _address_set(f"{name}{family}", (each for each in addresses if each.family == family), family)
+        lines += _source_set(rules, family)
     lines += [
         "chain arriving {",
         # Masked as its node, a workload's packet would pass for one out of a tunnel.
@@ -79,6 +82,10 @@ def host_table(rules: HostRules, host: HostSurroundings) -> str:
         f"oifname {_OURS} ct state established,related accept",
         f"oifname {_OURS} ct status dnat accept",
         *(f"oifname {_OURS} {word} daddr @{_OUTER}{family} accept" for family, word in _WORDS.items()),
+        *(
+            f"oifname {_OURS} {word} daddr . {word} saddr @{OUTER_FROM}{family} accept"
+            for family, word in _WORDS.items()
+        ),
         *(f"iifname {_OURS} oifname {_OURS} {word} daddr @{_SHARED}{family} accept" for family, word in _WORDS.items()),
         # Nobody else from outside opens connections to workloads past us, and tenants do not meet on the host either,
         # not even by private addresses (H3).
@@ -111,11 +118,20 @@ def host_table(rules: HostRules, host: HostSurroundings) -> str:
 
 
 def audience_sets(rules: HostRules) -> dict[str, set[Address]]:
-    """Who gets to which addresses, by the names of the sets."""
+    """Who gets to which addresses from anywhere, by the names of the sets."""
     return {
-        name: {each.address for each in rules.reaches if each.audience == audience}
+        name: {each.address for each in rules.reaches if each.audience == audience} - outer_sources(rules).keys()
         for name, audience in _AUDIENCES.items()
     }
+
+
+def outer_sources(rules: HostRules) -> dict[Address, AddressSet]:
+    """From where the world gets to addresses that not everybody may ask, whoever else has them."""
+    found: defaultdict[Address, list[Range]] = defaultdict(list)
+    for each in rules.reaches:
+        if each.sources is not None:
+            found[each.address] += each.sources
+    return {address: address_set(ranges) for address, ranges in found.items()}
 
 
 def leading_doors(rules: HostRules, family: int) -> dict[tuple[int, int], Address]:
@@ -129,6 +145,17 @@ def _address_set(name: str, addresses: Iterable[Address], family: int) -> Iterat
     yield f"set {name} {{"
     yield f"type {_ADDRESS_TYPES[family]}"
     if texts := sorted({str(address) for address in addresses}):
+        yield f"elements = {{ {', '.join(texts)} }}"
+    yield "}"
+
+
+def _source_set(rules: HostRules, family: int) -> Iterator[str]:
+    kind = _ADDRESS_TYPES[family]
+    some = ((address, span) for address, sources in outer_sources(rules).items() for span in sources.ranges)
+    texts = sorted(f"{address} . {span}" for address, span in some if address.family == family)
+    yield f"set {OUTER_FROM}{family} {{"
+    yield f"type {kind} . {kind}; flags interval"
+    if texts:
         yield f"elements = {{ {', '.join(texts)} }}"
     yield "}"
 

@@ -142,6 +142,8 @@ class HostSide:
         wanted = self._routes(new.union(*(self._told[tenant] for tenant in joined)), (links - gone) | new)
         self._netlink.send_batch([*map(drop_route, former - wanted), *map(put_route, wanted - former)])
         if any(map(_rules, gone | new)):
+            # Sets of ranges are not changed by elements: they are few, and seldom others.
+            self._is_made &= not any(isinstance(each, Reach) and each.sources is not None for each in gone | new)
             self._change_rules(before, self._entries_near(gone | new))
             self._forget(rules_of(gone | new))
 

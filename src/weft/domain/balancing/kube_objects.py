@@ -58,6 +58,7 @@ class ServiceSpec(_Value, frozen=True, kw_only=True):
     session_affinity_config: AffinityConfig | None = None
     internal_traffic_policy: TrafficPolicy = "Cluster"
     external_traffic_policy: TrafficPolicy = "Cluster"
+    load_balancer_source_ranges: tuple[str, ...] = ()
 
 
 class Ingress(_Value, frozen=True, kw_only=True):

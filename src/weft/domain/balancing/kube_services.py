@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +15,7 @@ from weft.domain.balancing.kubernetes import (
     own_addresses,
     pools_for_outside,
     pools_for_pods,
+    sources_at,
     wanted_addresses,
 )
 from weft.domain.balancing.outer import OuterRules
@@ -108,20 +109,27 @@ class KubeServices:
     def _view(self, document: KubeService, by_name: dict[str, EndpointSlice]) -> KubeView:
         service, slices = document.service, [by_name[name] for name in sorted(by_name)]
         try:
-            check(document)
-            inner, wanted = own_addresses(service), wanted_addresses(service)
+            wanted = wanted_addresses(check(document).service)
             judged = {address: self._surroundings.rules.fault(address, self._own) for address in wanted}
             outer = [address for address, fault in judged.items() if not fault]
             pools = pools_for_pods(service, slices, node=self._node, outer=outer) | pools_for_outside(
                 service, slices, node=self._node, outer=outer, doors=self._surroundings.doors
             )
+            openings = frozenset(_openings(document, outer))
         except Invalid as error:
             return KubeView(faults=(error.message,))
-        openings: set[HostPart] = {Reach(document.tenant, address, "world") for address in outer}
-        openings |= {Reach(document.tenant, each, "tenants" if document.shared else "host") for each in inner}
-        openings |= {NodePort(document.tenant, protocol, port) for protocol, port in node_ports(service)}
         faults = (f"external address {address} {fault}" for address, fault in judged.items() if fault)
-        return KubeView(pools, frozenset(openings), tuple(faults))
+        return KubeView(pools, openings, tuple(faults))
+
+
+def _openings(document: KubeService, outer: Iterable[Address]) -> Iterator[HostPart]:
+    tenant, service = document.tenant, document.service
+    for address in own_addresses(service):
+        yield Reach(tenant, address, "tenants" if document.shared else "host")
+    for address in outer:
+        yield Reach(tenant, address, "world", sources_at(service, address))
+    for protocol, port in node_ports(service):
+        yield NodePort(tenant, protocol, port)
 
 
 def known_addresses(document: KubeService) -> tuple[Address, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weft.domain.addresses import Address, parse_address
+from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.balancing.kube_objects import (
     HEADLESS,
     AffinityConfig,
@@ -20,6 +20,7 @@ from weft.domain.balancing.kube_objects import (
 from weft.domain.balancing.parts import Front
 from weft.domain.balancing.table import Pool, Target, pool_of
 from weft.domain.policy.protocols import protocol_number
+from weft.domain.policy.ranges import parse_cidr
 
 
 def pools_for_pods(
@@ -57,9 +58,22 @@ def own_addresses(service: Service) -> list[Address]:
 
 def wanted_addresses(service: Service) -> list[Address]:
     """The outer ones that the service asks for, or was given by a load balancer; `Invalid` when one is none."""
-    given = (ingress.ip for ingress in service.status.load_balancer.ingress)
-    texts = [*service.spec.external_ips, *given]
-    return [parse_address(text, field="spec.externalIPs") for text in texts if text]
+    asked = [parse_address(text, field="spec.externalIPs") for text in service.spec.external_ips if text]
+    return asked + _given_addresses(service)
+
+
+def _given_addresses(service: Service) -> list[Address]:
+    texts = (ingress.ip for ingress in service.status.load_balancer.ingress)
+    return [parse_address(text, field="status.loadBalancer") for text in texts if text]
+
+
+def sources_at(service: Service, address: Address) -> tuple[Range, ...] | None:
+    """From where the service may be asked at an outer address; None: from anywhere. `Invalid` when that is unclear."""
+    texts = service.spec.load_balancer_source_ranges
+    ranges = [parse_cidr(text.strip(), field="spec.loadBalancerSourceRanges") for text in texts]
+    if not ranges or address not in _given_addresses(service):
+        return None
+    return tuple(each for each in ranges if each.family == address.family)
 
 
 def node_ports(service: Service) -> Iterator[tuple[int, int]]:

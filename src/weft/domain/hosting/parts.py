@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from weft.domain.addresses import Address, Subnet
+from weft.domain.addresses import Address, Range, Subnet
 from weft.domain.ids import TenantName
 from weft.domain.policy.protocols import protocol_name
 
@@ -123,6 +123,8 @@ class Reach(msgspec.Struct, frozen=True, gc=False):
     tenant: TenantName
     address: Address
     audience: Audience
+    sources: tuple[Range, ...] | None = None
+    """Where the world must ask from; None: from anywhere."""
 
     def __str__(self) -> str:
         return f"way of the {self.audience} to {self.address}"

@@ -93,6 +93,25 @@ def test_what_the_host_opens() -> None:
     assert view(kept).openings == {Reach(BLUE, VIP, "tenants")} | ports
 
 
+def test_a_load_balancer_may_be_asked_from_some_sources_only() -> None:
+    """loadBalancerSourceRanges. Ranges of the other family only let nobody in, and not everybody (CVE-2025-64715)."""
+    kept = services()
+    for ranges, sources in (
+        ([], None),
+        (["192.0.2.0/24", "2001:db8::/32"], (Range(4, 0xC0000200, 0xC00002FF),)),
+        (["2001:db8::/32"], ()),
+    ):
+        document = service(loadBalancerSourceRanges=ranges)
+        given = {"spec": document.service.spec, "status": {"loadBalancer": {"ingress": [{"ip": str(OUTER)}]}}}
+        parsed = msgspec.convert(msgspec.to_builtins(given), Service)
+        kept.put_service(msgspec.structs.replace(document, service=parsed))
+        assert Reach(BLUE, OUTER, "world", sources) in view(kept).openings
+        kept.put_service(service(externalIPs=[str(OUTER)], loadBalancerSourceRanges=ranges))
+        assert Reach(BLUE, OUTER, "world") in view(kept).openings, "not what nobody has given"
+    kept.put_service(service(externalIPs=[str(OUTER)], loadBalancerSourceRanges=["everywhere"]))
+    assert view(kept).faults == ("'everywhere' is not of the form address/length",)
+
+
 def test_cve_2020_8554_an_address_outside_the_ranges_has_no_effect_and_says_so() -> None:
     kept = services(OuterRules())
     kept.put_service(service(externalIPs=[str(OUTER)]))
