@@ -39,11 +39,14 @@ class KubeIndex:
         self._known: dict[StoreKey, tuple[TenantName, tuple[Address, ...], bool]] = {}
         self._outward: Counter[TenantName] = Counter()
         self.own: Counter[Address] = Counter()
+        self._names: set[StoreKey] = set()
         for document in self._cluster.all(kinds.KUBE_SERVICE):
             self.follow(kinds.KUBE_SERVICE.store_key(*kinds.KUBE_SERVICE.key_parts(document)))
 
-    def follow(self, key: StoreKey) -> None:
-        """Take in a service as it is now."""
+    def follow(self, key: StoreKey) -> bool:
+        """Take in a service as it is now; whether it answers names, or has done so until now."""
+        did_answer = key in self._names
+        self._names.discard(key)
         if before := self._known.pop(key, None):
             self._count(*before, by=-1)
         stored = self._cluster.get(kinds.KUBE_SERVICE, *key.split("/")[1:])
@@ -52,6 +55,9 @@ class KubeIndex:
             known = document.tenant, known_addresses(document), document.shared or is_outward(document.service)
             self._known[key] = known
             self._count(*known, by=1)
+            if document.names:
+                self._names.add(key)
+        return did_answer or key in self._names
 
     def _count(self, tenant: TenantName, own: Iterable[Address], outward: bool, *, by: int) -> None:
         self._outward[tenant] += by * outward
@@ -96,7 +102,7 @@ class KubeTenant:
         service = ServiceKey(namespace, name)
         if folder == kinds.KUBE_SERVICE.prefix:
             stored = self._cluster.get(kinds.KUBE_SERVICE, self._tenant, *service)
-            if stored is None:
+            if stored is None or stored.value.names:  # that one is every tenant's own
                 self._services.remove_service(service)
             else:
                 self._services.put_service(stored.value)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from weft.agent import kube_services
 from weft.agent.journal import WIRED, Journal
 from weft.agent.kube_services import KubeIndex, KubeTenant
+from weft.agent.name_service import NameService
 from weft.agent.topics import NOTHING, joined
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
@@ -48,6 +49,7 @@ class TenantServices:
         self._providers = Providers()
         self.kube = KubeTenant(cluster, tenant, node=node, own=index.own)
         self._table = BalancingTable(tenant)
+        self._names = NameService(cluster, tenant)
         for endpoint in cluster.all(kinds.ENDPOINT, tenant):
             self._put_endpoint(endpoint.key, endpoint)
         for key in self._attached:
@@ -75,6 +77,11 @@ class TenantServices:
         except Invalid as error:
             log.warning("service without effect", key=kinds.SERVICE.key_text(service), reason=error.message)
 
+    def moved(self) -> None:
+        """Tenants, networks or nodes are others now, or it is where names are asked for."""
+        self.kube.moved()
+        self._names.moved()
+
     def admit(self, endpoint: model.Endpoint) -> None:
         """A workload of this node is about to be wired."""
         self._attached[endpoint.key] = endpoint
@@ -99,7 +106,7 @@ class TenantServices:
 
     def refresh(self) -> Difference[Part]:
         """What the datapath is to be told since the last time."""
-        for name, pools in (*self._providers.take(), *self.kube.take().items()):
+        for name, pools in (*self._providers.take(), *self.kube.take().items(), *self._names.take().items()):
             if pools is None:
                 self._table.remove(name)
             else:
@@ -145,12 +152,10 @@ class Services:
 
     def follow(self, key: StoreKey) -> None:
         folder, _, rest = key.partition("/")
-        if folder == kinds.KUBE_SERVICE.prefix:
-            self._index.follow(key)
-        if folder in kube_services.SURROUNDINGS:
+        if folder in kube_services.SURROUNDINGS or (folder == kinds.KUBE_SERVICE.prefix and self._index.follow(key)):
             for each in self._services.values():
-                each.kube.moved()
-        elif folder in _FOLDERS and (services := self._services.get(TenantName(rest.partition("/")[0]))):
+                each.moved()
+        if folder in _FOLDERS and (services := self._services.get(TenantName(rest.partition("/")[0]))):
             services.follow(key)
 
     def admit(self, endpoint: model.Endpoint) -> Difference[Part]:

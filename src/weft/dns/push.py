@@ -29,7 +29,7 @@ from weft.domain.names import (
     service_owner,
     show_names,
 )
-from weft.domain.zones import kube_owner, stored_kube_entry, tenant_zone, workload_entry
+from weft.domain.zones import is_everywhere, kube_owner, stored_kube_entry, tenant_zone, workload_entry
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.logs import Log
 
@@ -221,7 +221,7 @@ class NamePusher:
     def _zone(self, tenant: TenantName) -> Zone:
         """The tenant's names, with those who are just coming."""
         documents = self._cluster.all(kinds.KUBE_SERVICE)
-        self._shared.update(kube_owner(each.namespace, each.name) for each in documents if each.shared)
+        self._shared.update(kube_owner(each.namespace, each.name) for each in documents if is_everywhere(each))
         zone = tenant_zone(self._cluster, tenant, keeps_in=self._note_kept, domain=self._domain)
         coming = dict(self._endpoint(*key) for key in self._coming if key.tenant == tenant)
         return Zone(zone.entries | {owner: entry for owner, entry in coming.items() if entry != NOTHING}, zone.subnets)

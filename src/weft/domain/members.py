@@ -131,6 +131,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "namespace": "its namespace in Kubernetes",
         "name": "its name in Kubernetes",
         "shared": "workloads of all tenants may ask it",
+        "names": "where pods ask for names: in each tenant its own netdns answers",
         "service": "its `spec` and `status`, as far as they mean something here",
     },
     "kubeSlice": {

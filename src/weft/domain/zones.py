@@ -49,7 +49,7 @@ def tenant_zone(
             entries[owner] = workload_entry(endpoint, keeps_in=keeps_in, domain=domain)
     slices = _slices_by_service(cluster)
     for document in cluster.all(kinds.KUBE_SERVICE):
-        if document.tenant == tenant or document.shared:
+        if document.tenant == tenant or is_everywhere(document):
             found = slices[document.tenant, document.namespace, document.name]
             entries[kube_owner(document.namespace, document.name)] = kube_entry(document, found, domain=domain)
     return Zone({owner: entry for owner, entry in entries.items() if entry != NOTHING}, tenant_subnets(cluster, tenant))
@@ -86,7 +86,12 @@ def stored_kube_entry(
     if stored is None:
         return NOTHING, False
     slices = (each.slice for each in cluster.all(kinds.KUBE_SLICE, tenant, namespace, name))
-    return kube_entry(stored.value, slices, domain=domain), stored.value.shared
+    return kube_entry(stored.value, slices, domain=domain), is_everywhere(stored.value)
+
+
+def is_everywhere(document: KubeService) -> bool:
+    """Whether a service of Kubernetes resolves in all tenants."""
+    return document.shared or document.names
 
 
 def kube_entry(document: KubeService, slices: Iterable[EndpointSlice], *, domain: str = CLUSTER_DOMAIN) -> Entry:

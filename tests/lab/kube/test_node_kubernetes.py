@@ -11,6 +11,7 @@ import pytest_asyncio
 from weft.cni.errors import CniError
 from weft.testing import inventory
 from weft.testing.answering import answering, ask
+from weft.testing.digging import dig
 from weft.testing.hosts import Host, Pod
 from weft.testing.kubernetes.paper_cluster import POLICIES, SERVICES, PaperCluster
 from weft.testing.waiting import eventually
@@ -158,6 +159,33 @@ async def test_a_service_balances_follows_its_slices_and_goes(kube: PaperCluster
         await kube.api.delete(f"{SERVICES}/shop")
         await eventually(lambda: heard(far), lambda who: who == "")
         await eventually(lambda: far.dig(name), lambda found: found == [])
+
+
+async def test_one_address_answers_names_in_every_tenant(kube: PaperCluster, hosts: tuple[Host, Host]) -> None:
+    """What a kubelet writes into `resolv.conf` leads to the netdns of whoever asks, which knows its own tenant."""
+    one, _ = hosts
+    await kube.lab.tenant("green")
+    await kube.lab.network("net", tenant="green", subnet="10.9.0.0/16", gateway="10.9.255.254")
+    ports = [{"name": f"dns-{each}".lower(), "port": 53, "protocol": each} for each in ("UDP", "TCP")]
+    metadata = {"name": "kube-dns", "labels": {"k8s-app": "kube-dns"}, "annotations": {"weft/names": "true"}}
+    made = await kube.api.create(SERVICES, {"metadata": metadata, "spec": {"ports": ports}})
+    server = made["spec"]["clusterIP"]
+    green = {"io__contiv__tenant": "green", "io__contiv__network": "net"}
+    pods = [await kube.pod(one, "dns-default"), await kube.pod(one, "dns-green", **green)]
+    await eventually(lambda: kube.lab.rest.get("kubeServices"), lambda found: "kube-dns" in str(found.body))
+    await asyncio.gather(*(_knows(kube, host) for host in hosts))
+    for pod in pods:
+        own, other = pod.name, next(each.name for each in pods if each is not pod)
+        for question in ((own,), (own, "+tcp")):
+            await eventually(
+                lambda pod=pod, question=question: dig(pod.namespace, *question, server=server),  # type: ignore[misc]
+                lambda found, pod=pod: found == [str(pod.address())],  # type: ignore[misc]
+            )
+        assert await dig(pod.namespace, other, server=server) == []
+        assert await dig(pod.namespace, "kube-dns.lab.svc.cluster.local", server=server) == [server]
+        await pod.remove()
+    await kube.api.delete(f"{SERVICES}/kube-dns")
+    await kube.forget(*(pod.name for pod in pods))
 
 
 async def test_what_went_wrong_is_told_beside_the_pod(kube: PaperCluster, hosts: tuple[Host, Host]) -> None:

@@ -29,6 +29,7 @@ from weft.ports.orchestrator import Keeper
 T = TypeVar("T", bound=Value)
 
 SHARED_ANNOTATION = "weft/shared"
+NAMES_ANNOTATION = "weft/names"
 _ALWAYS_SHARED = ("default", "kubernetes")
 """The API server itself."""
 _DNS_LABEL = ("k8s-app", "kube-dns")
@@ -68,11 +69,14 @@ def read_service(data: bytes) -> KubeService:
     if not spec.cluster_ips and (address := _old_service(data).spec.cluster_ip):
         spec = msgspec.structs.replace(spec, cluster_ips=(address,))
     label, value = _DNS_LABEL
+    answers_names = metadata.annotations.get(NAMES_ANNOTATION) == "true"
     return KubeService(
         tenant=DEFAULT_TENANT,
         namespace=metadata.namespace,
         name=metadata.name,
-        shared=(
+        names=answers_names,
+        shared=not answers_names
+        and (
             (metadata.namespace, metadata.name) == _ALWAYS_SHARED
             or metadata.labels.get(label) == value
             or metadata.annotations.get(SHARED_ANNOTATION) == "true"

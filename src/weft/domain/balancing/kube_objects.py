@@ -127,6 +127,8 @@ class KubeService(Value, frozen=True, kw_only=True):
     namespace: str
     name: str
     shared: bool = False
+    names: bool = False
+    """Whether it is where pods ask for names: every tenant has it for itself, and its own netdns answers."""
     service: Service
 
 

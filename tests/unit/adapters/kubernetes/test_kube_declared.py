@@ -92,6 +92,11 @@ class TestServices:
         ):
             assert read_service(data(metadata=metadata, spec=spec)).shared
 
+    def test_where_names_are_asked_for(self) -> None:
+        metadata = {"labels": {"k8s-app": "kube-dns"}, "annotations": {"weft/names": "true"}}
+        found = read_service(data(metadata=metadata, spec={}))
+        assert (found.names, found.shared) == (True, False)
+
     def test_a_server_of_old_has_one_address(self) -> None:
         assert read_service(data(spec={"clusterIP": "10.96.0.9"})).service.spec.cluster_ips == ("10.96.0.9",)
         assert read_service(data(spec={"clusterIP": "None"})).service.spec.cluster_ips == ("None",)
