@@ -160,7 +160,7 @@ class Holdings:
                 async with self._busy[note.key]:
                     await self._settle(note.key)
         ours = [endpoint.key for endpoint in self._cluster.all(kinds.ENDPOINT) if endpoint.host == self.node]
-        for key in ours:
+        for key in [key for key in ours if self.journal.get(key) is None]:
             async with self._busy[key]:
                 if self.journal.get(key) is None:  # an attachment that was given up after an unknown outcome
                     await self._withdraw(key)
