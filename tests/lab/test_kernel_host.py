@@ -194,3 +194,16 @@ def test_a_node_port_that_several_tenants_ask_for_is_the_first_ones(machine: Mac
     assert "172.19.255.1" in str(held(machine)["node_ports4"])
     machine.side.change(drop=(NodePort(BLUE, TCP, 30080),), put=())
     assert "172.19.255.2" in str(held(machine)["node_ports4"])
+
+
+def test_a_port_that_several_services_ask_for_leads_to_one_of_them(machine: Machine, tenant: TenantSpace) -> None:
+    """Two services may say the same external address: the table must stand all the same."""
+    outer = parse_address("198.51.100.7", field="outer")
+    ports = [HostPort(BLUE, 4, TCP, 80, DOOR.addresses[0], number, outer) for number in (30080, 30081)]
+    machine.join(tenant, *ports)
+    machine.side.change(drop=(), put=(HostPort(BLUE, 4, TCP, 80, DOOR.addresses[0], 30079, outer),))
+    (one,) = held(machine)["ports_at4"]
+    assert "30079" in one
+    machine.side.change(drop=(HostPort(BLUE, 4, TCP, 80, DOOR.addresses[0], 30079, outer),), put=())
+    (one,) = held(machine)["ports_at4"]
+    assert "30080" in one

@@ -72,6 +72,30 @@ async def test_external_addresses_lead_to_all_pods(
         assert await is_refused(world[family], EXTERNAL[family], 81), "the address is nothing but its services"
 
 
+@pytest.mark.parametrize("policy", ["Cluster", "Local"])
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_an_external_address_may_be_one_that_a_host_has(
+    town: Town, feed: KubeFeed, world: dict[int, Place], owning: None, family: int, policy: str
+) -> None:
+    """As keepalived and the like do it: the address is on an interface of the host that is to answer."""
+    near, far = await town.pods()
+    wanted: dict[str, Any] = {"clusterIPs": [VIPS[family]], "externalTrafficPolicy": policy}
+    await feed.put("web", near, far, node_port=NODE_PORT, ingress=[EXTERNAL[family]], **wanted)
+    await feed.put("more", far, externalIPs=[EXTERNAL[family] + "1"], clusterIPs=[VIPS[family] + "1"])
+    addresses = [f"{EXTERNAL[family]}{end}/{32 if family == 4 else 128} dev lo" for end in ("", "1")]
+    async with answering(places([near, far], family), port=TARGET_PORT):
+        for address in addresses:
+            inventory.run(near.host.machine, f"ip addr add {address}")
+        try:
+            found = await who_answers(world[family], EXTERNAL[family])
+            assert Answer(near.name, OUTSIDE[family]) in found
+            assert names(found) == ({near.name} if policy == "Local" else {near.name, far.name})
+            assert names(await who_answers(world[family], EXTERNAL[family] + "1")) == {far.name}
+        finally:
+            for address in addresses:
+                inventory.run(near.host.machine, f"ip addr del {address}")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_load_balancers_address_is_asked_from_its_sources_only(
     town: Town, feed: KubeFeed, world: dict[int, Place], owning: None, family: int

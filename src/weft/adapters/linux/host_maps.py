@@ -21,6 +21,7 @@ from weft.adapters.linux.host_rules import (
     HostRules,
     audience_sets,
     leading_doors,
+    leading_ports,
 )
 from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.wire import pack_address
@@ -50,9 +51,8 @@ def host_entries_of(rules: HostRules) -> frozenset[HostEntry]:
 
 
 def _entries(rules: HostRules) -> Iterator[HostEntry]:
-    for each in rules.ports:
-        yield _port_entry(each)
     for family in (4, 6):
+        yield from map(_port_entry, leading_ports(rules, family))
         for (number, wanted), door in leading_doors(rules, family).items():
             element = Element(key=key(protocol(number), port(wanted)), value=pack_address(door))
             yield HostEntry(f"node_ports{family}", element)

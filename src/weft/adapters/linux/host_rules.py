@@ -66,7 +66,7 @@ def host_table(rules: HostRules, host: HostSurroundings) -> str:
     """The commands that make the table, whatever is there."""
     lines = [f"table inet {HOST_TABLE} {{"]
     for family in (4, 6):
-        lines += _maps(sorted((port for port in rules.ports if port.family == family), key=str), family)
+        lines += _maps(leading_ports(rules, family), family)
         lines += _node_port_map(rules, family)
         for name, addresses in audience_sets(rules).items():
             lines += _address_set(f"{name}{family}", (each for each in addresses if each.family == family), family)
@@ -132,6 +132,14 @@ def outer_sources(rules: HostRules) -> dict[Address, AddressSet]:
         if each.sources is not None:
             found[each.address] += each.sources
     return {address: address_set(ranges) for address, ranges in found.items()}
+
+
+def leading_ports(rules: HostRules, family: int) -> list[HostPort]:
+    """The ports of a family, in an order of their own; of several at one place the first."""
+    found = {}
+    for each in sorted((port for port in rules.ports if port.family == family), key=str, reverse=True):
+        found[each.address, each.protocol, each.port] = each
+    return [*found.values()][::-1]
 
 
 def leading_doors(rules: HostRules, family: int) -> dict[tuple[int, int], Address]:

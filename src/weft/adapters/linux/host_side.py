@@ -145,7 +145,7 @@ class HostSide:
             # Sets of ranges are not changed by elements: they are few, and seldom others.
             self._is_made &= not any(isinstance(each, Reach) and each.sources is not None for each in gone | new)
             self._change_rules(before, self._entries_near(gone | new))
-            self._forget(rules_of(gone | new))
+            self._forget(rules_of(gone), rules_of(new))
 
     def _entries_near(self, parts: Set[Part]) -> frozenset[HostEntry]:
         """The entries that some parts have, or would have if they were there, or others have in their place."""
@@ -224,15 +224,16 @@ class HostSide:
         if joined := "".join(commands):
             self._nftables.run(joined)
 
-    def _forget(self, rules: HostRules) -> None:
+    def _forget(self, gone: HostRules, new: HostRules) -> None:
         """Forget the connections of what leads elsewhere now, or nowhere: those of UDP would never end.
 
-        Others end by themselves where it is the tenant's space that gives them to somebody. To look takes long.
+        Those of others end by themselves, but where a workload has left them. To look for them takes long.
         """
-        ports = {(each.family, each.protocol, each.port) for each in rules.ports}
-        lasting = [each for each in rules.node_ports if each.protocol == UDP]
+        ports = {(each.family, each.protocol, each.port) for each in gone.ports}
+        ports |= {(each.family, each.protocol, each.port) for each in new.ports if each.protocol == UDP}
+        lasting = [each for each in gone.node_ports | new.node_ports if each.protocol == UDP]
         ports |= {(family, each.protocol, each.port) for each in lasting for family in (4, 6)}
-        addresses = {each.address for each in rules.reaches}
+        addresses = {each.address for each in gone.reaches | new.reaches}
         families = {family for family, _, _ in ports} | {address.family for address in addresses}
         for family in families:
             stale = (

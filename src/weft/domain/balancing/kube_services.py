@@ -22,8 +22,9 @@ from weft.domain.balancing.outer import OuterRules
 from weft.domain.balancing.parts import Front
 from weft.domain.balancing.table import Pool
 from weft.domain.errors import Invalid
-from weft.domain.hosting.parts import HostPart, NodePort, Reach
+from weft.domain.hosting.parts import HostPart, HostPort, NodePort, Reach
 from weft.domain.ids import NodeName
+from weft.domain.policy.protocols import protocol_number
 from weft.domain.validation import check
 
 
@@ -115,21 +116,37 @@ class KubeServices:
             pools = pools_for_pods(service, slices, node=self._node, outer=outer) | pools_for_outside(
                 service, slices, node=self._node, outer=outer, doors=self._surroundings.doors
             )
-            openings = frozenset(_openings(document, outer))
+            openings = frozenset(_openings(document, outer, self._surroundings.doors))
         except Invalid as error:
             return KubeView(faults=(error.message,))
         faults = (f"external address {address} {fault}" for address, fault in judged.items() if fault)
         return KubeView(pools, openings, tuple(faults))
 
 
-def _openings(document: KubeService, outer: Iterable[Address]) -> Iterator[HostPart]:
+def _openings(document: KubeService, outer: Iterable[Address], doors: Iterable[Address]) -> Iterator[HostPart]:
     tenant, service = document.tenant, document.service
-    for address in own_addresses(service):
+    own = own_addresses(service)
+    for address in own:
         yield Reach(tenant, address, "tenants" if document.shared else "host")
     for address in outer:
         yield Reach(tenant, address, "world", sources_at(service, address))
+        yield from _local_ports(document, address, own=own, doors=doors)
     for protocol, port in node_ports(service):
         yield NodePort(tenant, protocol, port)
+
+
+def _local_ports(
+    document: KubeService, address: Address, *, own: Iterable[Address], doors: Iterable[Address]
+) -> Iterator[HostPort]:
+    """Where an outer address leads on a host that has it itself: there it is no address of others to be led to."""
+    family = address.family
+    for port in document.service.spec.ports:
+        inside = [(each, port.node_port) for each in doors if port.node_port] or [(each, port.port) for each in own]
+        for target, number in inside:
+            if target.family == family:
+                protocol = protocol_number(port.protocol)
+                yield HostPort(document.tenant, family, protocol, port.port, target, number, address)
+                break
 
 
 def known_addresses(document: KubeService) -> tuple[Address, ...]:

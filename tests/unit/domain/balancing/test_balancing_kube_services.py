@@ -11,7 +11,7 @@ from weft.domain.balancing.kube_objects import EndpointSlice, KubeService, KubeS
 from weft.domain.balancing.kube_services import KubeServices, KubeView, ServiceKey, Surroundings
 from weft.domain.balancing.outer import OuterRules
 from weft.domain.balancing.parts import Front
-from weft.domain.hosting.parts import NodePort, Reach
+from weft.domain.hosting.parts import HostPort, NodePort, Reach
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.policy.protocols import TCP
 
@@ -88,7 +88,10 @@ def test_what_the_host_opens() -> None:
     kept = services()
     kept.put_service(service(externalIPs=[str(OUTER)]))
     ports = {NodePort(BLUE, TCP, 30080)}
-    assert view(kept).openings == {Reach(BLUE, VIP, "host"), Reach(BLUE, OUTER, "world")} | ports
+    own = {HostPort(BLUE, 4, TCP, 80, DOOR, 30080, OUTER)}
+    assert view(kept).openings == {Reach(BLUE, VIP, "host"), Reach(BLUE, OUTER, "world")} | ports | own
+    kept.put_service(service(externalIPs=[str(OUTER)], ports=[{"port": 80}]))
+    assert HostPort(BLUE, 4, TCP, 80, VIP, 80, OUTER) in view(kept).openings
     kept.put_service(service(shared=True))
     assert view(kept).openings == {Reach(BLUE, VIP, "tenants")} | ports
 
