@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.ovs.actions import IN_PORT, DecrementTtl, Move, Output, Resubmit, SetField, Track
+from weft.adapters.ovs.actions import IN_PORT, DecrementTtl, Move, Output, OutputRegister, Resubmit, SetField, Track
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import OWNER, Flow
 from weft.adapters.ovs.openflow import OpenFlow
@@ -47,6 +47,14 @@ FLOWS = [
         (SetField("nd_options_type", 2), SetField("nd_tll", MAC), SetField("nd_reserved", 0xE0000000), Output(IN_PORT)),
     ),
     Flow(9, 0, ()),
+    Flow(
+        10,
+        1,
+        match({"eth_type": V4, "ip_proto": 6, "ct_state": TRACKED, "ct_nw_proto": 6}),
+        (Move("ct_nw_proto", "reg7"), Move("ct_tp_dst", "reg8"), SetField("nw_ttl", 255), OutputRegister("reg4")),
+    ),
+    Flow(10, 2, match({"eth_type": V6, "nw_ttl": 254})),
+    Flow(10, 3, match({"eth_type": ARP}), (Move("arp_tpa", "reg9"), Move("reg9", "arp_spa"))),
 ]
 
 

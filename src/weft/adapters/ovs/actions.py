@@ -18,13 +18,17 @@ _PORT_NAMES = {IN_PORT: "IN_PORT", LOCAL: "LOCAL"}
 _HEAD = struct.Struct("!HH")
 _OUTPUT, _DEC_TTL, _SET_FIELD, _VENDOR = 0, 24, 25, 0xFFFF
 _NICIRA = 0x2320
-_MOVE, _RESUBMIT, _CT = 6, 14, 35
+_MOVE, _RESUBMIT, _OUTPUT_REGISTER, _CT = 6, 14, 15, 35
 _OUTPUT_FORM = struct.Struct("!HHIH6x")
 _VENDOR_FORM = struct.Struct("!HHIH")
 _MOVE_FORM = struct.Struct("!HHIHHHHII")
 _RESUBMIT_FORM = struct.Struct("!HHIHHB3x")
 _CT_FORM = struct.Struct("!HHIHHIHB3xH")
+_REGISTER_FORM = struct.Struct("!HHIHHIH6x")
+_WHOLE_REGISTER = 31
+_MOST_BYTES = 0xFFFF
 _MOVED: Mapping[str, tuple[int, int]] = {
+    **{name: (field.group, field.number) for name, field in FIELDS.items() if field.group == 1},
     "eth_dst": (0, 1), "eth_src": (0, 2), "ip_src": (0, 7), "ip_dst": (0, 8), "arp_spa": (0, 16), "arp_tpa": (0, 17),
     "arp_sha": (1, 17), "arp_tha": (1, 18), "ipv6_src": (1, 19), "ipv6_dst": (1, 20), "nd_target": (1, 23),
 }  # fmt: skip
@@ -43,6 +47,15 @@ class Output(msgspec.Struct, frozen=True, gc=False):
         return _PORT_NAMES.get(self.port, f"output:{self.port}")
 
 
+class OutputRegister(msgspec.Struct, frozen=True, gc=False):
+    """Send the packet out of the port whose number a register has."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"output:{self.name}"
+
+
 class SetField(msgspec.Struct, frozen=True, gc=False):
     name: str
     value: int
@@ -52,13 +65,14 @@ class SetField(msgspec.Struct, frozen=True, gc=False):
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """Copy one field over another of the same size."""
+    """Copy a field over another that is as large, or larger."""
 
     source: str
     target: str
 
     def __str__(self) -> str:
-        return f"move:{self.source}[]->{self.target}[]"
+        bits, onto = FIELDS[self.source].bits, FIELDS[self.target].bits
+        return f"move:{self.source}[]->{self.target}[{'' if bits == onto else f'0..{bits - 1}'}]"
 
 
 class DecrementTtl(msgspec.Struct, frozen=True, gc=False):
@@ -103,7 +117,7 @@ class Unknown(msgspec.Struct, frozen=True, gc=False):
         return f"unknown:{self.data.hex()}"
 
 
-Action = Output | SetField | Move | DecrementTtl | Resubmit | Track | Unknown
+Action = Output | OutputRegister | SetField | Move | DecrementTtl | Resubmit | Track | Unknown
 
 
 def encode_actions(actions: Sequence[Action]) -> bytes:
@@ -114,14 +128,19 @@ def _encode(action: Action) -> bytes:
     match action:
         case Output():
             return _OUTPUT_FORM.pack(_OUTPUT, _OUTPUT_FORM.size, action.port, 0)
+        case OutputRegister():
+            source = FIELDS[action.name].header
+            return _REGISTER_FORM.pack(
+                _VENDOR, _REGISTER_FORM.size, _NICIRA, _OUTPUT_REGISTER, _WHOLE_REGISTER, source, _MOST_BYTES
+            )
         case SetField():
             body = encode_field(FIELDS[action.name], action.value)
             length = _HEAD.size + len(body) + 7 & ~7
             return (_HEAD.pack(_SET_FIELD, length) + body).ljust(length, b"\0")
         case Move():
-            source, target = FIELDS[action.source], FIELDS[action.target]
+            moved, onto = FIELDS[action.source], FIELDS[action.target]
             return _MOVE_FORM.pack(
-                _VENDOR, _MOVE_FORM.size, _NICIRA, _MOVE, source.bits, 0, 0, _moved(source), _moved(target)
+                _VENDOR, _MOVE_FORM.size, _NICIRA, _MOVE, moved.bits, 0, 0, _moved(moved), _moved(onto)
             )
         case DecrementTtl():
             return _HEAD.pack(_DEC_TTL, 8) + bytes(4)
@@ -177,9 +196,12 @@ def _guess_own(data: bytes, subtype: int) -> Action | None:
         return Move(names[0], names[1]) if names[0] and names[1] else None
     if subtype == _RESUBMIT and len(data) == _RESUBMIT_FORM.size:
         return Resubmit(unpack(_RESUBMIT_FORM, data)[5])
+    if subtype == _OUTPUT_REGISTER and len(data) == _REGISTER_FORM.size:
+        name = _REGISTERS.get(unpack(_REGISTER_FORM, data)[5])
+        return OutputRegister(name) if name else None
     if subtype == _CT and len(data) == _CT_FORM.size:
         _, _, _, _, flags, source, _, table, _ = unpack(_CT_FORM, data)
-        zone = _ZONES.get(source)
+        zone = _REGISTERS.get(source)
         return Track(zone, None if table == _NO_TABLE else table, bool(flags & _CT_COMMIT)) if zone else None
     return None
 
@@ -190,4 +212,4 @@ def _moved(field: Field) -> int:
 
 
 _MOVED_NAMES = {_moved(FIELDS[name]): name for name in _MOVED}
-_ZONES = {field.header: name for name, field in FIELDS.items() if name.startswith("reg")}
+_REGISTERS = {field.header: name for name, field in FIELDS.items() if name.startswith("reg")}

@@ -58,9 +58,9 @@ _BASIC_FIELDS: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 _NICIRA_FIELDS: Mapping[str, tuple[int, int]] = {
     **{f"reg{number}": (number, 4) for number in range(16)},
-    "ct_state": (105, 4), "ct_zone": (106, 2), "ct_mark": (107, 4), "ct_nw_proto": (119, 1), "ct_nw_src": (120, 4),
-    "ct_nw_dst": (121, 4), "ct_ipv6_src": (122, 16), "ct_ipv6_dst": (123, 16), "ct_tp_src": (124, 2),
-    "ct_tp_dst": (125, 2),
+    "nw_ttl": (29, 1), "ct_state": (105, 4), "ct_zone": (106, 2), "ct_mark": (107, 4), "ct_nw_proto": (119, 1),
+    "ct_nw_src": (120, 4), "ct_nw_dst": (121, 4), "ct_ipv6_src": (122, 16), "ct_ipv6_dst": (123, 16),
+    "ct_tp_src": (124, 2), "ct_tp_dst": (125, 2),
 }  # fmt: skip
 
 FIELDS: Final[Mapping[str, Field]] = MappingProxyType(

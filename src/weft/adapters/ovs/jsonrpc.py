@@ -55,11 +55,11 @@ class Incoming:
     def _feed_several(self) -> Iterator[Message]:
         """The messages of what is more, or less, than one."""
         try:
-            text = self._waiting.decode()
+            text = self._waiting.decode().lstrip()
         except UnicodeDecodeError as error:
             raise DatapathFault("ovsdb: what it said is not UTF-8") from error
         decoder, at = json.JSONDecoder(), 0
-        while text[at : at + 1].strip():
+        while at < len(text):
             try:
                 found, end = decoder.raw_decode(text, at)
             except json.JSONDecodeError:

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from weft.adapters.ovs.fields import unpack
 from weft.adapters.ovs.flows import Flow, FlowCount, FlowKey, add_flow, decode_flows, delete_flow, flows_request
 from weft.adapters.ovs.streams import DEADLINE, Stream
+from weft.domain.addresses import Address
 from weft.domain.errors import DatapathFault
 
 T = TypeVar("T")
@@ -30,6 +31,14 @@ _MULTIPART_FORM = struct.Struct("!HH4x")
 _FLOWS, _MORE = 1, 1
 _ERROR_FORM = struct.Struct("!HH")
 _NUMBER_MASK = 0xFFFFFFFF
+_EXPERIMENTER, _NICIRA, _FLUSH = 4, 0x2320, 32
+_FLUSH_FORM = struct.Struct("!IIB7x")
+_TUPLE_FORM = struct.Struct("!HH4xHH16s4x")
+_ZONE_FORM = struct.Struct("!HHHxx")
+_FIRST_DIRECTION, _ZONE = 0, 2
+_SOURCE, _TARGET = 0, 1
+_MAPPED = 0xFFFF << 32
+"""What makes an IPv6 address of an IPv4 one."""
 
 
 class Message(NamedTuple):
@@ -64,6 +73,13 @@ class OpenFlow:
         """Every flow of ours that the switch has."""
         self.look_alive()
         return self._guarded(lambda stream: [*self._read_flows(stream)])
+
+    def forget_connections(self, zone: int, addresses: Iterable[Address]) -> None:
+        """No connection in a zone has one of these addresses at either end; Open vSwitch has this since 3.1."""
+        bodies = [_flush(zone, end, address) for address in addresses for end in (_SOURCE, _TARGET)]
+        if bodies:
+            self.look_alive()
+            self._guarded(lambda stream: self._send_all(stream, bodies))
 
     def look(self) -> None:
         """Answer what the switch asks, waiting for nothing; `DatapathFault` when the connection has ended."""
@@ -113,6 +129,13 @@ class OpenFlow:
         commit = _BUNDLE_FORM.pack(bundle, _COMMIT, _ATOMIC_ORDERED)
         stream.send(_pack(_BUNDLE, committed := self._next(), commit))
         self._answer(stream, _BUNDLE, committed, since=bundle, told=told)
+
+    def _send_all(self, stream: Stream, bodies: Sequence[bytes]) -> None:
+        first = self._number + 1
+        wire = [_pack(_EXPERIMENTER, self._next(), body) for body in bodies]
+        wire.append(_pack(_BARRIER, done := self._next(), b""))
+        stream.send(b"".join(wire))
+        self._answer(stream, _BARRIER_REPLY, done, since=first)
 
     def _read_flows(self, stream: Stream) -> Iterator[FlowCount]:
         number = self._next()
@@ -179,6 +202,13 @@ class OpenFlow:
 
 def _pack(kind: int, number: int, body: bytes) -> bytes:
     return _HEADER.pack(_VERSION, kind, _HEADER.size + len(body), number) + body
+
+
+def _flush(zone: int, end: int, address: Address) -> bytes:
+    """A request to forget connections by one end of their first direction."""
+    number = address.number | (_MAPPED if address.family == 4 else 0)
+    ends = _TUPLE_FORM.pack(_FIRST_DIRECTION, _TUPLE_FORM.size, end, 20, number.to_bytes(16, "big"))
+    return _FLUSH_FORM.pack(_NICIRA, _FLUSH, 0) + ends + _ZONE_FORM.pack(_ZONE, _ZONE_FORM.size, zone)
 
 
 def _refusal(message: Message, subject: str) -> DatapathFault:

@@ -24,7 +24,13 @@ CONDITIONS = st.sampled_from(sorted(FIELDS)).flatmap(
     )
 )
 MATCHES: st.SearchStrategy[Match] = st.lists(CONDITIONS, max_size=5).map(lambda found: match(dict(found)))
-MOVABLE = [("eth_src", "eth_dst"), ("ip_src", "ip_dst"), ("arp_sha", "arp_tha"), ("ipv6_dst", "ipv6_src")]
+MOVABLE = [
+    ("eth_src", "eth_dst"),
+    ("ip_src", "ip_dst"),
+    ("arp_sha", "arp_tha"),
+    ("ipv6_dst", "ipv6_src"),
+    ("ct_tp_dst", "reg3"),
+]
 TABLES = st.integers(0, 253)
 ACTIONS: st.SearchStrategy[actions.Action] = st.one_of(
     st.integers(0, 0xFFFFFFFF).map(actions.Output),
@@ -33,6 +39,7 @@ ACTIONS: st.SearchStrategy[actions.Action] = st.one_of(
     ),
     st.sampled_from(MOVABLE).map(lambda pair: actions.Move(*pair)),
     st.just(actions.DecrementTtl()),
+    st.just(actions.OutputRegister("reg4")),
     TABLES.map(actions.Resubmit),
     st.builds(actions.Track, st.sampled_from(["reg0", "reg7"]), st.none() | TABLES, st.booleans()),
 )
