@@ -31,13 +31,13 @@ test: check
 	$(PYTEST) tests/contracts tests/system tests/lab
 
 e2e: $(READY)
-	scripts/install-system-packages e2e etcd kubernetes lab
+	scripts/install-system-packages e2e etcd kubernetes lab ovs
 	scripts/build-cnitool
 	scripts/build-kubernetes
 	$(BIN)/python -m pytest tests/e2e
 
 soak: $(READY)
-	scripts/install-system-packages etcd lab
+	scripts/install-system-packages etcd lab ovs
 	$(BIN)/python -m pytest -m soak --timeout 3600 tests
 
 bench: $(READY)
@@ -48,6 +48,7 @@ docs: $(READY)
 	$(BIN)/python -m weft.ctl.reference > docs/reference/netctl.md
 	$(BIN)/python -m weft.master.reference objects > docs/reference/objects.md
 	$(BIN)/python -m weft.master.reference rest > docs/reference/rest.md
+	$(BIN)/python -m weft.adapters.ovs.tables > docs/reference/ovs-tables.md
 
 format: $(READY)
 	$(BIN)/ruff check --fix

@@ -1,0 +1,155 @@
+"""How a connection is judged, as flows (pure): the same parts and the same order as on linux (docs/design/policy.md).
+
+A connection is judged by its two ends, whichever packet of it comes: the tracker knows its first packet's source, who
+asks, and its target, who answers. Every packet meets the rows of the moment, so a rule that goes takes its connections
+along; the switch itself remembers what became of packets that look alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.adapters.linux.judging import UNJUDGED
+from weft.adapters.ovs.actions import Action, Move, SetField
+from weft.adapters.ovs.fields import match
+from weft.adapters.ovs.flows import Flow
+from weft.adapters.ovs.ground import (
+    ETHER_TYPES,
+    REPLY,
+    TRACKED,
+    Conditions,
+    Ground,
+    address_condition,
+    blocks,
+    has_connection,
+    prefix_of,
+)
+from weft.adapters.ovs.tables import (
+    ANSWERS,
+    ASKS,
+    CAME_FROM,
+    FROM_NODE,
+    FROM_WORKLOAD,
+    GOES_TO,
+    OUTCOME,
+    PORT,
+    PROTOCOL,
+    TENANT,
+    Table,
+)
+from weft.domain.addresses import BITS
+from weft.domain.nodeview import Prefix, Space
+from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD, Row, Tally, Where, Who
+from weft.domain.policy.protocols import PORTED
+from weft.domain.policy.rules import Direction
+
+_PORT_BITS = 16
+_ENDS = (
+    (Table.ASKS, ASKS, "ct_nw_src", "ct_ipv6_src", Table.ANSWERS),
+    (Table.ANSWERS, ANSWERS, "ct_nw_dst", "ct_ipv6_dst", Table.PLACES),
+)
+"""For each end of a connection: where its number is looked up, where it is kept, by which fields, and what follows."""
+_WHO, _WHERE, _NOBODY = 3, 2, 1
+
+_LOOKUPS = {
+    Direction.EGRESS: (Table.EGRESS, ASKS, ANSWERS, Table.EGRESS_MET),
+    Direction.INGRESS: (Table.INGRESS, ANSWERS, ASKS, Table.INGRESS_MET),
+}
+"""For each direction: where its rows are, where the local and the remote number are, and what follows."""
+_MET = {Table.EGRESS_MET: Table.INGRESS, Table.INGRESS_MET: Table.LEAVE}
+"""What follows an outcome that lets pass."""
+_PAIR, _PORT, _PORTS, _PROTOCOL, _ALL = 4, 4, 3, 2, 1
+"""Priorities: of a row with a remote number above all others, and of what it says about the service."""
+
+REASON_TRANSIT, REASON_NOT_READY, REASON_UNKNOWN = "weft/transit", "weft/not-ready", "weft/stranger"
+_TRANSIT, _NOT_READY, _FROM_STRANGER, _JUDGED_THERE, _TO_STRANGER, _KNOWN = 60, 50, 45, 40, 30, 1
+REASONS = {_TRANSIT: REASON_TRANSIT, _NOT_READY: REASON_NOT_READY, _FROM_STRANGER: REASON_UNKNOWN}
+"""Why a packet is dropped by a flow of a priority in `PLACES`."""
+
+
+def base_flows() -> Iterator[Flow]:
+    """What stands whatever the node has."""
+    for kind in ETHER_TYPES.values():
+        known: Conditions = {"eth_type": kind, "ct_state": has_connection()}
+        note: Action = Move("ct_nw_proto", PROTOCOL)
+        yield Flow(Table.SERVICE, 1, match(known), (note,), Table.ASKS)
+        for protocol in PORTED:
+            conditions = {**known, "ct_nw_proto": protocol}
+            yield Flow(Table.SERVICE, 2, match(conditions), (note, Move("ct_tp_dst", PORT)), Table.ASKS)
+    for table, _, _, _, then in _ENDS:
+        yield Flow(table, _NOBODY, (), (), then)
+    yield Flow(Table.PLACES, _KNOWN, (), (), Table.EGRESS)
+    yield Flow(Table.EGRESS, 0, (), (), Table.INGRESS)
+    yield Flow(Table.INGRESS, 0, (), (), Table.LEAVE)
+    for table, then in _MET.items():
+        yield Flow(table, 1, match({OUTCOME: (REFUSES, REFUSES)}))
+        yield Flow(table, 0, (), (), then)
+
+
+def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
+    """What is decided by where a tenant's packets come from and go to; each reason to drop is counted by itself."""
+    tenant: Conditions = {TENANT: ground.tenants[part.tenant]}
+    yield Flow(Table.PLACES, _TRANSIT, match({**tenant, CAME_FROM: FROM_NODE, GOES_TO: FROM_NODE}))
+    for direction, speaks, hears in ((0, ASKS, ANSWERS), (REPLY, ANSWERS, ASKS)):
+        along: Conditions = {**tenant, "ct_state": (TRACKED | direction, TRACKED | REPLY)}
+        for place, who in ((CAME_FROM, speaks), (GOES_TO, hears)):
+            nobodys = {**along, place: FROM_WORKLOAD, who: (0, WORKLOAD)}
+            yield Flow(Table.PLACES, _NOT_READY, match(nobodys))
+        from_stranger = {**along, CAME_FROM: FROM_NODE, speaks: (STRANGER, STRANGER)}
+        yield Flow(Table.PLACES, _JUDGED_THERE, match(from_stranger), (), Table.LEAVE)
+        to_stranger = {**along, GOES_TO: FROM_NODE, hears: (STRANGER, STRANGER)}
+        for kind in ETHER_TYPES.values():
+            for hops in (UNJUDGED, UNJUDGED - 1):
+                # Two nodes that know one end each judge nothing.
+                unjudged = {**from_stranger, "eth_type": kind, "nw_ttl": hops}
+                yield Flow(Table.PLACES, _FROM_STRANGER, match(unjudged))
+            sent_on = {**to_stranger, "eth_type": kind}
+            yield Flow(Table.PLACES, _TO_STRANGER, match(sent_on), (SetField("nw_ttl", UNJUDGED),), Table.LEAVE)
+
+
+def who_flows(part: Who, ground: Ground) -> Iterator[Flow]:
+    yield from _number(prefix_of(part.address), part.number, tenant=ground.tenants[part.tenant], priority=_WHO)
+
+
+def where_flows(part: Where, ground: Ground) -> Iterator[Flow]:
+    family, bits = part.range.family, BITS[part.range.family]
+    for base, mask in blocks(part.range.first, part.range.last, bits=bits):
+        prefix = Prefix(family, base, mask.bit_count())
+        yield from _number(prefix, part.number, tenant=ground.tenants[part.tenant], priority=_WHERE)
+
+
+def _number(prefix: Prefix, number: int, *, tenant: int, priority: int) -> Iterator[Flow]:
+    for table, register, v4, v6, then in _ENDS:
+        conditions = {
+            TENANT: tenant,
+            "ct_state": has_connection(),
+            **address_condition(prefix.family, v4=v4, v6=v6, prefix=prefix),
+        }
+        yield Flow(table, priority, match(conditions), (SetField(register, number),), then)
+
+
+def row_flows(part: Row, ground: Ground) -> Iterator[Flow]:
+    table, local, remote, then = _LOOKUPS[part.direction]
+    conditions: Conditions = {TENANT: ground.tenants[part.tenant], local: part.local}
+    priority = 0
+    if part.remote is not None:
+        conditions[remote] = part.remote
+        priority += _PAIR
+    if part.protocol is not None:
+        conditions[PROTOCOL] = part.protocol
+    actions = (SetField(OUTCOME, part.outcome),)
+    if part.ports is None:
+        priority += _ALL if part.protocol is None else _PROTOCOL
+        yield Flow(table, priority, match(conditions), actions, then)
+    elif part.protocol in PORTED:
+        first, last = part.ports
+        priority += _PORT if first == last else _PORTS
+        for port, mask in blocks(first, last, bits=_PORT_BITS):
+            wanted = {**conditions, PORT: (port, mask | 0xFFFF0000)}
+            yield Flow(table, priority, match(wanted), actions, then)
+
+
+def tally_flows(part: Tally, ground: Ground) -> Iterator[Flow]:
+    for table, then in _MET.items():
+        conditions = {TENANT: ground.tenants[part.tenant], OUTCOME: part.outcome}
+        yield Flow(table, 2, match(conditions), (), None if part.outcome & REFUSES else then)

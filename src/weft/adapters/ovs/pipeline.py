@@ -1,0 +1,49 @@
+"""Parts of the node view as flows (pure). No two parts have a flow in common, so they come and go independently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from weft.adapters.ovs import forwarding, judging
+from weft.adapters.ovs.flows import Flow
+from weft.adapters.ovs.ground import Ground
+from weft.domain.balancing.parts import Frontend
+from weft.domain.nodeview import Gateway, Overlay, Part, Port, Remote, Shape, Space
+from weft.domain.policy.parts import Row, Tally, Where, Who
+
+_MAKERS: Mapping[type, tuple[Callable[[Any, Ground], Iterator[Flow]], ...]] = {
+    Space: (forwarding.space_flows, judging.space_flows),
+    Gateway: (forwarding.gateway_flows,),
+    Overlay: (forwarding.overlay_flows,),
+    Remote: (forwarding.remote_flows,),
+    Port: (forwarding.port_flows,),
+    Who: (judging.who_flows,),
+    Where: (judging.where_flows,),
+    Row: (judging.row_flows,),
+    Tally: (judging.tally_flows,),
+}
+"""Peers are entries of the overlays' devices. Services, profiles and the host are not carried yet (issue 8)."""
+
+
+def base_flows() -> tuple[Flow, ...]:
+    """What stands whatever the node has."""
+    return (*forwarding.base_flows(), *judging.base_flows())
+
+
+def flows_of(part: Part, ground: Ground) -> tuple[Flow, ...]:
+    """What a part consists of. What needs a tenant or a port that the switch has not is left out."""
+    if part.tenant not in ground.tenants:
+        return ()
+    return tuple(flow for make in _MAKERS.get(type(part), ()) for flow in make(part, ground))
+
+
+def not_carried(parts: Iterable[Part]) -> list[str]:
+    """What is asked of us and must not be left undone in silence, in words."""
+    shaped = sorted({part.interface for part in parts if isinstance(part, Shape)})
+    return [f"the ovs datapath limits no bandwidth and sets no DSCP yet: {name}" for name in shaped]
+
+
+def not_reachable(parts: Iterable[Part]) -> list[str]:
+    """What workloads would like to reach and cannot yet, in words."""
+    return ["the ovs datapath carries no services yet"] if any(isinstance(part, Frontend) for part in parts) else []

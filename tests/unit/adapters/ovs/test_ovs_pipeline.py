@@ -1,0 +1,119 @@
+"""Parts as flows: what each part consists of, that no two share a flow, and that numbers decide as the parts say."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.adapters.ovs.flows import Flow
+from weft.adapters.ovs.ground import Ground, blocks
+from weft.adapters.ovs.pipeline import base_flows, flows_of, not_carried, not_reachable
+from weft.adapters.ovs.tables import PURPOSES, Table, reference
+from weft.domain.addresses import Address, Range
+from weft.domain.ids import TenantName
+from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space
+from weft.domain.policy.parts import REFUSES, WORKLOAD, Row, Tally, Where, Who
+from weft.domain.policy.rules import Direction
+
+BLUE, RED = TenantName("blue"), TenantName("red")
+GROUND = Ground(tenants={BLUE: 1, RED: 2}, ports={"wpa": 5, "wpb": 6, "wx7": 9}, own_mac=0x0277C0000201)
+A, B = Address(4, 0x0A000001), Address(4, 0x0A000002)
+A6 = Address(6, 0xFD << 120 | 1)
+PARTS: list[Part] = [
+    Space(BLUE),
+    Space(RED),
+    Gateway(BLUE, Address(4, 0x0A0000FE)),
+    Gateway(BLUE, Address(6, 0xFD << 120 | 0xFE)),
+    Overlay(BLUE, 7),
+    Peer(BLUE, 7, "192.0.2.2"),
+    Remote(BLUE, Prefix(4, 0x0A000040, 26), 7, "192.0.2.2"),
+    Remote(BLUE, Prefix(4, 0x0A000001, 32), 7, "192.0.2.2"),
+    Port(BLUE, "wpa", "02:02:0a:00:00:01", (A, A6)),
+    Port(RED, "wpb", "02:02:0a:00:00:01", (A,)),
+    Who(BLUE, A, WORKLOAD | 1),
+    Who(RED, A, WORKLOAD | 2),
+    Where(BLUE, Range(4, 0x0A000003, 0x0A000050), 3),
+    Row(BLUE, Direction.INGRESS, WORKLOAD | 1, None, REFUSES | 9),
+    Row(BLUE, Direction.INGRESS, WORKLOAD | 1, 3, 8, 6, (80, 80)),
+    Row(BLUE, Direction.INGRESS, WORKLOAD | 1, 3, 8, 6, (81, 90)),
+    Row(BLUE, Direction.EGRESS, WORKLOAD | 1, 3, 8, 6),
+    Tally(BLUE, 8),
+    Tally(BLUE, REFUSES | 9),
+]
+
+
+def test_no_two_parts_have_a_flow_in_common() -> None:
+    made = [{flow.key for flow in flows_of(part, GROUND)} for part in PARTS]
+    made.append({flow.key for flow in base_flows()})
+    for one, other in itertools.combinations(made, 2):
+        assert not one & other
+
+
+def test_a_part_makes_each_flow_once() -> None:
+    for part in PARTS:
+        flows = flows_of(part, GROUND)
+        assert len({flow.key for flow in flows}) == len(flows)
+
+
+def test_packets_only_go_forward() -> None:
+    """No packet goes round: what follows a table has a higher number."""
+    flows = [*base_flows(), *(flow for part in PARTS for flow in flows_of(part, GROUND))]
+    assert all(flow.goto is None or flow.goto > flow.table for flow in flows)
+    assert {flow.table for flow in flows} == set(Table)
+
+
+def test_nothing_is_made_of_what_the_switch_does_not_have() -> None:
+    nowhere = Ground(tenants={}, ports={}, own_mac=1)
+    assert all(flows_of(part, nowhere) == () for part in PARTS)
+    unplugged = Ground(tenants={BLUE: 1}, ports={}, own_mac=1)
+    assert flows_of(PARTS[8], unplugged) == ()
+
+
+def test_a_port_speaks_with_its_own_mac_and_address_only() -> None:
+    arrivals = [flow for flow in flows_of(PARTS[8], GROUND) if flow.table == Table.ARRIVAL]
+    passing = [flow for flow in arrivals if flow.goto is not None]
+    assert passing
+    for flow in passing:
+        named = {condition.name: condition.value for condition in flow.match}
+        assert (named["in_port"], named["eth_src"]) == (5, 0x02020A000001)
+        assert {named.get("ip_src"), named.get("ipv6_src"), named.get("arp_spa")} & {A.number, A6.number}
+
+
+@given(st.integers(0, 0xFFFF), st.integers(0, 0xFFFF))
+def test_ranges_are_covered_exactly(one: int, other: int) -> None:
+    first, last = sorted((one, other))
+    covered = [number for base, mask in blocks(first, last, bits=16) for number in _numbers(base, mask)]
+    assert covered == [*range(first, last + 1)]
+
+
+def _numbers(base: int, mask: int) -> range:
+    return range(base, base + (1 << 16) - mask)
+
+
+def test_ports_of_protocols_without_ports_match_nothing() -> None:
+    assert flows_of(Row(BLUE, Direction.INGRESS, 1, None, 8, 1, (80, 80)), GROUND) == ()
+
+
+def test_what_is_not_carried_is_told_and_not_passed_over() -> None:
+    shape = Shape(BLUE, "wpa", 1000, 1000, 0)
+    (words,) = not_carried([shape, *PARTS])
+    assert "no bandwidth" in words and "wpa" in words
+    assert not_carried(PARTS) == []
+    assert not_reachable(PARTS) == []
+
+
+def test_every_table_has_a_purpose_and_the_page_tells_it() -> None:
+    assert PURPOSES.keys() == set(Table)
+    page = Path(__file__).parents[4] / "docs" / "reference" / "ovs-tables.md"
+    assert page.read_text() == reference(), "run `make docs`"
+
+
+def test_flows_are_told_in_words_that_name_everything() -> None:
+    (flow,) = flows_of(PARTS[13], GROUND)
+    assert isinstance(flow, Flow)
+    assert str(flow) == (
+        "table=11,priority=1,reg0=0x1,reg2=0x10000001,actions=set_field:0x80000009->reg3,goto_table:12"
+    )
