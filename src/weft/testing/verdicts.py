@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-import socket
-import struct
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from weft.domain.addresses import parse_address
 from weft.runtime.backoff import Backoff, happens
+from weft.testing.echoes import ECHO, icmp_of, open_echoes, ping
 from weft.testing.floods import Tap
 from weft.testing.hosts import Pod
 from weft.testing.traffic import ONE_TRY_S, TCP, UDP
@@ -23,10 +22,6 @@ SILENCE_S = 0.3
 """For how long what is refused must not be heard, after all that passes was answered."""
 
 _TRANSPORTS = {"tcp": (TCP, 6), "udp": (UDP, 17)}
-_ICMP = {4: (socket.AF_INET, 1), 6: (socket.AF_INET6, 58)}
-_ECHO = {4: 8, 6: 128}
-_ECHO_REPLY = {4: 0, 6: 129}
-_ICMP_HEADER = struct.Struct(">BBHHH")  # kind, code, checksum, identifier, sequence
 
 
 class Question(NamedTuple):
@@ -119,9 +114,7 @@ class _EchoWitness:
     def __init__(self, question: Question) -> None:
         self._family = question.family
         self._source = str(question.source.address(question.family))
-        family, protocol = _ICMP[question.family]
-        self._socket = question.target.namespace.open_socket(family, socket.SOCK_RAW, protocol)
-        self._socket.setblocking(False)
+        self._socket = open_echoes(question.target.namespace, question.family)
 
     def close(self) -> None:
         self._socket.close()
@@ -130,7 +123,7 @@ class _EchoWitness:
         with suppress(BlockingIOError):
             while True:
                 data, (caller, *_) = self._socket.recvfrom(128)
-                if caller == self._source and _icmp_of(data, self._family)[0] == _ECHO[self._family]:
+                if caller == self._source and icmp_of(data, self._family)[0] == ECHO[self._family]:
                     return True
         return False
 
@@ -165,30 +158,4 @@ async def _call(question: Question) -> None:
 
 
 async def _ping(question: Question) -> None:
-    loop = asyncio.get_running_loop()
-    family, protocol = _ICMP[question.family]
-    word = secrets.token_bytes(16)
-    own, there = (str(pod.address(question.family)) for pod in (question.source, question.target))
-    with question.source.namespace.open_socket(family, socket.SOCK_RAW, protocol) as caller:
-        caller.setblocking(False)
-        caller.bind((own, 0))
-        await loop.sock_sendto(caller, _echo_request(word, question.family), (there, 0))
-        while True:
-            heard = _icmp_of(await loop.sock_recv(caller, 128), question.family)
-            if heard[0] == _ECHO_REPLY[question.family] and heard.endswith(word):
-                return
-
-
-def _echo_request(word: bytes, family: int) -> bytes:
-    """With a checksum for v4; for v6 the kernel makes it."""
-    blank = _ICMP_HEADER.pack(_ECHO[family], 0, 0, 1, 1) + word
-    if family == 6:
-        return blank
-    total = sum(number for (number,) in struct.iter_unpack(">H", blank))
-    total = (total & 0xFFFF) + (total >> 16)
-    return blank[:2] + struct.pack(">H", ~(total + (total >> 16)) & 0xFFFF) + blank[4:]
-
-
-def _icmp_of(data: bytes, family: int) -> bytes:
-    """What a raw socket gave, without the header that comes with it in v4."""
-    return data[(data[0] & 0x0F) * 4 :] if family == 4 else data
+    await ping(question.source.place(question.family), str(question.target.address(question.family)))
