@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from importlib.metadata import entry_points
@@ -83,28 +83,39 @@ def find_orchestrator(settings: KubernetesSettings) -> Orchestrator:
     return cast("Orchestrator", _find("weft.orchestrators", settings.driver)(**members))
 
 
-def open_datapath(
-    name: str,
-    *,
-    directory: Path,
-    vtep: Address,
-    vxlan_port: int,
-    unmasked: Sequence[Subnet] = (),
-    node_port_subnets: Sequence[Subnet] = (),
-) -> AbstractContextManager[Datapath]:
-    """The datapath of that name; opened when it is entered, on the thread that is to use it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinuxDatapathSettings:
+    """The plain kernel. Tenants' namespaces are pinned in the directory; `vtep` is our end of tunnels.
 
     `unmasked` are targets outside that see workloads by their own addresses, not by the node's. Node ports are those of
     the host's addresses in `node_port_subnets`; without any, of all.
     """
-    opened = _find("weft.datapaths", name)(
-        directory=directory,
-        vtep=vtep,
-        vxlan_port=vxlan_port,
-        unmasked=unmasked,
-        node_port_subnets=node_port_subnets,
-    )
-    return cast("AbstractContextManager[Datapath]", opened)
+
+    driver: ClassVar[str] = "linux"
+    directory: Path
+    vtep: Address
+    vxlan_port: int
+    unmasked: tuple[Subnet, ...] = ()
+    node_port_subnets: tuple[Subnet, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OvsDatapathSettings:
+    """Open vSwitch, whose sockets are in the directory `switch`."""
+
+    driver: ClassVar[str] = "ovs"
+    switch: Path
+    vtep: Address
+    vxlan_port: int
+
+
+DatapathSettings = LinuxDatapathSettings | OvsDatapathSettings
+
+
+def open_datapath(settings: DatapathSettings) -> AbstractContextManager[Datapath]:
+    """The datapath as the settings say; opened when it is entered, on the thread that is to use it."""
+    members = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    return cast("AbstractContextManager[Datapath]", _find("weft.datapaths", settings.driver)(**members))
 
 
 def datapath_tools(name: str) -> DatapathTools:

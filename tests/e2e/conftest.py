@@ -30,8 +30,8 @@ def apart() -> Iterator[None]:
 
 
 @pytest.fixture
-async def lab(apart: None) -> AsyncIterator[NetLab]:
-    async with open_lab() as lab:
+async def lab(apart: None, request: pytest.FixtureRequest) -> AsyncIterator[NetLab]:
+    async with open_lab(datapath=getattr(request, "param", "linux")) as lab:
         try:
             yield lab
         finally:

@@ -40,9 +40,10 @@ def judge(path: Path, *flags: str, rows: list[list[Any]]) -> int:
 
 
 @pytest.mark.skipif(not TABLE.exists(), reason="the table of right answers is kept beside the project, not in it")
+@pytest.mark.parametrize("datapath", ["linux", "ovs"])
 @pytest.mark.parametrize("hosts", ["1", "2"])
-def test_the_whole_table_holds(hosts: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["oracle", "netpol", str(TABLE), "--packets", "linux", "--hosts", hosts]) == 0
+def test_the_whole_table_holds(hosts: str, datapath: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["oracle", "netpol", str(TABLE), "--packets", datapath, "--hosts", hosts]) == 0
     assert capsys.readouterr().out == "agree 24768 of 24768; left out 12276 of SCTP, 4623 of a pod to itself\n"
 
 

@@ -53,6 +53,7 @@ async def kill(host: Host) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
 @pytest.mark.parametrize("end", [terminate, kill])
 async def test_no_packet_is_lost_and_none_leaks(lab: NetLab, end: Callable[[Host], Awaitable[None]]) -> None:
     """To a pod from one on the same host and from one on the other, while first this agent and then that restarts."""

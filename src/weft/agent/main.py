@@ -36,7 +36,14 @@ from weft.domain import model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER
 from weft.domain.errors import DatapathFault, NotFound, Unavailable, WeftError
-from weft.drivers import find_orchestrator, open_datapath, open_store
+from weft.drivers import (
+    DatapathSettings,
+    LinuxDatapathSettings,
+    OvsDatapathSettings,
+    find_orchestrator,
+    open_datapath,
+    open_store,
+)
 from weft.ports.orchestrator import Pods
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
@@ -276,6 +283,18 @@ class Agent:
                 log.error("not taken off", reason=error.message)
 
 
+def _datapath_settings(settings: AgentSettings) -> DatapathSettings:
+    if settings.datapath == "ovs":
+        return OvsDatapathSettings(switch=settings.ovs_dir, vtep=settings.vtep_ip, vxlan_port=settings.vxlan_port)
+    return LinuxDatapathSettings(
+        directory=settings.run_dir / "netns",
+        vtep=settings.vtep_ip,
+        vxlan_port=settings.vxlan_port,
+        unmasked=settings.nat_exclude,
+        node_port_subnets=settings.node_port_subnets,
+    )
+
+
 async def serve(settings: AgentSettings) -> None:
     """Open everything and run until SIGTERM or SIGINT."""
     stop = asyncio.Event()
@@ -284,14 +303,7 @@ async def serve(settings: AgentSettings) -> None:
         loop.add_signal_handler(name, stop.set)
     ledger = Ledger(settings.data_dir / "ledger", boot=read_boot_id())
     try:
-        opening = open_datapath(
-            settings.datapath,
-            directory=settings.run_dir / "netns",
-            vtep=settings.vtep_ip,
-            vxlan_port=settings.vxlan_port,
-            unmasked=settings.nat_exclude,
-            node_port_subnets=settings.node_port_subnets,
-        )
+        opening = open_datapath(_datapath_settings(settings))
         async with AsyncExitStack() as stack:
             pods = None
             if settings.kubernetes:

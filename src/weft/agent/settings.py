@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -102,8 +102,10 @@ OPTIONS = (
            help="comma list of subnets outside that see pods by their own addresses, not by the node's; none"),
     Option(name="node_port_subnets", flags=("--nodeport-addresses",), env="NODEPORT_ADDRESSES", default=(),
            read=_subnets, help="comma list of subnets; node ports are those of this host's addresses in them; all"),
-    Option(name="datapath", flags=("--datapath",), env="DATAPATH", default="linux", read=one_of("linux"),
-           help="linux"),
+    Option(name="datapath", flags=("--datapath",), env="DATAPATH", default="linux",
+           read=one_of("linux", "ovs"), help="linux or ovs; linux"),
+    Option(name="ovs_dir", flags=("--ovs-dir",), env="OVS_DIR", default=Path("/run/openvswitch"), read=Path,
+           help="directory of Open vSwitch's sockets, with --datapath ovs; /run/openvswitch"),
     Option(name="netmaster", flags=("--netmaster",), env="NETMASTER", default=(DEFAULT_NETMASTER,), read=_masters,
            help=f"where the store is reached without etcd: unix:PATH or https://HOST:PORT,…; {DEFAULT_NETMASTER}"),
     Option(name="tls_ca", flags=("--tls-ca",), env="TLS_CA", default=None, read=readable_file,
@@ -121,7 +123,7 @@ OPTIONS = (
     Option(name="rest_address", flags=("--rest-address",), env="REST_ADDRESS", default=("127.0.0.1", 9090),
            read=_loopback, help="where REST and metrics are served, on loopback, or none; 127.0.0.1:9090"),
     Option(name="names_socket", flags=("--names-socket",), env="NAMES_SOCKET", default="", read=str,
-           help=f"where netdns takes names, or none for no names; {SOCKET_NAME} in --run-dir"),
+           help=f"where netdns takes names, or none for no names; {SOCKET_NAME} in --run-dir, none on ovs"),
     DOMAIN_OPTION,
     Option(name="run_dir", flags=("--run-dir",), env="RUN_DIR", default=Path("/run/weft"), read=Path,
            help="directory in which tenants' namespaces are pinned; /run/weft"),
@@ -153,6 +155,7 @@ class AgentSettings:
     nat_exclude: tuple[Subnet, ...]
     node_port_subnets: tuple[Subnet, ...]
     datapath: str
+    ovs_dir: Path
     cni_socket: Path
     cni_conf_dir: Path
     contiv_socket: Path | None
@@ -181,6 +184,8 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
         faults.append("--vlan-uplinks is demanded with --netmode vlan")
     if given["netmode"] == "vlan" and given["datapath"] == "linux":
         faults.append("--netmode vlan: the linux datapath carries no VLAN tags; use vxlan")
+    if given["datapath"] == "ovs":
+        faults += _not_on_ovs(given)
     if given["fwdmode"] == "bridge":
         faults.append("--fwdmode bridge: not available yet; use routing")
     if bool(given["tls_cert"]) != bool(given["tls_key"]):
@@ -192,8 +197,9 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
     default = _named(given) or default_address()
     return AgentSettings(
         **{name: given[name] for name in (
-            "mode", "log_level", "json_log", "vxlan_port", "nat_exclude", "node_port_subnets", "datapath", "cni_socket",
-            "cni_conf_dir", "rest_address", "domain", "run_dir", "data_dir", "node_ttl", "offline_limit", "stale_after",
+            "mode", "log_level", "json_log", "vxlan_port", "nat_exclude", "node_port_subnets", "datapath", "ovs_dir",
+            "cni_socket", "cni_conf_dir", "rest_address", "domain", "run_dir", "data_dir", "node_ttl", "offline_limit",
+            "stale_after",
         )},
         store=store,
         kubernetes=kubernetes_settings(given),
@@ -216,8 +222,21 @@ def _contiv_socket(given: Mapping[str, Any]) -> Path | None:
     return None if text == "none" else Path(text)
 
 
+def _not_on_ovs(given: Mapping[str, Any]) -> Iterator[str]:
+    """What was asked for and the ovs datapath does not do yet."""
+    if given["netmode"] == "vlan":
+        yield "--netmode vlan: the ovs datapath carries vxlan only so far; use vxlan"
+    if given["names_socket"] not in ("", "none"):
+        yield "--names-socket: the ovs datapath does not carry questions for names yet; use none"
+    if given["nat_exclude"]:
+        yield "--nat-exclude: the ovs datapath leads nobody out to the world yet"
+    if given["node_port_subnets"]:
+        yield "--nodeport-addresses: the ovs datapath has no node ports yet"
+
+
 def _names_socket(given: Mapping[str, Any]) -> Path | None:
-    text = given["names_socket"] or str(given["run_dir"] / SOCKET_NAME)
+    default = "none" if given["datapath"] == "ovs" else str(given["run_dir"] / SOCKET_NAME)
+    text = given["names_socket"] or default
     return None if text == "none" else Path(text)
 
 

@@ -25,6 +25,7 @@ from weft.domain.policy.engine import Engine, Touched
 from weft.domain.policy.parts import REFUSES, PolicyPart
 from weft.domain.policy.tables import Tables
 from weft.ports.datapath import Datapath, WiredAddress, Wiring
+from weft.testing.switches import running_switch
 from weft.testing.waiting import DEADLINE
 
 T = TypeVar("T")
@@ -46,9 +47,16 @@ class BareNode:
         self._tables: Tables | None = None
         self._thread = closing.enter_context(ThreadPoolExecutor(max_workers=1, initializer=self.namespace.enter))
         self._opened: AbstractContextManager[Datapath] = drivers.open_datapath(
-            datapath, directory=directory / self.name, vtep=self.vtep, vxlan_port=_VXLAN_PORT
+            self._settings(datapath, directory, closing)
         )
         self._closing = closing
+
+    def _settings(self, datapath: str, directory: Path, closing: ExitStack) -> drivers.DatapathSettings:
+        if datapath == "ovs":
+            machine = directory / "hosts" / self.name
+            switch = closing.enter_context(running_switch(directory / f"{self.name}-ovs", netns=machine))
+            return drivers.OvsDatapathSettings(switch=switch.directory, vtep=self.vtep, vxlan_port=_VXLAN_PORT)
+        return drivers.LinuxDatapathSettings(directory=directory / self.name, vtep=self.vtep, vxlan_port=_VXLAN_PORT)
 
     def open(self, others: Sequence[BareNode]) -> None:
         """Open the datapath, with the way to other hosts; the cable to them must be there."""

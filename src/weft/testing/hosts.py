@@ -20,6 +20,7 @@ from weft.testing.digging import dig, dig_in_full
 from weft.testing.doors import Door
 from weft.testing.libcni import Libcni, Output, execute_here
 from weft.testing.processes import Child
+from weft.testing.switches import Switch
 from weft.testing.traffic import TCP, IPAddress, Transport
 from weft.testing.waiting import DEADLINE
 
@@ -47,6 +48,8 @@ class Host:
         self.cni = Libcni(search_path=[home / "bin"], cache=ResultCache(home / "cache"), execute=self.execute)
         self.program = home / "bin" / PROGRAM
         self._flags = flags
+        self.switch: Switch | None = None
+        """Its Open vSwitch, where it has one."""
         self._netns = NamespaceDirectory(home / "pods")
         self._open: dict[str, Namespace] = {}
         self._agent: Child | None = None
@@ -70,7 +73,11 @@ class Host:
 
     async def start(self) -> None:
         """Start the agent with whatever there is, and return when it is ready for pods."""
-        self.launch_names()
+        if self.switch is None:
+            self.launch_names()
+        else:
+            self.switch.netns = self.machine
+            self.switch.start()
         self.launch()
         await self.ready()
 
@@ -95,6 +102,8 @@ class Host:
             "data-dir": self.home / "data",
             "cni-socket": self.socket,
         }
+        if self.switch is not None:
+            own["ovs-dir"] = self.switch.directory
         flags = [f"--{name}={value}" for name, value in own.items()]
         self._agent = self._run("weft.agent.main", *flags, *self._flags, log="netplugin.log")
 
@@ -123,9 +132,11 @@ class Host:
                 self._agent = None
 
     def close(self) -> None:
-        """Agent and netdns are gone and no pod is held open."""
+        """Agent, netdns and switch are gone and no pod is held open."""
         self.kill()
         self.kill_names()
+        if self.switch is not None:
+            self.switch.close()
         for namespace in self._open.values():
             namespace.close()
         self._open.clear()

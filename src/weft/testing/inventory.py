@@ -1,4 +1,4 @@
-"""What a lab really has, read without our own code: by `ip`, `nft`, the backup document and the text of the ledger."""
+"""What a lab really has, read without our own code: by `ip`, `nft`, `ovs-ofctl`, the backup and the ledger's text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab
+from weft.testing.switch_inventory import heard, reachable
 from weft.testing.waiting import DEADLINE, eventually
 
 
@@ -59,6 +60,8 @@ def addresses(namespace: Path) -> set[str]:
 
 def routed(host: Host) -> set[Held]:
     """The addresses for which a host has a route to a port of its own."""
+    if host.switch is not None:
+        return {Held(tenant, address, host.name) for tenant, address in reachable(host.switch)}
     return {
         Held(tenant, route["dst"], host.name)
         for tenant, space in spaces(host).items()
@@ -70,6 +73,8 @@ def routed(host: Host) -> set[Held]:
 
 def allowed_to_speak(host: Host) -> list[Held]:
     """The addresses that a host's rules let through from a port of its own, once for each port."""
+    if host.switch is not None:
+        return [Held(tenant, address, host.name) for tenant, address in heard(host.switch)]
     return [
         Held(tenant, address, host.name)
         for tenant, space in spaces(host).items()

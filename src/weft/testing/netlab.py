@@ -29,6 +29,7 @@ from weft.testing.doors import Door, Place
 from weft.testing.etcd import Etcd, running_etcd
 from weft.testing.hosts import Host
 from weft.testing.masters import MasterProcess, Rest, client
+from weft.testing.switches import Switch
 
 H = TypeVar("H", bound=Host)
 
@@ -54,10 +55,12 @@ def _program(shim: str) -> bytes:
 class NetLab:
     """An open lab. Hosts are numbered in the order of their coming: the first is 192.0.2.1."""
 
-    def __init__(self, directory: Path, *, shim: str, etcd: Etcd | None, stack: AsyncExitStack) -> None:
+    def __init__(self, directory: Path, *, shim: str, datapath: str, etcd: Etcd | None, stack: AsyncExitStack) -> None:
         self.directory = directory
         self.address = str(_UNDERLAY + _OWN_NUMBER)
         """Where the lab itself is on the underlay."""
+        self.datapath = datapath
+        """That of its hosts, unless one is given another."""
         self.etcd = etcd
         self._program = _program(shim)
         self._stack = stack
@@ -86,11 +89,14 @@ class NetLab:
         await self._stack.enter_async_context(self.master)
         self.rest: Rest = await self._stack.enter_async_context(client(self.master.url))
 
-    async def host(self, name: str, *flags: str) -> Host:
-        """A new host with its agent, ready for pods; `flags` are for netplugin."""
-        return await self.add(Host, name, *flags)
+    async def host(self, name: str, *flags: str, datapath: str = "") -> Host:
+        """A new host with its agent, ready for pods; `flags` are for netplugin.
 
-    async def add(self, kind: type[H], name: str, *flags: str) -> H:
+        It has the lab's datapath unless another is given; for `ovs` it has an Open vSwitch.
+        """
+        return await self.add(Host, name, *flags, datapath=datapath)
+
+    async def add(self, kind: type[H], name: str, *flags: str, datapath: str = "") -> H:
         """The same of any kind of host."""
         self._numbers[name] = number = len(self._numbers) + 1
         home = self.directory / name
@@ -105,9 +111,10 @@ class NetLab:
         address = str(_UNDERLAY + number)
         door, store = self._make_door(home, number)
         await self._stack.enter_async_context(door)
-        host = kind(
-            name, home, address=address, door=door, flags=(*store, "--vtep-ip", address, "--ctrl-ip", address, *flags)
-        )
+        own = (*store, "--vtep-ip", address, "--ctrl-ip", address, "--datapath", datapath or self.datapath)
+        host = kind(name, home, address=address, door=door, flags=(*own, *flags))
+        if "ovs" in own:
+            host.switch = Switch(home / "ovs")
         self._stack.callback(host.close)
         self.hosts[name] = host
         self.connect(host)
@@ -189,14 +196,14 @@ def _on_underlay(number: int) -> Prefix:
 
 
 @asynccontextmanager
-async def open_lab(*, store: str = "embedded", shim: str = "auto") -> AsyncIterator[NetLab]:
-    """A lab without hosts yet. `store` is embedded or etcd; `shim` is auto, c or python."""
+async def open_lab(*, store: str = "embedded", shim: str = "auto", datapath: str = "linux") -> AsyncIterator[NetLab]:
+    """A lab without hosts yet. `store` is embedded or etcd; `shim` is auto, c or python; `datapath` is linux or ovs."""
     async with AsyncExitStack() as stack:
         # Short, because the names of unix sockets are; in memory, because it is to be gone with the namespace.
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-", ignore_cleanup_errors=True)))
         mount(None, directory, kind="tmpfs")
         stack.callback(unmount, directory)
         etcd = await stack.enter_async_context(running_etcd(directory / "etcd")) if store == "etcd" else None
-        lab = NetLab(directory, shim=shim, etcd=etcd, stack=stack)
+        lab = NetLab(directory, shim=shim, datapath=datapath, etcd=etcd, stack=stack)
         await lab.start()
         yield lab

@@ -1,4 +1,7 @@
-"""A lab for each test, in namespaces of its own. What its programs logged is shown when a test fails."""
+"""A lab for each test, in namespaces of its own. What its programs logged is shown when a test fails.
+
+Its hosts have the linux datapath, unless the fixture is parametrized with the name of another.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from weft.testing.netlab import NetLab, open_lab
 
 
 @pytest.fixture
-async def lab(apart: None) -> AsyncIterator[NetLab]:
-    async with open_lab() as lab:
+async def lab(apart: None, request: pytest.FixtureRequest) -> AsyncIterator[NetLab]:
+    async with open_lab(datapath=getattr(request, "param", "linux")) as lab:
         try:
             yield lab
         finally:

@@ -1,4 +1,7 @@
-"""One lab with two hosts for a module's tests, each in a town of its own. A module's `STORE` says which store."""
+"""One lab with two hosts for a module's tests, each in a town of its own. A module's `STORE` says which store.
+
+The hosts have the linux datapath, unless the fixture is parametrized with the name of another.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ def apart() -> Iterator[None]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lab(request: pytest.FixtureRequest, apart: None) -> AsyncIterator[NetLab]:
-    async with open_lab(store=getattr(request.module, "STORE", "embedded")) as lab:
+    store, datapath = getattr(request.module, "STORE", "embedded"), getattr(request, "param", "linux")
+    async with open_lab(store=store, datapath=datapath) as lab:
         await asyncio.gather(lab.host("one"), lab.host("two"))
         yield lab
 

@@ -27,7 +27,10 @@ from weft.testing.traffic import UDP
 from weft.testing.verdicts import FAMILIES, SILENCE_S, between, obeyed
 from weft.testing.waiting import soon, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True, scope="module"),
+]
 
 SHUT = 6000
 DENIED = "-d in -p 1 -j deny"
@@ -134,7 +137,7 @@ def mouth_index(pod: Pod) -> int:
 def default_routes(pod: Pod) -> list[object]:
     """Those of IPv6, where its packets go first: in the tenant's space on its host, and on the host itself."""
     tenant = dict(pod.attachment.args)["io.contiv.tenant"]
-    places = (pod.host.tenants.path / tenant, pod.host.machine)
+    places = [pod.host.machine] if pod.host.switch else [pod.host.tenants.path / tenant, pod.host.machine]
     return [inventory.ask(place, "ip", "-j", "-6", "route", "show", "default") for place in places]
 
 
@@ -190,6 +193,8 @@ async def arrives(source: Pod, target: Pod, *, protocol: int, family: int) -> bo
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_fragments_are_no_way_around(town: Town, family: int) -> None:
     """Anchors 5a: whole datagrams in pieces are judged as what they are, and a piece alone is nothing."""
+    if town.lab.datapath == "ovs":
+        pytest.skip("the switch does not tell the port of later pieces: rules with ports refuse them (issue 8)")
     closed = await closed_group(town, "-d in -l udp -P 5000 -p 2 -j allow")
     others = await town.pods()
     for source, target in itertools.product(others, closed):
@@ -251,6 +256,8 @@ async def any_heard(mouth: socket.socket, targets: Sequence[Pod], *, family: int
 
 async def test_cve_2025_54388_what_a_firewall_reload_removes_comes_back(town: Town) -> None:
     """CVE-2025-54410 too: in the tenant's namespace, by a foreign hand, on a node where nothing else happens."""
+    if town.lab.datapath == "ovs":
+        pytest.skip("it has no rules in a firewall that a reload could remove")
     closed, others = await closed_group(town), await town.pods()
     spaces = [pod.host.tenants.path / town.tenant for pod in closed]
     before = [rules_in(space) for space in spaces]

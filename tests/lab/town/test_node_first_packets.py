@@ -23,7 +23,10 @@ from weft.testing.traffic import UDP
 from weft.testing.verdicts import FAMILIES
 from weft.testing.waiting import DEADLINE, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True, scope="module"),
+]
 
 STARTS = 16
 OPEN, SHUT = 8000, 6000

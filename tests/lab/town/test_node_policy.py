@@ -17,7 +17,10 @@ from weft.testing.traffic import TCP
 from weft.testing.verdicts import FAMILIES, SILENCE_S, between, obeyed
 from weft.testing.waiting import soon
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True, scope="module"),
+]
 
 CLOSED = "-d in -l tcp -p 1 -j deny"
 """Contiv's usual beginning: no TCP, until a rule of a higher priority allows some."""

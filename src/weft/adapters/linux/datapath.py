@@ -15,15 +15,16 @@ from weft.adapters.linux import pod
 from weft.adapters.linux.facts import PORT_MAC, REAPED_GROUP, port_neighbours, port_routes
 from weft.adapters.linux.host_rules import HostSurroundings
 from weft.adapters.linux.host_side import HostSide
-from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, read_link, read_links, settle_link
+from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, read_link, settle_link
 from weft.adapters.linux.neighbours import put_neighbour
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
-from weft.adapters.linux.routes import put_route, read_addresses
+from weft.adapters.linux.routes import put_route
 from weft.adapters.linux.services import read_uses
 from weft.adapters.linux.space import TenantSpace
 from weft.adapters.linux.survey import foreign_drops, probe_kernel, survey_space
 from weft.adapters.linux.telling import read_drops, tell_tallies
+from weft.adapters.linux.underlay import workload_mtu
 from weft.domain.addresses import Address, Subnet
 from weft.domain.diff import Difference
 from weft.domain.errors import Conflict, DatapathFault, NotFound
@@ -32,11 +33,8 @@ from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Part, Port, Shape, Space
 from weft.ports.datapath import NO_CHANGE, Drop, Findings, PartlyTold, ServiceUse, SpaceSurvey, Tallies, Wiring
 
-_ENCAPSULATION = {4: 50, 6: 70}
-"""What vxlan adds to a packet, by the underlay's family."""
 _LEAVING_PREFIX = "wgone"
 _FIRST_INDEX = 1 << 16
-_DEFAULT_MTU = 1500
 _DEVICES = (Space, Overlay, Port)
 
 
@@ -65,7 +63,7 @@ class LinuxDatapath:
         self._underlay_namespace = Namespace.current()
         self._underlay = NetlinkSocket(ROUTE, namespace=self._underlay_namespace)
         self._host = HostSide(self._underlay_namespace, self._underlay, self._surroundings)
-        self._mtu = self._read_underlay_mtu() - _ENCAPSULATION[self._vtep.family]
+        self._mtu = workload_mtu(self._underlay, self._vtep)
         for tenant in self._directory.names():
             self._open_space(TenantName(tenant))
         # Numbers that stand are given again in no space: by them `unplug` knows a workload's end from a newcomer's.
@@ -86,13 +84,6 @@ class LinuxDatapath:
     @property
     def mtu(self) -> int:
         return self._mtu
-
-    def _read_underlay_mtu(self) -> int:
-        """That of the device which has our tunnel address."""
-        for link in read_links(self._underlay):
-            if any(each.prefix.address == self._vtep for each in read_addresses(self._underlay, link=link.index)):
-                return link.mtu
-        return _DEFAULT_MTU
 
     def converge(self, wanted: Set[Part]) -> Findings:
         mended: list[str] = []
@@ -143,22 +134,10 @@ class LinuxDatapath:
         space = self._spaces[wiring.port.tenant]
         with self._inside(wiring) as (namespace, inside):
             there = self._make_pair(space, wiring, namespace=namespace, inside=inside)
-            self._furnish(wiring, there, namespace=namespace, inside=inside)
+            pod.furnish(wiring, there, namespace=namespace, inside=inside)
             settle_link(space.netlink, there - 1)  # else the first packets to the workload are lost
             space.admit(wiring.port, policy)
             self._host.change(drop=policy.drop, put=policy.put)
-
-    @staticmethod
-    def _furnish(wiring: Wiring, there: int, *, namespace: Namespace, inside: NetlinkSocket) -> None:
-        """Give the workload's end what it needs. Some runtimes make namespaces without v6: that is lifted for it."""
-        requests = [*pod.requests(wiring, there)]
-        try:
-            inside.send_batch(requests)
-        except Refused as refusal:
-            if refusal.errno != errno.EACCES:
-                raise
-            namespace.write_sysctls({f"net/ipv6/conf/{name}/disable_ipv6": "0" for name in ("lo", wiring.interface)})
-            inside.send_batch(requests)
 
     def _make_pair(self, space: TenantSpace, wiring: Wiring, *, namespace: Namespace, inside: NetlinkSocket) -> int:
         """A veth pair and all that belongs on its host end, in one datagram; the index of the workload's end.

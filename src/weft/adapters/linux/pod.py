@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator
 
 from weft.adapters.linux.facts import HOP_MAC, NODE_V4, NODE_V6
 from weft.adapters.linux.links import LOOPBACK, add_name, alter_link, read_link
 from weft.adapters.linux.neighbours import Neighbour, put_neighbour, read_neighbours
-from weft.adapters.linux.netlink import NetlinkSocket
+from weft.adapters.linux.netlink import NetlinkSocket, Refused
+from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.routes import (
     MAIN_TABLE,
     LinkAddress,
@@ -98,6 +100,18 @@ def requests(wiring: Wiring, link: int) -> Iterable[Request]:
         *map(put_route, routes(wiring, link)),
         *map(put_rule, rules(wiring, link)),
     )
+
+
+def furnish(wiring: Wiring, link: int, *, namespace: Namespace, inside: NetlinkSocket) -> None:
+    """Give the workload's end what it needs. Some runtimes make namespaces without v6: that is lifted for it."""
+    wanted = [*requests(wiring, link)]
+    try:
+        inside.send_batch(wanted)
+    except Refused as refusal:
+        if refusal.errno != errno.EACCES:
+            raise
+        namespace.write_sysctls({f"net/ipv6/conf/{name}/disable_ipv6": "0" for name in ("lo", wiring.interface)})
+        inside.send_batch(wanted)
 
 
 def farewell(wiring: Wiring, link: int) -> Iterable[Request]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.adapters.linux.facts import PORT_MAC, overlay_mac, overlay_name
+from weft.adapters.linux.facts import PORT_MAC, overlay_hop_mac, overlay_mac, overlay_name
 from weft.adapters.ovs.actions import (
     IN_PORT,
     Action,
@@ -128,11 +128,12 @@ def gateway_flows(part: Gateway, ground: Ground) -> Iterator[Flow]:
 def overlay_flows(part: Overlay, ground: Ground) -> Iterator[Flow]:
     """What other nodes send to this one on the overlay belongs to its tenant."""
     if port := ground.ports.get(overlay_name(part.vni)):
+        hop = mac_number(overlay_hop_mac(ground.vtep))
         for kind in ETHER_TYPES.values():
             yield Flow(
                 Table.ARRIVAL,
                 _VOICE,
-                match({"in_port": port, "eth_dst": ground.own_mac, "eth_type": kind}),
+                match({"in_port": port, "eth_dst": hop, "eth_type": kind}),
                 (SetField(TENANT, ground.tenants[part.tenant]), SetField(CAME_FROM, FROM_NODE)),
                 Table.TRACK,
             )
@@ -143,8 +144,8 @@ def remote_flows(part: Remote, ground: Ground) -> Iterator[Flow]:
     tenant = ground.tenants[part.tenant]
     yield _neighbour(tenant, part.prefix, priority=part.prefix.length + 1)
     if port := ground.ports.get(overlay_name(part.vni)):
-        node = mac_number(overlay_mac(parse_address(part.vtep, field="vtep")))
-        actions = _sent_on(source=ground.own_mac, target=node, port=port, kind=FROM_NODE)
+        own, hop = overlay_mac(ground.vtep), overlay_hop_mac(parse_address(part.vtep, field="vtep"))
+        actions = _sent_on(source=mac_number(own), target=mac_number(hop), port=port, kind=FROM_NODE)
         conditions = {TENANT: tenant, **_to(part.prefix)}
         yield Flow(Table.ROUTE, part.prefix.length + 1, match(conditions), actions, Table.SERVICE)
 

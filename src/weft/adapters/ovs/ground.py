@@ -21,11 +21,11 @@ Conditions = dict[str, int | tuple[int, int]]
 
 
 class Ground(msgspec.Struct, frozen=True):
-    """The numbers of tenants and of ports by their interfaces' names, and the MAC of this node on its overlays."""
+    """The numbers of tenants and of ports by their interfaces' names, and where this node's tunnels end."""
 
     tenants: Mapping[TenantName, int]
     ports: Mapping[str, int]
-    own_mac: int
+    vtep: Address
 
 
 def mac_number(text: str) -> int:

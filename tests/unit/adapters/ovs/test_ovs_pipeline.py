@@ -19,7 +19,7 @@ from weft.domain.policy.parts import REFUSES, WORKLOAD, Row, Tally, Where, Who
 from weft.domain.policy.rules import Direction
 
 BLUE, RED = TenantName("blue"), TenantName("red")
-GROUND = Ground(tenants={BLUE: 1, RED: 2}, ports={"wpa": 5, "wpb": 6, "wx7": 9}, own_mac=0x0277C0000201)
+GROUND = Ground(tenants={BLUE: 1, RED: 2}, ports={"wpa": 5, "wpb": 6, "wx7": 9}, vtep=Address(4, 0xC0000201))
 A, B = Address(4, 0x0A000001), Address(4, 0x0A000002)
 A6 = Address(6, 0xFD << 120 | 1)
 PARTS: list[Part] = [
@@ -66,9 +66,9 @@ def test_packets_only_go_forward() -> None:
 
 
 def test_nothing_is_made_of_what_the_switch_does_not_have() -> None:
-    nowhere = Ground(tenants={}, ports={}, own_mac=1)
+    nowhere = Ground(tenants={}, ports={}, vtep=Address(4, 1))
     assert all(flows_of(part, nowhere) == () for part in PARTS)
-    unplugged = Ground(tenants={BLUE: 1}, ports={}, own_mac=1)
+    unplugged = Ground(tenants={BLUE: 1}, ports={}, vtep=Address(4, 1))
     assert flows_of(PARTS[8], unplugged) == ()
 
 

@@ -1,0 +1,237 @@
+"""Our bridge in the switch's database: its ports, whose they are, and the numbers of tenants.
+
+What is ours bears our mark in `external_ids`, so a process with no memory finds all of it; bridges and ports of others
+are left alone. A port that stands is never deleted and made again. The bridge forwards nothing by itself
+(`fail_mode=secure`): without flows of ours it drops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from weft.adapters.ovs.ovsdb import Database, Operation
+from weft.adapters.ovs.values import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
+from weft.domain.errors import DatapathFault, Exhausted
+from weft.domain.ids import TenantName
+
+NAME: Final = "contivVxlanBridge"
+_MARK: Final = "weft"
+_NUMBER_PREFIX = "weft-tenant-"
+_TENANTS = range(1, 1 << 16)
+_PORTS = range(1, 0xFF00)
+_KERNEL_MODULE = Path("/sys/module/openvswitch")
+
+_COLUMNS = {
+    "Open_vSwitch": ("bridges", "next_cfg", "cur_cfg", "datapath_types", "other_config"),
+    "Bridge": ("name", "ports", "external_ids", "datapath_type", "fail_mode", "protocols"),
+    "Port": ("name", "interfaces", "external_ids"),
+    "Interface": ("name", "ofport", "error"),
+}
+_PROTOCOLS = ("OpenFlow13", "OpenFlow14", "OpenFlow15")
+
+
+class SwitchPort(msgspec.Struct, frozen=True, kw_only=True):
+    """A port of ours as it is found. `number` is 0 until the switch has it."""
+
+    name: str
+    row: str
+    number: int
+    error: str
+    marks: Mapping[str, str]
+
+
+class SwitchBridge:
+    """See the module. `look` and everything that writes may raise `DatapathFault` when the database does not answer."""
+
+    def __init__(self, directory: Path) -> None:
+        self.database = Database(f"unix:{directory / 'db.sock'}", columns=_COLUMNS)
+        self._last_number = 0
+
+    @property
+    def is_there(self) -> bool:
+        return self._find() is not None
+
+    def prepare(self) -> list[str]:
+        """The bridge is there and as it must be; what was done to it, in words."""
+        self.database.look_alive()
+        row = self._find()
+        if row is None:
+            self._create()
+            return [f"made bridge {NAME}"]
+        _, found = row
+        kind = found["datapath_type"] or "system"
+        self._refuse_lost_checksums(kind)
+        amiss: dict[str, Any] = {}
+        if one_of(found["fail_mode"]) != "secure":
+            amiss["fail_mode"] = "secure"
+        if not set(_PROTOCOLS) <= set(items_of(found["protocols"])):
+            amiss["protocols"] = set_of({*items_of(found["protocols"]), *_PROTOCOLS})
+        if amiss:
+            self._settled([{"op": "update", "table": "Bridge", "where": self._where(), "row": amiss}])
+        return [f"set {name} of bridge {NAME}" for name in amiss]
+
+    def ports(self) -> dict[str, SwitchPort]:
+        """Those of ours, by name."""
+        return {port.name: port for port in self._read_ports() if _MARK in port.marks}
+
+    def add(self, marks: Mapping[str, Mapping[str, str]]) -> None:
+        """Ports of these names, whose devices are there, each with its marks; the switch has them when this returns."""
+        if not marks:
+            return
+        self.database.look_alive()
+        operations: list[Operation] = []
+        numbers = self._free_numbers()
+        for position, (name, own) in enumerate(marks.items()):
+            interface: dict[str, Any] = {"name": name, "ofport_request": next(numbers)}
+            port = {"name": name, "interfaces": new_row(f"i{position}"), "external_ids": map_of({_MARK: "", **own})}
+            interface["external_ids"] = port["external_ids"]
+            operations += [
+                {"op": "insert", "table": "Interface", "uuid-name": f"i{position}", "row": interface},
+                {"op": "insert", "table": "Port", "uuid-name": f"p{position}", "row": port},
+            ]
+        added = set_of(new_row(f"p{position}") for position in range(len(marks)))
+        self.database.transact([*operations, self._mutate("ports", "insert", added)])
+        self.database.wait_until(lambda: self._have_come(marks.keys()), doing=f"add ports to {NAME}")
+        failed = [f"{port.name}: {port.error}" for port in self._read_ports() if port.name in marks and port.error]
+        if failed:
+            raise DatapathFault(f"ovs: {'; '.join(failed)}")
+
+    def drop(self, names: Set[str], *, wait: bool = False) -> None:
+        """No ports of ours of these names; gone already is fine. With `wait` the switch has let go of their devices."""
+        self.database.look_alive()
+        rows = [port.row for name, port in self.ports().items() if name in names]
+        if rows:
+            operation = self._mutate("ports", "delete", set_of(map(uuid, rows)))
+            if wait:
+                self._settled([operation])
+            else:
+                self.database.transact([operation])
+
+    def tenants(self) -> dict[TenantName, int]:
+        """The tenants that have numbers."""
+        row = self._find()
+        found = {} if row is None else mapping_of(row[1]["external_ids"])
+        return {
+            TenantName(key.removeprefix(_NUMBER_PREFIX)): int(number)
+            for key, number in found.items()
+            if key.startswith(_NUMBER_PREFIX) and number.isdecimal()
+        }
+
+    def number(self, tenants: Iterable[TenantName]) -> None:
+        """Give numbers to tenants that have none. They keep them until they are forgotten, whoever dies meanwhile."""
+        known = self.tenants()
+        free = (number for number in _TENANTS if number not in known.values())
+        given: dict[str, str] = {}
+        for tenant in sorted(set(tenants) - known.keys()):
+            number = next(free, None)
+            if number is None:
+                raise Exhausted(f"the switch has no number left for tenant {tenant}")
+            given[f"{_NUMBER_PREFIX}{tenant}"] = str(number)
+        if given:
+            self.database.transact([self._mutate("external_ids", "insert", map_of(given))])
+
+    def forget(self, tenants: Iterable[TenantName]) -> None:
+        """Take the numbers of tenants back, of which nothing is there any more."""
+        keys = [f"{_NUMBER_PREFIX}{tenant}" for tenant in tenants]
+        if keys:
+            self.database.transact([self._mutate("external_ids", "delete", set_of(keys))])
+
+    def close(self) -> None:
+        self.database.close()
+
+    def _create(self) -> None:
+        kind = self._best_kind()
+        self._refuse_lost_checksums(kind)
+        bridge = {
+            "name": NAME,
+            "datapath_type": kind if kind != "system" else "",
+            "fail_mode": "secure",
+            "protocols": set_of(_PROTOCOLS),
+            "external_ids": map_of({_MARK: ""}),
+            "ports": set_of([new_row("p")]),
+        }
+        own = {"name": NAME, "type": "internal"}
+        self._settled(
+            [
+                {"op": "insert", "table": "Interface", "uuid-name": "i", "row": own},
+                {"op": "insert", "table": "Port", "uuid-name": "p", "row": {"name": NAME, "interfaces": new_row("i")}},
+                {"op": "insert", "table": "Bridge", "uuid-name": "b", "row": bridge},
+                {
+                    "op": "mutate",
+                    "table": "Open_vSwitch",
+                    "where": [],
+                    "mutations": [["bridges", "insert", new_row("b")]],
+                },
+            ]
+        )
+
+    def _best_kind(self) -> str:
+        """The kernel forwards where it can, else the switch itself."""
+        kinds = items_of(self._root()["datapath_types"])
+        return "system" if "system" in kinds and _KERNEL_MODULE.exists() else "netdev"
+
+    def _refuse_lost_checksums(self, kind: str) -> None:
+        if kind == "netdev" and mapping_of(self._root()["other_config"]).get("userspace-tso-enable") != "true":
+            raise DatapathFault(
+                "ovs: without other_config:userspace-tso-enable=true in table Open_vSwitch workloads send wrong "
+                "checksums: set it with ovs-vsctl and restart ovs-vswitchd"
+            )
+
+    def _have_come(self, names: Set[str]) -> bool:
+        come = {port.name for port in self._read_ports() if port.number > 0 or port.error}
+        return names <= come
+
+    def _free_numbers(self) -> Iterator[int]:
+        """Numbers that no port has; those used last come back last, so that nobody inherits a flow or a mistake."""
+        taken = {port.number for port in self._read_ports()}
+        for number in (*range(self._last_number + 1, _PORTS.stop), *range(_PORTS.start, self._last_number + 1)):
+            if number not in taken:
+                self._last_number = number
+                yield number
+        raise Exhausted("the switch has no number left for a port")
+
+    def _read_ports(self) -> Iterator[SwitchPort]:
+        tables, row = self.database.tables, self._find()
+        for key in () if row is None else items_of(row[1]["ports"]):
+            port = tables["Port"].get(key)
+            if port is None:
+                continue
+            interface = tables["Interface"].get(one_of(port["interfaces"]), {})
+            yield SwitchPort(
+                name=port["name"],
+                row=key,
+                number=max(one_of(interface.get("ofport"), 0), 0),
+                error=one_of(interface.get("error"), ""),
+                marks=mapping_of(port["external_ids"]),
+            )
+
+    def _find(self) -> tuple[str, Mapping[str, Any]] | None:
+        rows = self.database.tables["Bridge"].items()
+        return next(((key, row) for key, row in rows if row["name"] == NAME), None)
+
+    def _root(self) -> Mapping[str, Any]:
+        for row in self.database.tables["Open_vSwitch"].values():
+            return row
+        raise DatapathFault("ovs: the database has not been initialised: run ovs-vsctl init")
+
+    def _where(self) -> list[Any]:
+        return [["name", "==", NAME]]
+
+    def _mutate(self, column: str, verb: str, value: Any) -> Operation:
+        return {"op": "mutate", "table": "Bridge", "where": self._where(), "mutations": [[column, verb, value]]}
+
+    def _settled(self, operations: Sequence[Operation]) -> None:
+        """Carry them out, and wait until the switch has."""
+        results = self.database.transact(
+            [
+                *operations,
+                {"op": "mutate", "table": "Open_vSwitch", "where": [], "mutations": [["next_cfg", "+=", 1]]},
+                {"op": "select", "table": "Open_vSwitch", "where": [], "columns": ["next_cfg"]},
+            ]
+        )
+        wanted = results[-1]["rows"][0]["next_cfg"]
+        self.database.wait_until(lambda: self._root()["cur_cfg"] >= wanted, doing="configure the switch")

@@ -1,0 +1,260 @@
+"""The Datapath on Open vSwitch, vxlan and routing mode (design 6): one bridge, a zone per tenant, flows as bundles.
+
+Between nodes packets look as those of the linux datapath do: each overlay has a vxlan device of the kernel's, which is
+an ordinary port of the bridge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from weft.adapters.linux.facts import overlay_name
+from weft.adapters.linux.links import Link
+from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
+from weft.adapters.linux.netns import Namespace
+from weft.adapters.linux.nftables import open_nftables
+from weft.adapters.linux.underlay import workload_mtu
+from weft.adapters.ovs.bridge import NAME, SwitchBridge
+from weft.adapters.ovs.devices import Devices
+from weft.adapters.ovs.flowtable import FlowTable
+from weft.adapters.ovs.ground import Ground
+from weft.adapters.ovs.guard import GUARD
+from weft.adapters.ovs.openflow import OpenFlow
+from weft.adapters.ovs.pipeline import not_carried, not_reachable
+from weft.domain.addresses import Address
+from weft.domain.diff import Difference
+from weft.domain.errors import DatapathFault
+from weft.domain.nodeview import NO_RATES, Overlay, Part, Peer, Port, Space
+from weft.ports.datapath import NO_CHANGE, Drop, Findings, ServiceUse, SpaceSurvey, Tallies, Wiring
+
+_NEVER = (0, 0)
+
+
+class OvsDatapath:
+    """See `weft.ports.datapath`. `switch` is the directory of Open vSwitch's sockets; `vtep` is our end of tunnels."""
+
+    def __init__(self, *, switch: Path, vtep: Address, vxlan_port: int) -> None:
+        self._vtep = vtep
+        self._vxlan_port = vxlan_port
+        self._bridge = SwitchBridge(switch)
+        self._openflow = OpenFlow(f"unix:{switch / NAME}.mgmt")
+        self._flows = FlowTable(self._openflow)
+        self._leaving: set[str] = set()
+        self._connections = _NEVER
+        self._numbers: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        self._namespace = Namespace.current()
+        self._netlink = NetlinkSocket(ROUTE, namespace=self._namespace)
+        self._nftables = open_nftables(self._namespace)
+        self._mtu = workload_mtu(self._netlink, self._vtep)
+        self._devices = Devices(self._namespace, self._netlink, vtep=self._vtep, port=self._vxlan_port, mtu=self._mtu)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._openflow.close()
+        self._bridge.close()
+        self._nftables.close()
+        self._netlink.close()
+        self._namespace.close()
+
+    @property
+    def mtu(self) -> int:
+        return self._mtu
+
+    def _prepare(self) -> list[str]:
+        """The bridge is there, and nobody else hears its ports; what was done, in words."""
+        mended = self._bridge.prepare()
+        self._nftables.run(GUARD)
+        self._connections = self._count_connections()
+        return mended
+
+    def converge(self, wanted: Set[Part]) -> Findings:
+        mended = self._prepare()
+        tenants = {part.tenant for part in wanted if isinstance(part, Space)}
+        self._bridge.number(tenants)
+        mended += self._converge_ports(wanted)
+        links = self._devices.read()
+        mended += self._devices.converge_peers((part for part in wanted if isinstance(part, Peer)), links)
+        mended += self._flows.converge(wanted, self._ground())
+        self._bridge.forget(self._bridge.tenants().keys() - tenants)
+        self._connections, self._numbers = self._count_connections(), self._read_numbers()
+        _refuse(not_carried(wanted))
+        missing = {part for part in wanted if isinstance(part, Port) and part.interface not in self._numbers}
+        return Findings(mended=tuple(mended), missing=frozenset(missing))
+
+    def _converge_ports(self, wanted: Set[Part]) -> list[str]:
+        """Every wanted device that is there is a port, and no other of ours."""
+        mended: list[str] = []
+        marks = {part.interface: _port_marks(part) for part in wanted if isinstance(part, Port)}
+        overlays = [part for part in wanted if isinstance(part, Overlay)]
+        links = self._devices.read()
+        for overlay in overlays:
+            marks[overlay_name(overlay.vni)] = _overlay_marks(overlay)
+            if overlay_name(overlay.vni) not in links:
+                mended.append(f"made device {self._devices.put_overlay(overlay)}")
+        links = self._devices.read()
+        ports = self._bridge.ports()
+        useless = {name for name, port in ports.items() if name not in marks or name not in links or port.error}
+        self._bridge.drop(useless, wait=True)
+        mended += [f"removed port {name}" for name in useless]
+        strange = [link for name, link in links.items() if name not in marks]
+        self._devices.retire(strange)
+        mended += [f"removed device {link.name}" for link in strange]
+        self._leaving.clear()
+        self._devices.reap()
+        mended += [f"raised device {name}" for name in self._devices.raise_all(self._kept(links, strange))]
+        added = {name: marks[name] for name in marks.keys() & links.keys() if name not in ports or name in useless}
+        self._bridge.add(added)
+        return mended + [f"added port {name}" for name in added]
+
+    @staticmethod
+    def _kept(links: dict[str, Link], strange: Sequence[Link]) -> list[Link]:
+        return [link for link in links.values() if link not in strange]
+
+    def apply(self, difference: Difference[Part]) -> None:
+        if self._connections == _NEVER:
+            self._prepare()
+        self._bridge.number(part.tenant for part in difference.put if isinstance(part, Space))
+        self._add_overlays(part for part in difference.put if isinstance(part, Overlay))
+        drop, put = _unplugged(difference.drop), _unplugged(difference.put)
+        self._flows.change(drop=drop, put=put, ground=self._ground())
+        self._devices.change_peers(
+            drop=[part for part in drop if isinstance(part, Peer)], put=[part for part in put if isinstance(part, Peer)]
+        )
+        gone = {overlay_name(part.vni) for part in drop if isinstance(part, Overlay)}
+        gone -= {overlay_name(part.vni) for part in put if isinstance(part, Overlay)}
+        if gone:
+            self._bridge.drop(gone)
+            self._devices.retire(link for name, link in self._devices.read().items() if name in gone)
+            self._devices.reap()
+        self._bridge.forget(part.tenant for part in drop if isinstance(part, Space))
+        self._numbers = self._read_numbers()
+        _refuse(not_carried(difference.put))
+
+    def _add_overlays(self, overlays: Iterable[Overlay]) -> None:
+        known = self._bridge.ports()
+        marks = {self._devices.put_overlay(part): _overlay_marks(part) for part in overlays}
+        self._bridge.add({name: own for name, own in marks.items() if name not in known})
+
+    def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
+        if wiring.ports or wiring.rates != NO_RATES:
+            raise DatapathFault("the ovs datapath publishes no ports of the host and limits no bandwidth yet")
+        _refuse(not_carried(policy.put))
+        name = wiring.port.interface
+        if name in self._leaving:
+            self._reap(wait=True)  # else the switch takes the new device for the old one
+        self._devices.plug(wiring)
+        self._bridge.add({name: _port_marks(wiring.port)})
+        self._flows.change(drop=policy.drop, put=(*policy.put, wiring.port), ground=self._ground())
+        self._numbers = self._read_numbers()
+
+    def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
+        self._devices.unplug(wiring)
+        self._leaving.add(wiring.port.interface)
+        self._numbers.pop(wiring.port.interface, None)
+        self._flows.change(drop=(*policy.drop, wiring.port), put=policy.put, ground=self._ground())
+        zone = self._bridge.tenants().get(wiring.port.tenant)
+        if zone is not None:
+            self._openflow.forget_connections(zone, wiring.port.addresses)
+
+    def check(self, wiring: Wiring) -> list[str]:
+        port = self._bridge.ports().get(wiring.port.interface)
+        found = self._devices.differences(wiring)
+        if port is None or not port.number:
+            found.append(f"{wiring.port.interface} is not a port of {NAME}")
+        return found + [f"flow {flow} is missing" for flow in self._flows.lacks(wiring.port)]
+
+    def drops(self) -> list[Drop]:
+        return []  # issue 8: refused packets are counted, not told one by one
+
+    def tallies(self) -> list[Tallies]:
+        outcomes, reasons = self._flows.count()
+        return [
+            Tallies(
+                tenant=tenant,
+                outcomes={outcome: count for (number, outcome), count in outcomes.items() if number == own},
+                reasons={reason: count for (number, reason), count in reasons.items() if number == own},
+            )
+            for tenant, own in sorted(self._bridge.tenants().items())
+        ]
+
+    def service_uses(self) -> list[ServiceUse]:
+        return []  # issue 8: services are not carried yet
+
+    def disturbed(self) -> bool:
+        try:
+            self._bridge.database.look()
+            self._openflow.look()
+        except DatapathFault:
+            return True
+        return self._count_connections() != self._connections or self._read_numbers() != self._numbers
+
+    def survey(self) -> list[SpaceSurvey]:
+        ports, links = self._bridge.ports(), self._devices.read()
+        amiss = [f"{name}: {port.error}" for name, port in ports.items() if port.error]
+        amiss += not_reachable(self._flows.parts)
+        return [
+            SpaceSurvey(
+                tenant=tenant,
+                ports=tuple(sorted(name for name, port in ports.items() if port.marks.get("weft-tenant") == tenant)),
+                devices=tuple(sorted(links)),
+                faults=tuple(amiss),
+            )
+            for tenant in sorted(self._bridge.tenants())
+        ]
+
+    def reap(self) -> None:
+        if self._leaving:
+            self._reap(wait=False)
+
+    def _reap(self, *, wait: bool) -> None:
+        self._bridge.drop(self._leaving, wait=wait)
+        self._devices.reap()
+        self._leaving.clear()
+
+    def _ground(self) -> Ground:
+        return Ground(
+            tenants=self._bridge.tenants(),
+            ports={name: port.number for name, port in self._bridge.ports().items() if port.number},
+            vtep=self._vtep,
+        )
+
+    def _read_numbers(self) -> dict[str, int]:
+        return {
+            name: port.number
+            for name, port in self._bridge.ports().items()
+            if port.number and name not in self._leaving
+        }
+
+    def _count_connections(self) -> tuple[int, int]:
+        return self._bridge.database.connections, self._openflow.connections
+
+
+def _port_marks(port: Port) -> dict[str, str]:
+    """What others look for at a port (facts 6.3), and whose it is."""
+    return {
+        "iface-id": port.interface,
+        "iface-status": "active",
+        "attached-mac": port.mac,
+        "weft-tenant": port.tenant,
+    }
+
+
+def _overlay_marks(overlay: Overlay) -> dict[str, str]:
+    return {"weft-vni": str(overlay.vni), "weft-overlay-of": overlay.tenant}
+
+
+def _unplugged(parts: Iterable[Part]) -> list[Part]:
+    """All but ports, which come and go by plugging."""
+    return [part for part in parts if not isinstance(part, Port)]
+
+
+def _refuse(faults: Sequence[str]) -> None:
+    if faults:
+        raise DatapathFault("; ".join(faults))

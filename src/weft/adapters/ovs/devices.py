@@ -1,0 +1,175 @@
+"""The machine's devices that are ports of the switch: host ends of workloads, and a vxlan device for each overlay.
+
+They are in the namespace of the switch itself, and known as ours by their names. They have no addresses and MACs that
+nobody speaks to: the machine's own stack has no part in what goes through them (`guard`).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from weft.adapters.linux import pod
+from weft.adapters.linux.facts import REAPED_GROUP, overlay_hop_mac, overlay_name
+from weft.adapters.linux.judging import OVERLAY_PREFIX, PORT_PREFIX
+from weft.adapters.linux.links import (
+    Device,
+    Link,
+    Vxlan,
+    alter_link,
+    alter_protocols,
+    create_veth,
+    create_vxlan,
+    delete_group,
+    read_link,
+    read_links,
+)
+from weft.adapters.linux.neighbours import Forwarding, drop_forwarding, put_forwarding, read_forwardings
+from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
+from weft.adapters.linux.netns import Namespace
+from weft.domain.addresses import Address, parse_address
+from weft.domain.errors import Conflict, DatapathFault, NotFound
+from weft.domain.nodeview import Overlay, Peer
+from weft.ports.datapath import Wiring
+
+_LEAVING_PREFIX = "wgone"
+
+
+class Devices:
+    """See the module. `vtep` is where our tunnels end."""
+
+    def __init__(self, namespace: Namespace, netlink: NetlinkSocket, *, vtep: Address, port: int, mtu: int) -> None:
+        self._namespace = namespace
+        self._netlink = netlink
+        self._vtep, self._port, self._mtu = vtep, port, mtu
+
+    def read(self) -> dict[str, Link]:
+        """Those that are there to stay, by name."""
+        return {
+            link.name: link
+            for link in read_links(self._netlink)
+            if link.name.startswith((PORT_PREFIX, OVERLAY_PREFIX)) and link.group != REAPED_GROUP
+        }
+
+    def put_overlay(self, overlay: Overlay) -> str:
+        """The name of the overlay's device, which is there and up."""
+        name = overlay_name(overlay.vni)
+        if read_link(self._netlink, name) is None:
+            tunnel = Vxlan(vni=overlay.vni, port=self._port, local=self._vtep)
+            self._netlink.send_batch([create_vxlan(Device(name=name, mtu=self._mtu), tunnel)])
+        link = self._find(name)
+        self._netlink.send_batch([alter_protocols(link.index, link_local=False), alter_link(link.index, up=True)])
+        return name
+
+    def raise_all(self, links: Iterable[Link]) -> list[str]:
+        """All are up; the names of those that were not."""
+        down = [link for link in links if not link.up]
+        self._netlink.send_batch([alter_link(link.index, up=True) for link in down])
+        return [link.name for link in down]
+
+    def plug(self, wiring: Wiring) -> None:
+        """A veth pair between the switch's namespace and the workload's, whose end has all it needs."""
+        name = wiring.port.interface
+        with self._inside(wiring) as (namespace, inside):
+            end = Device(name=name, mtu=wiring.mtu)
+            peer = Device(name=wiring.interface, mac=wiring.port.mac, mtu=wiring.mtu)
+            try:
+                self._netlink.send_batch([create_veth(end, peer, peer_namespace=namespace.fd)])
+            except Refused as refusal:
+                if refusal.errno == errno.EEXIST:
+                    raise self._taken(wiring, inside) from refusal
+                raise
+            link = self._find(name)
+            self._netlink.send_batch([alter_protocols(link.index, link_local=False), alter_link(link.index, up=True)])
+            pod.furnish(wiring, link.peer, namespace=namespace, inside=inside)
+
+    def unplug(self, wiring: Wiring) -> None:
+        """The workload's end is down and under another name, ours is as good as gone; gone already is fine."""
+        link = read_link(self._netlink, wiring.port.interface)
+        if link is None or link.group == REAPED_GROUP:
+            return
+        if wiring.netns:
+            self._free_name(wiring, link.peer)
+        self.retire([link])
+
+    def _free_name(self, wiring: Wiring, there: int) -> None:
+        with suppress(NotFound), self._inside(wiring) as (_, inside), _gone_is_fine():
+            away = [alter_link(there, up=False), alter_link(there, name=f"{_LEAVING_PREFIX}{there}")]
+            inside.send_batch([*pod.farewell(wiring, there), *away])
+
+    def retire(self, links: Iterable[Link]) -> None:
+        """They are as good as gone: `reap` deletes them."""
+        with _gone_is_fine():
+            self._netlink.send_batch([alter_link(link.index, group=REAPED_GROUP) for link in links])
+
+    def reap(self) -> None:
+        self._netlink.send_batch([delete_group(REAPED_GROUP)])
+
+    def differences(self, wiring: Wiring) -> list[str]:
+        """What the wiring lacks on both ends, in words."""
+        link = read_link(self._netlink, wiring.port.interface)
+        if link is None:
+            return [f"host end {wiring.port.interface} is missing"]
+        found = [] if link.up else [f"host end {wiring.port.interface} is down"]
+        try:
+            with self._inside(wiring) as (_, inside):
+                return [*found, *pod.differences(wiring, inside)]
+        except NotFound as error:
+            return [*found, error.message]
+
+    def converge_peers(self, peers: Iterable[Peer], links: Mapping[str, Link]) -> list[str]:
+        """The overlays' devices know exactly these peers; what was done, in words."""
+        wanted = {
+            self._forwarding(peer, link) for peer in peers if (link := links.get(overlay_name(peer.vni))) is not None
+        }
+        ours = {link.index for link in links.values()}
+        actual = {each for each in read_forwardings(self._netlink) if each.remote and each.link in ours}
+        self._netlink.send_batch([*map(drop_forwarding, actual - wanted), *map(put_forwarding, wanted - actual)])
+        return [f"added {each}" for each in wanted - actual] + [f"removed {each}" for each in actual - wanted]
+
+    def change_peers(self, *, drop: Iterable[Peer], put: Iterable[Peer]) -> None:
+        """No more of some peers, and others; those of a device that is gone went with it."""
+        requests = [
+            make(self._forwarding(peer, link))
+            for peers, make in ((drop, drop_forwarding), (put, put_forwarding))
+            for peer in peers
+            if (link := read_link(self._netlink, overlay_name(peer.vni))) is not None
+        ]
+        if requests:
+            self._netlink.send_batch(requests)
+
+    def _forwarding(self, peer: Peer, link: Link) -> Forwarding:
+        vtep = parse_address(peer.vtep, field="vtep")
+        return Forwarding(link=link.index, mac=overlay_hop_mac(vtep), remote=vtep)
+
+    def _find(self, name: str) -> Link:
+        link = read_link(self._netlink, name)
+        if link is None:
+            raise DatapathFault(f"device {name} is gone as soon as it was made")
+        return link
+
+    def _taken(self, wiring: Wiring, inside: NetlinkSocket) -> Conflict:
+        if read_link(inside, wiring.interface) is not None:
+            return Conflict(f"interface {wiring.interface} is in {wiring.netns} already", field="CNI_IFNAME")
+        return Conflict(f"the host end {wiring.port.interface} is there already")
+
+    @contextmanager
+    def _inside(self, wiring: Wiring) -> Iterator[tuple[Namespace, NetlinkSocket]]:
+        """The workload's namespace, and a socket in it; `NotFound` when it is gone."""
+        with (
+            Namespace.open(Path(wiring.netns)) as namespace,
+            NetlinkSocket(ROUTE, namespace=namespace, home=self._namespace) as inside,
+        ):
+            yield namespace, inside
+
+
+@contextmanager
+def _gone_is_fine() -> Iterator[None]:
+    """What is altered on a device that is no longer there needs no altering: it went with its namespace."""
+    try:
+        yield
+    except Refused as refusal:
+        if refusal.errno != errno.ENODEV:
+            raise

@@ -1,0 +1,83 @@
+"""The flows of our bridge: what the parts of the node view consist of, brought into the switch and read back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Set
+
+from weft.adapters.ovs.flows import Flow, FlowCount, FlowKey
+from weft.adapters.ovs.ground import Ground
+from weft.adapters.ovs.judging import REASONS
+from weft.adapters.ovs.openflow import OpenFlow
+from weft.adapters.ovs.pipeline import base_flows, flows_of
+from weft.adapters.ovs.tables import OUTCOME, TENANT, Table
+from weft.domain.nodeview import Part
+
+
+class FlowTable:
+    """Remembers which flows each part consists of: that depends on numbers which may be gone when the part goes."""
+
+    def __init__(self, openflow: OpenFlow) -> None:
+        self._openflow = openflow
+        self._made: dict[Part, tuple[Flow, ...]] = {}
+
+    def converge(self, wanted: Set[Part], ground: Ground) -> list[str]:
+        """The switch has exactly the flows of these parts, all at once; what was done, in words."""
+        made = {part: flows_of(part, ground) for part in wanted}
+        flows = {*base_flows(), *(flow for some in made.values() for flow in some)}
+        keys = {flow.key for flow in flows}
+        actual = {each.flow for each in self._openflow.read_flows()}
+        missing = flows - actual
+        extra = {flow.key: flow for flow in actual if flow.key not in keys}
+        self._openflow.change(drop=extra, put=missing)
+        self._made = made
+        return [f"put flow {flow}" for flow in missing] + [f"removed flow {flow}" for flow in extra.values()]
+
+    def change(self, *, drop: Iterable[Part], put: Iterable[Part], ground: Ground) -> None:
+        """No more of what some parts are made of, and what others are made of, all at once."""
+        gone = {flow.key for part in drop for flow in self._made.get(part, ())}
+        come = {part: flows_of(part, ground) for part in put}
+        flows = [flow for some in come.values() for flow in some]
+        if not self._made:
+            flows += base_flows()
+        gone -= {flow.key for flow in flows}
+        self._openflow.change(drop=gone, put=flows)
+        for part in drop:
+            self._made.pop(part, None)
+        self._made |= come
+
+    @property
+    def parts(self) -> Set[Part]:
+        """Those that were told of."""
+        return self._made.keys()
+
+    def lacks(self, part: Part) -> list[Flow]:
+        """The flows of a part that the switch has not."""
+        there = {each.flow for each in self._openflow.read_flows()}
+        return [flow for flow in self._made.get(part, ()) if flow not in there]
+
+    def count(self) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, str]]]:
+        """How many packets met each outcome, and each reason of our own, by the tenant's number."""
+        outcomes: Counter[tuple[int, int]] = Counter()
+        reasons: Counter[tuple[int, str]] = Counter()
+        for each in self._openflow.read_flows():
+            tenant = _value(each.flow.key, TENANT)
+            if tenant is None:
+                continue
+            if each.flow.table in {Table.EGRESS_MET, Table.INGRESS_MET}:
+                outcomes[tenant, _value(each.flow.key, OUTCOME) or 0] += each.packets
+            elif reason := _reason(each):
+                reasons[tenant, reason] += each.packets
+        return outcomes, reasons
+
+
+def _value(key: FlowKey, name: str) -> int | None:
+    return next((condition.value for condition in key.match if condition.name == name), None)
+
+
+def _reason(each: FlowCount) -> str | None:
+    """Why a flow drops packets of a tenant."""
+    if each.flow.table == Table.PLACES:
+        return REASONS.get(each.flow.priority)
+    is_refused = each.flow.table == Table.ROUTE and each.flow.goto is None and not each.flow.actions
+    return "weft/invalid" if is_refused else None

@@ -1,0 +1,49 @@
+"""What a host's Open vSwitch really has, read without our own code: by `ovs-vsctl` and `ovs-ofctl`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from weft.testing.switches import Switch
+
+BRIDGE = "contivVxlanBridge"
+
+_TENANT = re.compile(r'"?weft-tenant-([^"=]+)"?="?(\d+)"?')
+_REGISTER = re.compile(r"reg0=0x([0-9a-f]+)\b")
+_WRITTEN = re.compile(r"set_field:0x([0-9a-f]+)->reg0\b")
+_TARGET = re.compile(r"\b(?:nw_dst|ipv6_dst)=([^,/ ]+)")
+_SOURCE = re.compile(r"\b(?:nw_src|ipv6_src)=([^,/ ]+)")
+
+
+def tenants(switch: Switch) -> dict[int, str]:
+    """The tenants that have a number, by it."""
+    if BRIDGE not in switch.configure("list-br", wait=False).split():
+        return {}
+    marks = switch.configure("get", "bridge", BRIDGE, "external_ids", wait=False)
+    return {int(number): tenant for tenant, number in _TENANT.findall(marks)}
+
+
+def ports(switch: Switch) -> set[str]:
+    """The ports of the bridge, besides its own."""
+    if BRIDGE not in switch.configure("list-br", wait=False).split():
+        return set()
+    return set(switch.configure("list-ports", BRIDGE, wait=False).split())
+
+
+def reachable(switch: Switch) -> Iterator[tuple[str, str]]:
+    """Tenant and address of everyone who is sent to by a port of a workload."""
+    names = tenants(switch)
+    for flow in switch.dump_flows(BRIDGE):
+        found, number = _TARGET.search(flow), _REGISTER.search(flow)
+        if found and number and "->reg4" in flow and "set_field:0x1->reg6" in flow:
+            yield names[int(number[1], 16)], found[1]
+
+
+def heard(switch: Switch) -> Iterator[tuple[str, str]]:
+    """Tenant and address of everyone who may speak, once for each port."""
+    names = tenants(switch)
+    for flow in switch.dump_flows(BRIDGE):
+        found, number = _SOURCE.search(flow), _WRITTEN.search(flow)
+        if found and number and "in_port=" in flow and "goto_table:3" in flow:
+            yield names[int(number[1], 16)], found[1]

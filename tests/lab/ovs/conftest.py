@@ -1,0 +1,18 @@
+"""A lab whose hosts have Open vSwitch. What its programs logged is shown when a test fails."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from weft.testing.netlab import NetLab, open_lab
+
+
+@pytest.fixture
+async def lab(apart: None) -> AsyncIterator[NetLab]:
+    async with open_lab(datapath="ovs") as lab:
+        try:
+            yield lab
+        finally:
+            lab.tell_logs()

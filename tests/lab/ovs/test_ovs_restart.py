@@ -1,0 +1,105 @@
+"""What the agent finds when it comes back, and what the switch forgets when it goes (facts 11.3: W28, W29)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from weft.testing.hosts import Host
+from weft.testing.netlab import NetLab
+from weft.testing.switch_inventory import BRIDGE, ports
+from weft.testing.switches import Switch
+from weft.testing.waiting import eventually, until
+
+
+async def busy_host(lab: NetLab) -> tuple[Host, Switch]:
+    """A host with pods and policy, which reaches another."""
+    await lab.network("wide", subnet="10.1.0.0/16", gateway="10.1.255.254", ipv6Subnet="2001:db8:1::/64")
+    (await lab.rest.put("policys", tenantName="default", policyName="guard")).accepted()
+    key = {"tenantName": "default", "policyName": "guard", "ruleId": "1", "direction": "in"}
+    (await lab.rest.put("rules", **key, priority=1, action="deny", protocol="tcp", port=81)).accepted()
+    await lab.group("guarded", network="wide", policies=["guard"])
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    for name, host in (("a", one), ("b", one), ("c", two)):
+        await host.pod(name, network="wide", group="guarded")
+    assert one.switch is not None
+    await settled(one.switch)
+    return one, one.switch
+
+
+async def settled(switch: Switch) -> list[str]:
+    """The flows, when they have stopped changing."""
+    seen: list[list[str]] = []
+
+    async def look() -> list[str]:
+        seen.append(await asyncio.to_thread(switch.dump_flows, BRIDGE))
+        return seen[-1]
+
+    return await eventually(look, lambda flows: len(seen) > 5 and all(each == flows for each in seen[-5:]))
+
+
+async def test_a_restart_finds_all_flows_and_changes_none(lab: NetLab) -> None:
+    """W29: nothing stale, nothing missing, no port made again; flows and ports of others are left alone."""
+    one, switch = await busy_host(lab)
+    switch.flows("add-flow", BRIDGE, "table=200,priority=7,ip,actions=drop")
+    switch.configure("add-port", BRIDGE, "theirs", "--", "set", "interface", "theirs", "type=internal")
+    flows = await settled(switch)
+    numbers = switch.configure("--columns=name,ofport,_uuid", "list", "interface")
+    one.kill()
+    assert switch.dump_flows(BRIDGE) == flows
+    await one.start()
+    assert await settled(switch) == flows
+    assert switch.configure("--columns=name,ofport,_uuid", "list", "interface") == numbers
+    assert "theirs" in ports(switch)
+    assert any("table=200" in flow for flow in flows)
+
+
+async def test_what_changed_while_the_agent_was_away_is_put_right(lab: NetLab) -> None:
+    """Stale flows go, missing ones come, a rule that went is gone; what is left is exactly what is wanted."""
+    one, switch = await busy_host(lab)
+    flows = await settled(switch)
+    one.kill()
+    stale = f"cookie={0x77656674 << 32:#x},table=0,priority=30,in_port=9,ip,actions=goto_table:3"
+    switch.flows("add-flow", BRIDGE, stale)
+    switch.flows("del-flows", BRIDGE, "table=4")
+    await one.start()
+    assert await settled(switch) == flows
+    (await lab.rest.delete("rules", "default:guard:1")).accepted()
+    await eventually(
+        lambda: asyncio.to_thread(switch.dump_flows, BRIDGE),
+        lambda now: not any("table=11" in flow and "reg2=" in flow for flow in now),
+    )
+
+
+async def test_a_switch_that_is_killed_is_filled_again(lab: NetLab) -> None:
+    """W28: ovs-vswitchd comes back without flows; the agent notices by itself, and pods start while it is away."""
+    one, switch = await busy_host(lab)
+    flows = await settled(switch)
+    switch.kill_daemon()
+    switch.start_daemon()
+    await until(lambda: len(switch.dump_flows(BRIDGE)) >= len(flows))
+    assert await settled(switch) == flows
+    d = await one.pod("d", network="wide", group="guarded")
+    e = await one.pod("e", network="wide", group="guarded")
+    assert await d.reaches(e)
+
+
+async def test_a_database_that_is_killed_is_asked_again(lab: NetLab) -> None:
+    """Without it ovs-vswitchd does nothing, not even forward (userspace datapath); all is as before when it is back."""
+    one, switch = await busy_host(lab)
+    flows = await settled(switch)
+    switch.kill_database()
+    switch.start_database()
+    assert await settled(switch) == flows
+    await one.ready()
+    d = await one.pod("d", network="wide", group="guarded")
+    e = await one.pod("e", network="wide", group="guarded")
+    assert await d.reaches(e)
+
+
+async def test_a_rebooted_machine_starts_from_nothing(lab: NetLab) -> None:
+    """The database remembers ports whose devices are gone with the machine: they go, and new pods come."""
+    one, switch = await busy_host(lab)
+    await lab.reboot(one)
+    await until(lambda: not [name for name in ports(switch) if name.startswith("wp")])
+    d, e = await one.pod("d", network="wide"), await one.pod("e", network="wide")
+    assert await d.reaches(e)
