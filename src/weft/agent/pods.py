@@ -73,22 +73,31 @@ class Relabelling:
             await happens(self._pods.news, within=LOOK_EVERY_S)
             self._pods.news.clear()
             try:
-                await self.look()
-                backoff.reset()
+                is_done = await self.look()
             except (Unavailable, NotFound):  # not published yet, or the store is away
+                is_done = False
+            if is_done:
+                backoff.reset()
+            else:
                 await backoff.pause()
                 self._pods.news.set()
 
-    async def look(self) -> None:
-        """One round over all attachments."""
+    async def look(self) -> bool:
+        """One round over all attachments; whether none is left that has other labels than its pod."""
+        is_done = True
         for note in self._journal:
             identity = note.endpoint.pod
-            if identity is None or note.stage is not Stage.ATTACHED:
+            if identity is None or note.stage is Stage.LEAVING:
                 continue
             known = self._pods.known(PodRef(identity.namespace, identity.name, identity.uid))
-            if known is not None and self._labels(note.endpoint) != known.labels:
+            if known is None or self._labels(note.endpoint) == known.labels:
+                continue
+            if note.stage is Stage.ATTACHED:
                 await self._holdings.relabel(note.key, labels=known.labels)
                 log.info("labels changed", endpoint=str(note.key), pod=str(known.ref))
+            else:
+                is_done = False  # it is just being attached, with the labels that it had
+        return is_done
 
     def _labels(self, endpoint: model.Endpoint) -> Mapping[str, str]:
         stored = self._cluster.get(kinds.ENDPOINT, *endpoint.key)

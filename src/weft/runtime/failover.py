@@ -137,7 +137,10 @@ class Servers:
                 )
             heard = True
             async with answer:
-                yield Stream(answer.status, answer.content.iter_any())
+                try:
+                    yield Stream(answer.status, answer.content.iter_any())
+                finally:
+                    _cut(answer)
         except (*_BROKEN, Elsewhere) as error:
             if not (heard and isinstance(error, TimeoutError)):
                 self._leave(server)
@@ -174,6 +177,12 @@ class Servers:
         # Many requests may fail at once: only the first of them moves on.
         if self._servers and self._servers[self._current] is server:
             self._current = (self._current + 1) % len(self._servers)
+
+
+def _cut(answer: aiohttp.ClientResponse) -> None:
+    """End the connection of an answer that has not come to its end. A farewell by TLS would wait for the other side."""
+    if answer.connection is not None and answer.connection.transport is not None:
+        answer.connection.transport.abort()
 
 
 def client_tls(*, ca: str, cert: str, key: str) -> ssl.SSLContext | None:

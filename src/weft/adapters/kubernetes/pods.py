@@ -87,8 +87,10 @@ class NodePods:
         self.news.set()
 
     def put(self, value: Pod) -> None:
+        before = self._pods.get(value.key)
         self._pods[value.key] = value
-        self.news.set()
+        if before is None or before.metadata.labels != value.metadata.labels:  # most news is about their status
+            self.news.set()
 
     def remove(self, value: Pod) -> None:
         self._pods.pop(value.key, None)
