@@ -79,10 +79,11 @@ class KubeTenant:
     def __init__(self, cluster: Cluster, tenant: TenantName, *, node: NodeName, own: Container[Address]) -> None:
         self._cluster = cluster
         self._tenant = tenant
-        self._surroundings = self._look_around()
+        self._surroundings = Surroundings()
         self._services = KubeServices(node=node, surroundings=self._surroundings, own=own)
-        self._is_moved = False
+        self._is_moved = True
         self._openings = Openings()
+        self._faults: dict[ServiceKey, tuple[str, ...]] = {}
         for service in cluster.all(kinds.KUBE_SERVICE, tenant):
             self.follow(kinds.KUBE_SERVICE.store_key(*kinds.KUBE_SERVICE.key_parts(service)))
         for piece in cluster.all(kinds.KUBE_SLICE, tenant):
@@ -118,7 +119,7 @@ class KubeTenant:
 
     def take(self) -> dict[str, dict[Front, Pool] | None]:
         """The pools of services that have changed, None for those that are no more."""
-        if self._is_moved:
+        if self._is_moved and self._services:  # it is not for nothing: all tenants and networks are looked at
             self._is_moved = False
             self._surroundings = self._look_around()
             self._services.surround(self._surroundings)
@@ -126,12 +127,19 @@ class KubeTenant:
         for key, view in self._services.take():
             pools[str(key)] = None if view is None else view.pools
             self._openings.put(key, view.openings if view else frozenset())
-            for fault in view.faults if view else ():
-                log.warning("service without effect", tenant=self._tenant, service=str(key), reason=fault)
+            self._tell_faults(key, view.faults if view else ())
         if pools:
             door = Door(self._tenant, self._surroundings.doors)
             self._openings.put(None, {door} if self._services else frozenset())
         return pools
+
+    def _tell_faults(self, key: ServiceKey, faults: tuple[str, ...]) -> None:
+        """Once, and not with every backend that comes or goes."""
+        before = self._faults.pop(key, ())
+        for fault in faults if faults != before else ():
+            log.warning("service without effect", tenant=self._tenant, service=str(key), reason=fault)
+        if faults:
+            self._faults[key] = faults
 
     def refresh(self) -> Difference[HostPart]:
         """What the host is to be told since the last time."""

@@ -236,3 +236,12 @@ def test_a_range_that_comes_later_counts_at_once() -> None:
     scene.topic.follow(kinds.TENANT.store_key(TENANT))
     scene.refresh()
     assert Reach(TENANT, parse_address("198.51.100.7", field="outer"), "world") in scene.told - before
+
+
+def test_what_has_no_effect_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not with every slice that changes, and again when it is something else."""
+    scene = Scene()
+    for addresses in (["198.51.100.7"], ["198.51.100.7"], ["198.51.100.8"]):
+        put_kube(scene, kube_service(externalIPs=addresses))
+        scene.refresh()
+    assert [record.getMessage() for record in caplog.records] == ["service without effect"] * 2
