@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from weft.cni.errors import CniError
 from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab
 from weft.testing.switch_inventory import BRIDGE, ports
@@ -103,3 +106,21 @@ async def test_a_rebooted_machine_starts_from_nothing(lab: NetLab) -> None:
     await until(lambda: not [name for name in ports(switch) if name.startswith("wp")])
     d, e = await one.pod("d", network="wide"), await one.pod("e", network="wide")
     assert await d.reaches(e)
+
+
+async def test_a_pod_that_leaves_while_the_switch_is_away_leaves_nothing(lab: NetLab) -> None:
+    """DEL is refused, since nobody can say what the switch would do when it comes back, and works when it has."""
+    await lab.network("wide", subnet="10.1.0.0/16", gateway="10.1.255.254")
+    one = await lab.host("one")
+    switch = one.switch
+    assert switch is not None
+    a, b = [await one.pod(name, network="wide") for name in ("a", "b")]
+    switch.kill_daemon()
+    with pytest.raises(CniError, match="mgmt"):
+        await a.detach()
+    assert await a.never_reaches(b)
+    switch.start_daemon()
+    await one.ready()
+    await a.detach()
+    await until(lambda: len([name for name in ports(switch) if name.startswith("wp")]) == 1)
+    assert not [flow for flow in switch.dump_flows(BRIDGE) if f"={a.address()} " in flow or f"={a.address()}," in flow]
