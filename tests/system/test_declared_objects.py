@@ -59,8 +59,12 @@ async def test_declarations_are_kept_over_the_ends_of_both(tmp_path: Path) -> No
             async with client(master.url) as rest:
                 await shows(rest, "kubePolicies", "deny")
                 await shows(rest, "kubeNamespaces", "new", "shop")
+                assert "weft_master_orchestrator_faults 0.0" in (await rest.send("GET", "/metrics")).body
     # The API server is away: nothing is forgotten, and everything else is served.
     master = MasterProcess(tmp_path, "--mode", "kubernetes", "--contiv-json", str(contiv))
     async with master, client(master.url) as rest:
         assert await names(rest, "kubePolicies") == ["deny"]
+        await eventually(
+            lambda: rest.send("GET", "/metrics"), lambda told: "weft_master_orchestrator_faults 4.0" in told.body
+        )
         (await rest.put("tenants", tenantName="red")).accepted()

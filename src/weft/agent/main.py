@@ -184,6 +184,7 @@ class Agent:
 
     async def _follow_pods(self, stack: AsyncExitStack, pods: Pods) -> None:
         relabelling = Relabelling(cluster=self._cluster, pods=pods, journal=self._ledger, holdings=self._holdings)
+        self._parts.metrics.orchestrator.set_function(lambda: not pods.fault)
         await stack.enter_async_context(beside(pods.run(), name="pods"))
         await stack.enter_async_context(beside(relabelling.run(), name="labels"))
 

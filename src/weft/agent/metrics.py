@@ -88,6 +88,9 @@ class Metrics:
         self.mended = Gauge(
             "weft_agent_mended", "Deviations of the kernel put right since the start", registry=registry
         )
+        self.orchestrator = Gauge(
+            "weft_agent_orchestrator_in_touch", "1 while the orchestrator tells of this node's pods", registry=registry
+        )
         self.policy = PolicyCounts()
         registry.register(self.policy)
 

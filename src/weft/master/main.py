@@ -146,7 +146,10 @@ class Netmaster:
                 collecting = collect_for_ever(self._control, limit=self._settings.offline_limit)
                 await stack.enter_async_context(beside(collecting, name="collector"))
                 if self._orchestrator:
-                    keeping = keep_declared(self._control, self._orchestrator.declarations())
+                    declarations = self._orchestrator.declarations()
+                    self._metrics.untold.set_function(lambda: len(declarations.faults))
+                    stack.callback(self._metrics.untold.set_function, lambda: 0)
+                    keeping = keep_declared(self._control, declarations)
                     await stack.enter_async_context(beside(keeping, name="declared"))
                 await leadership.lost.wait()
             log.warning("leadership lost", reason=leadership.reason)

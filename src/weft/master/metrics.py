@@ -32,6 +32,11 @@ class Metrics:
             registry=self._registry,
         )
         self.leader = Gauge("weft_master_leader", "1 while this netmaster leads", registry=registry)
+        self.untold = Gauge(
+            "weft_master_orchestrator_faults",
+            "Kinds of objects that the orchestrator does not tell the leader of now",
+            registry=registry,
+        )
         self._objects = Gauge("weft_objects", "Objects by kind", ("kind",), registry=registry)
         self._nodes = Gauge("weft_nodes", "Nodes by state: alive, not ready, silent", ("state",), registry=registry)
 
