@@ -29,11 +29,11 @@ CONFIG = {
 }
 
 
-async def call(machine: Machine, verb: str, netns: str, **members: object) -> Output:
+async def call(machine: Machine, verb: str, netns: str, *, sandbox: str = SANDBOX, **members: object) -> Output:
     """One call; the order of the arguments is another each time."""
-    args = [f"{key}={value}" for key, value in ARGS.items()]
+    args = [f"{key}={value}" for key, value in {**ARGS, "K8S_POD_INFRA_CONTAINER_ID": sandbox}.items()]
     random.shuffle(args)
-    named = {"containerid": SANDBOX, "ifname": "eth0", "netns": netns, "args": ";".join(args), "path": "/usr/lib/cni"}
+    named = {"containerid": sandbox, "ifname": "eth0", "netns": netns, "args": ";".join(args), "path": "/usr/lib/cni"}
     return await machine.host.call(verb, CONFIG | members, **named)
 
 
@@ -54,7 +54,7 @@ async def test_a_pod_comes_and_is_deleted_five_times(machine: Machine) -> None:
 
 
 async def test_an_add_that_failed_is_deleted_at_once(machine: Machine) -> None:
-    """The namespace is still there, and there is no result; the next sandbox is a new one."""
+    """The namespace is still there, and there is no result; the next sandbox of the same pod is a new one."""
     netns = str(machine.host.make_netns("pod"))
     refused = await call(machine, "ADD", netns, ipam={"type": "host-local"})
     error = CniError.decode(refused.stdout)
@@ -62,4 +62,14 @@ async def test_an_add_that_failed_is_deleted_at_once(machine: Machine) -> None:
     assert error.code == Code.UNSUPPORTED_FIELD
     undone = await call(machine, "DEL", netns)
     assert (undone.exit_code, undone.stdout) == (0, b"")
+    await machine.nothing_left()
+    machine.host.remove_netns("pod")
+    again = "7e1d" * 16
+    netns = str(machine.host.make_netns("again"))
+    added = await call(machine, "ADD", netns, sandbox=again)
+    assert added.exit_code == 0, added
+    late = await call(machine, "DEL", "")
+    assert (late.exit_code, late.stdout) == (0, b"")
+    assert len(await machine.held()) == 1, "a late DEL of the former sandbox took the new one off"
+    assert (await call(machine, "DEL", netns, sandbox=again)).exit_code == 0
     await machine.nothing_left()
