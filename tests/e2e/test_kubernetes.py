@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import AsyncIterator
+from ipaddress import ip_network
 from pathlib import Path
 
 import aiohttp
@@ -16,13 +17,18 @@ import pytest_asyncio
 
 from weft.testing import inventory
 from weft.testing.apart import stepped_apart
-from weft.testing.kubernetes.cluster import Cluster, open_cluster
+from weft.testing.digging import dig
+from weft.testing.kubernetes.cluster import WITHIN, Cluster, open_cluster
 from weft.testing.kubernetes.documents import PORT, deployment, pod
+from weft.testing.kubernetes.node import Node
 from weft.testing.netlab import open_lab
 from weft.testing.runtimes import take_own_disk
 from weft.testing.streams import Stream
-from weft.testing.traffic import reaches
-from weft.testing.waiting import until
+from weft.testing.traffic import never_reaches, reaches
+from weft.testing.waiting import eventually, until
+
+NODES = ("one", "two")
+RESOLV_CONF = "/etc/resolv.conf"
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -36,7 +42,7 @@ async def cluster(kubernetes: Path) -> AsyncIterator[Cluster]:
         async with open_lab() as lab:
             try:
                 async with open_cluster(lab, programs=kubernetes) as cluster:
-                    for name in ("one", "two"):
+                    for name in NODES:
                         await cluster.node(name, "--node-ttl", "30")  # the machine may be busy
                     yield cluster
             finally:
@@ -50,9 +56,19 @@ async def held(cluster: Cluster) -> set[str]:
 
 
 async def nothing_left(cluster: Cluster) -> None:
-    """Return when no address is taken and no device is left on any node."""
-    await until(lambda: not any(inventory.spaces(node) for node in cluster.nodes.values()))
+    """Return when no address is taken, and nothing of a pod is left on any node. Services may keep a tenant there."""
+    await until(lambda: not any(left_on(node) for node in cluster.nodes.values()))
     assert await held(cluster) == set()
+
+
+def left_on(node: Node) -> list[str]:
+    """The devices and namespaces of pods on a node."""
+    namespaces = [each.name for each in (node.root / "run" / "netns").iterdir()]
+    try:
+        devices = [name for space in inventory.spaces(node).values() for name in inventory.devices(space)]
+    except FileNotFoundError as error:
+        return [str(error)]  # it is just going
+    return [*namespaces, *(name for name in devices if name.startswith("wp"))]
 
 
 async def test_a_pod_comes_and_goes(cluster: Cluster) -> None:
@@ -150,5 +166,75 @@ async def test_a_node_that_reboots_leaks_nothing(cluster: Cluster) -> None:
     assert await held(cluster) == {each["status"]["podIP"] for each in (a, b)}
     assert await reaches(cluster.place(a), cluster.place(b), port=9000)
     for name in "ab":
+        await cluster.remove("pod", name)
+    await nothing_left(cluster)
+
+
+async def test_services_are_reached_without_kube_proxy(cluster: Cluster) -> None:
+    """By address and by name, from pods of both nodes; the one pod that is ready answers."""
+    service = {"ports": [{"port": 80, "targetPort": PORT}], "selector": {"app": "web"}}
+    await cluster.apply(
+        deployment("web", replicas=1),
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": service},
+        pod("a", node="one"),
+        pod("b", node="two"),
+    )
+    (web,) = await cluster.pods_ready("web", count=1)
+    address = (await cluster.api.get("/api/v1/namespaces/default/services/web"))["spec"]["clusterIP"]
+    for name in "ab":
+        place = cluster.place(await cluster.pod_ready(name))
+        assert await cluster.heard(name, address, port=80) == [web["metadata"]["name"]]
+        servers = [
+            line.split() for line in (await cluster.kubectl("exec", name, "--", "cat", RESOLV_CONF)).splitlines()
+        ]
+        (server,) = [words[1] for words in servers if words[0] == "nameserver"]
+        assert await dig(place.namespace, "web.default.svc.cluster.local", server=server) == [address]
+    await cluster.kubectl("delete", "service", "web")
+    await cluster.remove("deployment", "web")
+    for name in "ab":
+        await cluster.remove("pod", name)
+    await nothing_left(cluster)
+
+
+async def test_a_network_policy_holds_and_is_lifted(cluster: Cluster) -> None:
+    """Nobody reaches the pod, but its own node's probes do: it stays ready."""
+    await cluster.apply(pod("a", node="one"), pod("b", node="two"))
+    a, b = [cluster.place(await cluster.pod_ready(name)) for name in "ab"]
+    await cluster.apply(
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": "closed"},
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
+        }
+    )
+    await eventually(lambda: never_reaches(b, a, port=9000), bool, within=WITHIN)
+    assert await never_reaches(a, b, port=9000)
+    await cluster.pod_ready("a")
+    await cluster.kubectl("delete", "networkpolicy", "closed")
+    assert await reaches(b, a, port=9000)
+    for name in "ab":
+        await cluster.remove("pod", name)
+    await nothing_left(cluster)
+
+
+async def test_tenants_are_chosen_by_label_and_never_meet(cluster: Cluster) -> None:
+    """A label of the pod puts it into a tenant's network; probes reach it there."""
+    await cluster.lab.tenant("blue")
+    await cluster.lab.network("net", tenant="blue", subnet="10.9.0.0/16", gateway="10.9.0.1")
+    await cluster.apply(
+        *(
+            pod(f"blue-{node}", node=node, labels={"io.contiv.tenant": "blue", "io.contiv.network": "net"})
+            for node in NODES
+        ),
+        pod("other", node="one"),
+    )
+    one, two = [cluster.place(await cluster.pod_ready(f"blue-{node}")) for node in NODES]
+    other = cluster.place(await cluster.pod_ready("other"))
+    assert one.address in ip_network("10.9.0.0/16")
+    assert await reaches(one, two, port=9000)
+    assert await never_reaches(other, one, port=9000)
+    assert await never_reaches(one, other, port=9000)
+    for name in ("blue-one", "blue-two", "other"):
         await cluster.remove("pod", name)
     await nothing_left(cluster)

@@ -124,9 +124,9 @@ class Cluster:
         """`kubectl delete`, which returns when kubelet has taken the containers off."""
         await self.kubectl("delete", what, name, "--wait", "--cascade=foreground")
 
-    async def heard(self, name: str, *addresses: str) -> list[str]:
+    async def heard(self, name: str, *addresses: str, port: int = PORT) -> list[str]:
         """The names that a pod hears from whoever serves at addresses, asked one after the other."""
-        asking = f"for a in {' '.join(addresses)}; do printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 10 $a {PORT}; done"
+        asking = f"for a in {' '.join(addresses)}; do printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 10 $a {port}; done"
         answers = await self.kubectl("exec", name, "--", "sh", "-c", asking)
         heads, *_ = answers.split("HTTP/1.", 1)
         assert heads == "", answers

@@ -13,10 +13,10 @@ PORT = 8080
 _SERVE = f"hostname > /tmp/index.html && echo serving && exec httpd -f -p {PORT} -h /tmp"
 
 
-def pod(name: str, *, node: str = "", **container: object) -> dict[str, Any]:
+def pod(name: str, *, node: str = "", labels: Mapping[str, str] | None = None, **container: object) -> dict[str, Any]:
     """A pod, on a node or where the scheduler likes; further members of its container by their names."""
     spec = _spec(container) | ({"nodeName": node} if node else {})
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels or {}}, "spec": spec}
 
 
 def deployment(name: str, *, replicas: int, **container: object) -> dict[str, Any]:
