@@ -56,7 +56,7 @@ _LOOKUPS = {
     Direction.INGRESS: (Table.INGRESS, ANSWERS, ASKS, Table.INGRESS_MET),
 }
 """For each direction: where its rows are, where the local and the remote number are, and what follows."""
-_MET = {Table.EGRESS_MET: Table.INGRESS, Table.INGRESS_MET: Table.LEAVE}
+_MET = {Table.EGRESS_MET: Table.INGRESS, Table.INGRESS_MET: Table.MARKING}
 """What follows an outcome that lets pass."""
 _PAIR, _PORT, _PORTS, _PROTOCOL, _ALL = 4, 4, 3, 2, 1
 """Priorities: of a row with a remote number above all others, and of what it says about the service."""
@@ -80,7 +80,7 @@ def base_flows() -> Iterator[Flow]:
         yield Flow(table, _NOBODY, (), (), then)
     yield Flow(Table.PLACES, _KNOWN, (), (), Table.EGRESS)
     yield Flow(Table.EGRESS, 0, (), (), Table.INGRESS)
-    yield Flow(Table.INGRESS, 0, (), (), Table.LEAVE)
+    yield Flow(Table.INGRESS, 0, (), (), Table.MARKING)
     for table, then in _MET.items():
         yield Flow(table, 1, match({OUTCOME: (REFUSES, REFUSES)}))
         yield Flow(table, 0, (), (), then)
@@ -96,7 +96,7 @@ def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
             nobodys = {**along, place: FROM_WORKLOAD, who: (0, WORKLOAD)}
             yield Flow(Table.PLACES, _NOT_READY, match(nobodys))
         from_stranger = {**along, CAME_FROM: FROM_NODE, speaks: (STRANGER, STRANGER)}
-        yield Flow(Table.PLACES, _JUDGED_THERE, match(from_stranger), (), Table.LEAVE)
+        yield Flow(Table.PLACES, _JUDGED_THERE, match(from_stranger), (), Table.MARKING)
         to_stranger = {**along, GOES_TO: FROM_NODE, hears: (STRANGER, STRANGER)}
         for kind in ETHER_TYPES.values():
             for hops in (UNJUDGED, UNJUDGED - 1):
@@ -104,7 +104,7 @@ def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
                 unjudged = {**from_stranger, "eth_type": kind, "nw_ttl": hops}
                 yield Flow(Table.PLACES, _FROM_STRANGER, match(unjudged))
             sent_on = {**to_stranger, "eth_type": kind}
-            yield Flow(Table.PLACES, _TO_STRANGER, match(sent_on), (SetField("nw_ttl", UNJUDGED),), Table.LEAVE)
+            yield Flow(Table.PLACES, _TO_STRANGER, match(sent_on), (SetField("nw_ttl", UNJUDGED),), Table.MARKING)
 
 
 def who_flows(part: Who, ground: Ground) -> Iterator[Flow]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from weft.adapters.ovs import forwarding, judging
@@ -10,7 +10,7 @@ from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.ground import Ground
 from weft.domain.balancing.parts import Frontend, ServicePart
 from weft.domain.hosting.parts import HostPart
-from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Space
+from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space
 from weft.domain.policy.parts import Row, Tally, Where, Who
 
 _MAKERS: Mapping[type, tuple[Callable[[Any, Ground], Iterator[Flow]], ...]] = {
@@ -19,6 +19,7 @@ _MAKERS: Mapping[type, tuple[Callable[[Any, Ground], Iterator[Flow]], ...]] = {
     Overlay: (forwarding.overlay_flows,),
     Remote: (forwarding.remote_flows,),
     Port: (forwarding.port_flows,),
+    Shape: (forwarding.shape_flows,),
     Who: (judging.who_flows,),
     Where: (judging.where_flows,),
     Row: (judging.row_flows,),
@@ -42,10 +43,14 @@ def flows_of(part: Part, ground: Ground) -> tuple[Flow, ...]:
     return tuple(flow for make in _MAKERS.get(type(part), ()) for flow in make(part, ground))
 
 
-def not_carried(parts: Iterable[Part]) -> list[str]:
+def not_carried(parts: Collection[Part]) -> list[str]:
     """What is asked of us and must not be left undone in silence, in words."""
     strange = {type(part).__name__.lower() for part in parts if not isinstance(part, (*_MAKERS, *_LEFT_OUT))}
-    return [f"the ovs datapath does not carry a {name} yet" for name in sorted(strange)]
+    limited = {part.interface for part in parts if isinstance(part, Shape) and (part.rate or part.rate_in)}
+    return [
+        *(f"the ovs datapath does not carry a {name} yet" for name in sorted(strange)),
+        *(f"the ovs datapath limits no bandwidth yet: {name}" for name in sorted(limited)),
+    ]
 
 
 def not_reachable(parts: Iterable[Part]) -> list[str]:

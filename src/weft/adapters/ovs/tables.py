@@ -25,7 +25,8 @@ class Table(IntEnum):
     EGRESS_MET = 10
     INGRESS = 11
     INGRESS_MET = 12
-    LEAVE = 13
+    MARKING = 13
+    LEAVE = 14
 
 
 PURPOSES: Final[dict[Table, str]] = {
@@ -46,6 +47,7 @@ PURPOSES: Final[dict[Table, str]] = {
     Table.EGRESS_MET: "Counts outcomes, and drops where they refuse.",
     Table.INGRESS: "The rows of who answers: writes the outcome.",
     Table.INGRESS_MET: "Counts outcomes, and drops where they refuse.",
+    Table.MARKING: "Packets of workloads whose group's profile says so get its DSCP.",
     Table.LEAVE: "New connections are remembered; the packet leaves by the port that was found.",
 }
 

@@ -42,6 +42,7 @@ PARTS: list[Part] = [
     Row(BLUE, Direction.EGRESS, WORKLOAD | 1, 3, 8, 6),
     Tally(BLUE, 8),
     Tally(BLUE, REFUSES | 9),
+    Shape(BLUE, "wpa", 0, 0, 46),
 ]
 
 
@@ -100,7 +101,7 @@ def test_ports_of_protocols_without_ports_match_nothing() -> None:
 def test_what_is_not_carried_is_told_and_not_passed_over() -> None:
     shape = Shape(BLUE, "wpa", 1000, 1000, 0)
     (words,) = not_carried([shape, *PARTS])
-    assert words == "the ovs datapath does not carry a shape yet"
+    assert words == "the ovs datapath limits no bandwidth yet: wpa"
     assert not_carried(PARTS) == []
     assert not_reachable(PARTS) == []
 
