@@ -63,6 +63,9 @@ SYSCTLS = {
     # Who may say what is decided at the ports.
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/default/rp_filter": "0",
+    # To look whether a source is an address of ours costs every packet, more so where there are rules for routing. At
+    # ports such a source is refused anyway; from another node it is a gateway, which has something to say.
+    "net/ipv4/conf/all/accept_local": "1",
     "net/ipv4/conf/all/send_redirects": "0",
     "net/ipv4/conf/default/send_redirects": "0",
     # What the table has not let in (`facts.HOP_MAC`) is not for this node either.
