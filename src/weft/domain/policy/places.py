@@ -43,6 +43,10 @@ class Places:
         self._class_at: dict[Place, Class] = {}
         self._places_of: Index[Class, Place] = Index()
         self._stale: set[Address] = set()
+        self._near: set[Address] = set()
+        self._here: Counter[Class] = Counter()
+        self.moved: set[Class] = set()
+        """Classes of which workloads came to this node or left it, until the reader clears it."""
         self.changed: dict[Place, Class | None] = {}
         """Places that have another class than before, with the one before, until the reader clears it."""
 
@@ -52,6 +56,10 @@ class Places:
 
     def get(self, place: Place) -> Class | None:
         return self._class_at.get(place)
+
+    def is_here(self, each: Class) -> bool:
+        """Whether a workload of this node is of the class."""
+        return self._here[each] > 0
 
     def set_guarded(self, guarded: bool) -> None:
         """Say whether the tenant has any policy."""
@@ -105,8 +113,30 @@ class Places:
     def settle(self) -> None:
         """Give every address that was touched its class."""
         for address in self._stale:
+            self._leave(address)
             self._place(address, self._class_of(address))
+            self._arrive(address)
         self._stale.clear()
+
+    def _leave(self, address: Address) -> None:
+        if address in self._near:
+            self._near.discard(address)
+            self._count_here(self._class_at[address], -1)
+
+    def _arrive(self, address: Address) -> None:
+        if address in self._class_at and self._is_near(address):
+            self._near.add(address)
+            self._count_here(self._class_at[address], 1)
+
+    def _is_near(self, address: Address) -> bool:
+        identity = self._engine.directory.at(address, tenant=self._tenant)
+        return identity.kind is Kind.WORKLOAD and identity.node == self._node
+
+    def _count_here(self, each: Class, step: int) -> None:
+        self._here[each] += step
+        if not self._here[each]:
+            del self._here[each]
+        self.moved.add(each)
 
     def _learn(self, identity: Identity) -> None:
         self._known[identity.key] = identity

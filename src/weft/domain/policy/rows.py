@@ -2,7 +2,8 @@
 
 Rows come in groups: those of a class in a direction with everyone, and those with each class that some rule tells from
 everyone. A group is complete, so that nothing has to be put together from two of them. A change marks the groups that
-it may concern, and `settle` judges only these again.
+it may concern, and `settle` judges only these again. Two workloads of other nodes never meet here, so there is no group
+of two classes of which no workload is on this node: else rows would be the product of all classes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Rows:
         self._outcomes: Outcomes[_Group] = Outcomes(ledger, tenant=tenant)
         self._guards: dict[_Side, Guard] = {}
         self._alive: set[Class] = set()
+        self._here: set[Class] = set()
         self._classes: Index[Term, Class] = Index()
         self._sides: Index[Term, _Side] = Index()
         self._remotes: Index[_Side, Class | None] = Index()
@@ -70,6 +72,18 @@ class Rows:
             for term in guard.terms() if guard else ():
                 self._sides.discard(term, side)
             self._mark_as_local(side)
+
+    def set_here(self, each: Class, *, here: bool) -> None:
+        """Say whether workloads of a class, which may be gone altogether, are on this node."""
+        if here is (each in self._here):
+            return
+        self._here ^= {each}
+        self._mark_as_remote(each)
+        for direction in Direction:
+            side = each, direction
+            guard = self._guards.get(side)
+            for term in guard.terms() if guard else ():
+                self._stale |= {(*side, remote) for remote in self._classes[term]}
 
     def renumber(self, each: Class) -> None:
         """Write the rows of a class again, as its number is another."""
@@ -143,13 +157,17 @@ class Rows:
         if remote is None:
             ports = local.ports if direction is Direction.INGRESS else frozenset[PodPort]()
             return self._judge_services(guard.rules_for_all(), ports, direction=direction)
-        if remote not in self._alive:
+        if remote not in self._alive or not self._may_meet(local, remote):
             return ()
         if direction is Direction.INGRESS and self._is_own_host(remote):
             return ((EVERYTHING, Outcome(OWN_HOST_ID, Action.ALLOW, direction)),)
         target = local if direction is Direction.INGRESS else remote
         rules = guard.rules_for(remote)
         return self._judge_services(rules, target.ports, direction=direction) if rules else ()
+
+    def _may_meet(self, local: Class, remote: Class) -> bool:
+        """Whether packets between two classes can come here. Who is no workload may come by this node's host."""
+        return remote.standing is not Standing.WORKLOAD or local in self._here or remote in self._here
 
     def _judge_services(
         self, rules: frozenset[FlowRule], ports: frozenset[PodPort], *, direction: Direction

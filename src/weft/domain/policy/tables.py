@@ -2,7 +2,8 @@
 
 Whoever changes the engine notes what was touched; `refresh` then says what a datapath has to put and to drop. The
 parts follow from the engine's state alone, never from the way to it. A node's tables differ from another's only in
-what is about its own host and, for a tenant without policies, in whose workloads are there.
+what is about its own host, in which workloads' classes are told apart from each other, as one of two must be on the
+node, and, for a tenant without policies, in whose workloads are there at all.
 """
 
 from __future__ import annotations
@@ -150,6 +151,9 @@ class Tables:
         for each in born:
             if each.standing is Standing.WORKLOAD:
                 self._rows.change_rules(each, add=self._rules_of(each))
+        for each in self._places.moved:
+            self._rows.set_here(each, here=self._places.is_here(each))
+        self._places.moved.clear()
         for place in places:
             self._write(place)
         return born

@@ -217,9 +217,9 @@ def test_an_empty_selector_is_everyone_of_the_namespace_and_no_more() -> None:
 def pods_with(spec: dict[str, object]) -> Tables:
     """Pods a (which calls 8080 http) and b of the namespace x and c of y, and a policy of x."""
     engine = Engine([Namespace(name="x"), Namespace(name="y")])
-    engine.put(Pod(namespace="x", name="a", ips=("10.0.0.1",), ports=(PodPort("http", 6, 8080),)))
-    engine.put(Pod(namespace="x", name="b", ips=("10.0.0.2",)))
-    engine.put(Pod(namespace="y", name="c", ips=("10.0.0.3",)))
+    engine.put(Pod(namespace="x", name="a", ips=("10.0.0.1",), ports=(PodPort("http", 6, 8080),), node=NODE))
+    engine.put(Pod(namespace="x", name="b", ips=("10.0.0.2",), node=NODE))
+    engine.put(Pod(namespace="y", name="c", ips=("10.0.0.3",), node=NODE))
     engine.put(read_network_policy({"metadata": {"name": "p", "namespace": "x"}, "spec": spec}))
     tables = Tables(engine, tenant=DEFAULT, node=NODE)
     tables.refresh()
@@ -229,6 +229,32 @@ def pods_with(spec: dict[str, object]) -> Tables:
 def outcome_for(tables: Tables, source: str, *, port: int = 80) -> str:
     """The rule that decides at the pod a."""
     return tables.lookup(at(source), at("10.0.0.1"), protocol=6, port=port)[1].rule
+
+
+def test_workloads_of_other_nodes_are_not_told_apart_from_each_other() -> None:
+    """They never meet here: rows would be the product of all classes (docs/adr/0007)."""
+    engine = Engine([Namespace(name="x", labels={"team": "a"})])
+    for number in range(1, 21):
+        label = {"app": str(number)}
+        engine.put(Pod(namespace="x", name=f"p{number}", labels=label, ips=(f"10.0.0.{number}",), node="elsewhere"))
+        spec = {"podSelector": {"matchLabels": label}, "ingress": [{"from": [{"podSelector": {}}]}]}
+        engine.put(read_network_policy({"metadata": {"name": f"n{number}", "namespace": "x"}, "spec": spec}))
+    tables = Tables(engine, tenant=DEFAULT, node=NODE)
+    tables.refresh()
+    assert pairs(tables) == set()
+    here = Pod(namespace="x", name="p1", labels={"app": "1"}, ips=("10.0.0.1",), node=NODE)
+    tables.note(engine.put(here))
+    tables.refresh()
+    assert len(pairs(tables)) == 20 + 19  # to it from each class, and to each other class from it
+    assert outcome_for(tables, "10.0.0.2") == "k8s/x/n1/ingress/0"
+    tables.note(engine.remove_pod("x", "p1"))
+    tables.refresh()
+    assert pairs(tables) == set()
+
+
+def pairs(tables: Tables) -> set[tuple[int, int]]:
+    """The numbers of those whom rows tell apart."""
+    return {(part.local, part.remote) for part in tables.parts if isinstance(part, Row) and part.remote is not None}
 
 
 def test_an_outcome_that_is_in_no_row_any_more_keeps_its_name_for_a_while(shop: Shop) -> None:
