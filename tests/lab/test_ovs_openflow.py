@@ -106,6 +106,7 @@ def test_many_flows_come_back_in_many_answers(openflow: OpenFlow) -> None:
     flows = {Flow(1, 7, match({"eth_type": V4, "ip_src": number}), (Output(1),)) for number in range(3000)}
     openflow.change(put=flows)
     assert {each.flow for each in openflow.read_flows()} == flows
+    assert openflow.count_flows() == len(flows)
 
 
 def test_a_switch_that_comes_back_is_spoken_to_again(switch: Switch, openflow: OpenFlow) -> None:

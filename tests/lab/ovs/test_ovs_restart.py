@@ -86,6 +86,15 @@ async def test_a_switch_that_is_killed_is_filled_again(lab: NetLab) -> None:
     assert await d.reaches(e)
 
 
+async def test_flows_that_others_take_away_come_back(lab: NetLab) -> None:
+    """Without a restart: the agent looks now and then how many there are."""
+    _, switch = await busy_host(lab)
+    flows = await settled(switch)
+    switch.flows("del-flows", BRIDGE)
+    await until(lambda: len(switch.dump_flows(BRIDGE)) >= len(flows))
+    assert await settled(switch) == flows
+
+
 async def test_a_database_that_is_killed_is_asked_again(lab: NetLab) -> None:
     """Without it ovs-vswitchd does nothing, not even forward (userspace datapath); all is as before when it is back."""
     one, switch = await busy_host(lab)

@@ -6,6 +6,7 @@ an ordinary port of the bridge.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,8 @@ from weft.domain.nodeview import NO_RATES, Overlay, Part, Peer, Port, Space
 from weft.ports.datapath import NO_CHANGE, Drop, Findings, ServiceUse, SpaceSurvey, Tallies, Wiring
 
 _NEVER = (0, 0)
+_COUNT_S = 1.0
+"""How often the switch is asked how many flows of ours it has: nobody tells when others take some away."""
 
 
 class OvsDatapath:
@@ -45,6 +48,7 @@ class OvsDatapath:
         self._leaving: set[str] = set()
         self._connections = _NEVER
         self._numbers: dict[str, int] = {}
+        self._count_at = 0.0
 
     def __enter__(self) -> Self:
         self._namespace = Namespace.current()
@@ -191,6 +195,11 @@ class OvsDatapath:
         try:
             self._bridge.database.look()
             self._openflow.look()
+            is_counted = time.monotonic() >= self._count_at and self._connections != _NEVER
+            if is_counted:
+                self._count_at = time.monotonic() + _COUNT_S
+            if is_counted and self._flows.is_disturbed():
+                return True
         except DatapathFault:
             return True
         return self._count_connections() != self._connections or self._read_numbers() != self._numbers

@@ -20,6 +20,8 @@ class FlowTable:
     def __init__(self, openflow: OpenFlow) -> None:
         self._openflow = openflow
         self._made: dict[Part, tuple[Flow, ...]] = {}
+        self._keys: set[FlowKey] = set()
+        """Of all that the switch should have."""
 
     def converge(self, wanted: Set[Part], ground: Ground) -> list[str]:
         """The switch has exactly the flows of these parts, all at once; what was done, in words."""
@@ -30,7 +32,7 @@ class FlowTable:
         missing = flows - actual
         extra = {flow.key: flow for flow in actual if flow.key not in keys}
         self._openflow.change(drop=extra, put=missing)
-        self._made = made
+        self._made, self._keys = made, keys
         return [f"put flow {flow}" for flow in missing] + [f"removed flow {flow}" for flow in extra.values()]
 
     def change(self, *, drop: Iterable[Part], put: Iterable[Part], ground: Ground) -> None:
@@ -45,6 +47,12 @@ class FlowTable:
         for part in drop:
             self._made.pop(part, None)
         self._made |= come
+        self._keys -= gone
+        self._keys |= {flow.key for flow in flows}
+
+    def is_disturbed(self) -> bool:
+        """Whether the switch has more or fewer flows of ours than it should."""
+        return self._openflow.count_flows() != len(self._keys)
 
     @property
     def parts(self) -> Set[Part]:

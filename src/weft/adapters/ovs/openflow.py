@@ -28,7 +28,8 @@ _BUNDLE_FORM = struct.Struct("!IHH")
 _OPEN, _COMMIT = 0, 4
 _ATOMIC_ORDERED = 3
 _MULTIPART_FORM = struct.Struct("!HH4x")
-_FLOWS, _MORE = 1, 1
+_FLOWS, _TOTALS, _MORE = 1, 2, 1
+_TOTALS_FORM = struct.Struct("!QQI4x")
 _ERROR_FORM = struct.Struct("!HH")
 _NUMBER_MASK = 0xFFFFFFFF
 _EXPERIMENTER, _NICIRA, _FLUSH = 4, 0x2320, 32
@@ -73,6 +74,11 @@ class OpenFlow:
         """Every flow of ours that the switch has."""
         self.look_alive()
         return self._guarded(lambda stream: [*self._read_flows(stream)])
+
+    def count_flows(self) -> int:
+        """How many flows of ours the switch has."""
+        self.look_alive()
+        return self._guarded(self._count_flows)
 
     def forget_connections(self, zone: int, addresses: Iterable[Address]) -> None:
         """No connection in a zone has one of these addresses at either end; Open vSwitch has this since 3.1."""
@@ -146,6 +152,12 @@ class OpenFlow:
             yield from decode_flows(body[_MULTIPART_FORM.size :])
             if not flags & _MORE:
                 return
+
+    def _count_flows(self, stream: Stream) -> int:
+        number = self._next()
+        stream.send(_pack(_MULTIPART, number, _MULTIPART_FORM.pack(_TOTALS, 0) + flows_request()))
+        body = self._answer(stream, _MULTIPART_REPLY, number)
+        return unpack(_TOTALS_FORM, body, _MULTIPART_FORM.size)[2]
 
     def _answer(
         self, stream: Stream, kind: int, number: int, *, since: int | None = None, told: Sequence[Flow | FlowKey] = ()

@@ -1,0 +1,111 @@
+"""The datapath by itself: what it notices, what it finds, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.adapters.linux.netns import NamespaceDirectory
+from weft.adapters.ovs.bridge import NAME
+from weft.adapters.ovs.datapath import OvsDatapath
+from weft.domain.addresses import Address, parse_address
+from weft.domain.errors import DatapathFault
+from weft.domain.ids import TenantName
+from weft.domain.nodeview import NO_RATES, Gateway, Overlay, Part, Peer, Port, Prefix, Rates, Remote, Shape, Space
+from weft.domain.policy.parts import WORKLOAD, Who
+from weft.ports.datapath import WiredAddress, Wiring
+from weft.testing.switches import Switch, running_switch
+
+BLUE = TenantName("blue")
+VTEP = parse_address("192.0.2.1", field="vtep")
+A = Address(4, 0x0A010001)
+PORT = Port(BLUE, "wp0000000000a", "02:02:0a:01:00:01", (A,))
+GROUND: frozenset[Part] = frozenset(
+    {
+        Space(BLUE),
+        Gateway(BLUE, Address(4, 0x0A01FFFE)),
+        Overlay(BLUE, 7),
+        Peer(BLUE, 7, "192.0.2.2"),
+        Remote(BLUE, Prefix(4, 0x0A010040, 26), 7, "192.0.2.2"),
+        Who(BLUE, A, WORKLOAD | 1),
+    }
+)
+
+
+@pytest.fixture
+def switch(apart: None, tmp_path: Path) -> Iterator[Switch]:
+    with running_switch(tmp_path / "ovs") as switch:
+        yield switch
+
+
+@pytest.fixture
+def datapath(switch: Switch) -> Iterator[OvsDatapath]:
+    with OvsDatapath(switch=switch.directory, vtep=VTEP, vxlan_port=4789) as datapath:
+        yield datapath
+
+
+def wiring(directory: NamespaceDirectory, rates: Rates = NO_RATES) -> Wiring:
+    directory.create("pod").close()
+    return Wiring(
+        port=PORT,
+        netns=str(directory.path / "pod"),
+        interface="eth0",
+        addresses=(WiredAddress(A, 16, Address(4, 0x0A01FFFE)),),
+        mtu=1450,
+        rates=rates,
+    )
+
+
+def test_what_stands_is_left_as_it_is(datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch) -> None:
+    datapath.converge(GROUND)
+    datapath.plug(wired := wiring(directory))
+    flows = switch.dump_flows(NAME)
+    assert not datapath.disturbed()
+    assert datapath.check(wired) == []
+    assert datapath.converge(GROUND | {PORT}).mended == ()
+    assert switch.dump_flows(NAME) == flows
+    assert not datapath.disturbed()
+
+
+def test_one_with_no_memory_finds_everything(
+    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch
+) -> None:
+    datapath.converge(GROUND)
+    datapath.plug(wiring(directory))
+    with OvsDatapath(switch=switch.directory, vtep=VTEP, vxlan_port=4789) as other:
+        assert other.converge(GROUND | {PORT}).mended == ()
+        assert other.converge(frozenset()).mended
+    assert switch.configure("list-ports", NAME).split() == []
+
+
+def test_ports_that_are_wanted_and_not_there_are_told(datapath: OvsDatapath) -> None:
+    assert datapath.converge(GROUND | {PORT}).missing == {PORT}
+
+
+def test_what_others_do_to_our_flows_is_noticed_and_mended(datapath: OvsDatapath, switch: Switch) -> None:
+    datapath.converge(GROUND)
+    flows = switch.dump_flows(NAME)
+    switch.flows("del-flows", NAME, "table=4")
+    assert datapath.disturbed()
+    assert datapath.converge(GROUND).mended
+    assert switch.dump_flows(NAME) == flows
+
+
+def test_what_cannot_be_carried_is_refused(datapath: OvsDatapath, directory: NamespaceDirectory) -> None:
+    """The rest of what was told is carried out all the same; a workload that asks for it gets nothing."""
+    shape = Shape(BLUE, PORT.interface, 1_000_000, 10_000, 0)
+    with pytest.raises(DatapathFault, match="limits no bandwidth yet"):
+        datapath.converge(GROUND | {shape})
+    assert datapath.converge(GROUND).mended == ()
+    with pytest.raises(DatapathFault, match="limits no bandwidth yet"):
+        datapath.plug(wiring(directory, Rates(out=1_000_000)))
+    assert datapath.survey()[0].ports == ()
+
+
+def test_lost_checksums_are_refused_with_the_remedy(datapath: OvsDatapath, switch: Switch) -> None:
+    switch.configure("remove", "Open_vSwitch", ".", "other_config", "userspace-tso-enable")
+    with pytest.raises(DatapathFault, match="set it with ovs-vsctl and restart ovs-vswitchd"):
+        datapath.converge(GROUND)
+    assert switch.configure("list-br").split() == []
