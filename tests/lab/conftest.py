@@ -85,7 +85,13 @@ def there(make_space: MakeSpace) -> Space:
 
 
 @pytest.fixture
-def ward(apart: None, tmp_path: Path) -> Iterator[Ward]:
+def fwdmode() -> str:
+    """How networks are forwarded, where a test does not say otherwise by a parameter of this name."""
+    return "routing"
+
+
+@pytest.fixture
+def ward(apart: None, tmp_path: Path, fwdmode: str) -> Iterator[Ward]:
     """A tenant's space without pods."""
-    with open_ward(tmp_path) as ward:
+    with open_ward(tmp_path, fwdmode=fwdmode) as ward:
         yield ward

@@ -9,6 +9,8 @@ from weft.domain.policy.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
 from weft.domain.policy.rules import Direction
 from weft.testing.judged import Ward, row
 
+pytestmark = pytest.mark.parametrize("fwdmode", ["routing", "bridge"])
+
 ALLOW, DENY = 0x111, REFUSES | 0x222
 
 

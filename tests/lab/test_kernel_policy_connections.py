@@ -17,6 +17,8 @@ from weft.domain.policy.rules import Direction
 from weft.testing.judged import Pod, Ward, row
 from weft.testing.waiting import DEADLINE
 
+pytestmark = pytest.mark.parametrize("fwdmode", ["routing", "bridge"])
+
 ALLOW, DENY = 0x111, REFUSES | 0x222
 PORT = 8080
 

@@ -20,6 +20,8 @@ from weft.domain.policy.rules import Direction
 from weft.testing.judged import TENANT, Ward, row, tallies_of
 from weft.testing.waiting import DEADLINE
 
+pytestmark = pytest.mark.parametrize("fwdmode", ["routing", "bridge"])
+
 ALLOW, DENY = 0x111, REFUSES | 0x222
 PORT = 8080
 

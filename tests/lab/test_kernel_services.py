@@ -29,6 +29,8 @@ from weft.domain.policy.rules import Direction
 from weft.testing.judged import TENANT, Pod, Ward, row
 from weft.testing.waiting import DEADLINE
 
+pytestmark = pytest.mark.parametrize("fwdmode", ["routing", "bridge"])
+
 VIPS = {family: parse_address(text, field="vip") for family, text in ((4, "10.0.9.9"), (6, "fd00::9:9"))}
 GATEWAY = Gateway(TENANT, parse_address("fd00::ffff", field="gateway"))
 ALLOW, DENY = 0x111, REFUSES | 0x222

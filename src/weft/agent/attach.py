@@ -29,6 +29,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import DatapathFault, Invalid, NotFound, Unavailable, WeftError
 from weft.domain.ids import EndpointKey, check_endpoint_id
 from weft.domain.nodeview import port_of
+from weft.domain.segments import segment_number
 from weft.ports.datapath import WiredAddress, Wiring
 from weft.runtime.turns import Turns
 
@@ -166,7 +167,8 @@ class Attachments:
         network = self._network_of(endpoint)
         container, interface = request.attachment
         beside = self._journal.find(Handle(container, USUAL_INTERFACE)) if interface != USUAL_INTERFACE else None
-        wiring = wiring_of(endpoint, network, netns=request.netns, mtu=self._mtu, beside=beside)
+        segment = segment_number(self._cluster, network)
+        wiring = wiring_of(endpoint, network, netns=request.netns, mtu=self._mtu, segment=segment, beside=beside)
         wiring = msgspec.structs.replace(
             wiring, ports=published_ports(request.wishes.ports), rates=wished_rates(request.wishes.bandwidth)
         )
@@ -175,14 +177,15 @@ class Attachments:
 
     async def _wire_host(self, endpoint: model.Endpoint) -> None:
         network = self._network_of(endpoint)
-        wiring = wiring_of(endpoint, network, netns=HOST_NETNS, mtu=self._mtu)
+        segment = segment_number(self._cluster, network)
+        wiring = wiring_of(endpoint, network, netns=HOST_NETNS, mtu=self._mtu, segment=segment)
         await self._wire_as(host_wiring(wiring, network), endpoint, network)
 
     async def _wire_as(
         self, wiring: Wiring, endpoint: model.Endpoint, network: model.Network, *, name: str = ""
     ) -> None:
         self._journal.change(endpoint.key, stage=Stage.WIRING, wiring=wiring, network_name=name)
-        await self._reconciler.make_room(endpoint.tenant, network.tags.vni if network.tags else 0)
+        await self._reconciler.make_room(network)
         await self.plug(endpoint, wiring)
 
     def _network_of(self, endpoint: model.Endpoint) -> model.Network:
@@ -288,7 +291,13 @@ class Attachments:
 
 
 def wiring_of(
-    endpoint: model.Endpoint, network: model.Network, *, netns: str, mtu: int, beside: Attachment | None = None
+    endpoint: model.Endpoint,
+    network: model.Network,
+    *,
+    netns: str,
+    mtu: int,
+    segment: int = 0,
+    beside: Attachment | None = None,
 ) -> Wiring:
     """How an endpoint is wired: each address with its subnet's length and gateway. `beside` has the way out already."""
     wired = []
@@ -297,7 +306,7 @@ def wiring_of(
         assert subnet is not None
         wired.append(WiredAddress(address, subnet.length, ipam.gateway_of(network, address.family)))
     return Wiring(
-        port=port_of(endpoint),
+        port=port_of(endpoint, segment=segment),
         netns=netns,
         interface=endpoint.interface,
         addresses=tuple(wired),

@@ -21,7 +21,8 @@ from weft.domain.commits import NEVER, Change, Listing, Revision
 from weft.domain.diff import Difference, diff
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.nodeview import Overlay, Part, Port, Remote, Space, node_view, rank, remotes_of
+from weft.domain.nodeview import Beyond, Overlay, Part, Port, Space, ground_of, node_view, rank, remotes_of
+from weft.domain.segments import is_bridged
 from weft.ports.datapath import Findings
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.logs import Log
@@ -30,6 +31,8 @@ log = Log("reconcile")
 
 FULL_ROUND_S = 60.0
 """How often everything is read back, for drift that nobody announced."""
+_GROUND = {kinds.NETWORK.prefix, kinds.NODE.prefix, kinds.BLOCKS, kinds.GLOBAL.prefix}
+"""What the whole node view depends on."""
 
 
 class Reconciler:
@@ -46,7 +49,7 @@ class Reconciler:
         self._kernel = kernel
         self._applied: frozenset[Part] = frozenset()
         self._tenants: frozenset[TenantName] = frozenset()
-        self._of_endpoint: defaultdict[tuple[str, ...], frozenset[Remote]] = defaultdict(frozenset)
+        self._of_endpoint: defaultdict[tuple[str, ...], frozenset[Beyond]] = defaultdict(frozenset)
         self.policies = Policies(cluster, node=node, journal=journal)
         self.services = Services(cluster, node=node, journal=journal)
         self._topics: tuple[Topic, ...] = (
@@ -100,7 +103,7 @@ class Reconciler:
             folder, *parts = event.key.split("/")
             if folder == kinds.ENDPOINT.prefix:
                 self._touched.add(tuple(parts))
-            elif folder in {kinds.NETWORK.prefix, kinds.NODE.prefix, kinds.BLOCKS}:
+            elif folder in _GROUND or (folder == kinds.SERVICE.prefix and is_bridged(self._cluster)):
                 self._all_touched = True
             if folder == kinds.NETWORK.prefix:
                 self.networks_changed.set()
@@ -190,13 +193,13 @@ class Reconciler:
             self.settled = wish
             self.receipt_due.set()
 
-    async def make_room(self, tenant: TenantName, vni: int) -> None:
-        """The tenant's space and the network's overlay are there when this returns, and stay: its attachment is noted.
+    async def make_room(self, network: model.Network) -> None:
+        """The tenant's space and the network's ground are there when this returns, and stay: its attachment is noted.
 
         The turn is waited for even when there is nothing to do: a round that began before the note may be removing
         the space of a tenant whose last workload has just left.
         """
-        needed: list[Part] = [Space(tenant), Overlay(tenant, vni)] if vni else [Space(tenant)]
+        needed = frozenset(ground_of(self._cluster, network))
         async with self._turn:
             if self._doubtful:
                 await self._read_back()
@@ -236,7 +239,7 @@ class Reconciler:
         tags = stored.value.tags
         return tags is not None and bool(tags.vni) and Overlay(TenantName(tenant), tags.vni) not in self._applied
 
-    def _remotes_at(self, key: tuple[str, ...]) -> frozenset[Remote]:
+    def _remotes_at(self, key: tuple[str, ...]) -> frozenset[Beyond]:
         stored = self._cluster.get(kinds.ENDPOINT, *key)
         if stored is None or Space(stored.value.tenant) not in self._applied:
             return frozenset()
@@ -263,7 +266,7 @@ class Reconciler:
     def _remember_remotes(self) -> None:
         self._of_endpoint = defaultdict(frozenset, self._all_remotes())
 
-    def _all_remotes(self) -> Iterator[tuple[tuple[str, ...], frozenset[Remote]]]:
+    def _all_remotes(self) -> Iterator[tuple[tuple[str, ...], frozenset[Beyond]]]:
         tenants = {part.tenant for part in self._applied if isinstance(part, Space)}
         for tenant in tenants:
             for endpoint in self._cluster.all(kinds.ENDPOINT, tenant):

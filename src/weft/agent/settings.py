@@ -186,8 +186,6 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
         faults.append("--netmode vlan: the linux datapath carries no VLAN tags; use vxlan")
     if given["datapath"] == "ovs":
         faults += _not_on_ovs(given)
-    if given["fwdmode"] == "bridge":
-        faults.append("--fwdmode bridge: not available yet; use routing")
     if bool(given["tls_cert"]) != bool(given["tls_key"]):
         faults.append("--tls-cert and --tls-key go together")
     if isinstance(store, SqliteStoreSettings):  # the embedded store is netmaster's

@@ -88,7 +88,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "vlans": "range of VLAN tags, within 1-4094; must cover the tags in use",
         "vxlans": "range of VXLAN ids, at most 16000 wide; must cover the ids in use",
         "fwdMode": "`bridge` or `routing`; changes only while there is no network",
-        "arpMode": "`proxy` or `flood`",
+        "arpMode": "`proxy` or `flood`: who answers for MACs in bridge mode, the node or whoever is asked for",
         "pvtSubnet": "a /16 for addresses between host and pods; changes only while there is no network",
     },
     "endpoint": {

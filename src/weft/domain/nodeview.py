@@ -31,6 +31,7 @@ from weft.domain.hosting.parts import (
 )
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
 from weft.domain.policy.parts import PolicyPart, Row, Tally, Where, Who
+from weft.domain.segments import Segment, Station, answered_addresses, floods, is_bridged, segment_of, station_of
 from weft.domain.validation import check, parse_bandwidth
 
 _LARGEST_PACKET = 9 << 10
@@ -61,6 +62,8 @@ class Gateway(msgspec.Struct, frozen=True, gc=False):
 
     tenant: TenantName
     address: Address
+    segment: int = 0
+    """On which segment it is asked for; 0: none is."""
 
 
 class Overlay(msgspec.Struct, frozen=True, gc=False):
@@ -76,6 +79,8 @@ class Peer(msgspec.Struct, frozen=True, gc=False):
     tenant: TenantName
     vni: int
     vtep: str
+    floods: bool = False
+    """Whether it gets what is said to all of a segment."""
 
 
 class Remote(msgspec.Struct, frozen=True, gc=False):
@@ -94,6 +99,8 @@ class Port(msgspec.Struct, frozen=True, gc=False):
     interface: str
     mac: str
     addresses: tuple[Address, ...]
+    segment: int = 0
+    """The segment it is on; 0: its node routes all that comes from it."""
 
 
 class Shape(msgspec.Struct, frozen=True, gc=False):
@@ -128,32 +135,36 @@ class Rates(msgspec.Struct, frozen=True):
 NO_RATES = Rates()
 
 
-Part = Space | Gateway | Overlay | Peer | Remote | Port | Shape | PolicyPart | ServicePart | HostPart
+Beyond = Remote | Station
+"""Who is reached through a peer."""
+Part = Space | Segment | Gateway | Overlay | Peer | Beyond | Port | Shape | PolicyPart | ServicePart | HostPart
 
 _RANKS: dict[type, int] = {
     Space: 0,
-    Gateway: 1,
-    Overlay: 2,
-    Peer: 3,
-    Remote: 4,
-    Tally: 5,
-    Row: 6,
-    Where: 7,
-    Who: 8,
-    Backend: 9,
-    Frontend: 10,
-    Vip: 11,
-    Port: 12,
-    Shape: 13,
-    HostLink: 14,
-    Ground: 15,
-    Homeward: 16,
-    Disguise: 17,
-    Alias: 18,
-    HostPort: 19,
-    Door: 20,
-    Reach: 21,
-    NodePort: 22,
+    Segment: 1,
+    Gateway: 2,
+    Overlay: 3,
+    Peer: 4,
+    Remote: 5,
+    Station: 6,
+    Tally: 7,
+    Row: 8,
+    Where: 9,
+    Who: 10,
+    Backend: 11,
+    Frontend: 12,
+    Vip: 13,
+    Port: 14,
+    Shape: 15,
+    HostLink: 16,
+    Ground: 17,
+    Homeward: 18,
+    Disguise: 19,
+    Alias: 20,
+    HostPort: 21,
+    Door: 22,
+    Reach: 23,
+    NodePort: 24,
 }
 
 
@@ -176,11 +187,25 @@ def tenant_parts(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterat
     """What a tenant with workloads on this node needs there, besides their ports."""
     yield Space(tenant)
     for network in cluster.networks(tenant):
-        for family in (4, 6):
-            if gateway := ipam.gateway_of(network, family):
-                yield Gateway(tenant, gateway)
+        if segment := segment_of(cluster, network):
+            yield segment
+            for address in answered_addresses(cluster, network):
+                yield Gateway(tenant, address, segment.number)
+        else:
+            for family in (4, 6):
+                if gateway := ipam.gateway_of(network, family):
+                    yield Gateway(tenant, gateway)
         if network.tags and network.tags.vni and is_used(cluster, network.key):
             yield from overlay_parts(cluster, node, network)
+
+
+def ground_of(cluster: Cluster, network: model.Network) -> Iterator[Part]:
+    """What must be there before somebody is attached to a network."""
+    yield Space(network.tenant)
+    if segment := segment_of(cluster, network):
+        yield segment
+    if network.tags and network.tags.vni:
+        yield Overlay(network.tenant, network.tags.vni)
 
 
 def is_used(cluster: Cluster, network: NetworkKey) -> bool:
@@ -194,9 +219,10 @@ def overlay_parts(cluster: Cluster, node: NodeName, network: model.Network) -> I
     vni = network.tags.vni
     yield Overlay(network.tenant, vni)
     vteps = {other.name: other.vtep_ip for other in cluster.all(kinds.NODE) if other.vtep_ip and other.name != node}
+    bridged = is_bridged(cluster)
     for vtep in set(vteps.values()):
-        yield Peer(network.tenant, vni, vtep)
-    for block, stored in cluster.blocks.get(network.key, {}).items():
+        yield Peer(network.tenant, vni, vtep, floods=bridged and floods(cluster))
+    for block, stored in () if bridged else cluster.blocks.get(network.key, {}).items():
         if vtep := vteps.get(NodeName(stored.value.owner), ""):
             length = BITS[block.family] - ipam.BLOCK_SIZE.bit_length() + 1
             yield Remote(network.tenant, Prefix(block.family, block.number, length), vni, vtep)
@@ -204,8 +230,12 @@ def overlay_parts(cluster: Cluster, node: NodeName, network: model.Network) -> I
         yield from remotes_of(cluster, node, endpoint)
 
 
-def remotes_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> Iterator[Remote]:
+def remotes_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> Iterator[Beyond]:
     """Where an endpoint of another node is; nothing for addresses that are reached by their node's block."""
+    if is_bridged(cluster):
+        if station := station_of(cluster, node, endpoint):
+            yield station
+        return
     stored = cluster.get(kinds.NETWORK, *endpoint.network_key)
     other = cluster.get(kinds.NODE, endpoint.host)
     if stored is None or stored.value.tags is None or not stored.value.tags.vni or other is None:
@@ -227,13 +257,14 @@ def _owner(cluster: Cluster, network: model.Network, address: Address) -> str:
     return block.value.owner if block else ""
 
 
-def port_of(endpoint: model.Endpoint) -> Port:
-    """The endpoint's host end."""
+def port_of(endpoint: model.Endpoint, *, segment: int = 0) -> Port:
+    """The endpoint's host end, on the segment of its network if that is one."""
     return Port(
         tenant=endpoint.tenant,
         interface=host_end(endpoint.key),
         mac=endpoint.mac_address,
         addresses=endpoint.addresses,
+        segment=segment,
     )
 
 

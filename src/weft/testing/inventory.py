@@ -59,16 +59,30 @@ def addresses(namespace: Path) -> set[str]:
 
 
 def routed(host: Host) -> set[Held]:
-    """The addresses for which a host has a route to a port of its own."""
+    """The addresses that a host leads to a port of its own, by routes or on segments."""
     if host.switch is not None:
         return {Held(tenant, address, host.name) for tenant, address in reachable(host.switch)}
     return {
-        Held(tenant, route["dst"], host.name)
+        Held(tenant, address, host.name)
         for tenant, space in spaces(host).items()
-        for family in ("-4", "-6")
-        for route in ask(space, "ip", "-j", family, "route")
-        if route.get("dev", "").startswith("wp") and route["dst"][:4] not in {"fe80", "ff00"}
+        for address in (*_routed_in(space), *_bridged_in(space))
     }
+
+
+def _routed_in(space: Path) -> Iterator[str]:
+    for family in ("-4", "-6"):
+        for route in ask(space, "ip", "-j", family, "route"):
+            if route.get("dev", "").startswith("wp") and route["dst"][:4] not in {"fe80", "ff00"}:
+                yield route["dst"]
+
+
+def _bridged_in(space: Path) -> Iterator[str]:
+    """Neighbours on a segment whose frames go to a port."""
+    entries = ask(space, "bridge", "-j", "fdb")
+    macs = {each["mac"] for each in entries if each["ifname"].startswith("wp") and each["state"] == "static"}
+    for each in ask(space, "ip", "-j", "neigh", "show", "nud", "permanent"):
+        if each["dev"].startswith("wb") and each.get("lladdr") in macs:
+            yield each["dst"]
 
 
 def allowed_to_speak(host: Host) -> list[Held]:
@@ -144,5 +158,6 @@ async def settled(lab: NetLab) -> None:
 def _elements(objects: dict[str, Any]) -> Iterator[str]:
     for each in objects["nftables"]:
         listed = each.get("set", {})
-        if listed.get("name", "") in {"ports4", "ports6"}:
-            yield from (str(element["concat"][-1]) for element in listed.get("elem", ()))
+        if listed.get("name", "") in {"ports4", "ports6", "stations4", "stations6"}:
+            addresses = (str(element["concat"][-1]) for element in listed.get("elem", ()))
+            yield from (address for address in addresses if not address.startswith("fe80"))  # of the kernel's own

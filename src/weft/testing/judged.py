@@ -22,6 +22,7 @@ from weft.domain.nodeview import Part, Port, Space
 from weft.domain.policy.parts import WORKLOAD, PolicyPart, Row, Tally, Who
 from weft.domain.policy.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
 from weft.domain.policy.rules import Direction
+from weft.domain.segments import Segment
 from weft.ports.datapath import Drop, WiredAddress, Wiring
 from weft.testing.waiting import DEADLINE
 
@@ -29,6 +30,11 @@ TENANT = TenantName("blue")
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 _LOOK_AGAIN_S = 0.01
 _MTU = 1450
+_SEGMENT = 7
+_LENGTHS = {4: 24, 6: 112}
+_ICMPV6_FILTER = 1
+_ECHOES_ONLY = ((1 << 256) - 1 - (1 << 128)).to_bytes(32, "little")
+"""A bit for each type that is kept away."""
 _VTEP = parse_address("127.0.0.1", field="vtep")
 
 
@@ -56,7 +62,8 @@ class Pod(NamedTuple):
 class Ward:
     """One tenant on one node. Pods have numbers from 1 on, their addresses end in them, and so do their identities."""
 
-    def __init__(self, directory: Path, closing: ExitStack) -> None:
+    def __init__(self, directory: Path, closing: ExitStack, *, fwdmode: str) -> None:
+        self.segment = Segment(TENANT, _SEGMENT, floods=False) if fwdmode == "bridge" else None
         self._tenants = directory / "tenants"
         self._pods = NamespaceDirectory(directory / "pods")
         self._pods.prepare()
@@ -64,8 +71,11 @@ class Ward:
         self._space: TenantSpace | None = None
         self.told: list[Drop] = []
         self._open()
-        self.datapath.apply(Difference((Space(TENANT),), ()))
+        self.datapath.apply(Difference(self._ground(), ()))
         self.datapath.drops()
+
+    def _ground(self) -> tuple[Part, ...]:
+        return (Space(TENANT), self.segment) if self.segment else (Space(TENANT),)
 
     def _open(self) -> None:
         self.datapath = LinuxDatapath(directory=self._tenants, vtep=_VTEP, vxlan_port=4789)
@@ -90,13 +100,14 @@ class Ward:
     def pod(self, number: int, *, ready: bool = True) -> Pod:
         """A plugged pod; without `ready` nobody has said who it is."""
         addresses = tuple(parse_address(text, field="pod") for text in (f"10.0.0.{number}", f"fd00::{number:x}"))
+        lengths = _LENGTHS if self.segment else BITS
         name = f"pod{number}"
         namespace = self._closing.enter_context(self._pods.create(name))
         wiring = Wiring(
-            port=Port(TENANT, f"wp{number}", mac_of(addresses[0]), addresses),
+            port=Port(TENANT, f"wp{number}", mac_of(addresses[0]), addresses, _SEGMENT if self.segment else 0),
             netns=str(self._pods.path / name),
             interface="eth0",
-            addresses=tuple(WiredAddress(each, BITS[each.family]) for each in addresses),
+            addresses=tuple(WiredAddress(each, lengths[each.family]) for each in addresses),
             mtu=_MTU,
         )
         pod = Pod(namespace, wiring, WORKLOAD | number)
@@ -116,7 +127,7 @@ class Ward:
 
     def parts(self, pods: Iterable[Pod], policy: Sequence[PolicyPart] = ()) -> Set[Part]:
         """Everything that is wanted when these are there."""
-        found: set[Part] = {Space(TENANT), *tallies_of(policy), *policy}
+        found: set[Part] = {*self._ground(), *tallies_of(policy), *policy}
         for pod in pods:
             found |= {pod.wiring.port, *pod.who()}
         return found
@@ -157,10 +168,10 @@ class Ward:
 
 
 @contextmanager
-def open_ward(directory: Path) -> Iterator[Ward]:
+def open_ward(directory: Path, *, fwdmode: str = "routing") -> Iterator[Ward]:
     """A ward in the calling thread's namespaces, with its pins in a directory of its own."""
     with ExitStack() as closing:
-        ward = Ward(directory, closing)
+        ward = Ward(directory, closing, fwdmode=fwdmode)
         closing.callback(ward.close)
         yield ward
 
@@ -201,6 +212,8 @@ def sending(source: Pod, target: Pod, protocol: int, port: int, *, family: int) 
             caller.sendto(b"?", (where, port))
         else:
             ear = closing.enter_context(target.open_socket(family, socket.SOCK_RAW, protocol))
+            if protocol == ICMPV6:  # on a segment neighbours look for each other
+                ear.setsockopt(socket.IPPROTO_ICMPV6, _ICMPV6_FILTER, _ECHOES_ONLY)
             caller = closing.enter_context(source.open_socket(family, socket.SOCK_RAW, protocol))
             caller.sendto(_content(protocol, port), (where, 0))
         yield ear

@@ -55,7 +55,9 @@ def _program(shim: str) -> bytes:
 class NetLab:
     """An open lab. Hosts are numbered in the order of their coming: the first is 192.0.2.1."""
 
-    def __init__(self, directory: Path, *, shim: str, datapath: str, etcd: Etcd | None, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, directory: Path, *, shim: str, datapath: str, fwdmode: str, etcd: Etcd | None, stack: AsyncExitStack
+    ) -> None:
         self.directory = directory
         self.address = str(_UNDERLAY + _OWN_NUMBER)
         """Where the lab itself is on the underlay."""
@@ -67,8 +69,9 @@ class NetLab:
         self._namespace = stack.enter_context(Namespace.current())
         self._netlink = stack.enter_context(NetlinkSocket(ROUTE, namespace=self._namespace))
         self._spaces = NamespaceDirectory(directory / "hosts")
-        flags = ("--etcd-endpoints", ",".join(etcd.endpoints)) if etcd else ()
-        self.master = MasterProcess(directory, "--store-socket", str(self._store_socket), "--leader-ttl", "2", *flags)
+        flags: tuple[str, ...] = ("--etcd-endpoints", ",".join(etcd.endpoints)) if etcd else ()
+        flags += ("--store-socket", str(self._store_socket), "--leader-ttl", "2", "--fwdmode", fwdmode)
+        self.master = MasterProcess(directory, *flags)
         self._cables = 0
         self._numbers: dict[str, int] = {}
         self.hosts: dict[str, Host] = {}
@@ -196,14 +199,19 @@ def _on_underlay(number: int) -> Prefix:
 
 
 @asynccontextmanager
-async def open_lab(*, store: str = "embedded", shim: str = "auto", datapath: str = "linux") -> AsyncIterator[NetLab]:
-    """A lab without hosts yet. `store` is embedded or etcd; `shim` is auto, c or python; `datapath` is linux or ovs."""
+async def open_lab(
+    *, store: str = "embedded", shim: str = "auto", datapath: str = "linux", fwdmode: str = "routing"
+) -> AsyncIterator[NetLab]:
+    """A lab without hosts yet.
+
+    `store` is embedded or etcd, `shim` auto, c or python, `datapath` linux or ovs, `fwdmode` routing or bridge.
+    """
     async with AsyncExitStack() as stack:
         # Short, because the names of unix sockets are; in memory, because it is to be gone with the namespace.
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-", ignore_cleanup_errors=True)))
         mount(None, directory, kind="tmpfs")
         stack.callback(unmount, directory)
         etcd = await stack.enter_async_context(running_etcd(directory / "etcd")) if store == "etcd" else None
-        lab = NetLab(directory, shim=shim, datapath=datapath, etcd=etcd, stack=stack)
+        lab = NetLab(directory, shim=shim, datapath=datapath, fwdmode=fwdmode, etcd=etcd, stack=stack)
         await lab.start()
         yield lab

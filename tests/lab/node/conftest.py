@@ -1,6 +1,7 @@
 """A lab for each test, in namespaces of its own. What its programs logged is shown when a test fails.
 
-Its hosts have the linux datapath, unless the fixture is parametrized with the name of another.
+Its hosts have the linux datapath, unless the fixture is parametrized with the name of another. Its networks are routed;
+a test that has a parameter `fwdmode` says otherwise.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from weft.testing.netlab import NetLab, open_lab
 
 
 @pytest.fixture
-async def lab(apart: None, request: pytest.FixtureRequest) -> AsyncIterator[NetLab]:
-    async with open_lab(datapath=getattr(request, "param", "linux")) as lab:
+def fwdmode() -> str:
+    return "routing"
+
+
+@pytest.fixture
+async def lab(apart: None, fwdmode: str, request: pytest.FixtureRequest) -> AsyncIterator[NetLab]:
+    async with open_lab(datapath=getattr(request, "param", "linux"), fwdmode=fwdmode) as lab:
         try:
             yield lab
         finally:

@@ -62,7 +62,7 @@ def test_one_machine_needs_no_flag() -> None:
         (("--mode",), "MODE", "swarm-mode", "mode", "swarm-mode"),
         (("--mode",), "MODE", "test", "mode", "test"),
         (("--netmode", "--network-mode"), "NET_MODE", "vxlan", "vxlan_port", 4789),
-        (("--fwdmode", "--forward-mode"), "FORWARD_MODE", "routing", "mode", "cni"),
+        (("--fwdmode", "--forward-mode"), "FORWARD_MODE", "bridge", "mode", "cni"),
         (
             ("--etcd-endpoints", "--etcd"), "ETCD_ENDPOINTS", "http://127.0.0.1:2379,https://127.0.0.2:2379", "store",
             EtcdStoreSettings(endpoints=("http://127.0.0.1:2379", "https://127.0.0.2:2379")),
@@ -162,7 +162,6 @@ def test_the_masters_may_be_several(tmp_path: Path) -> None:
         (["--netmode", "vlan", "--vlan-uplinks", "eth1"], "carries no VLAN tags"),
         (["--netmode", "vlan"], "--vlan-uplinks is demanded"),
         (["--vlan-uplinks", "eth1,,eth2"], "empty item"),
-        (["--fwdmode", "bridge"], "not available yet"),
         (["--fwdmode", "magic"], "bridge, routing"),
         (["--etcd", "127.0.0.1:2379"], "URL"),
         (["--consul", "http://127.0.0.1:8500"], "not available yet"),
@@ -206,7 +205,7 @@ def test_bad_settings_are_refused(flags: list[str], words: str) -> None:
 def test_every_fault_is_told_at_once() -> None:
     found = faults("--mode", "x", "--vtep-ip", "y", NODE_TTL="z")
     assert [fault.partition(":")[0] for fault in found] == ["--mode", "--vtep-ip", "CONTIV_NETPLUGIN_NODE_TTL"]
-    assert len(faults("--netmode", "vlan", "--fwdmode", "bridge")) == 3
+    assert len(faults("--netmode", "vlan")) == 2
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -218,12 +217,11 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_program_ends_with_22_and_names_every_fault() -> None:
     """Facts 1.2: any invalid option, exit code 22."""
-    done = run("--netmode", "vlan", "--fwdmode", "bridge")
+    done = run("--netmode", "vlan")
     assert done.returncode == 22
     assert done.stderr.splitlines() == [
         "netplugin: --vlan-uplinks is demanded with --netmode vlan",
         "netplugin: --netmode vlan: the linux datapath carries no VLAN tags; use vxlan",
-        "netplugin: --fwdmode bridge: not available yet; use routing",
         "netplugin: see netplugin --help",
     ]
 

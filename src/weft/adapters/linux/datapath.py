@@ -1,4 +1,4 @@
-"""The Datapath on the plain Linux kernel, routing mode (design 6): a namespace per tenant, veth, vxlan, nftables."""
+"""The Datapath on the plain Linux kernel (design 6): a namespace per tenant, veth, vxlan, bridges, nftables."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from types import TracebackType
 from typing import Self
 
 from weft.adapters.linux import pod
-from weft.adapters.linux.facts import PORT_MAC, REAPED_GROUP, port_neighbours, port_routes
+from weft.adapters.linux.facts import PORT_MAC, REAPED_GROUP
 from weft.adapters.linux.host_rules import HostSurroundings
 from weft.adapters.linux.host_side import HostSide
-from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, read_link, settle_link
-from weft.adapters.linux.neighbours import put_neighbour
+from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, read_link
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
-from weft.adapters.linux.routes import put_route
 from weft.adapters.linux.services import read_uses
 from weft.adapters.linux.space import TenantSpace
 from weft.adapters.linux.survey import foreign_drops, probe_kernel, survey_space
@@ -31,6 +29,7 @@ from weft.domain.errors import Conflict, DatapathFault, NotFound
 from weft.domain.hosting.parts import HostLink
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Part, Port, Shape, Space
+from weft.domain.segments import Segment
 from weft.ports.datapath import NO_CHANGE, Drop, Findings, PartlyTold, ServiceUse, SpaceSurvey, Tallies, Wiring
 
 _LEAVING_PREFIX = "wgone"
@@ -96,12 +95,13 @@ class LinuxDatapath:
             self._drop_space(TenantName(name))
         for tenant, parts in by_tenant.items():
             space = self._open_space(tenant)
+            told = [each for part in parts if isinstance(part, Segment) for each in self._put_segment(space, part)]
             overlays = [part for part in parts if isinstance(part, Overlay)]
             for overlay in overlays:
                 self._put_overlay(space, overlay)
             made = [part for part in parts if isinstance(part, HostLink) and self._put_host_link(space, part)]
             found, absent = space.converge(parts, overlays)
-            mended += [f"tenant {tenant}: {each}" for each in (*(f"made {link}" for link in made), *found)]
+            mended += [f"tenant {tenant}: {each}" for each in (*told, *(f"made {link}" for link in made), *found)]
             missing |= absent
             self._reapable.add(tenant)
         mended += self._host.converge(wanted)
@@ -112,6 +112,8 @@ class LinuxDatapath:
         for part in difference.put:
             if isinstance(part, Space):
                 self._open_space(part.tenant)
+            elif isinstance(part, Segment):
+                self._put_segment(self._spaces[part.tenant], part)
             elif isinstance(part, Overlay):
                 self._put_overlay(self._spaces[part.tenant], part)
             elif isinstance(part, HostLink):
@@ -125,6 +127,8 @@ class LinuxDatapath:
         for part in difference.drop:
             if isinstance(part, Overlay) and part.tenant in self._spaces:
                 self._spaces[part.tenant].drop_overlay(part)
+            elif isinstance(part, Segment) and part.tenant in self._spaces:
+                self._spaces[part.tenant].drop_segment(part)
             elif isinstance(part, HostLink) and part.tenant not in joined:
                 self._host.drop_link(part.tenant)
             elif isinstance(part, Space):
@@ -135,7 +139,7 @@ class LinuxDatapath:
         with self._inside(wiring) as (namespace, inside):
             there = self._make_pair(space, wiring, namespace=namespace, inside=inside)
             pod.furnish(wiring, there, namespace=namespace, inside=inside)
-            settle_link(space.netlink, there - 1)  # else the first packets to the workload are lost
+            space.rouse(wiring.port, there - 1)
             space.admit(wiring.port, policy)
             self._host.change(drop=policy.drop, put=policy.put)
 
@@ -153,12 +157,7 @@ class LinuxDatapath:
             peer = Device(name=wiring.interface, index=there, mac=port.mac, mtu=wiring.mtu)
             try:
                 space.netlink.send_batch(
-                    [
-                        create_veth(end, peer, peer_namespace=namespace.fd),
-                        alter_link(here, up=True),
-                        *map(put_neighbour, port_neighbours(port, here)),
-                        *map(put_route, port_routes(port, here)),
-                    ]
+                    [create_veth(end, peer, peer_namespace=namespace.fd), *space.port_requests(port, here)]
                 )
             except Refused as refusal:
                 if refusal.position > 0 or refusal.errno not in {errno.EBUSY, errno.EEXIST}:
@@ -168,7 +167,7 @@ class LinuxDatapath:
                 else:
                     _refuse_taken_names(space, wiring, inside)
             else:
-                space.indexes[port.interface] = here
+                space.note_port(port, here)
                 return there
 
     def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
@@ -285,6 +284,9 @@ class LinuxDatapath:
 
     def _put_host_link(self, space: TenantSpace, link: HostLink) -> bool:
         return self._host.put_link(link, space, mtu=self._mtu)
+
+    def _put_segment(self, space: TenantSpace, segment: Segment) -> list[str]:
+        return space.put_segment(segment, mtu=self._mtu)
 
     def _put_overlay(self, space: TenantSpace, overlay: Overlay) -> None:
         space.put_overlay(overlay, self._underlay, vtep=self._vtep, port=self._vxlan_port, mtu=self._mtu)

@@ -1,4 +1,4 @@
-"""Members of the sets and maps of a space's table, as one kind of thing: put, dropped and read back all alike."""
+"""Members of the sets and maps of a space's tables, as one kind of thing: put, dropped and read back all alike."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from weft.adapters.linux.elements import INET, Element, SetName, drop_elements, put_elements, read_elements
+from weft.adapters.linux.bridging import BRIDGE_TABLE, STATION_SETS
+from weft.adapters.linux.elements import BRIDGE, INET, Element, SetName, drop_elements, put_elements, read_elements
 from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.ruleset import TABLE, VOICE_SETS
 from weft.adapters.linux.wire import Request, to_address, to_mac, to_number, to_text
 
 
 class Entry(NamedTuple):
-    """An element, and the set or map of the table it is in."""
+    """An element, and the set or map it is in."""
 
     name: str
     element: Element
@@ -24,7 +25,7 @@ class Entry(NamedTuple):
         return self.name, self.element.key
 
     def __str__(self) -> str:
-        if self.name in VOICE_SETS:
+        if self.name in (*VOICE_SETS, *STATION_SETS[:3]):
             name, mac, address = self.element.key[:16], self.element.key[16:22], self.element.key[24:]
             return f"{to_text(name)} with {to_mac(mac)} and {to_address(address)} in {self.name}"
         value = f" as {to_number(self.element.value):#x}" if self.element.value else ""
@@ -32,8 +33,8 @@ class Entry(NamedTuple):
 
 
 def set_named(name: str) -> SetName:
-    """A set or map of the table."""
-    return SetName(INET, TABLE, name)
+    """A set or map of one of the tables. No two have the same name."""
+    return SetName(BRIDGE, BRIDGE_TABLE, name) if name in STATION_SETS else SetName(INET, TABLE, name)
 
 
 def put_entries(entries: Iterable[Entry]) -> list[Request]:

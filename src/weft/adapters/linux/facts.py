@@ -5,7 +5,8 @@ A part is there when all its facts are. No fact belongs to two parts, so parts c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -19,18 +20,21 @@ from weft.adapters.linux.host_entries import (
     link_routes,
 )
 from weft.adapters.linux.hosting import INSIDE
-from weft.adapters.linux.judging import OVERLAY_PREFIX
+from weft.adapters.linux.judging import BRIDGE_PREFIX, OVERLAY_PREFIX
 from weft.adapters.linux.links import LOOPBACK
-from weft.adapters.linux.neighbours import Forwarding, Neighbour
+from weft.adapters.linux.neighbours import EVERYONE, Forwarding, Neighbour
 from weft.adapters.linux.policy import entries_of
 from weft.adapters.linux.routes import LinkAddress, Prefix, Route
 from weft.adapters.linux.services import service_entries
-from weft.adapters.linux.voices import voices_of
+from weft.adapters.linux.voices import segment_entry, voices_of
 from weft.domain.addresses import BITS, Address, parse_address
 from weft.domain.balancing.parts import Backend, Frontend, Vip
 from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, Homeward, HostLink
 from weft.domain.nodeview import Gateway, Part, Peer, Port, Remote
 from weft.domain.policy.parts import Row, Tally, Where, Who
+from weft.domain.segments import Segment, Station
+
+T = TypeVar("T")
 
 REAPED_GROUP = 87
 """The group of devices that are as good as gone."""
@@ -48,6 +52,9 @@ ENTRY_PARTS = (Who, Where, Row, Tally, Backend, Frontend, Vip)
 """The parts that are nothing but entries, and may be very many."""
 
 
+Fact = LinkAddress | Route | Neighbour | Forwarding | Entry
+
+
 class Facts(msgspec.Struct, frozen=True):
     """What a set of parts is made of, besides devices."""
 
@@ -60,6 +67,10 @@ class Facts(msgspec.Struct, frozen=True):
 
 def overlay_name(vni: int) -> str:
     return f"{OVERLAY_PREFIX}{vni}"
+
+
+def segment_name(number: int) -> str:
+    return f"{BRIDGE_PREFIX}{number}"
 
 
 def overlay_mac(vtep: Address) -> str:
@@ -83,54 +94,100 @@ def host_prefix(address: Address) -> Prefix:
 
 def facts_of(parts: Iterable[Part], indexes: Mapping[str, int]) -> Facts:
     """The facts of the parts. `indexes` are those of the space's devices; what needs a missing one is left out."""
-    addresses: set[LinkAddress] = set()
-    routes: set[Route] = set()
-    neighbours: set[Neighbour] = set()
-    forwardings: set[Forwarding] = set()
     entries: set[Entry] = set()
+    others: list[Fact] = []
     for part in parts:
         match part:  # what there may be tens of thousands of comes first
             case Who() | Where() | Row() | Tally():
                 entries.update(entries_of(part))
             case Backend() | Frontend() | Vip():
                 entries.update(service_entries(part))
-            case Gateway():
-                addresses.add(LinkAddress(link=LOOPBACK, prefix=host_prefix(part.address), prefix_route=False))
-            case Peer() if link := indexes.get(overlay_name(part.vni)):
-                vtep = parse_address(part.vtep, field="vtep")
-                neighbours.add(Neighbour(link=link, address=next_hop(vtep), mac=overlay_hop_mac(vtep)))
-                forwardings.add(Forwarding(link=link, mac=overlay_hop_mac(vtep), remote=vtep))
-            case Remote() if link := indexes.get(overlay_name(part.vni)):
-                to = Prefix(Address(part.prefix.family, part.prefix.base), part.prefix.length)
-                via = next_hop(parse_address(part.vtep, field="vtep"))
-                routes.add(Route(to=to, link=link, via=via, on_link=True))
-            case Port() if link := indexes.get(part.interface):
-                routes |= port_routes(part, link)
-                neighbours |= port_neighbours(part, link)
-                entries.update(voices_of(part))
-            case HostLink() if link := indexes.get(INSIDE):
-                routes.update(link_routes(link))
-                neighbours.update(link_neighbours(link))
-                entries.update(link_entries(part))
-            case Ground():
-                routes.add(ground_route(part))
-            case Homeward() if link := indexes.get(overlay_name(part.vni)):
-                routes.add(homeward_route(part, link=link, via=next_hop(parse_address(part.vtep, field="vtep"))))
-                entries.update(host_entries(part))
-            case Disguise() | Alias() | Door():
-                entries.update(host_entries(part))
             case _:
-                pass  # devices, and what is the host's own
+                others += _facts(part, indexes)
     return Facts(
-        frozenset(addresses), frozenset(routes), frozenset(neighbours), frozenset(forwardings), frozenset(entries)
+        addresses=_those(LinkAddress, others),
+        routes=_those(Route, others),
+        neighbours=_those(Neighbour, others),
+        forwardings=_those(Forwarding, others),
+        entries=_those(Entry, others) | entries,
     )
 
 
-def port_routes(port: Port, link: int) -> set[Route]:
+def _those(kind: type[T], facts: Iterable[Fact]) -> frozenset[T]:
+    return frozenset(fact for fact in facts if isinstance(fact, kind))
+
+
+def _facts(part: Part, indexes: Mapping[str, int]) -> Iterator[Fact]:
+    """The facts of a part of which there are not very many."""
+    match part:
+        case Segment():
+            yield segment_entry(segment_name(part.number))
+        case Gateway() if link := indexes.get(segment_name(part.segment)) if part.segment else LOOPBACK:
+            yield LinkAddress(link=link, prefix=host_prefix(part.address), prefix_route=False)
+        case Peer() if link := indexes.get(overlay_name(part.vni)):
+            yield from _peer_facts(part, link=link, bridge=indexes.get(segment_name(part.vni), 0))
+        case Remote() if link := indexes.get(overlay_name(part.vni)):
+            to = Prefix(Address(part.prefix.family, part.prefix.base), part.prefix.length)
+            yield Route(to=to, link=link, via=next_hop(parse_address(part.vtep, field="vtep")), on_link=True)
+        case Station() if link := indexes.get(overlay_name(part.vni)):
+            yield from _station_facts(part, link=link, bridge=indexes.get(segment_name(part.vni), 0))
+        case Port() if link := indexes.get(part.interface):
+            yield from port_routes(part, indexes)
+            yield from port_neighbours(part, indexes)
+            yield from port_forwardings(part, link)
+            yield from voices_of(part)
+        case HostLink() if link := indexes.get(INSIDE):
+            yield from link_routes(link)
+            yield from link_neighbours(link)
+            yield from link_entries(part)
+        case Ground():
+            yield ground_route(part)
+        case Homeward() if link := indexes.get(segment_name(part.vni)) or indexes.get(overlay_name(part.vni)):
+            yield homeward_route(part, link=link, via=next_hop(parse_address(part.vtep, field="vtep")))
+            yield from host_entries(part)
+        case Disguise() | Alias() | Door():
+            yield from host_entries(part)
+
+
+def _peer_facts(part: Peer, *, link: int, bridge: int) -> Iterator[Fact]:
+    vtep = parse_address(part.vtep, field="vtep")
+    mac = overlay_mac(vtep) if bridge else overlay_hop_mac(vtep)
+    yield Neighbour(link=bridge or link, address=next_hop(vtep), mac=mac)
+    yield Forwarding(link=link, mac=mac, remote=vtep)
+    if bridge:
+        yield Forwarding(link=link, mac=mac)
+    if part.floods:
+        yield Forwarding(link=link, mac=EVERYONE, remote=vtep)
+
+
+def _station_facts(part: Station, *, link: int, bridge: int) -> Iterator[Fact]:
+    yield Forwarding(link=link, mac=part.mac, remote=parse_address(part.vtep, field="vtep"))
+    yield Forwarding(link=link, mac=part.mac)
+    for address in part.addresses if bridge else ():
+        yield Neighbour(link=bridge, address=address, mac=part.mac)
+        yield Route(to=host_prefix(address), link=bridge)
+
+
+def port_routes(port: Port, indexes: Mapping[str, int]) -> set[Route]:
     """The way to a workload from its node."""
-    return {Route(to=host_prefix(address), link=link) for address in port.addresses}
+    return {Route(to=host_prefix(address), link=link) for link in _way(port, indexes) for address in port.addresses}
 
 
-def port_neighbours(port: Port, link: int) -> set[Neighbour]:
-    """Who is behind the host end: nobody has to ask."""
-    return {Neighbour(link=link, address=address, mac=port.mac) for address in port.addresses}
+def port_neighbours(port: Port, indexes: Mapping[str, int]) -> set[Neighbour]:
+    """Who is behind the host end, or on the segment: nobody has to ask."""
+    return {
+        Neighbour(link=link, address=address, mac=port.mac)
+        for link in _way(port, indexes)
+        for address in port.addresses
+    }
+
+
+def port_forwardings(port: Port, link: int) -> set[Forwarding]:
+    """Where the frames of who is on a segment go."""
+    return {Forwarding(link=link, mac=port.mac)} if port.segment else set()
+
+
+def _way(port: Port, indexes: Mapping[str, int]) -> tuple[int, ...]:
+    """The device by which a workload is reached, if it is there."""
+    link = indexes.get(segment_name(port.segment) if port.segment else port.interface)
+    return (link,) if link else ()

@@ -21,13 +21,16 @@ from weft.domain.policy.rules import Direction
 
 PORT_PREFIX = "wp"
 OVERLAY_PREFIX = "wx"
+BRIDGE_PREFIX = "wb"
 
 DROP_GROUP = 87
 """The nflog group that is told of refused packets."""
 
 _OWN_REASON = 0xF0000000
 """Beyond every outcome: those have at most the highest of these bits."""
-SPOOFED, ROUTER, INVALID, TRANSIT, NOT_READY, UNKNOWN, UNSURE = (_OWN_REASON | number for number in range(1, 8))
+SPOOFED, ROUTER, INVALID, TRANSIT, NOT_READY, UNKNOWN, UNSURE, BETWEEN = (
+    _OWN_REASON | number for number in range(1, 9)
+)
 REASONS: Final = {
     SPOOFED: "weft/spoofed",
     ROUTER: "weft/router",
@@ -36,7 +39,10 @@ REASONS: Final = {
     NOT_READY: "weft/not-ready",
     UNKNOWN: "weft/stranger",
     UNSURE: "weft/unsure",
+    BETWEEN: "weft/other-network",
 }
+BRIDGED: Final = 0x01000000
+"""The mark, with more of it, of packets that pass a segment and are not judged yet (`bridging`)."""
 
 UNJUDGED: Final = 255
 """The hop limit that says: who sent this on did not know its target. Nothing else that was forwarded has so many."""
@@ -67,14 +73,17 @@ def refusal(reason: int) -> str:
 _JUDGE = ("meta nfproto ipv4 goto judge4", "meta nfproto ipv6 goto judge6")
 _PASSED_ON = tuple(f'oifname "{OVERLAY_PREFIX}*" {hops} {UNJUDGED} accept' for hops in _HOP_LIMITS)
 """What an earlier hook leaves to the target's node: not stamped, as nobody has judged it."""
+_ON_SEGMENT = f'iifname "{BRIDGE_PREFIX}*" oifname "{BRIDGE_PREFIX}*"'
+_DISCOVERY = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert }"
 _INPUT = (
     'iifname "lo" accept',
     "jump known",
-    "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept",
+    f"{_DISCOVERY} accept",
     f"ct state invalid,untracked {refusal(INVALID)}",
     "ct direction reply accept",
+    f'iifname "{BRIDGE_PREFIX}*" fib daddr type local fib daddr . iif type != local {refusal(BETWEEN)}',
     # Who may ask what is for netdns to say: the names of a tenant are for all of its workloads.
-    f'iifname "{PORT_PREFIX}*" meta l4proto {{ tcp, udp }} th dport 53 accept',
+    *(f'iifname "{prefix}*" meta l4proto {{ tcp, udp }} th dport 53 accept' for prefix in (PORT_PREFIX, BRIDGE_PREFIX)),
 )
 
 
@@ -122,13 +131,16 @@ def chains() -> dict[str, list[str]]:
             "type filter hook forward priority filter; policy drop;",
             "ct status dnat jump count",
             "jump known",
+            f"{_ON_SEGMENT} meta mark & {BRIDGED:#x} != 0 {_DISCOVERY} accept",
             f"ct state invalid,untracked {refusal(INVALID)}",
+            f"{_ON_SEGMENT} jump segment",
             f'iifname "{OVERLAY_PREFIX}*" oifname "{OVERLAY_PREFIX}*" {refusal(TRANSIT)}',
             *_JUDGE,
         ],
         "forward_again": [
             "type filter hook forward priority filter + 1; policy drop;",
             "jump known",
+            f"{_ON_SEGMENT} {_DISCOVERY} accept",
             *_PASSED_ON,
             *_JUDGE,
         ],
@@ -136,6 +148,7 @@ def chains() -> dict[str, list[str]]:
             "type filter hook forward priority filter + 2; policy drop;",
             "meta mark set 0",  # it may have led the packet home (`hosting`), and vxlan looks for its way by it too
             "jump known",
+            f"{_ON_SEGMENT} {_DISCOVERY} accept",
             *_PASSED_ON,
             refusal(UNSURE),
         ],
@@ -201,6 +214,9 @@ def _places(*, speaks: str, hears: str) -> list[str]:
         f'oifname "{PORT_PREFIX}*" {hears} & {WORKLOAD:#x} == 0 {refusal(NOT_READY)}',
         f'iifname "{OVERLAY_PREFIX}*" {speaks} & {STRANGER:#x} != 0 goto from_stranger',
         f'oifname "{OVERLAY_PREFIX}*" {hears} & {STRANGER:#x} != 0 goto to_stranger',
+        # On a segment nobody is found before he is known, and strangers beyond the overlay have passed before this.
+        f'iifname "{BRIDGE_PREFIX}*" {speaks} & {STRANGER:#x} != 0 {refusal(NOT_READY)}',
+        f'oifname "{BRIDGE_PREFIX}*" {hears} & {STRANGER:#x} != 0 {refusal(UNKNOWN)}',
     ]
 
 

@@ -45,6 +45,7 @@ _PORT_FLAGS = {
     "hairpin": 4,
     "learning": 8,
     "flood": 9,
+    "proxy_arp": 10,
     "multicast_flood": 27,
     "broadcast_flood": 30,
     "neighbour_suppression": 32,
@@ -80,6 +81,9 @@ class PortFlags(msgspec.Struct, frozen=True, kw_only=True):
     multicast_flood: bool = True
     broadcast_flood: bool = True
     neighbour_suppression: bool = False
+    """Whether it is spared questions that the bridge can answer, which then the bridge answers."""
+    proxy_arp: bool = False
+    """Whether the bridge answers what ARP asks here, as far as it can; nothing is ever flooded to such a port."""
     isolated: bool = False
     hairpin: bool = False
 

@@ -1,14 +1,18 @@
 """The DSCP of packets from ports, v4 and v6: a verdict map leads from a port to the chain that sets its value.
 
-There is a chain for each value that was ever asked for, and nothing at all in a space where none was.
+There is a chain for each value that was ever asked for, and nothing at all in a space where none was. Where ports are
+on segments all of it is in the table of the bridge family, as no other can tell ports apart.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping
+from typing import Final
 
+from weft.adapters.linux.bridging import BRIDGE_TABLE
 from weft.adapters.linux.elements import (
+    BRIDGE,
     INET,
     JUMP,
     Element,
@@ -23,44 +27,47 @@ from weft.adapters.linux.netlink import NetlinkSocket, Refused
 from weft.adapters.linux.ruleset import TABLE
 from weft.adapters.linux.wire import Request, to_text
 
-_MARKS = SetName(INET, TABLE, "dscp")
+ROUTED_MARKS: Final = SetName(INET, TABLE, "dscp")
+BRIDGED_MARKS: Final = SetName(BRIDGE, BRIDGE_TABLE, "dscp")
+_TABLES = {ROUTED_MARKS: f"inet {TABLE}", BRIDGED_MARKS: f"bridge {BRIDGE_TABLE}"}
 _CHAIN = "dscp"
-_BASE = f"""\
-add map inet {TABLE} {_MARKS.name} {{ type ifname : verdict; }}
-add chain inet {TABLE} marking {{ type filter hook prerouting priority mangle; policy accept; }}
-flush chain inet {TABLE} marking
-add rule inet {TABLE} marking iifname vmap @{_MARKS.name}
-"""
+_MANGLE = -150
 
 
-def marking(values: Iterable[int]) -> str:
+def marking(values: Iterable[int], into: SetName) -> str:
     """The commands that make room for marks of these values, whatever is there already. Marks that stand stay."""
-    return _BASE + "".join(
-        f"add chain inet {TABLE} {_CHAIN}{value}\n"
-        f"flush chain inet {TABLE} {_CHAIN}{value}\n"
-        f"add rule inet {TABLE} {_CHAIN}{value} ip dscp set {value}\n"
-        f"add rule inet {TABLE} {_CHAIN}{value} ip6 dscp set {value}\n"
+    table = _TABLES[into]
+    return (
+        f"add map {table} {into.name} {{ type ifname : verdict; }}\n"
+        f"add chain {table} marking {{ type filter hook prerouting priority {_MANGLE}; policy accept; }}\n"
+        f"flush chain {table} marking\n"
+        f"add rule {table} marking iifname vmap @{into.name}\n"
+    ) + "".join(
+        f"add chain {table} {_CHAIN}{value}\n"
+        f"flush chain {table} {_CHAIN}{value}\n"
+        f"add rule {table} {_CHAIN}{value} ip dscp set {value}\n"
+        f"add rule {table} {_CHAIN}{value} ip6 dscp set {value}\n"
         for value in sorted(values)
     )
 
 
-def put_marks(marks: Mapping[str, int]) -> list[Request]:
+def put_marks(marks: Mapping[str, int], into: SetName) -> list[Request]:
     """Set the DSCP of what comes from these ports, which have no mark yet."""
     return put_elements(
-        _MARKS,
+        into,
         [Element(key=interface(port), verdict=Verdict(JUMP, f"{_CHAIN}{value}")) for port, value in marks.items()],
     )
 
 
-def drop_marks(ports: Iterable[str]) -> list[Request]:
+def drop_marks(ports: Iterable[str], out_of: SetName) -> list[Request]:
     """Leave alone what comes from these ports, which have a mark."""
-    return drop_elements(_MARKS, [Element(key=interface(port)) for port in ports])
+    return drop_elements(out_of, [Element(key=interface(port)) for port in ports])
 
 
-def read_marks(netfilter: NetlinkSocket) -> dict[str, int]:
+def read_marks(netfilter: NetlinkSocket, marks: SetName) -> dict[str, int]:
     """The DSCP of each port that has a mark."""
     try:
-        elements = read_elements(netfilter, _MARKS)
+        elements = read_elements(netfilter, marks)
     except Refused as refusal:
         if refusal.errno != errno.ENOENT:
             raise

@@ -20,6 +20,8 @@ _NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
 _HEADER = struct.Struct("=BxxxiHBB")  # family, device, state, flags, kind
 _ADDRESS, _MAC, _MASTER = 1, 2, 9
 _NO_ARP, _PERMANENT = 0x40, 0x80
+EVERYONE = "00:00:00:00:00:00"
+"""As a MAC of a vxlan device: frames for whom it has no entry. There may be several such entries."""
 _SELF, _ON_MASTER, _PROXY = 0x2, 0x4, 0x8
 
 _GONE = frozenset({errno.ENOENT, errno.ENODEV})
@@ -78,13 +80,14 @@ def drop_proxy(proxy: Proxy) -> Request:
 
 
 def put_forwarding(entry: Forwarding) -> Request:
-    """The entry, in place of another for the same MAC on the same device; beside it when the MAC is a group's."""
-    flags = CREATE | (APPEND if int(entry.mac[1], 16) & 1 else REPLACE)
+    """The entry, in place of another for the same MAC on the same device; beside it if the MAC is that of several."""
+    flags = CREATE | (APPEND if entry.mac == EVERYONE or int(entry.mac[1], 16) & 1 else REPLACE)
     return Request(_NEWNEIGH, flags, _encode_forwarding(entry), "add forwarding of", entry)
 
 
 def drop_forwarding(entry: Forwarding) -> Request:
-    return Request(_DELNEIGH, 0, _encode_forwarding(entry), "delete forwarding of", entry, _GONE)
+    """No such entry. A port that has left its bridge has none."""
+    return Request(_DELNEIGH, 0, _encode_forwarding(entry), "delete forwarding of", entry, _GONE | {errno.EOPNOTSUPP})
 
 
 def read_neighbours(netlink: NetlinkSocket) -> list[Neighbour]:

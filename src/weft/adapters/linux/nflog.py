@@ -20,7 +20,7 @@ from weft.adapters.linux.wire import Request
 _SUBSYSTEM = 4
 _PACKET, _CONFIG = (_SUBSYSTEM << 8 | number for number in (0, 1))
 _HEADER = struct.Struct(">BBH")  # family, version, group
-_MARK, _TIME, _INPUT, _OUTPUT, _PAYLOAD = 2, 3, 4, 5, 9
+_MARK, _TIME, _INPUT, _OUTPUT, _INPUT_PORT, _OUTPUT_PORT, _PAYLOAD = 2, 3, 4, 5, 6, 7, 9
 _TIMESTAMP = struct.Struct(">QQ")  # seconds, microseconds
 _COMMAND, _MODE, _GATHERING = 1, 2, 4
 _BIND = 1
@@ -31,7 +31,10 @@ _GATHERING_TIME = 2  # hundredths of a second
 
 
 class Told(NamedTuple):
-    """A packet, its mark, the indexes of the devices it came and leaves by (0: none), and when it was seen."""
+    """A packet, its mark, the indexes of the devices it came and leaves by (0: none), and when it was seen.
+
+    Of what passes a bridge these are the bridge's ports.
+    """
 
     packet: Packet
     mark: int
@@ -77,8 +80,8 @@ def parse_told(payload: bytes) -> Told:
     return Told(
         packet=parse_packet(found.get(_PAYLOAD, b"")),
         mark=wire.to_big_number(found.get(_MARK)),
-        came_by=wire.to_big_number(found.get(_INPUT)),
-        leaves_by=wire.to_big_number(found.get(_OUTPUT)),
+        came_by=wire.to_big_number(found.get(_INPUT_PORT) or found.get(_INPUT)),
+        leaves_by=wire.to_big_number(found.get(_OUTPUT_PORT) or found.get(_OUTPUT)),
         at=_to_time(found.get(_TIME)),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Iterator
 
-from weft.adapters.linux.facts import HOP_MAC, NODE_V4, NODE_V6
+from weft.adapters.linux.facts import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
 from weft.adapters.linux.links import LOOPBACK, add_name, alter_link, read_link
 from weft.adapters.linux.neighbours import Neighbour, put_neighbour, read_neighbours
 from weft.adapters.linux.netlink import NetlinkSocket, Refused
@@ -46,7 +46,7 @@ def addresses(wiring: Wiring, link: int) -> list[LinkAddress]:
 
 
 def routes(wiring: Wiring, link: int) -> list[Route]:
-    """For each family: the next hop is on the link, and everything else goes there.
+    """For each family: the next hop is on the link, and everything else goes there. On a segment its subnet is, too.
 
     Beside another interface these are in a table of its own, and the main one has its subnet, where that is its alone.
     """
@@ -56,10 +56,15 @@ def routes(wiring: Wiring, link: int) -> list[Route]:
         table = MAIN_TABLE if wiring.way_out else link
         found.append(Route(to=Prefix(hop, BITS[family]), link=link, table=table))
         found.append(Route(to=Prefix(Address(family, 0), 0), link=link, via=hop, table=table))
+        rest = BITS[family] - wired.length
+        subnet = Prefix(Address(family, wired.address.number >> rest << rest), wired.length)
+        is_on_segment = bool(wiring.port.segment and rest)
+        if is_on_segment:
+            found.append(Route(to=subnet, link=link, table=table))
         if not wiring.way_out and not wiring.shares_subnets:
-            rest = BITS[family] - wired.length
-            subnet = Prefix(Address(family, wired.address.number >> rest << rest), wired.length)
-            found.append(Route(to=subnet, link=link, via=hop, on_link=True))
+            found.append(
+                Route(to=subnet, link=link) if is_on_segment else Route(to=subnet, link=link, via=hop, on_link=True)
+            )
     return found
 
 
@@ -85,7 +90,8 @@ def local_routes(wiring: Wiring, link: int) -> list[Route]:
 
 def neighbours(wiring: Wiring, link: int) -> list[Neighbour]:
     """The next hop's MAC is known: nobody is ever asked on the link."""
-    return [Neighbour(link=link, address=next_hop_of(wired), mac=HOP_MAC) for wired in wiring.addresses]
+    mac = PORT_MAC if wiring.port.segment else HOP_MAC
+    return [Neighbour(link=link, address=next_hop_of(wired), mac=mac) for wired in wiring.addresses]
 
 
 def requests(wiring: Wiring, link: int) -> Iterable[Request]:

@@ -3,13 +3,13 @@
 A packet from a port passes only with the MAC and an address of that port: two sets hold who may say what (`voices`),
 and a port that is in neither says nothing. Routers do not live in pods, so what only routers say is refused first.
 What may be said to whom is in `judging`, who answers for a service in `balancing`,
-what host and tenant are to each other in `hosting`.
+what host and tenant are to each other in `hosting`, and what passes a bridge in `bridging`.
 """
 
 from __future__ import annotations
 
-from weft.adapters.linux import balancing, hosting, judging
-from weft.adapters.linux.judging import PORT_PREFIX, REASONS, ROUTER, SPOOFED, refusal
+from weft.adapters.linux import balancing, bridging, hosting, judging
+from weft.adapters.linux.judging import BRIDGE_PREFIX, PORT_PREFIX, REASONS, ROUTER, SPOOFED, refusal
 from weft.adapters.linux.ways import WAY_CHAINS
 
 TABLE = "weft"
@@ -37,6 +37,9 @@ _CHAINS = {
         f'icmpv6 type {{ nd-router-advert, nd-redirect }} iifname "{PORT_PREFIX}*" {refusal(ROUTER)}',
         f"iifname . ether saddr . ip6 saddr @ports6 {_FORWARD} accept",
         f'iifname "{PORT_PREFIX}*" goto from_nobody',
+        f'iifname "{BRIDGE_PREFIX}*" meta mark {SPOOFED:#x} goto from_nobody',
+        f'iifname "{BRIDGE_PREFIX}*" meta mark {ROUTER:#x} {refusal(ROUTER)}',
+        f'iifname "{BRIDGE_PREFIX}*" accept',  # what passes it is unicast, or else the bridge's to tell
         _FORWARD,
     ],
     "from_nobody": [
@@ -49,9 +52,15 @@ _CHAINS = {
 
 def _base() -> str:
     """Declare, empty, and fill: one transaction, in which sets, maps and their counts stay as they are."""
-    chains = judging.chains() | balancing.chains() | hosting.chains() | _CHAINS
+    chains = judging.chains() | balancing.chains() | hosting.chains() | bridging.chains() | _CHAINS
     lines = [f"add table inet {TABLE}", f"table inet {TABLE} {{"]
-    lines += [*_SETS, *judging.declarations(), *balancing.declarations(), *hosting.declarations()]
+    lines += [
+        *_SETS,
+        *judging.declarations(),
+        *balancing.declarations(),
+        *hosting.declarations(),
+        *bridging.declarations(),
+    ]
     lines += [f"chain {name} {{ }}" for name in (KNOWN, STAMP, *WAY_CHAINS)]
     lines += [f"chain {name} {{ {rules[0] if _is_hook(rules[0]) else ''} }}" for name, rules in chains.items()]
     lines.append("}")

@@ -14,7 +14,7 @@ from weft.adapters.linux.elements import apply_changes
 from weft.adapters.linux.facts import REAPED_GROUP
 from weft.adapters.linux.judging import PORT_PREFIX
 from weft.adapters.linux.links import Device, alter_link, create_ifb, read_link
-from weft.adapters.linux.marking import drop_marks, marking, put_marks, read_marks
+from weft.adapters.linux.marking import BRIDGED_MARKS, ROUTED_MARKS, drop_marks, marking, put_marks, read_marks
 from weft.adapters.linux.netlink import NetlinkSocket, Refused
 from weft.adapters.linux.nftables import Nftables
 from weft.adapters.linux.shaping import (
@@ -53,7 +53,13 @@ class Shapes:
         self._netfilter = netfilter
         self._nftables = nftables
         self._shapes: dict[str, Shape] = {}
-        self._marks = read_marks(netfilter)
+        self._place = ROUTED_MARKS
+        self._marks = read_marks(netfilter, self._place)
+
+    def bridge(self) -> None:
+        """Ports are on segments from now on."""
+        self._place = BRIDGED_MARKS
+        self._marks = read_marks(self._netfilter, self._place)
 
     def apply(self, put: Sequence[Shape], drop: Sequence[Shape], indexes: dict[str, int]) -> None:
         """Give ports these shapes and take those away. No other port is touched, and none that is not there."""
@@ -71,9 +77,9 @@ class Shapes:
     def converge(self, wanted: Iterable[Shape], indexes: dict[str, int]) -> list[str]:
         """Mend what differs; what was mended."""
         by_port = {shape.interface: shape for shape in wanted if shape.interface in indexes}
-        self._marks = read_marks(self._netfilter)
+        self._marks = read_marks(self._netfilter, self._place)
         if values := {shape.dscp for shape in by_port.values() if shape.dscp}:
-            self._nftables.run(marking(values))
+            self._nftables.run(marking(values, self._place))
         found, terms = dict(self._read(indexes)), {port: _terms(shape) for port, shape in by_port.items()}
         changed = {
             port: by_port.get(port)
@@ -140,7 +146,7 @@ class Shapes:
         except Refused as refusal:
             if refusal.errno not in {errno.ENOENT, errno.EEXIST}:
                 raise
-            self._marks = read_marks(self._netfilter)  # somebody else has changed them
+            self._marks = read_marks(self._netfilter, self._place)  # somebody else has changed them
             self._change_marks(wanted)
 
     def _change_marks(self, wanted: Mapping[str, int]) -> None:
@@ -148,9 +154,9 @@ class Shapes:
         changed = {port: value for port, value in wanted.items() if self._marks.get(port, 0) != value}
         put = {port: value for port, value in changed.items() if value}
         if new := set(put.values()) - set(self._marks.values()):
-            self._nftables.run(marking(new))
+            self._nftables.run(marking(new, self._place))
         drop = changed.keys() & self._marks.keys()
-        apply_changes(self._netfilter, [*drop_marks(drop), *put_marks(put)])
+        apply_changes(self._netfilter, [*drop_marks(drop, self._place), *put_marks(put, self._place)])
         self._marks = {port: value for port, value in self._marks.items() if port not in drop} | put
 
 

@@ -15,10 +15,31 @@ from typing import Self
 import msgspec
 
 from weft.adapters.linux.conntrack import forget_endpoints
-from weft.adapters.linux.facts import ENTRY_PARTS, REAPED_GROUP, Facts, facts_of, overlay_mac, overlay_name
+from weft.adapters.linux.facts import (
+    ENTRY_PARTS,
+    REAPED_GROUP,
+    Facts,
+    facts_of,
+    overlay_mac,
+    overlay_name,
+    port_forwardings,
+    port_neighbours,
+    port_routes,
+    segment_name,
+)
 from weft.adapters.linux.host_entries import HOMEWARD_RULES
-from weft.adapters.linux.judging import DROP_GROUP, OVERLAY_PREFIX, PORT_PREFIX
-from weft.adapters.linux.links import LOOPBACK, Device, Link, Vxlan, alter_link, create_vxlan, delete_link, read_links
+from weft.adapters.linux.judging import BRIDGE_PREFIX, DROP_GROUP, OVERLAY_PREFIX, PORT_PREFIX
+from weft.adapters.linux.links import (
+    LOOPBACK,
+    Device,
+    Link,
+    Vxlan,
+    alter_link,
+    create_vxlan,
+    delete_link,
+    read_links,
+    settle_link,
+)
 from weft.adapters.linux.neighbours import (
     drop_forwarding,
     drop_neighbour,
@@ -31,6 +52,7 @@ from weft.adapters.linux.netlink import NETFILTER, ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nflog import PacketLog, Told
 from weft.adapters.linux.nftables import open_nftables
+from weft.adapters.linux.own_stations import OwnStations
 from weft.adapters.linux.routes import (
     drop_address,
     drop_route,
@@ -41,6 +63,7 @@ from weft.adapters.linux.routes import (
     read_routes,
 )
 from weft.adapters.linux.ruleset import SELF_SETS, VOICE_SETS
+from weft.adapters.linux.segments import Segments
 from weft.adapters.linux.services import forget_stale, forget_untrue
 from weft.adapters.linux.shapes import Shapes
 from weft.adapters.linux.table import ALL_SETS, SMALL_SETS, Table
@@ -51,6 +74,7 @@ from weft.domain.diff import Difference
 from weft.domain.hosting.parts import Homeward
 from weft.domain.nodeview import Overlay, Part, Port, Shape
 from weft.domain.policy.parts import Who
+from weft.domain.segments import Segment
 
 _LOOPBACKS = (Address(4, 0x7F000001), Address(6, 1))
 _MOST_DATAGRAMS = 64
@@ -87,6 +111,8 @@ class TenantSpace:
         self.nftables = open_nftables(namespace)
         self.table = Table(netfilter=self.netfilter, nftables=self.nftables)
         self._shapes = Shapes(netlink=self.netlink, netfilter=self.netfilter, nftables=self.nftables)
+        self._segments = Segments(namespace=namespace, netlink=self.netlink)
+        self._own = OwnStations()
         self.indexes: dict[str, int] = {}
         self._refused: PacketLog | None = None
         self._left: set[Address] = set()
@@ -113,6 +139,8 @@ class TenantSpace:
         """Forwarding on, loopback up, and the table that lets no port speak for another."""
         self.namespace.write_sysctls(SYSCTLS)
         self.netlink.send_batch([alter_link(LOOPBACK, up=True)])
+        if self.table.is_bridged:
+            self._segments.show_packets()
         if not self.table.prepare():
             self._sure = None
         self.note_links()
@@ -125,6 +153,16 @@ class TenantSpace:
         """The devices that are there to stay."""
         return [link for link in read_links(self.netlink) if link.group != REAPED_GROUP and link.index != LOOPBACK]
 
+    def put_segment(self, segment: Segment, *, mtu: int) -> list[str]:
+        """The bridge of a segment, guarded before anything passes it; what had to be mended about its ports."""
+        if not self.table.is_bridged:
+            self.table.bridge()
+            self._shapes.bridge()
+        return self._segments.put(segment, self.indexes, mtu=mtu)
+
+    def drop_segment(self, segment: Segment) -> None:
+        self._segments.drop(segment, self.indexes)
+
     def put_overlay(self, overlay: Overlay, underlay: NetlinkSocket, *, vtep: Address, port: int, mtu: int) -> None:
         """The device of an overlay: its packets leave through the underlay's namespace, it lives in this one."""
         name = overlay_name(overlay.vni)
@@ -134,7 +172,9 @@ class TenantSpace:
         tunnel = Vxlan(vni=overlay.vni, port=port, local=vtep)
         underlay.send_batch([create_vxlan(device, tunnel, namespace=self.namespace.fd)])
         self.indexes |= {link.name: link.index for link in self.links()}
-        self.netlink.send_batch([alter_link(self.indexes[name], up=True)])
+        index = self.indexes[name]
+        joining = self._segments.join(index, name, number=overlay.vni, indexes=self.indexes)
+        self.netlink.send_batch([*joining, alter_link(index, up=True)])
 
     def drop_overlay(self, overlay: Overlay) -> None:
         index = self.indexes.pop(overlay_name(overlay.vni), None)
@@ -146,7 +186,7 @@ class TenantSpace:
 
         Whoever arrives at an address inherits no connection of who was there before.
         """
-        gone, new = facts_of(drop, self.indexes), facts_of(put, self.indexes)
+        gone, new = (self._own.spared(facts_of(parts, self.indexes)) for parts in (drop, put))
         arriving = {part.address for part in put if isinstance(part, Who)}
         if not arriving.isdisjoint(self._left):
             self.forget_left()
@@ -158,6 +198,33 @@ class TenantSpace:
         self._shapes.apply(_shapes(put), _shapes(drop), self.indexes)
         self._remove(_minus(gone, new))
         self._left |= {part.address for part in drop if isinstance(part, Who)} - arriving
+
+    def port_requests(self, port: Port, index: int) -> list[Request]:
+        """What brings the host end of a port into service, once it is made with this index; nothing speaks yet."""
+        indexes = {port.interface: index}
+        treated: list[Request] = []
+        if port.segment:
+            bridge = segment_name(port.segment)
+            indexes[bridge] = self.indexes[bridge]
+            treated = [*self._segments.join(index, port.interface, number=port.segment, indexes=indexes)]
+        return [
+            *treated,
+            alter_link(index, up=True),
+            *map(put_neighbour, port_neighbours(port, indexes)),
+            *map(put_route, port_routes(port, indexes)),
+            *map(put_forwarding, port_forwardings(port, index)),
+        ]
+
+    def note_port(self, port: Port, index: int) -> None:
+        """Know that the host end of a port is there."""
+        self.indexes[port.interface] = index
+        self._own.add(port, self.indexes)
+
+    def rouse(self, port: Port, index: int) -> None:
+        """Let the devices of a port send at once; else the first packets to its workload are lost."""
+        settle_link(self.netlink, index)
+        if port.segment:
+            settle_link(self.netlink, self.indexes[segment_name(port.segment)])
 
     def admit(self, port: Port, policy: Difference[Part]) -> None:
         """Let a port that is wired speak, and be spoken to, under its policy."""
@@ -184,6 +251,7 @@ class TenantSpace:
 
         Those of v4 are forgotten at once. The kernel takes long to find those of v6, so that is left to `forget_left`.
         """
+        self._own.discard(port, self.indexes)
         self.change(drop=[port, *policy.drop], put=policy.put)
         self._left |= set(port.addresses)
         fast = {address for address in self._left if address.family == 4}
@@ -217,12 +285,18 @@ class TenantSpace:
         sure, self._sure = self._sure, None
         mended: list[str] = []
         keep = {overlay_name(overlay.vni) for overlay in overlays}
-        keep |= {part.interface for part in wanted if isinstance(part, Port)}
+        ports = [part for part in wanted if isinstance(part, Port)]
+        keep |= {port.interface for port in ports}
+        keep |= {segment_name(part.number) for part in wanted if isinstance(part, Segment)}
         for link in self.links():
-            if link.name.startswith((OVERLAY_PREFIX, PORT_PREFIX)) and link.name not in keep:
+            if link.name.startswith((OVERLAY_PREFIX, PORT_PREFIX, BRIDGE_PREFIX)) and link.name not in keep:
                 mended.append(f"removed device {link.name}")
                 self.netlink.send_batch([alter_link(link.index, up=False, group=REAPED_GROUP)])
+        members = {overlay_name(overlay.vni): overlay.vni for overlay in overlays}
+        members |= {port.interface: port.segment for port in ports}
+        mended += self._segments.gather(members, self.indexes)
         mended += [f"raised device {name}" for name in self._raise_all()]
+        self._own = OwnStations(ports, self.indexes)
         wanted_facts, actual = self._compared(wanted, sure)
         missing, extra = _minus(wanted_facts, actual), _minus(actual, wanted_facts)
         self.table.spread(wanted_facts.entries, anew=sure is None)
@@ -240,12 +314,16 @@ class TenantSpace:
     def _compared(self, wanted: Set[Part], sure: set[Part] | None) -> tuple[Facts, Facts]:
         """What is wanted, and what is there, less what is wanted and there for sure."""
         if sure is None:
-            return facts_of(wanted, self.indexes), self._read()
+            return self._facts_of(wanted), self._read()
         settled, actual = sure & wanted, self._read(SMALL_SETS)
         others = facts_of(sure - settled, self.indexes).entries
-        return facts_of(wanted - settled, self.indexes), msgspec.structs.replace(
-            actual, entries=actual.entries | others
-        )
+        return self._facts_of(wanted - settled), msgspec.structs.replace(actual, entries=actual.entries | others)
+
+    def _facts_of(self, wanted: Set[Part]) -> Facts:
+        """What everything is made of. Ports of this node come before news that have not caught up with them."""
+        ports = {part for part in wanted if isinstance(part, Port)}
+        others = self._own.spared(facts_of(wanted - ports, self.indexes))
+        return _plus(facts_of(ports, self.indexes), others)
 
     def _raise_all(self) -> list[str]:
         """Every device is up before anything is said about it: the kernel has no routes over one that is down."""
@@ -261,18 +339,22 @@ class TenantSpace:
         if link is None:
             return [f"host end {port.interface} is missing"]
         down = [] if link.up else [f"host end {port.interface} is down"]
-        missing = _minus(facts_of([port], {port.interface: link.index}), self._read((*VOICE_SETS, *SELF_SETS)))
+        missing = _minus(facts_of([port], self.indexes), self._read((*VOICE_SETS, *SELF_SETS)))
         return down + [f"{type(each).__name__.lower()} {each} is missing" for each in _all(missing)]
 
     def _read(self, sets: Sequence[str] = ALL_SETS) -> Facts:
         ours = set(self.indexes.values())
+        bridges = [index for name, index in self.indexes.items() if name.startswith(BRIDGE_PREFIX)]
         return Facts(
             addresses=frozenset(
-                each for each in read_addresses(self.netlink, link=LOOPBACK) if each.prefix.address not in _LOOPBACKS
+                each
+                for link in (LOOPBACK, *bridges)
+                for each in read_addresses(self.netlink, link=link)
+                if each.prefix.address not in _LOOPBACKS
             ),
             routes=frozenset(read_routes(self.netlink)),
             neighbours=frozenset(each for each in read_neighbours(self.netlink) if each.link in ours),
-            forwardings=frozenset(each for each in read_forwardings(self.netlink) if each.remote),
+            forwardings=frozenset(read_forwardings(self.netlink)),
             entries=self.table.read(sets),
         )
 
@@ -307,6 +389,10 @@ class TenantSpace:
 
 def _shapes(parts: Iterable[Part]) -> list[Shape]:
     return [part for part in parts if isinstance(part, Shape)]
+
+
+def _plus(some: Facts, others: Facts) -> Facts:
+    return Facts(*(getattr(some, name) | getattr(others, name) for name in Facts.__struct_fields__))
 
 
 def _minus(some: Facts, others: Facts) -> Facts:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from weft.adapters.linux.bridging import BRIDGE_BASE, BRIDGE_SYSCTLS
 from weft.adapters.linux.host_rules import COMMENT
 from weft.adapters.linux.judging import PORT_PREFIX
-from weft.adapters.linux.links import LOOPBACK, Device, Vxlan, create_ifb, create_veth, create_vxlan
+from weft.adapters.linux.links import LOOPBACK, Device, Vxlan, create_bridge, create_ifb, create_veth, create_vxlan
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
@@ -30,7 +31,8 @@ add element inet {TABLE} verdicts {{ 192.0.2.1 . 80 : drop }}
 
 def survey_space(tenant: TenantName, space: TenantSpace) -> SpaceSurvey:
     """The devices of a space, and what is not as `prepare` made it."""
-    faults = [f"{name} is {found}, not {SYSCTLS[name]}" for name, found in _deviating_sysctls(space).items()]
+    wanted = SYSCTLS | BRIDGE_SYSCTLS if space.table.is_bridged else SYSCTLS
+    faults = [f"{name} is {found}, not {wanted[name]}" for name, found in _deviating_sysctls(space, wanted).items()]
     faults += [f"device {link.name} is down" for link in space.links() if not link.up]
     if not space.table.exists():
         faults.append(f"the table inet {TABLE} is missing: workloads may speak for others")
@@ -43,11 +45,11 @@ def survey_space(tenant: TenantName, space: TenantSpace) -> SpaceSurvey:
     )
 
 
-def _deviating_sysctls(space: TenantSpace) -> Mapping[str, str]:
+def _deviating_sysctls(space: TenantSpace, wanted: Mapping[str, str]) -> Mapping[str, str]:
     def read() -> dict[str, str]:
-        return {name: (_SYSCTL_ROOT / name).read_text().strip() for name in SYSCTLS}
+        return {name: (_SYSCTL_ROOT / name).read_text().strip() for name in wanted}
 
-    return {name: found for name, found in space.namespace.run(read).items() if found != SYSCTLS[name]}
+    return {name: found for name, found in space.namespace.run(read).items() if found != wanted[name]}
 
 
 def probe_kernel() -> list[str]:
@@ -63,7 +65,7 @@ def probe_kernel() -> list[str]:
                 netlink.send_batch([request])
             except DatapathFault as error:
                 lacking.append(f"the kernel makes no {what}: {error.message}")
-        lacking += _probe_shaping(netlink) + _probe_nftables(namespace)
+        lacking += _probe_shaping(netlink) + _probe_nftables(namespace) + _probe_bridging(namespace, netlink)
     return lacking
 
 
@@ -87,6 +89,17 @@ def _probe_nftables(namespace: Namespace) -> list[str]:
             nftables.run(BASE + _VERDICT_MAP)
     except DatapathFault as error:
         return [f"nftables does not do what we need: {error.message}"]
+    return []
+
+
+def _probe_bridging(namespace: Namespace, netlink: NetlinkSocket) -> list[str]:
+    try:
+        netlink.send_batch([create_bridge(Device(name="wb0"))])
+        namespace.write_sysctls(BRIDGE_SYSCTLS)
+        with open_nftables(namespace) as nftables:
+            nftables.run(BRIDGE_BASE)
+    except DatapathFault as error:
+        return [f"the kernel does not judge what passes a bridge, so bridge mode cannot be used: {error.message}"]
     return []
 
 

@@ -1,4 +1,4 @@
-"""The table of one space: made and kept by us, changed in whole transactions, and watched for changes by others."""
+"""The tables of one space: made and kept by us, changed in whole transactions, and watched for changes by others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 from collections.abc import Collection, Iterable, Sequence, Set
 
 from weft.adapters.linux.balancing import SERVICE_SETS, Spread, spread_commands
+from weft.adapters.linux.bridging import BRIDGE_BASE, BRIDGE_REBUILD, SEGMENTS, STATION_SETS
 from weft.adapters.linux.elements import apply_changes, has_set, read_generation
 from weft.adapters.linux.entries import Entry, drop_entries, put_entries, read_entries, set_named
 from weft.adapters.linux.hosting import HOST_SETS
@@ -19,7 +20,7 @@ from weft.adapters.linux.ways import Way, way_commands, ways_of
 from weft.adapters.linux.wire import Request
 from weft.domain.errors import DatapathFault
 
-SMALL_SETS = (*VOICE_SETS, *SELF_SETS, *HOST_SETS)
+SMALL_SETS = (*VOICE_SETS, *SELF_SETS, *HOST_SETS, SEGMENTS)
 ALL_SETS = (*SMALL_SETS, *POLICY_SETS, *SERVICE_SETS)
 _GENERATION_MASK = 0xFFFFFFFF
 
@@ -35,6 +36,8 @@ class Table:
         self._stamped = self._generation
         self._spreads: set[Spread] = set()
         self._ways: set[Way] = set()
+        self.is_bridged = False
+        """Whether there is a table for what passes segments."""
 
     def prepare(self) -> bool:
         """Chains and rules as they should be, in one transaction; whether entries and counts have stayed.
@@ -49,7 +52,17 @@ class Table:
             self._nftables.run(REBUILD + stamp)
             have_stayed = False
         self._stamped += 1
+        if self.is_bridged:
+            self.bridge()
         return have_stayed
+
+    def bridge(self) -> None:
+        """The table of what passes segments, with its entries where they have stayed. To be there before a segment."""
+        try:
+            self._nftables.run(BRIDGE_BASE)
+        except DatapathFault:
+            self._nftables.run(BRIDGE_REBUILD)
+        self.is_bridged = True
 
     def spread(self, entries: Collection[Entry], *, anew: bool = False) -> None:
         """There is what leads to these entries and on from them, made anew where others may have had a hand in it."""
@@ -90,9 +103,9 @@ class Table:
         self._stamped += 1
 
     def read(self, sets: Iterable[str] = ALL_SETS) -> frozenset[Entry]:
-        """The entries of all or of some sets; none where somebody took the whole table away."""
+        """The entries of all or of some sets, and of who is on segments; none where somebody took a table away."""
         try:
-            return frozenset(read_entries(self._netfilter, sets))
+            return frozenset(read_entries(self._netfilter, [*sets, *(STATION_SETS if self.is_bridged else ())]))
         except Refused as refusal:
             if refusal.errno != errno.ENOENT:
                 raise

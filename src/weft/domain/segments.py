@@ -1,0 +1,86 @@
+"""Bridge mode: each network is a segment of its own, on which everyone is found by MAC (docs/design/bridge.md; pure).
+
+Nobody routes between segments. Who is on one, and where, is known from the store, so no MAC is ever learnt and nobody
+has to be asked; whether a question is answered by the node or flooded to all is the cluster's `arpMode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from weft.domain import ipam, kinds, model
+from weft.domain.addresses import Address
+from weft.domain.cluster import Cluster
+from weft.domain.ids import NodeName, TenantName
+
+_FIRST_UNTUNNELLED = 1 << 25
+"""Beyond every VNI: the numbers of networks that have none."""
+
+
+class Segment(msgspec.Struct, frozen=True, gc=False):
+    """A network as one link, on which everyone of it is. Its number is that of the overlay, where it has one."""
+
+    tenant: TenantName
+    number: int
+    floods: bool
+    """Whether questions for MACs go to everyone; else the node answers them."""
+
+    def __str__(self) -> str:
+        return f"segment {self.number}"
+
+
+class Station(msgspec.Struct, frozen=True, gc=False):
+    """A workload of another node on a segment: its frames go through that node's tunnel."""
+
+    tenant: TenantName
+    vni: int
+    vtep: str
+    mac: str
+    addresses: tuple[Address, ...]
+
+
+def is_bridged(cluster: Cluster) -> bool:
+    """Whether networks are segments; else the nodes route between them."""
+    return cluster.global_settings().fwd_mode == "bridge"
+
+
+def floods(cluster: Cluster) -> bool:
+    """Whether questions for MACs go to everyone of a segment."""
+    return cluster.global_settings().arp_mode == "flood"
+
+
+def segment_number(cluster: Cluster, network: model.Network) -> int:
+    """The number of the segment that a network is; 0 where nodes route."""
+    if network.tags is None or not is_bridged(cluster):
+        return 0
+    return network.tags.vni or _FIRST_UNTUNNELLED + network.tags.vlan
+
+
+def segment_of(cluster: Cluster, network: model.Network) -> Segment | None:
+    """The segment that a network is; nothing where nodes route."""
+    number = segment_number(cluster, network)
+    return Segment(network.tenant, number, floods(cluster)) if number else None
+
+
+def answered_addresses(cluster: Cluster, network: model.Network) -> Iterator[Address]:
+    """The addresses of a network that its nodes themselves answer for: its gateways, and its services."""
+    for family in (4, 6):
+        if gateway := ipam.gateway_of(network, family):
+            yield gateway
+    for service in cluster.all(kinds.SERVICE, network.tenant):
+        if service.network == network.name:
+            yield from service.addresses
+
+
+def station_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> Station | None:
+    """Where an endpoint of another node is; nothing where there is no way to it."""
+    stored = cluster.get(kinds.NETWORK, *endpoint.network_key)
+    other = cluster.get(kinds.NODE, endpoint.host)
+    if stored is None or other is None or endpoint.host == node:
+        return None
+    tags, vtep = stored.value.tags, other.value.vtep_ip
+    if tags is None or not tags.vni or not vtep or not endpoint.addresses:
+        return None
+    return Station(endpoint.tenant, tags.vni, vtep, endpoint.mac_address, endpoint.addresses)

@@ -1,0 +1,104 @@
+"""Bridge mode: networks are segments, and who is on them follows from the cluster (facts 7.5, 7.8; N8, N9)."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.domain import codec, kinds, model
+from weft.domain.addresses import Address, parse_address
+from weft.domain.cluster import Cluster
+from weft.domain.ids import EndpointId, NetworkName, NodeName, ServiceName, TenantName
+from weft.domain.nodeview import Gateway, Overlay, Peer, Remote, Space, ground_of, node_view, rank
+from weft.domain.segments import Segment, Station, segment_number
+
+BLUE = TenantName("blue")
+HERE, THERE = NodeName("here"), NodeName("there")
+NETWORK = model.Network(
+    tenant=BLUE,
+    name=NetworkName("net"),
+    encap="vxlan",
+    subnet="10.1.0.0/16",
+    gateway="10.1.0.1",
+    ipv6_subnet="2001:db8::/64",
+    tags=model.NetworkTags(vlan=1, vni=7),
+)
+SERVICE = model.Service(tenant=BLUE, name=ServiceName("web"), network=NETWORK.name, vip="10.1.0.9")
+
+
+def address(text: str) -> Address:
+    return parse_address(text, field="test")
+
+
+def endpoint(name: str, host: str, v4: str, v6: str = "") -> model.Endpoint:
+    return model.Endpoint(
+        tenant=BLUE,
+        network=NETWORK.name,
+        endpoint_id=EndpointId(name),
+        ip_address=v4,
+        ipv6_address=v6,
+        mac_address="02:02:0a:01:00:05",
+        host=host,
+    )
+
+
+def cluster_of(*endpoints: model.Endpoint, fwd_mode: model.FwdMode = "bridge", arp: model.ArpMode = "proxy") -> Cluster:
+    cluster = Cluster()
+    settings = model.Global(fwd_mode=fwd_mode, arp_mode=arp)
+    cluster.put(kinds.GLOBAL.store_key("global"), codec.encode(settings), 1)
+    for node, vtep in ((HERE, "192.0.2.1"), (THERE, "192.0.2.2")):
+        cluster.put(kinds.NODE.store_key(node), codec.encode(model.Node(name=node, vtep_ip=vtep)), 1)
+    cluster.put(kinds.NETWORK.store_key(BLUE, NETWORK.name), codec.encode(NETWORK), 1)
+    cluster.put(kinds.SERVICE.store_key(BLUE, SERVICE.name), codec.encode(SERVICE), 1)
+    for each in endpoints:
+        cluster.put(kinds.ENDPOINT.store_key(*each.key), codec.encode(each), 1)
+    assert not cluster.faults
+    return cluster
+
+
+def test_everyone_of_another_node_is_a_station() -> None:
+    """Its gateway and its services are answered for on the segment; nothing is routed."""
+    far = endpoint("far", THERE, "10.1.0.5", "2001:db8::5")
+    found = node_view(cluster_of(endpoint("near", HERE, "10.1.0.4"), far), HERE, [BLUE])
+    assert found == {
+        Space(BLUE),
+        Segment(BLUE, 7, floods=False),
+        Gateway(BLUE, address("10.1.0.1"), 7),
+        Gateway(BLUE, address("10.1.0.9"), 7),
+        Overlay(BLUE, 7),
+        Peer(BLUE, 7, "192.0.2.2"),
+        Station(BLUE, 7, "192.0.2.2", "02:02:0a:01:00:05", far.addresses),
+    }
+    assert [type(part) for part in sorted(found, key=rank)][:2] == [Space, Segment]
+
+
+def test_flooding_is_the_clusters_choice() -> None:
+    """N9: the segment is another, and peers get what is said to all."""
+    found = node_view(cluster_of(endpoint("far", THERE, "10.1.0.5"), arp="flood"), HERE, [BLUE])
+    assert Segment(BLUE, 7, floods=True) in found
+    assert Peer(BLUE, 7, "192.0.2.2", floods=True) in found
+
+
+def test_where_nodes_route_there_are_no_segments() -> None:
+    """N8."""
+    cluster = cluster_of(endpoint("far", THERE, "10.1.0.5"), fwd_mode="routing")
+    found = node_view(cluster, HERE, [BLUE])
+    assert not any(isinstance(part, Segment | Station) for part in found)
+    assert any(isinstance(part, Remote) for part in found)
+    assert Gateway(BLUE, address("10.1.0.1")) in found
+    assert segment_number(cluster, NETWORK) == 0
+
+
+@pytest.mark.parametrize(
+    "gone", [endpoint("far", "nobody", "10.1.0.5"), endpoint("near", HERE, "10.1.0.5"), endpoint("far", THERE, "")]
+)
+def test_who_is_here_or_nowhere_is_no_station(gone: model.Endpoint) -> None:
+    assert not any(isinstance(part, Station) for part in node_view(cluster_of(gone), HERE, [BLUE]))
+
+
+def test_a_network_without_tunnels_is_a_segment_too() -> None:
+    """It has a number that no tunnel has."""
+    local = model.Network(tenant=BLUE, name=NetworkName("l"), encap="vlan", subnet="10.9.0.0/24",
+                          tags=model.NetworkTags(vlan=7))  # fmt: skip
+    number = segment_number(cluster_of(), local)
+    assert number > 1 << 24
+    assert list(ground_of(cluster_of(), local)) == [Space(BLUE), Segment(BLUE, number, floods=False)]
