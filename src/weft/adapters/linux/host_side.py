@@ -137,18 +137,21 @@ class HostSide:
         joined = {each.tenant for each in gone | new if isinstance(each, HostLink)}  # all of theirs may change
         links = {each for each in self._ruling if isinstance(each, HostLink)}
         former = self._routes(gone.union(*(self._told[tenant] for tenant in joined)), links)
-        before = self._entries_near(gone | new)
+        ruling = {each for each in gone | new if _rules(each)}
+        before = self._entries_near(ruling)
         self._tell(drop=gone, put=new)
         wanted = self._routes(new.union(*(self._told[tenant] for tenant in joined)), (links - gone) | new)
         self._netlink.send_batch([*map(drop_route, former - wanted), *map(put_route, wanted - former)])
-        if any(map(_rules, gone | new)):
+        if ruling:
             # Sets of ranges are not changed by elements: they are few, and seldom others.
-            self._is_made &= not any(isinstance(each, Reach) and each.sources is not None for each in gone | new)
-            self._change_rules(before, self._entries_near(gone | new))
+            self._is_made &= not any(isinstance(each, Reach) and each.sources is not None for each in ruling)
+            self._change_rules(before, self._entries_near(ruling))
             self._forget(rules_of(gone), rules_of(new))
 
     def _entries_near(self, parts: Set[Part]) -> frozenset[HostEntry]:
         """The entries that some parts have, or would have if they were there, or others have in their place."""
+        if not parts:
+            return frozenset()
         places = {place_of(part) for part in parts}
         anywhere = any(isinstance(part, Door) for part in parts)
         near = (each for each in self._ruling if anywhere or isinstance(each, Door) or place_of(each) in places)
