@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +11,14 @@ from weft.adapters.ovs.actions import IN_PORT, DecrementTtl, Move, Output, Outpu
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import OWNER, Flow
 from weft.adapters.ovs.openflow import OpenFlow
+from weft.domain.addresses import parse_address
 from weft.domain.errors import DatapathFault
 from weft.testing.switches import Switch, running_switch
 
 MAC = 0xEEEEEEEEEEEE
 TRACKED = (0x20, 0x30)
+PACKET = "0200000000020200000000010800450000240001000009119dc60a0000010a00000200010002001000000000000000000000"
+"""UDP from port 1 of 10.0.0.1 to port 2 of 10.0.0.2, in hexadecimal."""
 V4, V6, ARP = 0x0800, 0x86DD, 0x0806
 FLOWS = [
     Flow(0, 10, match({"in_port": 3, "eth_type": V4, "ip_src": (0x0A000000, 0xFF000000)}), (SetField("reg0", 5),), 2),
@@ -122,3 +125,30 @@ def test_a_switch_that_comes_back_is_spoken_to_again(switch: Switch, openflow: O
     openflow.change(put=FLOWS)
     assert {each.flow for each in openflow.read_flows()} == set(FLOWS)
     assert openflow.connections == 2
+
+
+def test_connections_are_forgotten_by_their_ends_and_by_their_zone(switch: Switch, openflow: OpenFlow) -> None:
+    """The switch is handed packets, and tells what it remembers of them."""
+    here, there = parse_address("10.0.0.1", field="here"), parse_address("10.0.0.2", field="there")
+    flow = Flow(0, 1, match({"eth_type": V4}), (SetField("reg0", 5), Track("reg0", commit=True)))
+
+    def connect() -> None:
+        switch.flows("packet-out", "ours", f"in_port=LOCAL packet={PACKET} actions=table")
+
+    def remembered() -> bool:
+        return "10.0.0.1" in switch.command("dpctl/dump-conntrack", "zone=5")
+
+    openflow.change(put=[flow])
+    ways: list[Callable[[], None]] = [
+        lambda: openflow.forget_connections(5, [here]),
+        lambda: openflow.forget_connections(5, [there]),
+        lambda: openflow.forget_zones([5]),
+    ]
+    for forget in ways:
+        connect()
+        assert remembered()
+        openflow.forget_connections(6, [here, there])
+        openflow.forget_zones([6])
+        assert remembered()
+        forget()
+        assert not remembered()

@@ -28,6 +28,7 @@ from weft.adapters.ovs.pipeline import not_carried, not_reachable
 from weft.domain.addresses import Address
 from weft.domain.diff import Difference
 from weft.domain.errors import DatapathFault
+from weft.domain.ids import TenantName
 from weft.domain.nodeview import NO_RATES, Overlay, Part, Peer, Port, Space
 from weft.ports.datapath import NO_CHANGE, Drop, Findings, ServiceUse, SpaceSurvey, Tallies, Wiring
 
@@ -86,7 +87,7 @@ class OvsDatapath:
         links = self._devices.read()
         mended += self._devices.converge_peers((part for part in wanted if isinstance(part, Peer)), links)
         mended += self._flows.converge(wanted, self._ground())
-        self._bridge.forget(self._bridge.tenants().keys() - tenants)
+        self._forget(self._bridge.tenants().keys() - tenants)
         self._connections, self._numbers = self._count_connections(), self._read_numbers()
         _refuse(not_carried(wanted))
         missing = {part for part in wanted if isinstance(part, Port) and part.interface not in self._numbers}
@@ -137,7 +138,7 @@ class OvsDatapath:
             self._bridge.drop(gone)
             self._devices.retire(link for name, link in self._devices.read().items() if name in gone)
             self._devices.reap()
-        self._bridge.forget(part.tenant for part in drop if isinstance(part, Space))
+        self._forget(part.tenant for part in drop if isinstance(part, Space))
         self._numbers = self._read_numbers()
         _refuse(not_carried(difference.put))
 
@@ -226,6 +227,13 @@ class OvsDatapath:
         self._bridge.drop(self._leaving, wait=wait)
         self._devices.reap()
         self._leaving.clear()
+
+    def _forget(self, tenants: Iterable[TenantName]) -> None:
+        """Free the numbers of tenants, and the connections with them: whoever gets a number next inherits none."""
+        known = self._bridge.tenants()
+        gone = [tenant for tenant in tenants if tenant in known]
+        self._openflow.forget_zones(known[tenant] for tenant in gone)
+        self._bridge.forget(gone)
 
     def _ground(self) -> Ground:
         return Ground(

@@ -87,6 +87,15 @@ class OpenFlow:
             self.look_alive()
             self._guarded(lambda stream: self._send_all(stream, bodies))
 
+    def forget_zones(self, zones: Iterable[int]) -> None:
+        """No connection in these zones."""
+        bodies = [
+            _FLUSH_FORM.pack(_NICIRA, _FLUSH, 0) + _ZONE_FORM.pack(_ZONE, _ZONE_FORM.size, each) for each in zones
+        ]
+        if bodies:
+            self.look_alive()
+            self._guarded(lambda stream: self._send_all(stream, bodies))
+
     def look(self) -> None:
         """Answer what the switch asks, waiting for nothing; `DatapathFault` when the connection has ended."""
         if self._stream is None:
