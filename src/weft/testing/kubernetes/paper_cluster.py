@@ -40,7 +40,7 @@ class PaperCluster:
         await self.lab.master.start("--mode=kubernetes", f"--contiv-json={await self._contiv('weft-netmaster')}")
         mode = ("--mode=kubernetes", "--contiv-socket=none", f"--contiv-json={await self._contiv('weft-netplugin')}")
         for name in ("one", "two"):
-            await self.lab.host(name, *mode)
+            await self.lab.host(name, *mode, "--node-ttl=30")  # the machine may be busy
 
     async def _contiv(self, account: str) -> Path:
         token = await token_of(self.api, account)
