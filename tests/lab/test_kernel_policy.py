@@ -8,8 +8,9 @@ from weft.domain.policy.parts import REFUSES
 from weft.domain.policy.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
 from weft.domain.policy.rules import Direction
 from weft.testing.judged import Ward, row
+from weft.testing.modes import BOTH_MODES
 
-pytestmark = pytest.mark.parametrize("fwdmode", ["routing", "bridge"])
+pytestmark = BOTH_MODES
 
 ALLOW, DENY = 0x111, REFUSES | 0x222
 

@@ -15,9 +15,10 @@ from weft.domain.policy.parts import REFUSES
 from weft.domain.policy.protocols import ICMP, ICMPV6, TCP, UDP
 from weft.domain.policy.rules import Direction
 from weft.testing.judged import Pod, Ward, row
+from weft.testing.modes import BOTH_MODES
 from weft.testing.waiting import DEADLINE
 
-pytestmark = pytest.mark.parametrize("fwdmode", ["routing", "bridge"])
+pytestmark = BOTH_MODES
 
 ALLOW, DENY = 0x111, REFUSES | 0x222
 PORT = 8080

@@ -18,9 +18,10 @@ from weft.domain.policy.parts import REFUSES, WORKLOAD, PolicyPart, Row, Tally, 
 from weft.domain.policy.protocols import TCP, UDP
 from weft.domain.policy.rules import Direction
 from weft.testing.judged import TENANT, Ward, row, tallies_of
+from weft.testing.modes import BRIDGE_IN_SOAK
 from weft.testing.waiting import DEADLINE
 
-pytestmark = pytest.mark.parametrize("fwdmode", ["routing", "bridge"])
+pytestmark = BRIDGE_IN_SOAK
 
 ALLOW, DENY = 0x111, REFUSES | 0x222
 PORT = 8080

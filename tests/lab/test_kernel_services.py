@@ -27,9 +27,10 @@ from weft.domain.policy.parts import REFUSES
 from weft.domain.policy.protocols import ICMP, SCTP, TCP, UDP
 from weft.domain.policy.rules import Direction
 from weft.testing.judged import TENANT, Pod, Ward, row
+from weft.testing.modes import BOTH_MODES
 from weft.testing.waiting import DEADLINE
 
-pytestmark = pytest.mark.parametrize("fwdmode", ["routing", "bridge"])
+pytestmark = BOTH_MODES
 
 VIPS = {family: parse_address(text, field="vip") for family, text in ((4, "10.0.9.9"), (6, "fd00::9:9"))}
 GATEWAY = Gateway(TENANT, parse_address("fd00::ffff", field="gateway"))

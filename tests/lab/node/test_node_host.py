@@ -16,6 +16,7 @@ from weft.adapters.linux.netns import Namespace
 from weft.cni.errors import CniError
 from weft.testing import inventory, traffic
 from weft.testing.hosts import Host, Pod
+from weft.testing.modes import BRIDGE_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.traffic import QUIET_S, TCP, UDP, IPAddress
 from weft.testing.waiting import DEADLINE, eventually, until
@@ -38,6 +39,7 @@ def own_place(host: Host, closing: ExitStack, family: int = 4) -> traffic.Place:
     return traffic.Place(namespace, v4 if family == 4 else ip_address(f"fd77:6566:7400::{host.address}"))
 
 
+@BRIDGE_IN_SOAK
 @pytest.mark.parametrize("gateways", [{}, {"gateway": "10.7.0.1", "ipv6Gateway": "2001:db8:7::1"}])
 async def test_hosts_and_pods_reach_each_other(lab: NetLab, closing: ExitStack, gateways: dict[str, str]) -> None:
     """H2, W35: hosts reach pods of their own and of other hosts, pods reach their host; with a gateway or without."""
@@ -55,6 +57,7 @@ async def test_hosts_and_pods_reach_each_other(lab: NetLab, closing: ExitStack, 
     assert await a.reaches(b)
 
 
+@BRIDGE_IN_SOAK
 async def test_policy_knows_hosts(lab: NetLab, closing: ExitStack) -> None:
     """A pod that nobody may call is called by its own host, for kubelet's probes, and by no other host."""
     await lab.network("dual", **DUAL)
@@ -132,6 +135,7 @@ def put_firewall(host: Host) -> None:
     )
 
 
+@BRIDGE_IN_SOAK
 async def test_pods_reach_the_world_as_their_node(lab: NetLab, closing: ExitStack) -> None:
     """The way out, and nobody from outside comes in by it."""
     await lab.network("dual", **DUAL)
@@ -154,6 +158,7 @@ async def test_targets_may_see_pods_as_they_are(lab: NetLab, closing: ExitStack)
     assert await calls(pod.place(), world, port=92) == str(pod.address())
 
 
+@BRIDGE_IN_SOAK
 async def test_tenants_with_the_same_addresses_go_out_and_never_meet(lab: NetLab, closing: ExitStack) -> None:
     """H3: the host knows their pods by private addresses, which no pod reaches; all of it survives kill -9 (W30)."""
     one = await lab.host("one")
@@ -228,6 +233,7 @@ async def answers(source: traffic.Place, address: str, port: int) -> bool:
     return False
 
 
+@BRIDGE_IN_SOAK
 async def test_a_port_of_the_host_leads_to_a_pod_until_del(lab: NetLab, closing: ExitStack) -> None:
     """P-51: from outside and from the host; it survives kill -9, and is gone after DEL."""
     await lab.network("dual", **DUAL)
@@ -324,6 +330,7 @@ async def test_rates_are_limited_both_ways(lab: NetLab) -> None:
     await until(lambda: not one.tenants.names())
 
 
+@BRIDGE_IN_SOAK
 async def test_nothing_is_left_on_the_host_when_the_last_pod_is_gone(lab: NetLab) -> None:
     """H4, R8: no device, no route, no rule, also where somebody's firewall drops what it does not know."""
     await lab.network("dual", **DUAL)

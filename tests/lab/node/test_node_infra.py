@@ -13,6 +13,7 @@ import pytest
 from weft.adapters.linux.netns import Namespace
 from weft.testing import inventory, traffic
 from weft.testing.hosts import Host
+from weft.testing.modes import BRIDGE_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.waiting import eventually
 
@@ -41,6 +42,7 @@ async def places(hosts: list[Host], name: str, closing: ExitStack) -> list[traff
     return found
 
 
+@BRIDGE_IN_SOAK
 @pytest.mark.parametrize("length", [24, 16])
 async def test_hosts_reach_each_other_in_every_infra_network(lab: NetLab, length: int) -> None:
     """N1, W36: an address each, also under a long name; it survives kill -9, and goes with its network."""
@@ -72,6 +74,7 @@ async def test_hosts_reach_each_other_in_every_infra_network(lab: NetLab, length
     assert not [key for key in await lab.rest.state() if key.startswith(("endpoints/", "claims/addresses"))]
 
 
+@BRIDGE_IN_SOAK
 async def test_data_networks_have_host_routes_where_the_host_is_on_the_overlay(lab: NetLab) -> None:
     """H1, H4: with `contivh1` every host has a route to each data network, from its creation to its end."""
     hosts = [*await asyncio.gather(lab.host("one"), lab.host("two"))]

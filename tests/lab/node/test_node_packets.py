@@ -11,6 +11,7 @@ import pytest
 
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
+from weft.testing.modes import BOTH_MODES
 from weft.testing.netlab import NetLab
 from weft.testing.traffic import QUIET_S
 
@@ -40,6 +41,7 @@ async def hears(ear: socket.socket, *, within: float) -> bytes | None:
         return None
 
 
+@BOTH_MODES
 @pytest.mark.parametrize("family", [4, 6])
 async def test_packets_of_full_size_pass_whole_and_larger_ones_are_refused(hosts: list[Host], family: int) -> None:
     a, b, c = [await host.pod(name, network="net") for name, host in zip("abc", (*hosts, hosts[0]), strict=True)]
@@ -62,6 +64,7 @@ async def test_packets_of_full_size_pass_whole_and_larger_ones_are_refused(hosts
             assert refused.value.errno == errno.EMSGSIZE
 
 
+@BOTH_MODES
 @pytest.mark.parametrize("family", [4, 6])
 async def test_forged_addresses_go_nowhere(hosts: list[Host], family: int) -> None:
     """A pod speaks with its own address and MAC only, to pods of its own host and of others."""
@@ -84,6 +87,7 @@ async def test_forged_addresses_go_nowhere(hosts: list[Host], family: int) -> No
         assert await a.never_reaches(target, family=family)
 
 
+@BOTH_MODES
 async def test_a_pod_is_no_router(hosts: list[Host]) -> None:
     """Router advertisements and redirects are dropped; an echo request on the same road passes."""
     a, b = [await host.pod(name, network="net") for name, host in zip("ab", hosts, strict=True)]

@@ -10,6 +10,7 @@ import pytest
 
 from weft.testing import inventory
 from weft.testing.hosts import Pod
+from weft.testing.modes import BRIDGE_IN_SOAK
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.traffic import TCP, UDP, Transport
 from weft.testing.waiting import eventually, until
@@ -25,6 +26,7 @@ async def two_hosts_with_pods(lab: NetLab, *names: str, **choices: str) -> list[
 
 
 @ON_BOTH
+@BRIDGE_IN_SOAK
 async def test_pods_of_a_network_reach_each_other_again_and_again(lab: NetLab) -> None:
     """B1, B3: any to any, removed and started again; no address is lost on the way."""
     await lab.network("wide", subnet="10.1.0.0/16", pktTag=1001)
@@ -90,6 +92,7 @@ async def test_networks_of_a_tenant_are_routed_to_each_other(lab: NetLab) -> Non
 
 
 @ON_BOTH
+@BRIDGE_IN_SOAK
 @pytest.mark.parametrize("subnet", ["10.5.0.0/16", "10.5.0.0/24"])
 async def test_a_network_without_gateway_has_a_way_out_all_the_same(lab: NetLab, subnet: str) -> None:
     """N5, W35: a default route for both families, and everyone is reached."""
@@ -105,6 +108,7 @@ async def test_a_network_without_gateway_has_a_way_out_all_the_same(lab: NetLab,
 
 
 @ON_BOTH
+@BRIDGE_IN_SOAK
 async def test_tenants_with_the_same_addresses_never_meet(lab: NetLab) -> None:
     """N6: equal subnets, pods started at once; each reaches its own tenant's and nobody else's."""
     for tenant in ("blue", "red"):
@@ -140,6 +144,7 @@ async def test_tenants_with_the_same_addresses_never_meet(lab: NetLab) -> None:
     assert all(silence)
 
 
+@BRIDGE_IN_SOAK
 async def test_networks_and_tenants_leave_nothing_behind(lab: NetLab) -> None:
     """N7: created and removed again and again; nothing stays in the store, and no namespace or device on a host."""
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
