@@ -32,7 +32,7 @@ def nft(ward: Ward, command: str) -> None:
 
 
 def policy_entries(ward: Ward) -> set[Entry]:
-    return {entry for entry in ward.space.table.read() if not entry.name.startswith("ports")}
+    return {entry for entry in ward.space.table.read() if not entry.name.startswith(("ports", "segments"))}
 
 
 def entries(parts: set[PolicyPart]) -> set[Entry]:
@@ -113,8 +113,10 @@ TAMPERINGS = {
 
 @pytest.mark.parametrize("tampering", ["everything flushed", "the table deleted", "the rules flushed"])
 @pytest.mark.parametrize("family", [4, 6])
-def test_nothing_passes_until_it_is_mended(ward: Ward, tampering: str, family: int) -> None:
+def test_nothing_passes_until_it_is_mended(ward: Ward, fwdmode: str, tampering: str, family: int) -> None:
     """Fail closed, though nothing of ours is there that could refuse: the kernel itself does not forward it."""
+    if fwdmode == "bridge":
+        pytest.skip("a bridge goes on carrying frames within its network")
     one, two = ward.pod(1), ward.pod(2)
     wanted = ward.parts([one, two])
     assert ward.ask(one, two, UDP, PORT, family=family) == 0
