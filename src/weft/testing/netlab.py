@@ -17,7 +17,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TypeVar
 
-from weft.adapters.linux.links import LOOPBACK, Device, alter_link, create_bridge, create_veth, read_link
+from weft.adapters.linux.links import LOOPBACK, Device, alter_link, create_bridge, create_veth, delete_link, read_link
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.routes import LinkAddress, Prefix, put_address
@@ -87,6 +87,8 @@ class NetLab:
         bridge = read_link(self._netlink, _BRIDGE)
         assert bridge is not None
         self._bridge = bridge.index
+        # Another lab may come to the same namespace.
+        self._stack.callback(self._netlink.send_batch, [delete_link(bridge.index)])
         own = LinkAddress(link=self._bridge, prefix=_on_underlay(_OWN_NUMBER))
         self._netlink.send_batch([alter_link(self._bridge, up=True), put_address(own)])
         await self._stack.enter_async_context(self.master)
