@@ -37,7 +37,9 @@ e2e: $(READY)
 	$(BIN)/python -m pytest tests/e2e
 
 soak: $(READY)
-	scripts/install-system-packages etcd lab ovs
+	scripts/install-system-packages etcd kubernetes lab ovs
+	scripts/build-kubernetes
+	scripts/build-kubernetes e2e.test agnhost
 	$(BIN)/python -m pytest -m soak --timeout 3600 tests
 
 bench: $(READY)

@@ -42,3 +42,9 @@ def kube_apiserver() -> Path:
 def kubernetes() -> Path:
     """The directory of all of Kubernetes' programs that a cluster needs; built when one is not there yet."""
     return Path(build("build-kubernetes"))
+
+
+@pytest.fixture(scope="session")
+def kubernetes_judge() -> Path:
+    """The same directory, where the Kubernetes project's own tests are too; built when they are not there yet."""
+    return Path(build("build-kubernetes", "e2e.test", "agnhost"))

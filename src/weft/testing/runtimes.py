@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -46,15 +46,16 @@ def take_own_disk() -> None:
     NamespaceDirectory(Path("/run/netns")).prepare()
 
 
-def make_root(path: Path) -> Path:
-    """A root directory for containers: busybox under the names that tests use."""
+def make_root(path: Path, *, applets: Sequence[str] = _APPLETS) -> Path:
+    """A root directory for containers: busybox under the names that tests use, or under others."""
     busybox = shutil.which("busybox")
     assert busybox is not None, "scripts/install-system-packages e2e installs busybox"
     for name in ("bin", "dev", "etc", "proc", "run", "sys", "tmp"):
         (path / name).mkdir(parents=True)
     shutil.copy(busybox, path / "bin" / "busybox")
-    for applet in _APPLETS:
-        (path / "bin" / applet).symlink_to("busybox")
+    for applet in applets:
+        if applet != "busybox":
+            (path / "bin" / applet).symlink_to("busybox")
     return path
 
 

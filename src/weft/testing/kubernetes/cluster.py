@@ -38,9 +38,9 @@ class Cluster:
         self.server = server
         self.api = api
         self.nodes: dict[str, Node] = {}
-        self._programs = programs
+        self.programs = programs
         self._stack = stack
-        self._kubeconfig = server.kubeconfig(*ADMIN)
+        self.kubeconfig = server.kubeconfig(*ADMIN)
         self._image = lab.directory / "image.tar"
         root = make_root(lab.directory / "root")
         write_image(self._image, root, name=IMAGE, command=("/bin/sleep", "infinity"))
@@ -53,7 +53,7 @@ class Cluster:
         self._stack.callback(node.close)  # before its cgroup goes, and so not only with the lab
         self.nodes[name] = node
         await node.join(
-            kubelet=self._programs / "kubelet",
+            kubelet=self.programs / "kubelet",
             kubeconfig=self.server.kubeconfig(f"system:node:{name}", "system:nodes"),
             ca=self.server.authority.ca,
             image=self._image,
@@ -74,8 +74,8 @@ class Cluster:
 
     async def kubectl(self, *words: str) -> str:
         """What kubectl prints, which must succeed."""
-        kubectl = str(self._programs / "kubectl")
-        return await must(kubectl, f"--kubeconfig={self._kubeconfig}", *words, within=WITHIN)
+        kubectl = str(self.programs / "kubectl")
+        return await must(kubectl, f"--kubeconfig={self.kubeconfig}", *words, within=WITHIN)
 
     async def apply(self, *documents: Mapping[str, object]) -> None:
         """`kubectl apply`."""
