@@ -42,6 +42,8 @@ from weft.runtime.turns import Turns
 Meanwhile = Callable[[model.Endpoint], Awaitable[None]]
 
 ROUND_S = 1.0
+TELL_AFTER_S = 0.002
+"""How long the store waits to be told of what is attached: the answer to the runtime goes first, and others join."""
 _NO_RESTORE = At(kinds.RESTORE_KEY, NEVER)
 
 
@@ -313,7 +315,7 @@ class Holdings:
         self.journal.put(note)
         await meanwhile(endpoint)
         self._untold.add(note.key)
-        self._news.set()
+        asyncio.get_running_loop().call_later(TELL_AFTER_S, self._news.set)
         kept = self.journal.get(wanted.key)
         if kept is None or kept.stage is Stage.LEAVING:
             raise Unavailable(f"{wanted.key} could not be published: try again")
