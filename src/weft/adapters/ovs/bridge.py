@@ -51,10 +51,6 @@ class SwitchBridge:
         self.database = Database(f"unix:{directory / 'db.sock'}", columns=_COLUMNS)
         self._last_number = 0
 
-    @property
-    def is_there(self) -> bool:
-        return self._find() is not None
-
     def prepare(self) -> list[str]:
         """The bridge is there and as it must be; what was done to it, in words."""
         self.database.look_alive()

@@ -16,7 +16,7 @@ OWNER = 0x77656674 << 32
 """The cookie of every flow of ours: a process with no memory knows them by it."""
 OWNER_MASK = 0xFFFFFFFF << 32
 
-ADD, DELETE, DELETE_STRICT = 0, 3, 4
+ADD, DELETE_STRICT = 0, 4
 _ALL_TABLES = 0xFF
 _ANY = 0xFFFFFFFF
 _MOD = struct.Struct("!QQBBHHHIIIHH")
@@ -73,11 +73,6 @@ def add_flow(flow: Flow) -> bytes:
 def delete_flow(key: FlowKey) -> bytes:
     """The body of a message that takes a flow of ours away; gone already is fine."""
     return _mod(DELETE_STRICT, key, cookie=OWNER, mask=OWNER_MASK)
-
-
-def delete_all() -> bytes:
-    """The body of a message that takes every flow of ours away."""
-    return _mod(DELETE, FlowKey(_ALL_TABLES, 0, ()), cookie=OWNER, mask=OWNER_MASK)
 
 
 def _mod(command: int, key: FlowKey, *, cookie: int, mask: int) -> bytes:
