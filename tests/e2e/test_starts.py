@@ -180,7 +180,7 @@ async def besiege(lab: NetLab, *, starts: int) -> None:
         for number in range(starts):
             last = await siege.start(lab.hosts["one"], f"new{number}", last)
             assert not siege.forbidden, f"in start {number}: {siege.forbidden}"
-    assert siege.aimed > starts * 3 // 4
+    assert siege.aimed > starts // 2  # the rest got an address that had just ended its rest
 
 
 @pytest.mark.timeout(600)
