@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from weft.domain import codec, kinds
-from weft.domain.balancing.kube_objects import EndpointSlice, KubeService, KubeSlice, Service
+from weft.domain.balancing.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice
 from weft.domain.commits import Delete, DeleteAll, Put, Write
 from weft.domain.ids import TenantName
 from weft.drivers import EtcdStoreSettings, open_store
@@ -52,7 +52,7 @@ class KubeFeed:
             namespace=NAMESPACE,
             name=name,
             shared=shared,
-            service=msgspec.convert(service, Service),
+            service=msgspec.convert(service, DeclaredService),
         )
         writes: list[Write] = [
             Put(kinds.KUBE_SERVICE.store_key(self._tenant, NAMESPACE, name), codec.encode(document)),

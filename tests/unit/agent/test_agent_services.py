@@ -10,7 +10,7 @@ from weft.agent.services import Services
 from weft.agent.svcstats import show_uses
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
-from weft.domain.balancing.kube_objects import KubeService, Service
+from weft.domain.balancing.kube_objects import DeclaredService, KubeService
 from weft.domain.balancing.parts import Backend, Front
 from weft.domain.changes import endpoints
 from weft.domain.changes.endpoints import Busy
@@ -173,7 +173,7 @@ def test_svcstats_have_every_port_and_provider() -> None:
 
 def kube_service(**spec: object) -> KubeService:
     members = {"spec": {"clusterIPs": ["10.96.0.10"], "ports": [{"port": 80, "nodePort": 30080}], **spec}}
-    return KubeService(tenant=TENANT, namespace="lab", name="web", service=msgspec.convert(members, Service))
+    return KubeService(tenant=TENANT, namespace="lab", name="web", service=msgspec.convert(members, DeclaredService))
 
 
 def put_kube(scene: Scene, document: KubeService | None) -> None:

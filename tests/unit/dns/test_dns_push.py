@@ -22,10 +22,10 @@ from weft.dns.upstream import Upstreams
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.balancing.kube_objects import (
+    DeclaredService,
     EndpointSlice,
     KubeService,
     KubeSlice,
-    Service,
     ServiceSpec,
     SliceEndpoint,
 )
@@ -298,8 +298,8 @@ async def test_services_of_kubernetes_are_followed_in_every_tenant_that_has_them
     pusher = NamePusher(world.cluster, socket=netdns.door)
     pusher.admit(DEFAULT)
     pusher.admit(red)
-    document = KubeService(tenant=DEFAULT, namespace="shop", name="web", service=Service())
-    headless = msgspec.structs.replace(document, service=Service(spec=ServiceSpec(cluster_ips=("None",))))
+    document = KubeService(tenant=DEFAULT, namespace="shop", name="web", service=DeclaredService())
+    headless = msgspec.structs.replace(document, service=DeclaredService(spec=ServiceSpec(cluster_ips=("None",))))
     value = EndpointSlice(address_type="IPv4", endpoints=(SliceEndpoint(addresses=("10.1.1.5",)),))
     piece = KubeSlice(tenant=DEFAULT, namespace="shop", service_name="web", name="web-1", slice=value)
     async with netdns.running(), beside(pusher.run(), name="names"):

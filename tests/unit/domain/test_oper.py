@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from weft.domain import codec, ipam, kinds, model
-from weft.domain.balancing.kube_objects import KubeService, Service, ServiceSpec
+from weft.domain.balancing.kube_objects import DeclaredService, KubeService, ServiceSpec
 from weft.domain.changes.endpoints import plan_publish
 from weft.domain.ids import NodeName
 from weft.domain.oper import endpoint_oper, oper_of
@@ -110,7 +110,7 @@ def test_a_kubernetes_service_tells_what_of_it_has_no_effect() -> None:
     """CVE-2020-8554: an external address that is not the tenant's says so."""
     world = World()
     spec = ServiceSpec(cluster_ips=("10.96.0.10",), external_ips=("198.51.100.7", "10.96.0.10"))
-    document = KubeService(tenant=DEFAULT, namespace="prod", name="shop", service=Service(spec=spec))
+    document = KubeService(tenant=DEFAULT, namespace="prod", name="shop", service=DeclaredService(spec=spec))
     world.cluster.put(kinds.KUBE_SERVICE.store_key(DEFAULT, "prod", "shop"), codec.encode(document), 1)
     reason = "is not in externalRanges of the tenant"
     assert oper_of(world.cluster, kinds.KUBE_SERVICE, document) == {

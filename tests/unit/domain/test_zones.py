@@ -7,10 +7,10 @@ import msgspec
 from weft.domain import kinds, model
 from weft.domain.balancing.kube_objects import (
     Conditions,
+    DeclaredService,
     EndpointSlice,
     KubeService,
     KubeSlice,
-    Service,
     ServicePort,
     ServiceSpec,
     SliceEndpoint,
@@ -31,7 +31,7 @@ def service(
     name: str = "web", *, tenant: TenantName = DEFAULT_TENANT, shared: bool = False, **spec: object
 ) -> KubeService:
     given = {"cluster_ips": ("10.96.0.9",), "ports": (PORT,)} | spec
-    value = Service(spec=ServiceSpec(**given))  # type: ignore[arg-type]
+    value = DeclaredService(spec=ServiceSpec(**given))  # type: ignore[arg-type]
     return KubeService(tenant=tenant, namespace="shop", name=name, shared=shared, service=value)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain import kinds, model
-from weft.domain.balancing.kube_objects import EndpointSlice, KubeService, KubeSlice, Service, ServiceSpec
+from weft.domain.balancing.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, ServiceSpec
 from weft.domain.commits import Delete, Put
 from weft.domain.ids import DEFAULT_TENANT, TenantName
 from weft.domain.kinds import Kind
@@ -31,7 +31,7 @@ def policy(space: str, name: str) -> KubePolicy:
 
 def service(space: str, name: str = "web", *, tenant: str = "default", address: str = "10.96.0.1") -> KubeService:
     spec = ServiceSpec(cluster_ips=(address,))
-    return KubeService(tenant=TenantName(tenant), namespace=space, name=name, service=Service(spec=spec))
+    return KubeService(tenant=TenantName(tenant), namespace=space, name=name, service=DeclaredService(spec=spec))
 
 
 def slice_of(space: str, name: str = "web", *, tenant: str = "default") -> KubeSlice:

@@ -19,7 +19,7 @@ from weft.adapters.kubernetes.policies import read_policy
 from weft.adapters.kubernetes.slices import read_endpoints, read_slice, read_slice_v1beta1
 from weft.adapters.kubernetes.watching import Form, Reflector
 from weft.domain import kinds
-from weft.domain.balancing.kube_objects import KubeService, KubeSlice, Service
+from weft.domain.balancing.kube_objects import DeclaredService, KubeService, KubeSlice
 from weft.domain.ids import DEFAULT_TENANT
 from weft.domain.kinds import Kind
 from weft.domain.model import Value
@@ -35,7 +35,7 @@ _ALWAYS_SHARED = ("default", "kubernetes")
 _DNS_LABEL = ("k8s-app", "kube-dns")
 
 
-class _Service(Service, frozen=True, kw_only=True):
+class _Service(DeclaredService, frozen=True, kw_only=True):
     """A v1 Service with its metadata."""
 
     metadata: Metadata
@@ -81,7 +81,7 @@ def read_service(data: bytes) -> KubeService:
             or metadata.labels.get(label) == value
             or metadata.annotations.get(SHARED_ANNOTATION) == "true"
         ),
-        service=Service(spec=spec, status=found.status),
+        service=DeclaredService(spec=spec, status=found.status),
     )
 
 

@@ -79,7 +79,7 @@ class ServiceStatus(_Value, frozen=True, kw_only=True):
     load_balancer: LoadBalancer = LoadBalancer()
 
 
-class Service(_Value, frozen=True, kw_only=True):
+class DeclaredService(_Value, frozen=True, kw_only=True):
     """A v1 Service."""
 
     spec: ServiceSpec = ServiceSpec()
@@ -129,7 +129,7 @@ class KubeService(Value, frozen=True, kw_only=True):
     shared: bool = False
     names: bool = False
     """Whether it is where pods ask for names: every tenant has it for itself, and its own netdns answers."""
-    service: Service
+    service: DeclaredService
 
 
 class KubeSlice(Value, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.balancing.kube_objects import (
     HEADLESS,
     AffinityConfig,
+    DeclaredService,
     EndpointSlice,
-    Service,
     ServicePort,
     SliceEndpoint,
 )
@@ -24,7 +24,7 @@ from weft.domain.policy.ranges import parse_cidr
 
 
 def pools_for_pods(
-    service: Service, slices: Iterable[EndpointSlice], *, node: str, outer: Iterable[Address]
+    service: DeclaredService, slices: Iterable[EndpointSlice], *, node: str, outer: Iterable[Address]
 ) -> dict[Front, Pool]:
     """Where pods of a node ask. To pods, an outer address is as good as one of the cluster: it has all backends."""
     listed, own_only = tuple(slices), service.spec.internal_traffic_policy == "Local"
@@ -33,7 +33,7 @@ def pools_for_pods(
 
 
 def pools_for_outside(
-    service: Service,
+    service: DeclaredService,
     slices: Iterable[EndpointSlice],
     *,
     node: str,
@@ -50,24 +50,24 @@ def pools_for_outside(
     return pools
 
 
-def own_addresses(service: Service) -> list[Address]:
+def own_addresses(service: DeclaredService) -> list[Address]:
     """Those that the cluster has given to the service; `Invalid` when one is none."""
     texts = service.spec.cluster_ips
     return [parse_address(text, field="spec.clusterIPs") for text in texts if text and text != HEADLESS]
 
 
-def wanted_addresses(service: Service) -> list[Address]:
+def wanted_addresses(service: DeclaredService) -> list[Address]:
     """The outer ones that the service asks for, or was given by a load balancer; `Invalid` when one is none."""
     asked = [parse_address(text, field="spec.externalIPs") for text in service.spec.external_ips if text]
     return asked + _given_addresses(service)
 
 
-def _given_addresses(service: Service) -> list[Address]:
+def _given_addresses(service: DeclaredService) -> list[Address]:
     texts = (ingress.ip for ingress in service.status.load_balancer.ingress)
     return [parse_address(text, field="status.loadBalancer") for text in texts if text]
 
 
-def sources_at(service: Service, address: Address) -> tuple[Range, ...] | None:
+def sources_at(service: DeclaredService, address: Address) -> tuple[Range, ...] | None:
     """From where the service may be asked at an outer address; None: from anywhere. `Invalid` when that is unclear."""
     texts = service.spec.load_balancer_source_ranges
     ranges = [parse_cidr(text.strip(), field="spec.loadBalancerSourceRanges") for text in texts]
@@ -76,19 +76,19 @@ def sources_at(service: Service, address: Address) -> tuple[Range, ...] | None:
     return tuple(each for each in ranges if each.family == address.family)
 
 
-def node_ports(service: Service) -> Iterator[tuple[int, int]]:
+def node_ports(service: DeclaredService) -> Iterator[tuple[int, int]]:
     """Protocol and number of each."""
     return ((protocol_number(port.protocol), port.node_port) for port in service.spec.ports if port.node_port)
 
 
-def is_outward(service: Service) -> bool:
+def is_outward(service: DeclaredService) -> bool:
     """Whether it asks to be reached from outside the cluster."""
     spec = service.spec
     return bool(spec.external_ips or service.status.load_balancer.ingress) or any(node_ports(service))
 
 
 def _pools(
-    service: Service,
+    service: DeclaredService,
     slices: tuple[EndpointSlice, ...],
     addresses: Iterable[Address],
     *,
@@ -132,7 +132,7 @@ def _endpoints(
                 yield from ((endpoint, offered.port) for endpoint in each.endpoints or () if endpoint.addresses)
 
 
-def _affinity(service: Service) -> int:
+def _affinity(service: DeclaredService) -> int:
     if service.spec.session_affinity == "None":
         return 0
     config = service.spec.session_affinity_config or AffinityConfig()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.domain.addresses import Address
-from weft.domain.balancing.kube_objects import Service
+from weft.domain.balancing.kube_objects import DeclaredService
 from weft.domain.balancing.kubernetes import own_addresses
 from weft.domain.balancing.parts import Front
 from weft.domain.balancing.table import Pool, Target, pool_of
@@ -18,7 +18,7 @@ from weft.domain.policy.protocols import protocol_number
 DNS_PORT = 53
 
 
-def pools_for_names(service: Service, gateways: Iterable[Address]) -> dict[Front, Pool]:
+def pools_for_names(service: DeclaredService, gateways: Iterable[Address]) -> dict[Front, Pool]:
     """Every port of the service leads to a gateway of its family; `Invalid` when an address of it is none."""
     listed = tuple(gateways)
     return {

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from weft.domain.addresses import Address, Range, parse_address
-from weft.domain.balancing.kube_objects import EndpointSlice, KubeService, KubeSlice, Service
+from weft.domain.balancing.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice
 from weft.domain.balancing.kube_services import KubeServices, KubeView, ServiceKey, Surroundings
 from weft.domain.balancing.outer import OuterRules
 from weft.domain.balancing.parts import Front
@@ -25,7 +25,11 @@ def service(*, shared: bool = False, **spec: Any) -> KubeService:
     ports = [{"name": "web", "port": 80, "nodePort": 30080}]
     members = {"spec": {"clusterIPs": [str(VIP)], "ports": ports, **spec}}
     return KubeService(
-        tenant=BLUE, namespace=KEY.namespace, name=KEY.name, shared=shared, service=msgspec.convert(members, Service)
+        tenant=BLUE,
+        namespace=KEY.namespace,
+        name=KEY.name,
+        shared=shared,
+        service=msgspec.convert(members, DeclaredService),
     )
 
 
@@ -106,7 +110,7 @@ def test_a_load_balancer_may_be_asked_from_some_sources_only() -> None:
     ):
         document = service(loadBalancerSourceRanges=ranges)
         given = {"spec": document.service.spec, "status": {"loadBalancer": {"ingress": [{"ip": str(OUTER)}]}}}
-        parsed = msgspec.convert(msgspec.to_builtins(given), Service)
+        parsed = msgspec.convert(msgspec.to_builtins(given), DeclaredService)
         kept.put_service(msgspec.structs.replace(document, service=parsed))
         assert Reach(BLUE, OUTER, "world", sources) in view(kept).openings
         kept.put_service(service(externalIPs=[str(OUTER)], loadBalancerSourceRanges=ranges))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from weft.domain.addresses import Address, parse_address
-from weft.domain.balancing.kube_objects import EndpointSlice, Service
+from weft.domain.balancing.kube_objects import DeclaredService, EndpointSlice
 from weft.domain.balancing.kubernetes import (
     is_outward,
     node_ports,
@@ -55,13 +55,13 @@ def one_slice(*endpoints: dict[str, Any], family: int = 4, **port: Any) -> dict[
 
 
 def for_pods(document: dict[str, Any], *slices: dict[str, Any], node: str = "one") -> dict[Front, Pool]:
-    parsed = msgspec.convert(document, Service)
+    parsed = msgspec.convert(document, DeclaredService)
     return pools_for_pods(parsed, [msgspec.convert(each, EndpointSlice) for each in slices], node=node, outer=[OUTER])
 
 
 def for_outside(document: dict[str, Any], *slices: dict[str, Any]) -> dict[Front, Pool]:
     parsed = [msgspec.convert(each, EndpointSlice) for each in slices]
-    service = msgspec.convert(document, Service)
+    service = msgspec.convert(document, DeclaredService)
     return pools_for_outside(service, parsed, node="one", outer=[OUTER], doors=[DOOR])
 
 
@@ -76,11 +76,11 @@ def test_pods_ask_at_the_cluster_address_and_at_outer_ones() -> None:
 
 
 def test_what_a_service_asks_for_outside() -> None:
-    wanting = msgspec.convert(service(externalIPs=["203.0.113.9"]), Service)
+    wanting = msgspec.convert(service(externalIPs=["203.0.113.9"]), DeclaredService)
     assert wanted_addresses(wanting) == [at("203.0.113.9"), OUTER]
     assert list(node_ports(wanting)) == [(TCP, 30080)]
     assert is_outward(wanting)
-    assert not is_outward(msgspec.convert({**service(ports=[{"port": 80}]), "status": {}}, Service))
+    assert not is_outward(msgspec.convert({**service(ports=[{"port": 80}]), "status": {}}, DeclaredService))
 
 
 @pytest.mark.parametrize(

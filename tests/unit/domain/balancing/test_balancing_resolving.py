@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.domain.addresses import parse_address
-from weft.domain.balancing.kube_objects import Service, ServicePort, ServiceSpec
+from weft.domain.balancing.kube_objects import DeclaredService, ServicePort, ServiceSpec
 from weft.domain.balancing.parts import Front
 from weft.domain.balancing.resolving import pools_for_names
 from weft.domain.balancing.table import Target
@@ -11,7 +11,7 @@ from weft.domain.balancing.table import Target
 
 def test_fronts_of_both_families_lead_to_gateways_of_their_own() -> None:
     ports = (ServicePort(name="udp", protocol="UDP", port=53), ServicePort(name="tcp", port=53))
-    service = Service(spec=ServiceSpec(cluster_ips=("10.96.0.10", "fd00::10"), ports=ports))
+    service = DeclaredService(spec=ServiceSpec(cluster_ips=("10.96.0.10", "fd00::10"), ports=ports))
     v4, v6, *gateways = (
         parse_address(each, field="x") for each in ("10.96.0.10", "fd00::10", "10.1.0.254", "10.2.0.254")
     )
