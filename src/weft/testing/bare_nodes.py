@@ -19,6 +19,7 @@ from weft.adapters.linux.routes import LinkAddress, put_address
 from weft.adapters.linux.routes import Prefix as LinkPrefix
 from weft.domain.addresses import BITS, Address, mac_of, parse_address
 from weft.domain.diff import Difference, diff
+from weft.domain.errors import Unavailable
 from weft.domain.ids import DEFAULT_TENANT, EndpointId, EndpointKey, NetworkName, NodeName
 from weft.domain.nodeview import Overlay, Part, Peer, Port, Prefix, Remote, Space, host_end, rank
 from weft.domain.policy.engine import Engine, Touched
@@ -56,6 +57,8 @@ class BareNode:
             machine = directory / "hosts" / self.name
             switch = closing.enter_context(running_switch(directory / f"{self.name}-ovs", netns=machine))
             return drivers.OvsDatapathSettings(switch=switch.directory, vtep=self.vtep, vxlan_port=_VXLAN_PORT)
+        if datapath != "linux":
+            raise Unavailable(f"there is no datapath {datapath!r}: say linux or ovs")
         return drivers.LinuxDatapathSettings(directory=directory / self.name, vtep=self.vtep, vxlan_port=_VXLAN_PORT)
 
     def open(self, others: Sequence[BareNode]) -> None:
