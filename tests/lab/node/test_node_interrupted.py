@@ -14,10 +14,11 @@ from contextlib import contextmanager
 import pytest
 
 from weft.cni.errors import CniError, Code
+from weft.runtime.backoff import Backoff
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
 from weft.testing.netlab import NetLab
-from weft.testing.waiting import eventually, until
+from weft.testing.waiting import DEADLINE, eventually, until
 
 BLOCKS, CLAIMS = "blocks", "claims"
 """A network whose addresses come from the node's own blocks, and one where the store is asked for each."""
@@ -72,9 +73,21 @@ async def only_keepers_are_left(lab: NetLab) -> None:
     await inventory.settled(lab)
 
 
+async def attached_in_the_end(host: Host, network: str) -> Pod:
+    """The pod, tried again as runtimes do for as long as the agent says so: it may not have found the store again."""
+    backoff = Backoff(first=0.05, cap=0.5, within=DEADLINE)
+    while True:
+        try:
+            return await host.pod("a", network=network)
+        except CniError as error:
+            if error.code != Code.TRY_LATER:
+                raise
+            await backoff.pause()
+
+
 async def works_again(host: Host, network: str) -> None:
     """A pod of the same name comes, is whole, and goes."""
-    pod = await host.pod("a", network=network)
+    pod = await attached_in_the_end(host, network)
     await pod.check()
     for family in (4, 6):
         neighbour = await host.pod(f"neighbour-{family}", network=network)
