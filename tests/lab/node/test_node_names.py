@@ -16,11 +16,13 @@ import pytest
 
 from weft.adapters.linux.netns import Namespace
 from weft.testing.hosts import Host, Pod
+from weft.testing.modes import BRIDGE_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.processes import DEADLINE
 from weft.testing.resolver import Resolver
 from weft.testing.waiting import eventually, soon, until
 
+pytestmark = BRIDGE_IN_SOAK
 NET = {"subnet": "10.1.0.0/16", "gateway": "10.1.0.1", "ipv6Subnet": "fd00:1::/64", "ipv6Gateway": "fd00:1::1"}
 OUTSIDE = "www.example.org"
 
