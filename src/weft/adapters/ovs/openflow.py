@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from weft.adapters.ovs.connection import Connection
 from weft.adapters.ovs.fields import unpack
 from weft.adapters.ovs.flows import Flow, FlowCount, FlowKey, add_flow, decode_flows, delete_flow, flows_request
 from weft.adapters.ovs.streams import DEADLINE, Stream
 from weft.domain.addresses import Address
 from weft.domain.errors import DatapathFault
-
-T = TypeVar("T")
 
 _VERSION = 5
 _HEADER = struct.Struct("!BBHI")
@@ -48,15 +47,13 @@ class Message(NamedTuple):
     body: bytes
 
 
-class OpenFlow:
+class OpenFlow(Connection):
     """A connection, opened by its first use."""
 
     def __init__(self, address: str) -> None:
-        self.address = address
-        self._stream: Stream | None = None
+        super().__init__(address)
         self._waiting = b""
         self._number = 0
-        self.connections = 0
 
     def change(self, *, drop: Iterable[FlowKey] = (), put: Iterable[Flow] = ()) -> None:
         """Take flows of ours away and put others, all at once; `DatapathFault` names what the switch refuses.
@@ -96,31 +93,13 @@ class OpenFlow:
             self.look_alive()
             self._guarded(lambda stream: self._send_all(stream, bodies))
 
-    def look(self) -> None:
-        """Answer what the switch asks, waiting for nothing; `DatapathFault` when the connection has ended."""
-        if self._stream is None:
-            self._open()
-        else:
-            self._guarded(lambda stream: [*self._take(stream, stream.receive_waiting())])
+    def _catch_up(self, stream: Stream) -> None:
+        for _ in self._take(stream, stream.receive_waiting()):
+            pass  # nobody waits for it any more
 
-    def look_alive(self) -> None:
-        """As `look`, but a connection that has ended is opened anew at once."""
-        try:
-            self.look()
-        except DatapathFault:
-            self._open()
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-    def _open(self) -> None:
-        self.close()
+    def _begin(self) -> None:
         self._waiting = b""
-        self._stream = Stream(self.address)
         self._guarded(self._greet)
-        self.connections += 1
 
     def _greet(self, stream: Stream) -> None:
         stream.send(_pack(_HELLO, self._next(), _HELLO_BODY))
@@ -206,15 +185,6 @@ class OpenFlow:
                 stream.send(_pack(_ECHO_REPLY, number, body))
             else:
                 yield Message(kind, number, body)
-
-    def _guarded(self, work: Callable[[Stream], T]) -> T:
-        """The result of some work on the connection, which is closed when it fails."""
-        assert self._stream is not None
-        try:
-            return work(self._stream)
-        except DatapathFault:
-            self.close()
-            raise
 
     def _next(self) -> int:
         self._number = self._number + 1 & _NUMBER_MASK

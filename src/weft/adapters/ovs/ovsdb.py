@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from weft.adapters.ovs.connection import Connection
 from weft.adapters.ovs.jsonrpc import Incoming, Message, encode
 from weft.adapters.ovs.streams import DEADLINE, Stream
 from weft.domain.errors import DatapathFault
@@ -24,28 +25,19 @@ Row = Mapping[str, Any]
 """A row as the wire has it; `weft.adapters.ovs.values` reads it."""
 
 
-class Database:
+class Database(Connection):
     """A connection, opened by its first use. `columns` are those that are copied, by table."""
 
     def __init__(self, address: str, *, columns: Mapping[str, Sequence[str]]) -> None:
-        self.address = address
+        super().__init__(address)
         self._columns = columns
-        self._stream: Stream | None = None
         self._incoming = Incoming()
         self._last_id = 0
         self._answers: dict[int, Message] = {}
         self.tables: defaultdict[str, dict[str, Row]] = defaultdict(dict)
         """The copy: rows by their UUIDs, by table."""
-        self.connections = 0
         self.changes = 0
         """How many notifications have come in so far."""
-
-    def look(self) -> None:
-        """Take in what has happened, waiting for nothing; after this the copy was true a moment ago."""
-        if self._stream is None:
-            self._open()
-        else:
-            self._guarded(lambda stream: self._take(stream.receive_waiting()))
 
     def transact(self, operations: Sequence[Operation]) -> list[Any]:
         """Carry out all of the operations or, with a `DatapathFault` that says why, none; their results.
@@ -70,23 +62,9 @@ class Database:
                 raise DatapathFault(f"{doing}: the switch has not done it within {DEADLINE:g} s")
             self._guarded(lambda stream: self._take(stream.receive(until=until)))
 
-    def look_alive(self) -> None:
-        """As `look`, but a connection that has ended meanwhile is opened anew at once."""
-        try:
-            self.look()
-        except DatapathFault:
-            self._open()
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-    def _open(self) -> None:
-        self.close()
+    def _begin(self) -> None:
         self._incoming = Incoming()
         self._answers.clear()
-        self._stream = Stream(self.address)
         schema = self._call("get_schema", [DATABASE])
         wanted = {
             table: {"columns": [column for column in columns if column in schema["tables"][table]["columns"]]}
@@ -95,7 +73,9 @@ class Database:
         }
         self.tables.clear()
         self._update(self._call("monitor", [DATABASE, None, wanted]))
-        self.connections += 1
+
+    def _catch_up(self, stream: Stream) -> None:
+        self._take(stream.receive_waiting())
 
     def _call(self, method: str, params: Sequence[object]) -> Any:
         self._last_id += 1
@@ -111,15 +91,6 @@ class Database:
         if answer.error is not None:
             raise DatapathFault(f"ovsdb: {method}: {answer.error}")
         return answer.result
-
-    def _guarded(self, work: Callable[[Stream], Any]) -> Any:
-        """The result of some work on the connection, which is closed when it fails."""
-        assert self._stream is not None
-        try:
-            return work(self._stream)
-        except DatapathFault:
-            self.close()
-            raise
 
     def _take(self, data: bytes) -> None:
         for message in self._incoming.feed(data) if data else ():
