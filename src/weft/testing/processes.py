@@ -6,11 +6,12 @@ import asyncio
 import os
 import random
 import select
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -73,6 +74,15 @@ class Child:
     def exit_code(self) -> int | None:
         """What it ended with; None while it runs, -n when signal n ended it."""
         return self._process.poll()
+
+    @contextmanager
+    def held_still(self) -> Iterator[None]:
+        """While the block runs it does nothing, as on a machine under great strain."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def read_line(self, *, within: float = DEADLINE) -> str:
         """The next line it prints; `TimeoutError` or `EOFError` when none comes."""

@@ -6,8 +6,6 @@ The point is chosen by holding the store still: an agent that must ask it waits 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -170,14 +168,10 @@ async def test_a_call_that_was_given_up_before_the_agent_heard_it(
     lab: NetLab, host: Host, network: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent that stood still finds calls in its queue whose callers have left: nothing is attached for them."""
-    os.kill(host.agent.pid, signal.SIGSTOP)
-    try:
-        with monkeypatch.context() as impatient:
-            impatient.setenv("WEFT_CNI_DEADLINE_MS", "500")
-            with pytest.raises(CniError) as told:
-                await host.pod("a", network=network)
-    finally:
-        os.kill(host.agent.pid, signal.SIGCONT)
+    with host.agent.held_still(), monkeypatch.context() as impatient:
+        impatient.setenv("WEFT_CNI_DEADLINE_MS", "500")
+        with pytest.raises(CniError) as told:
+            await host.pod("a", network=network)
     assert told.value.code == Code.TRY_LATER
     await host.ready()
     await only_keepers_are_left(lab)
