@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,7 +15,7 @@ from weft.adapters.linux import pod
 from weft.adapters.linux.facts import PORT_MAC, REAPED_GROUP
 from weft.adapters.linux.host_rules import HostSurroundings
 from weft.adapters.linux.host_side import HostSide
-from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, read_link
+from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, gone_is_fine, read_link
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.services import read_uses
@@ -136,7 +136,7 @@ class LinuxDatapath:
 
     def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         space = self._spaces[wiring.port.tenant]
-        with self._inside(wiring) as (namespace, inside):
+        with pod.inside(wiring, home=self._underlay_namespace) as (namespace, inside):
             there = self._make_pair(space, wiring, namespace=namespace, inside=inside)
             pod.furnish(wiring, there, namespace=namespace, inside=inside)
             space.rouse(wiring.port, there - 1)
@@ -182,7 +182,7 @@ class LinuxDatapath:
         if here:
             self._free_name(wiring, here + 1)
             # Nothing goes through it any more. To take it down or to rename it would wait for the kernel for nothing.
-            with _gone_is_fine():
+            with gone_is_fine():
                 space.netlink.send_batch([alter_link(here, group=REAPED_GROUP)])
         self._reapable.add(tenant)
 
@@ -191,17 +191,8 @@ class LinuxDatapath:
         if not wiring.netns:
             return
         name = f"{_LEAVING_PREFIX}{next(self._indexes)}"
-        with suppress(NotFound), self._inside(wiring) as (_, inside), _gone_is_fine():
+        with suppress(NotFound), pod.inside(wiring, home=self._underlay_namespace) as (_, inside), gone_is_fine():
             inside.send_batch([*pod.farewell(wiring, there), alter_link(there, up=False), alter_link(there, name=name)])
-
-    @contextmanager
-    def _inside(self, wiring: Wiring) -> Iterator[tuple[Namespace, NetlinkSocket]]:
-        """The workload's namespace, and a socket in it; `NotFound` when it is gone."""
-        with (
-            Namespace.open(Path(wiring.netns)) as namespace,
-            NetlinkSocket(ROUTE, namespace=namespace, home=self._underlay_namespace) as inside,
-        ):
-            yield namespace, inside
 
     def check(self, wiring: Wiring) -> list[str]:
         space = self._spaces.get(wiring.port.tenant)
@@ -209,7 +200,7 @@ class LinuxDatapath:
             return [f"the space of tenant {wiring.port.tenant} is missing"]
         found = space.differences(wiring.port)
         try:
-            with self._inside(wiring) as (_, inside):
+            with pod.inside(wiring, home=self._underlay_namespace) as (_, inside):
                 found += pod.differences(wiring, inside)
         except NotFound as error:
             found.append(error.message)
@@ -298,16 +289,6 @@ def _refuse_taken_names(space: TenantSpace, wiring: Wiring, inside: NetlinkSocke
         raise Conflict(f"interface {wiring.interface} is in {wiring.netns} already", field="CNI_IFNAME")
     if read_link(space.netlink, wiring.port.interface) is not None:
         raise Conflict(f"the host end {wiring.port.interface} is there already")
-
-
-@contextmanager
-def _gone_is_fine() -> Iterator[None]:
-    """What is altered on a device that is no longer there needs no altering: it went with its namespace."""
-    try:
-        yield
-    except Refused as refusal:
-        if refusal.errno != errno.ENODEV:
-            raise
 
 
 def _by_tenant(parts: tuple[Part, ...]) -> dict[TenantName, list[Part]]:

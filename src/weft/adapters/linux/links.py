@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 
 from weft.adapters.linux import wire
-from weft.adapters.linux.netlink import NetlinkSocket
+from weft.adapters.linux.netlink import NetlinkSocket, Refused
 from weft.adapters.linux.wire import CREATE, EXCLUSIVE, Request
 from weft.domain.addresses import Address
 
@@ -204,6 +205,16 @@ def alter_port(index: int, flags: PortFlags) -> Request:
     data = [wire.u8(number, getattr(flags, name)) for name, number in _PORT_FLAGS.items()]
     info = wire.nest(_INFO, wire.attribute(_PORT_KIND, b"bridge"), wire.nest(_PORT_DATA, *data))
     return Request(_NEWLINK, 0, _HEADER.pack(wire.AF_UNSPEC, 0, index, 0, 0) + info, "alter port", index)
+
+
+@contextmanager
+def gone_is_fine() -> Iterator[None]:
+    """What is altered on a device that is no longer there needs no altering: it went with its namespace."""
+    try:
+        yield
+    except Refused as refusal:
+        if refusal.errno != errno.ENODEV:
+            raise
 
 
 def delete_link(index: int) -> Request:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from weft.adapters.linux.facts import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
 from weft.adapters.linux.links import LOOPBACK, add_name, alter_link, read_link
 from weft.adapters.linux.neighbours import Neighbour, put_neighbour, read_neighbours
-from weft.adapters.linux.netlink import NetlinkSocket, Refused
+from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.routes import (
     MAIN_TABLE,
@@ -30,6 +32,16 @@ from weft.domain.addresses import BITS, Address
 from weft.ports.datapath import WiredAddress, Wiring
 
 _RULE_PRIORITY = 1000
+
+
+@contextmanager
+def inside(wiring: Wiring, *, home: Namespace) -> Iterator[tuple[Namespace, NetlinkSocket]]:
+    """The workload's namespace, and a socket in it that is opened from our own; `NotFound` when it is gone."""
+    with (
+        Namespace.open(Path(wiring.netns)) as namespace,
+        NetlinkSocket(ROUTE, namespace=namespace, home=home) as socket,
+    ):
+        yield namespace, socket
 
 
 def next_hop_of(wired: WiredAddress) -> Address:

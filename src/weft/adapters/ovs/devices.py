@@ -7,9 +7,8 @@ nobody speaks to: the machine's own stack has no part in what goes through them 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from weft.adapters.linux import pod
 from weft.adapters.linux.facts import REAPED_GROUP, overlay_hop_mac, overlay_name
@@ -23,11 +22,12 @@ from weft.adapters.linux.links import (
     create_veth,
     create_vxlan,
     delete_group,
+    gone_is_fine,
     read_link,
     read_links,
 )
 from weft.adapters.linux.neighbours import Forwarding, drop_forwarding, put_forwarding, read_forwardings
-from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
+from weft.adapters.linux.netlink import NetlinkSocket, Refused
 from weft.adapters.linux.netns import Namespace
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Conflict, DatapathFault, NotFound
@@ -72,7 +72,7 @@ class Devices:
     def plug(self, wiring: Wiring) -> None:
         """A veth pair between the switch's namespace and the workload's, whose end has all it needs."""
         name = wiring.port.interface
-        with self._inside(wiring) as (namespace, inside):
+        with pod.inside(wiring, home=self._namespace) as (namespace, inside):
             end = Device(name=name, mtu=wiring.mtu)
             peer = Device(name=wiring.interface, mac=wiring.port.mac, mtu=wiring.mtu)
             try:
@@ -95,13 +95,13 @@ class Devices:
         self.retire([link])
 
     def _free_name(self, wiring: Wiring, there: int) -> None:
-        with suppress(NotFound), self._inside(wiring) as (_, inside), _gone_is_fine():
+        with suppress(NotFound), pod.inside(wiring, home=self._namespace) as (_, inside), gone_is_fine():
             away = [alter_link(there, up=False), alter_link(there, name=f"{_LEAVING_PREFIX}{there}")]
             inside.send_batch([*pod.farewell(wiring, there), *away])
 
     def retire(self, links: Iterable[Link]) -> None:
         """They are as good as gone: `reap` deletes them."""
-        with _gone_is_fine():
+        with gone_is_fine():
             self._netlink.send_batch([alter_link(link.index, group=REAPED_GROUP) for link in links])
 
     def reap(self) -> None:
@@ -114,7 +114,7 @@ class Devices:
             return [f"host end {wiring.port.interface} is missing"]
         found = [] if link.up else [f"host end {wiring.port.interface} is down"]
         try:
-            with self._inside(wiring) as (_, inside):
+            with pod.inside(wiring, home=self._namespace) as (_, inside):
                 return [*found, *pod.differences(wiring, inside)]
         except NotFound as error:
             return [*found, error.message]
@@ -154,22 +154,3 @@ class Devices:
         if read_link(inside, wiring.interface) is not None:
             return Conflict(f"interface {wiring.interface} is in {wiring.netns} already", field="CNI_IFNAME")
         return Conflict(f"the host end {wiring.port.interface} is there already")
-
-    @contextmanager
-    def _inside(self, wiring: Wiring) -> Iterator[tuple[Namespace, NetlinkSocket]]:
-        """The workload's namespace, and a socket in it; `NotFound` when it is gone."""
-        with (
-            Namespace.open(Path(wiring.netns)) as namespace,
-            NetlinkSocket(ROUTE, namespace=namespace, home=self._namespace) as inside,
-        ):
-            yield namespace, inside
-
-
-@contextmanager
-def _gone_is_fine() -> Iterator[None]:
-    """What is altered on a device that is no longer there needs no altering: it went with its namespace."""
-    try:
-        yield
-    except Refused as refusal:
-        if refusal.errno != errno.ENODEV:
-            raise
