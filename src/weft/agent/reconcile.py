@@ -123,11 +123,11 @@ class Reconciler:
         while True:
             await happens(self._news, within=max(full_at - clock(), 0.01))
             try:
+                if not self._doubtful:
+                    await self.refresh()  # so that a round reads back what was told, and takes no news for drift
                 if self._doubtful or clock() >= full_at:
                     await self.converge()
                     full_at = clock() + FULL_ROUND_S
-                else:
-                    await self.refresh()
                 backoff.reset()
             except DatapathFault as error:
                 self.fault = error.message

@@ -20,9 +20,11 @@ from weft.cni.request import AttachmentId, Request, parse_request
 from weft.domain import model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import Put
+from weft.domain.diff import Difference
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName, StoreKey
-from weft.ports.datapath import Datapath, Findings, Wiring
+from weft.domain.nodeview import Part, Port
+from weft.ports.datapath import NO_CHANGE, Datapath, Findings, Wiring
 from weft.ports.orchestrator import Pods
 from weft.runtime.mirror import Mirror
 from weft.runtime.tasks import beside
@@ -34,10 +36,12 @@ _CONFIG = b'{"cniVersion":"1.1.0","name":"weft","type":"weft-cni"%s}'
 
 
 class PaperDatapath:
-    """Notes what is plugged. It refuses what it is told to refuse, and waits where it is told to wait."""
+    """Notes what it is told. It refuses what it is told to refuse, and waits where it is told to wait."""
 
     def __init__(self) -> None:
         self.plugged: dict[AttachmentId, Wiring] = {}
+        self._parts: set[Part] = set()
+        """What else there is."""
         self.refused: set[str] = set()
         """The containers that cannot be unplugged."""
         self.may_plug = threading.Event()
@@ -45,25 +49,30 @@ class PaperDatapath:
         self.plugging = threading.Event()
         """Set when a plug has begun."""
 
-    def plug(self, wiring: Wiring, *_: object) -> None:
+    def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         self.plugging.set()
         if not self.may_plug.wait(DEADLINE):
             raise DatapathFault("nobody let it go on")
         self.plugged[_id_of(wiring)] = wiring
+        self.apply(policy)
 
-    def unplug(self, wiring: Wiring, *_: object) -> None:
+    def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         if wiring.netns.rpartition("/")[2] in self.refused:
             raise DatapathFault(f"{wiring.netns} is stuck")
         self.plugged.pop(_id_of(wiring), None)
+        self.apply(policy)
 
     def check(self, wiring: Wiring) -> list[str]:
         return [] if _id_of(wiring) in self.plugged else ["nothing is plugged"]
 
-    def apply(self, difference: object) -> None:
-        """Everything is as it should be."""
+    def apply(self, difference: Difference[Part]) -> None:
+        self._parts.difference_update(difference.drop)
+        self._parts.update(difference.put)
 
-    def converge(self, _: Set[object]) -> Findings:
-        return Findings()
+    def converge(self, wanted: Set[Part]) -> Findings:
+        """Finds what it was not told, ports aside: those come and go by plugging."""
+        before, self._parts = self._parts, {part for part in wanted if not isinstance(part, Port)}
+        return Findings(mended=tuple(f"{part}" for part in before ^ self._parts))
 
 
 def _id_of(wiring: Wiring) -> AttachmentId:

@@ -7,20 +7,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import cast
 
+import msgspec
 import pytest
 
+from weft.agent import reconcile
 from weft.agent.journal import Journal
 from weft.agent.kernel import Kernel
 from weft.agent.reconcile import Reconciler
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Change, Entry, Event, Listing
+from weft.domain.commits import Change, Entry, Event, Listing, Put
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName
 from weft.domain.nodeview import Part
 from weft.ports.datapath import Datapath, Findings
 from weft.runtime.tasks import beside
+from weft.testing.paper import paper_node
 from weft.testing.waiting import until
+from weft.testing.worlds import endpoint
 
 
 class Moody:
@@ -94,3 +98,18 @@ async def test_a_round_that_fails_settles_nothing() -> None:
         datapath.refuses = False
         await each.converge()
         assert each.settled == 5
+
+
+async def test_a_full_round_takes_no_news_for_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods come and go here and elsewhere; the log says "mended" only where somebody else had a hand in it."""
+    monkeypatch.setattr(reconcile, "FULL_ROUND_S", 0.0)
+    two = model.Node(name=NodeName("two"), vtep_ip="192.0.2.2")
+    far = msgspec.structs.replace(endpoint("far", network="default-net", address="10.1.9.1"), host="two")
+    async with paper_node() as node, beside(node.reconciler.run(), name="reconcile"):
+        await node.call("ADD", "a")
+        await node.reconciler.converge()
+        before = node.reconciler.mended
+        for key, value in ((kinds.NODE.store_key("two"), two), (kinds.ENDPOINT.store_key(*far.key), far)):
+            written = await node.store.commit([], [Put(key, codec.encode(value))])
+            await until(lambda: node.reconciler.realised >= written)  # noqa: B023  awaited in the same turn
+        assert node.reconciler.mended == before
