@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from weft import __version__
 from weft.agent.attach import Attachments
@@ -40,11 +41,12 @@ from weft.drivers import (
     DatapathSettings,
     LinuxDatapathSettings,
     OvsDatapathSettings,
+    StoreSettings,
     find_orchestrator,
     open_datapath,
     open_store,
 )
-from weft.ports.orchestrator import Pods
+from weft.ports.orchestrator import Meeting, Pods
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.http import serving, serving_privately
@@ -306,16 +308,41 @@ async def serve(settings: AgentSettings) -> None:
     try:
         opening = open_datapath(_datapath_settings(settings))
         async with AsyncExitStack() as stack:
-            pods = None
+            pods, reached = None, settings.store
             if settings.kubernetes:
-                pods = find_orchestrator(settings.kubernetes).pods(node=settings.host)
+                orchestrator = find_orchestrator(settings.kubernetes)
+                if settings.join_token:
+                    found = await _join(stack, orchestrator.meeting(), settings, token=settings.join_token, stop=stop)
+                    if found is None:
+                        return
+                    reached = found
+                pods = orchestrator.pods(node=settings.host)
                 await stack.enter_async_context(pods)
-            store = await stack.enter_async_context(open_store(settings.store))
+            store = await stack.enter_async_context(open_store(reached))
             kernel = await stack.enter_async_context(kernel_thread(lambda: opening))
             mtu = await kernel.call(lambda datapath: datapath.mtu)
             await Agent(settings, store, ledger, kernel, mtu=mtu, pods=pods).run(stop)
     finally:
         ledger.close()
+
+
+async def _join(
+    stack: AsyncExitStack, meeting: Meeting, settings: AgentSettings, *, token: Path, stop: asyncio.Event
+) -> StoreSettings | None:
+    """The store of the netmaster that there is, and this node's certificate kept good; None when told to stop first."""
+    from weft.agent.membership import Membership  # noqa: PLC0415  10 MB that only this needs
+
+    await stack.enter_async_context(meeting)
+    membership = Membership(settings.data_dir / "membership", node=settings.host, meeting=meeting, token=token)
+    found = await membership.begin(stop)
+
+    async def keep() -> None:
+        await membership.keep()
+        stop.set()  # whoever started us starts us again, and then we go where netmaster is
+
+    if found is not None:
+        await stack.enter_async_context(beside(keep(), name="membership"))
+    return found
 
 
 def main() -> None:

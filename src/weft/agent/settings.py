@@ -114,6 +114,9 @@ OPTIONS = (
            help="our certificate; its CN is the node's name"),
     Option(name="tls_key", flags=("--tls-key",), env="TLS_KEY", default=None, read=readable_file,
            help="key of --tls-cert"),
+    Option(name="join_token", flags=("--join-token",), env="JOIN_TOKEN", default=None, read=Path,
+           help="file with the token by which netmaster, found through Kubernetes, gives this node its certificate; "
+                "instead of --netmaster and --tls-…"),
     Option(name="cni_socket", flags=("--cni-socket",), env="CNI_SOCKET", default=Path(SOCKET_PATH), read=Path,
            help=f"where the CNI program reaches us; {SOCKET_PATH}"),
     Option(name="cni_conf_dir", flags=("--cni-conf-dir",), env="CNI_CONF_DIR", default=CONF_DIR, read=Path,
@@ -144,6 +147,7 @@ class AgentSettings:
 
     mode: str
     store: StoreSettings
+    join_token: Path | None
     kubernetes: KubernetesSettings | None
     log_level: str
     json_log: bool
@@ -186,10 +190,14 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
         faults.append("--netmode vlan: the linux datapath carries no VLAN tags; use vxlan")
     if given["datapath"] == "ovs":
         faults += _not_on_ovs(given)
+    if given["join_token"] and given["mode"] != "kubernetes":
+        faults.append("--join-token: netmaster is found through Kubernetes, so with --mode kubernetes only")
     if bool(given["tls_cert"]) != bool(given["tls_key"]):
         faults.append("--tls-cert and --tls-key go together")
+    joins = None
     if isinstance(store, SqliteStoreSettings):  # the embedded store is netmaster's
         store = _remote(given, str(host))
+        joins = given["join_token"]
     if faults:
         raise BadSettings(faults)
     default = _named(given) or default_address()
@@ -200,6 +208,7 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
             "stale_after",
         )},
         store=store,
+        join_token=joins,
         kubernetes=kubernetes_settings(given),
         contiv_socket=_contiv_socket(given),
         names_socket=_names_socket(given),

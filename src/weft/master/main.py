@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 import sys
 from contextlib import AsyncExitStack
 from typing import cast
@@ -14,7 +15,7 @@ from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER, At
 from weft.domain.errors import Unavailable, WeftError
-from weft.drivers import find_orchestrator, open_store
+from weft.drivers import SqliteStoreSettings, find_orchestrator, open_store
 from weft.master.about import About
 from weft.master.backup import Backups
 from weft.master.bootstrap import first_start
@@ -115,10 +116,29 @@ class Netmaster:
         settings = self._settings
         addresses = (settings.store_address,) if settings.store_address else ()
         tls = None
-        if addresses and settings.tls_cert and settings.tls_key:
+        if settings.join_address and settings.store_address and isinstance(settings.store, SqliteStoreSettings):
+            tls = await self._let_nodes_join(stack, settings.store_address, settings.join_address)
+        elif addresses and settings.tls_cert and settings.tls_key:
             tls = server_tls(settings.tls_cert, settings.tls_key, client_ca=settings.tls_ca)
         await stack.enter_async_context(
             serving_store(self._store, unix=settings.store_socket, addresses=addresses, tls=tls)
+        )
+
+    async def _let_nodes_join(
+        self, stack: AsyncExitStack, store: tuple[str, int], join: tuple[str, int]
+    ) -> ssl.SSLContext:
+        from weft.master.joining import joining  # noqa: PLC0415  10 MB that only this needs
+
+        assert self._orchestrator is not None
+        settings = self._settings
+        return await stack.enter_async_context(
+            joining(
+                self._orchestrator.meeting(),
+                directory=settings.data_dir,
+                store=store,
+                join=join,
+                life=settings.certificate_life,
+            )
         )
 
     async def _campaign_for_ever(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from weft import __version__
 from weft.domain.addresses import parse_subnet_v4
@@ -63,6 +64,10 @@ OPTIONS = (
            help="unix socket on which agents of this machine reach the store; <data-dir>/store.sock"),
     Option(name="store_address", flags=("--store-address",), env="STORE_ADDRESS", default=None, read=host_port,
            help="host:port on which agents reach the store by mutual TLS; off"),
+    Option(name="join_address", flags=("--join-address",), env="JOIN_ADDRESS", default=None, read=host_port,
+           help="host:port on which nodes of a Kubernetes cluster get their certificates for --store-address; off"),
+    Option(name="certificate_life", flags=("--certificate-life",), env="CERTIFICATE_LIFE", default=604_800.0,
+           read=seconds, help="seconds for which such certificates are good; they are renewed in time; 604800"),
     Option(name="leader_ttl", flags=("--leader-ttl",), env="LEADER_TTL", default=6.0, read=seconds,
            help="seconds after which a silent leader is replaced; 6"),
     Option(name="offline_limit", flags=("--offline-limit",), env="OFFLINE_LIMIT", default=3600.0, read=seconds,
@@ -93,6 +98,8 @@ class MasterSettings:
     token: str = field(repr=False)
     store_socket: Path
     store_address: tuple[str, int] | None
+    join_address: tuple[str, int] | None
+    certificate_life: float
     leader_ttl: float
     offline_limit: float
 
@@ -107,6 +114,18 @@ class MasterSettings:
     def own_address(self) -> str:
         """How other masters and /info name this one."""
         return format_host_port(self.internal)
+
+
+def _not_for_joining(given: Mapping[str, Any]) -> Iterator[str]:
+    """What stands against letting nodes join."""
+    if given["mode"] != "kubernetes":
+        yield "--join-address: nodes are known by tokens of Kubernetes, so with --mode kubernetes only"
+    for flag, address in (("--store-address", given["store_address"]), ("--join-address", given["join_address"])):
+        try:
+            if address is None or ipaddress.ip_address(address[0]).is_unspecified:
+                yield f"{flag} must be an address at which agents reach us: they are told it"
+        except ValueError:
+            yield f"{flag}: {address[0]!r} is a name, and agents are told an address"
 
 
 def format_host_port(address: tuple[str, int]) -> str:
@@ -129,8 +148,13 @@ def read_master_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Mas
     given = read_settings("netmaster", OPTIONS, argv=argv, environ=environ, version=f"netmaster {__version__}")
     faults: list[str] = []
     store = store_settings(given, faults, embedded=given["data_dir"] / "weft.db")
-    if given["store_address"] and not (given["tls_cert"] and given["tls_ca"]):
-        faults.append("--store-address needs --tls-cert, --tls-key and --tls-ca: nodes are known by their certificates")
+    if given["join_address"]:
+        faults += _not_for_joining(given)
+    elif given["store_address"] and not (given["tls_cert"] and given["tls_ca"]):
+        faults.append(
+            "--store-address needs --tls-cert, --tls-key and --tls-ca, or --join-address: nodes are known by their "
+            "certificates"
+        )
     if bool(given["tls_cert"]) != bool(given["tls_key"]):
         faults.append("--tls-cert and --tls-key go together")
     internal, token = given["internal"] or given["external"], given["token"]
@@ -150,7 +174,8 @@ def read_master_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Mas
     return MasterSettings(
         **{name: given[name] for name in (
             "mode", "netmode", "fwdmode", "log_level", "json_log", "external", "plugin_name", "data_dir",
-            "default_subnet", "tls_cert", "tls_key", "tls_ca", "token", "store_address", "leader_ttl", "offline_limit",
+            "default_subnet", "tls_cert", "tls_key", "tls_ca", "token", "store_address", "join_address",
+            "certificate_life", "leader_ttl", "offline_limit",
         )},
         store=store,
         kubernetes=kubernetes_settings(given),

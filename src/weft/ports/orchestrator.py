@@ -1,12 +1,15 @@
 """The Orchestrator port: what the one who starts workloads says about them.
 
-Two sides, for an agent and for the leading netmaster, which may be had apart:
+Three sides, which may be had apart:
 
-- **Pods** are those of one node. What was heard is kept, so that pods are known while the orchestrator is away.
+- **Pods** are those of one node, for its agent. What was heard is kept, so that pods are known while the orchestrator
+  is away.
 - **Declarations** are what holds for the whole cluster (namespaces, policies, services). They are followed once, by the
-  leader, and reach the nodes through the store (docs/adr/0009).
+  leading netmaster, and reach the nodes through the store (docs/adr/0009).
+- **Meeting** is how agents find netmaster, and how netmaster knows them (docs/design/joining.md).
 
-Both are opened and closed as async context managers and do nothing before `run`. Errors are `weft.domain.errors`.
+All are opened and closed as async context managers; the first two do nothing before `run`. Errors are
+`weft.domain.errors`.
 """
 
 from __future__ import annotations
@@ -120,8 +123,39 @@ class Declarations(Protocol):
     ) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Where a netmaster is, as URLs of its store and of where nodes join, and the authority it is known by, in PEM."""
+
+    store: str
+    join: str
+    ca: str
+
+
+class Meeting(Protocol):
+    """Where netmaster and agents of one cluster meet."""
+
+    async def read(self) -> Notice | None:
+        """What netmaster has published last; None where there is nothing yet."""
+        ...
+
+    async def publish(self, notice: Notice) -> None:
+        """Tell agents; the last word counts."""
+        ...
+
+    async def node_of(self, token: str) -> str:
+        """The node on which the agent is whose token this is; `Denied` when it is no agent's, with the reason."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
 class Orchestrator(Protocol):
-    """Both sides of one orchestrator."""
+    """All sides of one orchestrator."""
 
     def pods(self, *, node: str) -> Pods:
         """The pods of a node."""
@@ -129,4 +163,8 @@ class Orchestrator(Protocol):
 
     def declarations(self) -> Declarations:
         """What holds for the whole cluster."""
+        ...
+
+    def meeting(self) -> Meeting:
+        """Where netmaster and agents meet."""
         ...

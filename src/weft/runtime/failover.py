@@ -191,11 +191,20 @@ def client_tls(*, ca: str, cert: str, key: str) -> ssl.SSLContext | None:
         return None
     try:
         context = ssl.create_default_context(cafile=ca or None)
-        if cert or key:
-            context.load_cert_chain(cert, key or None)
     except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"TLS files {', '.join(filter(None, (ca, cert, key)))} are not usable: {error}") from error
+        raise Invalid(f"the CA {ca} is not usable: {error}") from error
+    show_certificate(context, cert=cert, key=key)
     return context
+
+
+def show_certificate(context: ssl.SSLContext, *, cert: str, key: str) -> None:
+    """Have new connections show a certificate as its files are now; without a file of its own, `cert` has the key."""
+    if not (cert or key):
+        return
+    try:
+        context.load_cert_chain(cert, key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(f"the certificate {', '.join(filter(None, (cert, key)))} is not usable: {error}") from error
 
 
 def _sendable(body: bytes) -> bytes | io.BytesIO | None:

@@ -139,6 +139,16 @@ def test_contivs_socket_is_there_in_its_own_mode() -> None:
     assert read("--mode", "kubernetes", "--contiv-socket", "none").contiv_socket is None
 
 
+def test_a_node_joins_in_a_cluster_without_etcd() -> None:
+    """With etcd nobody joins, so that one manifest is good for both."""
+    own = ("--mode=kubernetes", "--join-token=/token")
+    assert read(*own).join_token == Path("/token")
+    assert read(*own, "--etcd-endpoints=http://127.0.0.1:2379").join_token is None
+    assert faults("--join-token=/token") == (
+        "--join-token: netmaster is found through Kubernetes, so with --mode kubernetes only",
+    )
+
+
 def test_the_masters_may_be_several(tmp_path: Path) -> None:
     for name in ("ca", "cert", "key"):
         (tmp_path / name).write_text("x")

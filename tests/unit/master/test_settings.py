@@ -247,6 +247,19 @@ def test_the_internal_address_has_its_own_listener_unless_it_is_covered(
     assert read(*flags, *secured).listeners == listeners
 
 
+def test_nodes_join_at_an_address_that_they_can_be_told() -> None:
+    own = ["--mode", "kubernetes", "--store-address", "192.0.2.7:9998"]
+    assert read(*own, "--join-address", "[192.0.2.7]:9997").join_address == ("192.0.2.7", 9997)
+    for flags, words in (
+        (["--join-address", "192.0.2.7:9997"], "--mode kubernetes"),
+        (["--mode", "kubernetes", "--join-address", "192.0.2.7:9997"], "--store-address must be an address"),
+        ([*own, "--join-address", "0.0.0.0:9997"], "--join-address must be an address"),
+        ([*own, "--join-address", "master:9997"], "'master' is a name"),
+    ):
+        with pytest.raises(BadSettings, match=words):
+            read(*flags)
+
+
 async def test_b5_the_api_answers_on_the_external_address() -> None:
     async with running_master() as rest:
         assert (await rest.send("GET", "/info")).accepted()["local-ip"] == rest.url.removeprefix("http://")

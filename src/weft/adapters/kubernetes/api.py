@@ -20,6 +20,7 @@ import msgspec
 from weft.adapters.kubernetes.access import Access
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.runtime.failover import Elsewhere, Servers
+from weft.runtime.rewritten import Rewritten
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -58,7 +59,7 @@ class Api:
     def __init__(self, access: Access) -> None:
         self._access = access
         self._tls = _tls(access) if any(url.startswith("https:") for url in access.servers) else None
-        self._stamp = self._read_stamp()
+        self._renewed = Rewritten(*(file for file in (access.cert, access.key) if isinstance(file, Path)))
         self._servers = Servers(access.servers, tls=self._tls, headers={"Accept": JSON, "Accept-Encoding": "identity"})
 
     async def get(self, path: str) -> bytes:
@@ -109,10 +110,8 @@ class Api:
 
     def _headers(self) -> dict[str, str]:
         """Read anew for each request: tokens of service accounts live for an hour, and certificates are renewed."""
-        if self._stamp != (stamp := self._read_stamp()):
-            self._stamp = stamp
-            if self._tls is not None:
-                _show(self._tls, self._access)
+        if self._renewed() and self._tls is not None:
+            _show(self._tls, self._access)
         token = self._access.token
         if isinstance(token, Path):
             try:
@@ -120,11 +119,6 @@ class Api:
             except OSError as error:
                 raise Unavailable(f"the token {token} cannot be read: {error.strerror}") from error
         return {"Authorization": f"Bearer {token}"} if token else {}
-
-    def _read_stamp(self) -> tuple[float, ...]:
-        """When the certificate that we show was last written."""
-        files = (self._access.cert, self._access.key)
-        return tuple(file.stat().st_mtime for file in files if isinstance(file, Path) and file.is_file())
 
     async def __aenter__(self) -> Self:
         await self._servers.__aenter__()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from weft.adapters.kubernetes.access import find_access
 from weft.adapters.kubernetes.declared import ClusterDeclarations
+from weft.adapters.kubernetes.meeting import ClusterMeeting
 from weft.adapters.kubernetes.pods import NodePods
 
 
@@ -21,3 +22,6 @@ class KubernetesCluster:
 
     def declarations(self) -> ClusterDeclarations:
         return ClusterDeclarations(self._access)
+
+    def meeting(self) -> ClusterMeeting:
+        return ClusterMeeting(self._access)

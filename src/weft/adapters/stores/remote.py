@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
 
-from weft.domain.errors import Compacted, Unavailable, WeftError
+from weft.domain.errors import Compacted, Invalid, Unavailable, WeftError
 from weft.domain.ids import StoreKey
 from weft.ports.store import Change, Compare, Entry, LeaseId, Listing, Revision, Write
 from weft.runtime import store_wire as wire
 from weft.runtime.backoff import Backoff
 from weft.runtime.commits import check_writes
-from weft.runtime.failover import Servers, client_tls
+from weft.runtime.failover import Servers, client_tls, show_certificate
+from weft.runtime.rewritten import Rewritten
 
 T = TypeVar("T")
 
@@ -32,8 +34,10 @@ _fault = msgspec.msgpack.Decoder(wire.Fault)
 class RemoteStore:
     """See `ports.store`. Writes to what is not this node's own are refused with `Denied`."""
 
-    def __init__(self, servers: Servers) -> None:
+    def __init__(self, servers: Servers, *, renew: Callable[[], None]) -> None:
+        """`renew` is called before each request: from then on we show the certificate of the moment."""
         self._servers = servers
+        self._renew = renew
 
     async def read(self, key: StoreKey) -> Entry | None:
         return await self._call("read", wire.KeyRequest(key), _entry)
@@ -51,6 +55,7 @@ class RemoteStore:
         while True:
             body = wire.encode(wire.WatchRequest(prefix, since))
             try:
+                self._renew()
                 async with self._servers.stream(f"{wire.PREFIX}/watch", body, silence=_SILENCE) as stream:
                     if stream.status != _OK:
                         raise _error(b"".join([piece async for piece in stream.pieces]))
@@ -96,6 +101,7 @@ class RemoteStore:
             except msgspec.MsgspecError as error:
                 raise Unavailable(f"the answer to {call} is not readable: {data[:200]!r}") from error
 
+        self._renew()
         return await self._servers.ask(
             f"{wire.PREFIX}/{call}", wire.encode(request), judge=judge, repeatable=repeatable
         )
@@ -112,7 +118,17 @@ def _error(data: bytes) -> WeftError:
 def open_store(endpoints: Sequence[str], *, node: str, ca: str = "", cert: str = "", key: str = "") -> RemoteStore:
     """The store of the netmasters at these endpoints (`unix:PATH` or `https://HOST:PORT`), as this node may use it.
 
-    Over TLS the certificate says which node we are; its common name must be the node's name.
+    Over TLS the certificate says which node we are; its common name must be the node's name. When its files are written
+    anew they are read anew.
     """
     tls = client_tls(ca=ca, cert=cert, key=key)
-    return RemoteStore(Servers(endpoints, tls=tls, headers={wire.NODE_HEADER: node}))
+    renewed = Rewritten(*(Path(file) for file in (cert, key) if file))
+
+    def renew() -> None:
+        if renewed() and tls is not None:
+            try:
+                show_certificate(tls, cert=cert, key=key)
+            except Invalid as error:
+                raise Unavailable(error.message) from error  # certificate and key may be two files, of which one is new
+
+    return RemoteStore(Servers(endpoints, tls=tls, headers={wire.NODE_HEADER: node}), renew=renew)

@@ -12,12 +12,6 @@ from weft.testing.kubernetes.api import Api
 PACKAGING = Path(__file__).parents[4] / "packaging" / "kubernetes"
 RBAC = PACKAGING / "rbac.yaml"
 
-_PLURALS = {
-    "ServiceAccount": "serviceaccounts",
-    "ClusterRole": "clusterroles",
-    "ClusterRoleBinding": "clusterrolebindings",
-}
-
 
 async def apply(api: Api, manifest: Path) -> None:
     """Create every object of a manifest."""
@@ -33,12 +27,18 @@ def _folder(document: dict[str, Any]) -> str:
     version, namespace = document["apiVersion"], document["metadata"].get("namespace")
     root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
     place = f"/namespaces/{namespace}" if namespace else ""
-    return f"{root}{place}/{_PLURALS[document['kind']]}"
+    return f"{root}{place}/{document['kind'].lower()}s"
 
 
-async def token_of(api: Api, account: str, *, namespace: str = "kube-system") -> str:
-    """A new token of a service account, as the kubelet would hand it to a pod."""
+async def token_of(api: Api, account: str, *, namespace: str = "kube-system", pod: str = "", audience: str = "") -> str:
+    """A new token of a service account, as the kubelet would hand it to a pod; bound to one where it is named.
+
+    It is good for the API server, or for the audience that is named instead.
+    """
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-    answer = await api.create(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
+    spec: dict[str, object] = {"audiences": [audience]} if audience else {}
+    if pod:
+        spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": pod}
+    answer = await api.create(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec})
     token: str = answer["status"]["token"]
     return token

@@ -1,0 +1,193 @@
+"""Nodes join by the tokens of their agents, judged by a real API server with the rights that we ship and no others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from weft.adapters.kubernetes.access import Access
+from weft.adapters.kubernetes.meeting import AUDIENCE, CONFIG_MAP, ClusterMeeting
+from weft.adapters.stores.memory import MemoryStore
+from weft.agent.membership import Membership
+from weft.domain.commits import Put
+from weft.domain.errors import Conflict, Denied
+from weft.domain.ids import NodeName, StoreKey
+from weft.drivers import open_store
+from weft.master.joining import joining
+from weft.master.store_server import serving_store
+from weft.ports.orchestrator import Notice
+from weft.ports.store import Store
+from weft.runtime.tasks import beside
+from weft.testing.kubernetes.api import Api
+from weft.testing.kubernetes.api_server import ApiServer
+from weft.testing.kubernetes.manifests import token_of
+from weft.testing.processes import free_port
+from weft.testing.waiting import eventually
+
+AGENTS = "/api/v1/namespaces/kube-system/pods"
+
+
+class Town:
+    """A netmaster that lets nodes join, and agents' pods on nodes."""
+
+    def __init__(self, kube: ApiServer, admin: Api, directory: Path) -> None:
+        self._kube = kube
+        self.admin = admin
+        self._directory = directory
+        self._memberships = 0
+
+    async def meeting_as(self, account: str) -> ClusterMeeting:
+        token = await token_of(self.admin, account)
+        return ClusterMeeting(Access(servers=(self._kube.url,), ca=self._kube.authority.ca, token=token))
+
+    @asynccontextmanager
+    async def netmaster(self, name: str, *, life: float = 3600.0) -> AsyncIterator[Store]:
+        """Its store; the directory of this name is its disk."""
+        directory = self._directory / name
+        directory.mkdir(exist_ok=True)
+        store, join = ("127.0.0.1", free_port()), ("127.0.0.1", free_port())
+        meeting = await self.meeting_as("weft-netmaster")
+        async with (
+            joining(meeting, directory=directory, store=store, join=join, life=life) as tls,
+            MemoryStore() as kept,
+            serving_store(kept, addresses=(store,), tls=tls),
+        ):
+            yield kept
+
+    async def agent(self, node: str) -> str:
+        """The token that the kubelet of a node hands to the agent there."""
+        spec = {
+            "nodeName": node,
+            "containers": [{"name": "c", "image": "none"}],
+            "serviceAccountName": "weft-netplugin",
+        }
+        await self.admin.create(AGENTS, {"metadata": {"name": f"agent-{node}"}, "spec": spec})
+        return await token_of(self.admin, "weft-netplugin", pod=f"agent-{node}", audience=AUDIENCE)
+
+    @asynccontextmanager
+    async def membership(self, node: str, *, token: str) -> AsyncIterator[Membership]:
+        self._memberships += 1
+        directory = self._directory / f"membership-{self._memberships}"
+        file = self._directory / f"token-{self._memberships}"
+        file.write_text(token)
+        async with await self.meeting_as("weft-netplugin") as meeting:
+            yield Membership(directory, node=NodeName(node), meeting=meeting, token=file)
+
+    async def notice(self) -> Notice:
+        """What agents are told, once they are."""
+        async with await self.meeting_as("weft-netplugin") as meeting:
+            told = await eventually(meeting.read, lambda notice: notice is not None)
+        assert told is not None
+        return told
+
+    def pair(self) -> bytes:
+        """Key and certificate of the node that joined last."""
+        return (self._directory / f"membership-{self._memberships}" / "node.pem").read_bytes()
+
+
+@pytest.fixture
+async def town(kube: ApiServer, tmp_path: Path) -> AsyncIterator[Town]:
+    async with kube.client() as admin:
+        yield Town(kube, admin, tmp_path)
+        for pod in await admin.items(AGENTS):
+            await admin.delete(f"{AGENTS}/{pod['metadata']['name']}?gracePeriodSeconds=0")
+        await admin.patch(CONFIG_MAP, {"data": None})
+
+
+@asynccontextmanager
+async def joined(town: Town, node: str) -> AsyncIterator[tuple[Store, Membership]]:
+    """The store as a node that has joined sees it."""
+    async with AsyncExitStack() as stack:
+        membership = await stack.enter_async_context(town.membership(node, token=await town.agent(node)))
+        found = await membership.begin(asyncio.Event())
+        assert found is not None
+        yield await stack.enter_async_context(open_store(found)), membership
+
+
+async def write(store: Store, key: str) -> None:
+    await store.commit([], [Put(StoreKey(key), b"here")])
+
+
+async def test_a_node_writes_what_is_its_own_and_nothing_else(town: Town) -> None:
+    """Whose certificate it has is said by the API server, and not by the node."""
+    async with town.netmaster("m") as kept, joined(town, "one") as (store, _):
+        await write(store, "status/nodes/one/x")
+        with pytest.raises(Denied):
+            await write(store, "status/nodes/two/x")
+        assert await kept.read(StoreKey("status/nodes/one/x")) is not None
+        assert await kept.read(StoreKey("status/nodes/two/x")) is None
+
+
+async def test_an_agent_that_calls_itself_otherwise_gets_its_own_nodes_certificate(town: Town) -> None:
+    async with town.netmaster("m"), town.membership("two", token=await town.agent("one")) as membership:
+        found = await membership.begin(asyncio.Event())
+        assert found is not None
+        async with open_store(found) as store:
+            with pytest.raises(Denied):
+                await write(store, "status/nodes/two/x")
+
+
+async def test_certificates_are_renewed_while_the_store_is_used(town: Town) -> None:
+    """Netmaster's and the node's own, several times, and nobody starts anything anew."""
+    async with (
+        town.netmaster("m", life=5.0),
+        joined(town, "one") as (store, membership),
+        beside(membership.keep(), name="membership"),
+    ):
+        seen = {town.pair()}
+        count = 0
+        while len(seen) < 3:
+            count += 1
+            await write(store, f"status/nodes/one/{count}")
+            await asyncio.sleep(0.05)
+            seen.add(town.pair())
+        found = await membership.begin(asyncio.Event())
+        assert found is not None
+        async with open_store(found) as anew:
+            await write(anew, "status/nodes/one/anew")
+
+
+async def test_tokens_of_others_are_refused_with_the_reason(town: Town) -> None:
+    """Wrong, of another account, for another audience, of no pod, of a pod that is gone."""
+    revoked = await town.agent("gone")
+    await town.admin.delete(f"{AGENTS}/agent-gone?gracePeriodSeconds=0")
+    cases = {
+        "nonsense": "does not accept",
+        await token_of(town.admin, "weft-netmaster", audience=AUDIENCE): "nodes join as",
+        await token_of(town.admin, "weft-netplugin"): "does not accept",
+        await token_of(town.admin, "weft-netplugin", audience=AUDIENCE): "of no pod on a node",
+        revoked: "does not accept",
+    }
+    async with town.netmaster("m"):
+        for token, reason in cases.items():
+            async with town.membership("one", token=token) as membership:
+                with pytest.raises(Denied, match=reason):
+                    await membership.join(await town.notice())
+                with pytest.raises(FileNotFoundError):
+                    town.pair()
+
+
+async def test_agents_follow_a_netmaster_that_moves(town: Town) -> None:
+    """It has the same authority elsewhere; the agent hears of it, and starts anew with what the files say."""
+    async with AsyncExitStack() as stack:
+        async with town.netmaster("m"):
+            _, membership = await stack.enter_async_context(joined(town, "one"))
+        await stack.enter_async_context(town.netmaster("m"))
+        await eventually(membership.look, bool)
+        found = await membership.begin(asyncio.Event())
+        assert found is not None
+        async with open_store(found) as store:
+            await write(store, "status/nodes/one/x")
+
+
+async def test_a_netmaster_with_another_store_leaves_the_agents_where_they_are(town: Town) -> None:
+    """Started on the wrong machine it has nothing of theirs, and would have them begin anew."""
+    async with town.netmaster("m"):
+        await town.notice()
+    with pytest.raises(Conflict, match="bring its directory here"):
+        async with town.netmaster("elsewhere"):
+            await asyncio.Event().wait()

@@ -1,0 +1,83 @@
+"""The authority: what it signs is known by its certificate, and says only what its caller said."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from weft.domain.errors import Invalid, Malformed
+from weft.runtime.authority import Authority, new_request, read_end
+
+NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def openssl(*words: str) -> str:
+    return subprocess.run(["openssl", *words], capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+def test_openssl_agrees(tmp_path: Path) -> None:
+    authority = Authority.open(tmp_path / "authority.pem")
+    request = new_request("mallory")
+    (tmp_path / "ca.pem").write_bytes(authority.ca)
+    certificate = authority.sign(request.text, name="one", life=HOUR, now=datetime.now(UTC), addresses=["192.0.2.1"])
+    (tmp_path / "one.pem").write_bytes(certificate)
+    for purpose in ("sslclient", "sslserver"):
+        openssl(
+            "verify",
+            "-x509_strict",
+            "-purpose",
+            purpose,
+            "-CAfile",
+            str(tmp_path / "ca.pem"),
+            str(tmp_path / "one.pem"),
+        )
+    told = openssl("x509", "-in", str(tmp_path / "one.pem"), "-noout", "-subject", "-ext", "subjectAltName")
+    assert "CN = one" in told
+    assert "192.0.2.1" in told
+
+
+def test_a_node_is_no_server(tmp_path: Path) -> None:
+    authority = Authority.open(tmp_path / "authority.pem")
+    (tmp_path / "one.pem").write_bytes(authority.sign(new_request("one").text, name="one", life=HOUR, now=NOW))
+    told = openssl("x509", "-in", str(tmp_path / "one.pem"), "-noout", "-ext", "extendedKeyUsage")
+    assert "Client" in told
+    assert "Server" not in told
+
+
+def test_it_is_the_same_when_it_is_opened_again(tmp_path: Path) -> None:
+    file = tmp_path / "authority.pem"
+    assert Authority.open(file).ca == Authority.open(file).ca
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert Authority.open(tmp_path / "other.pem").ca != Authority.open(file).ca
+
+
+def test_a_certificate_ends_when_it_was_said(tmp_path: Path) -> None:
+    certificate = Authority.open(tmp_path / "a.pem").sign(new_request("one").text, name="one", life=HOUR, now=NOW)
+    assert read_end(certificate) == NOW + HOUR
+
+
+def test_what_is_no_request_is_refused(tmp_path: Path) -> None:
+    authority = Authority.open(tmp_path / "a.pem")
+    for text in (b"", b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n", authority.ca):
+        with pytest.raises(Malformed):
+            authority.sign(text, name="one", life=HOUR, now=NOW)
+
+
+def test_a_request_that_another_key_has_signed_is_refused(tmp_path: Path) -> None:
+    text = bytearray(new_request("one").text)
+    middle = text.rindex(b"\n-----END") - 12
+    text[middle] = ord("A") if text[middle] != ord("A") else ord("B")
+    with pytest.raises(Malformed):
+        Authority.open(tmp_path / "a.pem").sign(bytes(text), name="one", life=HOUR, now=NOW)
+
+
+def test_a_file_that_is_something_else_is_refused_and_kept(tmp_path: Path) -> None:
+    file = tmp_path / "authority.pem"
+    file.write_bytes(b"precious")
+    with pytest.raises(Invalid, match="not the authority"):
+        Authority.open(file)
+    assert file.read_bytes() == b"precious"
