@@ -38,6 +38,7 @@ class _User(msgspec.Struct, frozen=True):
 
 class _Verdict(msgspec.Struct, frozen=True):
     authenticated: bool = False
+    audiences: tuple[str, ...] = ()
     user: _User = _User()
     error: str = ""
 
@@ -75,6 +76,10 @@ class ClusterMeeting:
         told = msgspec.json.decode(await self._api.post(_REVIEWS, msgspec.json.encode(asked)), type=_Review).status
         if not told.authenticated:
             raise Denied(f"the API server does not accept the token: {told.error[:200] or 'it is nobody’s'}")
+        if AUDIENCE not in told.audiences:  # who knows nothing of audiences says nothing of them, and accepts any
+            raise Denied(
+                f"the token is not for {AUDIENCE}: join with the one that the kubelet hands to the agent's pod"
+            )
         if told.user.username != ACCOUNT:
             raise Denied(f"the token is {told.user.username}'s, and nodes join as {ACCOUNT}")
         nodes = told.user.extra.get(_NODE, ())
