@@ -5,74 +5,24 @@ from __future__ import annotations
 import socket
 import struct
 import subprocess
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import msgspec
 import pytest
 
 from weft.adapters.linux.bridging import BRIDGE_SYSCTLS
-from weft.adapters.linux.wire import pack_address, pack_mac
 from weft.domain.addresses import Address
 from weft.domain.diff import Difference
 from weft.domain.nodeview import Gateway
 from weft.domain.policy.protocols import ICMP, ICMPV6, TCP, UDP
+from weft.testing.frames import ARP, BROADCAST, IPV4, REPLY, VLAN, arp, datagram, frame, hears, is_arp, is_from, wire_of
 from weft.testing.judged import TENANT, Pod, Ward
 from weft.testing.traffic import QUIET_S
 from weft.testing.waiting import DEADLINE
-
-_ARP, _VLAN, _IPV4 = 0x0806, 0x8100, 0x0800
-_REQUEST, _REPLY = 1, 2
-_EVERYTHING = 3
-_BROADCAST = "ff:ff:ff:ff:ff:ff"
 
 
 @pytest.fixture
 def fwdmode() -> str:
     return "bridge"
-
-
-def frame(target: str, source: str, kind: int, content: bytes) -> bytes:
-    return pack_mac(target) + pack_mac(source) + struct.pack(">H", kind) + content
-
-
-def arp(operation: int, *, sender: tuple[str, Address], target: tuple[str, Address]) -> bytes:
-    (mac, address), (target_mac, target_address) = sender, target
-    return (
-        struct.pack(">HHBBH", 1, _IPV4, 6, 4, operation)
-        + pack_mac(mac)
-        + pack_address(address)
-        + pack_mac(target_mac)
-        + pack_address(target_address)
-    )
-
-
-@contextmanager
-def wire_of(pod: Pod, kind: int = _EVERYTHING) -> Iterator[socket.socket]:
-    """The pod's interface, as frames."""
-    with pod.namespace.open_socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(kind)) as opened:
-        opened.bind(("eth0", kind))
-        opened.settimeout(QUIET_S)
-        yield opened
-
-
-def hears(ear: socket.socket, wanted: Callable[[bytes], bool], *, within: float = QUIET_S) -> bool:
-    """Whether a frame that fits comes in time; what the pod says itself does not count."""
-    deadline = time.monotonic() + within
-    while (left := deadline - time.monotonic()) > 0:
-        ear.settimeout(left)
-        try:
-            data, (_, _, direction, *_) = ear.recvfrom(65_536)
-        except TimeoutError:
-            return False
-        if direction != socket.PACKET_OUTGOING and wanted(data):
-            return True
-    return False
-
-
-def is_arp(data: bytes) -> bool:
-    return data[12:14] == struct.pack(">H", _ARP)
 
 
 def mac_of_neighbour(pod: Pod, address: Address) -> str:
@@ -89,10 +39,10 @@ def mac_of_neighbour(pod: Pod, address: Address) -> str:
 def test_the_node_answers_and_nobody_else_is_asked(ward: Ward, family: int) -> None:
     """R9, W40: the real MAC of who is asked for comes without a process of ours; a third pod hears nothing of it."""
     one, two, three = (ward.pod(number) for number in (1, 2, 3))
-    with wire_of(three) as ear:
+    with wire_of(three.namespace) as ear:
         assert ward.ask(one, two, UDP, 53, family=family) == 0
         assert mac_of_neighbour(one, two.address(family)) == two.wiring.port.mac
-        assert not hears(ear, lambda data: data[6:12] == pack_mac(one.wiring.port.mac))
+        assert not hears(ear, is_from(one.wiring.port.mac))
 
 
 def test_questions_are_flooded_where_the_cluster_says_so(ward: Ward) -> None:
@@ -104,7 +54,7 @@ def test_questions_are_flooded_where_the_cluster_says_so(ward: Ward) -> None:
     for before, after, number in ((quiet, loud, 4), (loud, quiet, 5)):
         ward.datapath.apply(Difference((after,), (before,)))
         late = ward.pod(number)
-        with wire_of(three) as ear:
+        with wire_of(three.namespace) as ear:
             assert ward.ask(late, two, UDP, 53) == 0
             assert hears(ear, is_arp) is after.floods
         assert ward.ask(one, late, TCP, 80) == 0
@@ -117,13 +67,13 @@ def test_a_pod_speaks_of_no_address_but_its_own(ward: Ward) -> None:
     assert segment is not None
     ward.datapath.apply(Difference((msgspec.structs.replace(segment, floods=True),), (segment,)))
     own, its = (one.wiring.port.mac, one.address(4)), (two.wiring.port.mac, two.address(4))
-    with wire_of(one) as mouth, wire_of(two, _ARP) as ear:
+    with wire_of(one.namespace) as mouth, wire_of(two.namespace, ARP) as ear:
         for claimed, mac in (((own[0], three.address(4)), own[0]), (("02:00:00:00:00:66", own[1]), own[0])):
-            for target in (its[0], _BROADCAST):
-                mouth.send(frame(target, mac, _ARP, arp(_REPLY, sender=claimed, target=its)))
-        mouth.send(frame(its[0], "02:00:00:00:00:66", _ARP, arp(_REPLY, sender=own, target=its)))
+            for target in (its[0], BROADCAST):
+                mouth.send(frame(target, mac, ARP, arp(REPLY, sender=claimed, target=its)))
+        mouth.send(frame(its[0], "02:00:00:00:00:66", ARP, arp(REPLY, sender=own, target=its)))
         assert not hears(ear, is_arp)
-        mouth.send(frame(its[0], own[0], _ARP, arp(_REPLY, sender=own, target=its)))
+        mouth.send(frame(its[0], own[0], ARP, arp(REPLY, sender=own, target=its)))
         assert hears(ear, is_arp, within=DEADLINE)
 
 
@@ -131,15 +81,13 @@ def test_what_is_not_plain_ip_passes_no_segment(ward: Ward) -> None:
     """Frames with VLAN tags would pass by the judge; others have none at all."""
     one, two = ward.pod(1), ward.pod(2)
     mac, its = one.wiring.port.mac, two.wiring.port.mac
-    packet = (
-        bytes.fromhex("45000014000000004011") + bytes(2) + pack_address(one.address(4)) + pack_address(two.address(4))
-    )
-    with wire_of(one) as mouth, wire_of(two) as ear:
-        for target in (its, _BROADCAST, "01:00:5e:00:00:fb"):
-            mouth.send(frame(target, mac, _VLAN, struct.pack(">HH", 5, _IPV4) + packet))
+    packet = datagram(one.address(4), two.address(4))
+    with wire_of(one.namespace) as mouth, wire_of(two.namespace) as ear:
+        for target in (its, BROADCAST, "01:00:5e:00:00:fb"):
+            mouth.send(frame(target, mac, VLAN, struct.pack(">HH", 5, IPV4) + packet))
             mouth.send(frame(target, mac, 0x88CC, b"lldp"))
-        mouth.send(frame(_BROADCAST, mac, _IPV4, packet))
-        assert not hears(ear, lambda data: data[6:12] == pack_mac(mac))
+        mouth.send(frame(BROADCAST, mac, IPV4, packet))
+        assert not hears(ear, is_from(mac))
 
 
 @pytest.mark.parametrize("family", [4, 6])

@@ -1,0 +1,78 @@
+"""Frames as they are on a pod's interface: said by hand, and heard."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from weft.adapters.linux.netns import Namespace
+from weft.adapters.linux.wire import pack_address, pack_mac
+from weft.domain.addresses import Address
+from weft.testing.traffic import QUIET_S
+
+ARP: Final = 0x0806
+VLAN: Final = 0x8100
+IPV4: Final = 0x0800
+REQUEST, REPLY = 1, 2
+BROADCAST: Final = "ff:ff:ff:ff:ff:ff"
+_EVERYTHING = 3
+_UDP_HEADER = struct.Struct(">HHHH")
+
+
+def frame(target: str, source: str, kind: int, content: bytes) -> bytes:
+    return pack_mac(target) + pack_mac(source) + struct.pack(">H", kind) + content
+
+
+def arp(operation: int, *, sender: tuple[str, Address], target: tuple[str, Address]) -> bytes:
+    (mac, address), (target_mac, target_address) = sender, target
+    return (
+        struct.pack(">HHBBH", 1, IPV4, 6, 4, operation)
+        + pack_mac(mac)
+        + pack_address(address)
+        + pack_mac(target_mac)
+        + pack_address(target_address)
+    )
+
+
+def datagram(source: Address, target: Address) -> bytes:
+    """An IPv4 packet of UDP that has no content."""
+    form, ends = struct.Struct(">BBHHHBBH"), pack_address(source) + pack_address(target)
+    start = (0x45, 0, form.size + len(ends) + _UDP_HEADER.size, 0, 0, 64, socket.IPPROTO_UDP)
+    checksum = 0xFFFF - sum(struct.unpack(">10H", form.pack(*start, 0) + ends)) % 0xFFFF
+    return form.pack(*start, checksum) + ends + _UDP_HEADER.pack(5000, 5000, _UDP_HEADER.size, 0)
+
+
+@contextmanager
+def wire_of(namespace: Namespace, kind: int = _EVERYTHING) -> Iterator[socket.socket]:
+    """A pod's interface, as frames."""
+    with namespace.open_socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(kind)) as opened:
+        opened.bind(("eth0", kind))
+        opened.settimeout(QUIET_S)
+        yield opened
+
+
+def hears(ear: socket.socket, wanted: Callable[[bytes], bool], *, within: float = QUIET_S) -> bool:
+    """Whether a frame that fits comes in time; what the pod says itself does not count."""
+    deadline = time.monotonic() + within
+    while (left := deadline - time.monotonic()) > 0:
+        ear.settimeout(left)
+        try:
+            data, (_, _, direction, *_) = ear.recvfrom(65_536)
+        except TimeoutError:
+            return False
+        if direction != socket.PACKET_OUTGOING and wanted(data):
+            return True
+    return False
+
+
+def is_arp(data: bytes) -> bool:
+    return data[12:14] == struct.pack(">H", ARP)
+
+
+def is_from(mac: str) -> Callable[[bytes], bool]:
+    """Whether a frame is of who has this MAC."""
+    return lambda data: data[6:12] == pack_mac(mac)
