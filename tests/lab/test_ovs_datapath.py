@@ -10,6 +10,7 @@ import pytest
 from weft.adapters.linux.netns import NamespaceDirectory
 from weft.adapters.ovs.bridge import NAME
 from weft.adapters.ovs.datapath import OvsDatapath
+from weft.adapters.ovs.tables import Table
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
@@ -87,7 +88,7 @@ def test_ports_that_are_wanted_and_not_there_are_told(datapath: OvsDatapath) -> 
 def test_what_others_do_to_our_flows_is_noticed_and_mended(datapath: OvsDatapath, switch: Switch) -> None:
     datapath.converge(GROUND)
     flows = switch.dump_flows(NAME)
-    switch.flows("del-flows", NAME, "table=4")
+    switch.flows("del-flows", NAME, f"table={Table.ROUTE}")
     assert datapath.disturbed()
     assert datapath.converge(GROUND).mended
     assert switch.dump_flows(NAME) == flows

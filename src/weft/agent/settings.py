@@ -233,8 +233,6 @@ def _not_on_ovs(given: Mapping[str, Any]) -> Iterator[str]:
     """What was asked for and the ovs datapath does not do yet."""
     if given["netmode"] == "vlan":
         yield "--netmode vlan: the ovs datapath carries vxlan only so far; use vxlan"
-    if given["fwdmode"] == "bridge":
-        yield "--fwdmode bridge: the ovs datapath routes only so far; use routing"
     if given["names_socket"] not in ("", "none"):
         yield "--names-socket: the ovs datapath does not carry questions for names yet; use none"
     if given["nat_exclude"]:

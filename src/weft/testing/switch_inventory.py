@@ -45,5 +45,5 @@ def heard(switch: Switch) -> Iterator[tuple[str, str]]:
     names = tenants(switch)
     for flow in switch.dump_flows(BRIDGE):
         found, number = _SOURCE.search(flow), _WRITTEN.search(flow)
-        if found and number and "in_port=" in flow and "goto_table:3" in flow:
+        if found and number and "in_port=" in flow and "goto_table" in flow and "icmp_type" not in flow:
             yield names[int(number[1], 16)], found[1]

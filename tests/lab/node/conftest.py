@@ -20,10 +20,7 @@ def fwdmode() -> str:
 
 @pytest.fixture
 async def lab(apart: None, fwdmode: str, request: pytest.FixtureRequest) -> AsyncIterator[NetLab]:
-    datapath = getattr(request, "param", "linux")
-    if (datapath, fwdmode) == ("ovs", "bridge"):
-        pytest.skip("the ovs datapath routes only so far")
-    async with open_lab(datapath=datapath, fwdmode=fwdmode) as lab:
+    async with open_lab(datapath=getattr(request, "param", "linux"), fwdmode=fwdmode) as lab:
         try:
             yield lab
         finally:

@@ -19,6 +19,8 @@ NETWORKS = {
 }
 _EVERYONE = "00:00:00:00:00:00"
 
+pytestmark = pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
+
 
 @pytest.fixture
 def fwdmode() -> str:
@@ -70,8 +72,8 @@ async def test_arp_mode_changes_under_pods(lab: NetLab, hosts: list[Host]) -> No
     for mode in ("proxy", "flood", "proxy"):
         (await lab.rest.put("globals", name="global", fwdMode="bridge", arpMode=mode)).accepted()
         for host in hosts:
-            space = inventory.spaces(host)["default"]
-            entries = partial(asyncio.to_thread, inventory.ask, space, "bridge", "-j", "fdb")
+            place = inventory.spaces(host)["default"] if host.switch is None else host.machine
+            entries = partial(asyncio.to_thread, inventory.ask, place, "bridge", "-j", "fdb")
             await eventually(entries, heard if mode == "flood" else lambda found: not heard(found))
         for family in (4, 6):
             await meet(*pods, family=family)

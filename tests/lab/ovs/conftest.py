@@ -10,8 +10,8 @@ from weft.testing.netlab import NetLab, open_lab
 
 
 @pytest.fixture
-async def lab(apart: None) -> AsyncIterator[NetLab]:
-    async with open_lab(datapath="ovs") as lab:
+async def lab(apart: None, fwdmode: str) -> AsyncIterator[NetLab]:
+    async with open_lab(datapath="ovs", fwdmode=fwdmode) as lab:
         try:
             yield lab
         finally:

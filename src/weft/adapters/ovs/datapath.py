@@ -1,4 +1,4 @@
-"""The Datapath on Open vSwitch, vxlan and routing mode (design 6): one bridge, a zone per tenant, flows as bundles.
+"""The Datapath on Open vSwitch, vxlan in both modes (design 6): one bridge, a zone per tenant, flows as bundles.
 
 Between nodes packets look as those of the linux datapath do: each overlay has a vxlan device of the kernel's, which is
 an ordinary port of the bridge.
@@ -19,7 +19,7 @@ from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
 from weft.adapters.linux.underlay import workload_mtu
 from weft.adapters.ovs.bridge import NAME, SwitchBridge
-from weft.adapters.ovs.devices import Devices
+from weft.adapters.ovs.devices import Devices, Way
 from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD
@@ -29,7 +29,7 @@ from weft.domain.addresses import Address
 from weft.domain.diff import Difference
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import NO_RATES, Overlay, Part, Peer, Port, Space
+from weft.domain.nodeview import NO_RATES, Overlay, Part, Port, Space
 from weft.ports.datapath import NO_CHANGE, Drop, Findings, ServiceUse, SpaceSurvey, Tallies, Wiring
 
 _NEVER = (0, 0)
@@ -85,7 +85,7 @@ class OvsDatapath:
         self._bridge.number(tenants)
         mended += self._converge_ports(wanted)
         links = self._devices.read()
-        mended += self._devices.converge_peers((part for part in wanted if isinstance(part, Peer)), links)
+        mended += self._devices.converge_ways((part for part in wanted if isinstance(part, Way)), links)
         mended += self._flows.converge(wanted, self._ground())
         self._forget(self._bridge.tenants().keys() - tenants)
         self._connections, self._numbers = self._count_connections(), self._read_numbers()
@@ -129,8 +129,8 @@ class OvsDatapath:
         self._add_overlays(part for part in difference.put if isinstance(part, Overlay))
         drop, put = _unplugged(difference.drop), _unplugged(difference.put)
         self._flows.change(drop=drop, put=put, ground=self._ground())
-        self._devices.change_peers(
-            drop=[part for part in drop if isinstance(part, Peer)], put=[part for part in put if isinstance(part, Peer)]
+        self._devices.change_ways(
+            drop=[part for part in drop if isinstance(part, Way)], put=[part for part in put if isinstance(part, Way)]
         )
         gone = {overlay_name(part.vni) for part in drop if isinstance(part, Overlay)}
         gone -= {overlay_name(part.vni) for part in put if isinstance(part, Overlay)}

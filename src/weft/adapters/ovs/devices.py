@@ -7,7 +7,7 @@ nobody speaks to: the machine's own stack has no part in what goes through them 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from weft.adapters.linux import pod
@@ -26,15 +26,19 @@ from weft.adapters.linux.links import (
     read_link,
     read_links,
 )
-from weft.adapters.linux.neighbours import Forwarding, drop_forwarding, put_forwarding, read_forwardings
+from weft.adapters.linux.neighbours import EVERYONE, Forwarding, drop_forwarding, put_forwarding, read_forwardings
 from weft.adapters.linux.netlink import NetlinkSocket, Refused
 from weft.adapters.linux.netns import Namespace
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Conflict, DatapathFault, NotFound
 from weft.domain.nodeview import Overlay, Peer
+from weft.domain.segments import Station
 from weft.ports.datapath import Wiring
 
 _LEAVING_PREFIX = "wgone"
+
+Way = Peer | Station
+"""What an overlay's device has entries for: another node, or who is there on a segment."""
 
 
 class Devices:
@@ -119,30 +123,30 @@ class Devices:
         except NotFound as error:
             return [*found, error.message]
 
-    def converge_peers(self, peers: Iterable[Peer], links: Mapping[str, Link]) -> list[str]:
-        """The overlays' devices know exactly these peers; what was done, in words."""
+    def converge_ways(self, ways: Iterable[Way], links: Mapping[str, Link]) -> list[str]:
+        """The overlays' devices know exactly these ways to other nodes; what was done, in words."""
         wanted = {
-            self._forwarding(peer, link) for peer in peers if (link := links.get(overlay_name(peer.vni))) is not None
+            each
+            for way in ways
+            if (link := links.get(overlay_name(way.vni))) is not None
+            for each in _forwardings(way, link)
         }
         ours = {link.index for link in links.values()}
         actual = {each for each in read_forwardings(self._netlink) if each.remote and each.link in ours}
         self._netlink.send_batch([*map(drop_forwarding, actual - wanted), *map(put_forwarding, wanted - actual)])
         return [f"added {each}" for each in wanted - actual] + [f"removed {each}" for each in actual - wanted]
 
-    def change_peers(self, *, drop: Iterable[Peer], put: Iterable[Peer]) -> None:
-        """No more of some peers, and others; those of a device that is gone went with it."""
+    def change_ways(self, *, drop: Iterable[Way], put: Iterable[Way]) -> None:
+        """No more of some ways, and others; those of a device that is gone went with it."""
         requests = [
-            make(self._forwarding(peer, link))
-            for peers, make in ((drop, drop_forwarding), (put, put_forwarding))
-            for peer in peers
-            if (link := read_link(self._netlink, overlay_name(peer.vni))) is not None
+            make(each)
+            for ways, make in ((drop, drop_forwarding), (put, put_forwarding))
+            for way in ways
+            if (link := read_link(self._netlink, overlay_name(way.vni))) is not None
+            for each in _forwardings(way, link)
         ]
         if requests:
             self._netlink.send_batch(requests)
-
-    def _forwarding(self, peer: Peer, link: Link) -> Forwarding:
-        vtep = parse_address(peer.vtep, field="vtep")
-        return Forwarding(link=link.index, mac=overlay_hop_mac(vtep), remote=vtep)
 
     def _find(self, name: str) -> Link:
         link = read_link(self._netlink, name)
@@ -154,3 +158,14 @@ class Devices:
         if read_link(inside, wiring.interface) is not None:
             return Conflict(f"interface {wiring.interface} is in {wiring.netns} already", field="CNI_IFNAME")
         return Conflict(f"the host end {wiring.port.interface} is there already")
+
+
+def _forwardings(way: Way, link: Link) -> Iterator[Forwarding]:
+    """What leads to another node: its own MAC, what is said to all where that is flooded, and who is there."""
+    vtep = parse_address(way.vtep, field="vtep")
+    if isinstance(way, Station):
+        yield Forwarding(link=link.index, mac=way.mac, remote=vtep)
+        return
+    yield Forwarding(link=link.index, mac=overlay_hop_mac(vtep), remote=vtep)
+    if way.floods:
+        yield Forwarding(link=link.index, mac=EVERYONE, remote=vtep)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Set
 
 from weft.adapters.ovs.flows import Flow, FlowCount, FlowKey
+from weft.adapters.ovs.gatherings import Gatherings
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.judging import REASONS
 from weft.adapters.ovs.openflow import OpenFlow
@@ -20,26 +21,31 @@ class FlowTable:
     def __init__(self, openflow: OpenFlow) -> None:
         self._openflow = openflow
         self._made: dict[Part, tuple[Flow, ...]] = {}
+        self._gatherings = Gatherings()
         self._keys: set[FlowKey] = set()
         """Of all that the switch should have."""
 
     def converge(self, wanted: Set[Part], ground: Ground) -> list[str]:
         """The switch has exactly the flows of these parts, all at once; what was done, in words."""
         made = {part: flows_of(part, ground) for part in wanted}
-        flows = {*base_flows(), *(flow for some in made.values() for flow in some)}
+        gatherings = Gatherings()
+        _, joint = gatherings.change(drop=(), put=wanted, ground=ground)
+        flows = {*base_flows(), *joint, *(flow for some in made.values() for flow in some)}
         keys = {flow.key for flow in flows}
         actual = {each.flow for each in self._openflow.read_flows()}
         missing = flows - actual
         extra = {flow.key: flow for flow in actual if flow.key not in keys}
         self._openflow.change(drop=extra, put=missing)
-        self._made, self._keys = made, keys
+        self._made, self._gatherings, self._keys = made, gatherings, keys
         return [f"put flow {flow}" for flow in missing] + [f"removed flow {flow}" for flow in extra.values()]
 
     def change(self, *, drop: Iterable[Part], put: Iterable[Part], ground: Ground) -> None:
         """No more of what some parts are made of, and what others are made of, all at once."""
-        gone = {flow.key for part in drop for flow in self._made.get(part, ())}
+        drop, put = tuple(drop), tuple(put)
+        before, after = self._gatherings.change(drop=drop, put=put, ground=ground)
+        gone = {flow.key for flow in (*before, *(flow for part in drop for flow in self._made.get(part, ())))}
         come = {part: flows_of(part, ground) for part in put}
-        flows = [flow for some in come.values() for flow in some]
+        flows = [*after, *(flow for some in come.values() for flow in some)]
         if not self._made:
             flows += base_flows()
         gone -= {flow.key for flow in flows}

@@ -38,25 +38,27 @@ from weft.adapters.ovs.tables import (
     GOES_TO,
     LEAVES_BY,
     SCRATCH,
+    SEGMENT,
     TENANT,
     Table,
 )
 from weft.domain.addresses import Address, parse_address
 from weft.domain.nodeview import Gateway, Overlay, Port, Prefix, Remote, Shape, Space
 
-_ICMP, _ICMPV6 = 1, 58
-_SOLICITATION, _ADVERTISEMENT, _ROUTER, _REDIRECT = 135, 136, 134, 137
-_ECHOES = {4: ("icmp_type", 8, 0, _ICMP), 6: ("icmpv6_type", 128, 129, _ICMPV6)}
+_ICMP, ICMPV6 = 1, 58
+SOLICITATION, ADVERTISEMENT, _ROUTER, _REDIRECT = 135, 136, 134, 137
+_ECHOES = {4: ("icmp_type", 8, 0, _ICMP), 6: ("icmpv6_type", 128, 129, ICMPV6)}
 """By family: the field, a request's type, an answer's, the protocol."""
 _HOPS = 64
+_ANY_TAG = 0x1000, 0x1000
 _LINK_LOCAL = (0xFE80 << 112, 0xFFC0 << 112)
-_ROUTER_SOLICITED_OVERRIDE = 0xE0000000
+_ROUTER_SOLICITED_OVERRIDE, _SOLICITED_OVERRIDE = 0xE0000000, 0x60000000
 _SOURCE = {4: "ip_src", 6: "ipv6_src"}
 _TARGET = {4: "ip_dst", 6: "ipv6_dst"}
 
 # Priorities in `ARRIVAL`.
-_REFUSED, _OWN_NAME, _SOLICITS, _VOICE, _NOISE, _NOBODY = 60, 50, 40, 30, 20, 10
-_NO_CONNECTION, _GATEWAY, _LOCAL = 1000, 900, 800
+_TAGGED, _REFUSED, _OWN_NAME, SOLICITS, VOICE, _NOISE, _NOBODY = 70, 60, 50, 40, 30, 20, 10
+_NO_CONNECTION, GATEWAY, LOCAL = 1000, 900, 800
 """Priorities in `ROUTE`; below them the length of a remote prefix is its priority."""
 
 PORT_MAC_NUMBER = mac_number(PORT_MAC)
@@ -64,22 +66,33 @@ PORT_MAC_NUMBER = mac_number(PORT_MAC)
 
 def base_flows() -> Iterator[Flow]:
     """What stands whatever the node has."""
+    yield Flow(Table.ARRIVAL, _TAGGED, match({"vlan_vid": _ANY_TAG}))
     for kind in (_ROUTER, _REDIRECT):
-        yield Flow(Table.ARRIVAL, _REFUSED, match({"eth_type": V6, "ip_proto": _ICMPV6, "icmpv6_type": kind}))
+        yield Flow(Table.ARRIVAL, _REFUSED, match({"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": kind}))
     for source in (0, _LINK_LOCAL):
         # What every kernel says on a new link, and nobody has to hear.
-        yield Flow(Table.ARRIVAL, _NOISE, match({"eth_type": V6, "ip_proto": _ICMPV6, "ipv6_src": source}))
-    yield Flow(
-        Table.ADVERTISE,
-        1,
-        match({"eth_type": V6, "ip_proto": _ICMPV6, "icmpv6_type": _ADVERTISEMENT, "icmpv6_code": 0}),
-        (
-            SetField("nd_options_type", 2),
-            SetField("nd_tll", PORT_MAC_NUMBER),
-            SetField("nd_reserved", _ROUTER_SOLICITED_OVERRIDE),
-            Output(IN_PORT),
-        ),
-    )
+        yield Flow(Table.ARRIVAL, _NOISE, match({"eth_type": V6, "ip_proto": ICMPV6, "ipv6_src": source}))
+    advertises: Conditions = {
+        "eth_type": V6,
+        "ip_proto": ICMPV6,
+        "icmpv6_type": ADVERTISEMENT,
+        "icmpv6_code": 0,
+    }
+    for priority, by, flags in (
+        (2, {"eth_src": PORT_MAC_NUMBER}, _ROUTER_SOLICITED_OVERRIDE),
+        (1, {}, _SOLICITED_OVERRIDE),
+    ):
+        yield Flow(
+            Table.ADVERTISE,
+            priority,
+            match({**advertises, **by}),
+            (
+                SetField("nd_options_type", 2),
+                Move("eth_src", "nd_tll"),
+                SetField("nd_reserved", flags),
+                Output(IN_PORT),
+            ),
+        )
     yield Flow(Table.MARKING, 0, (), (), Table.LEAVE)
     for kind in ETHER_TYPES.values():
         yield Flow(Table.TRACK, 1, match({"eth_type": kind}), (Track(TENANT, Table.ROUTE),))
@@ -100,23 +113,23 @@ def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
 
 def gateway_flows(part: Gateway, ground: Ground) -> Iterator[Flow]:
     """The gateway is known to its neighbours, and answers to echo requests of workloads."""
-    tenant, address = ground.tenants[part.tenant], part.address
-    yield _neighbour(tenant, prefix_of(address), priority=_GATEWAY)
+    whose, address = whereabouts(ground.tenants[part.tenant], part.segment), part.address
+    yield neighbour(whose, prefix_of(address), priority=GATEWAY)
     field, request, answer, protocol = _ECHOES[address.family]
     yield Flow(
         Table.ROUTE,
-        _GATEWAY,
+        GATEWAY,
         match(
             {
-                TENANT: tenant,
+                **whose,
                 CAME_FROM: FROM_WORKLOAD,
-                **_to(prefix_of(address)),
+                **to(prefix_of(address)),
                 "ip_proto": protocol,
                 field: request,
             }
         ),
         (
-            *_back_to_sender(),
+            *_back_to_sender(PORT_MAC_NUMBER),
             Move(_SOURCE[address.family], _TARGET[address.family]),
             SetField(_SOURCE[address.family], address.number),
             SetField(field, answer),
@@ -133,7 +146,7 @@ def overlay_flows(part: Overlay, ground: Ground) -> Iterator[Flow]:
         for kind in ETHER_TYPES.values():
             yield Flow(
                 Table.ARRIVAL,
-                _VOICE,
+                VOICE,
                 match({"in_port": port, "eth_dst": hop, "eth_type": kind}),
                 (SetField(TENANT, ground.tenants[part.tenant]), SetField(CAME_FROM, FROM_NODE)),
                 Table.TRACK,
@@ -143,11 +156,11 @@ def overlay_flows(part: Overlay, ground: Ground) -> Iterator[Flow]:
 def remote_flows(part: Remote, ground: Ground) -> Iterator[Flow]:
     """The way to addresses on another node."""
     tenant = ground.tenants[part.tenant]
-    yield _neighbour(tenant, part.prefix, priority=part.prefix.length + 1)
+    yield neighbour({TENANT: tenant}, part.prefix, priority=part.prefix.length + 1)
     if port := ground.ports.get(overlay_name(part.vni)):
         own, hop = overlay_mac(ground.vtep), overlay_hop_mac(parse_address(part.vtep, field="vtep"))
-        actions = _sent_on(source=mac_number(own), target=mac_number(hop), port=port, kind=FROM_NODE)
-        conditions = {TENANT: tenant, **_to(part.prefix)}
+        actions = sent_on(source=mac_number(own), target=mac_number(hop), port=port, kind=FROM_NODE)
+        conditions = {TENANT: tenant, **to(part.prefix)}
         yield Flow(Table.ROUTE, part.prefix.length + 1, match(conditions), actions, Table.SERVICE)
 
 
@@ -157,23 +170,24 @@ def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:
     if not port:
         return
     tenant, mac = ground.tenants[part.tenant], mac_number(part.mac)
-    known = (SetField(TENANT, tenant), SetField(CAME_FROM, FROM_WORKLOAD))
+    known = introduction(tenant, part.segment, kind=FROM_WORKLOAD)
     speaks: Conditions = {"in_port": port, "eth_src": mac}
     yield Flow(Table.ARRIVAL, _NOBODY, match({"in_port": port}))
     for address in part.addresses:
-        yield Flow(Table.ARRIVAL, _VOICE, match({**speaks, **_from(address)}), known, Table.TRACK)
-        solicits = {**speaks, **_solicitation(address, mac)}
-        yield Flow(Table.ARRIVAL, _SOLICITS, match(solicits), known, Table.NEIGHBOURS)
+        yield Flow(Table.ARRIVAL, VOICE, match({**speaks, **_from(address)}), known, Table.TRACK)
+        solicits = {**speaks, **solicitation(address, mac)}
+        yield Flow(Table.ARRIVAL, SOLICITS, match(solicits), known, Table.NEIGHBOURS)
         # Who asks for its own address wants to know whether another has it.
         yield Flow(Table.ARRIVAL, _OWN_NAME, match({**solicits, **_asked_for(prefix_of(address))}))
-        yield _neighbour(tenant, prefix_of(address), priority=_LOCAL)
-        yield Flow(
-            Table.ROUTE,
-            _LOCAL,
-            match({TENANT: tenant, **_to(prefix_of(address))}),
-            _sent_on(source=PORT_MAC_NUMBER, target=mac, port=port, kind=FROM_WORKLOAD),
-            Table.SERVICE,
-        )
+        if not part.segment:
+            yield neighbour({TENANT: tenant}, prefix_of(address), priority=LOCAL)
+            yield Flow(
+                Table.ROUTE,
+                LOCAL,
+                match({TENANT: tenant, **to(prefix_of(address))}),
+                sent_on(source=PORT_MAC_NUMBER, target=mac, port=port, kind=FROM_WORKLOAD),
+                Table.SERVICE,
+            )
 
 
 def shape_flows(part: Shape, ground: Ground) -> Iterator[Flow]:
@@ -189,11 +203,25 @@ def _from(address: Address) -> Conditions:
     return address_condition(address.family, v4="ip_src", v6="ipv6_src", prefix=prefix_of(address))
 
 
-def _to(prefix: Prefix) -> Conditions:
+def whereabouts(tenant: int, segment: int) -> Conditions:
+    """A packet of a tenant, on a segment where there is one."""
+    return {TENANT: tenant, SEGMENT: segment} if segment else {TENANT: tenant}
+
+
+def introduction(tenant: int, segment: int, *, kind: int) -> tuple[Action, ...]:
+    """What is written of a packet that arrives."""
+    where = whereabouts(tenant, segment)
+    return (
+        *(SetField(name, number) for name, number in where.items() if isinstance(number, int)),
+        SetField(CAME_FROM, kind),
+    )
+
+
+def to(prefix: Prefix) -> Conditions:
     return address_condition(prefix.family, v4="ip_dst", v6="ipv6_dst", prefix=prefix)
 
 
-def _sent_on(*, source: int, target: int, port: int, kind: int) -> tuple[Action, ...]:
+def sent_on(*, source: int, target: int, port: int, kind: int) -> tuple[Action, ...]:
     """One hop further, to somebody's MAC, by a port that is taken when the packet has been judged."""
     return (
         SetField("eth_src", source),
@@ -204,14 +232,14 @@ def _sent_on(*, source: int, target: int, port: int, kind: int) -> tuple[Action,
     )
 
 
-def _solicitation(address: Address, mac: int) -> Conditions:
+def solicitation(address: Address, mac: int) -> Conditions:
     """Somebody who asks, from an address, who has another."""
     if address.family == 4:
         return {"eth_type": ARP, "arp_op": 1, "arp_spa": address.number, "arp_sha": mac}
     return {
         "eth_type": V6,
-        "ip_proto": _ICMPV6,
-        "icmpv6_type": _SOLICITATION,
+        "ip_proto": ICMPV6,
+        "icmpv6_type": SOLICITATION,
         "icmpv6_code": 0,
         "ipv6_src": address.number,
     }
@@ -223,40 +251,40 @@ def _asked_for(prefix: Prefix) -> Conditions:
     return condition
 
 
-def _neighbour(tenant: int, prefix: Prefix, *, priority: int) -> Flow:
-    """Whoever asks for an address of the prefix is told the MAC that every host end has."""
-    asked = {TENANT: tenant, **_asked_for(prefix)}
+def neighbour(whose: Conditions, prefix: Prefix, *, priority: int, mac: int = PORT_MAC_NUMBER) -> Flow:
+    """Whoever asks for an address of the prefix is told a MAC: that which every host end has, or somebody's own."""
+    asked = {**whose, **_asked_for(prefix)}
     if prefix.family == 4:
         return Flow(
             Table.NEIGHBOURS,
             priority,
             match({**asked, "eth_type": ARP, "arp_op": 1}),
             (
-                *_back_to_sender(),
+                *_back_to_sender(mac),
                 SetField("arp_op", 2),
                 Move("arp_sha", "arp_tha"),
-                SetField("arp_sha", PORT_MAC_NUMBER),
+                SetField("arp_sha", mac),
                 Move("arp_tpa", SCRATCH),
                 Move("arp_spa", "arp_tpa"),
                 Move(SCRATCH, "arp_spa"),
                 Output(IN_PORT),
             ),
         )
-    conditions = {"eth_type": V6, "ip_proto": _ICMPV6, "icmpv6_type": _SOLICITATION, "icmpv6_code": 0}
+    conditions = {"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": SOLICITATION, "icmpv6_code": 0}
     return Flow(
         Table.NEIGHBOURS,
         priority,
         match({**asked, **conditions}),
         (
-            *_back_to_sender(),
+            *_back_to_sender(mac),
             Move("ipv6_src", "ipv6_dst"),
             Move("nd_target", "ipv6_src"),
-            SetField("icmpv6_type", _ADVERTISEMENT),
+            SetField("icmpv6_type", ADVERTISEMENT),
             # An advertisement's fields can be written only where it is known to be one.
             Resubmit(Table.ADVERTISE),
         ),
     )
 
 
-def _back_to_sender() -> tuple[Action, ...]:
-    return Move("eth_src", "eth_dst"), SetField("eth_src", PORT_MAC_NUMBER)
+def _back_to_sender(mac: int) -> tuple[Action, ...]:
+    return Move("eth_src", "eth_dst"), SetField("eth_src", mac)

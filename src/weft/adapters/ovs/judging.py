@@ -34,6 +34,7 @@ from weft.adapters.ovs.tables import (
     OUTCOME,
     PORT,
     PROTOCOL,
+    SEGMENT,
     TENANT,
     Table,
 )
@@ -42,6 +43,7 @@ from weft.domain.nodeview import Prefix, Space
 from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD, Row, Tally, Where, Who
 from weft.domain.policy.protocols import PORTED
 from weft.domain.policy.rules import Direction
+from weft.domain.segments import Segment
 
 _PORT_BITS = 16
 _ENDS = (
@@ -56,6 +58,11 @@ _LOOKUPS = {
     Direction.INGRESS: (Table.INGRESS, ANSWERS, ASKS, Table.INGRESS_MET),
 }
 """For each direction: where its rows are, where the local and the remote number are, and what follows."""
+_DIRECTIONS = (
+    (ASKS, ANSWERS, (TRACKED, TRACKED | REPLY)),
+    (ANSWERS, ASKS, (TRACKED | REPLY, TRACKED | REPLY)),
+)
+"""Of a connection: the numbers of who speaks and who hears, and the `ct_state` of its packets."""
 _MET = {Table.EGRESS_MET: Table.INGRESS, Table.INGRESS_MET: Table.MARKING}
 """What follows an outcome that lets pass."""
 _PAIR, _PORT, _PORTS, _PROTOCOL, _ALL = 4, 4, 3, 2, 1
@@ -63,7 +70,13 @@ _PAIR, _PORT, _PORTS, _PROTOCOL, _ALL = 4, 4, 3, 2, 1
 
 REASON_TRANSIT, REASON_NOT_READY, REASON_UNKNOWN = "weft/transit", "weft/not-ready", "weft/stranger"
 _TRANSIT, _NOT_READY, _FROM_STRANGER, _JUDGED_THERE, _TO_STRANGER, _KNOWN = 60, 50, 45, 40, 30, 1
-REASONS = {_TRANSIT: REASON_TRANSIT, _NOT_READY: REASON_NOT_READY, _FROM_STRANGER: REASON_UNKNOWN}
+_FROM_STRANGER_ON_SEGMENT, _TO_STRANGER_ON_SEGMENT = _FROM_STRANGER + 1, _TO_STRANGER + 1
+REASONS = {
+    _TRANSIT: REASON_TRANSIT,
+    _NOT_READY: REASON_NOT_READY,
+    _FROM_STRANGER: REASON_UNKNOWN,
+    _TO_STRANGER_ON_SEGMENT: REASON_UNKNOWN,
+}
 """Why a packet is dropped by a flow of a priority in `PLACES`."""
 
 
@@ -90,8 +103,8 @@ def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
     """What is decided by where a tenant's packets come from and go to; each reason to drop is counted by itself."""
     tenant: Conditions = {TENANT: ground.tenants[part.tenant]}
     yield Flow(Table.PLACES, _TRANSIT, match({**tenant, CAME_FROM: FROM_NODE, GOES_TO: FROM_NODE}))
-    for direction, speaks, hears in ((0, ASKS, ANSWERS), (REPLY, ANSWERS, ASKS)):
-        along: Conditions = {**tenant, "ct_state": (TRACKED | direction, TRACKED | REPLY)}
+    for speaks, hears, direction in _DIRECTIONS:
+        along: Conditions = {**tenant, "ct_state": direction}
         for place, who in ((CAME_FROM, speaks), (GOES_TO, hears)):
             nobodys = {**along, place: FROM_WORKLOAD, who: (0, WORKLOAD)}
             yield Flow(Table.PLACES, _NOT_READY, match(nobodys))
@@ -105,6 +118,17 @@ def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
                 yield Flow(Table.PLACES, _FROM_STRANGER, match(unjudged))
             sent_on = {**to_stranger, "eth_type": kind}
             yield Flow(Table.PLACES, _TO_STRANGER, match(sent_on), (SetField("nw_ttl", UNJUDGED),), Table.MARKING)
+
+
+def segment_flows(part: Segment, ground: Ground) -> Iterator[Flow]:
+    """On a segment nobody is passed on to be judged elsewhere: who is found there is known."""
+    whose: Conditions = {TENANT: ground.tenants[part.tenant], SEGMENT: part.number}
+    for speaks, hears, direction in _DIRECTIONS:
+        along: Conditions = {**whose, "ct_state": direction}
+        from_stranger = {**along, CAME_FROM: FROM_NODE, speaks: (STRANGER, STRANGER)}
+        yield Flow(Table.PLACES, _FROM_STRANGER_ON_SEGMENT, match(from_stranger), (), Table.MARKING)
+        to_stranger = {**along, GOES_TO: FROM_NODE, hears: (STRANGER, STRANGER)}
+        yield Flow(Table.PLACES, _TO_STRANGER_ON_SEGMENT, match(to_stranger))
 
 
 def who_flows(part: Who, ground: Ground) -> Iterator[Flow]:

@@ -1,24 +1,30 @@
-"""Parts of the node view as flows (pure). No two parts have a flow in common, so they come and go independently."""
+"""Parts of the node view as flows (pure). No two parts have a flow in common, so they come and go independently.
+
+What segments flood belongs to all their members: `gatherings`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
-from weft.adapters.ovs import forwarding, judging
+from weft.adapters.ovs import forwarding, judging, segments
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.ground import Ground
 from weft.domain.balancing.parts import Frontend, ServicePart
 from weft.domain.hosting.parts import HostPart
 from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space
 from weft.domain.policy.parts import Row, Tally, Where, Who
+from weft.domain.segments import Segment, Station
 
 _MAKERS: Mapping[type, tuple[Callable[[Any, Ground], Iterator[Flow]], ...]] = {
     Space: (forwarding.space_flows, judging.space_flows),
     Gateway: (forwarding.gateway_flows,),
     Overlay: (forwarding.overlay_flows,),
     Remote: (forwarding.remote_flows,),
-    Port: (forwarding.port_flows,),
+    Port: (forwarding.port_flows, segments.port_flows),
+    Segment: (judging.segment_flows,),
+    Station: (segments.station_flows,),
     Shape: (forwarding.shape_flows,),
     Who: (judging.who_flows,),
     Where: (judging.where_flows,),

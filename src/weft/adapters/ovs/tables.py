@@ -15,29 +15,34 @@ class Table(IntEnum):
     ARRIVAL = 0
     NEIGHBOURS = 1
     ADVERTISE = 2
-    TRACK = 3
-    ROUTE = 4
-    SERVICE = 5
-    ASKS = 6
-    ANSWERS = 7
-    PLACES = 8
-    EGRESS = 9
-    EGRESS_MET = 10
-    INGRESS = 11
-    INGRESS_MET = 12
-    MARKING = 13
-    LEAVE = 14
+    SPREAD = 3
+    TRACK = 4
+    ROUTE = 5
+    SERVICE = 6
+    ASKS = 7
+    ANSWERS = 8
+    PLACES = 9
+    EGRESS = 10
+    EGRESS_MET = 11
+    INGRESS = 12
+    INGRESS_MET = 13
+    MARKING = 14
+    LEAVE = 15
 
 
 PURPOSES: Final[dict[Table, str]] = {
     Table.ARRIVAL: "Who is this from? A workload's port speaks with its own MAC and addresses, an overlay's device "
     "with frames for this node; nobody else speaks. Writes the tenant and where the packet came from.",
     Table.NEIGHBOURS: "ARP requests and neighbour solicitations of workloads, answered here for every address that the "
-    "tenant has: all of them are behind this node.",
+    "tenant has: where nodes route all of them are behind this node; on a segment each is told with its own MAC, "
+    "unless the cluster's `arpMode` is flood.",
     Table.ADVERTISE: "The second half of an answer to a neighbour solicitation.",
+    Table.SPREAD: "What is said about addresses on a segment and not answered here: to the one it is for or, where it "
+    "is flooded, to all.",
     Table.TRACK: "Hands packets to the connection tracker, in the tenant's zone.",
-    Table.ROUTE: "The way to the target: a port here, or an overlay and the node behind it. Gateways answer to echo "
-    "requests. Packets without a connection are dropped. Writes the port to leave by, and what kind of one it is.",
+    Table.ROUTE: "The way to the target: a port here, or an overlay and the node behind it; on a segment only to who "
+    "is spoken to by MAC, or by the gateway. Gateways answer to echo requests. Packets without a connection are "
+    "dropped. Writes the port to leave by, and what kind of one it is.",
     Table.SERVICE: "Writes the protocol of the connection and the port that its first packet went to.",
     Table.ASKS: "The number of who opened the connection (`weft.domain.policy.parts`).",
     Table.ANSWERS: "The number of who it was opened to.",
@@ -53,6 +58,7 @@ PURPOSES: Final[dict[Table, str]] = {
 
 TENANT, ASKS, ANSWERS, OUTCOME, LEAVES_BY = "reg0", "reg1", "reg2", "reg3", "reg4"
 CAME_FROM, GOES_TO, PROTOCOL, PORT, SCRATCH = "reg5", "reg6", "reg7", "reg8", "reg9"
+SEGMENT = "reg10"
 
 REGISTERS: Final[dict[str, str]] = {
     TENANT: "the tenant, by its number on this node, which is its zone of the connection tracker too",
@@ -65,6 +71,7 @@ REGISTERS: Final[dict[str, str]] = {
     PROTOCOL: "the connection's protocol",
     PORT: "the port that the connection's first packet went to",
     SCRATCH: "for exchanging two fields",
+    SEGMENT: "the segment that the packet is on, in bridge mode",
 }
 
 FROM_WORKLOAD, FROM_NODE = 1, 2

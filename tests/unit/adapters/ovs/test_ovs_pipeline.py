@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.adapters.ovs.flows import Flow
+from weft.adapters.ovs.gatherings import Gatherings
 from weft.adapters.ovs.ground import Ground, blocks
 from weft.adapters.ovs.pipeline import base_flows, flows_of, not_carried, not_reachable
 from weft.adapters.ovs.tables import PURPOSES, Table, reference
@@ -17,11 +19,12 @@ from weft.domain.ids import TenantName
 from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space
 from weft.domain.policy.parts import REFUSES, WORKLOAD, Row, Tally, Where, Who
 from weft.domain.policy.rules import Direction
+from weft.domain.segments import Segment, Station
 
 BLUE, RED = TenantName("blue"), TenantName("red")
-GROUND = Ground(tenants={BLUE: 1, RED: 2}, ports={"wpa": 5, "wpb": 6, "wx7": 9}, vtep=Address(4, 0xC0000201))
+GROUND = Ground(tenants={BLUE: 1, RED: 2}, ports={"wpa": 5, "wpb": 6, "wpc": 7, "wx7": 9}, vtep=Address(4, 0xC0000201))
 A, B = Address(4, 0x0A000001), Address(4, 0x0A000002)
-A6 = Address(6, 0xFD << 120 | 1)
+A6, B6 = Address(6, 0xFD << 120 | 1), Address(6, 0xFD << 120 | 2)
 PARTS: list[Part] = [
     Space(BLUE),
     Space(RED),
@@ -33,6 +36,11 @@ PARTS: list[Part] = [
     Remote(BLUE, Prefix(4, 0x0A000001, 32), 7, "192.0.2.2"),
     Port(BLUE, "wpa", "02:02:0a:00:00:01", (A, A6)),
     Port(RED, "wpb", "02:02:0a:00:00:01", (A,)),
+    Segment(BLUE, 7, floods=True),
+    Gateway(BLUE, Address(4, 0x0A0000FD), 7),
+    Port(BLUE, "wpc", "02:02:0a:00:00:02", (B, B6), 7),
+    Station(BLUE, 7, "192.0.2.2", "02:02:0a:00:00:03", (Address(4, 0x0A000003),)),
+    Station(BLUE, 7, "192.0.2.2", "02:02:0a:00:00:02", (B, B6)),
     Who(BLUE, A, WORKLOAD | 1),
     Who(RED, A, WORKLOAD | 2),
     Where(BLUE, Range(4, 0x0A000003, 0x0A000050), 3),
@@ -46,9 +54,14 @@ PARTS: list[Part] = [
 ]
 
 
+def together(parts: Iterable[Part]) -> tuple[Flow, ...]:
+    """What segments consist of, beside their parts."""
+    return Gatherings().change(drop=(), put=parts, ground=GROUND)[1]
+
+
 def test_no_two_parts_have_a_flow_in_common() -> None:
     made = [{flow.key for flow in flows_of(part, GROUND)} for part in PARTS]
-    made.append({flow.key for flow in base_flows()})
+    made += [{flow.key for flow in base_flows()}, {flow.key for flow in together(PARTS)}]
     for one, other in itertools.combinations(made, 2):
         assert not one & other
 
@@ -61,7 +74,7 @@ def test_a_part_makes_each_flow_once() -> None:
 
 def test_packets_only_go_forward() -> None:
     """No packet goes round: what follows a table has a higher number."""
-    flows = [*base_flows(), *(flow for part in PARTS for flow in flows_of(part, GROUND))]
+    flows = [*base_flows(), *together(PARTS), *(flow for part in PARTS for flow in flows_of(part, GROUND))]
     assert all(flow.goto is None or flow.goto > flow.table for flow in flows)
     assert {flow.table for flow in flows} == set(Table)
 
@@ -113,8 +126,9 @@ def test_every_table_has_a_purpose_and_the_page_tells_it() -> None:
 
 
 def test_flows_are_told_in_words_that_name_everything() -> None:
-    (flow,) = flows_of(PARTS[13], GROUND)
+    (flow,) = flows_of(next(part for part in PARTS if isinstance(part, Row)), GROUND)
     assert isinstance(flow, Flow)
     assert str(flow) == (
-        "table=11,priority=1,reg0=0x1,reg2=0x10000001,actions=set_field:0x80000009->reg3,goto_table:12"
+        f"table={Table.INGRESS},priority=1,reg0=0x1,reg2=0x10000001,"
+        f"actions=set_field:0x80000009->reg3,goto_table:{Table.INGRESS_MET}"
     )
