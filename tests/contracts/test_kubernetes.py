@@ -241,6 +241,9 @@ async def test_declarations_as_a_real_server_makes_them(kube: ApiServer, node: s
         spec = {"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [rule]}
         await admin.create(policies, {"metadata": {"name": "p"}, "spec": spec})
         await until(lambda: kept.get("kubePolicy", space, "p") is not None)
+        declarations.tell_of_policy(namespace=space, name="p", uid="u", reason="InForce", message="it is", fault=False)
+        (told,) = await eventually(lambda: admin.items(f"/api/v1/namespaces/{space}/events"), bool)
+        assert (told["involvedObject"]["kind"], told["type"], told["message"]) == ("NetworkPolicy", "Normal", "it is")
         policy = kept.get("kubePolicy", space, "p")
         assert (policy.fault, policy.spec.policy_types) == ("", ("Ingress",))
         assert policy.spec.ingress[0].ports[1].end_port == 90

@@ -122,6 +122,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
     "kubePolicy": {
         "namespace": "its namespace in Kubernetes",
         "name": "its name in Kubernetes",
+        "uid": "its UID in Kubernetes, by which events tell of it",
         "dryRun": "annotation `weft/dry-run`: evaluated and reported, but never deciding",
         "spec": "its `spec`",
         "fault": "what could not be read of it, and so allows nothing",

@@ -25,6 +25,7 @@ from weft.domain.placing import TENANT_LABEL
 from weft.domain.planning import Plan, Reading
 from weft.domain.validation import check
 from weft.master.control import ControlPlane
+from weft.master.in_force import InForce, Settle
 from weft.ports.orchestrator import Declarations
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.logs import Log
@@ -155,10 +156,15 @@ class Declared:
         )
 
 
-async def keep_declared(control: ControlPlane, declarations: Declarations) -> None:
+async def keep_declared(control: ControlPlane, declarations: Declarations, *, settle: Settle) -> None:
     """Keep the store as the orchestrator declares, for as long as we lead. What fails is tried again."""
     declared = Declared(control.cluster)
-    async with declarations, beside(declarations.run(declared), name="declarations"):
+    in_force = InForce(control.cluster, declarations, settle=settle)
+    async with (
+        declarations,
+        beside(declarations.run(declared), name="declarations"),
+        beside(in_force.run(), name="in force"),
+    ):
         backoff = Backoff()
         while True:
             if not await happens(declared.news, within=COMPARE_EVERY_S):
@@ -167,6 +173,7 @@ async def keep_declared(control: ControlPlane, declarations: Declarations) -> No
             try:
                 for batch in batches(declared.take()):
                     await control.carry_out(partial(plan_writes, batch))
+                    in_force.written(batch)
                 backoff.reset()
             except WeftError as error:
                 log.warning("declarations postponed", reason=error.message)

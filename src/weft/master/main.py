@@ -8,6 +8,7 @@ import signal
 import ssl
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import cast
 
 from weft import __version__
@@ -27,7 +28,7 @@ from weft.master.metrics import Metrics
 from weft.master.objects import Objects
 from weft.master.plugin import Plugin
 from weft.master.policy import PolicyQuestions, PolicyView
-from weft.master.receipts import Receipts
+from weft.master.receipts import Patience, Receipts
 from weft.master.server import make_app
 from weft.master.settings import MasterSettings, read_master_settings
 from weft.master.store_server import serving_store
@@ -49,6 +50,9 @@ STORE_WITHIN_S = 30.0
 STORE_READY_S = 2.0
 """How long the store may take to answer before we say that we are not ready."""
 
+SETTLE_WITHIN_S = 10.0
+"""How long nodes may take to carry out a declared policy before people are told that they have not."""
+
 
 class Netmaster:
     """One netmaster: leader or follower, as the store decides."""
@@ -63,6 +67,7 @@ class Netmaster:
             store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, doubt=self._doubt
         )
         self._orchestrator = find_orchestrator(settings.kubernetes) if settings.kubernetes else None
+        self._receipts = Receipts(store, self._cluster, self._mirror)
         self._metrics = Metrics()
         self._leadership: Leadership | None = None
         self._prepared = False
@@ -70,7 +75,7 @@ class Netmaster:
     def routes(self) -> tuple[Route, ...]:
         """Everything REST offers."""
         own, mode = self._settings.own_address, self._settings.mode
-        receipts = Receipts(self._store, self._cluster, self._mirror)
+        receipts = self._receipts
         return (
             *receipts.awaited(Objects(self._control, self._store, cluster_mode=mode).routes()),
             *receipts.routes(),
@@ -169,7 +174,9 @@ class Netmaster:
                     declarations = self._orchestrator.declarations()
                     self._metrics.untold.set_function(lambda: len(declarations.faults))
                     stack.callback(self._metrics.untold.set_function, lambda: 0)
-                    keeping = keep_declared(self._control, declarations)
+                    keeping = keep_declared(
+                        self._control, declarations, settle=partial(self._receipts.settle, Patience(SETTLE_WITHIN_S))
+                    )
                     await stack.enter_async_context(beside(keeping, name="declared"))
                 await leadership.lost.wait()
             log.warning("leadership lost", reason=leadership.reason)

@@ -112,6 +112,10 @@ class Declarations(Protocol):
         """Why the orchestrator tells nothing now, or not all."""
         ...
 
+    def tell_of_policy(self, *, namespace: str, name: str, uid: str, reason: str, message: str, fault: bool) -> None:
+        """Tell people who look at a policy what has become of it. `reason` is one word in camel case."""
+        ...
+
     async def run(self, keeper: Keeper) -> None:
         """Follow for ever."""
         ...

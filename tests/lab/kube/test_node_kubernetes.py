@@ -112,6 +112,31 @@ async def test_policies_come_into_force_and_follow_labels(kube: PaperCluster, po
     await becomes(lambda: far.reaches(web))
 
 
+async def test_who_declares_a_policy_hears_what_has_become_of_it(
+    kube: PaperCluster, hosts: tuple[Host, Host], pods: tuple[Pod, Pod, Pod]
+) -> None:
+    """Events beside the policy: in force on both nodes, not on one that is away, and then after all."""
+    web, near, _ = pods
+    _, two = hosts
+    await kube.policy("early", **DENY)
+    assert await _told(kube, "early", "InForce") == "in force on 2 nodes"
+    assert await near.never_reaches(web)
+    two.kill()
+    await kube.policy("late", **DENY)
+    assert "two" in await _told(kube, "late", "NotInForce")
+    await two.start()
+    assert await _told(kube, "late", "InForce") == "in force on 2 nodes"
+
+
+async def _told(kube: PaperCluster, policy: str, reason: str) -> str:
+    """The message of the event with a reason that is told of a policy."""
+    about = f"involvedObject.kind=NetworkPolicy,involvedObject.name={policy},reason={reason}"
+    path = f"/api/v1/namespaces/lab/events?fieldSelector={about}"
+    (told,) = await eventually(lambda: kube.api.items(path), bool)
+    message: str = told["message"]
+    return message
+
+
 async def test_a_pod_is_born_under_its_policy_and_kept_under_it_until_it_is_gone(
     kube: PaperCluster, hosts: tuple[Host, Host], pods: tuple[Pod, Pod, Pod]
 ) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from weft.adapters.kubernetes.access import Access
 from weft.adapters.kubernetes.api import Api
+from weft.adapters.kubernetes.events import Events, Subject
 from weft.adapters.kubernetes.objects import Metadata, Named
 from weft.adapters.kubernetes.policies import read_policy
 from weft.adapters.kubernetes.slices import read_endpoints, read_slice, read_slice_v1beta1
@@ -30,6 +31,8 @@ T = TypeVar("T", bound=Value)
 
 SHARED_ANNOTATION = "weft/shared"
 NAMES_ANNOTATION = "weft/names"
+TELLER = "netmaster"
+"""Who is said to tell what became of a policy, whichever netmaster leads."""
 _ALWAYS_SHARED = ("default", "kubernetes")
 """The API server itself."""
 _DNS_LABEL = ("k8s-app", "kube-dns")
@@ -119,11 +122,16 @@ class ClusterDeclarations:
 
     def __init__(self, access: Access) -> None:
         self._api = Api(access)
+        self._events = Events(self._api, host=TELLER)
         self._reflectors: list[Reflector[Any]] = []
 
     @property
     def faults(self) -> list[str]:
         return [each.fault for each in self._reflectors if each.fault]
+
+    def tell_of_policy(self, *, namespace: str, name: str, uid: str, reason: str, message: str, fault: bool) -> None:
+        subject = Subject("networking.k8s.io/v1", "NetworkPolicy", namespace, name, uid)
+        self._events.tell(subject, reason=reason, message=message, fault=fault)
 
     async def run(self, keeper: Keeper) -> None:
         self._reflectors = [
@@ -135,6 +143,7 @@ class ClusterDeclarations:
         async with asyncio.TaskGroup() as tasks:
             for each in self._reflectors:
                 tasks.create_task(each.run())
+            tasks.create_task(self._events.run())
 
     async def __aenter__(self) -> Self:
         await self._api.__aenter__()

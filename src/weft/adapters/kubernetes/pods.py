@@ -11,7 +11,7 @@ import msgspec
 
 from weft.adapters.kubernetes.access import Access
 from weft.adapters.kubernetes.api import Api
-from weft.adapters.kubernetes.events import Events
+from weft.adapters.kubernetes.events import Events, Subject
 from weft.adapters.kubernetes.objects import Namespace, Pod
 from weft.adapters.kubernetes.watching import Form, Reflector, decoded
 from weft.domain.errors import Denied, NotFound, Unavailable
@@ -32,7 +32,7 @@ class NodePods:
 
     def __init__(self, access: Access, *, node: str) -> None:
         self._api = Api(access)
-        self._events = Events(self._api, node=node)
+        self._events = Events(self._api, host=node)
         self._pods: dict[tuple[str, str], Pod] = {}
         form = Form("/api/v1/pods", _read_pod, selector=f"spec.nodeName={node}")
         self._reflector = Reflector(self._api, [form], self)
@@ -80,7 +80,7 @@ class NodePods:
             raise Unavailable(error.message) from error
 
     def tell(self, pod: PodRef, *, reason: str, message: str) -> None:
-        self._events.tell(pod, reason=reason, message=message)
+        self._events.tell(Subject("v1", "Pod", *pod), reason=reason, message=message)
 
     def replace(self, objects: Sequence[Pod]) -> None:
         self._pods = {pod.key: pod for pod in objects}

@@ -73,6 +73,7 @@ def _document(found: _Policy, spec: PolicySpec, faults: list[str]) -> KubePolicy
     return KubePolicy(
         namespace=found.metadata.namespace,
         name=found.metadata.name,
+        uid=found.metadata.uid,
         dry_run=found.metadata.annotations.get(DRY_RUN_ANNOTATION) == "true",
         spec=spec,
         fault="; ".join(faults)[:1000],

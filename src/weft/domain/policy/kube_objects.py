@@ -23,6 +23,7 @@ class KubePolicy(Value, frozen=True, kw_only=True):
 
     namespace: str
     name: str
+    uid: str = ""
     dry_run: bool = False
     spec: PolicySpec = PolicySpec()
     fault: str = ""
