@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Iterator
 
 from weft.domain import kinds
 from weft.domain.addresses import Address
+from weft.domain.balancing.kube_objects import KubeService
 from weft.domain.balancing.kube_services import KubeServices, ServiceKey, Surroundings, known_addresses
 from weft.domain.balancing.kubernetes import is_outward
 from weft.domain.balancing.outer import outer_rules
@@ -17,7 +18,7 @@ from weft.domain.diff import Difference
 from weft.domain.errors import Invalid
 from weft.domain.hosting.doors import doors
 from weft.domain.hosting.openings import Openings
-from weft.domain.hosting.parts import Door, HostPart
+from weft.domain.hosting.parts import Door, HostPart, Reach
 from weft.domain.ids import NodeName, StoreKey, TenantName
 from weft.runtime.logs import Log
 
@@ -52,7 +53,8 @@ class KubeIndex:
         stored = self._cluster.get(kinds.KUBE_SERVICE, *key.split("/")[1:])
         if stored is not None:
             document = stored.value
-            known = document.tenant, known_addresses(document), document.shared or is_outward(document.service)
+            outward = document.shared or document.names or is_outward(document.service)
+            known = document.tenant, known_addresses(document), outward
             self._known[key] = known
             self._count(*known, by=1)
             if document.names:
@@ -103,10 +105,7 @@ class KubeTenant:
         service = ServiceKey(namespace, name)
         if folder == kinds.KUBE_SERVICE.prefix:
             stored = self._cluster.get(kinds.KUBE_SERVICE, self._tenant, *service)
-            if stored is None or stored.value.names:  # that one is every tenant's own
-                self._services.remove_service(service)
-            else:
-                self._services.put_service(stored.value)
+            self._follow_service(service, stored.value if stored else None)
             return
         found = self._cluster.get(kinds.KUBE_SLICE, self._tenant, *service, *rest)
         if found is None:
@@ -116,6 +115,14 @@ class KubeTenant:
             self._services.put_slice(found.value)
         except Invalid as error:
             log.warning("slice without effect", key=key, reason=error.message)
+
+    def _follow_service(self, key: ServiceKey, document: KubeService | None) -> None:
+        if document is None or document.names:  # those are in the table of every tenant by themselves
+            self._services.remove_service(key)
+        else:
+            self._services.put_service(document)
+        asked = known_addresses(document) if document is not None and document.names else ()
+        self._openings.put(("names", key), {Reach(self._tenant, address, "host") for address in asked})
 
     def take(self) -> dict[str, dict[Front, Pool] | None]:
         """The pools of services that have changed, None for those that are no more."""

@@ -214,6 +214,19 @@ def test_what_the_host_has_for_services_goes_with_them() -> None:
     assert host_parts(scene) == set()
 
 
+def test_the_host_may_ask_where_pods_ask_for_names() -> None:
+    """On every node, in the tenant that the service belongs to."""
+    scene = Scene()
+    plain = kube_service(ports=[{"port": 53, "protocol": "UDP"}])
+    put_kube(scene, msgspec.structs.replace(plain, names=True))
+    scene.refresh()
+    assert scene.topic.open_tenants == TENANTS
+    assert Reach(TENANT, parse_address("10.96.0.10", field="names"), "host") in scene.told
+    put_kube(scene, None)
+    scene.refresh()
+    assert host_parts(scene) == set()
+
+
 @pytest.mark.parametrize("anew", [False, True])
 def test_what_the_host_has_for_services_goes_with_the_tenant(anew: bool) -> None:
     """It is not in the tenant's space, which takes the rest along; also when the cluster is read anew meanwhile."""
