@@ -22,7 +22,7 @@ from weft.testing.kubernetes.cluster import WITHIN, Cluster, open_cluster
 from weft.testing.kubernetes.documents import PORT, deployment, pod
 from weft.testing.kubernetes.node import Node
 from weft.testing.netlab import open_lab
-from weft.testing.runtimes import take_own_disk
+from weft.testing.runtimes import must, run, take_own_disk
 from weft.testing.streams import Stream
 from weft.testing.traffic import never_reaches, reaches
 from weft.testing.waiting import eventually, until
@@ -138,17 +138,22 @@ async def test_an_agent_that_is_killed_disturbs_no_pod(cluster: Cluster) -> None
     await nothing_left(cluster)
 
 
-async def test_an_api_server_that_is_killed_disturbs_no_pod(cluster: Cluster) -> None:
-    """Pods go on speaking while it is away, and come and go when it is back."""
+async def test_a_netmaster_and_an_api_server_that_are_killed_disturb_no_pod(cluster: Cluster) -> None:
+    """No packet is lost while they are away or when they are back, and pods come and go then."""
     await cluster.apply(pod("a", node="one"), pod("b", node="two"))
     a, b = [cluster.place(await cluster.pod_ready(name)) for name in "ab"]
-    cluster.server.kill()
     assert await reaches(a, b, port=9000)
-    await cluster.server.start()
-    await cluster.remove("pod", "a")
-    await cluster.apply(pod("c", node="one"))
-    assert await reaches(b, cluster.place(await cluster.pod_ready("c")), port=9000)
-    for name in "bc":
+    with Stream(a, b, port=9000, rate=100) as stream:
+        cluster.lab.master.kill()
+        cluster.server.kill()
+        assert await reaches(b, a, port=9001)
+        await cluster.lab.master.start()
+        await cluster.server.start()
+        await cluster.apply(pod("c", node="one"))
+        assert await reaches(b, cluster.place(await cluster.pod_ready("c")), port=9001)
+        stream.stop()
+        assert await stream.missing() == []
+    for name in "abc":
         await cluster.remove("pod", name)
     await nothing_left(cluster)
 
@@ -170,8 +175,8 @@ async def test_a_node_that_reboots_leaks_nothing(cluster: Cluster) -> None:
     await nothing_left(cluster)
 
 
-async def test_services_are_reached_without_kube_proxy(cluster: Cluster) -> None:
-    """By address and by name, from pods of both nodes; the one pod that is ready answers."""
+async def test_a_service_comes_changes_and_goes_without_kube_proxy(cluster: Cluster) -> None:
+    """K4: by address and by name, from pods of both nodes and from a node; whoever is ready answers."""
     service = {"ports": [{"port": 80, "targetPort": PORT}], "selector": {"app": "web"}}
     await cluster.apply(
         deployment("web", replicas=1),
@@ -189,7 +194,22 @@ async def test_services_are_reached_without_kube_proxy(cluster: Cluster) -> None
         ]
         (server,) = [words[1] for words in servers if words[0] == "nameserver"]
         assert await dig(place.namespace, "web.default.svc.cluster.local", server=server) == [address]
+    node = cluster.nodes["one"]
+    assert web["metadata"]["name"] in await must(*node.command("curl", "--silent", f"http://{address}/"))
+    name = "web.default.svc.cluster.local"
+    assert (await must(*node.command("dig", "+short", f"@{server}", name))).split() == [address]
+    await cluster.kubectl("scale", "deployment", "web", "--replicas=2")
+    names = {each["metadata"]["name"] for each in await cluster.pods_ready("web", count=2)}
+    heard: set[str] = set()
+
+    async def all_heard() -> bool:
+        heard.update(await cluster.heard("a", *[address] * 8, port=80))
+        return heard == names
+
+    await eventually(all_heard, bool, within=WITHIN)
     await cluster.kubectl("delete", "service", "web")
+    asking = node.command("curl", "--silent", "--max-time", "2", f"http://{address}/")
+    await eventually(lambda: run(*asking), lambda ran: ran.exit_code != 0, within=WITHIN)
     await cluster.remove("deployment", "web")
     for name in "ab":
         await cluster.remove("pod", name)
@@ -197,7 +217,7 @@ async def test_services_are_reached_without_kube_proxy(cluster: Cluster) -> None
 
 
 async def test_a_network_policy_holds_and_is_lifted(cluster: Cluster) -> None:
-    """Nobody reaches the pod, but its own node's probes do: it stays ready."""
+    """Nobody reaches the pod once `kubectl events` says so, but its own node's probes do: it stays ready."""
     await cluster.apply(pod("a", node="one"), pod("b", node="two"))
     a, b = [cluster.place(await cluster.pod_ready(name)) for name in "ab"]
     await cluster.apply(
@@ -208,7 +228,12 @@ async def test_a_network_policy_holds_and_is_lifted(cluster: Cluster) -> None:
             "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
         }
     )
-    await eventually(lambda: never_reaches(b, a, port=9000), bool, within=WITHIN)
+    await eventually(
+        lambda: cluster.kubectl("events", "--for", "networkpolicy/closed"),
+        lambda told: "in force on 3 nodes" in told,
+        within=WITHIN,
+    )
+    assert await never_reaches(b, a, port=9000)
     assert await never_reaches(a, b, port=9000)
     await cluster.pod_ready("a")
     await cluster.kubectl("delete", "networkpolicy", "closed")
@@ -219,22 +244,35 @@ async def test_a_network_policy_holds_and_is_lifted(cluster: Cluster) -> None:
 
 
 async def test_tenants_are_chosen_by_label_and_never_meet(cluster: Cluster) -> None:
-    """A label of the pod puts it into a tenant's network; probes reach it there."""
+    """K3: labels of a pod or its namespace put it into a tenant's network and group; without any, the default."""
     await cluster.lab.tenant("blue")
     await cluster.lab.network("net", tenant="blue", subnet="10.9.0.0/16", gateway="10.9.0.1")
+    await cluster.lab.group("web", network="net", tenant="blue")
+    blue = {"io.contiv.tenant": "blue", "io.contiv.network": "net"}
+    inside = pod("inside", node="two")
+    inside["metadata"]["namespace"] = "blues"
+    await cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "blues", "labels": blue}})
+    await cluster.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace=blues")
     await cluster.apply(
-        *(
-            pod(f"blue-{node}", node=node, labels={"io.contiv.tenant": "blue", "io.contiv.network": "net"})
-            for node in NODES
-        ),
+        *(pod(f"blue-{node}", node=node, labels={**blue, "io.contiv.net-group": "web"}) for node in NODES),
         pod("other", node="one"),
+        inside,
     )
     one, two = [cluster.place(await cluster.pod_ready(f"blue-{node}")) for node in NODES]
     other = cluster.place(await cluster.pod_ready("other"))
+    await cluster.kubectl(
+        "wait", "--for=condition=Ready", "pod/inside", "--namespace=blues", f"--timeout={WITHIN:.0f}s"
+    )
+    third = cluster.place(await cluster.api.get("/api/v1/namespaces/blues/pods/inside"))
     assert one.address in ip_network("10.9.0.0/16")
-    assert await reaches(one, two, port=9000)
-    assert await never_reaches(other, one, port=9000)
-    assert await never_reaches(one, other, port=9000)
+    assert other.address not in ip_network("10.9.0.0/16")
+    for each in (two, third):
+        assert await reaches(one, each, port=9000)
+        assert await reaches(each, one, port=9000)
+        assert await never_reaches(other, each, port=9000)
+        assert await never_reaches(each, other, port=9000)
+    assert (await cluster.lab.rest.oper("endpointGroups", "blue:web"))["numEndpoints"] == len(NODES)
     for name in ("blue-one", "blue-two", "other"):
         await cluster.remove("pod", name)
+    await cluster.kubectl("delete", "namespace", "blues", "--wait")
     await nothing_left(cluster)

@@ -70,14 +70,15 @@ class NetLab:
         self._netlink = stack.enter_context(NetlinkSocket(ROUTE, namespace=self._namespace))
         self._spaces = NamespaceDirectory(directory / "hosts")
         flags: tuple[str, ...] = ("--etcd-endpoints", ",".join(etcd.endpoints)) if etcd else ()
-        flags += ("--store-socket", str(self._store_socket), "--leader-ttl", "2", "--fwdmode", fwdmode)
+        flags += ("--store-socket", str(self.store_socket), "--leader-ttl", "2", "--fwdmode", fwdmode)
         self.master = MasterProcess(directory, *flags)
         self._cables = 0
         self._numbers: dict[str, int] = {}
         self.hosts: dict[str, Host] = {}
 
     @property
-    def _store_socket(self) -> Path:
+    def store_socket(self) -> Path:
+        """Where netmaster serves the store to agents."""
         return self.directory / "store.sock"
 
     async def start(self) -> None:
@@ -185,7 +186,7 @@ class NetLab:
         """The host's way to the store, and the flag that tells its agent."""
         if self.etcd is None:
             place = home / "store.sock"
-            return Door(place, to=self._store_socket), ("--netmaster", f"unix:{place}")
+            return Door(place, to=self.store_socket), ("--netmaster", f"unix:{place}")
         port = 20_000 + number
         target: Place = ("127.0.0.1", int(self.etcd.endpoints[0].rpartition(":")[2]))
         return Door((self.address, port), to=target), ("--etcd-endpoints", f"http://{self.address}:{port}")

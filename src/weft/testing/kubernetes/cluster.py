@@ -17,6 +17,7 @@ from weft.testing.kubernetes.api import Api
 from weft.testing.kubernetes.api_server import ADMIN, ApiServer, running_api_server
 from weft.testing.kubernetes.documents import IMAGE, PORT
 from weft.testing.kubernetes.images import write_image
+from weft.testing.kubernetes.manifests import DNS
 from weft.testing.kubernetes.node import Node
 from weft.testing.netlab import NetLab
 from weft.testing.processes import Child
@@ -25,6 +26,9 @@ from weft.testing.traffic import Place
 from weft.testing.waiting import eventually
 
 PODS = "/api/v1/namespaces/default/pods"
+
+CONTROL = "control"
+"""The node that the control plane is on. It has no kubelet."""
 
 WITHIN = 120.0
 """Seconds within which a cluster does what it is asked, also on a busy machine."""
@@ -68,7 +72,7 @@ class Cluster:
 
         async def look() -> bool:
             node = await self.api.find(f"/api/v1/nodes/{name}")
-            return node is not None and _holds(node, "Ready") and not node["spec"].get("taints")
+            return node is not None and holds(node, "Ready") and not node["spec"].get("taints")
 
         await eventually(look, bool, within=WITHIN)
 
@@ -90,14 +94,14 @@ class Cluster:
     async def pod_ready(self, name: str) -> Any:
         """The same once it is ready."""
         return await eventually(
-            lambda: self.pod(name), lambda pod: pod is not None and _holds(pod, "Ready"), within=WITHIN
+            lambda: self.pod(name), lambda pod: pod is not None and holds(pod, "Ready"), within=WITHIN
         )
 
     async def pod_started_again(self, former: Any) -> Any:
         """A pod that was ready once, when it is so anew: its container has been started once more."""
 
         def again(pod: Any | None) -> bool:
-            return pod is not None and _holds(pod, "Ready") and _restarts(pod) > _restarts(former)
+            return pod is not None and holds(pod, "Ready") and _restarts(pod) > _restarts(former)
 
         return await eventually(lambda: self.pod(former["metadata"]["name"]), again, within=WITHIN)
 
@@ -108,7 +112,7 @@ class Cluster:
             return await self.api.items(f"{PODS}?labelSelector=app%3D{app}")
 
         def complete(pods: list[Any]) -> bool:
-            return len(pods) == count and all(_holds(pod, "Ready") for pod in pods)
+            return len(pods) == count and all(holds(pod, "Ready") for pod in pods)
 
         return await eventually(look, complete, within=WITHIN)
 
@@ -137,7 +141,7 @@ def _restarts(pod: Any) -> int:
     return sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
 
 
-def _holds(document: Any, condition: str) -> bool:
+def holds(document: Any, condition: str) -> bool:
     conditions = document.get("status", {}).get("conditions", ())
     return any(each["type"] == condition and each["status"] == "True" for each in conditions)
 
@@ -155,13 +159,34 @@ async def open_cluster(lab: NetLab, *, programs: Path) -> AsyncIterator[Cluster]
             log = directory / f"{program}.log"
             stack.enter_context(Child([str(programs / program), *flags], log=log))
         await lab.master.start(*_mode(server))
+        stack.enter_context(_agent(lab, server))
         api = await stack.enter_async_context(server.client())
-        yield Cluster(lab, server, api, programs=programs, stack=stack)
+        cluster = Cluster(lab, server, api, programs=programs, stack=stack)
+        await cluster.kubectl("apply", "-f", str(DNS))
+        yield cluster
 
 
 def _mode(server: ApiServer) -> tuple[str, ...]:
     """The flags by which netmaster and netplugin know that there is Kubernetes, and where."""
     return "--mode=kubernetes", f"--kubeconfig={server.kubeconfig('weft', 'system:masters')}"
+
+
+def _agent(lab: NetLab, server: ApiServer) -> Child:
+    """Our agent where the control plane is: the API server reaches pods as every node's host does."""
+    home = lab.directory / CONTROL
+    home.mkdir()
+    flags = {
+        "host": CONTROL,
+        "netmaster": f"unix:{lab.store_socket}",
+        "vtep-ip": lab.address,
+        "ctrl-ip": lab.address,
+        "run-dir": home / "run",
+        "data-dir": home / "data",
+        "cni-socket": home / "cni.sock",
+        "node-ttl": 30,  # the machine may be busy
+    }
+    own = (f"--{name}={value}" for name, value in flags.items())
+    return Child.python("weft.agent.main", *own, *_mode(server), log=home / "netplugin.log")
 
 
 def _controller_manager(server: ApiServer) -> list[str]:

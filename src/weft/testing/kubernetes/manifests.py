@@ -11,6 +11,7 @@ from weft.testing.kubernetes.api import Api
 
 PACKAGING = Path(__file__).parents[4] / "packaging" / "kubernetes"
 RBAC = PACKAGING / "rbac.yaml"
+DNS = PACKAGING / "dns.yaml"
 
 
 async def apply(api: Api, manifest: Path) -> None:

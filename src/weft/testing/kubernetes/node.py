@@ -24,8 +24,8 @@ version = 2
 """
 _LOOPBACK = "/usr/lib/cni/loopback"
 """Which containerd calls for every pod, besides ours."""
-_NAME_SERVER = "10.224.0.1"
-"""The gateway of `default-net`, where pods are that choose nothing."""
+_NAME_SERVER = "10.96.0.10"
+"""The address of the service that `packaging/kubernetes/dns.yaml` declares."""
 _IMAGES = ("ctr", "--namespace", "k8s.io", "image")
 _SOCKET = "unix:///run/containerd/containerd.sock"
 
