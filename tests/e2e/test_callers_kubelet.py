@@ -1,4 +1,4 @@
-"""The calls of kubelet with containerd, replayed to the letter (facts, orchestrators 2)."""
+"""The calls of kubelet with containerd, and others', replayed to the letter (facts, orchestrators 2)."""
 
 from __future__ import annotations
 
@@ -73,3 +73,26 @@ async def test_an_add_that_failed_is_deleted_at_once(machine: Machine) -> None:
     assert len(await machine.held()) == 1, "a late DEL of the former sandbox took the new one off"
     assert (await call(machine, "DEL", netns, sandbox=again)).exit_code == 0
     await machine.nothing_left()
+
+
+async def test_status_of_containerd_2(machine: Machine) -> None:
+    """It asks whenever kubelet does, without naming anything, and takes the answer for the node's network."""
+    config = {**CONFIG, "cniVersion": "1.1.0"}
+    nothing = {"containerid": "", "ifname": "", "netns": "", "args": "", "path": "/opt/cni/bin"}
+    ready = await machine.host.call("STATUS", config, **nothing)
+    assert (ready.exit_code, ready.stdout) == (0, b"")
+    machine.host.kill()
+    away = CniError.decode((await machine.host.call("STATUS", config, **nothing)).stdout)
+    assert away is not None
+    assert away.code == Code.UNAVAILABLE
+    await machine.host.start()
+    assert (await machine.host.call("STATUS", config, **nothing)).exit_code == 0
+
+
+async def test_version_probe_of_podman(machine: Machine) -> None:
+    """Before anything else, with dummies for all names; also while the agent is away."""
+    machine.host.kill()
+    dummies = dict.fromkeys(("netns", "ifname", "path"), "dummy")
+    probed = await machine.host.call("VERSION", {"cniVersion": "1.0.0"}, **dummies)
+    assert probed.exit_code == 0
+    assert "1.0.0" in json.loads(probed.stdout)["supportedVersions"]
