@@ -34,6 +34,7 @@ e2e: $(READY)
 	scripts/install-system-packages e2e etcd kubernetes lab ovs
 	scripts/build-cnitool
 	scripts/build-kubernetes
+	scripts/build-kubernetes e2e.test agnhost
 	$(BIN)/python -m pytest tests/e2e
 
 soak: $(READY)
@@ -43,7 +44,7 @@ soak: $(READY)
 	$(BIN)/python -m pytest -m soak --timeout 3600 tests
 
 bench: $(READY)
-	scripts/install-system-packages etcd lab bench
+	scripts/install-system-packages etcd kubernetes lab bench
 	$(BIN)/python -m bench $(BENCH)
 
 docs: $(READY)
