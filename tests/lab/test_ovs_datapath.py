@@ -11,12 +11,13 @@ from weft.adapters.linux.netns import NamespaceDirectory
 from weft.adapters.ovs.bridge import NAME
 from weft.adapters.ovs.datapath import OvsDatapath
 from weft.adapters.ovs.tables import Table
-from weft.domain.addresses import Address, parse_address
-from weft.domain.errors import DatapathFault
+from weft.domain.addresses import Address, mac_of, parse_address
+from weft.domain.diff import Difference
+from weft.domain.errors import DatapathFault, NotFound
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import NO_RATES, Gateway, Overlay, Part, Peer, Port, Prefix, Rates, Remote, Shape, Space
 from weft.domain.policy.parts import WORKLOAD, Who
-from weft.ports.datapath import WiredAddress, Wiring
+from weft.ports.datapath import NO_CHANGE, Plugging, WiredAddress, Wiring
 from weft.testing.switches import Switch, running_switch
 
 BLUE = TenantName("blue")
@@ -48,6 +49,7 @@ def datapath(switch: Switch) -> Iterator[OvsDatapath]:
 
 
 def wiring(directory: NamespaceDirectory, rates: Rates = NO_RATES) -> Wiring:
+    """That of the port, as a container of the endpoint e1."""
     directory.create("pod").close()
     return Wiring(
         port=PORT,
@@ -56,7 +58,17 @@ def wiring(directory: NamespaceDirectory, rates: Rates = NO_RATES) -> Wiring:
         addresses=(WiredAddress(A, 16, Address(4, 0x0A01FFFE)),),
         mtu=1450,
         rates=rates,
+        endpoint="e1",
+        workload="c1",
     )
+
+
+def other_wiring(directory: NamespaceDirectory, number: int) -> Wiring:
+    """That of another workload; the caller makes its namespace."""
+    address = Address(4, A.number + number)
+    port = Port(BLUE, f"wp{number:011x}", mac_of(address), (address,))
+    netns = str(directory.path / f"pod{number}")
+    return Wiring(port=port, netns=netns, interface="eth0", addresses=(WiredAddress(address, 16),), mtu=1450)
 
 
 def test_what_stands_is_left_as_it_is(datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch) -> None:
@@ -68,6 +80,36 @@ def test_what_stands_is_left_as_it_is(datapath: OvsDatapath, directory: Namespac
     assert datapath.converge(GROUND | {PORT}).mended == ()
     assert switch.dump_flows(NAME) == flows
     assert not datapath.disturbed()
+
+
+def test_workloads_that_come_at_once_share_what_the_switch_does(
+    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch
+) -> None:
+    """W26: one that fails leaves nothing and holds up nobody; the others' policy comes to where it leads in turn."""
+    datapath.converge(GROUND)
+    wirings = [other_wiring(directory, number) for number in range(1, 5)]
+    for number in (1, 2, 4):
+        directory.create(f"pod{number}").close()
+    first, later = (Who(BLUE, Address(4, A.number + 9), WORKLOAD | number) for number in (8, 9))
+    policies = [Difference[Part]((first,), ()), Difference[Part]((later,), (first,)), NO_CHANGE, NO_CHANGE]
+    faults = [*datapath.plug_together([*map(Plugging, wirings, policies)])]
+    assert [type(fault) for fault in faults] == [type(None), type(None), NotFound, type(None)]
+    wanted: set[Part] = {*GROUND, later, *(wirings[place].port for place in (0, 1, 3))}
+    assert datapath.converge(wanted).mended == ()
+    assert sorted(name for name in switch.configure("list-ports", NAME).split() if name.startswith("wp")) == [
+        wirings[place].port.interface for place in (0, 1, 3)
+    ]
+    assert all(datapath.check(wirings[place]) == [] for place in (0, 1, 3))
+
+
+def test_a_port_says_whose_it_is(datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch) -> None:
+    """S-20: the endpoint and the workload, in the words that others look for."""
+    datapath.converge(GROUND)
+    datapath.plug(wiring(directory))
+    marks = switch.configure("get", "interface", PORT.interface, "external_ids")
+    for mark in ("endpoint-id=e1", "vm-uuid=c1", f"iface-id={PORT.interface}", "iface-status=active"):
+        assert mark in marks
+    assert f'attached-mac="{PORT.mac}"' in marks
 
 
 def test_one_with_no_memory_finds_everything(

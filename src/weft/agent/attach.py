@@ -30,7 +30,7 @@ from weft.domain.errors import DatapathFault, Invalid, NotFound, Unavailable, We
 from weft.domain.ids import EndpointKey, check_endpoint_id
 from weft.domain.nodeview import port_of
 from weft.domain.segments import segment_number
-from weft.ports.datapath import WiredAddress, Wiring
+from weft.ports.datapath import Plugging, WiredAddress, Wiring
 from weft.runtime.turns import Turns
 
 USUAL_INTERFACE = "eth0"
@@ -198,7 +198,7 @@ class Attachments:
         """Wire a workload for which there is room; what concerns its port comes into force with it."""
         policy = self._reconciler.admit(endpoint)
         try:
-            await self._kernel.call(lambda datapath: datapath.plug(wiring, policy))
+            await self._kernel.plug(Plugging(wiring, policy))
         except BaseException:
             self._reconciler.doubt()  # nobody knows how much of the policy is in force
             raise
@@ -313,6 +313,8 @@ def wiring_of(
         mtu=mtu,
         way_out=beside is None,
         shares_subnets=beside is not None and beside.endpoint.network_key == endpoint.network_key,
+        endpoint=endpoint.endpoint_id,
+        workload=(endpoint.pod.uid if endpoint.pod else "") or endpoint.container_id,
     )
 
 

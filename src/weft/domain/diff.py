@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Set
+from collections.abc import Callable, Hashable, Iterable, Set
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -25,3 +25,14 @@ def diff(wanted: Set[T], actual: Set[T], *, rank: Callable[[T], int]) -> Differe
     put = sorted(wanted - actual, key=rank)
     drop = sorted(actual - wanted, key=rank, reverse=True)
     return Difference(tuple(put), tuple(drop))
+
+
+def in_turn(differences: Iterable[Difference[T]]) -> Difference[T]:
+    """One difference that leads where these lead one after the other."""
+    stays: dict[T, bool] = {}
+    for each in differences:
+        for thing, is_put in (*((thing, False) for thing in each.drop), *((thing, True) for thing in each.put)):
+            stays.pop(thing, None)  # what is told last is told in its place
+            stays[thing] = is_put
+    put = (thing for thing, is_put in stays.items() if is_put)
+    return Difference(tuple(put), tuple(thing for thing, is_put in stays.items() if not is_put))

@@ -13,7 +13,7 @@ Contract, for every adapter:
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +22,7 @@ import msgspec
 from weft.domain.addresses import Address
 from weft.domain.balancing.parts import Front
 from weft.domain.diff import Difference
-from weft.domain.errors import DatapathFault
+from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.hosting.view import PublishedPort
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import NO_RATES, Part, Port, Rates
@@ -58,6 +58,17 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     """Ports of the host that lead to it."""
     rates: Rates = NO_RATES
     """How fast it may send and be sent to, whatever its group's profile says."""
+    endpoint: str = ""
+    """The endpoint's id, for people who look at the device from the other side."""
+    workload: str = ""
+    """Whose it is: the pod's UID where there is one, else the container (S-20)."""
+
+
+class Plugging(msgspec.Struct, frozen=True):
+    """A workload to be wired, and what comes into force with its port."""
+
+    wiring: Wiring
+    policy: Difference[Part] = NO_CHANGE
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +179,13 @@ class Datapath(Protocol):
         """
         ...
 
+    def plug_together(self, pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
+        """Plug workloads in their order, sharing what can be shared; for each, when it is known, why it failed or None.
+
+        Nothing is begun before the first answer is taken, and all is done when the last one is.
+        """
+        ...
+
     def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         """Take a workload off: its interface's name is free again, nothing of it speaks any more.
 
@@ -205,3 +223,16 @@ class Datapath(Protocol):
     def reap(self) -> None:
         """Finish what `unplug` has left for later because it takes the kernel long."""
         ...
+
+
+def plug_one_by_one(
+    plug: Callable[[Wiring, Difference[Part]], None], pluggings: Sequence[Plugging]
+) -> Iterator[WeftError | None]:
+    """`plug_together` where nothing can be shared."""
+    for each in pluggings:
+        try:
+            plug(each.wiring, each.policy)
+        except WeftError as error:
+            yield error
+        else:
+            yield None

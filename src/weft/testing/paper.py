@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Sequence, Set
+from collections.abc import AsyncIterator, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
@@ -21,10 +21,10 @@ from weft.domain import model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import Put
 from weft.domain.diff import Difference
-from weft.domain.errors import DatapathFault
+from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.nodeview import Part, Port
-from weft.ports.datapath import NO_CHANGE, Datapath, Findings, Wiring
+from weft.ports.datapath import NO_CHANGE, Datapath, Findings, Plugging, Wiring, plug_one_by_one
 from weft.ports.orchestrator import Pods
 from weft.runtime.mirror import Mirror
 from weft.runtime.tasks import beside
@@ -55,6 +55,9 @@ class PaperDatapath:
             raise DatapathFault("nobody let it go on")
         self.plugged[_id_of(wiring)] = wiring
         self.apply(policy)
+
+    def plug_together(self, pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
+        return plug_one_by_one(self.plug, pluggings)
 
     def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         if wiring.netns.rpartition("/")[2] in self.refused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.domain.diff import diff
+from weft.domain.diff import Difference, diff, in_turn
 
 NUMBERS = st.frozensets(st.integers(0, 50))
 
@@ -30,3 +30,15 @@ def test_things_come_in_the_order_of_their_rank_and_go_in_the_reverse(
     difference = diff(wanted, actual, rank=lambda number: number)
     assert list(difference.put) == sorted(difference.put)
     assert list(difference.drop) == sorted(difference.drop, reverse=True)
+
+
+@given(NUMBERS, st.lists(NUMBERS, max_size=5))
+def test_differences_in_turn_lead_where_they_lead_one_after_the_other(
+    first: frozenset[int], then: list[frozenset[int]]
+) -> None:
+    steps: list[Difference[int]] = []
+    for before, after in zip([first, *then], then, strict=False):
+        steps.append(diff(after, before, rank=lambda number: number))
+    whole = in_turn(steps)
+    assert (first - set(whole.drop)) | set(whole.put) == (then[-1] if then else first)
+    assert not set(whole.put) & set(whole.drop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +25,23 @@ from weft.adapters.linux.telling import read_drops, tell_tallies
 from weft.adapters.linux.underlay import workload_mtu
 from weft.domain.addresses import Address, Subnet
 from weft.domain.diff import Difference
-from weft.domain.errors import Conflict, DatapathFault, NotFound
+from weft.domain.errors import Conflict, DatapathFault, NotFound, WeftError
 from weft.domain.hosting.parts import HostLink
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Part, Port, Shape, Space
 from weft.domain.segments import Segment
-from weft.ports.datapath import NO_CHANGE, Drop, Findings, PartlyTold, ServiceUse, SpaceSurvey, Tallies, Wiring
+from weft.ports.datapath import (
+    NO_CHANGE,
+    Drop,
+    Findings,
+    PartlyTold,
+    Plugging,
+    ServiceUse,
+    SpaceSurvey,
+    Tallies,
+    Wiring,
+    plug_one_by_one,
+)
 
 _LEAVING_PREFIX = "wgone"
 _FIRST_INDEX = 1 << 16
@@ -142,6 +153,9 @@ class LinuxDatapath:
             space.rouse(wiring.port, there - 1)
             space.admit(wiring.port, policy)
             self._host.change(drop=policy.drop, put=policy.put)
+
+    def plug_together(self, pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
+        return plug_one_by_one(self.plug, pluggings)
 
     def _make_pair(self, space: TenantSpace, wiring: Wiring, *, namespace: Namespace, inside: NetlinkSocket) -> int:
         """A veth pair and all that belongs on its host end, in one datagram; the index of the workload's end.

@@ -75,9 +75,17 @@ class SwitchBridge:
         return {port.name: port for port in self._read_ports() if _MARK in port.marks}
 
     def add(self, marks: Mapping[str, Mapping[str, str]]) -> None:
-        """Ports of these names, whose devices are there, each with its marks; the switch has them when this returns."""
+        """Ports of these names, whose devices are there, each with its marks; the switch has them when this returns.
+
+        It has none that `DatapathFault` names: what else was asked for is there all the same.
+        """
+        if failed := self.try_add(marks):
+            raise DatapathFault("; ".join(failed.values()))
+
+    def try_add(self, marks: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+        """The same, told at once to the switch; why it has not taken those which it has not, by their names."""
         if not marks:
-            return
+            return {}
         self.database.look_alive()
         operations: list[Operation] = []
         numbers = self._free_numbers()
@@ -92,9 +100,8 @@ class SwitchBridge:
         added = set_of(new_row(f"p{position}") for position in range(len(marks)))
         self.database.transact([*operations, self._mutate("ports", "insert", added)])
         self.database.wait_until(lambda: self._have_come(marks.keys()), doing=f"add ports to {NAME}")
-        failed = [f"{port.name}: {port.error}" for port in self._read_ports() if port.name in marks and port.error]
-        if failed:
-            raise DatapathFault(f"ovs: {'; '.join(failed)}")
+        ports = [port for port in self._read_ports() if port.name in marks and port.error]
+        return {port.name: f"ovs: {port.name}: {port.error}" for port in ports}
 
     def drop(self, names: Set[str], *, wait: bool = False) -> None:
         """No ports of ours of these names; gone already is fine. With `wait` the switch has let go of their devices."""

@@ -7,7 +7,7 @@ an ordinary port of the bridge.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,11 +26,11 @@ from weft.adapters.ovs.guard import GUARD
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import not_carried, not_reachable
 from weft.domain.addresses import Address
-from weft.domain.diff import Difference
-from weft.domain.errors import DatapathFault
+from weft.domain.diff import Difference, in_turn
+from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import NO_RATES, Overlay, Part, Port, Space
-from weft.ports.datapath import NO_CHANGE, Drop, Findings, ServiceUse, SpaceSurvey, Tallies, Wiring
+from weft.ports.datapath import NO_CHANGE, Drop, Findings, Plugging, ServiceUse, SpaceSurvey, Tallies, Wiring
 
 _NEVER = (0, 0)
 _COUNT_S = 1.0
@@ -148,15 +148,43 @@ class OvsDatapath:
         self._bridge.add({name: own for name, own in marks.items() if name not in known})
 
     def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
+        for fault in self.plug_together([Plugging(wiring, policy)]):
+            if fault is not None:
+                raise fault
+
+    def plug_together(self, pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
+        """The switch takes as long for many ports as for one: they share a transaction, a wait and a bundle."""
+        faults: dict[str, WeftError] = {}
+        for each in pluggings:
+            try:
+                self._wire(each)
+            except WeftError as error:
+                faults[each.wiring.port.interface] = error
+        wired = [each for each in pluggings if each.wiring.port.interface not in faults]
+        try:
+            marks = {each.wiring.port.interface: _wiring_marks(each.wiring) for each in wired}
+            refused = self._bridge.try_add(marks)
+            faults |= {name: DatapathFault(reason) for name, reason in refused.items()}
+            self._admit([each for each in wired if each.wiring.port.interface not in refused])
+        except DatapathFault as error:
+            faults |= {each.wiring.port.interface: error for each in wired}
+        yield from (faults.get(each.wiring.port.interface) for each in pluggings)
+
+    def _wire(self, plugging: Plugging) -> None:
+        """Make the pair of devices, if all that is asked for can be had."""
+        wiring = plugging.wiring
         if wiring.ports or wiring.rates != NO_RATES:
             raise DatapathFault("the ovs datapath publishes no ports of the host and limits no bandwidth yet")
-        _refuse(not_carried(policy.put))
-        name = wiring.port.interface
-        if name in self._leaving:
+        _refuse(not_carried(plugging.policy.put))
+        if wiring.port.interface in self._leaving:
             self._reap(wait=True)  # else the switch takes the new device for the old one
         self._devices.plug(wiring)
-        self._bridge.add({name: _port_marks(wiring.port)})
-        self._flows.change(drop=policy.drop, put=(*policy.put, wiring.port), ground=self._ground())
+
+    def _admit(self, pluggings: Sequence[Plugging]) -> None:
+        """Workloads whose ports the switch has speak and are spoken to, each with its policy in force."""
+        policy = in_turn(each.policy for each in pluggings)
+        ports = [each.wiring.port for each in pluggings]
+        self._flows.change(drop=policy.drop, put=(*policy.put, *ports), ground=self._ground())
         self._numbers = self._read_numbers()
 
     def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
@@ -261,6 +289,11 @@ def _port_marks(port: Port) -> dict[str, str]:
         "attached-mac": port.mac,
         "weft-tenant": port.tenant,
     }
+
+
+def _wiring_marks(wiring: Wiring) -> dict[str, str]:
+    """The same, and whose workload it is (S-20)."""
+    return _port_marks(wiring.port) | {"endpoint-id": wiring.endpoint, "vm-uuid": wiring.workload}
 
 
 def _overlay_marks(overlay: Overlay) -> dict[str, str]:
