@@ -91,7 +91,7 @@ def test_workloads_that_come_at_once_share_what_the_switch_does(
     for number in (1, 2, 4):
         directory.create(f"pod{number}").close()
     first, later = (Who(BLUE, Address(4, A.number + 9), WORKLOAD | number) for number in (8, 9))
-    policies = [Difference[Part]((first,), ()), Difference[Part]((later,), (first,)), NO_CHANGE, NO_CHANGE]
+    policies: list[Difference[Part]] = [Difference((first,), ()), Difference((later,), (first,)), NO_CHANGE, NO_CHANGE]
     faults = [*datapath.plug_together([*map(Plugging, wirings, policies)])]
     assert [type(fault) for fault in faults] == [type(None), type(None), NotFound, type(None)]
     wanted: set[Part] = {*GROUND, later, *(wirings[place].port for place in (0, 1, 3))}

@@ -50,6 +50,8 @@ class SwitchBridge:
     def __init__(self, directory: Path) -> None:
         self.database = Database(f"unix:{directory / 'db.sock'}", columns=_COLUMNS)
         self._last_number = 0
+        self._ports: Mapping[str, SwitchPort] = {}
+        self._ports_at = (0, 0)
 
     def prepare(self) -> list[str]:
         """The bridge is there and as it must be; what was done to it, in words."""
@@ -70,27 +72,32 @@ class SwitchBridge:
             self._settled([{"op": "update", "table": "Bridge", "where": self._where(), "row": amiss}])
         return [f"set {name} of bridge {NAME}" for name in amiss]
 
-    def ports(self) -> dict[str, SwitchPort]:
+    def ports(self) -> Mapping[str, SwitchPort]:
         """Those of ours, by name."""
-        return {port.name: port for port in self._read_ports() if _MARK in port.marks}
+        news = self.database.news
+        if self._ports_at != news:
+            self._ports = {port.name: port for port in self._read_ports() if _MARK in port.marks}
+            self._ports_at = news
+        return self._ports
 
     def add(self, marks: Mapping[str, Mapping[str, str]]) -> None:
         """Ports of these names, whose devices are there, each with its marks; the switch has them when this returns.
 
         It has none that `DatapathFault` names: what else was asked for is there all the same.
         """
-        if failed := self.try_add(marks):
+        if marks and (failed := self.wait_for(self.ask_for(marks, self.promise(marks)))):
             raise DatapathFault("; ".join(failed.values()))
 
-    def try_add(self, marks: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-        """The same, told at once to the switch; why it has not taken those which it has not, by their names."""
-        if not marks:
-            return {}
-        self.database.look_alive()
-        operations: list[Operation] = []
+    def promise(self, names: Iterable[str]) -> dict[str, int]:
+        """The numbers that ports to come will have, unless others take them first."""
         numbers = self._free_numbers()
+        return {name: next(numbers) for name in names}
+
+    def ask_for(self, marks: Mapping[str, Mapping[str, str]], numbers: Mapping[str, int]) -> dict[str, str]:
+        """Ask the switch for ports, whose devices may come later; their rows by their names."""
+        operations: list[Operation] = []
         for position, (name, own) in enumerate(marks.items()):
-            interface: dict[str, Any] = {"name": name, "ofport_request": next(numbers)}
+            interface: dict[str, Any] = {"name": name, "ofport_request": numbers[name]}
             port = {"name": name, "interfaces": new_row(f"i{position}"), "external_ids": map_of({_MARK: "", **own})}
             interface["external_ids"] = port["external_ids"]
             operations += [
@@ -98,10 +105,31 @@ class SwitchBridge:
                 {"op": "insert", "table": "Port", "uuid-name": f"p{position}", "row": port},
             ]
         added = set_of(new_row(f"p{position}") for position in range(len(marks)))
-        self.database.transact([*operations, self._mutate("ports", "insert", added)])
-        self.database.wait_until(lambda: self._have_come(marks.keys()), doing=f"add ports to {NAME}")
-        ports = [port for port in self._read_ports() if port.name in marks and port.error]
-        return {port.name: f"ovs: {port.name}: {port.error}" for port in ports}
+        results = self.database.transact([*operations, self._mutate("ports", "insert", added)])
+        return {name: one_of(results[2 * position]["uuid"]) for position, name in enumerate(marks)}
+
+    def wait_for(self, rows: Mapping[str, str]) -> dict[str, str]:
+        """Wait until the switch has taken ports it was asked for; why it has not taken some, by their names.
+
+        It may have looked for a device before that was there, therefore it is made to look once more.
+        """
+        interfaces = self.database.tables["Interface"]
+
+        def number(row: str) -> int:
+            return int(one_of(interfaces.get(row, {}).get("ofport"), 0))
+
+        def error(row: str) -> str:
+            return str(one_of(interfaces.get(row, {}).get("error"), ""))
+
+        def are_taken() -> bool:
+            return all(number(row) > 0 for row in rows.values())
+
+        doing = f"add ports to {NAME}"
+        self.database.wait_until(lambda: all(number(row) > 0 or error(row) for row in rows.values()), doing=doing)
+        if not are_taken():
+            wanted = self._ask_to_settle([])
+            self.database.wait_until(lambda: are_taken() or self._root()["cur_cfg"] >= wanted, doing=doing)
+        return {name: f"ovs: {name}: {error(row)}" for name, row in rows.items() if number(row) <= 0}
 
     def drop(self, names: Set[str], *, wait: bool = False) -> None:
         """No ports of ours of these names; gone already is fine. With `wait` the switch has let go of their devices."""
@@ -184,10 +212,6 @@ class SwitchBridge:
                 "checksums: set it with ovs-vsctl and restart ovs-vswitchd"
             )
 
-    def _have_come(self, names: Set[str]) -> bool:
-        come = {port.name for port in self._read_ports() if port.number > 0 or port.error}
-        return names <= come
-
     def _free_numbers(self) -> Iterator[int]:
         """Numbers that no port has; those used last come back last, so that nobody inherits a flow or a mistake."""
         taken = {port.number for port in self._read_ports()}
@@ -229,6 +253,11 @@ class SwitchBridge:
 
     def _settled(self, operations: Sequence[Operation]) -> None:
         """Carry them out, and wait until the switch has."""
+        wanted = self._ask_to_settle(operations)
+        self.database.wait_until(lambda: self._root()["cur_cfg"] >= wanted, doing="configure the switch")
+
+    def _ask_to_settle(self, operations: Sequence[Operation]) -> int:
+        """Carry them out; the count that the switch will have come to when it has followed."""
         results = self.database.transact(
             [
                 *operations,
@@ -236,5 +265,4 @@ class SwitchBridge:
                 {"op": "select", "table": "Open_vSwitch", "where": [], "columns": ["next_cfg"]},
             ]
         )
-        wanted = results[-1]["rows"][0]["next_cfg"]
-        self.database.wait_until(lambda: self._root()["cur_cfg"] >= wanted, doing="configure the switch")
+        return int(results[-1]["rows"][0]["next_cfg"])

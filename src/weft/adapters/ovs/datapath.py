@@ -7,7 +7,8 @@ an ordinary port of the bridge.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -153,39 +154,59 @@ class OvsDatapath:
                 raise fault
 
     def plug_together(self, pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
-        """The switch takes as long for many ports as for one: they share a transaction, a wait and a bundle."""
+        """The switch takes as long for many ports as for one: they share a bundle, a transaction and a wait.
+
+        It looks at all its ports whenever it is told of one and whenever a device changes, and does nothing else
+        meanwhile. So flows come first, for the numbers that ports will have; then the ports, then their devices, which
+        it finds when it has come to the new ports. Nothing passes before all three are there.
+        """
         faults: dict[str, WeftError] = {}
         for each in pluggings:
-            try:
-                self._wire(each)
-            except WeftError as error:
-                faults[each.wiring.port.interface] = error
-        wired = [each for each in pluggings if each.wiring.port.interface not in faults]
+            with _noted(faults, each):
+                self._find_room(each)
+        coming = [each for each in pluggings if each.wiring.port.interface not in faults]
         try:
-            marks = {each.wiring.port.interface: _wiring_marks(each.wiring) for each in wired}
-            refused = self._bridge.try_add(marks)
-            faults |= {name: DatapathFault(reason) for name, reason in refused.items()}
-            self._admit([each for each in wired if each.wiring.port.interface not in refused])
+            self._add_ports(coming, faults)
         except DatapathFault as error:
-            faults |= {each.wiring.port.interface: error for each in wired}
+            faults |= {each.wiring.port.interface: error for each in coming}
         yield from (faults.get(each.wiring.port.interface) for each in pluggings)
 
-    def _wire(self, plugging: Plugging) -> None:
-        """Make the pair of devices, if all that is asked for can be had."""
+    def _find_room(self, plugging: Plugging) -> None:
+        """Refuse what cannot be had."""
         wiring = plugging.wiring
         if wiring.ports or wiring.rates != NO_RATES:
             raise DatapathFault("the ovs datapath publishes no ports of the host and limits no bandwidth yet")
         _refuse(not_carried(plugging.policy.put))
         if wiring.port.interface in self._leaving:
             self._reap(wait=True)  # else the switch takes the new device for the old one
-        self._devices.plug(wiring)
+        self._devices.refuse_taken(wiring)
 
-    def _admit(self, pluggings: Sequence[Plugging]) -> None:
-        """Workloads whose ports the switch has speak and are spoken to, each with its policy in force."""
-        policy = in_turn(each.policy for each in pluggings)
-        ports = [each.wiring.port for each in pluggings]
-        self._flows.change(drop=policy.drop, put=(*policy.put, *ports), ground=self._ground())
+    def _add_ports(self, pluggings: Sequence[Plugging], faults: dict[str, WeftError]) -> None:
+        """Flows, ports and devices of workloads for which there is room."""
+        self._bridge.database.look_alive()
+        numbers = self._bridge.promise(each.wiring.port.interface for each in pluggings)
+        self._admit(pluggings, self._ground(numbers))
+        rows = self._bridge.ask_for(
+            {name: _wiring_marks(each.wiring) for name, each in zip(numbers, pluggings, strict=True)}, numbers
+        )
+        for each in pluggings:
+            with _noted(faults, each):
+                self._devices.plug(each.wiring)
+        refused = self._bridge.wait_for({name: row for name, row in rows.items() if name not in faults})
+        faults |= {name: DatapathFault(reason) for name, reason in refused.items()}
         self._numbers = self._read_numbers()
+        if misplaced := [
+            each
+            for each in pluggings
+            if (name := each.wiring.port.interface) not in faults and self._numbers[name] != numbers[name]
+        ]:
+            self._admit(misplaced, self._ground())  # somebody else was given the number in between
+
+    def _admit(self, pluggings: Sequence[Plugging], ground: Ground) -> None:
+        """Workloads speak and are spoken to at their ports, each with its policy in force."""
+        policy = in_turn(each.policy for each in pluggings)
+        put = (*policy.put, *(each.wiring.port for each in pluggings))
+        self._flows.change(drop=(*policy.drop, *put), put=put, ground=ground)
 
     def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         self._devices.unplug(wiring)
@@ -263,12 +284,9 @@ class OvsDatapath:
         self._openflow.forget_zones(known[tenant] for tenant in gone)
         self._bridge.forget(gone)
 
-    def _ground(self) -> Ground:
-        return Ground(
-            tenants=self._bridge.tenants(),
-            ports={name: port.number for name, port in self._bridge.ports().items() if port.number},
-            vtep=self._vtep,
-        )
+    def _ground(self, promised: Mapping[str, int] | None = None) -> Ground:
+        ports = {name: port.number for name, port in self._bridge.ports().items() if port.number}
+        return Ground(tenants=self._bridge.tenants(), ports=ports | dict(promised or {}), vtep=self._vtep)
 
     def _read_numbers(self) -> dict[str, int]:
         return {
@@ -303,6 +321,15 @@ def _overlay_marks(overlay: Overlay) -> dict[str, str]:
 def _unplugged(parts: Iterable[Part]) -> list[Part]:
     """All but ports, which come and go by plugging."""
     return [part for part in parts if not isinstance(part, Port)]
+
+
+@contextmanager
+def _noted(faults: dict[str, WeftError], plugging: Plugging) -> Iterator[None]:
+    """What goes wrong in the block concerns this workload alone."""
+    try:
+        yield
+    except WeftError as error:
+        faults[plugging.wiring.port.interface] = error
 
 
 def _refuse(faults: Sequence[str]) -> None:

@@ -6,7 +6,6 @@ nobody speaks to: the machine's own stack has no part in what goes through them 
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
@@ -27,7 +26,7 @@ from weft.adapters.linux.links import (
     read_links,
 )
 from weft.adapters.linux.neighbours import EVERYONE, Forwarding, drop_forwarding, put_forwarding, read_forwardings
-from weft.adapters.linux.netlink import NetlinkSocket, Refused
+from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Conflict, DatapathFault, NotFound
@@ -73,20 +72,25 @@ class Devices:
         self._netlink.send_batch([alter_link(link.index, up=True) for link in down])
         return [link.name for link in down]
 
+    def refuse_taken(self, wiring: Wiring) -> None:
+        """`Conflict` when one end's name is taken, `NotFound` when the workload's namespace is gone."""
+        with pod.inside(wiring, home=self._namespace) as (_, inside):
+            if read_link(inside, wiring.interface) is not None:
+                raise Conflict(f"interface {wiring.interface} is in {wiring.netns} already", field="CNI_IFNAME")
+        if read_link(self._netlink, wiring.port.interface) is not None:
+            raise Conflict(f"the host end {wiring.port.interface} is there already")
+
     def plug(self, wiring: Wiring) -> None:
         """A veth pair between the switch's namespace and the workload's, whose end has all it needs."""
         name = wiring.port.interface
         with pod.inside(wiring, home=self._namespace) as (namespace, inside):
             end = Device(name=name, mtu=wiring.mtu)
             peer = Device(name=wiring.interface, mac=wiring.port.mac, mtu=wiring.mtu)
-            try:
-                self._netlink.send_batch([create_veth(end, peer, peer_namespace=namespace.fd)])
-            except Refused as refusal:
-                if refusal.errno == errno.EEXIST:
-                    raise self._taken(wiring, inside) from refusal
-                raise
+            self._netlink.send_batch([create_veth(end, peer, peer_namespace=namespace.fd)])
             link = self._find(name)
-            self._netlink.send_batch([alter_protocols(link.index, link_local=False), alter_link(link.index, up=True)])
+            # Else it has a route, and the switch looks at every route whenever some device changes.
+            self._namespace.write_sysctls({f"net/ipv6/conf/{name}/disable_ipv6": "1"})
+            self._netlink.send_batch([alter_link(link.index, up=True)])
             pod.furnish(wiring, link.peer, namespace=namespace, inside=inside)
 
     def unplug(self, wiring: Wiring) -> None:
@@ -153,11 +157,6 @@ class Devices:
         if link is None:
             raise DatapathFault(f"device {name} is gone as soon as it was made")
         return link
-
-    def _taken(self, wiring: Wiring, inside: NetlinkSocket) -> Conflict:
-        if read_link(inside, wiring.interface) is not None:
-            return Conflict(f"interface {wiring.interface} is in {wiring.netns} already", field="CNI_IFNAME")
-        return Conflict(f"the host end {wiring.port.interface} is there already")
 
 
 def _forwardings(way: Way, link: Link) -> Iterator[Forwarding]:

@@ -39,6 +39,11 @@ class Database(Connection):
         self.changes = 0
         """How many notifications have come in so far."""
 
+    @property
+    def news(self) -> tuple[int, int]:
+        """Another value whenever the copy may be another."""
+        return self.connections, self.changes
+
     def transact(self, operations: Sequence[Operation]) -> list[Any]:
         """Carry out all of the operations or, with a `DatapathFault` that says why, none; their results.
 
