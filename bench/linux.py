@@ -9,40 +9,21 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import subprocess
-import sys
-import time
-from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 from bench.figures import Figure, Skipped, figure
+from bench.labs import AT_ONCE, NETWORK, Pair, attach, create_remote, ip, pair_of, restart, take_turns
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
-from weft.cni.errors import CniError, Code
-from weft.runtime.backoff import Backoff
 from weft.testing.apart import stepped_apart
-from weft.testing.hosts import Host, Pod
+from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.processes import Child
-from weft.testing.waiting import DEADLINE
 
-ROUNDS = 7
 LOCAL, REMOTE = 500, 5_000
-AT_ONCE = 8
 RESTARTS = 5
 SUBNET = "10.7.0.0/16"
-CREATE = '{"TenantName":"default","NetworkName":"full","EndpointID":"e%d","ConfigEP":{"Host":"two","Container":"c"}}'
-CHECKOUT = Path(__file__).parents[1]
-
-
-class Pair(NamedTuple):
-    """Two pods between which packets go: where the asker is, where the answerer is, and its address."""
-
-    asker: Path
-    answerer: Path
-    address: str
 
 
 def run() -> dict[str, Figure]:
@@ -54,7 +35,7 @@ def run() -> dict[str, Figure]:
 
 async def _measure() -> dict[str, Figure]:
     async with open_lab() as lab:
-        await lab.network("full", subnet=SUBNET, gateway="10.7.0.1")
+        await lab.network(NETWORK, subnet=SUBNET, gateway="10.7.0.1")
         one, two = await lab.host("one"), await lab.host("two")
         figures = await _measure_packets(lab, one, two)
         two.kill()  # its endpoints stay, and nobody takes them for a mistake
@@ -66,13 +47,13 @@ async def _measure_packets(lab: NetLab, one: Host, two: Host) -> dict[str, Figur
     with ExitStack() as stack:
         hand = _Hand(lab, stack)
         places = {
-            "one host": (_pair(here, near), hand.one_host()),
-            "two hosts": (_pair(here, far), hand.two_hosts()),
+            "one host": (pair_of(here, near), hand.one_host()),
+            "two hosts": (pair_of(here, far), hand.two_hosts()),
         }
         for pair in (pair for pairs in places.values() for pair in pairs):
             child = Child.python("bench.packets", "answer", str(pair.answerer), pair.address)
             await stack.enter_context(child).next_line()
-        found = await asyncio.to_thread(_take_turns, places)
+        found = await asyncio.to_thread(take_turns, places)
     figures = {}
     for place, (slower, less) in {"one host": (1.2, 0.9), "two hosts": (1.35, 0.7)}.items():
         ours, peer = (median(found[place, side, "ask"]) for side in (0, 1))
@@ -84,25 +65,6 @@ async def _measure_packets(lab: NetLab, one: Host, two: Host) -> dict[str, Figur
             ours, peer=peer, unit="MB/s", target=less * peer, more_is_better=True, note="one stream, cubic"
         )
     return figures
-
-
-def _pair(asker: Pod, answerer: Pod) -> Pair:
-    return Pair(asker.netns, answerer.netns, str(answerer.address()))
-
-
-def _take_turns(places: dict[str, tuple[Pair, Pair]]) -> dict[tuple[str, int, str], list[float]]:
-    found: defaultdict[tuple[str, int, str], list[float]] = defaultdict(list)
-    for number in range(ROUNDS):
-        for place, pairs in places.items():
-            for what in ("ask", "send"):
-                for side in (0, 1) if number % 2 == 0 else (1, 0):
-                    found[place, side, what].append(_packets(what, pairs[side]))
-    return found
-
-
-def _packets(what: str, pair: Pair) -> float:
-    command = [sys.executable, "-m", "bench.packets", what, str(pair.asker), pair.address]
-    return float(subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE, cwd=CHECKOUT).stdout)
 
 
 class _Hand:
@@ -117,7 +79,7 @@ class _Hand:
     def one_host(self) -> Pair:
         """Two pods on a bridge."""
         host = self._space("plain")
-        _ip(host, "link add br0 type bridge", "link set br0 up")
+        ip(host, "link add br0 type bridge", "link set br0 up")
         pods = [self._pod(host, f"plain{number}", address=f"10.98.0.{number}") for number in (1, 2)]
         return Pair(pods[0], pods[1], "10.98.0.2")
 
@@ -126,12 +88,12 @@ class _Hand:
         pods = []
         for number, other in ((1, 2), (2, 1)):
             host = self._space(f"tunnel{number}")
-            _ip(
+            ip(
                 self._underlay,
                 f"link add hand{number} type veth peer name eth0 netns {self._directory.path}/tunnel{number}",
                 f"link set hand{number} master underlay up",
             )
-            _ip(
+            ip(
                 host,
                 f"addr add 192.0.2.{100 + number}/24 dev eth0",
                 "link set eth0 up",
@@ -149,26 +111,19 @@ class _Hand:
     def _pod(self, host: Namespace, name: str, *, address: str) -> Path:
         path = self._directory.path / name
         pod = self._space(name)
-        _ip(host, f"link add {name} type veth peer name eth0 netns {path}", f"link set {name} master br0 up")
-        _ip(pod, f"addr add {address}/24 dev eth0", "link set eth0 mtu 1450 up")
+        ip(host, f"link add {name} type veth peer name eth0 netns {path}", f"link set {name} master br0 up")
+        ip(pod, f"addr add {address}/24 dev eth0", "link set eth0 mtu 1450 up")
         return path
-
-
-def _ip(namespace: Namespace, *lines: str) -> None:
-    commands = "\n".join(lines).encode()
-    namespace.run(
-        lambda: subprocess.run(["ip", "-batch", "-"], input=commands, capture_output=True, check=True, timeout=DEADLINE)
-    )
 
 
 async def _measure_agent(lab: NetLab, host: Host) -> dict[str, Figure]:
     """The agent with many endpoints here and elsewhere, and how long it is away when it is started anew."""
-    await asyncio.to_thread(_create_remote, lab.master.url)
+    await asyncio.to_thread(create_remote, lab.master.url, REMOTE)
     turns = asyncio.Semaphore(AT_ONCE)
 
-    await asyncio.gather(*(_attach(host, f"full-{number}", turns) for number in range(LOCAL)))
+    await asyncio.gather(*(attach(host, f"full-{number}", turns) for number in range(LOCAL)))
     before = _resident_mb(host.agent.pid)
-    times = [await _restart(host) for _ in range(RESTARTS)]
+    times = [await restart(host) for _ in range(RESTARTS)]
     return {
         "agent memory": figure(
             before, unit="MB RSS", target=70.0, note=f"{LOCAL} local and {REMOTE} remote endpoints, before a restart"
@@ -180,41 +135,6 @@ async def _measure_agent(lab: NetLab, host: Host) -> dict[str, Figure]:
             median(times), unit="s", target=2.0, note=f"from exec to STATUS, {LOCAL} pods; median of {RESTARTS}"
         ),
     }
-
-
-async def _attach(host: Host, name: str, turns: asyncio.Semaphore) -> None:
-    """As a runtime does it: what may succeed later is tried again."""
-    async with turns:
-        backoff = Backoff(within=DEADLINE)
-        while True:
-            try:
-                await host.pod(name, network="full")
-            except CniError as error:
-                if error.code != Code.TRY_LATER:
-                    raise
-                await backoff.pause()
-            else:
-                return
-
-
-def _create_remote(url: str) -> None:
-    command = [sys.executable, "-m", "bench.load", url.rsplit(":", 1)[1], "/plugin/createEndpoint", "0", str(REMOTE)]
-    subprocess.run([*command, str(AT_ONCE)], input=CREATE, text=True, check=True, timeout=600, cwd=CHECKOUT)
-
-
-async def _restart(host: Host) -> float:
-    """Seconds from the start of the agent until it would serve ADD."""
-    host.kill()
-    began = time.perf_counter()
-    host.launch()
-    backoff = Backoff(first=0.01, cap=0.01, within=DEADLINE)
-    while True:
-        try:
-            await host.cni.status(host.network)
-        except CniError:
-            await backoff.pause()
-        else:
-            return time.perf_counter() - began
 
 
 def _resident_mb(pid: int) -> float:

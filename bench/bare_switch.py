@@ -1,0 +1,104 @@
+"""Switches without us: one that is told of ports only, and what a person would build for tracked packets."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from contextlib import ExitStack
+from itertools import count, islice
+from pathlib import Path
+
+from bench.labs import Pair, ip
+from weft.adapters.linux.netns import Namespace, NamespaceDirectory
+from weft.adapters.ovs.bridge import SwitchBridge
+from weft.testing.switches import Switch, running_switch
+
+_PIPELINE = (
+    "table=0,priority=2,arp,actions=NORMAL",
+    "table=0,priority=1,ip,actions=ct(table=1,zone=1)",
+    "table=1,priority=1,ct_state=+trk+new,ip,actions=ct(commit,zone=1),NORMAL",
+    "table=1,priority=1,ct_state=+trk+est,ip,actions=NORMAL",
+)
+
+
+class BareSwitch:
+    """A switch on a machine whose devices are all there and up; their other ends are in a namespace each."""
+
+    def __init__(self, directory: Path, stack: ExitStack, *, ports: int) -> None:
+        spaces = NamespaceDirectory(directory)
+        spaces.prepare()
+        machine = stack.enter_context(spaces.create("machine"))
+        self._switch = stack.enter_context(running_switch(directory / "ovs", netns=spaces.path / "machine"))
+        for number in range(ports):
+            stack.enter_context(spaces.create(f"pod{number}"))
+            ip(
+                machine,
+                f"link add b{number} type veth peer name eth0 netns {spaces.path}/pod{number}",
+                f"link set b{number} up",
+            )
+        self._bridge = SwitchBridge(self._switch.directory)
+        stack.callback(self._bridge.close)
+        self._bridge.prepare()
+        self._names = (f"b{number}" for number in count())
+
+    def add(self, ports: int) -> float:
+        """Milliseconds from the commit of ports until the switch has given them numbers."""
+        names = [*islice(self._names, ports)]
+        began = time.perf_counter()
+        self._bridge.add({name: {} for name in names})
+        return (time.perf_counter() - began) * 1e3
+
+
+class HandMade:
+    """Pods on bridges of Open vSwitch that track every connection, by four flows."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self._directory = directory
+        self._stack = stack
+        self._spaces = NamespaceDirectory(directory / "spaces")
+        self._spaces.prepare()
+        self._underlay = stack.enter_context(Namespace.current())
+
+    def one_host(self) -> Pair:
+        """Two pods on a bridge."""
+        host, switch = self._host("plain")
+        pods = [self._pod(host, switch, f"plain{number}", address=f"10.98.0.{number}") for number in (1, 2)]
+        return Pair(pods[0], pods[1], "10.98.0.2")
+
+    def two_hosts(self) -> Pair:
+        """A pod on either end of a tunnel of the kernel's between two bridges."""
+        pods = []
+        for number, other in ((1, 2), (2, 1)):
+            host, switch = self._host(f"tunnel{number}")
+            ip(
+                self._underlay,
+                f"link add hand{number} type veth peer name eth0 netns {self._spaces.path}/tunnel{number}",
+                f"link set hand{number} master underlay up",
+            )
+            ip(
+                host,
+                f"addr add 192.0.2.{100 + number}/24 dev eth0",
+                "link set eth0 up",
+                f"link add vx0 type vxlan id 99 dstport 4789 local 192.0.2.{100 + number} remote 192.0.2.{100 + other}",
+                "link set vx0 up",
+            )
+            switch.configure("add-port", "hand", "vx0")
+            pods.append(self._pod(host, switch, f"far{number}", address=f"10.99.0.{number}"))
+        return Pair(pods[0], pods[1], "10.99.0.2")
+
+    def _host(self, name: str) -> tuple[Namespace, Switch]:
+        host = self._stack.enter_context(self._spaces.create(name))
+        place = self._directory / f"{name}-ovs"
+        switch = self._stack.enter_context(running_switch(place, netns=self._spaces.path / name))
+        switch.configure("add-br", "hand", "--", "set", "bridge", "hand", "datapath_type=netdev", "fail_mode=secure")
+        for flow in _PIPELINE:
+            subprocess.run(["ovs-ofctl", "add-flow", switch.management("hand"), flow], check=True, timeout=60)
+        return host, switch
+
+    def _pod(self, host: Namespace, switch: Switch, name: str, *, address: str) -> Path:
+        path = self._spaces.path / name
+        pod = self._stack.enter_context(self._spaces.create(name))
+        ip(host, f"link add {name} mtu 1450 type veth peer name eth0 netns {path}", f"link set {name} up")
+        ip(pod, f"addr add {address}/24 dev eth0", "link set eth0 mtu 1450 up")
+        switch.configure("add-port", "hand", name)
+        return path

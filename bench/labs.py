@@ -1,0 +1,94 @@
+"""What several parts do with a lab: pods attached in numbers, agents started anew, packets sent by turns."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.adapters.linux.netns import Namespace
+from weft.cni.errors import CniError, Code
+from weft.runtime.backoff import Backoff
+from weft.testing.hosts import Host, Pod
+from weft.testing.waiting import DEADLINE
+
+ROUNDS = 7
+AT_ONCE = 8
+NETWORK = "full"
+CHECKOUT = Path(__file__).parents[1]
+_CREATE = '{"TenantName":"default","NetworkName":"full","EndpointID":"e%d","ConfigEP":{"Host":"two","Container":"c"}}'
+
+
+class Pair(NamedTuple):
+    """Two pods between which packets go: where the asker is, where the answerer is, and its address."""
+
+    asker: Path
+    answerer: Path
+    address: str
+
+
+def pair_of(asker: Pod, answerer: Pod) -> Pair:
+    return Pair(asker.netns, answerer.netns, str(answerer.address()))
+
+
+def take_turns(
+    places: dict[str, tuple[Pair, Pair]], *, rounds: int = ROUNDS
+) -> dict[tuple[str, int, str], list[float]]:
+    found: defaultdict[tuple[str, int, str], list[float]] = defaultdict(list)
+    for number in range(rounds):
+        for place, pairs in places.items():
+            for what in ("ask", "send"):
+                for side in (0, 1) if number % 2 == 0 else (1, 0):
+                    found[place, side, what].append(_packets(what, pairs[side]))
+    return found
+
+
+def _packets(what: str, pair: Pair) -> float:
+    command = [sys.executable, "-m", "bench.packets", what, str(pair.asker), pair.address]
+    return float(subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE, cwd=CHECKOUT).stdout)
+
+
+def ip(namespace: Namespace, *lines: str) -> None:
+    commands = "\n".join(lines).encode()
+    namespace.run(
+        lambda: subprocess.run(["ip", "-batch", "-"], input=commands, capture_output=True, check=True, timeout=DEADLINE)
+    )
+
+
+async def attach(host: Host, name: str, turns: asyncio.Semaphore) -> None:
+    """As a runtime does it: what may succeed later is tried again."""
+    async with turns:
+        backoff = Backoff(within=DEADLINE)
+        while True:
+            try:
+                await host.pod(name, network=NETWORK)
+            except CniError as error:
+                if error.code != Code.TRY_LATER:
+                    raise
+                await backoff.pause()
+            else:
+                return
+
+
+def create_remote(url: str, count: int) -> None:
+    command = [sys.executable, "-m", "bench.load", url.rsplit(":", 1)[1], "/plugin/createEndpoint", "0", str(count)]
+    subprocess.run([*command, str(AT_ONCE)], input=_CREATE, text=True, check=True, timeout=600, cwd=CHECKOUT)
+
+
+async def restart(host: Host) -> float:
+    """Seconds from the start of the agent until it would serve ADD."""
+    host.kill()
+    began = time.perf_counter()
+    host.launch()
+    backoff = Backoff(first=0.01, cap=0.01, within=DEADLINE)
+    while True:
+        try:
+            await host.cni.status(host.network)
+        except CniError:
+            await backoff.pause()
+        else:
+            return time.perf_counter() - began

@@ -1,0 +1,270 @@
+"""Figures of the ovs datapath (userspace `netdev`): beside a bare switch, and beside a `ct` pipeline made by hand.
+
+Ours and the peer take turns, and medians are told. An ADD is what a runtime waits for: from exec of `weft-cni` to its
+end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+
+from bench.bare_switch import BareSwitch, HandMade
+from bench.figures import Figure, Skipped, figure
+from bench.labs import AT_ONCE, NETWORK, attach, create_remote, pair_of, restart, take_turns
+from weft.adapters.ovs.bridge import NAME
+from weft.adapters.ovs.fields import match
+from weft.adapters.ovs.flows import Flow
+from weft.adapters.ovs.openflow import OpenFlow
+from weft.cni.errors import Code
+from weft.testing.apart import stepped_apart
+from weft.testing.hosts import Host
+from weft.testing.netlab import NetLab, open_lab
+from weft.testing.processes import Child
+from weft.testing.switches import Switch, running_switch
+from weft.testing.waiting import DEADLINE
+
+FLOWS = 10_000
+ALONE, BEYOND, LOCAL = 100, 130, 200
+"""Pods on the node: so far one at a time, further beside a bare switch, and when the agent is started anew."""
+FEW, MANY = 100, 500
+"""Endpoints when rules change."""
+CHANGES, NOT_COUNTED = 25, 5
+ROUNDS = 5
+RESTARTS = 3
+_CONFIG = json.dumps({"cniVersion": "1.1.0", "name": "weft", "type": "weft-cni"}).encode()
+_RULE = {"tenantName": "default", "policyName": "guard", "direction": "in", "priority": 2, "action": "allow"}
+_GROUP = "guarded"
+
+
+def run() -> dict[str, Figure]:
+    if os.geteuid() != 0:
+        raise Skipped("it makes network namespaces, which takes root")
+    if shutil.which("ovs-vswitchd") is None:
+        raise Skipped("there is no Open vSwitch on this machine")
+    with stepped_apart():
+        return _measure_flows() | asyncio.run(_measure())
+
+
+def _measure_flows() -> dict[str, Figure]:
+    """Many flows in one bundle, into a bridge that has none."""
+    flows = [
+        Flow(4, 800, match({"reg0": 1, "eth_type": 0x800, "ip_dst": (number, 0xFFFFFFFF)})) for number in range(FLOWS)
+    ]
+    times = []
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as directory, running_switch(Path(directory)) as switch:
+        for number in range(ROUNDS):
+            bridge = f"br{number}"
+            switch.configure(
+                "add-br",
+                bridge,
+                "--",
+                "set",
+                "bridge",
+                bridge,
+                "datapath_type=netdev",
+                "fail_mode=secure",
+                "protocols=OpenFlow14",
+            )
+            openflow = OpenFlow(switch.management(bridge))
+            began = time.perf_counter()
+            openflow.change(put=flows)
+            times.append(time.perf_counter() - began)
+            openflow.close()
+    return {
+        "10,000 flows from nothing": figure(
+            median(times), unit="s", target=0.5, note=f"one bundle, median of {ROUNDS}, fastest {min(times):.2f}"
+        )
+    }
+
+
+async def _measure() -> dict[str, Figure]:
+    async with open_lab(datapath="ovs", shim="c") as lab:
+        await lab.network(NETWORK, subnet="10.7.0.0/16", gateway="10.7.0.1")
+        (await lab.rest.put("policys", tenantName="default", policyName="guard")).accepted()
+        shut = {**_RULE, "ruleId": "shut", "priority": 1, "action": "deny", "protocol": "tcp", "port": 1}
+        (await lab.rest.put("rules", **shut)).accepted()
+        await lab.group(_GROUP, network=NETWORK, policies=["guard"])
+        one, two = await lab.host("one"), await lab.host("two")
+        figures = await _measure_packets(lab, one, two)
+        figures |= await asyncio.to_thread(_measure_many, two)
+        two.close()
+        figures |= await asyncio.to_thread(_measure_alone, lab, one)
+        figures |= await _measure_rules(lab, one)
+        turns = asyncio.Semaphore(AT_ONCE)
+        await asyncio.gather(*(attach(one, f"rest-{number}", turns) for number in range(BEYOND, LOCAL)))
+        times = [await restart(one) for _ in range(RESTARTS)]
+        note = f"from exec to STATUS, {LOCAL} pods; median of {RESTARTS}"
+        return figures | {"restart to ready": figure(median(times), unit="s", target=1.0, note=note)}
+
+
+async def _measure_packets(lab: NetLab, one: Host, two: Host) -> dict[str, Figure]:
+    here, near, far = [
+        await host.pod(name, network=NETWORK) for name, host in (("here", one), ("near", one), ("far", two))
+    ]
+    with ExitStack() as stack:
+        hand = HandMade(lab.directory / "hand", stack)
+        places = {
+            "one host": (pair_of(here, near), hand.one_host()),
+            "two hosts": (pair_of(here, far), hand.two_hosts()),
+        }
+        for pair in (pair for pairs in places.values() for pair in pairs):
+            child = Child.python("bench.packets", "answer", str(pair.answerer), pair.address)
+            await stack.enter_context(child).next_line()
+        found = await asyncio.to_thread(take_turns, places, rounds=ROUNDS)
+    figures = {}
+    for place in places:
+        ours, peer = (median(found[place, side, "ask"]) for side in (0, 1))
+        note = "64 bytes by TCP, both ends on one core; peer: ct by hand"
+        figures[f"round trip, {place}"] = figure(ours, peer=peer, unit="us", target=peer / 0.9, note=note)
+        ours, peer = (median(found[place, side, "send"]) for side in (0, 1))
+        figures[f"bulk TCP, {place}"] = figure(
+            ours, peer=peer, unit="MB/s", target=0.9 * peer, more_is_better=True, note="one stream; peer: ct by hand"
+        )
+    return figures
+
+
+def _measure_many(host: Host) -> dict[str, Figure]:
+    """Pods that come eight at once, to a node that has hardly any."""
+    names = [f"many-{number}" for number in range(ALONE - 4)]
+    for name in names:
+        host.make_netns(name)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        began = time.perf_counter()
+        times = [*threads.map(lambda name: _add(host, name), names)]
+        rate = len(names) / (time.perf_counter() - began)
+    return {
+        "pods attached, 8 at once": figure(
+            rate,
+            unit="1/s",
+            target=60.0,
+            more_is_better=True,
+            note=f"{len(names)} pods; ADD p50 {median(times):.0f} ms",
+        )
+    }
+
+
+def _measure_alone(lab: NetLab, host: Host) -> dict[str, Figure]:
+    """One pod after another, at first by itself, then by turns with a bare switch that has as many ports."""
+    times = [_add(host, f"alone-{number}") for number in range(2, ALONE)]
+    with ExitStack() as stack:
+        bare = BareSwitch(lab.directory / "bare", stack, ports=BEYOND)
+        bare.add(ALONE)
+        pairs = [(_add(host, f"beyond-{number}"), bare.add(1)) for number in range(ALONE, BEYOND)]
+    ours, peer = (median(each) for each in zip(*pairs, strict=True))
+    last = median(times[-20:])
+    return {
+        "ADD p50, one at a time, to 100 pods": figure(
+            median(times), unit="ms", target=25.0, note=f"p50 of the last 20: {last:.1f}, fastest {min(times):.1f}"
+        ),
+        "ADD p50 beyond 100 pods": figure(
+            ours, peer=peer, unit="ms", target=1.3 * peer, note="peer: commit to ofport of a bare switch, by turns"
+        ),
+    }
+
+
+def _add(host: Host, name: str) -> float:
+    """Milliseconds that a runtime waits for an ADD; where it is told to try again it does so at once."""
+    named = {
+        "COMMAND": "ADD",
+        "CONTAINERID": name,
+        "NETNS": str(host.make_netns(name)),
+        "IFNAME": "eth0",
+        "PATH": str(host.program.parent),
+        "ARGS": f"IgnoreUnknown=1;io.contiv.network={NETWORK};io.contiv.net-group={_GROUP}",
+    }
+    own = {"WEFT_CNI_SOCKET": str(host.socket), "WEFT_CNI_LOG": str(host.home / "cni.log")}
+    environment = {f"CNI_{key}": value for key, value in named.items()} | own
+    began = time.perf_counter()
+    while time.perf_counter() < began + DEADLINE:
+        done = subprocess.run(
+            [host.program], env=environment, input=_CONFIG, capture_output=True, check=False, timeout=DEADLINE
+        )
+        if done.returncode == 0:
+            return (time.perf_counter() - began) * 1e3
+        if json.loads(done.stdout)["code"] != Code.TRY_LATER:
+            break
+    raise SystemExit(f"bench.ovs: ADD of {name}: {done.stdout.decode()}")
+
+
+async def _measure_rules(lab: NetLab, host: Host) -> dict[str, Figure]:
+    """From the request to netmaster until the switch has the flow, with all pods of the node in the rule's group."""
+    assert host.switch is not None
+    figures: dict[str, Figure] = {}
+    for endpoints in (FEW, MANY):
+        if endpoints == MANY:
+            await asyncio.to_thread(create_remote, lab.master.url, MANY - BEYOND)
+            await asyncio.to_thread(_change_rules, lab.master.url, host.switch, 0)  # the news have arrived
+        times = await asyncio.to_thread(_change_rules, lab.master.url, host.switch, CHANGES)
+        figures[f"rule change to flow, {endpoints} endpoints"] = figure(
+            median(times),
+            unit="ms",
+            target=7.0,
+            note=f"p50 of {CHANGES}, {BEYOND} of them here; fastest {min(times):.1f}, slowest {max(times):.1f}",
+        )
+    return figures
+
+
+def _change_rules(url: str, switch: Switch, count: int) -> list[float]:
+    """Milliseconds of each change that counts."""
+    rest = http.client.HTTPConnection(url.removeprefix("http://"), timeout=DEADLINE)
+    times = []
+    with _flow_events(switch) as events:
+        for number in range(NOT_COUNTED + count):
+            key = f"default:guard:{number}"
+            rule = {**_RULE, "ruleId": str(number), "protocol": "udp", "port": 1000 + number}
+            times.append(_change(rest, "PUT", key, rule, events))
+        for number in range(NOT_COUNTED + count):
+            _change(rest, "DELETE", f"default:guard:{number}", {}, events)
+    rest.close()
+    return times[NOT_COUNTED:]
+
+
+def _change(
+    rest: http.client.HTTPConnection, verb: str, key: str, rule: Mapping[str, object], events: Iterator[str]
+) -> float:
+    wanted = "ADDED" if verb == "PUT" else "DELETED"
+    began = time.perf_counter()
+    rest.request(
+        verb, f"/api/v1/rules/{key}/", json.dumps(rule) if rule else None, {"Content-Type": "application/json"}
+    )
+    next(line for line in events if f"event={wanted}" in line and "table=11" in line)
+    took = time.perf_counter() - began
+    answer = rest.getresponse()
+    answer.read()
+    if answer.status != http.HTTPStatus.OK:
+        raise SystemExit(f"bench.ovs: netmaster answered {answer.status}")
+    return took * 1e3
+
+
+@contextmanager
+def _flow_events(switch: Switch) -> Iterator[Iterator[str]]:
+    """What the switch's own tool tells of flows that come and go, as it happens."""
+    command = ["ovs-ofctl", "-O", "OpenFlow13", "monitor", switch.management(NAME), "watch:!initial"]
+    environment = {**os.environ, **switch.environment}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as told:
+        assert told.stdout is not None
+        try:
+            yield _lines(told.stdout.fileno())
+        finally:
+            told.kill()
+
+
+def _lines(fd: int) -> Iterator[str]:
+    rest = b""
+    while select.select([fd], [], [], DEADLINE)[0] and (data := os.read(fd, 1 << 16)):
+        *whole, rest = (rest + data).split(b"\n")
+        yield from (line.decode() for line in whole)
+    raise SystemExit("bench.ovs: ovs-ofctl tells nothing of flows")
