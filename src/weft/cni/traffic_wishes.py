@@ -56,9 +56,9 @@ def _parse_port(wish: Document) -> PortMapping:
         host_ip = ip_address(wish.text("hostip")) if wish.text("hostip") else None
     except ValueError as error:
         raise wish.fault("hostip", "an address") from error
-    if host_ip is not None and host_ip.is_loopback:
-        # It would take a host that routes loopback addresses, which opens its own services to its neighbours.
-        raise CniError(Code.UNSUPPORTED_FIELD, f"{wish.place('hostip')}: loopback does not lead to containers")
+    if host_ip is not None and host_ip.version == 6 and host_ip.is_loopback:
+        # The kernel never lets a packet with this source leave the host, whatever is set.
+        raise CniError(Code.UNSUPPORTED_FIELD, f"{wish.place('hostip')}: ::1 does not lead to containers")
     return PortMapping(protocol=protocol, host_port=ports[0], container_port=ports[1], host_ip=host_ip)
 
 

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
 
@@ -308,6 +309,46 @@ async def test_a_port_of_one_address_is_that_of_no_other(lab: NetLab, closing: E
         assert await answers(world, "192.0.2.101", 8080)
         assert not await answers(world, one.address, 8080)
         assert not await answers(traffic.Place(own_place(one, closing).namespace, LOOPBACK), "127.0.0.1", 8080)
+
+
+async def test_a_port_of_loopback_is_the_hosts_own(lab: NetLab, closing: ExitStack) -> None:
+    """The host calls it, nobody else does; two pods have one number at two addresses. After it nothing is open."""
+    await lab.network("dual", **DUAL)
+    one = await lab.host("one")
+    inside = await one.pod("a", network="dual", portMappings=mapping(8080, hostIP="127.0.0.1"))
+    outer = await one.pod("b", network="dual", portMappings=mapping(8080, hostIP=one.address))
+    host = traffic.Place(own_place(one, closing).namespace, LOOPBACK)
+    with inside.place().listening(80, TCP) as ear:
+        assert await answers(host, "127.0.0.1", 8080)
+        connection, (seen, _) = ear.accept()
+        connection.close()
+        assert seen == one.address
+        assert not await answers(outside(closing), one.address, 8080)
+        assert not await answers(inside.place(), "127.0.0.1", 8080)
+    with outer.place().listening(80, TCP):
+        assert await answers(outside(closing), one.address, 8080)
+        assert not await answers(host, "127.0.0.1", 8080)
+    one.kill()
+    await one.start()
+    with inside.place().listening(80, TCP):
+        assert await answers(host, "127.0.0.1", 8080)
+    assert routing_loopback(one) == {"1"}
+    await inside.remove()
+    assert not await answers(host, "127.0.0.1", 8080)
+    assert routing_loopback(one) == {"0"}
+
+
+def routing_loopback(host: Host) -> set[str]:
+    """Whether packets for loopback, or from it, may use our links, and no other device at all."""
+    with Namespace.open(host.machine) as machine:
+        settings = machine.run(
+            lambda: {
+                path.parent.name: path.read_text().strip()
+                for path in Path("/proc/sys/net/ipv4/conf").glob("*/route_localnet")
+            }
+        )
+    assert {value for name, value in settings.items() if not name.startswith("wefth-")} == {"0"}
+    return {value for name, value in settings.items() if name.startswith("wefth-")}
 
 
 async def test_rates_are_limited_both_ways(lab: NetLab) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from weft.domain.addresses import Address, Range, Subnet
-from weft.domain.hosting.parts import Audience, Door, HostPort, NodePort, Reach
+from weft.domain.hosting.parts import Audience, Door, HostLink, HostPort, NodePort, Reach
 from weft.domain.policy.protocols import PORTED, protocol_name
 from weft.domain.policy.ranges import AddressSet, address_set
 
@@ -32,8 +32,9 @@ TURNED = {4: "169.254.1.3", 6: "fd77:6566:7400:3::1"}
 
 
 class HostRules(msgspec.Struct, frozen=True):
-    """What the table depends on. `doors` are those of the tenants of node ports."""
+    """What the table depends on. `doors` are those of the tenants of node ports, `own` are addresses of the host."""
 
+    own: frozenset[Address] = frozenset()
     ports: frozenset[HostPort] = frozenset()
     node_ports: frozenset[NodePort] = frozenset()
     doors: frozenset[Door] = frozenset()
@@ -55,6 +56,7 @@ def rules_of(parts: Iterable[object]) -> HostRules:
     """What some parts mean to the table."""
     listed = list(parts)
     return HostRules(
+        frozenset(address for each in listed if isinstance(each, HostLink) for address in each.addresses),
         frozenset(each for each in listed if isinstance(each, HostPort)),
         frozenset(each for each in listed if isinstance(each, NodePort)),
         frozenset(each for each in listed if isinstance(each, Door)),
@@ -76,6 +78,8 @@ def host_table(rules: HostRules, host: HostSurroundings) -> str:
         # Masked as its node, a workload's packet would pass for one out of a tunnel.
         "type filter hook prerouting priority filter - 10; policy accept;",
         f"iifname {_OURS} udp dport {host.vxlan_port} drop",
+        # Answers to calls of loopback ports are the only ones that may be for loopback.
+        f"iifname {_OURS} ip daddr {_LOOPBACKS[4]} ct direction original drop",
         "}",
         "chain forward {",
         "type filter hook forward priority filter - 10; policy accept;",
@@ -93,6 +97,7 @@ def host_table(rules: HostRules, host: HostSurroundings) -> str:
         "}",
         "chain way_out {",
         "type nat hook postrouting priority srcnat; policy accept;",
+        *(f"oifname {_OURS} ip saddr {_LOOPBACKS[4]} snat ip to {own}" for own in _speakers(rules)),
         *(
             f"iifname {_OURS} oifname {_OURS} ct status dnat snat {word} to {TURNED[family]}"
             for family, word in _WORDS.items()
@@ -107,6 +112,7 @@ def host_table(rules: HostRules, host: HostSurroundings) -> str:
         "}",
         "chain calls {",
         "type nat hook output priority -100; policy accept;",
+        *(f"ip daddr {_LOOPBACKS[4]} {_at_address(4, number)}" for number in PORTED),
         "fib daddr type local jump published",
         "}",
         "chain published {",
@@ -197,22 +203,35 @@ def _element(port: HostPort) -> str:
 
 
 def _lookups(node_port_subnets: Iterable[Subnet]) -> Iterator[str]:
-    """Ports of one address first, node ports last. Connections over loopback stay on the host, untranslated."""
+    """Ports of one address first, node ports last. Who calls loopback from elsewhere gets nowhere."""
     for family, word in _WORDS.items():
         yield f"{word} daddr {_LOOPBACKS[family]} return"
-        for name, lead in (("ports_at", f"{word} daddr . "), ("ports", "")):
-            # nft takes a target's port for one only where it has been told the protocol.
-            for number in PORTED:
-                yield (
-                    f"meta nfproto ipv{family} meta l4proto {protocol_name(number)} "
-                    f"dnat {word} to {lead}meta l4proto . th dport map @{name}{family}"
-                )
+        yield from (_at_address(family, number) for number in PORTED)
+        yield from (_port_lookup(family, number, name="ports") for number in PORTED)
         leading = f"dnat {word} to meta l4proto . th dport map @node_ports{family}"
         chosen = [str(subnet) for subnet in node_port_subnets if subnet.family == family]
         if chosen:
             yield f"{word} daddr {{ {', '.join(chosen)} }} {leading}"
         elif not node_port_subnets:
             yield f"meta nfproto ipv{family} {leading}"
+
+
+def _at_address(family: int, protocol: int) -> str:
+    """The rule for ports that are those of one address."""
+    return _port_lookup(family, protocol, name="ports_at", lead=f"{_WORDS[family]} daddr . ")
+
+
+def _port_lookup(family: int, protocol: int, *, name: str, lead: str = "") -> str:
+    # nft takes a target's port for one only where it has been told the protocol.
+    return (
+        f"meta nfproto ipv{family} meta l4proto {protocol_name(protocol)} "
+        f"dnat {_WORDS[family]} to {lead}meta l4proto . th dport map @{name}{family}"
+    )
+
+
+def _speakers(rules: HostRules) -> list[Address]:
+    """As whom the host speaks to workloads that it called at a port of loopback."""
+    return sorted(each for each in rules.own if each.family == 4)[:1]
 
 
 def passing_rules(family: str, table: str, chain: str) -> str:

@@ -51,7 +51,7 @@ from weft.adapters.linux.routes import (
     read_routes,
 )
 from weft.adapters.linux.space import TenantSpace
-from weft.domain.addresses import BITS, Address
+from weft.domain.addresses import BITS, Address, Range
 from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, HostLink, HostPort, NodePort, Reach, is_hosts
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Part
@@ -62,6 +62,7 @@ _ALIAS = "weft:host:"
 _METRIC = 8700
 """A route of the host's own to the same subnet is better than ours."""
 _SPACE_HOPS = {4: NODE_V4, 6: NODE_V6}
+_LOOPBACK = Range(4, 127 << 24, (128 << 24) - 1)
 _FORWARDS_V6 = "net/ipv6/conf/all/forwarding"
 _V6_SETTINGS = Path("/proc/sys/net/ipv6/conf")
 
@@ -146,6 +147,8 @@ class HostSide:
             # Sets of ranges are not changed by elements: they are few, and seldom others.
             self._is_made &= not any(isinstance(each, Reach) and each.sources is not None for each in ruling)
             self._change_rules(before, self._entries_near(ruling))
+            if any(map(_is_of_loopback, ruling)):
+                self._route_loopback()
             self._forget(rules_of(gone), rules_of(new))
 
     def _entries_near(self, parts: Set[Part]) -> frozenset[HostEntry]:
@@ -199,7 +202,18 @@ class HostSide:
         mended += [f"removed route {each}" for each in there - routes]
         if names and not self._has_table():
             mended.append(f"made table inet {HOST_TABLE}")
-        return [f"host: {each}" for each in mended + self._write_rules()]
+        mended += self._write_rules()
+        self._route_loopback()
+        return [f"host: {each}" for each in mended]
+
+    def _route_loopback(self) -> None:
+        """What the host calls at ports of loopback leaves by the links of tenants that have such ports, by no other.
+
+        The tenant's space drops what is for loopback or from it, so nobody there makes use of it (CVE-2020-8558).
+        """
+        asked = {host_link_name(each.tenant) for each in self._ruling if _is_of_loopback(each)}
+        wanted = {f"net/ipv4/conf/{name}/route_localnet": str(int(name in asked)) for name in self._indexes()}
+        self._namespace.write_sysctls(wanted)
 
     def is_disturbed(self) -> bool:
         """Whether others have taken our table away, as when a firewall is set up anew."""
@@ -302,6 +316,11 @@ def _rules(part: Part) -> bool:
     if isinstance(part, Reach):
         return part.audience != "host"
     return isinstance(part, HostLink | HostPort | NodePort | Door)
+
+
+def _is_of_loopback(part: Part) -> bool:
+    """Whether a part is a port of the host that only the host itself can call."""
+    return isinstance(part, HostPort) and part.address is not None and _LOOPBACK.holds(part.address)
 
 
 def _targets(part: Part) -> Iterator[Prefix]:
