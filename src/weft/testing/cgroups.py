@@ -14,7 +14,11 @@ _INHERITED = ("cpuset.cpus", "cpuset.mems")
 
 @asynccontextmanager
 async def own_cgroup(name: str) -> AsyncIterator[str]:
-    """A name for cgroups directly below the root, which are gone afterwards. Their processes must be gone by then."""
+    """A name for cgroups directly below the root, which are gone afterwards. Their processes must be gone by then.
+
+    It must begin with `weft-` and the number of this process: what one that was killed has left is removed here.
+    """
+    _remove_orphans()
     try:
         yield name
     finally:
@@ -30,6 +34,14 @@ def make_cgroup(name: str) -> None:
         for setting in _INHERITED:  # the first version of cgroups leaves them empty, and then nobody may enter
             if (cgroup / setting).exists() and not (cgroup / setting).read_text().strip():
                 (cgroup / setting).write_text((hierarchy / setting).read_text())
+
+
+def _remove_orphans() -> None:
+    """Cgroups of processes that are no more. One with containers that still run stays, the kernel sees to that."""
+    for directory in (*_ROOT.glob("weft-*"), *_ROOT.glob("*/weft-*")):
+        owner = directory.name.split("-")[1]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+            _remove_all(directory.name)
 
 
 def _remove_all(name: str) -> bool:

@@ -1,0 +1,29 @@
+"""Cgroups of tests: no namespace takes them along, so those of a test that was killed go with the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from weft.testing.cgroups import make_cgroup, own_cgroup
+
+
+def places(name: str) -> list[Path]:
+    return [*Path("/sys/fs/cgroup").glob(f"{name}*"), *Path("/sys/fs/cgroup").glob(f"*/{name}*")]
+
+
+async def test_what_a_killed_test_has_left_goes_with_the_next() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("containers need root")
+    ended = await asyncio.create_subprocess_exec("true")
+    await ended.wait()
+    orphan, own = f"weft-{ended.pid}-one", f"weft-{os.getpid()}-cgroups"
+    make_cgroup(orphan)
+    async with own_cgroup(own):
+        assert places(orphan) == []
+        make_cgroup(own)
+        assert places(own) != []
+    assert places(own) == []
