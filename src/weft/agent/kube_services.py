@@ -41,6 +41,7 @@ class KubeIndex:
         self._outward: Counter[TenantName] = Counter()
         self.own: Counter[Address] = Counter()
         self._names: set[StoreKey] = set()
+        self.probed: dict[StoreKey, KubeService] = {}
         for document in self._cluster.all(kinds.KUBE_SERVICE):
             self.follow(kinds.KUBE_SERVICE.store_key(*kinds.KUBE_SERVICE.key_parts(document)))
 
@@ -48,6 +49,7 @@ class KubeIndex:
         """Take in a service as it is now; whether it answers names, or has done so until now."""
         did_answer = key in self._names
         self._names.discard(key)
+        self.probed.pop(key, None)
         if before := self._known.pop(key, None):
             self._count(*before, by=-1)
         stored = self._cluster.get(kinds.KUBE_SERVICE, *key.split("/")[1:])
@@ -59,7 +61,14 @@ class KubeIndex:
             self._count(*known, by=1)
             if document.names:
                 self._names.add(key)
+            if document.service.spec.health_check_node_port:
+                self.probed[key] = document
         return did_answer or key in self._names
+
+    def is_probed(self, key: StoreKey) -> bool:
+        """Whether a service, or that of a slice, has a port at which its health is asked for."""
+        folder, *parts = key.split("/")
+        return folder in FOLDERS and kinds.KUBE_SERVICE.store_key(*parts[:3]) in self.probed
 
     def _count(self, tenant: TenantName, own: Iterable[Address], outward: bool, *, by: int) -> None:
         self._outward[tenant] += by * outward

@@ -18,6 +18,7 @@ from weft.agent.contiv_cni import ContivCni
 from weft.agent.drop_naming import Hearing, Naming
 from weft.agent.drops import DropLog
 from weft.agent.evictions import Evictions
+from weft.agent.health_ports import HealthPorts
 from weft.agent.holdings import Holdings
 from weft.agent.joining import Joining
 from weft.agent.journal import Stage
@@ -176,6 +177,7 @@ class Agent:
                 (self._joining.run(), "infra"),
                 (self._readiness.run(), "readiness"),
                 (self._receipts.run(), "receipts"),
+                (HealthPorts(self._cluster, self._reconciler.services, node=self._settings.host).run(), "health ports"),
             ):
                 await stack.enter_async_context(beside(work, name=name))
             if self._pods:

@@ -6,6 +6,7 @@ attached: from before their port speaks until it has gone silent, whatever the s
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Set
 
 from weft.agent import kube_services
@@ -15,6 +16,7 @@ from weft.agent.name_service import NameService
 from weft.agent.topics import NOTHING, joined
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
+from weft.domain.balancing.kube_objects import KubeService
 from weft.domain.balancing.parts import Front
 from weft.domain.balancing.providers import Providers
 from weft.domain.balancing.table import BalancingTable
@@ -134,6 +136,8 @@ class Services:
         self._index = KubeIndex(cluster)
         self._services: dict[TenantName, TenantServices] = {}
         self._former: dict[TenantName, frozenset[Part]] = {}
+        self.probes_changed = asyncio.Event()
+        """Set when services whose health is asked for, or what is behind them, may be others than before."""
 
     @property
     def by_tenant(self) -> Mapping[TenantName, TenantServices]:
@@ -144,19 +148,27 @@ class Services:
         """Those whose services are asked at every node, whoever is on it."""
         return self._index.open_tenants
 
+    def probed(self) -> tuple[KubeService, ...]:
+        """The services of all tenants whose health is asked for at a port of every node."""
+        return tuple(self._index.probed.values())
+
     def replace(self) -> None:
         self._index.replace()
+        self.probes_changed.set()
         for tenant, services in self._services.items():
             self._former.setdefault(tenant, frozenset(services.parts()))
         self._services.clear()
 
     def follow(self, key: StoreKey) -> None:
         folder, _, rest = key.partition("/")
+        was_probed = self._index.is_probed(key)
         if folder in kube_services.SURROUNDINGS or (folder == kinds.KUBE_SERVICE.prefix and self._index.follow(key)):
             for each in self._services.values():
                 each.moved()
         if folder in _FOLDERS and (services := self._services.get(TenantName(rest.partition("/")[0]))):
             services.follow(key)
+        if was_probed or self._index.is_probed(key):
+            self.probes_changed.set()
 
     def admit(self, endpoint: model.Endpoint) -> Difference[Part]:
         services = self._services.get(endpoint.tenant)

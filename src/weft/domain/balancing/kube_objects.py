@@ -59,6 +59,7 @@ class ServiceSpec(_Value, frozen=True, kw_only=True):
     internal_traffic_policy: TrafficPolicy = "Cluster"
     external_traffic_policy: TrafficPolicy = "Cluster"
     load_balancer_source_ranges: tuple[str, ...] = ()
+    health_check_node_port: int = 0
 
 
 class Ingress(_Value, frozen=True, kw_only=True):

@@ -1,0 +1,108 @@
+"""Load balancers are told at a port of the host whether it answers for a service by itself."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from weft.agent import health_ports
+from weft.agent.health_ports import HealthPorts
+from weft.agent.journal import Journal
+from weft.agent.services import Services
+from weft.domain import codec, kinds
+from weft.domain.balancing.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, SliceEndpoint
+from weft.domain.ids import DEFAULT_TENANT, NodeName, StoreKey
+from weft.domain.model import Value
+from weft.runtime.tasks import beside
+from weft.testing.processes import free_port
+from weft.testing.waiting import eventually, until
+from weft.testing.worlds import World
+
+KEY = (DEFAULT_TENANT, "shop", "web")
+
+
+class Scene:
+    """A cluster, whose services a node follows."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.services = Services(self.world.cluster, node=NodeName("one"), journal=Journal())
+
+    def put_service(self, port: int) -> None:
+        spec = {"spec": {"clusterIPs": ["10.96.0.10"], "ports": [{"port": 80}], "healthCheckNodePort": port}}
+        service = msgspec.convert(spec, DeclaredService)
+        document = KubeService(tenant=DEFAULT_TENANT, namespace="shop", name="web", service=service)
+        self._put(kinds.KUBE_SERVICE.store_key(*KEY), document)
+
+    def put_backend(self, node: str) -> None:
+        endpoints = (SliceEndpoint(addresses=("10.1.1.5",), node_name=node),)
+        value = EndpointSlice(address_type="IPv4", endpoints=endpoints)
+        piece = KubeSlice(tenant=DEFAULT_TENANT, namespace="shop", service_name="web", name="web-1", slice=value)
+        self._put(kinds.KUBE_SLICE.store_key(*KEY, "web-1"), piece)
+
+    def _put(self, key: StoreKey, document: Value) -> None:
+        self.world.cluster.put(key, codec.encode(document), 1)
+        self.services.follow(key)
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        ports = HealthPorts(self.world.cluster, self.services, node=NodeName("one"))
+        async with beside(ports.run(), name="health ports"):
+            yield
+
+
+async def ask(port: int) -> tuple[int, Any]:
+    """The status and what is said; 0 while nobody listens."""
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/healthz") as answer:
+            return answer.status, await answer.json()
+    except aiohttp.ClientConnectionError:
+        return 0, None
+
+
+async def becomes(port: int, status: int) -> Any:
+    return (await eventually(lambda: ask(port), lambda found: found[0] == status))[1]
+
+
+async def test_the_answer_follows_the_endpoints_of_the_node() -> None:
+    scene, port = Scene(), free_port()
+    async with scene.answering():
+        scene.put_service(port)
+        assert (await becomes(port, 503))["localEndpoints"] == 0
+        scene.put_backend("one")
+        told = await becomes(port, 200)
+        assert (told["service"], told["localEndpoints"]) == ({"namespace": "shop", "name": "web"}, 1)
+        scene.put_backend("two")
+        await becomes(port, 503)
+    await becomes(port, 0)
+
+
+async def test_ports_are_closed_with_their_services() -> None:
+    scene, port, other = Scene(), free_port(), free_port()
+    scene.put_service(port)
+    async with scene.answering():
+        await becomes(port, 503)
+        scene.put_service(other)
+        await becomes(other, 503)
+        await becomes(port, 0)
+        scene.put_service(0)
+        await becomes(other, 0)
+
+
+async def test_a_port_that_somebody_has_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(health_ports, "AGAIN_S", 0.05)
+    scene, port = Scene(), free_port()
+    scene.put_backend("one")
+    async with scene.answering():
+        with socket.create_server(("127.0.0.1", port)):
+            scene.put_service(port)
+            await until(lambda: "health port not opened" in caplog.text)
+        await becomes(port, 200)
