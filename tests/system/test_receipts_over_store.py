@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Set
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -22,6 +21,7 @@ from weft.domain.nodeview import Part
 from weft.drivers import RemoteStoreSettings, open_store
 from weft.ports.datapath import Datapath, Findings
 from weft.runtime.mirror import Mirror
+from weft.runtime.one_thread import OneThread
 from weft.runtime.tasks import beside
 from weft.testing.masters import MasterProcess, Rest, client
 from weft.testing.waiting import DEADLINE, eventually, until
@@ -38,7 +38,7 @@ class Obedient:
 async def node(name: str, master: MasterProcess) -> AsyncIterator[list[str]]:
     """A node on netmaster's store while the block runs; its faults, of which there are none at first."""
     async with AsyncExitStack() as stack:
-        thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+        thread = stack.enter_context(OneThread("kernel"))
         settings = RemoteStoreSettings(endpoints=(f"unix:{master.data / 'store.sock'}",), node=name)
         store = await stack.enter_async_context(open_store(settings))
         cluster, journal = Cluster(), Journal()

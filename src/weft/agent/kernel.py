@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from weft.ports.datapath import Datapath, Plugging
+from weft.runtime.one_thread import OneThread, answer
 
 R = TypeVar("R")
 
@@ -18,13 +19,13 @@ class _Asked(NamedTuple):
     """A workload that somebody waits for."""
 
     plugging: Plugging
-    done: Future[None]
+    done: asyncio.Future[None]
 
 
 class Kernel:
     """Carries out calls of the datapath one after the other, in the order in which they came."""
 
-    def __init__(self, datapath: Datapath, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, datapath: Datapath, thread: OneThread) -> None:
         self._datapath = datapath
         self._thread = thread
         self._together: SimpleQueue[_Asked] = SimpleQueue()
@@ -33,28 +34,27 @@ class Kernel:
     async def call(self, work: Callable[[Datapath], R]) -> R:
         """The result of some work on the datapath. Once begun it is finished, also when the caller gives up."""
         self._together = SimpleQueue()  # whoever comes later is plugged later
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._datapath)
+        return await self._thread.run(partial(work, self._datapath))
 
     async def plug(self, plugging: Plugging) -> None:
         """Plug a workload, together with those that wait for it at the same time; see `call`."""
-        done: Future[None] = Future()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._together.put(_Asked(plugging, done))
-        self._thread.submit(self._plug_waiting, self._together)
-        await asyncio.wrap_future(done)
+        self._thread.post(partial(self._plug_waiting, self._together))
+        await done
 
     def _plug_waiting(self, waiting: SimpleQueue[_Asked]) -> None:
         """On the thread: plug all that wait by now. Who found nobody waiting was plugged with one before."""
-        asked = [each for each in _drain(waiting) if each.done.set_running_or_notify_cancel()]
+        asked = [each for each in _drain(waiting) if not each.done.cancelled()]
         if not asked:
             return
-        faults = self._datapath.plug_together([each.plugging for each in asked])
         try:
+            faults = self._datapath.plug_together([each.plugging for each in asked])
             for each, fault in zip(asked, faults, strict=True):
-                each.done.set_result(None) if fault is None else each.done.set_exception(fault)
-        except BaseException as error:
+                answer(each.done, None, fault)
+        except BaseException as error:  # carried to those who have no answer yet, whatever it is
             for each in asked:
-                if not each.done.done():
-                    each.done.set_exception(error)
+                answer(each.done, None, error)
 
 
 def _drain(waiting: SimpleQueue[_Asked]) -> Iterator[_Asked]:
@@ -68,11 +68,10 @@ def _drain(waiting: SimpleQueue[_Asked]) -> Iterator[_Asked]:
 @asynccontextmanager
 async def kernel_thread(open_datapath: Callable[[], AbstractContextManager[Datapath]]) -> AsyncIterator[Kernel]:
     """A kernel thread with its datapath, opened and closed on that very thread."""
-    loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="kernel") as thread:
+    with OneThread("kernel") as thread:
         manager = open_datapath()
-        datapath = await loop.run_in_executor(thread, manager.__enter__)
+        datapath = await thread.run(manager.__enter__)
         try:
             yield Kernel(datapath, thread)
         finally:
-            await loop.run_in_executor(thread, manager.__exit__, None, None, None)
+            await thread.run(partial(manager.__exit__, None, None, None))

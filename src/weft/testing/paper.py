@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
@@ -27,6 +26,7 @@ from weft.domain.nodeview import Part, Port
 from weft.ports.datapath import NO_CHANGE, Datapath, Findings, Plugging, Wiring, plug_one_by_one
 from weft.ports.orchestrator import Pods
 from weft.runtime.mirror import Mirror
+from weft.runtime.one_thread import OneThread
 from weft.runtime.tasks import beside
 from weft.testing.waiting import DEADLINE, until
 from weft.testing.worlds import World, network
@@ -141,7 +141,7 @@ async def paper_node(
         store = await stack.enter_async_context(MemoryStore())
         await store.commit([], [Put(StoreKey(key), value) for key, value in world.entries.items()])
         datapath = PaperDatapath()
-        thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+        thread = stack.enter_context(OneThread("kernel"))
         node = PaperNode(store, Kernel(cast("Datapath", datapath), thread), datapath, pods=pods)
         await stack.enter_async_context(beside(node.mirror.run(), name="mirror"))
         await stack.enter_async_context(beside(node.holdings.run(), name="holdings"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -22,6 +21,7 @@ from weft.domain.policy.protocols import ICMP, TCP
 from weft.domain.policy.rules import Action, Direction, RuleId
 from weft.domain.policy.services import Outcome
 from weft.ports.datapath import Datapath, Drop, PartlyTold
+from weft.runtime.one_thread import OneThread
 from weft.testing.worlds import DEFAULT
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ async def test_a_datapath_that_tells_nothing_is_complained_of_once(
     log, datapath = DropLog(), Deaf()
     source, target = address_of(policed.guest), address_of(policed.till)
     datapath.told = [Drop(tenant=DEFAULT, outcome=0, reason="weft/invalid", source=source, target=target, protocol=TCP)]
-    with ThreadPoolExecutor(max_workers=1) as thread:
+    with OneThread("kernel") as thread:
         hearing = Hearing(Kernel(cast("Datapath", datapath), thread), naming=naming(policed), drops=log)
         for reason, complaints, heard in (("", 0, 1), ("busy", 1, 1), ("busy", 1, 1), ("", 1, 2), ("busy", 2, 2)):
             datapath.reason = reason
@@ -142,7 +142,7 @@ async def test_what_one_tenant_cannot_tell_takes_nothing_from_the_others(policed
         def drops(self) -> list[Drop]:
             raise PartlyTold("tenant red: busy", [drop])
 
-    with ThreadPoolExecutor(max_workers=1) as thread:
+    with OneThread("kernel") as thread:
         hearing = Hearing(Kernel(cast("Datapath", HalfDeaf()), thread), naming=naming(policed), drops=log)
         await hearing.listen()
     assert log.total == 1

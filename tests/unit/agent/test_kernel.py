@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
@@ -15,6 +14,7 @@ from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Port
 from weft.ports.datapath import Datapath, Plugging, Wiring
+from weft.runtime.one_thread import OneThread
 from weft.testing.waiting import DEADLINE
 
 
@@ -45,11 +45,14 @@ class Noting:
 class Bench:
     """A kernel whose thread is held up until it is let go."""
 
-    def __init__(self, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, thread: OneThread) -> None:
         self.datapath = Noting()
         self.kernel = Kernel(cast("Datapath", self.datapath), thread)
         self.go = threading.Event()
-        thread.submit(self.go.wait, DEADLINE)
+        thread.post(self._hold_up)
+
+    def _hold_up(self) -> None:
+        self.go.wait(DEADLINE)
 
     async def plug(self, *names: str) -> list[BaseException | None]:
         """Ask for all of them while the thread has other things to do."""
@@ -61,7 +64,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with ThreadPoolExecutor(max_workers=1) as thread:
+    with OneThread("kernel") as thread:
         yield Bench(thread)
 
 

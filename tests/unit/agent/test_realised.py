@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import cast
 
@@ -21,6 +20,7 @@ from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName
 from weft.domain.nodeview import Part
 from weft.ports.datapath import Datapath, Findings
+from weft.runtime.one_thread import OneThread
 from weft.runtime.tasks import beside
 from weft.testing.paper import paper_node
 from weft.testing.waiting import until
@@ -41,7 +41,7 @@ class Moody:
 
 @contextmanager
 def reconciler(datapath: Moody) -> Iterator[Reconciler]:
-    with ThreadPoolExecutor(max_workers=1) as thread:
+    with OneThread("kernel") as thread:
         kernel = Kernel(cast("Datapath", datapath), thread)
         yield Reconciler(Cluster(), node=NodeName("one"), journal=Journal(), kernel=kernel)
 
