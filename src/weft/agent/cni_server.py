@@ -101,15 +101,29 @@ async def _welcome(listener: socket.socket, *, serve: Serve, observe: Observe) -
     loop = asyncio.get_running_loop()
     backoff = Backoff(cap=1.0)
     async with asyncio.TaskGroup() as callers:
-        while True:
+
+        def take(hurdle: asyncio.Future[OSError]) -> None:
             try:
-                caller, _ = await loop.sock_accept(listener)
+                caller, _ = listener.accept()
+            except BlockingIOError:
+                return  # it has gone again
             except OSError as error:  # there are no descriptors or no memory for it now
-                log.error("caller not heard", reason=str(error))
-                await backoff.pause()
-            else:
-                backoff.reset()
-                callers.create_task(_converse(caller, serve=serve, observe=observe))
+                if not hurdle.done():
+                    hurdle.set_result(error)
+                return
+            backoff.reset()
+            caller.setblocking(False)
+            callers.create_task(_converse(caller, serve=serve, observe=observe))
+
+        while True:
+            hurdle: asyncio.Future[OSError] = loop.create_future()
+            loop.add_reader(listener, take, hurdle)
+            try:
+                error = await hurdle
+            finally:
+                loop.remove_reader(listener)
+            log.error("caller not heard", reason=str(error))
+            await backoff.pause()
 
 
 async def _converse(caller: socket.socket, *, serve: Serve, observe: Observe) -> None:
