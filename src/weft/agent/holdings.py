@@ -42,8 +42,8 @@ from weft.runtime.turns import Turns
 Meanwhile = Callable[[model.Endpoint], Awaitable[None]]
 
 ROUND_S = 1.0
-TELL_AFTER_S = 0.002
-"""How long the store waits to be told of what is attached: the answer to the runtime goes first, and others join."""
+TELL_AFTER_S = 0.02
+"""How long the store waits to be told of what is attached: runtimes are answered first, and others join meanwhile."""
 _NO_RESTORE = At(kinds.RESTORE_KEY, NEVER)
 
 
@@ -314,8 +314,7 @@ class Holdings:
         note = Attachment(endpoint=endpoint, published=False, stage=Stage.HELD)
         self.journal.put(note)
         await meanwhile(endpoint)
-        self._untold.add(note.key)
-        asyncio.get_running_loop().call_later(TELL_AFTER_S, self._news.set)
+        self._tell_soon(note.key)
         kept = self.journal.get(wanted.key)
         if kept is None or kept.stage is Stage.LEAVING:
             raise Unavailable(f"{wanted.key} could not be published: try again")
@@ -357,6 +356,11 @@ class Holdings:
 
     def _plan_return(self, network: model.Network, block: Address, reading: Reading) -> tuple[None, Plan]:
         return None, reading.plan(ipam.return_block(reading, network, self.node, block))
+
+    def _tell_soon(self, key: EndpointKey) -> None:
+        if not self._untold:
+            asyncio.get_running_loop().call_later(TELL_AFTER_S, self._news.set)
+        self._untold.add(key)
 
     async def _tell_for_ever(self) -> None:
         """Publish what is attached as soon as it has its addresses; what comes meanwhile goes together in the next."""

@@ -98,7 +98,7 @@ async def test_what_the_store_takes_back_is_taken_off_at_the_news() -> None:
     async with paper_node() as node:
         await node.call("ADD", "a")
         await node.call("ADD", "b")
-        await until(lambda: stored(node) == {"a", "b"})
+        await until(lambda: stored(node) == {"a", "b"} and all(note.published for note in node.journal))
         assert not node.evictions.news.is_set()
         await node.store.commit([], [Delete(kinds.ENDPOINT.store_key("default", "default-net", "a"))])
         await soon(node.evictions.news.wait())
@@ -112,7 +112,7 @@ async def test_one_that_cannot_be_taken_off_does_not_keep_the_others() -> None:
     async with paper_node() as node:
         for name in "ab":
             await node.call("ADD", name)
-        await until(lambda: stored(node) == {"a", "b"})
+        await until(lambda: stored(node) == {"a", "b"} and all(note.published for note in node.journal))
         gone = [kinds.ENDPOINT.store_key("default", "default-net", name) for name in "ab"]
         await node.store.commit([], [Delete(key) for key in gone])
         await soon(node.evictions.news.wait())
