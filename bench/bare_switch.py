@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.labs import Pair, ip
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
-from weft.adapters.ovs.bridge import SwitchBridge
+from weft.adapters.ovs.bridge import SwitchBridge, open_database
 from weft.testing.switches import Switch, running_switch
 
 _PIPELINE = (
@@ -36,8 +36,9 @@ class BareSwitch:
                 f"link add b{number} type veth peer name eth0 netns {spaces.path}/pod{number}",
                 f"link set b{number} up",
             )
-        self._bridge = SwitchBridge(self._switch.directory)
-        stack.callback(self._bridge.close)
+        database = open_database(self._switch.directory)
+        stack.callback(database.close)
+        self._bridge = SwitchBridge(database)
         self._bridge.prepare()
         self._names = (f"b{number}" for number in count())
 

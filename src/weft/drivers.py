@@ -101,12 +101,13 @@ class LinuxDatapathSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OvsDatapathSettings:
-    """Open vSwitch, whose sockets are in the directory `switch`."""
+    """Open vSwitch, whose sockets are in the directory `switch`; `uplinks` carry networks of VLAN tags."""
 
     driver: ClassVar[str] = "ovs"
     switch: Path
     vtep: Address
     vxlan_port: int
+    uplinks: tuple[str, ...] = ()
 
 
 DatapathSettings = LinuxDatapathSettings | OvsDatapathSettings

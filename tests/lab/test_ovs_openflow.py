@@ -7,7 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.ovs.actions import IN_PORT, DecrementTtl, Move, Output, OutputRegister, Resubmit, SetField, Track
+from weft.adapters.ovs.actions import (
+    IN_PORT,
+    NORMAL,
+    DecrementTtl,
+    Move,
+    Output,
+    OutputRegister,
+    PopVlan,
+    PushVlan,
+    Resubmit,
+    SetField,
+    Track,
+)
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import OWNER, Flow
 from weft.adapters.ovs.openflow import OpenFlow
@@ -25,6 +37,9 @@ FLOWS = [
     Flow(0, 10, match({"in_port": 3, "eth_src": MAC, "eth_type": V6, "ipv6_src": 1 << 127}), (SetField("reg0", 5),), 2),
     Flow(1, 1, match({"eth_type": V4, "ip_proto": 6, "tcp_dst": (80, 0xFFF0)}), (SetField("ip_dscp", 46), Output(9))),
     Flow(2, 3, match({"eth_type": V4}), (Track("reg0", 3),)),
+    Flow(0, 7, match({"vlan_vid": (0x1000, 0x1000)}), (Output(NORMAL),)),
+    Flow(0, 8, match({"vlan_vid": 0x1064, "eth_type": V4}), (PopVlan(),), 1),
+    Flow(1, 8, match({"eth_type": V4}), (PushVlan(), SetField("vlan_vid", 0x1064), Output(1))),
     Flow(2, 4, match({"eth_type": V4, "ct_state": TRACKED}), (Track("reg0", commit=True), DecrementTtl(), Resubmit(5))),
     Flow(3, 3, match({"eth_type": V4, "ct_state": TRACKED, "ct_nw_src": 1, "ct_nw_proto": 6, "ct_tp_dst": (8, 65528)})),
     Flow(3, 3, match({"eth_type": V6, "ct_state": TRACKED, "ct_ipv6_dst": 5}), (SetField("eth_dst", MAC), Output(7))),

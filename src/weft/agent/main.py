@@ -290,7 +290,12 @@ class Agent:
 
 def _datapath_settings(settings: AgentSettings) -> DatapathSettings:
     if settings.datapath == "ovs":
-        return OvsDatapathSettings(switch=settings.ovs_dir, vtep=settings.vtep_ip, vxlan_port=settings.vxlan_port)
+        return OvsDatapathSettings(
+            switch=settings.ovs_dir,
+            vtep=settings.vtep_ip,
+            vxlan_port=settings.vxlan_port,
+            uplinks=settings.vlan_uplinks,
+        )
     return LinuxDatapathSettings(
         directory=settings.run_dir / "netns",
         vtep=settings.vtep_ip,

@@ -21,7 +21,7 @@ from weft.domain.commits import NEVER, Change, Listing, Revision
 from weft.domain.diff import Difference, diff
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.nodeview import Beyond, Overlay, Part, Port, Space, ground_of, node_view, rank, remotes_of
+from weft.domain.nodeview import Beyond, Part, Port, Space, ground_of, node_view, rank, remotes_of, way_of
 from weft.domain.segments import is_bridged
 from weft.ports.datapath import Findings
 from weft.runtime.backoff import Backoff, happens
@@ -237,7 +237,7 @@ class Reconciler:
         if stored is None or Space(TenantName(tenant)) not in self._applied:
             return False
         tags = stored.value.tags
-        return tags is not None and bool(tags.vni) and Overlay(TenantName(tenant), tags.vni) not in self._applied
+        return tags is not None and way_of(TenantName(tenant), tags) not in self._applied
 
     def _remotes_at(self, key: tuple[str, ...]) -> frozenset[Beyond]:
         stored = self._cluster.get(kinds.ENDPOINT, *key)

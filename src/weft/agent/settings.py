@@ -156,6 +156,7 @@ class AgentSettings:
     ctrl_ip: Address
     vtep_ip: Address
     vxlan_port: int
+    vlan_uplinks: tuple[str, ...]
     nat_exclude: tuple[Subnet, ...]
     node_port_subnets: tuple[Subnet, ...]
     datapath: str
@@ -203,9 +204,9 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
     default = _named(given) or default_address()
     return AgentSettings(
         **{name: given[name] for name in (
-            "mode", "log_level", "json_log", "vxlan_port", "nat_exclude", "node_port_subnets", "datapath", "ovs_dir",
-            "cni_socket", "cni_conf_dir", "rest_address", "domain", "run_dir", "data_dir", "node_ttl", "offline_limit",
-            "stale_after",
+            "mode", "log_level", "json_log", "vxlan_port", "vlan_uplinks", "nat_exclude", "node_port_subnets",
+            "datapath", "ovs_dir", "cni_socket", "cni_conf_dir", "rest_address", "domain", "run_dir", "data_dir",
+            "node_ttl", "offline_limit", "stale_after",
         )},
         store=store,
         join_token=joins,
@@ -231,8 +232,6 @@ def _contiv_socket(given: Mapping[str, Any]) -> Path | None:
 
 def _not_on_ovs(given: Mapping[str, Any]) -> Iterator[str]:
     """What was asked for and the ovs datapath does not do yet."""
-    if given["netmode"] == "vlan":
-        yield "--netmode vlan: the ovs datapath carries vxlan only so far; use vxlan"
     if given["names_socket"] not in ("", "none"):
         yield "--names-socket: the ovs datapath does not carry questions for names yet; use none"
     if given["nat_exclude"]:

@@ -31,7 +31,16 @@ from weft.domain.hosting.parts import (
 )
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
 from weft.domain.policy.parts import PolicyPart, Row, Tally, Where, Who
-from weft.domain.segments import Segment, Station, answered_addresses, floods, is_bridged, segment_of, station_of
+from weft.domain.segments import (
+    Segment,
+    Station,
+    answered_addresses,
+    floods,
+    is_bridged,
+    segment_of,
+    station_of,
+    wire_number,
+)
 from weft.domain.validation import check, parse_bandwidth
 
 _LARGEST_PACKET = 9 << 10
@@ -73,6 +82,14 @@ class Overlay(msgspec.Struct, frozen=True, gc=False):
     vni: int
 
 
+class Trunk(msgspec.Struct, frozen=True, gc=False):
+    """The same for a network whose frames have VLAN tags: by the node's uplinks, where it has some."""
+
+    tenant: TenantName
+    number: int
+    """The network's `wire_number`."""
+
+
 class Peer(msgspec.Struct, frozen=True, gc=False):
     """Another node on an overlay, by the address its tunnel ends at."""
 
@@ -84,11 +101,12 @@ class Peer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Remote(msgspec.Struct, frozen=True, gc=False):
-    """Addresses that are reached through a peer."""
+    """Addresses that are reached through a peer, or by the uplinks."""
 
     tenant: TenantName
     prefix: Prefix
     vni: int
+    """The network's `wire_number`."""
     vtep: str
 
 
@@ -137,13 +155,14 @@ NO_RATES = Rates()
 
 Beyond = Remote | Station
 """Who is reached through a peer."""
-Part = Space | Segment | Gateway | Overlay | Peer | Beyond | Port | Shape | PolicyPart | ServicePart | HostPart
+Part = Space | Segment | Gateway | Overlay | Trunk | Peer | Beyond | Port | Shape | PolicyPart | ServicePart | HostPart
 
 _RANKS: dict[type, int] = {
     Space: 0,
     Segment: 1,
     Gateway: 2,
     Overlay: 3,
+    Trunk: 3,
     Peer: 4,
     Remote: 5,
     Station: 6,
@@ -195,7 +214,7 @@ def tenant_parts(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterat
             for family in (4, 6):
                 if gateway := ipam.gateway_of(network, family):
                     yield Gateway(tenant, gateway)
-        if network.tags and network.tags.vni and is_used(cluster, network.key):
+        if network.tags and is_used(cluster, network.key):
             yield from overlay_parts(cluster, node, network)
 
 
@@ -204,8 +223,13 @@ def ground_of(cluster: Cluster, network: model.Network) -> Iterator[Part]:
     yield Space(network.tenant)
     if segment := segment_of(cluster, network):
         yield segment
-    if network.tags and network.tags.vni:
-        yield Overlay(network.tenant, network.tags.vni)
+    if network.tags:
+        yield way_of(network.tenant, network.tags)
+
+
+def way_of(tenant: TenantName, tags: model.NetworkTags) -> Overlay | Trunk:
+    """What leads to other nodes for a network."""
+    return Overlay(tenant, tags.vni) if tags.vni else Trunk(tenant, wire_number(tags))
 
 
 def is_used(cluster: Cluster, network: NetworkKey) -> bool:
@@ -216,16 +240,16 @@ def is_used(cluster: Cluster, network: NetworkKey) -> bool:
 def overlay_parts(cluster: Cluster, node: NodeName, network: model.Network) -> Iterator[Part]:
     """The way to other nodes for one network, and who is there."""
     assert network.tags is not None
-    vni = network.tags.vni
-    yield Overlay(network.tenant, vni)
+    number = wire_number(network.tags)
+    yield way_of(network.tenant, network.tags)
     vteps = {other.name: other.vtep_ip for other in cluster.all(kinds.NODE) if other.vtep_ip and other.name != node}
     bridged = is_bridged(cluster)
-    for vtep in set(vteps.values()):
-        yield Peer(network.tenant, vni, vtep, floods=bridged and floods(cluster))
+    for vtep in set(vteps.values()) if network.tags.vni else ():
+        yield Peer(network.tenant, number, vtep, floods=bridged and floods(cluster))
     for block, stored in () if bridged else cluster.blocks.get(network.key, {}).items():
         if vtep := vteps.get(NodeName(stored.value.owner), ""):
             length = BITS[block.family] - ipam.BLOCK_SIZE.bit_length() + 1
-            yield Remote(network.tenant, Prefix(block.family, block.number, length), vni, vtep)
+            yield Remote(network.tenant, Prefix(block.family, block.number, length), number, vtep)
     for endpoint in cluster.endpoints(network.key):
         yield from remotes_of(cluster, node, endpoint)
 
@@ -238,7 +262,7 @@ def remotes_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> It
         return
     stored = cluster.get(kinds.NETWORK, *endpoint.network_key)
     other = cluster.get(kinds.NODE, endpoint.host)
-    if stored is None or stored.value.tags is None or not stored.value.tags.vni or other is None:
+    if stored is None or stored.value.tags is None or other is None:
         return
     vtep = other.value.vtep_ip
     if endpoint.host == node or not vtep:
@@ -246,7 +270,7 @@ def remotes_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> It
     for address in endpoint.addresses:
         if _owner(cluster, stored.value, address) != endpoint.host:
             prefix = Prefix(address.family, address.number, BITS[address.family])
-            yield Remote(endpoint.tenant, prefix, stored.value.tags.vni, vtep)
+            yield Remote(endpoint.tenant, prefix, wire_number(stored.value.tags), vtep)
 
 
 def _owner(cluster: Cluster, network: model.Network, address: Address) -> str:

@@ -16,7 +16,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.ids import NodeName, TenantName
 
 _FIRST_UNTUNNELLED = 1 << 25
-"""Beyond every VNI: the numbers of networks that have none."""
+"""Beyond every VNI: the numbers of networks whose frames have VLAN tags instead."""
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
@@ -32,10 +32,11 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Station(msgspec.Struct, frozen=True, gc=False):
-    """A workload of another node on a segment: its frames go through that node's tunnel."""
+    """A workload of another node on a segment: its frames go through that node's tunnel, or by the uplinks."""
 
     tenant: TenantName
     vni: int
+    """The network's `wire_number`."""
     vtep: str
     mac: str
     addresses: tuple[Address, ...]
@@ -53,9 +54,17 @@ def floods(cluster: Cluster) -> bool:
 
 def segment_number(cluster: Cluster, network: model.Network) -> int:
     """The number of the segment that a network is; 0 where nodes route."""
-    if network.tags is None or not is_bridged(cluster):
-        return 0
-    return network.tags.vni or _FIRST_UNTUNNELLED + network.tags.vlan
+    return wire_number(network.tags) if network.tags and is_bridged(cluster) else 0
+
+
+def wire_number(tags: model.NetworkTags) -> int:
+    """What a network is called between nodes: its VNI or, beyond all of them, its VLAN tag."""
+    return tags.vni or _FIRST_UNTUNNELLED + tags.vlan
+
+
+def vlan_tag(number: int) -> int:
+    """The VLAN tag of a network by its `wire_number`; 0 where it has a VNI."""
+    return max(number - _FIRST_UNTUNNELLED, 0)
 
 
 def segment_of(cluster: Cluster, network: model.Network) -> Segment | None:
@@ -81,6 +90,6 @@ def station_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> St
     if stored is None or other is None or endpoint.host == node:
         return None
     tags, vtep = stored.value.tags, other.value.vtep_ip
-    if tags is None or not tags.vni or not vtep or not endpoint.addresses:
+    if tags is None or not vtep or not endpoint.addresses:
         return None
-    return Station(endpoint.tenant, tags.vni, vtep, endpoint.mac_address, endpoint.addresses)
+    return Station(endpoint.tenant, wire_number(tags), vtep, endpoint.mac_address, endpoint.addresses)

@@ -20,6 +20,8 @@ IPV4: Final = 0x0800
 REQUEST, REPLY = 1, 2
 BROADCAST: Final = "ff:ff:ff:ff:ff:ff"
 _EVERYTHING = 3
+_SOL_PACKET, _PACKET_AUXDATA = 263, 8
+_AUXDATA = struct.Struct("IIIHHHH")
 _UDP_HEADER = struct.Struct(">HHHH")
 
 
@@ -47,10 +49,10 @@ def datagram(source: Address, target: Address) -> bytes:
 
 
 @contextmanager
-def wire_of(namespace: Namespace, kind: int = _EVERYTHING) -> Iterator[socket.socket]:
-    """A pod's interface, as frames."""
+def wire_of(namespace: Namespace, kind: int = _EVERYTHING, *, interface: str = "eth0") -> Iterator[socket.socket]:
+    """A pod's interface, or a machine's, as frames."""
     with namespace.open_socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(kind)) as opened:
-        opened.bind(("eth0", kind))
+        opened.bind((interface, kind))
         opened.settimeout(QUIET_S)
         yield opened
 
@@ -67,6 +69,28 @@ def hears(ear: socket.socket, wanted: Callable[[bytes], bool], *, within: float 
         if direction != socket.PACKET_OUTGOING and wanted(data):
             return True
     return False
+
+
+def tagged(tag: int, content: bytes) -> bytes:
+    """A frame with a VLAN tag."""
+    return content[:12] + struct.pack(">HH", VLAN, tag) + content[12:]
+
+
+def tag_heard(ear: socket.socket, wanted: Callable[[bytes], bool], *, within: float) -> int | None:
+    """The VLAN tag of the next frame that fits and has one; the kernel tells it beside the frame."""
+    ear.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
+    deadline = time.monotonic() + within
+    while (left := deadline - time.monotonic()) > 0:
+        ear.settimeout(left)
+        try:
+            data, beside, _, _ = ear.recvmsg(65_536, 64)
+        except TimeoutError:
+            return None
+        for _, kind, told in beside:
+            _, _, _, _, _, tag, _ = _AUXDATA.unpack(told)
+            if kind == _PACKET_AUXDATA and tag and wanted(data):
+                return int(tag)
+    return None
 
 
 def is_arp(data: bytes) -> bool:

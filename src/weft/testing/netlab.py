@@ -34,6 +34,10 @@ from weft.testing.switches import Switch
 H = TypeVar("H", bound=Host)
 
 _BRIDGE = "underlay"
+_TRUNK = "trunk"
+"""The second wire, of frames with VLAN tags, which a plain bridge passes on as they are."""
+UPLINKS = ("eth1", "eth2")
+"""What hosts have on it; their agents are told of the first."""
 _UNDERLAY = IPv4Address("192.0.2.0")
 _LENGTH = 24
 _OWN_NUMBER = 254
@@ -56,13 +60,23 @@ class NetLab:
     """An open lab. Hosts are numbered in the order of their coming: the first is 192.0.2.1."""
 
     def __init__(
-        self, directory: Path, *, shim: str, datapath: str, fwdmode: str, etcd: Etcd | None, stack: AsyncExitStack
+        self,
+        directory: Path,
+        *,
+        shim: str,
+        datapath: str,
+        netmode: str,
+        fwdmode: str,
+        etcd: Etcd | None,
+        stack: AsyncExitStack,
     ) -> None:
         self.directory = directory
         self.address = str(_UNDERLAY + _OWN_NUMBER)
         """Where the lab itself is on the underlay."""
         self.datapath = datapath
         """That of its hosts, unless one is given another."""
+        self.netmode = netmode
+        """The encapsulation of networks, unless one is given another."""
         self.etcd = etcd
         self._program = _program(shim)
         self._stack = stack
@@ -70,7 +84,8 @@ class NetLab:
         self._netlink = stack.enter_context(NetlinkSocket(ROUTE, namespace=self._namespace))
         self._spaces = NamespaceDirectory(directory / "hosts")
         flags: tuple[str, ...] = ("--etcd-endpoints", ",".join(etcd.endpoints)) if etcd else ()
-        flags += ("--store-socket", str(self.store_socket), "--leader-ttl", "2", "--fwdmode", fwdmode)
+        flags += ("--store-socket", str(self.store_socket), "--leader-ttl", "2")
+        flags += ("--netmode", netmode, "--fwdmode", fwdmode)
         self.master = MasterProcess(directory, *flags)
         self._cables = 0
         self._numbers: dict[str, int] = {}
@@ -84,16 +99,20 @@ class NetLab:
     async def start(self) -> None:
         """The underlay and netmaster; the client `rest` speaks to it."""
         self._spaces.prepare()
-        self._netlink.send_batch([create_bridge(Device(name=_BRIDGE))])
-        bridge = read_link(self._netlink, _BRIDGE)
-        assert bridge is not None
-        self._bridge = bridge.index
-        # Another lab may come to the same namespace.
-        self._stack.callback(self._netlink.send_batch, [delete_link(bridge.index)])
+        self._bridge, self._trunk = self._make_bridge(_BRIDGE), self._make_bridge(_TRUNK)
         own = LinkAddress(link=self._bridge, prefix=_on_underlay(_OWN_NUMBER))
-        self._netlink.send_batch([alter_link(self._bridge, up=True), put_address(own)])
+        self._netlink.send_batch([put_address(own)])
         await self._stack.enter_async_context(self.master)
         self.rest: Rest = await self._stack.enter_async_context(client(self.master.url))
+
+    def _make_bridge(self, name: str) -> int:
+        self._netlink.send_batch([create_bridge(Device(name=name))])
+        bridge = read_link(self._netlink, name)
+        assert bridge is not None
+        # Another lab may come to the same namespace.
+        self._stack.callback(self._netlink.send_batch, [delete_link(bridge.index)])
+        self._netlink.send_batch([alter_link(bridge.index, up=True)])
+        return bridge.index
 
     async def host(self, name: str, *flags: str, datapath: str = "") -> Host:
         """A new host with its agent, ready for pods; `flags` are for netplugin.
@@ -117,7 +136,16 @@ class NetLab:
         address = str(_UNDERLAY + number)
         door, store = self._make_door(home, number)
         await self._stack.enter_async_context(door)
-        own = (*store, "--vtep-ip", address, "--ctrl-ip", address, "--datapath", datapath or self.datapath)
+        own: tuple[str, ...] = (
+            *store,
+            "--vtep-ip",
+            address,
+            "--ctrl-ip",
+            address,
+            "--datapath",
+            datapath or self.datapath,
+        )
+        own += ("--netmode", self.netmode, "--vlan-uplinks", UPLINKS[0]) if self.netmode == "vlan" else ()
         host = kind(name, home, address=address, door=door, flags=(*own, *flags))
         if "ovs" in own:
             host.switch = Switch(home / "ovs")
@@ -128,7 +156,7 @@ class NetLab:
         return host
 
     def connect(self, host: Host) -> None:
-        """Give a host a machine: a fresh namespace on the underlay."""
+        """Give a host a machine: a fresh namespace on the underlay and, for VLAN tags, on the second wire."""
         self._cables += 1
         host.cable = f"u{self._cables}"
         host.boot_id.write_text(f"{uuid.uuid4()}\n")
@@ -138,11 +166,15 @@ class NetLab:
         with self._spaces.create(name) as space, NetlinkSocket(ROUTE, namespace=space) as inside:
             space.write_sysctls(_STRICT)
             self._netlink.send_batch([create_veth(end, peer, peer_namespace=space.fd, master=self._bridge)])
-            self._raise_cable(host, up=True)
+            self._raise(host.cable, up=True)
             link = read_link(inside, "eth0")
             assert link is not None
             address = LinkAddress(link=link.index, prefix=_on_underlay(self._numbers[host.name]))
             inside.send_batch([alter_link(LOOPBACK, up=True), alter_link(link.index, up=True), put_address(address)])
+            for uplink in UPLINKS if self.netmode == "vlan" else ():
+                end, peer = Device(name=f"{host.cable}-{uplink}"), Device(name=uplink)
+                self._netlink.send_batch([create_veth(end, peer, peer_namespace=space.fd, master=self._trunk)])
+                self._raise(end.name, up=True)
 
     async def reboot(self, host: Host) -> None:
         """All that the host's kernel knew is gone, pods included; what was on its disk is there."""
@@ -167,9 +199,9 @@ class NetLab:
         (await self.rest.put("tenants", tenantName=name)).accepted()
 
     async def network(self, name: str, *, tenant: str = "default", subnet: str, **members: object) -> None:
-        """A vxlan network; further members by their names in JSON."""
+        """A network, of the lab's mode unless `encap` is given; further members by their names in JSON."""
         network: Mapping[str, object] = {"tenantName": tenant, "networkName": name, "subnet": subnet}
-        (await self.rest.put("networks", **network, encap="vxlan", **members)).accepted()
+        (await self.rest.put("networks", **network, **{"encap": self.netmode, **members})).accepted()
 
     async def group(self, name: str, *, network: str, tenant: str = "default", **members: object) -> None:
         (
@@ -192,7 +224,12 @@ class NetLab:
         return Door((self.address, port), to=target), ("--etcd-endpoints", f"http://{self.address}:{port}")
 
     def _raise_cable(self, host: Host, *, up: bool) -> None:
-        link = read_link(self._netlink, host.cable)
+        self._raise(host.cable, up=up)
+        for uplink in UPLINKS if self.netmode == "vlan" else ():
+            self._raise(f"{host.cable}-{uplink}", up=up)
+
+    def _raise(self, name: str, *, up: bool) -> None:
+        link = read_link(self._netlink, name)
         assert link is not None
         self._netlink.send_batch([alter_link(link.index, up=up)])
 
@@ -203,11 +240,17 @@ def _on_underlay(number: int) -> Prefix:
 
 @asynccontextmanager
 async def open_lab(
-    *, store: str = "embedded", shim: str = "auto", datapath: str = "linux", fwdmode: str = "routing"
+    *,
+    store: str = "embedded",
+    shim: str = "auto",
+    datapath: str = "linux",
+    netmode: str = "vxlan",
+    fwdmode: str = "routing",
 ) -> AsyncIterator[NetLab]:
     """A lab without hosts yet.
 
-    `store` is embedded or etcd, `shim` auto, c or python, `datapath` linux or ovs, `fwdmode` routing or bridge.
+    `store` is embedded or etcd, `shim` auto, c or python, `datapath` linux or ovs, `netmode` vxlan or, where that is
+    ovs, vlan, `fwdmode` routing or bridge.
     """
     async with AsyncExitStack() as stack:
         # Short, because the names of unix sockets are; in memory, because it is to be gone with the namespace.
@@ -215,6 +258,6 @@ async def open_lab(
         mount(None, directory, kind="tmpfs")
         stack.callback(unmount, directory)
         etcd = await stack.enter_async_context(running_etcd(directory / "etcd")) if store == "etcd" else None
-        lab = NetLab(directory, shim=shim, datapath=datapath, fwdmode=fwdmode, etcd=etcd, stack=stack)
+        lab = NetLab(directory, shim=shim, datapath=datapath, netmode=netmode, fwdmode=fwdmode, etcd=etcd, stack=stack)
         await lab.start()
         yield lab

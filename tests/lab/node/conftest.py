@@ -1,7 +1,7 @@
 """A lab for each test, in namespaces of its own. What its programs logged is shown when a test fails.
 
-Its hosts have the linux datapath, unless the fixture is parametrized with the name of another. Its networks are routed;
-a test that has a parameter `fwdmode` says otherwise.
+Its hosts have the linux datapath, unless the fixture is parametrized with the name of another, or of another and of the
+mode of its networks, such as `ovs-vlan`. Its networks are routed; a test that has a parameter `fwdmode` says otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def fwdmode() -> str:
 
 @pytest.fixture
 async def lab(apart: None, fwdmode: str, request: pytest.FixtureRequest) -> AsyncIterator[NetLab]:
-    async with open_lab(datapath=getattr(request, "param", "linux"), fwdmode=fwdmode) as lab:
+    datapath, _, netmode = getattr(request, "param", "linux").partition("-")
+    async with open_lab(datapath=datapath, netmode=netmode or "vxlan", fwdmode=fwdmode) as lab:
         try:
             yield lab
         finally:

@@ -10,6 +10,7 @@ import pytest
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
 from weft.testing.netlab import NetLab
+from weft.testing.switch_inventory import BRIDGE
 from weft.testing.traffic import UDP
 from weft.testing.waiting import eventually
 
@@ -17,9 +18,9 @@ NETWORKS = {
     "net": {"subnet": "10.1.0.0/16", "gateway": "10.1.255.254", "ipv6Subnet": "2001:db8:1::/64"},
     "other": {"subnet": "10.2.0.0/24", "ipv6Subnet": "2001:db8:2::/64", "ipv6Gateway": "2001:db8:2::ffff"},
 }
-_EVERYONE = "00:00:00:00:00:00"
+_EVERYONE, _EVERYONE_IN_FLOWS = "00:00:00:00:00:00", "dl_dst=01:00:00:00:00:00/01:00:00:00:00:00"
 
-pytestmark = pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
+pytestmark = pytest.mark.parametrize("lab", ["linux", "ovs", "ovs-vlan"], indirect=True)
 
 
 @pytest.fixture
@@ -60,8 +61,11 @@ async def test_a_network_is_one_segment_and_networks_do_not_meet(hosts: list[Hos
         assert await stranger.never_reaches(pod, family=family, transport=UDP)
 
 
-def heard(entries: list[dict[str, str]]) -> bool:
-    """Whether a tunnel has where to send what is said to all."""
+def is_flooded(host: Host) -> bool:
+    """Whether there is somewhere to send what is said to all."""
+    if host.switch is not None:
+        return any(_EVERYONE_IN_FLOWS in flow for flow in host.switch.dump_flows(BRIDGE))
+    entries = inventory.ask(inventory.spaces(host)["default"], "bridge", "-j", "fdb")
     return any(entry["mac"] == _EVERYONE for entry in entries)
 
 
@@ -72,9 +76,7 @@ async def test_arp_mode_changes_under_pods(lab: NetLab, hosts: list[Host]) -> No
     for mode in ("proxy", "flood", "proxy"):
         (await lab.rest.put("globals", name="global", fwdMode="bridge", arpMode=mode)).accepted()
         for host in hosts:
-            place = inventory.spaces(host)["default"] if host.switch is None else host.machine
-            entries = partial(asyncio.to_thread, inventory.ask, place, "bridge", "-j", "fdb")
-            await eventually(entries, heard if mode == "flood" else lambda found: not heard(found))
+            await eventually(partial(asyncio.to_thread, is_flooded, host), (mode == "flood").__eq__)
         for family in (4, 6):
             await meet(*pods, family=family)
         late = await two.pod("late", network="net")

@@ -186,7 +186,6 @@ def test_the_masters_may_be_several(tmp_path: Path) -> None:
         (["--vxlan-port", "0"], "65535"),
         (["--vxlan-port", "x"], "--vxlan-port"),
         (["--datapath", "magic"], "linux"),
-        (["--datapath", "ovs", "--netmode", "vlan", "--vlan-uplinks", "eth1"], "carries vxlan only so far"),
         (["--datapath", "ovs", "--names-socket", "/run/z.sock"], "does not carry questions for names yet"),
         (["--datapath", "ovs", "--nat-exclude", "10.0.0.0/8"], "leads nobody out"),
         (["--datapath", "ovs", "--nodeport-addresses", "10.0.0.0/8"], "has no node ports yet"),

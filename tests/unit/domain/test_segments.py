@@ -8,8 +8,8 @@ from weft.domain import codec, kinds, model
 from weft.domain.addresses import Address, parse_address
 from weft.domain.cluster import Cluster
 from weft.domain.ids import EndpointId, NetworkName, NodeName, ServiceName, TenantName
-from weft.domain.nodeview import Gateway, Overlay, Peer, Remote, Space, ground_of, node_view, rank
-from weft.domain.segments import Segment, Station, segment_number
+from weft.domain.nodeview import Gateway, Overlay, Peer, Remote, Space, Trunk, ground_of, node_view, rank
+from weft.domain.segments import Segment, Station, segment_number, vlan_tag
 
 BLUE = TenantName("blue")
 HERE, THERE = NodeName("here"), NodeName("there")
@@ -101,4 +101,7 @@ def test_a_network_without_tunnels_is_a_segment_too() -> None:
                           tags=model.NetworkTags(vlan=7))  # fmt: skip
     number = segment_number(cluster_of(), local)
     assert number > 1 << 24
-    assert list(ground_of(cluster_of(), local)) == [Space(BLUE), Segment(BLUE, number, floods=False)]
+    ground = [Space(BLUE), Segment(BLUE, number, floods=False), Trunk(BLUE, number)]
+    assert list(ground_of(cluster_of(), local)) == ground
+    assert vlan_tag(number) == 7
+    assert vlan_tag(7) == 0

@@ -12,11 +12,14 @@ from weft.adapters.ovs.fields import FIELDS, Field, decode_field, encode_field, 
 from weft.domain.errors import DatapathFault
 
 IN_PORT: Final = 0xFFFFFFF8
+NORMAL: Final = 0xFFFFFFFA
 LOCAL: Final = 0xFFFFFFFE
-_PORT_NAMES = {IN_PORT: "IN_PORT", LOCAL: "LOCAL"}
+_PORT_NAMES = {IN_PORT: "IN_PORT", NORMAL: "NORMAL", LOCAL: "LOCAL"}
 
 _HEAD = struct.Struct("!HH")
-_OUTPUT, _DEC_TTL, _SET_FIELD, _VENDOR = 0, 24, 25, 0xFFFF
+_OUTPUT, _PUSH_VLAN, _POP_VLAN, _DEC_TTL, _SET_FIELD, _VENDOR = 0, 17, 18, 24, 25, 0xFFFF
+_VLAN = 0x8100
+_PUSH_FORM = struct.Struct("!HHH2x")
 _NICIRA = 0x2320
 _MOVE, _RESUBMIT, _OUTPUT_REGISTER, _CT = 6, 14, 15, 35
 _OUTPUT_FORM = struct.Struct("!HHIH6x")
@@ -83,6 +86,20 @@ class DecrementTtl(msgspec.Struct, frozen=True, gc=False):
         return "dec_ttl"
 
 
+class PushVlan(msgspec.Struct, frozen=True, gc=False):
+    """Give the packet a VLAN tag, whose number `vlan_vid` is set to next."""
+
+    def __str__(self) -> str:
+        return f"push_vlan:{_VLAN:#x}"
+
+
+class PopVlan(msgspec.Struct, frozen=True, gc=False):
+    """Take the packet's VLAN tag off."""
+
+    def __str__(self) -> str:
+        return "pop_vlan"
+
+
 class Resubmit(msgspec.Struct, frozen=True, gc=False):
     """Look the packet up in another table, and come back."""
 
@@ -118,7 +135,7 @@ class Unknown(msgspec.Struct, frozen=True, gc=False):
         return f"unknown:{self.data.hex()}"
 
 
-Action = Output | OutputRegister | SetField | Move | DecrementTtl | Resubmit | Track | Unknown
+Action = Output | OutputRegister | SetField | Move | DecrementTtl | PushVlan | PopVlan | Resubmit | Track | Unknown
 
 
 def encode_actions(actions: Sequence[Action]) -> bytes:
@@ -145,6 +162,10 @@ def _encode(action: Action) -> bytes:
             )
         case DecrementTtl():
             return _HEAD.pack(_DEC_TTL, 8) + bytes(4)
+        case PushVlan():
+            return _PUSH_FORM.pack(_PUSH_VLAN, _PUSH_FORM.size, _VLAN)
+        case PopVlan():
+            return _HEAD.pack(_POP_VLAN, 8) + bytes(4)
         case Resubmit():
             return _RESUBMIT_FORM.pack(_VENDOR, _RESUBMIT_FORM.size, _NICIRA, _RESUBMIT, _SAME_PORT, action.table)
         case Track():
@@ -178,6 +199,10 @@ def _guess(data: bytes) -> Action | None:
     match kind:
         case 0 if length == _OUTPUT_FORM.size:
             return Output(unpack(_OUTPUT_FORM, data)[2])
+        case 17:
+            return PushVlan()
+        case 18:
+            return PopVlan()
         case 24:
             return DecrementTtl()
         case 25:

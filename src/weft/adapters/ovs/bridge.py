@@ -44,11 +44,17 @@ class SwitchPort(msgspec.Struct, frozen=True, kw_only=True):
     marks: Mapping[str, str]
 
 
+def open_database(directory: Path) -> Database:
+    """What we look at in the database of a switch, whose sockets are in the directory."""
+    return Database(f"unix:{directory / 'db.sock'}", columns=_COLUMNS)
+
+
 class SwitchBridge:
     """See the module. `look` and everything that writes may raise `DatapathFault` when the database does not answer."""
 
-    def __init__(self, directory: Path) -> None:
-        self.database = Database(f"unix:{directory / 'db.sock'}", columns=_COLUMNS)
+    def __init__(self, database: Database, name: str = NAME) -> None:
+        self.database = database
+        self.name = name
         self._last_number = 0
         self._ports: Mapping[str, SwitchPort] = {}
         self._ports_at = (0, 0)
@@ -56,10 +62,10 @@ class SwitchBridge:
     def prepare(self) -> list[str]:
         """The bridge is there and as it must be; what was done to it, in words."""
         self.database.look_alive()
-        row = self._find()
+        row = self.find()
         if row is None:
             self._create()
-            return [f"made bridge {NAME}"]
+            return [f"made bridge {self.name}"]
         _, found = row
         kind = found["datapath_type"] or "system"
         self._refuse_lost_checksums(kind)
@@ -69,8 +75,8 @@ class SwitchBridge:
         if not set(_PROTOCOLS) <= set(items_of(found["protocols"])):
             amiss["protocols"] = set_of({*items_of(found["protocols"]), *_PROTOCOLS})
         if amiss:
-            self._settled([{"op": "update", "table": "Bridge", "where": self._where(), "row": amiss}])
-        return [f"set {name} of bridge {NAME}" for name in amiss]
+            self.settled([{"op": "update", "table": "Bridge", "where": self._where(), "row": amiss}])
+        return [f"set {name} of bridge {self.name}" for name in amiss]
 
     def ports(self) -> Mapping[str, SwitchPort]:
         """Those of ours, by name."""
@@ -105,7 +111,7 @@ class SwitchBridge:
                 {"op": "insert", "table": "Port", "uuid-name": f"p{position}", "row": port},
             ]
         added = set_of(new_row(f"p{position}") for position in range(len(marks)))
-        results = self.database.transact([*operations, self._mutate("ports", "insert", added)])
+        results = self.database.transact([*operations, self.mutate("ports", "insert", added)])
         return {name: one_of(results[2 * position]["uuid"]) for position, name in enumerate(marks)}
 
     def wait_for(self, rows: Mapping[str, str]) -> dict[str, str]:
@@ -124,7 +130,7 @@ class SwitchBridge:
         def are_taken() -> bool:
             return all(number(row) > 0 for row in rows.values())
 
-        doing = f"add ports to {NAME}"
+        doing = f"add ports to {self.name}"
         self.database.wait_until(lambda: all(number(row) > 0 or error(row) for row in rows.values()), doing=doing)
         if not are_taken():
             wanted = self._ask_to_settle([])
@@ -136,15 +142,15 @@ class SwitchBridge:
         self.database.look_alive()
         rows = [port.row for name, port in self.ports().items() if name in names]
         if rows:
-            operation = self._mutate("ports", "delete", set_of(map(uuid, rows)))
+            operation = self.mutate("ports", "delete", set_of(map(uuid, rows)))
             if wait:
-                self._settled([operation])
+                self.settled([operation])
             else:
                 self.database.transact([operation])
 
     def tenants(self) -> dict[TenantName, int]:
         """The tenants that have numbers."""
-        row = self._find()
+        row = self.find()
         found = {} if row is None else mapping_of(row[1]["external_ids"])
         return {
             TenantName(key.removeprefix(_NUMBER_PREFIX)): int(number)
@@ -163,33 +169,35 @@ class SwitchBridge:
                 raise Exhausted(f"the switch has no number left for tenant {tenant}")
             given[f"{_NUMBER_PREFIX}{tenant}"] = str(number)
         if given:
-            self.database.transact([self._mutate("external_ids", "insert", map_of(given))])
+            self.database.transact([self.mutate("external_ids", "insert", map_of(given))])
 
     def forget(self, tenants: Iterable[TenantName]) -> None:
         """Take the numbers of tenants back, of which nothing is there any more."""
         keys = [f"{_NUMBER_PREFIX}{tenant}" for tenant in tenants]
         if keys:
-            self.database.transact([self._mutate("external_ids", "delete", set_of(keys))])
-
-    def close(self) -> None:
-        self.database.close()
+            self.database.transact([self.mutate("external_ids", "delete", set_of(keys))])
 
     def _create(self) -> None:
         kind = self._best_kind()
         self._refuse_lost_checksums(kind)
         bridge = {
-            "name": NAME,
+            "name": self.name,
             "datapath_type": kind if kind != "system" else "",
             "fail_mode": "secure",
             "protocols": set_of(_PROTOCOLS),
             "external_ids": map_of({_MARK: ""}),
             "ports": set_of([new_row("p")]),
         }
-        own = {"name": NAME, "type": "internal"}
-        self._settled(
+        own = {"name": self.name, "type": "internal"}
+        self.settled(
             [
                 {"op": "insert", "table": "Interface", "uuid-name": "i", "row": own},
-                {"op": "insert", "table": "Port", "uuid-name": "p", "row": {"name": NAME, "interfaces": new_row("i")}},
+                {
+                    "op": "insert",
+                    "table": "Port",
+                    "uuid-name": "p",
+                    "row": {"name": self.name, "interfaces": new_row("i")},
+                },
                 {"op": "insert", "table": "Bridge", "uuid-name": "b", "row": bridge},
                 {
                     "op": "mutate",
@@ -222,7 +230,7 @@ class SwitchBridge:
         raise Exhausted("the switch has no number left for a port")
 
     def _read_ports(self) -> Iterator[SwitchPort]:
-        tables, row = self.database.tables, self._find()
+        tables, row = self.database.tables, self.find()
         for key in () if row is None else items_of(row[1]["ports"]):
             port = tables["Port"].get(key)
             if port is None:
@@ -236,9 +244,10 @@ class SwitchBridge:
                 marks=mapping_of(port["external_ids"]),
             )
 
-    def _find(self) -> tuple[str, Mapping[str, Any]] | None:
+    def find(self) -> tuple[str, Mapping[str, Any]] | None:
+        """The bridge's row, where there is one."""
         rows = self.database.tables["Bridge"].items()
-        return next(((key, row) for key, row in rows if row["name"] == NAME), None)
+        return next(((key, row) for key, row in rows if row["name"] == self.name), None)
 
     def _root(self) -> Mapping[str, Any]:
         for row in self.database.tables["Open_vSwitch"].values():
@@ -246,12 +255,13 @@ class SwitchBridge:
         raise DatapathFault("ovs: the database has not been initialised: run ovs-vsctl init")
 
     def _where(self) -> list[Any]:
-        return [["name", "==", NAME]]
+        return [["name", "==", self.name]]
 
-    def _mutate(self, column: str, verb: str, value: Any) -> Operation:
+    def mutate(self, column: str, verb: str, value: Any) -> Operation:
+        """What changes a column of the bridge."""
         return {"op": "mutate", "table": "Bridge", "where": self._where(), "mutations": [[column, verb, value]]}
 
-    def _settled(self, operations: Sequence[Operation]) -> None:
+    def settled(self, operations: Sequence[Operation]) -> None:
         """Carry them out, and wait until the switch has."""
         wanted = self._ask_to_settle(operations)
         self.database.wait_until(lambda: self._root()["cur_cfg"] >= wanted, doing="configure the switch")

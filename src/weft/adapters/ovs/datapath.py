@@ -1,7 +1,7 @@
-"""The Datapath on Open vSwitch, vxlan in both modes (design 6): one bridge, a zone per tenant, flows as bundles.
+"""The Datapath on Open vSwitch, in its four modes (design 6): one bridge, a zone per tenant, flows as bundles.
 
 Between nodes packets look as those of the linux datapath do: each overlay has a vxlan device of the kernel's, which is
-an ordinary port of the bridge.
+an ordinary port of the bridge. Networks of VLAN tags leave by the uplinks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
 from weft.adapters.linux.underlay import workload_mtu
-from weft.adapters.ovs.bridge import NAME, SwitchBridge
+from weft.adapters.ovs.bridge import NAME, SwitchBridge, open_database
 from weft.adapters.ovs.devices import Devices, Way
 from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD
 from weft.adapters.ovs.openflow import OpenFlow
-from weft.adapters.ovs.pipeline import not_carried, not_reachable
+from weft.adapters.ovs.pipeline import not_carried, not_reachable, without_uplinks
+from weft.adapters.ovs.uplinks import Uplinks
 from weft.domain.addresses import Address
 from weft.domain.diff import Difference, in_turn
 from weft.domain.errors import DatapathFault, WeftError
@@ -39,18 +40,24 @@ _COUNT_S = 1.0
 
 
 class OvsDatapath:
-    """See `weft.ports.datapath`. `switch` is the directory of Open vSwitch's sockets; `vtep` is our end of tunnels."""
+    """See `weft.ports.datapath`. `switch` is the directory of Open vSwitch's sockets; `vtep` is our end of tunnels.
 
-    def __init__(self, *, switch: Path, vtep: Address, vxlan_port: int) -> None:
+    `uplinks` are the interfaces that carry networks of VLAN tags.
+    """
+
+    def __init__(self, *, switch: Path, vtep: Address, vxlan_port: int, uplinks: Sequence[str] = ()) -> None:
         self._vtep = vtep
         self._vxlan_port = vxlan_port
-        self._bridge = SwitchBridge(switch)
+        self._database = open_database(switch)
+        self._bridge = SwitchBridge(self._database)
+        self._uplinks = Uplinks(uplinks, switch=switch, database=self._database, ours=self._bridge)
         self._openflow = OpenFlow(f"unix:{switch / NAME}.mgmt")
         self._flows = FlowTable(self._openflow)
         self._leaving: set[str] = set()
         self._connections = _NEVER
         self._numbers: dict[str, int] = {}
         self._count_at = 0.0
+        self._faults: list[str] = []
 
     def __enter__(self) -> Self:
         self._namespace = Namespace.current()
@@ -64,7 +71,8 @@ class OvsDatapath:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._openflow.close()
-        self._bridge.close()
+        self._uplinks.close()
+        self._database.close()
         self._nftables.close()
         self._netlink.close()
         self._namespace.close()
@@ -77,8 +85,18 @@ class OvsDatapath:
         """The bridge is there, and nobody else hears its ports; what was done, in words."""
         mended = self._bridge.prepare()
         self._nftables.run(GUARD)
+        mended += self._prepare_uplinks()
         self._connections = self._count_connections()
         return mended
+
+    def _prepare_uplinks(self) -> list[str]:
+        """The rest of the node goes on without them, and says so."""
+        self._faults = []
+        try:
+            return self._uplinks.converge(self._netlink)
+        except DatapathFault as error:
+            self._faults = [error.message]
+            return []
 
     def converge(self, wanted: Set[Part]) -> Findings:
         mended = self._prepare()
@@ -90,7 +108,7 @@ class OvsDatapath:
         mended += self._flows.converge(wanted, self._ground())
         self._forget(self._bridge.tenants().keys() - tenants)
         self._connections, self._numbers = self._count_connections(), self._read_numbers()
-        _refuse(not_carried(wanted))
+        _refuse([*not_carried(wanted), *self._faults])
         missing = {part for part in wanted if isinstance(part, Port) and part.interface not in self._numbers}
         return Findings(mended=tuple(mended), missing=frozenset(missing))
 
@@ -243,21 +261,24 @@ class OvsDatapath:
 
     def disturbed(self) -> bool:
         try:
-            self._bridge.database.look()
+            self._database.look()
             self._openflow.look()
+            self._uplinks.look()
             is_counted = time.monotonic() >= self._count_at and self._connections != _NEVER
             if is_counted:
                 self._count_at = time.monotonic() + _COUNT_S
-            if is_counted and self._flows.is_disturbed():
+            if is_counted and (self._flows.is_disturbed() or self._uplinks.lacks_flows()):
                 return True
         except DatapathFault:
             return True
-        return self._count_connections() != self._connections or self._read_numbers() != self._numbers
+        has_changed = self._uplinks.is_disturbed() or self._read_numbers() != self._numbers
+        return has_changed or self._count_connections() != self._connections
 
     def survey(self) -> list[SpaceSurvey]:
         ports, links = self._bridge.ports(), self._devices.read()
         amiss = [f"{name}: {port.error}" for name, port in ports.items() if port.error]
         amiss += not_reachable(self._flows.parts)
+        amiss += [] if self._uplinks.trunk else without_uplinks(self._flows.parts)
         return [
             SpaceSurvey(
                 tenant=tenant,
@@ -286,7 +307,12 @@ class OvsDatapath:
 
     def _ground(self, promised: Mapping[str, int] | None = None) -> Ground:
         ports = {name: port.number for name, port in self._bridge.ports().items() if port.number}
-        return Ground(tenants=self._bridge.tenants(), ports=ports | dict(promised or {}), vtep=self._vtep)
+        return Ground(
+            tenants=self._bridge.tenants(),
+            ports=ports | dict(promised or {}),
+            vtep=self._vtep,
+            trunk=self._uplinks.trunk,
+        )
 
     def _read_numbers(self) -> dict[str, int]:
         return {
@@ -296,7 +322,7 @@ class OvsDatapath:
         }
 
     def _count_connections(self) -> tuple[int, int]:
-        return self._bridge.database.connections, self._openflow.connections
+        return self._database.connections, self._openflow.connections + self._uplinks.connections
 
 
 def _port_marks(port: Port) -> dict[str, str]:

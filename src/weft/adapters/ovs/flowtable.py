@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Set
 
 from weft.adapters.ovs.flows import Flow, FlowCount, FlowKey
+from weft.adapters.ovs.forwarding import NO_CONNECTION
 from weft.adapters.ovs.gatherings import Gatherings
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.judging import REASONS
@@ -93,5 +94,5 @@ def _reason(each: FlowCount) -> str | None:
     """Why a flow drops packets of a tenant."""
     if each.flow.table == Table.PLACES:
         return REASONS.get(each.flow.priority)
-    is_refused = each.flow.table == Table.ROUTE and each.flow.goto is None and not each.flow.actions
+    is_refused = each.flow.table == Table.ROUTE and each.flow.priority == NO_CONNECTION
     return "weft/invalid" if is_refused else None

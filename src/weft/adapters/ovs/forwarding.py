@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from weft.adapters.linux.facts import PORT_MAC, overlay_hop_mac, overlay_mac, overlay_name
 from weft.adapters.ovs.actions import (
@@ -12,6 +13,8 @@ from weft.adapters.ovs.actions import (
     Move,
     Output,
     OutputRegister,
+    PopVlan,
+    PushVlan,
     Resubmit,
     SetField,
     Track,
@@ -34,6 +37,7 @@ from weft.adapters.ovs.ground import (
 from weft.adapters.ovs.tables import (
     CAME_FROM,
     FROM_NODE,
+    FROM_WIRE,
     FROM_WORKLOAD,
     GOES_TO,
     LEAVES_BY,
@@ -43,7 +47,8 @@ from weft.adapters.ovs.tables import (
     Table,
 )
 from weft.domain.addresses import Address, parse_address
-from weft.domain.nodeview import Gateway, Overlay, Port, Prefix, Remote, Shape, Space
+from weft.domain.nodeview import Gateway, Overlay, Port, Prefix, Remote, Shape, Space, Trunk
+from weft.domain.segments import vlan_tag
 
 _ICMP, ICMPV6 = 1, 58
 SOLICITATION, ADVERTISEMENT, _ROUTER, _REDIRECT = 135, 136, 134, 137
@@ -51,14 +56,15 @@ _ECHOES = {4: ("icmp_type", 8, 0, _ICMP), 6: ("icmpv6_type", 128, 129, ICMPV6)}
 """By family: the field, a request's type, an answer's, the protocol."""
 _HOPS = 64
 _ANY_TAG = 0x1000, 0x1000
+"""A `vlan_vid` of a frame that has a tag."""
 _LINK_LOCAL = (0xFE80 << 112, 0xFFC0 << 112)
 _ROUTER_SOLICITED_OVERRIDE, _SOLICITED_OVERRIDE = 0xE0000000, 0x60000000
 _SOURCE = {4: "ip_src", 6: "ipv6_src"}
 _TARGET = {4: "ip_dst", 6: "ipv6_dst"}
 
 # Priorities in `ARRIVAL`.
-_TAGGED, _REFUSED, _OWN_NAME, SOLICITS, VOICE, _NOISE, _NOBODY = 70, 60, 50, 40, 30, 20, 10
-_NO_CONNECTION, GATEWAY, LOCAL = 1000, 900, 800
+_REFUSED, WIRED, _TAGGED, _OWN_NAME, SOLICITS, VOICE, _NOISE, _NOBODY = 90, 80, 70, 50, 40, 30, 20, 10
+NO_CONNECTION, GATEWAY, LOCAL = 1000, 900, 800
 """Priorities in `ROUTE`; below them the length of a remote prefix is its priority."""
 
 PORT_MAC_NUMBER = mac_number(PORT_MAC)
@@ -108,7 +114,7 @@ def base_flows() -> Iterator[Flow]:
 def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
     """Nothing of the tenant passes that belongs to no connection."""
     conditions: Conditions = {TENANT: ground.tenants[part.tenant], "ct_state": (INVALID, INVALID)}
-    yield Flow(Table.ROUTE, _NO_CONNECTION, match(conditions))
+    yield Flow(Table.ROUTE, NO_CONNECTION, match(conditions))
 
 
 def gateway_flows(part: Gateway, ground: Ground) -> Iterator[Flow]:
@@ -153,15 +159,51 @@ def overlay_flows(part: Overlay, ground: Ground) -> Iterator[Flow]:
             )
 
 
+def trunk_flows(part: Trunk, ground: Ground) -> Iterator[Flow]:
+    """What other nodes send to this one by the uplinks belongs to the tenant whose network has the tag."""
+    if ground.trunk:
+        known = introduction(ground.tenants[part.tenant], 0, kind=FROM_WIRE)
+        for kind in ETHER_TYPES.values():
+            conditions = {**from_wire(part.number, ground), "eth_dst": mac_number(overlay_mac(ground.vtep))}
+            yield Flow(
+                Table.ARRIVAL, WIRED + 1, match({**conditions, "eth_type": kind}), (PopVlan(), *known), Table.TRACK
+            )
+
+
+def from_wire(number: int, ground: Ground) -> Conditions:
+    """A frame from the uplinks with the tag of a network."""
+    return {"in_port": ground.trunk, "vlan_vid": _ANY_TAG[0] | vlan_tag(number)}
+
+
 def remote_flows(part: Remote, ground: Ground) -> Iterator[Flow]:
     """The way to addresses on another node."""
     tenant = ground.tenants[part.tenant]
     yield neighbour({TENANT: tenant}, part.prefix, priority=part.prefix.length + 1)
-    if port := ground.ports.get(overlay_name(part.vni)):
-        own, hop = overlay_mac(ground.vtep), overlay_hop_mac(parse_address(part.vtep, field="vtep"))
-        actions = sent_on(source=mac_number(own), target=mac_number(hop), port=port, kind=FROM_NODE)
+    if way := way_beyond(part.vni, ground):
+        vtep = parse_address(part.vtep, field="vtep")
+        # A group's MAC would be flooded by whatever switches frames between uplinks.
+        hop = overlay_mac(vtep) if way.kind == FROM_WIRE else overlay_hop_mac(vtep)
+        source, target = mac_number(overlay_mac(ground.vtep)), mac_number(hop)
+        actions = (*sent_on(source=source, target=target, port=way.port, kind=way.kind), *way.wrapping)
         conditions = {TENANT: tenant, **to(part.prefix)}
         yield Flow(Table.ROUTE, part.prefix.length + 1, match(conditions), actions, Table.SERVICE)
+
+
+class Beyond(NamedTuple):
+    """How frames of a network leave the node: by a port, with what is done to them before, and what is behind it."""
+
+    port: int
+    wrapping: tuple[Action, ...]
+    kind: int
+
+
+def way_beyond(number: int, ground: Ground) -> Beyond | None:
+    """The way to other nodes for a network of a `wire_number`; nothing where there is none."""
+    if tag := vlan_tag(number):
+        wrapping = PushVlan(), SetField("vlan_vid", _ANY_TAG[0] | tag)
+        return Beyond(ground.trunk, wrapping, FROM_WIRE) if ground.trunk else None
+    port = ground.ports.get(overlay_name(number))
+    return Beyond(port, (), FROM_NODE) if port else None
 
 
 def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:
@@ -178,7 +220,7 @@ def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:
         solicits = {**speaks, **solicitation(address, mac)}
         yield Flow(Table.ARRIVAL, SOLICITS, match(solicits), known, Table.NEIGHBOURS)
         # Who asks for its own address wants to know whether another has it.
-        yield Flow(Table.ARRIVAL, _OWN_NAME, match({**solicits, **_asked_for(prefix_of(address))}))
+        yield Flow(Table.ARRIVAL, _OWN_NAME, match({**solicits, **asked_for(prefix_of(address))}))
         if not part.segment:
             yield neighbour({TENANT: tenant}, prefix_of(address), priority=LOCAL)
             yield Flow(
@@ -245,7 +287,7 @@ def solicitation(address: Address, mac: int) -> Conditions:
     }
 
 
-def _asked_for(prefix: Prefix) -> Conditions:
+def asked_for(prefix: Prefix) -> Conditions:
     condition = address_condition(prefix.family, v4="arp_tpa", v6="nd_target", prefix=prefix)
     del condition["eth_type"]
     return condition
@@ -253,7 +295,7 @@ def _asked_for(prefix: Prefix) -> Conditions:
 
 def neighbour(whose: Conditions, prefix: Prefix, *, priority: int, mac: int = PORT_MAC_NUMBER) -> Flow:
     """Whoever asks for an address of the prefix is told a MAC: that which every host end has, or somebody's own."""
-    asked = {**whose, **_asked_for(prefix)}
+    asked = {**whose, **asked_for(prefix)}
     if prefix.family == 4:
         return Flow(
             Table.NEIGHBOURS,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.segments import gathering_flows
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Overlay, Part, Port
+from weft.domain.nodeview import Overlay, Part, Port, Trunk
 from weft.domain.segments import Segment
 
 Place = tuple[TenantName, int]
@@ -21,7 +21,7 @@ class Gatherings:
 
     def __init__(self) -> None:
         self._segments: dict[Place, Segment] = {}
-        self._members: defaultdict[Place, set[Port | Overlay]] = defaultdict(set)
+        self._members: defaultdict[Place, set[Port | Overlay | Trunk]] = defaultdict(set)
         self._made: dict[Place, tuple[Flow, ...]] = {}
 
     def change(
@@ -32,14 +32,19 @@ class Gatherings:
         touched |= {place for part in put if (place := self._note(part))}
         before = tuple(flow for place in touched for flow in self._made.pop(place, ()))
         for place in touched & self._segments.keys():
-            self._made[place] = tuple(gathering_flows(self._segments[place], self._members.get(place, ()), ground))
+            self._made[place] = tuple(self._flows_at(place, ground))
         return before, tuple(flow for place in touched for flow in self._made.get(place, ()))
+
+    def _flows_at(self, place: Place, ground: Ground) -> Iterator[Flow]:
+        members = self._members.get(place, ())
+        ports = [member for member in members if isinstance(member, Port)]
+        return gathering_flows(self._segments[place], ports, reaches=len(members) > len(ports), ground=ground)
 
     def _note(self, part: Part) -> Place | None:
         place = _place(part)
         if isinstance(part, Segment):
             self._segments[part.tenant, part.number] = part
-        elif place and isinstance(part, Port | Overlay):
+        elif place and isinstance(part, Port | Overlay | Trunk):
             self._members[place].add(part)
         return place
 
@@ -47,7 +52,7 @@ class Gatherings:
         place = _place(part)
         if place and isinstance(part, Segment):
             self._segments.pop(place, None)
-        elif place and isinstance(part, Port | Overlay):
+        elif place and isinstance(part, Port | Overlay | Trunk):
             self._members[place].discard(part)
             if not self._members[place]:
                 del self._members[place]
@@ -63,5 +68,7 @@ def _place(part: Part) -> Place | None:
             return part.tenant, part.segment
         case Overlay():
             return part.tenant, part.vni
+        case Trunk():
+            return part.tenant, part.number
         case _:
             return None

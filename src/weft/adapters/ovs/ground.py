@@ -26,6 +26,8 @@ class Ground(msgspec.Struct, frozen=True):
     tenants: Mapping[TenantName, int]
     ports: Mapping[str, int]
     vtep: Address
+    trunk: int = 0
+    """The port that leads to the uplinks; 0: there is none."""
 
 
 def mac_number(text: str) -> int:

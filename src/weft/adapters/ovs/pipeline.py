@@ -13,14 +13,15 @@ from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.ground import Ground
 from weft.domain.balancing.parts import Frontend, ServicePart
 from weft.domain.hosting.parts import HostPart
-from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space
+from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space, Trunk
 from weft.domain.policy.parts import Row, Tally, Where, Who
-from weft.domain.segments import Segment, Station
+from weft.domain.segments import Segment, Station, vlan_tag
 
 _MAKERS: Mapping[type, tuple[Callable[[Any, Ground], Iterator[Flow]], ...]] = {
     Space: (forwarding.space_flows, judging.space_flows),
     Gateway: (forwarding.gateway_flows,),
     Overlay: (forwarding.overlay_flows,),
+    Trunk: (forwarding.trunk_flows,),
     Remote: (forwarding.remote_flows,),
     Port: (forwarding.port_flows, segments.port_flows),
     Segment: (judging.segment_flows,),
@@ -57,6 +58,12 @@ def not_carried(parts: Collection[Part]) -> list[str]:
         *(f"the ovs datapath does not carry a {name} yet" for name in sorted(strange)),
         *(f"the ovs datapath limits no bandwidth yet: {name}" for name in sorted(limited)),
     ]
+
+
+def without_uplinks(parts: Iterable[Part]) -> list[str]:
+    """The networks of VLAN tags of a node that has no uplinks, in words."""
+    tags = sorted(vlan_tag(part.number) for part in parts if isinstance(part, Trunk))
+    return [f"frames with VLAN tag {tag} do not leave this node: name its uplinks by --vlan-uplinks" for tag in tags]
 
 
 def not_reachable(parts: Iterable[Part]) -> list[str]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weft.adapters.linux.facts import overlay_name
 from weft.adapters.linux.voices import link_local
-from weft.adapters.ovs.actions import Action, Output, SetField
+from weft.adapters.ovs.actions import Action, Output, PopVlan, SetField
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.forwarding import (
@@ -20,29 +19,37 @@ from weft.adapters.ovs.forwarding import (
     PORT_MAC_NUMBER,
     SOLICITATION,
     SOLICITS,
+    WIRED,
+    Beyond,
+    asked_for,
+    from_wire,
     introduction,
     neighbour,
     sent_on,
     solicitation,
     to,
+    way_beyond,
     whereabouts,
 )
 from weft.adapters.ovs.ground import ARP, ETHER_TYPES, V6, Conditions, Ground, mac_number, prefix_of
-from weft.adapters.ovs.tables import FROM_NODE, FROM_WORKLOAD, GOES_TO, LEAVES_BY, Table
+from weft.adapters.ovs.tables import CAME_FROM, FROM_WIRE, FROM_WORKLOAD, GOES_TO, LEAVES_BY, Table
 from weft.domain.addresses import Address
-from weft.domain.nodeview import Overlay, Port
-from weft.domain.segments import Segment, Station
+from weft.domain.nodeview import Port
+from weft.domain.segments import Segment, Station, vlan_tag
 
 _FLOODED = (GATEWAY + LOCAL) // 2
 """Priority in `NEIGHBOURS`: the node answers for itself, and for others only where nothing is flooded."""
 _BEYOND = 700
 """Priority of who is on another node. It is not that of who is here: an address may be told of in both places while
 it moves."""
-_FROM_OVERLAY, _TO_ALL = 15, 1
+_FROM_OVERLAY = 15
+_LED, _UNROUTED, _TO_ALL, _OUTSIDE = 3, 2, 2, 1
 _MANY = 1 << 40, 1 << 40
 """A MAC that is a group's."""
+_ONE = 0, 1 << 40
+_ASKS_V4: Conditions = {"eth_type": ARP, "arp_op": 1}
+_ASKS_V6: Conditions = {"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": SOLICITATION, "icmpv6_code": 0}
 _ADVERTISES: Conditions = {"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": ADVERTISEMENT, "icmpv6_code": 0}
-_SOLICITS: Conditions = {"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": SOLICITATION, "icmpv6_code": 0}
 
 
 def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:
@@ -60,30 +67,32 @@ def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:
         solicits = {**speaks, **solicitation(link_local(part.mac), mac)}
         yield Flow(Table.ARRIVAL, SOLICITS, match(solicits), known, Table.NEIGHBOURS)
     whose = whereabouts(tenant, part.segment)
-    yield from _member(whose, mac, part.addresses, port=port, kind=FROM_WORKLOAD, priority=LOCAL)
+    yield from _member(whose, mac, part.addresses, way=Beyond(port, (), FROM_WORKLOAD), priority=LOCAL)
+    for address in part.addresses if vlan_tag(part.segment) else ():
+        # Who is beyond an uplink need not be of the cluster, and is answered by the one it asks for.
+        asks = _ASKS_V4 if address.family == 4 else _ASKS_V6
+        led = {**whose, CAME_FROM: FROM_WIRE, **asks, **asked_for(prefix_of(address))}
+        yield Flow(Table.SPREAD, _LED, match(led), (Output(port),))
 
 
 def station_flows(part: Station, ground: Ground) -> Iterator[Flow]:
     """A workload of another node on a segment."""
-    if port := ground.ports.get(overlay_name(part.vni)):
+    if way := way_beyond(part.vni, ground):
         whose = whereabouts(ground.tenants[part.tenant], part.vni)
-        mac = mac_number(part.mac)
-        yield from _member(whose, mac, part.addresses, port=port, kind=FROM_NODE, priority=_BEYOND)
+        yield from _member(whose, mac_number(part.mac), part.addresses, way=way, priority=_BEYOND)
 
 
-def _member(
-    whose: Conditions, mac: int, addresses: Iterable[Address], *, port: int, kind: int, priority: int
-) -> Iterator[Flow]:
-    """Who is on a segment is known to all of it, and reached behind a port."""
-    yield Flow(Table.SPREAD, priority, match({**whose, "eth_dst": mac}), (Output(port),))
-    straight = SetField(LEAVES_BY, port), SetField(GOES_TO, kind)
+def _member(whose: Conditions, mac: int, addresses: Iterable[Address], *, way: Beyond, priority: int) -> Iterator[Flow]:
+    """Who is on a segment is known to all of it, and reached on a way."""
+    yield Flow(Table.SPREAD, priority, match({**whose, "eth_dst": mac}), (*way.wrapping, Output(way.port)))
+    straight = SetField(LEAVES_BY, way.port), SetField(GOES_TO, way.kind)
     # Who has an old MAC of somebody sends to the gateway what need not go there.
-    helped_on = sent_on(source=PORT_MAC_NUMBER, target=mac, port=port, kind=kind)
+    helped_on = sent_on(source=PORT_MAC_NUMBER, target=mac, port=way.port, kind=way.kind)
     for address in addresses:
         yield neighbour(whose, prefix_of(address), priority=priority, mac=mac)
         for spoken_to, actions in ((mac, straight), (PORT_MAC_NUMBER, helped_on)):
             conditions = {**whose, **to(prefix_of(address)), "eth_dst": spoken_to}
-            yield Flow(Table.ROUTE, priority, match(conditions), actions, Table.SERVICE)
+            yield Flow(Table.ROUTE, priority, match(conditions), (*actions, *way.wrapping), Table.SERVICE)
 
 
 def _claim(address: Address, mac: int) -> Conditions:
@@ -93,31 +102,50 @@ def _claim(address: Address, mac: int) -> Conditions:
     return {**_ADVERTISES, "ipv6_src": address.number, "nd_target": address.number}
 
 
-def gathering_flows(segment: Segment, members: Iterable[Port | Overlay], ground: Ground) -> Iterator[Flow]:
-    """What depends on who is on the segment: what comes by its overlay, and what is flooded."""
+def gathering_flows(segment: Segment, members: Iterable[Port], *, reaches: bool, ground: Ground) -> Iterator[Flow]:
+    """What depends on who is on the segment: what comes from beyond the node, and what is flooded.
+
+    It `reaches` beyond the node where it has an overlay or a tag for that.
+    """
     if segment.tenant not in ground.tenants:
         return
     tenant = ground.tenants[segment.tenant]
     whose = whereabouts(tenant, segment.number)
-    ports = {_name(member): number for member in members if (number := ground.ports.get(_name(member)))}
-    if overlay := ports.get(overlay_name(segment.number)):
-        yield from _overlay_flows(overlay, introduction=introduction(tenant, segment.number, kind=FROM_NODE))
+    way = way_beyond(segment.number, ground) if reaches else None
+    if way and way.kind == FROM_WIRE:
+        yield from _wire_flows(whose, way)
+    if way:
+        yield from _arrivals(segment, way, introduction(tenant, segment.number, kind=way.kind), ground)
     if segment.floods:
-        for asks in ({"eth_type": ARP, "arp_op": 1}, _SOLICITS):
+        for asks in (_ASKS_V4, _ASKS_V6):
             yield Flow(Table.NEIGHBOURS, _FLOODED, match({**whose, **asks}), (), Table.SPREAD)
-        everyone = tuple(Output(port) for port in sorted(ports.values()))
-        yield Flow(Table.SPREAD, _TO_ALL, match({**whose, "eth_dst": _MANY}), everyone)
+        ports = sorted(number for member in members if (number := ground.ports.get(member.interface)))
+        beyond = (*way.wrapping, Output(way.port)) if way else ()
+        yield Flow(Table.SPREAD, _TO_ALL, match({**whose, "eth_dst": _MANY}), (*map(Output, ports), *beyond))
 
 
-def _overlay_flows(overlay: int, *, introduction: tuple[Action, ...]) -> Iterator[Flow]:
+def _arrivals(segment: Segment, way: Beyond, known: tuple[Action, ...], ground: Ground) -> Iterator[Flow]:
     """Other nodes send on what their own workloads may say."""
+    is_wire = way.kind == FROM_WIRE
+    arrives: Conditions = from_wire(segment.number, ground) if is_wire else {"in_port": way.port}
+    actions = (PopVlan(), *known) if is_wire else known
+    packets, words = (WIRED, WIRED + 2) if is_wire else (_FROM_OVERLAY, SOLICITS)
     for kind in ETHER_TYPES.values():
-        conditions: Conditions = {"in_port": overlay, "eth_type": kind}
-        yield Flow(Table.ARRIVAL, _FROM_OVERLAY, match(conditions), introduction, Table.TRACK)
-    about_addresses: Iterable[Conditions] = ({"eth_type": ARP}, _SOLICITS, _ADVERTISES)
-    for words in about_addresses:
-        yield Flow(Table.ARRIVAL, SOLICITS, match({"in_port": overlay, **words}), introduction, Table.SPREAD)
+        yield Flow(Table.ARRIVAL, packets, match({**arrives, "eth_type": kind}), actions, Table.TRACK)
+    about_addresses: Iterable[Conditions] = ({"eth_type": ARP}, _ASKS_V6, _ADVERTISES)
+    for each in about_addresses:
+        yield Flow(Table.ARRIVAL, words, match({**arrives, **each}), actions, Table.SPREAD)
 
 
-def _name(member: Port | Overlay) -> str:
-    return member.interface if isinstance(member, Port) else overlay_name(member.vni)
+def _wire_flows(whose: Conditions, way: Beyond) -> Iterator[Flow]:
+    """Whom nobody knows is looked for beyond the uplinks: a machine that is not of the cluster may be there."""
+    from_workload = {**whose, CAME_FROM: FROM_WORKLOAD}
+    for asks in (_ASKS_V4, _ASKS_V6):
+        yield Flow(Table.NEIGHBOURS, _OUTSIDE, match({**from_workload, **asks}), (), Table.SPREAD)
+    yield Flow(Table.SPREAD, _OUTSIDE, match(from_workload), (*way.wrapping, Output(way.port)))
+    leaves = SetField(LEAVES_BY, way.port), SetField(GOES_TO, FROM_WIRE), *way.wrapping
+    for kind in ETHER_TYPES.values():
+        outside: Conditions = {**from_workload, "eth_type": kind, "eth_dst": _ONE}
+        yield Flow(Table.ROUTE, _OUTSIDE, match(outside), leaves, Table.SERVICE)
+        # What nobody routes stays here.
+        yield Flow(Table.ROUTE, _UNROUTED, match({**outside, "eth_dst": PORT_MAC_NUMBER}))

@@ -32,7 +32,8 @@ class Table(IntEnum):
 
 PURPOSES: Final[dict[Table, str]] = {
     Table.ARRIVAL: "Who is this from? A workload's port speaks with its own MAC and addresses, an overlay's device "
-    "with frames for this node; nobody else speaks. Writes the tenant and where the packet came from.",
+    "with frames for this node, an uplink with frames of a network's tag; nobody else speaks. Writes the tenant and "
+    "where the packet came from.",
     Table.NEIGHBOURS: "ARP requests and neighbour solicitations of workloads, answered here for every address that the "
     "tenant has: where nodes route all of them are behind this node; on a segment each is told with its own MAC, "
     "unless the cluster's `arpMode` is flood.",
@@ -40,9 +41,9 @@ PURPOSES: Final[dict[Table, str]] = {
     Table.SPREAD: "What is said about addresses on a segment and not answered here: to the one it is for or, where it "
     "is flooded, to all.",
     Table.TRACK: "Hands packets to the connection tracker, in the tenant's zone.",
-    Table.ROUTE: "The way to the target: a port here, or an overlay and the node behind it; on a segment only to who "
-    "is spoken to by MAC, or by the gateway. Gateways answer to echo requests. Packets without a connection are "
-    "dropped. Writes the port to leave by, and what kind of one it is.",
+    Table.ROUTE: "The way to the target: a port here, an overlay and the node behind it, or the uplinks; on a segment "
+    "only to who is spoken to by MAC, or by the gateway. Gateways answer to echo requests. Packets without a "
+    "connection are dropped. Writes the port to leave by, and what kind of one it is.",
     Table.SERVICE: "Writes the protocol of the connection and the port that its first packet went to.",
     Table.ASKS: "The number of who opened the connection (`weft.domain.policy.parts`).",
     Table.ANSWERS: "The number of who it was opened to.",
@@ -66,7 +67,7 @@ REGISTERS: Final[dict[str, str]] = {
     ANSWERS: "the number of who it was opened to",
     OUTCOME: "the outcome that a row gave",
     LEAVES_BY: "the port the packet leaves by",
-    CAME_FROM: "where the packet came from: 1 a workload, 2 another node",
+    CAME_FROM: "where the packet came from: 1 a workload, 2 another node, 3 an uplink, where anybody may be",
     GOES_TO: "where it goes to: the same",
     PROTOCOL: "the connection's protocol",
     PORT: "the port that the connection's first packet went to",
@@ -74,7 +75,7 @@ REGISTERS: Final[dict[str, str]] = {
     SEGMENT: "the segment that the packet is on, in bridge mode",
 }
 
-FROM_WORKLOAD, FROM_NODE = 1, 2
+FROM_WORKLOAD, FROM_NODE, FROM_WIRE = 1, 2, 3
 
 
 def reference() -> str:

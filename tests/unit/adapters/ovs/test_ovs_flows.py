@@ -39,6 +39,8 @@ ACTIONS: st.SearchStrategy[actions.Action] = st.one_of(
     ),
     st.sampled_from(MOVABLE).map(lambda pair: actions.Move(*pair)),
     st.just(actions.DecrementTtl()),
+    st.just(actions.PushVlan()),
+    st.just(actions.PopVlan()),
     st.just(actions.OutputRegister("reg4")),
     TABLES.map(actions.Resubmit),
     st.builds(actions.Track, st.sampled_from(["reg0", "reg7"]), st.none() | TABLES, st.booleans()),
