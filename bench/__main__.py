@@ -10,7 +10,7 @@ import msgspec
 
 from bench.figures import Figure, Skipped
 
-PARTS = ("control", "engine", "cni", "linux", "services", "policy", "ovs")
+PARTS = ("control", "engine", "cni", "linux", "services", "policy", "ovs", "kubernetes")
 RESULTS = Path("build/bench.json")
 
 

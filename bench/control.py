@@ -7,7 +7,6 @@ medians are told. The peer of REST is the floor measured in the same run: a bare
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import aiohttp
 
 from bench.figures import Figure, figure
 from bench.floor import same_commit
+from bench.memory import resident_mb
 from weft.domain.ids import StoreKey
 from weft.drivers import EtcdStoreSettings, SqliteStoreSettings, open_store
 from weft.ports.store import Delete, Store
@@ -103,7 +103,7 @@ async def _measure_rest(rates: Rates, store: str, stack: AsyncExitStack, directo
                     rate = _post(bench.port, f"/plugin/{what}Endpoint", body, first, count, at_once)
                     rates[what, store, bench.present, at_once].append(rate)
             rates["floor", store, at_once].append(_post(floor, "/floor", FLOOR, 0, count, at_once))
-    return _resident_mb(benches[-1].master.pid)
+    return resident_mb(benches[-1].master.pid)
 
 
 def _new(directory: Path, name: str) -> Path:
@@ -167,12 +167,6 @@ async def _commits(store: Store, what: str, *, first: int, count: int, at_once: 
     began = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(at_once)))
     return count / (time.perf_counter() - began)
-
-
-def _resident_mb(pid: int) -> float:
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
 
 
 def _figures(rates: Rates, memory: dict[str, float]) -> dict[str, Figure]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
 from bench.figures import Figure, Skipped, figure
 from bench.labs import AT_ONCE, NETWORK, Pair, attach, create_remote, ip, pair_of, restart, take_turns
+from bench.memory import resident_mb
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.testing.apart import stepped_apart
 from weft.testing.hosts import Host
@@ -122,22 +122,16 @@ async def _measure_agent(lab: NetLab, host: Host) -> dict[str, Figure]:
     turns = asyncio.Semaphore(AT_ONCE)
 
     await asyncio.gather(*(attach(host, f"full-{number}", turns) for number in range(LOCAL)))
-    before = _resident_mb(host.agent.pid)
+    before = resident_mb(host.agent.pid)
     times = [await restart(host) for _ in range(RESTARTS)]
     return {
         "agent memory": figure(
             before, unit="MB RSS", target=70.0, note=f"{LOCAL} local and {REMOTE} remote endpoints, before a restart"
         ),
         "agent memory after a restart": figure(
-            _resident_mb(host.agent.pid), unit="MB RSS", target=70.0, note="the same endpoints"
+            resident_mb(host.agent.pid), unit="MB RSS", target=70.0, note="the same endpoints"
         ),
         "restart to ready": figure(
             median(times), unit="s", target=2.0, note=f"from exec to STATUS, {LOCAL} pods; median of {RESTARTS}"
         ),
     }
-
-
-def _resident_mb(pid: int) -> float:
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
