@@ -56,12 +56,13 @@ class KubeIndex:
         if stored is not None:
             document = stored.value
             outward = document.shared or document.names or is_outward(document.service)
+            outward &= not document.foreign
             known = document.tenant, known_addresses(document), outward
             self._known[key] = known
             self._count(*known, by=1)
             if document.names:
                 self._names.add(key)
-            if document.service.spec.health_check_node_port:
+            if document.service.spec.health_check_node_port and not document.foreign:
                 self.probed[key] = document
         return did_answer or key in self._names
 
@@ -126,7 +127,8 @@ class KubeTenant:
             log.warning("slice without effect", key=key, reason=error.message)
 
     def _follow_service(self, key: ServiceKey, document: KubeService | None) -> None:
-        if document is None or document.names:  # those are in the table of every tenant by themselves
+        # Those that answer names are in the table of every tenant by themselves.
+        if document is None or document.names or document.foreign:
             self._services.remove_service(key)
         else:
             self._services.put_service(document)

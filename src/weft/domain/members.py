@@ -132,6 +132,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "namespace": "its namespace in Kubernetes",
         "name": "its name in Kubernetes",
         "shared": "workloads of all tenants may ask it",
+        "foreign": "a label says that somebody else balances it: it has its name here, and nothing more",
         "names": "where pods ask for names: in each tenant its own netdns answers",
         "service": "its `spec` and `status`, as far as they mean something here",
     },

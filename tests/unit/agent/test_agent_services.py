@@ -214,6 +214,22 @@ def test_what_the_host_has_for_services_goes_with_them() -> None:
     assert host_parts(scene) == set()
 
 
+def test_a_service_that_somebody_else_balances_is_left_to_him() -> None:
+    """Until its label is gone, and from when it has one."""
+    scene = Scene()
+    put_kube(scene, kube_service())
+    scene.refresh()
+    before = set(scene.told)
+    put_kube(scene, msgspec.structs.replace(kube_service(), foreign=True))
+    scene.refresh()
+    assert scene.topic.open_tenants == frozenset()
+    assert host_parts(scene) == set()
+    assert not any("10.96.0.10" in str(part) for part in scene.told)
+    put_kube(scene, kube_service())
+    scene.refresh()
+    assert scene.told == before
+
+
 def test_the_host_may_ask_where_pods_ask_for_names() -> None:
     """On every node, in the tenant that the service belongs to."""
     scene = Scene()

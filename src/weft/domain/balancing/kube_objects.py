@@ -128,6 +128,8 @@ class KubeService(Value, frozen=True, kw_only=True):
     namespace: str
     name: str
     shared: bool = False
+    foreign: bool = False
+    """Whether somebody else balances it: it has its name here, and nothing more."""
     names: bool = False
     """Whether it is where pods ask for names: every tenant has it for itself, and its own netdns answers."""
     service: DeclaredService

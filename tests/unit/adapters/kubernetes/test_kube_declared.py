@@ -101,6 +101,13 @@ class TestServices:
         assert read_service(data(spec={"clusterIP": "10.96.0.9"})).service.spec.cluster_ips == ("10.96.0.9",)
         assert read_service(data(spec={"clusterIP": "None"})).service.spec.cluster_ips == ("None",)
 
+    def test_what_a_label_leaves_to_somebody_else_is_so_marked(self) -> None:
+        """As kube-proxy reads them: the labels count, whatever their values."""
+        assert not read_service(data(spec={})).foreign
+        for label in ("service-proxy-name", "headless"):
+            metadata = {"labels": {f"service.kubernetes.io/{label}": ""}}
+            assert read_service(data(metadata=metadata, spec={})).foreign
+
     def test_two_services_of_one_name_are_two(self) -> None:
         """W46: services were keyed without their namespace."""
         first, second = (read_service(data(metadata={"namespace": name}, spec={})) for name in ("a", "b"))
