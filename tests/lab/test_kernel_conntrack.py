@@ -125,8 +125,14 @@ def test_a_kernel_that_knows_no_patterns_does_not_matter(here: Space, monkeypatc
 def test_connections_are_read(here: Space, family: int) -> None:
     talk(PEER[family], SERVICE[family], 53)
     (connection,) = read_connections(here.netfilter, family=family)
+    caller = connection.reply.destination_port
+    assert caller
     assert connection.original == Direction(
-        source=PEER[family], destination=SERVICE[family], protocol=socket.IPPROTO_UDP, destination_port=53
+        source=PEER[family],
+        destination=SERVICE[family],
+        protocol=socket.IPPROTO_UDP,
+        source_port=caller,
+        destination_port=53,
     )
     assert (connection.reply.source, connection.reply.destination) == (POD[family], PEER[family])
 

@@ -46,8 +46,17 @@ class Services:
         self._ward = ward
         self._table = BalancingTable(TENANT)
 
-    def put(self, family: int, protocol: int, pods: Sequence[Pod], *, affinity: int = 0, name: str = "web") -> None:
-        targets = (Target(pod.address(family), TARGET_PORT) for pod in pods)
+    def put(
+        self,
+        family: int,
+        protocol: int,
+        pods: Sequence[Pod],
+        *,
+        affinity: int = 0,
+        name: str = "web",
+        target_port: int = TARGET_PORT,
+    ) -> None:
+        targets = (Target(pod.address(family), target_port) for pod in pods)
         self._table.put(name, {Front(VIPS[family], protocol, PORT): pool_of(targets, affinity=affinity)})
         self._ward.datapath.apply(self._table.refresh())  # type: ignore[arg-type]  # a service part is a part
 
@@ -231,6 +240,20 @@ def test_a_flow_of_udp_leaves_a_backend_that_is_gone(ward: Ward, services: Servi
             ear = heard(ears)
             assert ears[ear] is backend
             ear.recvfrom(64)
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_flow_of_udp_follows_a_backend_to_another_port(ward: Ward, services: Services, family: int) -> None:
+    """The backend is the same pod as before, and yet another one."""
+    client, backend = ward.pod(1), ward.pod(2)
+    where = (str(VIPS[family]), PORT)
+    with client.open_socket(family, socket.SOCK_DGRAM) as caller:
+        for port in (8080, 9090, 8080):
+            services.put(family, UDP, [backend], target_port=port)
+            with backend.open_socket(family, socket.SOCK_DGRAM, port=port) as ear:
+                ear.settimeout(DEADLINE)
+                caller.sendto(b"?", where)
+                assert ear.recv(64) == b"?"
 
 
 @pytest.mark.parametrize("family", [4, 6])

@@ -28,7 +28,7 @@ _ORIGINAL, _REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
 _ADDRESSES, _PROTOCOL = 1, 2
 _SOURCE, _DESTINATION = {4: 1, 6: 3}, {4: 2, 6: 4}
 _NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
-_BY_SOURCE, _BY_DESTINATION, _BY_PROTOCOL, _BY_DESTINATION_PORT = 0x01, 0x02, 0x08, 0x20
+_BY_SOURCE, _BY_DESTINATION, _BY_PROTOCOL, _BY_SOURCE_PORT, _BY_DESTINATION_PORT = 0x01, 0x02, 0x08, 0x10, 0x20
 
 _GONE = frozenset({errno.ENOENT})
 _CANNOT = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
@@ -43,6 +43,7 @@ class Direction(msgspec.Struct, frozen=True, kw_only=True):
     source: Address | None = None
     destination: Address | None = None
     protocol: int = 0
+    source_port: int = 0
     destination_port: int = 0
 
     def fits(self, found: Direction) -> bool:
@@ -51,6 +52,7 @@ class Direction(msgspec.Struct, frozen=True, kw_only=True):
             self.source in (None, found.source)
             and self.destination in (None, found.destination)
             and self.protocol in (0, found.protocol)
+            and self.source_port in (0, found.source_port)
             and self.destination_port in (0, found.destination_port)
         )
 
@@ -161,6 +163,9 @@ def _encode_protocol(direction: Direction) -> tuple[bytes, int]:
     if direction.protocol:
         data += wire.u8(_NUMBER, direction.protocol)
         flags |= _BY_PROTOCOL
+    if direction.source_port:
+        data += wire.be16(_SOURCE_PORT, direction.source_port)
+        flags |= _BY_SOURCE_PORT
     if direction.destination_port:
         data += wire.be16(_DESTINATION_PORT, direction.destination_port)
         flags |= _BY_DESTINATION_PORT
@@ -175,5 +180,6 @@ def _parse_direction(data: bytes, family: int) -> Direction:
         source=wire.to_address(addresses.get(_SOURCE[family], b"")),
         destination=wire.to_address(addresses.get(_DESTINATION[family], b"")),
         protocol=wire.to_number(protocol.get(_NUMBER)),
+        source_port=wire.to_big_number(protocol.get(_SOURCE_PORT)),
         destination_port=wire.to_big_number(protocol.get(_DESTINATION_PORT)),
     )

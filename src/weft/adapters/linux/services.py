@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from weft.adapters.linux.balancing import ANSWERED, ASKED, OUTSIDE, Spread, spread_number
 from weft.adapters.linux.conntrack import (
@@ -33,6 +34,14 @@ _NOTHING = Count(0, 0)
 _FAMILIES = {4: 4, 16: 6}
 _FEW = 16
 """So many connections are found one by one sooner than by reading all."""
+
+
+class _Translation(NamedTuple):
+    """To whom connections to a front have been led: a backend that has another port now is another one."""
+
+    front: Front
+    address: Address
+    port: int
 
 
 def service_entries(part: ServicePart) -> tuple[Entry, ...]:
@@ -78,13 +87,13 @@ def forget_stale(netlink: NetlinkSocket, *, dropped: Sequence[object], put: Sequ
     That is who went to a backend that is gone, and who went to the address of a new front before there was one.
     """
     stale = _translated(dropped) - _translated(put)
-    stale |= {(front, front.address) for front in _fronts(put) - _fronts(dropped)}
+    stale |= {_Translation(front, front.address, front.port) for front in _fronts(put) - _fronts(dropped)}
     for family in (4, 6):
-        some = [each for each in stale if each[0].address.family == family]
+        some = [each for each in stale if each.front.address.family == family]
         if not some:
             continue
         if family == 4 and len(some) <= _FEW:
-            forget_connections(netlink, [_pattern(*each) for each in some], family=family)
+            forget_connections(netlink, [_pattern(each) for each in some], family=family)
         else:
             found = read_connections(netlink, family=family)
             forget_each(netlink, (each for each in found if _translation(each) in stale), family=family)
@@ -102,7 +111,7 @@ def forget_untrue(netlink: NetlinkSocket, wanted: Iterable[object], *, dropped: 
         untrue = (
             each
             for each in read_connections(netlink, family=family)
-            if (found := _translation(each)) is not None and found[0] in fronts and found not in translated
+            if (found := _translation(each)) is not None and found.front in fronts and found not in translated
         )
         forget_each(netlink, untrue, family=family)
 
@@ -114,9 +123,9 @@ def _front_of(entry: Entry) -> Front:
     return Front(_address(entry.element.key[:size]), protocol, number)
 
 
-def _translated(parts: Iterable[object]) -> set[tuple[Front, Address]]:
+def _translated(parts: Iterable[object]) -> set[_Translation]:
     backends = (part for part in parts if isinstance(part, Backend) and part.front.protocol == UDP)
-    return {(_as_seen(part.front), part.address) for part in backends}
+    return {_Translation(_as_seen(part.front), part.address, part.port) for part in backends}
 
 
 def _fronts(parts: Iterable[object]) -> set[Front]:
@@ -128,16 +137,19 @@ def _as_seen(front: Front) -> Front:
     return front._replace(outside=False)
 
 
-def _pattern(front: Front, answers: Address) -> Pattern:
+def _pattern(found: _Translation) -> Pattern:
+    front = found.front
     asked = Direction(destination=front.address, protocol=front.protocol, destination_port=front.port)
-    return Pattern(original=asked, reply=Direction(source=answers))
+    answers = Direction(source=found.address, protocol=front.protocol, source_port=found.port)
+    return Pattern(original=asked, reply=answers)
 
 
-def _translation(connection: Connection) -> tuple[Front, Address] | None:
-    asked, answers = connection.original, connection.reply.source
-    if asked.destination is None or answers is None:
+def _translation(connection: Connection) -> _Translation | None:
+    asked, answers = connection.original, connection.reply
+    if asked.destination is None or answers.source is None:
         return None
-    return Front(asked.destination, asked.protocol, asked.destination_port), answers
+    front = Front(asked.destination, asked.protocol, asked.destination_port)
+    return _Translation(front, answers.source, answers.source_port)
 
 
 def read_uses(tenant: TenantName, netlink: NetlinkSocket) -> Iterator[ServiceUse]:
