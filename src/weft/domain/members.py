@@ -141,6 +141,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "namespace": "its namespace in Kubernetes",
         "serviceName": "the service whose backends it lists",
         "name": "its name in Kubernetes",
+        "foreign": "a label says that it is not for balancing: it tells only what names lead to",
         "slice": "its `addressType`, `endpoints` and `ports`",
     },
 }

@@ -36,8 +36,6 @@ TELLER = "netmaster"
 _ALWAYS_SHARED = ("default", "kubernetes")
 """The API server itself."""
 _DNS_LABEL = ("k8s-app", "kube-dns")
-_FOREIGN_LABELS = ("service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless")
-"""Labels, whatever their values, of services that kube-proxy leaves to somebody else."""
 
 
 class _Service(DeclaredService, frozen=True, kw_only=True):
@@ -80,7 +78,7 @@ def read_service(data: bytes) -> KubeService:
         namespace=metadata.namespace,
         name=metadata.name,
         names=answers_names,
-        foreign=any(label in metadata.labels for label in _FOREIGN_LABELS),
+        foreign=metadata.is_foreign,
         shared=not answers_names
         and (
             (metadata.namespace, metadata.name) == _ALWAYS_SHARED

@@ -10,6 +10,7 @@ MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """On the shadow of a static pod: the UID by which its kubelet, and so the CNI call, knows it."""
 SERVICE_LABEL = "kubernetes.io/service-name"
 """On a slice: whose it is."""
+_FOREIGN_LABELS = ("service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless")
 
 
 class Object(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -25,6 +26,11 @@ class Metadata(Object, frozen=True, kw_only=True):
     resource_version: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether a label, whatever its value, leaves the balancing of it to somebody else than kube-proxy."""
+        return any(label in self.labels for label in _FOREIGN_LABELS)
 
 
 class Named(Object, frozen=True, kw_only=True):

@@ -111,5 +111,10 @@ def _document(metadata: Metadata, value: EndpointSlice) -> KubeSlice | None:
     if not service:
         return None
     return KubeSlice(
-        tenant=DEFAULT_TENANT, namespace=metadata.namespace, service_name=service, name=metadata.name, slice=value
+        tenant=DEFAULT_TENANT,
+        namespace=metadata.namespace,
+        service_name=service,
+        name=metadata.name,
+        foreign=metadata.is_foreign,
+        slice=value,
     )

@@ -142,4 +142,6 @@ class KubeSlice(Value, frozen=True, kw_only=True):
     namespace: str
     service_name: str
     name: str
+    foreign: bool = False
+    """Whether it is not for balancing: it tells only what names lead to."""
     slice: EndpointSlice

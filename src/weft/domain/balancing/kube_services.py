@@ -90,7 +90,8 @@ class KubeServices:
         """A slice as it is now; `Invalid` when it is not as a writer may let it be, and then there is none."""
         key = ServiceKey(document.namespace, document.service_name)
         self.remove_slice(key, document.name)
-        self._slices[key][document.name] = check(document).slice
+        if not document.foreign:
+            self._slices[key][document.name] = check(document).slice
 
     def remove_slice(self, key: ServiceKey, name: str) -> None:
         """A slice is no more; never having been is fine."""

@@ -1,7 +1,7 @@
 """The Kubernetes project's own end-to-end tests as a judge: `e2e.test` against a cluster of ours.
 
 Its pods want an image of the project, which is put together here from agnhost, built from the same source, and from the
-programs of this machine that its specs run inside: a shell, curl, dig and netcat, with the libraries they need.
+programs of this machine that its specs run inside: a shell, curl, wget, dig and netcat, with the libraries they need.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.testing.kubernetes.images import write_image
 from weft.testing.runtimes import make_root, must, run
 from weft.testing.waiting import DEADLINE
 
-_PROGRAMS = {"dash": "sh", "curl": "curl", "dig": "dig", "getent": "getent", "nc.openbsd": "nc"}
+_PROGRAMS = {"dash": "sh", "curl": "curl", "dig": "dig", "getent": "getent", "nc.openbsd": "nc", "wget": "wget"}
 _IMAGE = re.compile(r"\S+/(?:agnhost|busybox|glibc-dns-testing|pause):\S+")
 _SKIPPED = "skipped"
 PASSED = "passed"

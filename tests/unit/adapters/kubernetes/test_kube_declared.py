@@ -118,6 +118,13 @@ OF_X = {"labels": {"kubernetes.io/service-name": "x"}, "name": "x-1"}
 
 
 class TestSlices:
+    def test_one_that_is_not_for_balancing_is_so_marked(self) -> None:
+        for label, foreign in (("other", False), ("service.kubernetes.io/headless", True)):
+            metadata = {**OF_X, "labels": {"kubernetes.io/service-name": "x", label: ""}}
+            found = read_slice(data(metadata=metadata, addressType="IPv4", endpoints=[]))
+            assert found is not None
+            assert found.foreign == foreign
+
     def test_v1(self) -> None:
         endpoint = {
             "addresses": ["10.1.0.5"],

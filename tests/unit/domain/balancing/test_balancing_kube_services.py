@@ -144,3 +144,12 @@ def test_what_cannot_be_read_has_no_effect_and_says_so() -> None:
     assert view(kept) == KubeView(faults=("spec.clusterIPs '10.96.0.300' is not an address",))
     kept.put_service(service(ports=[{"port": 70000}]))
     assert view(kept) == KubeView(faults=("spec.ports.port 70000 must be 1 to 65535",))
+
+
+def test_a_slice_that_is_not_for_balancing_has_no_backends() -> None:
+    kept = services()
+    kept.put_service(service())
+    kept.put_slice(piece("10.1.0.1"))
+    assert any(pool.targets for pool in view(kept).pools.values())
+    kept.put_slice(msgspec.structs.replace(piece("10.1.0.1"), foreign=True))
+    assert not any(pool.targets for pool in view(kept).pools.values())
