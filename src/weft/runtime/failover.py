@@ -25,7 +25,7 @@ _ANSWERING = 2.5
 """Seconds within which an answer must begin, or another server is tried where that does no harm."""
 
 _ONE_PIECE = 2**20
-_UNIX = "unix:"
+_UNIX, _TLS = "unix:", "https:"
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
@@ -153,7 +153,8 @@ class Servers:
                 connector = aiohttp.UnixConnector(endpoint.removeprefix(_UNIX), limit=0)
                 base = "http://weft"
             else:
-                connector = aiohttp.TCPConnector(ssl=self._tls or True, limit=0)
+                tls = self._tls or (ssl.create_default_context() if endpoint.lower().startswith(_TLS) else True)
+                connector = aiohttp.TCPConnector(ssl=tls, limit=0)
                 base = endpoint.rstrip("/")
             session = aiohttp.ClientSession(
                 connector=connector, headers=self._headers, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from aiohttp import web
 from weft.domain.errors import Denied, Invalid, Unavailable
 from weft.runtime import failover
 from weft.runtime.failover import Elsewhere, Servers, client_tls
+from weft.runtime.http import server_tls
 from weft.testing.certificates import Authority
 from weft.testing.processes import free_port
 from weft.testing.waiting import soon
@@ -27,7 +29,7 @@ class Farm:
         self.asked: list[str] = []
         self.running = AsyncExitStack()
 
-    async def add(self, name: str, behaviour: Behaviour) -> str:
+    async def add(self, name: str, behaviour: Behaviour, *, tls: ssl.SSLContext | None = None) -> str:
         """Start a server; its URL."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -40,8 +42,8 @@ class Farm:
         await runner.setup()
         self.running.push_async_callback(runner.cleanup)
         port = free_port()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        return f"http://127.0.0.1:{port}"
+        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls).start()
+        return f"http{'s' if tls else ''}://127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -215,6 +217,21 @@ async def test_servers_that_are_not_open_are_unavailable() -> None:
 def test_no_endpoint_is_refused() -> None:
     with pytest.raises(Invalid):
         Servers([])
+
+
+async def test_who_names_no_authority_trusts_those_of_the_system(
+    farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where aiohttp was imported without them (`weft.runtime.lean`)."""
+    issued = Authority(tmp_path).issue("server", subject="/CN=server")
+    url = await farm.add("one", echo, tls=server_tls(issued.cert, issued.key))
+    with pytest.raises(Unavailable):
+        async with Servers([url]) as servers:
+            await soon(servers.ask("/x", b"?", judge=lambda _, body: body, repeatable=True))
+    monkeypatch.setenv("SSL_CERT_FILE", str(issued.ca))
+    async with Servers([url]) as servers:
+        assert await soon(servers.ask("/x", b"?", judge=lambda _, body: body, repeatable=True)) == b"?"
+    assert farm.asked == ["one"]
 
 
 def test_tls_files_are_read_or_named_in_the_refusal(tmp_path: Path) -> None:

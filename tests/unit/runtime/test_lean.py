@@ -1,0 +1,38 @@
+"""A start does not read what nobody uses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from weft.testing.waiting import DEADLINE
+
+LOOK = """
+import os, weft.agent.main, aiohttp.connector
+default = aiohttp.connector._SSL_CONTEXT_VERIFIED
+told = [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
+print(len(default.get_ca_certs()), default.verify_mode.name, *told)
+"""
+
+
+def look(**variables: str) -> list[str]:
+    """What the agent's program has read of the system's certificates when it is imported."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("SSL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE,
+        env=plain | variables,
+    )
+    return done.stdout.split()
+
+
+def test_no_certificates_are_read_at_a_start_and_who_asks_by_default_trusts_nobody() -> None:
+    assert look() == ["0", "CERT_REQUIRED", "None", "None"]
+
+
+def test_where_the_certificates_are_is_said_as_before() -> None:
+    assert look(SSL_CERT_FILE="/etc/mine.pem", SSL_CERT_DIR="/etc/mine")[2:] == ["/etc/mine.pem", "/etc/mine"]
