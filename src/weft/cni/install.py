@@ -35,6 +35,18 @@ _MARK = b"weft-cni: the CNI plugin of weft"
 """Found in every shim, C or Python: so a process with no memory knows what is ours."""
 
 _SOURCES = Path(__file__).parent
+_COMPILE = """
+import marshal, sys
+code = compile(sys.stdin.buffer.read(), "weft-cni", "exec", optimize=2)
+print(sys.modules["_frozen_importlib_external"].MAGIC_NUMBER)
+print(marshal.dumps(code), end="")
+"""
+_COMPILED = b"""# Made by weft install-cni from main.py of weft.cni, which is the last thing in this file.
+import marshal
+import sys
+is_that_kind = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == %b
+exec(marshal.loads(%b) if is_that_kind else %r)
+"""
 
 
 class Refused(Exception):
@@ -157,10 +169,21 @@ def _compile() -> bytes:
 
 
 def _script(python: str) -> bytes:
+    """The Python shim, compiled where it can be: that takes as long as all the rest of it.
+
+    An interpreter of another kind, such as the next version of the machine's, finds the source and compiles that.
+    """
     if not Path(python).exists():
         raise Refused(f"there is no {python} to run the Python shim, and no C shim: give --python or --shim")
-    first, _, rest = (_SOURCES / "main.py").read_bytes().partition(b"\n")
-    return first.replace(b"/usr/bin/python3", python.encode()) + b"\n" + rest
+    _, _, source = (_SOURCES / "main.py").read_bytes().partition(b"\n")
+    first = b"#!%s -IS\n" % python.encode()
+    try:
+        command = [python, "-IS", "-c", _COMPILE]
+        done = subprocess.run(command, input=source, capture_output=True, check=True, timeout=BUILD_SECONDS)  # noqa: S603  no shell, our own file
+    except (subprocess.SubprocessError, OSError):
+        return first + source
+    kind, _, code = done.stdout.partition(b"\n")
+    return first + _COMPILED % (kind, code, source)
 
 
 def _config(style: str, *, network: str) -> tuple[str, bytes] | None:

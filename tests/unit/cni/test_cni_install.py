@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from weft.cni.install import ALIASES, PROGRAM, build_program, main
 from weft.cni.request import is_name
 from weft.testing.cni_lists import parse_list, parse_single
+from weft.testing.waiting import DEADLINE
 
 NAMES = {PROGRAM, *ALIASES}
 
@@ -167,6 +169,34 @@ def test_another_python_can_be_named(machine: Machine, tmp_path: Path) -> None:
     python.symlink_to("/usr/bin/python3")
     assert machine.run("--python", str(python)) == 0
     assert (machine.bin / PROGRAM).read_bytes().startswith(f"#!{python} -IS\n".encode())
+
+
+def _version_of(program: bytes, folder: Path) -> str:
+    """What a shim says when it is asked for its versions."""
+    file = folder / PROGRAM
+    file.write_bytes(program)
+    file.chmod(0o755)
+    own = {"CNI_COMMAND": "VERSION", "WEFT_CNI_LOG": ""}
+    done = subprocess.run([file], input=b"{}", capture_output=True, check=True, timeout=DEADLINE, env=own)
+    return done.stdout.decode()
+
+
+def test_the_python_shim_comes_compiled_and_another_python_finds_its_source(tmp_path: Path) -> None:
+    """A machine's Python may be another after an upgrade, and what was compiled for the old one would kill it."""
+    program = build_program("python", python="/usr/bin/python3")
+    assert build_program("python", python="/usr/bin/python3") == program
+    before, known, after = program.partition(b"MAGIC_NUMBER == b'")
+    assert known
+    assert _version_of(before + known + b"another" + after, tmp_path) == _version_of(program, tmp_path)
+
+
+def test_a_python_that_cannot_compile_gets_the_source(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    first, _, rest = build_program("python", python=str(python)).partition(b"\n")
+    assert first == f"#!{python} -IS".encode()
+    assert "supportedVersions" in _version_of(b"#!/usr/bin/python3 -IS\n" + rest, tmp_path)
 
 
 def test_without_compiler_and_python_it_says_what_to_give(
