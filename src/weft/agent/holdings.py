@@ -42,8 +42,9 @@ from weft.runtime.turns import Turns
 Meanwhile = Callable[[model.Endpoint], Awaitable[None]]
 
 ROUND_S = 1.0
-TELL_AFTER_S = 0.02
-"""How long the store waits to be told of what is attached: runtimes are answered first, and others join meanwhile."""
+TELL_AFTER_S, TELL_EVERY_S = 0.002, 0.02
+"""When the store is told of what is attached: the answer to the runtime goes first, and those who come soon after one
+that was told of are told of together."""
 _NO_RESTORE = At(kinds.RESTORE_KEY, NEVER)
 
 
@@ -83,6 +84,8 @@ class Holdings:
         self._returning: set[tuple[NetworkKey, Address]] = set()
         self._resting = Resting()
         self._untold: set[EndpointKey] = set()
+        self._told = float("-inf")
+        """When the store was told last."""
         self._news = asyncio.Event()
 
     @property
@@ -359,7 +362,8 @@ class Holdings:
 
     def _tell_soon(self, key: EndpointKey) -> None:
         if not self._untold:
-            asyncio.get_running_loop().call_later(TELL_AFTER_S, self._news.set)
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time() + TELL_AFTER_S, self._told + TELL_EVERY_S), self._news.set)
         self._untold.add(key)
 
     async def _tell_for_ever(self) -> None:
@@ -368,6 +372,7 @@ class Holdings:
             await self._news.wait()
             self._news.clear()
             keys, self._untold = self._untold, set()
+            self._told = asyncio.get_running_loop().time()
             await asyncio.gather(*map(self._tell, keys))
 
     async def _tell(self, key: EndpointKey) -> None:
