@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
     """0 when nothing failed, 1 otherwise; warnings alone leave it at 0."""
     parser = argparse.ArgumentParser(prog="weft doctor", description="Check this node.")
     parser.add_argument("--json", "-j", action="store_true", help="print JSON")
-    parser.add_argument("--datapath", choices=("linux",), default="linux", help="that of netplugin (linux)")
+    parser.add_argument("--datapath", choices=("linux", "ovs"), default="linux", help="that of netplugin (linux)")
     parser.add_argument("--conf-dir", type=Path, default=CONF_DIR, help=f"where CNI networks are ({CONF_DIR})")
     parser.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="for each answer (2)")
     add_agent_flag(parser)

@@ -111,6 +111,7 @@ async def following(host: Host, *words: str) -> AsyncIterator[asyncio.StreamRead
         await child.wait()
 
 
+@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
 @pytest.mark.parametrize("family", [4, 6])
 async def test_a_refused_flow_is_told_with_its_rule_and_its_pods(host: Host, family: int) -> None:
     guest, till = await pods(host)
@@ -128,6 +129,7 @@ async def test_a_refused_flow_is_told_with_its_rule_and_its_pods(host: Host, fam
     assert DENY_TCP_81 in shown
 
 
+@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
 async def test_reasons_of_our_own_are_told_in_words(host: Host) -> None:
     """CVE-class spoofing: the sender is named, whatever address it spoke with."""
     guest, till = await pods(host)
@@ -144,6 +146,7 @@ async def test_reasons_of_our_own_are_told_in_words(host: Host) -> None:
     )
 
 
+@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
 async def test_drops_are_followed_as_they_come(host: Host) -> None:
     guest, till = await pods(host)
     async with following(host, "--pod", "till") as lines:
@@ -162,6 +165,7 @@ async def test_drops_are_followed_as_they_come(host: Host) -> None:
     assert f"udp/53  {DENY_UDP}: the rule denies it" in line
 
 
+@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
 async def test_a_flood_of_refused_packets_and_a_reader_that_does_not_read_hold_nobody_up(host: Host) -> None:
     guest, till = await pods(host)
     with Namespace.open(host.machine) as machine:
@@ -182,6 +186,7 @@ async def test_a_flood_of_refused_packets_and_a_reader_that_does_not_read_hold_n
     assert {drop["rule"] for drop in told} == {DENY_UDP}
 
 
+@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
 async def test_rules_are_counted_and_a_dry_run_counts_what_it_would_have_dropped(lab: NetLab, host: Host) -> None:
     (await lab.rest.put("policys", tenantName="default", policyName="idea", dryRun=True)).accepted()
     await deny(lab, "no-8080", policy="idea", protocol="tcp", port=8080)
@@ -203,6 +208,7 @@ async def test_rules_are_counted_and_a_dry_run_counts_what_it_would_have_dropped
     assert "would-deny" in restarted
 
 
+@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
 @pytest.mark.parametrize("flags", [(), ("-6",)])
 async def test_a_packet_agrees_with_the_engine_where_it_passes_and_where_it_does_not(
     host: Host, flags: tuple[str, ...]
@@ -222,6 +228,7 @@ async def test_a_packet_agrees_with_the_engine_where_it_passes_and_where_it_does
     assert "they AGREE" in back.stdout
 
 
+@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
 async def test_a_packet_to_another_node_is_known_by_its_answer(lab: NetLab, host: Host) -> None:
     two = await lab.host("two")
     guest, till = await pods(host, two)

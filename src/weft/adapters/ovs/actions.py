@@ -14,6 +14,9 @@ from weft.domain.errors import DatapathFault
 IN_PORT: Final = 0xFFFFFFF8
 NORMAL: Final = 0xFFFFFFFA
 LOCAL: Final = 0xFFFFFFFE
+CONTROLLER: Final = 0xFFFFFFFD
+TOLD_BYTES: Final = 128
+"""How much of a packet is told: its headers."""
 _PORT_NAMES = {IN_PORT: "IN_PORT", NORMAL: "NORMAL", LOCAL: "LOCAL"}
 
 _HEAD = struct.Struct("!HH")
@@ -58,6 +61,13 @@ class OutputRegister(msgspec.Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         return f"output:{self.name}"
+
+
+class Tell(msgspec.Struct, frozen=True, gc=False):
+    """Tell whoever listens to the bridge how the packet begins."""
+
+    def __str__(self) -> str:
+        return f"CONTROLLER:{TOLD_BYTES}"
 
 
 class SetField(msgspec.Struct, frozen=True, gc=False):
@@ -135,7 +145,9 @@ class Unknown(msgspec.Struct, frozen=True, gc=False):
         return f"unknown:{self.data.hex()}"
 
 
-Action = Output | OutputRegister | SetField | Move | DecrementTtl | PushVlan | PopVlan | Resubmit | Track | Unknown
+Action = (
+    Output | OutputRegister | Tell | SetField | Move | DecrementTtl | PushVlan | PopVlan | Resubmit | Track | Unknown
+)
 
 
 def encode_actions(actions: Sequence[Action]) -> bytes:
@@ -146,6 +158,8 @@ def _encode(action: Action) -> bytes:
     match action:
         case Output():
             return _OUTPUT_FORM.pack(_OUTPUT, _OUTPUT_FORM.size, action.port, 0)
+        case Tell():
+            return _OUTPUT_FORM.pack(_OUTPUT, _OUTPUT_FORM.size, CONTROLLER, TOLD_BYTES)
         case OutputRegister():
             source = FIELDS[action.name].header
             return _REGISTER_FORM.pack(
@@ -198,7 +212,8 @@ def _guess(data: bytes) -> Action | None:
     kind, length = unpack(_HEAD, data)
     match kind:
         case 0 if length == _OUTPUT_FORM.size:
-            return Output(unpack(_OUTPUT_FORM, data)[2])
+            port = unpack(_OUTPUT_FORM, data)[2]
+            return Tell() if port == CONTROLLER else Output(port)
         case 17:
             return PushVlan()
         case 18:

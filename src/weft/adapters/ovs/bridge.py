@@ -20,6 +20,8 @@ from weft.domain.ids import TenantName
 
 NAME: Final = "contivVxlanBridge"
 _MARK: Final = "weft"
+TENANT_MARK: Final = "weft-tenant"
+"""What says whose workload's port it is."""
 _NUMBER_PREFIX = "weft-tenant-"
 _TENANTS = range(1, 1 << 16)
 _PORTS = range(1, 0xFF00)

@@ -18,14 +18,16 @@ from weft.adapters.linux.links import Link
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
+from weft.adapters.linux.survey import foreign_drops, probe_kernel
 from weft.adapters.linux.underlay import workload_mtu
-from weft.adapters.ovs.bridge import NAME, SwitchBridge, open_database
+from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
 from weft.adapters.ovs.devices import Devices, Way
 from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import not_carried, not_reachable, without_uplinks
+from weft.adapters.ovs.telling import drop_of
 from weft.adapters.ovs.uplinks import Uplinks
 from weft.domain.addresses import Address
 from weft.domain.diff import Difference, in_turn
@@ -243,7 +245,10 @@ class OvsDatapath:
         return found + [f"flow {flow} is missing" for flow in self._flows.lacks(wiring.port)]
 
     def drops(self) -> list[Drop]:
-        return []  # issue 8: refused packets are counted, not told one by one
+        tenants = {number: tenant for tenant, number in self._bridge.tenants().items()}
+        ports = {port.number: port for port in self._bridge.ports().values() if port.number}
+        told = (drop_of(each, tenants, ports) for each in self._openflow.take_told())
+        return [drop for drop in told if drop is not None]
 
     def tallies(self) -> list[Tallies]:
         outcomes, reasons = self._flows.count()
@@ -282,12 +287,32 @@ class OvsDatapath:
         return [
             SpaceSurvey(
                 tenant=tenant,
-                ports=tuple(sorted(name for name, port in ports.items() if port.marks.get("weft-tenant") == tenant)),
+                ports=tuple(sorted(name for name, port in ports.items() if port.marks.get(TENANT_MARK) == tenant)),
                 devices=tuple(sorted(links)),
                 faults=tuple(amiss),
             )
             for tenant in sorted(self._bridge.tenants())
         ]
+
+    @staticmethod
+    def probe() -> list[str]:
+        """See `weft.ports.datapath.DatapathTools`."""
+        return probe_kernel()
+
+    @staticmethod
+    def hazards() -> list[str]:
+        """See `weft.ports.datapath.DatapathTools`."""
+        return foreign_drops()
+
+    @staticmethod
+    def enter(directory: Path, tenant: TenantName) -> None:
+        """See `weft.ports.datapath.DatapathTools`: host ends of all tenants are in the machine's own namespace."""
+
+    @staticmethod
+    def enter_workload(netns: Path) -> None:
+        """See `weft.ports.datapath.DatapathTools`."""
+        with Namespace.open(netns) as namespace:
+            namespace.enter()
 
     def reap(self) -> None:
         if self._leaving:
@@ -331,7 +356,7 @@ def _port_marks(port: Port) -> dict[str, str]:
         "iface-id": port.interface,
         "iface-status": "active",
         "attached-mac": port.mac,
-        "weft-tenant": port.tenant,
+        TENANT_MARK: port.tenant,
     }
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Set
 
-from weft.adapters.ovs.flows import Flow, FlowCount, FlowKey
-from weft.adapters.ovs.forwarding import NO_CONNECTION
+from weft.adapters.linux.judging import REASONS
+from weft.adapters.ovs.actions import SetField
+from weft.adapters.ovs.flows import Flow, FlowKey
 from weft.adapters.ovs.gatherings import Gatherings
 from weft.adapters.ovs.ground import Ground
-from weft.adapters.ovs.judging import REASONS
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import base_flows, flows_of
 from weft.adapters.ovs.tables import OUTCOME, TENANT, Table
@@ -75,14 +75,14 @@ class FlowTable:
         """How many packets met each outcome, and each reason of our own, by the tenant's number."""
         outcomes: Counter[tuple[int, int]] = Counter()
         reasons: Counter[tuple[int, str]] = Counter()
-        for each in self._openflow.read_flows():
-            tenant = _value(each.flow.key, TENANT)
-            if tenant is None:
+        for flow, _, packets in self._openflow.read_flows():
+            tenant = _value(flow.key, TENANT) or _written(flow, TENANT)
+            if not tenant:
                 continue
-            if each.flow.table in {Table.EGRESS_MET, Table.INGRESS_MET}:
-                outcomes[tenant, _value(each.flow.key, OUTCOME) or 0] += each.packets
-            elif reason := _reason(each):
-                reasons[tenant, reason] += each.packets
+            if flow.table in {Table.EGRESS_MET, Table.INGRESS_MET}:
+                outcomes[tenant, _value(flow.key, OUTCOME) or 0] += packets
+            elif reason := REASONS.get(_written(flow, OUTCOME)):
+                reasons[tenant, reason] += packets
         return outcomes, reasons
 
 
@@ -90,9 +90,6 @@ def _value(key: FlowKey, name: str) -> int | None:
     return next((condition.value for condition in key.match if condition.name == name), None)
 
 
-def _reason(each: FlowCount) -> str | None:
-    """Why a flow drops packets of a tenant."""
-    if each.flow.table == Table.PLACES:
-        return REASONS.get(each.flow.priority)
-    is_refused = each.flow.table == Table.ROUTE and each.flow.priority == NO_CONNECTION
-    return "weft/invalid" if is_refused else None
+def _written(flow: Flow, name: str) -> int:
+    """What a flow writes into a register, 0 when it does not."""
+    return next((each.value for each in flow.actions if isinstance(each, SetField) and each.name == name), 0)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from weft.adapters.linux.facts import PORT_MAC, overlay_hop_mac, overlay_mac, overlay_name
+from weft.adapters.linux.judging import INVALID as OF_NO_CONNECTION
+from weft.adapters.linux.judging import ROUTER, SPOOFED
 from weft.adapters.ovs.actions import (
     IN_PORT,
     Action,
@@ -33,6 +35,7 @@ from weft.adapters.ovs.ground import (
     address_condition,
     mac_number,
     prefix_of,
+    refused,
 )
 from weft.adapters.ovs.tables import (
     CAME_FROM,
@@ -64,7 +67,7 @@ _TARGET = {4: "ip_dst", 6: "ipv6_dst"}
 
 # Priorities in `ARRIVAL`.
 _REFUSED, WIRED, _TAGGED, _OWN_NAME, SOLICITS, VOICE, _NOISE, _NOBODY = 90, 80, 70, 50, 40, 30, 20, 10
-NO_CONNECTION, GATEWAY, LOCAL = 1000, 900, 800
+_NO_CONNECTION, GATEWAY, LOCAL = 1000, 900, 800
 """Priorities in `ROUTE`; below them the length of a remote prefix is its priority."""
 
 PORT_MAC_NUMBER = mac_number(PORT_MAC)
@@ -74,7 +77,9 @@ def base_flows() -> Iterator[Flow]:
     """What stands whatever the node has."""
     yield Flow(Table.ARRIVAL, _TAGGED, match({"vlan_vid": _ANY_TAG}))
     for kind in (_ROUTER, _REDIRECT):
-        yield Flow(Table.ARRIVAL, _REFUSED, match({"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": kind}))
+        yield Flow(
+            Table.ARRIVAL, _REFUSED, match({"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": kind}), refused(ROUTER)
+        )
     for source in (0, _LINK_LOCAL):
         # What every kernel says on a new link, and nobody has to hear.
         yield Flow(Table.ARRIVAL, _NOISE, match({"eth_type": V6, "ip_proto": ICMPV6, "ipv6_src": source}))
@@ -114,7 +119,7 @@ def base_flows() -> Iterator[Flow]:
 def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
     """Nothing of the tenant passes that belongs to no connection."""
     conditions: Conditions = {TENANT: ground.tenants[part.tenant], "ct_state": (INVALID, INVALID)}
-    yield Flow(Table.ROUTE, NO_CONNECTION, match(conditions))
+    yield Flow(Table.ROUTE, _NO_CONNECTION, match(conditions), refused(OF_NO_CONNECTION))
 
 
 def gateway_flows(part: Gateway, ground: Ground) -> Iterator[Flow]:
@@ -214,7 +219,7 @@ def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:
     tenant, mac = ground.tenants[part.tenant], mac_number(part.mac)
     known = introduction(tenant, part.segment, kind=FROM_WORKLOAD)
     speaks: Conditions = {"in_port": port, "eth_src": mac}
-    yield Flow(Table.ARRIVAL, _NOBODY, match({"in_port": port}))
+    yield Flow(Table.ARRIVAL, _NOBODY, match({"in_port": port}), (SetField(TENANT, tenant), *refused(SPOOFED)))
     for address in part.addresses:
         yield Flow(Table.ARRIVAL, VOICE, match({**speaks, **_from(address)}), known, Table.TRACK)
         solicits = {**speaks, **solicitation(address, mac)}

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from weft.adapters.ovs.actions import Action, SetField, Tell
+from weft.adapters.ovs.tables import OUTCOME
 from weft.domain.addresses import BITS, Address
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Prefix
@@ -28,6 +30,11 @@ class Ground(msgspec.Struct, frozen=True):
     vtep: Address
     trunk: int = 0
     """The port that leads to the uplinks; 0: there is none."""
+
+
+def refused(reason: int) -> tuple[Action, ...]:
+    """What becomes of a packet that is refused for a reason of our own (`weft.adapters.linux.judging`)."""
+    return SetField(OUTCOME, reason), Tell()
 
 
 def mac_number(text: str) -> int:

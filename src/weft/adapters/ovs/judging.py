@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.adapters.linux.judging import UNJUDGED
-from weft.adapters.ovs.actions import Action, Move, SetField
+from weft.adapters.linux.judging import NOT_READY, TRANSIT, UNJUDGED, UNKNOWN
+from weft.adapters.ovs.actions import Action, Move, SetField, Tell
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.ground import (
@@ -23,6 +23,7 @@ from weft.adapters.ovs.ground import (
     blocks,
     has_connection,
     prefix_of,
+    refused,
 )
 from weft.adapters.ovs.tables import (
     ANSWERS,
@@ -68,16 +69,8 @@ _MET = {Table.EGRESS_MET: Table.INGRESS, Table.INGRESS_MET: Table.MARKING}
 _PAIR, _PORT, _PORTS, _PROTOCOL, _ALL = 4, 4, 3, 2, 1
 """Priorities: of a row with a remote number above all others, and of what it says about the service."""
 
-REASON_TRANSIT, REASON_NOT_READY, REASON_UNKNOWN = "weft/transit", "weft/not-ready", "weft/stranger"
 _TRANSIT, _NOT_READY, _FROM_STRANGER, _JUDGED_THERE, _TO_STRANGER, _KNOWN = 60, 50, 45, 40, 30, 1
 _FROM_STRANGER_ON_SEGMENT, _TO_STRANGER_ON_SEGMENT = _FROM_STRANGER + 1, _TO_STRANGER + 1
-REASONS = {
-    _TRANSIT: REASON_TRANSIT,
-    _NOT_READY: REASON_NOT_READY,
-    _FROM_STRANGER: REASON_UNKNOWN,
-    _TO_STRANGER_ON_SEGMENT: REASON_UNKNOWN,
-}
-"""Why a packet is dropped by a flow of a priority in `PLACES`."""
 
 
 def base_flows() -> Iterator[Flow]:
@@ -95,19 +88,19 @@ def base_flows() -> Iterator[Flow]:
     yield Flow(Table.EGRESS, 0, (), (), Table.INGRESS)
     yield Flow(Table.INGRESS, 0, (), (), Table.MARKING)
     for table, then in _MET.items():
-        yield Flow(table, 1, match({OUTCOME: (REFUSES, REFUSES)}))
+        yield Flow(table, 1, match({OUTCOME: (REFUSES, REFUSES)}), (Tell(),))
         yield Flow(table, 0, (), (), then)
 
 
 def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
     """What is decided by where a tenant's packets come from and go to; each reason to drop is counted by itself."""
     tenant: Conditions = {TENANT: ground.tenants[part.tenant]}
-    yield Flow(Table.PLACES, _TRANSIT, match({**tenant, CAME_FROM: FROM_NODE, GOES_TO: FROM_NODE}))
+    yield Flow(Table.PLACES, _TRANSIT, match({**tenant, CAME_FROM: FROM_NODE, GOES_TO: FROM_NODE}), refused(TRANSIT))
     for speaks, hears, direction in _DIRECTIONS:
         along: Conditions = {**tenant, "ct_state": direction}
         for place, who in ((CAME_FROM, speaks), (GOES_TO, hears)):
             nobodys = {**along, place: FROM_WORKLOAD, who: (0, WORKLOAD)}
-            yield Flow(Table.PLACES, _NOT_READY, match(nobodys))
+            yield Flow(Table.PLACES, _NOT_READY, match(nobodys), refused(NOT_READY))
         from_stranger = {**along, CAME_FROM: FROM_NODE, speaks: (STRANGER, STRANGER)}
         yield Flow(Table.PLACES, _JUDGED_THERE, match(from_stranger), (), Table.MARKING)
         to_stranger = {**along, GOES_TO: FROM_NODE, hears: (STRANGER, STRANGER)}
@@ -115,7 +108,7 @@ def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
             for hops in (UNJUDGED, UNJUDGED - 1):
                 # Two nodes that know one end each judge nothing.
                 unjudged = {**from_stranger, "eth_type": kind, "nw_ttl": hops}
-                yield Flow(Table.PLACES, _FROM_STRANGER, match(unjudged))
+                yield Flow(Table.PLACES, _FROM_STRANGER, match(unjudged), refused(UNKNOWN))
             sent_on = {**to_stranger, "eth_type": kind}
             yield Flow(Table.PLACES, _TO_STRANGER, match(sent_on), (SetField("nw_ttl", UNJUDGED),), Table.MARKING)
 
@@ -128,7 +121,7 @@ def segment_flows(part: Segment, ground: Ground) -> Iterator[Flow]:
         from_stranger = {**along, CAME_FROM: FROM_NODE, speaks: (STRANGER, STRANGER)}
         yield Flow(Table.PLACES, _FROM_STRANGER_ON_SEGMENT, match(from_stranger), (), Table.MARKING)
         to_stranger = {**along, GOES_TO: FROM_NODE, hears: (STRANGER, STRANGER)}
-        yield Flow(Table.PLACES, _TO_STRANGER_ON_SEGMENT, match(to_stranger))
+        yield Flow(Table.PLACES, _TO_STRANGER_ON_SEGMENT, match(to_stranger), refused(UNKNOWN))
 
 
 def who_flows(part: Who, ground: Ground) -> Iterator[Flow]:
@@ -176,4 +169,5 @@ def row_flows(part: Row, ground: Ground) -> Iterator[Flow]:
 def tally_flows(part: Tally, ground: Ground) -> Iterator[Flow]:
     for table, then in _MET.items():
         conditions = {TENANT: ground.tenants[part.tenant], OUTCOME: part.outcome}
-        yield Flow(table, 2, match(conditions), (), None if part.outcome & REFUSES else then)
+        is_refused = bool(part.outcome & REFUSES)
+        yield Flow(table, 2, match(conditions), (Tell(),) if is_refused else (), None if is_refused else then)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import struct
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from weft.adapters.ovs.actions import TOLD_BYTES
 from weft.adapters.ovs.connection import Connection
 from weft.adapters.ovs.fields import unpack
 from weft.adapters.ovs.flows import Flow, FlowCount, FlowKey, add_flow, decode_flows, delete_flow, flows_request
@@ -20,7 +22,7 @@ from weft.domain.errors import DatapathFault
 
 _VERSION = 5
 _HEADER = struct.Struct("!BBHI")
-_HELLO, _ERROR, _ECHO, _ECHO_REPLY, _FLOW_MOD = 0, 1, 2, 3, 14
+_HELLO, _ERROR, _ECHO, _ECHO_REPLY, _SET_CONFIG, _PACKET_IN, _FLOW_MOD, _METER_MOD = 0, 1, 2, 3, 9, 10, 14, 29
 _MULTIPART, _MULTIPART_REPLY, _BARRIER, _BARRIER_REPLY, _BUNDLE, _BUNDLE_ADD = 18, 19, 20, 21, 33, 34
 _HELLO_BODY = struct.pack("!HHI", 1, 8, 1 << _VERSION)
 _BUNDLE_FORM = struct.Struct("!IHH")
@@ -30,6 +32,14 @@ _MULTIPART_FORM = struct.Struct("!HH4x")
 _FLOWS, _TOTALS, _MORE = 1, 2, 1
 _TOTALS_FORM = struct.Struct("!QQI4x")
 _ERROR_FORM = struct.Struct("!HH")
+_CONFIG_FORM = struct.Struct("!HH")
+_METER_FORM = struct.Struct("!HHI")
+_BAND_FORM = struct.Struct("!HHII4x")
+_METER_ADD, _METER_DELETE, _DROP_BAND = 0, 2, 1
+_PACKETS_PER_SECOND_AND_BURST = 6
+_TELLING_METER = 0xFFFFFFFD
+"""The switch's own meter for what it tells: packets beyond it are not told."""
+_TOLD_PER_S, _TOLD_AT_ONCE, _TOLD_WAITING = 200, 100, 1000
 _NUMBER_MASK = 0xFFFFFFFF
 _EXPERIMENTER, _NICIRA, _FLUSH = 4, 0x2320, 32
 _FLUSH_FORM = struct.Struct("!IIB7x")
@@ -47,6 +57,13 @@ class Message(NamedTuple):
     body: bytes
 
 
+class Told(NamedTuple):
+    """The body of a message about a packet, and when it came in, in seconds since the epoch."""
+
+    body: bytes
+    at: float
+
+
 class OpenFlow(Connection):
     """A connection, opened by its first use."""
 
@@ -54,6 +71,7 @@ class OpenFlow(Connection):
         super().__init__(address)
         self._waiting = b""
         self._number = 0
+        self._told: deque[Told] = deque(maxlen=_TOLD_WAITING)
 
     def change(self, *, drop: Iterable[FlowKey] = (), put: Iterable[Flow] = ()) -> None:
         """Take flows of ours away and put others, all at once; `DatapathFault` names what the switch refuses.
@@ -76,6 +94,13 @@ class OpenFlow(Connection):
         """How many flows of ours the switch has."""
         self.look_alive()
         return self._guarded(self._count_flows)
+
+    def take_told(self) -> list[Told]:
+        """What was told about packets since the last call, oldest first; a sample when it is much."""
+        self.look_alive()
+        told = [*self._told]
+        self._told.clear()
+        return told
 
     def forget_connections(self, zone: int, addresses: Iterable[Address]) -> None:
         """No connection in a zone has one of these addresses at either end; Open vSwitch has this since 3.1."""
@@ -106,8 +131,21 @@ class OpenFlow(Connection):
         kind = next(self._messages(stream)).kind
         if kind != _HELLO:
             raise DatapathFault(f"{self.address}: does not speak OpenFlow 1.4")
-        stream.send(_pack(_BARRIER, number := self._next(), b""))
-        self._answer(stream, _BARRIER_REPLY, number)
+        self._ask_to_tell(stream)
+
+    def _ask_to_tell(self, stream: Stream) -> None:
+        """Packets are told to us, but not more than we can hear: telling one costs the switch much."""
+        first = self._number + 1
+        band = _BAND_FORM.pack(_DROP_BAND, _BAND_FORM.size, _TOLD_PER_S, _TOLD_AT_ONCE)
+        meter = _METER_FORM.pack(_METER_ADD, _PACKETS_PER_SECOND_AND_BURST, _TELLING_METER) + band
+        messages = (
+            (_METER_MOD, _METER_FORM.pack(_METER_DELETE, 0, _TELLING_METER)),
+            (_METER_MOD, meter),
+            (_SET_CONFIG, _CONFIG_FORM.pack(0, TOLD_BYTES)),
+            (_BARRIER, b""),
+        )
+        stream.send(b"".join(_pack(kind, self._next(), body) for kind, body in messages))
+        self._answer(stream, _BARRIER_REPLY, self._number, since=first)
 
     def _commit(self, stream: Stream, bodies: Sequence[bytes], told: Sequence[Flow | FlowKey]) -> None:
         """Collect everything first: what the switch refuses it leaves out, and would commit the rest without it."""
@@ -183,6 +221,8 @@ class OpenFlow(Connection):
             body, self._waiting = self._waiting[_HEADER.size : length], self._waiting[length:]
             if kind == _ECHO:
                 stream.send(_pack(_ECHO_REPLY, number, body))
+            elif kind == _PACKET_IN:
+                self._told.append(Told(body, time.time()))
             else:
                 yield Message(kind, number, body)
 

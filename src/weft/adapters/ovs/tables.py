@@ -65,7 +65,7 @@ REGISTERS: Final[dict[str, str]] = {
     TENANT: "the tenant, by its number on this node, which is its zone of the connection tracker too",
     ASKS: "the number of who opened the connection",
     ANSWERS: "the number of who it was opened to",
-    OUTCOME: "the outcome that a row gave",
+    OUTCOME: "the outcome that a row gave, or a reason of our own to refuse the packet",
     LEAVES_BY: "the port the packet leaves by",
     CAME_FROM: "where the packet came from: 1 a workload, 2 another node, 3 an uplink, where anybody may be",
     GOES_TO: "where it goes to: the same",

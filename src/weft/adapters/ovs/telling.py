@@ -1,0 +1,61 @@
+"""What the switch tells about packets that it refused, in the words of the port (pure)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+from weft.adapters.linux.judging import REASONS
+from weft.adapters.linux.packets import parse_packet
+from weft.adapters.ovs.bridge import TENANT_MARK, SwitchPort
+from weft.adapters.ovs.fields import decode_match, unpack
+from weft.adapters.ovs.flows import OWNER, OWNER_MASK
+from weft.adapters.ovs.ground import ETHER_TYPES
+from weft.adapters.ovs.openflow import Told
+from weft.adapters.ovs.tables import LEAVES_BY, OUTCOME, TENANT
+from weft.domain.ids import TenantName
+from weft.ports.datapath import Drop
+
+_FORM = struct.Struct("!IHBBQ")
+_PADDING = 2
+_TYPE = struct.Struct("!12xH")
+_TAG = 0x8100
+_TAG_BYTES = 4
+
+
+def drop_of(told: Told, tenants: Mapping[int, TenantName], ports: Mapping[int, SwitchPort]) -> Drop | None:
+    """A refused packet; None when a flow of somebody else tells of it, or when it is not of IP."""
+    *_, cookie = unpack(_FORM, told.body)
+    conditions, used = decode_match(told.body[_FORM.size :])
+    packet = _inside(told.body[_FORM.size + used + _PADDING :])
+    if cookie & OWNER_MASK != OWNER or packet is None:
+        return None
+    fields = {each.name: each.value for each in conditions}
+    came_by = ports.get(fields.get("in_port", 0))
+    tenant = tenants.get(fields.get(TENANT, 0)) or (came_by and TenantName(came_by.marks.get(TENANT_MARK, "")))
+    if not tenant:
+        return None
+    leaves_by = ports.get(fields.get(LEAVES_BY, 0))
+    outcome = fields.get(OUTCOME, 0)
+    source, target, protocol, source_port, target_port = parse_packet(packet)
+    return Drop(
+        tenant=tenant,
+        outcome=0 if outcome in REASONS else outcome,
+        reason=REASONS.get(outcome, ""),
+        source=source,
+        target=target,
+        protocol=protocol,
+        source_port=source_port,
+        target_port=target_port,
+        came_by=came_by.name if came_by else "",
+        leaves_by=leaves_by.name if leaves_by else "",
+        at=told.at,
+    )
+
+
+def _inside(frame: bytes) -> bytes | None:
+    """The packet in a frame, if it is of IP."""
+    (kind,), at = unpack(_TYPE, frame), _TYPE.size
+    if kind == _TAG:
+        (kind,), at = unpack(_TYPE, frame[_TAG_BYTES:]), at + _TAG_BYTES
+    return frame[at:] if kind in ETHER_TYPES.values() else None
