@@ -11,11 +11,11 @@ import pytest
 RULES = 60
 
 
-def besiege(*, kills: int, store: str, within: float, rules: int = 0) -> None:
+def besiege(*, kills: int, store: str, within: float, rules: int = 0, datapath: str = "linux") -> None:
     """Run the siege in a process of its own, which makes namespaces of its own."""
     if os.geteuid() != 0:
         pytest.skip("the lab makes namespaces, which takes root")
-    flags = {"kills": kills, "store": store, "rules": rules}
+    flags = {"kills": kills, "store": store, "rules": rules, "datapath": datapath}
     command = [sys.executable, "-m", "weft.testing.kills", *(f"--{name}={value}" for name, value in flags.items())]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=within)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-20_000:]}"
@@ -38,3 +38,10 @@ def test_thirty_kills_with_rules() -> None:
 @pytest.mark.parametrize("rules", [0, RULES])
 def test_a_thousand_kills(store: str, rules: int) -> None:
     besiege(kills=1000, store=store, within=7200, rules=rules)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2500)
+def test_a_hundred_kills_on_open_vswitch() -> None:
+    """The switch and its database are among those that are killed."""
+    besiege(kills=100, store="embedded", within=2400, rules=RULES, datapath="ovs")

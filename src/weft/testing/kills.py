@@ -1,7 +1,8 @@
 """Pods come and go while agents, shims, netmaster and the store are killed -9; afterwards nothing is lost or doubled.
 
-`python -m weft.testing.kills --kills 100`, as root. It ends with an error when an address was given twice, or when
-kernel, rules, ledgers, store and what runtimes were told do not agree in the end.
+`python -m weft.testing.kills --kills 100`, as root; with `--datapath ovs` the daemons of Open vSwitch are killed too.
+It ends with an error when an address was given twice, or when kernel, rules, ledgers, store and what runtimes were told
+do not agree in the end.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from weft.testing.hosts import Host, Pod
 from weft.testing.inventory import Held
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.rulebooks import group_of, rules_hold, write_rules
+from weft.testing.switches import Switch
 from weft.testing.waiting import DEADLINE, until
 
 SLOTS = 4
@@ -100,13 +102,16 @@ class Witness:
 
     def __init__(self, lab: NetLab) -> None:
         self.readings = 0
+        self.turn = asyncio.Lock()
+        """Held while the kernels, and the switches, are being read."""
         self._lab = lab
         self._suspects: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
         """Look for as long as the siege goes on."""
         while True:
-            doubled = await asyncio.to_thread(self._doubled)
+            async with self.turn:
+                doubled = await asyncio.to_thread(self._doubled)
             assert not doubled & self._suspects, f"spoken for by two ports: {doubled & self._suspects}"
             self._suspects = doubled
             self.readings += 1
@@ -124,6 +129,7 @@ class Siege:
 
     def __init__(self, lab: NetLab, *, dice: random.Random, rules: int) -> None:
         self.lab = lab
+        self.witness = Witness(lab)
         self.rules = rules
         self.dice = dice
         self.over = False
@@ -152,6 +158,7 @@ class Siege:
     async def kill_one(self) -> None:
         """Kill something, in the middle of an operation if one comes soon, and start it again."""
         victims = {"shim": 4, "agent": 3, "master": 1} | ({"store": 1} if self.lab.etcd else {})
+        victims |= {"switch": 1, "switch's database": 1} if self.lab.datapath == "ovs" else {}
         victim = self.dice.choices(list(victims), weights=list(victims.values()))[0]
         host = self.dice.choice(list(self.lab.hosts.values()))
         await until(lambda: any(slot.calling for slot in self.slots if slot.host is host))
@@ -168,8 +175,11 @@ class Siege:
             await host.start()
         elif victim == "master":
             await self.lab.master.start()
-        elif self.lab.etcd is not None:
+        elif victim == "store" and self.lab.etcd is not None:
             await self.lab.etcd.restart()
+        elif host.switch is not None:
+            async with self.witness.turn:
+                await asyncio.to_thread(_restart, host.switch, victim)
 
     async def judge(self) -> None:
         """Everything agrees, by an independent reader, with pods attached and then without."""
@@ -186,16 +196,26 @@ class Siege:
         assert inventory.stored(await self.lab.rest.state()) == set()
 
 
-async def besiege(*, kills: int, store: str, seed: int, rules: int = 0) -> None:
+def _restart(switch: Switch, daemon: str) -> None:
+    """Kill one of its daemons, and return when it answers again."""
+    if daemon == "switch":
+        switch.kill_daemon()
+        switch.start_daemon()
+    else:
+        switch.kill_database()
+        switch.start_database()
+
+
+async def besiege(*, kills: int, store: str, datapath: str, seed: int, rules: int = 0) -> None:
     """The whole siege, with so many rules in force."""
-    async with open_lab(store=store) as lab:
+    async with open_lab(store=store, datapath=datapath) as lab:
         try:
             await lab.network("small", subnet="10.9.0.0/24", ipv6Subnet="2001:db8:9::/64")
             if rules:
                 await write_rules(lab, rules=rules, networks=_NETWORKS)
             await asyncio.gather(lab.host("one"), lab.host("two"))
-            siege, witness = Siege(lab, dice=random.Random(seed), rules=rules), Witness(lab)
-            async with beside(witness.run(), name="witness"), asyncio.TaskGroup() as running:
+            siege = Siege(lab, dice=random.Random(seed), rules=rules)
+            async with beside(siege.witness.run(), name="witness"), asyncio.TaskGroup() as running:
                 for slot in siege.slots:
                     running.create_task(slot.run())
                 try:
@@ -206,7 +226,7 @@ async def besiege(*, kills: int, store: str, seed: int, rules: int = 0) -> None:
             await siege.judge()
             sys.stdout.write(
                 f"killed {dict(siege.killed)}, {siege.inside} inside an operation; {dict(siege.outcomes)};"
-                f" the kernels were read {witness.readings} times\n"
+                f" the kernels were read {siege.witness.readings} times\n"
             )
             assert siege.inside * 2 >= kills
         except BaseException:
@@ -219,12 +239,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m weft.testing.kills")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--store", choices=("embedded", "etcd"), default="etcd")
+    parser.add_argument("--datapath", choices=("linux", "ovs"), default="linux")
     parser.add_argument("--rules", type=int, default=0, help="how many rules are in force")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     args = parser.parse_args()
     sys.stdout.write(f"seed {args.seed}\n")
     step_apart()
-    asyncio.run(besiege(kills=args.kills, store=args.store, seed=args.seed, rules=args.rules))
+    asyncio.run(besiege(kills=args.kills, store=args.store, datapath=args.datapath, seed=args.seed, rules=args.rules))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from weft.adapters.ovs.tables import Table
 from weft.cni.errors import CniError
 from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab
@@ -69,7 +70,7 @@ async def test_what_changed_while_the_agent_was_away_is_put_right(lab: NetLab) -
     (await lab.rest.delete("rules", "default:guard:1")).accepted()
     await eventually(
         lambda: asyncio.to_thread(switch.dump_flows, BRIDGE),
-        lambda now: not any("table=11" in flow and "reg2=" in flow for flow in now),
+        lambda now: not any(f"table={Table.INGRESS.value}," in flow and "reg2=" in flow for flow in now),
     )
 
 

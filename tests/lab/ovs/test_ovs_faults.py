@@ -1,0 +1,94 @@
+"""What is left half-done, and daemons that are away for long: in the end the switch has exactly what is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from weft.cni.errors import CniError
+from weft.testing import inventory
+from weft.testing.hosts import Host, Pod
+from weft.testing.netlab import NetLab
+from weft.testing.switch_inventory import BRIDGE, ports, tenants
+from weft.testing.switches import Switch
+from weft.testing.waiting import eventually, until
+
+OURS = f"cookie={0x77656674 << 32:#x}"
+
+
+async def two_pods(lab: NetLab) -> tuple[Host, Switch, list[Pod]]:
+    """A host with two pods, of which one is asked at port 80 and not at port 81."""
+    await lab.network("wide", subnet="10.1.0.0/16", gateway="10.1.255.254")
+    (await lab.rest.put("policys", tenantName="default", policyName="guard")).accepted()
+    await deny(lab, port=81)
+    await lab.group("guarded", network="wide", policies=["guard"])
+    one = await lab.host("one")
+    assert one.switch is not None
+    return one, one.switch, [await one.pod(name, network="wide", group="guarded") for name in ("a", "b")]
+
+
+async def deny(lab: NetLab, *, port: int) -> None:
+    key = {"tenantName": "default", "policyName": "guard", "ruleId": str(port), "direction": "in"}
+    (await lab.rest.put("rules", **key, priority=1, action="deny", protocol="tcp", port=port)).accepted()
+
+
+async def has_flows(switch: Switch, wanted: list[str]) -> None:
+    """Return when the switch has exactly these flows, by `ovs-ofctl`."""
+    await eventually(lambda: asyncio.to_thread(switch.dump_flows, BRIDGE), lambda flows: flows == wanted)
+
+
+async def test_what_a_kill_leaves_half_done_is_put_right(lab: NetLab) -> None:
+    """W29, W31: a port without device, a device without port, flows of nobody and a tenant that has left."""
+    one, switch, (a, b) = await two_pods(lab)
+    flows = switch.dump_flows(BRIDGE)
+    one.kill()
+    add = ("add-port", BRIDGE, "wp00000000aaa", "--", "set", "port", "wp00000000aaa", 'external_ids:weft=""')
+    switch.configure(*add, wait=False)
+    inventory.run(one.machine, "ip link add wp00000000bbb type veth peer name other")
+    switch.flows("add-flow", BRIDGE, f"{OURS},table=0,priority=30,in_port=77,ip,actions=goto_table:3")
+    switch.configure("set", "bridge", BRIDGE, "external_ids:weft-tenant-gone=99")
+    await one.start()
+    await has_flows(switch, flows)
+    assert not {"wp00000000aaa", "wp00000000bbb"} & (ports(switch) | set(inventory.devices(one.machine)))
+    assert set(tenants(switch).values()) == {"default"}
+    assert await a.reaches(b)
+
+
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(1.0, id="a while"), pytest.param(30.0, id="30 s", marks=pytest.mark.soak)]
+)
+async def test_both_daemons_are_away_for_long(lab: NetLab, seconds: float) -> None:
+    """W27: the agent goes on, says what is wrong, and fills the switch with what holds by then when it is back."""
+    one, switch, (a, b) = await two_pods(lab)
+    assert await a.reaches(b, port=82)
+    switch.close()
+    await asyncio.sleep(seconds)
+    assert one.agent.running
+    await deny(lab, port=82)
+    with pytest.raises(CniError, match="Connection refused"):
+        await one.pod("c", network="wide", group="guarded")
+    switch.start()
+    await one.ready()
+    c = await one.pod("c", network="wide", group="guarded")
+    for source in (a, c):
+        assert await source.reaches(b, port=80)
+        assert await source.never_reaches(b, port=82)
+    flows = switch.dump_flows(BRIDGE)
+    one.kill()
+    await one.start()
+    await has_flows(switch, flows)
+
+
+async def test_a_port_that_others_take_away_comes_back(lab: NetLab) -> None:
+    """R5: ports that stand are never made again, and one that is missing is made."""
+    _, switch, (a, b) = await two_pods(lab)
+    names = ports(switch)
+    rows = switch.configure("--columns=name,_uuid", "list", "interface")
+    lost, *_ = sorted(name for name in names if name.startswith("wp"))
+    switch.configure("del-port", BRIDGE, lost)
+    await until(lambda: ports(switch) == names)
+    assert await a.reaches(b)
+    again = switch.configure("--columns=name,_uuid", "list", "interface")
+    kept = [each for each in rows.split("\n\n") if lost not in each]
+    assert all(each.strip() in again for each in kept)
