@@ -36,6 +36,7 @@ OWN_REASONS: Final = {
     "weft/not-ready": "nobody is ready at that address, or not any more",
     "weft/stranger": "the node it came from does not know its target, and this one does not know its source",
     "weft/other-network": "nobody routes between networks in bridge mode",
+    "weft/nowhere": "the datapath knows no way for it",
     "weft/unsure": "the policy changed again and again while it was judged",
 }
 """What the datapath's own reasons mean."""

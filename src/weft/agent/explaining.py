@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from weft.agent.drop_naming import Naming
 from weft.agent.drops import DropLog, Follower, NamedDrop, Wanted
 from weft.agent.enforcement import Policies
 from weft.agent.journal import Attachment, Journal, Stage
+from weft.agent.kernel import Kernel
 from weft.domain import kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.cluster import Cluster
@@ -22,6 +24,7 @@ from weft.domain.policy.decide import Flow
 from weft.domain.policy.explain import Explanation, explain
 from weft.domain.policy.identities import Identity
 from weft.domain.policy.protocols import parse_service
+from weft.ports.datapath import Question
 from weft.runtime.http import json_response
 from weft.runtime.routes import Query, Route
 
@@ -42,6 +45,14 @@ class TracedEnd(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
 
 
+class Foretold(msgspec.Struct, frozen=True, kw_only=True):
+    """What the datapath would do with the flow's first packet: by which device it leaves, or which rule refuses it."""
+
+    passes: bool
+    by: str
+    why: str = ""
+
+
 class Traced(msgspec.Struct, frozen=True, kw_only=True):
     """What the policy in force on this node says about a flow, and where its ends are."""
 
@@ -51,13 +62,18 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     explanation: Explanation
     source: TracedEnd
     target: TracedEnd
+    datapath: Foretold | None = None
 
 
 class ExplainingRest:
     """The routes; `end_all` of the drops ends those who follow."""
 
-    def __init__(self, cluster: Cluster, *, journal: Journal, policies: Policies, drops: DropLog) -> None:
+    def __init__(
+        self, cluster: Cluster, *, journal: Journal, policies: Policies, drops: DropLog, kernel: Kernel
+    ) -> None:
         self._cluster = cluster
+        self._kernel = kernel
+        self._naming = Naming(cluster, journal=journal, policies=policies.by_tenant)
         self._journal = journal
         self._policies = policies
         self._drops = drops
@@ -74,6 +90,7 @@ class ExplainingRest:
             Query(name="dst", about="a workload of the same tenant, or an address", schema=_TEXT),
             Query(name="service", about="protocol and port, such as tcp/80, udp/53 or icmp", schema=_TEXT),
             Query(name="version", about="4 or 6", schema={"type": "integer", "enum": [4, 6]}),
+            Query(name="datapath", about="1: what the datapath would do, too", schema=_TEXT),
         )
         return (
             Route(method="GET", path="/drops", handler=self._tell_drops, query=drops, answer=list[NamedDrop],
@@ -118,7 +135,25 @@ class ExplainingRest:
             source=self._end(flow.source, flow),
             target=self._end(flow.target, flow),
         )
+        if query.get("datapath", "") not in {"", "0", "false"}:
+            traced = msgspec.structs.replace(traced, datapath=await self._foretell(source, traced))
         return json_response(traced)
+
+    async def _foretell(self, source: Attachment, traced: Traced) -> Foretold:
+        if source.wiring is None or not traced.source.address or not traced.target.address:
+            raise NotFound("one end of the flow has no address of this version", field="version")
+        question = Question(
+            port=source.wiring.port,
+            source=parse_address(traced.source.address, field="src"),
+            target=parse_address(traced.target.address, field="dst"),
+            protocol=traced.protocol,
+            target_port=traced.port,
+        )
+        answer = await self._kernel.call(lambda datapath: datapath.foretell(question))
+        if isinstance(answer, str):
+            return Foretold(passes=True, by=answer)
+        (named,) = self._naming.name([answer])
+        return Foretold(passes=False, by=named.rule, why=named.reason)
 
     def _find_local(self, text: str) -> Attachment:
         notes = {note.key: note for note in self._journal if note.stage is Stage.ATTACHED}

@@ -68,7 +68,11 @@ class AgentRest:
     def __init__(self, parts: AgentParts) -> None:
         self._parts = parts
         self._explaining = ExplainingRest(
-            parts.cluster, journal=parts.journal, policies=parts.reconciler.policies, drops=parts.drops
+            parts.cluster,
+            journal=parts.journal,
+            policies=parts.reconciler.policies,
+            drops=parts.drops,
+            kernel=parts.kernel,
         )
 
     def routes(self) -> tuple[Route, ...]:

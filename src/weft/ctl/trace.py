@@ -1,6 +1,7 @@
 """`weft trace SRC DST PROTO/PORT`: whether a flow would pass, which rule decides, and what would change it.
 
-With `--packet` the agent of this node is asked instead of netmaster, and a real packet is sent (`packet_trace`).
+With `--packet` the agent of this node is asked instead of netmaster, and a real packet is sent (`packet_trace`). With
+`--datapath` the agent asks its datapath what it would do, and nothing is sent; Open vSwitch can be asked.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from weft.ctl import render
-from weft.ctl.agent_client import add_agent_flag
+from weft.ctl.agent_client import add_agent_flag, ask_agent
 from weft.ctl.client import Client, Connection, decode_row
 from weft.ctl.failures import Failure
 
@@ -22,6 +23,7 @@ EXIT_BLOCKED = 1
 def main(argv: Sequence[str]) -> int:
     """0 when the flow is allowed, 1 when it is blocked; what cannot be asked ends with netctl's codes 2 to 4.
 
+    With the datapath: 0 when both say the same, 1 when they differ.
     With a packet: 0 when engine and packet agree, 1 when they differ, 6 when nothing was seen of it.
     """
     parser = argparse.ArgumentParser(prog="weft trace", description="Ask the policy engine about one flow.")
@@ -33,9 +35,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", "-j", action="store_true", help="print the whole explanation as JSON")
     parser.add_argument("--netmaster", default=os.environ.get("NETMASTER", "http://127.0.0.1:9999"), metavar="URL")
     parser.add_argument("--packet", action="store_true", help="send a real packet from SRC, a workload of this node")
+    parser.add_argument("--datapath", action="store_true", help="ask the datapath of SRC's node, which is this one")
     add_agent_flag(parser)
     args = parser.parse_args(argv)
     try:
+        if args.datapath:
+            return _trace_datapath(args)
         return _trace_packet(args) if args.packet else _trace(args)
     except Failure as failure:
         print(f"weft trace: {failure.message}", file=sys.stderr)
@@ -48,6 +53,26 @@ def _trace_packet(args: argparse.Namespace) -> int:
     code, document, text = trace_packet(args)
     print(render.json_document(document) if args.json else text)
     return code
+
+
+def _trace_datapath(args: argparse.Namespace) -> int:
+    query = {"src": args.source, "dst": args.target, "service": args.service, "version": args.ipv6 or ""}
+    traced = cast("dict[str, Any]", decode_row(ask_agent(args.agent, "/trace", **query, datapath="1")))
+    explanation, foretold = traced["explanation"], traced["datapath"]
+    agree = explanation["allowed"] is foretold["passes"]
+    agree = agree and (foretold["passes"] or foretold["by"] == explanation["decidedBy"])
+    if args.json:
+        print(render.json_document({"engine": explanation, "datapath": foretold, "agree": agree}))
+    else:
+        verdict = "ALLOWED" if explanation["allowed"] else "BLOCKED"
+        fate = (
+            f"leaves by {foretold['by']}" if foretold["passes"] else f"refused by {foretold['by']}: {foretold['why']}"
+        )
+        print(f"{explanation['source']} -> {explanation['target']} {explanation['service']}")
+        print(f"  engine: {verdict} by {explanation['decidedBy']}")
+        print(f"  datapath: {fate}")
+        print(f"  they {'AGREE' if agree else 'DIFFER'}")
+    return 0 if agree else EXIT_BLOCKED
 
 
 def _trace(args: argparse.Namespace) -> int:

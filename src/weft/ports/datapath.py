@@ -27,6 +27,7 @@ from weft.domain.hosting.view import PublishedPort
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import NO_RATES, Part, Port, Rates
 
+_ICMP, _ICMPV6 = 1, 58
 NO_CHANGE: Difference[Part] = Difference((), ())
 
 
@@ -93,6 +94,21 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     leaves_by: str = ""
     at: float = 0.0
     """Seconds since the epoch, by the clock of this machine."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """The first packet of a connection that a workload of this node might open."""
+
+    port: Port
+    source: Address
+    target: Address
+    protocol: int
+    target_port: int = 0
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether it is an echo request."""
+        return self.protocol == (_ICMP if self.source.family == 4 else _ICMPV6)
 
 
 class PartlyTold(DatapathFault):
@@ -197,6 +213,13 @@ class Datapath(Protocol):
         """What was refused since the last call, oldest first; a sample when it is much.
 
         `PartlyTold` when it is not known for some tenants, with what is known.
+        """
+        ...
+
+    def foretell(self, question: Question) -> str | Drop:
+        """What would become of a packet: the device it would leave by, or its refusal. Nothing is sent.
+
+        `Unavailable` where the datapath can only be tried out.
         """
         ...
 

@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 import pytest
@@ -16,8 +16,11 @@ from aiohttp import web
 from weft.agent import explaining
 from weft.agent.drops import MOST_FOLLOWERS, STOPPING, DropLog, End, NamedDrop
 from weft.agent.explaining import ExplainingRest
+from weft.agent.kernel import Kernel
 from weft.domain.policy.protocols import ICMP, ICMPV6, TCP
+from weft.ports.datapath import Datapath, Drop, Question
 from weft.runtime.http import errors_as_json, serving
+from weft.runtime.one_thread import OneThread
 from weft.runtime.routes import register
 from weft.testing.processes import free_port
 from weft.testing.waiting import soon, until
@@ -43,13 +46,32 @@ class Served:
             return reply.status, await reply.json()
 
 
+class Seer:
+    """A datapath that is asked about packets, and refuses those to one port."""
+
+    def foretell(self, question: Question) -> str | Drop:
+        if question.target_port != 81:
+            return "wpsomewhere"
+        return Drop(
+            tenant=question.port.tenant,
+            outcome=0,
+            reason="weft/not-ready",
+            source=question.source,
+            target=question.target,
+            protocol=question.protocol,
+        )
+
+
 @pytest.fixture
 async def served(policed: Policed) -> AsyncIterator[Served]:
     drops, port = DropLog(), free_port()
-    rest = ExplainingRest(policed.world.cluster, journal=policed.journal, policies=policed.policies, drops=drops)
-    app = web.Application(middlewares=[errors_as_json])
-    register(app, rest.routes())
     async with AsyncExitStack() as stack:
+        kernel = Kernel(cast("Datapath", Seer()), stack.enter_context(OneThread("kernel")))
+        rest = ExplainingRest(
+            policed.world.cluster, journal=policed.journal, policies=policed.policies, drops=drops, kernel=kernel
+        )
+        app = web.Application(middlewares=[errors_as_json])
+        register(app, rest.routes())
         await stack.enter_async_context(serving(app, (("127.0.0.1", port),), tls=None))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield Served(drops, port, session)
@@ -143,6 +165,15 @@ async def test_a_flow_is_traced_by_the_policy_in_force_here(
     assert traced["source"]["netns"] == "/paper/guest"
     assert traced["target"]["address"] == (policed.till.ipv6_address if version else policed.till.ip_address)
     assert traced["target"]["device"]
+
+
+async def test_the_datapath_is_asked_too_when_that_is_wanted(served: Served) -> None:
+    _, traced = await served.get("/trace", src="guest", dst="lab/till", service="tcp/80", datapath="1")
+    assert traced["datapath"] == {"passes": True, "by": "wpsomewhere", "why": ""}
+    _, traced = await served.get("/trace", src="guest", dst="lab/till", service="tcp/81", datapath="1")
+    assert (traced["datapath"]["passes"], traced["datapath"]["by"]) == (False, "weft/not-ready")
+    _, traced = await served.get("/trace", src="guest", dst="lab/till", service="tcp/80")
+    assert traced["datapath"] is None
 
 
 async def test_an_address_says_which_version_is_meant(served: Served, policed: Policed) -> None:

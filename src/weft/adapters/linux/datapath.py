@@ -25,7 +25,7 @@ from weft.adapters.linux.telling import read_drops, tell_tallies
 from weft.adapters.linux.underlay import workload_mtu
 from weft.domain.addresses import Address, Subnet
 from weft.domain.diff import Difference
-from weft.domain.errors import Conflict, DatapathFault, NotFound, WeftError
+from weft.domain.errors import Conflict, DatapathFault, NotFound, Unavailable, WeftError
 from weft.domain.hosting.parts import HostLink
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Part, Port, Shape, Space
@@ -36,6 +36,7 @@ from weft.ports.datapath import (
     Findings,
     PartlyTold,
     Plugging,
+    Question,
     ServiceUse,
     SpaceSurvey,
     Tallies,
@@ -232,6 +233,10 @@ class LinuxDatapath:
         if faults:
             raise PartlyTold("; ".join(faults), found)
         return found
+
+    def foretell(self, question: Question) -> str | Drop:
+        name = question.port.interface
+        raise Unavailable(f"the kernel does not say what it would do with a packet from {name}: send one with --packet")
 
     def tallies(self) -> list[Tallies]:
         return [tell_tallies(tenant, self._spaces[tenant]) for tenant in sorted(self._spaces)]

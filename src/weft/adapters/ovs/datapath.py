@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from weft.adapters.linux.facts import overlay_name
+from weft.adapters.linux.facts import PORT_MAC, overlay_name
 from weft.adapters.linux.links import Link
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
@@ -28,13 +28,14 @@ from weft.adapters.ovs.guard import GUARD
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import not_carried, not_reachable, without_uplinks
 from weft.adapters.ovs.telling import drop_of
+from weft.adapters.ovs.tracing import foretell
 from weft.adapters.ovs.uplinks import Uplinks
-from weft.domain.addresses import Address
+from weft.domain.addresses import Address, mac_of
 from weft.domain.diff import Difference, in_turn
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import NO_RATES, Overlay, Part, Port, Space
-from weft.ports.datapath import NO_CHANGE, Drop, Findings, Plugging, ServiceUse, SpaceSurvey, Tallies, Wiring
+from weft.ports.datapath import NO_CHANGE, Drop, Findings, Plugging, Question, ServiceUse, SpaceSurvey, Tallies, Wiring
 
 _NEVER = (0, 0)
 _COUNT_S = 1.0
@@ -50,6 +51,7 @@ class OvsDatapath:
     def __init__(self, *, switch: Path, vtep: Address, vxlan_port: int, uplinks: Sequence[str] = ()) -> None:
         self._vtep = vtep
         self._vxlan_port = vxlan_port
+        self._switch = switch
         self._database = open_database(switch)
         self._bridge = SwitchBridge(self._database)
         self._uplinks = Uplinks(uplinks, switch=switch, database=self._database, ours=self._bridge)
@@ -249,6 +251,16 @@ class OvsDatapath:
         ports = {port.number: port for port in self._bridge.ports().values() if port.number}
         told = (drop_of(each, tenants, ports) for each in self._openflow.take_told())
         return [drop for drop in told if drop is not None]
+
+    def foretell(self, question: Question) -> str | Drop:
+        return foretell(self._switch, question, self._bridge.ports(), target_mac=self._mac_at(question))
+
+    def _mac_at(self, question: Question) -> str:
+        """Whom the workload speaks to: its neighbour on a segment, else its host end."""
+        if not question.port.segment:
+            return PORT_MAC
+        ports = (part for part in self._flows.parts if isinstance(part, Port) and part.tenant == question.port.tenant)
+        return next((each.mac for each in ports if question.target in each.addresses), mac_of(question.target))
 
     def tallies(self) -> list[Tallies]:
         outcomes, reasons = self._flows.count()

@@ -1,0 +1,77 @@
+"""`weft trace --datapath`: what Open vSwitch would do with a packet, asked by `ofproto/trace`, beside the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+
+from weft.adapters.linux.netns import Namespace
+from weft.testing.hosts import Host
+from weft.testing.netlab import NetLab
+from weft.testing.switch_inventory import BRIDGE
+from weft.testing.waiting import DEADLINE
+
+RULES: dict[str, dict[str, object]] = {
+    "no-81": {"protocol": "tcp", "port": 81},
+    "no-53": {"protocol": "udp", "port": 53},
+    "no-ping": {"protocol": "icmp"},
+}
+
+
+async def traced(host: Host, *words: str) -> subprocess.CompletedProcess[str]:
+    """What a person sees on a host's machine."""
+    command = [sys.executable, "-m", "weft.ctl.weft", "trace", "--datapath", *words]
+
+    def run() -> subprocess.CompletedProcess[str]:
+        with Namespace.open(host.machine) as machine:
+            return machine.run(
+                lambda: subprocess.run(command, capture_output=True, timeout=DEADLINE, check=False, text=True)
+            )
+
+    return await asyncio.to_thread(run)
+
+
+@pytest.mark.parametrize("fwdmode", ["routing", "bridge"])
+async def test_the_switch_would_do_what_the_engine_says(lab: NetLab) -> None:
+    """On this node and to another, in both families; where somebody changed a flow, both verdicts are told."""
+    await lab.network("net", subnet="10.1.0.0/16", gateway="10.1.255.254", ipv6Subnet="2001:db8:1::/64")
+    (await lab.rest.put("policys", tenantName="default", policyName="shop")).accepted()
+    for name, members in RULES.items():
+        key = {"tenantName": "default", "policyName": "shop", "ruleId": name, "direction": "in"}
+        (await lab.rest.put("rules", **key, priority=10, action="deny", **members)).accepted()
+    await lab.group("shop", network="net", policies=["shop"])
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    guest, till = await one.pod("guest", network="net"), await one.pod("till", network="net", group="shop")
+    far = await two.pod("far", network="net")
+    assert await guest.reaches(till)
+    assert await guest.reaches(far)
+    asked = {"tcp/80": "", "tcp/81": "no-81", "udp/5000": "", "udp/53": "no-53", "icmp": "no-ping"}
+    for service, rule in asked.items():
+        for flags in ((), ("-6",)):
+            done = await traced(one, "--json", *flags, "guest", "till", service)
+            assert done.returncode == 0, f"{service} {flags}: {done.stdout} {done.stderr}"
+            answer = json.loads(done.stdout)
+            assert (answer["agree"], answer["datapath"]["passes"]) == (True, not rule)
+            assert not rule or answer["datapath"]["by"] == f"contiv/default/shop/{rule}"
+    done = await traced(one, "guest", "far", "tcp/80")
+    assert done.returncode == 0, done.stdout
+    assert "leaves by wx" in done.stdout
+    assert one.switch is not None
+    one.switch.flows("del-flows", BRIDGE, f"table=0,ip,nw_src={guest.address()}")
+    done = await traced(one, "guest", "till", "tcp/80")
+    assert done.returncode == 1, done.stdout
+    assert "they DIFFER" in done.stdout
+
+
+async def test_a_datapath_that_cannot_be_asked_says_so(lab: NetLab) -> None:
+    await lab.network("net", subnet="10.1.0.0/16", gateway="10.1.255.254")
+    one = await lab.host("one", datapath="linux")
+    for name in ("a", "b"):
+        await one.pod(name, network="net")
+    done = await traced(one, "a", "b", "tcp/80")
+    assert done.returncode in {3, 4}, done.stderr
+    assert "--packet" in done.stderr
