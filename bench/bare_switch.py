@@ -87,14 +87,33 @@ class HandMade:
             pods.append(self._pod(host, switch, f"far{number}", address=f"10.99.0.{number}"))
         return Pair(pods[0], pods[1], "10.99.0.2")
 
+    def beside(self, machine: Path, switch: Switch) -> Pair:
+        """Two pods on a bridge of a switch that has others."""
+        host = self._stack.enter_context(Namespace.open(machine))
+        self._make_bridge(switch)
+        pods = [self._pod(host, switch, f"beside{number}", address=f"10.97.0.{number}") for number in (1, 2)]
+        return Pair(pods[0], pods[1], "10.97.0.2")
+
+    @staticmethod
+    def put_flows(switch: Switch) -> bool:
+        """Put the flows into the bridge at once; False when the switch does not answer."""
+        command = ["ovs-ofctl", "add-flows", switch.management("hand"), "-"]
+        flows = "\n".join(_PIPELINE)
+        return (
+            subprocess.run(command, input=flows, text=True, check=False, timeout=60, capture_output=True).returncode
+            == 0
+        )
+
     def _host(self, name: str) -> tuple[Namespace, Switch]:
         host = self._stack.enter_context(self._spaces.create(name))
         place = self._directory / f"{name}-ovs"
         switch = self._stack.enter_context(running_switch(place, netns=self._spaces.path / name))
-        switch.configure("add-br", "hand", "--", "set", "bridge", "hand", "datapath_type=netdev", "fail_mode=secure")
-        for flow in _PIPELINE:
-            subprocess.run(["ovs-ofctl", "add-flow", switch.management("hand"), flow], check=True, timeout=60)
+        self._make_bridge(switch)
         return host, switch
+
+    def _make_bridge(self, switch: Switch) -> None:
+        switch.configure("add-br", "hand", "--", "set", "bridge", "hand", "datapath_type=netdev", "fail_mode=secure")
+        assert self.put_flows(switch)
 
     def _pod(self, host: Namespace, switch: Switch, name: str, *, address: str) -> Path:
         path = self._spaces.path / name

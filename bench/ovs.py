@@ -15,15 +15,17 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from statistics import median
 
 from bench.bare_switch import BareSwitch, HandMade
 from bench.figures import Figure, Skipped, figure
 from bench.labs import AT_ONCE, NETWORK, attach, create_remote, pair_of, restart, take_turns
+from weft.adapters.linux.netns import Namespace
 from weft.adapters.ovs.bridge import NAME
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow
@@ -33,8 +35,10 @@ from weft.testing.apart import stepped_apart
 from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.processes import Child
+from weft.testing.streams import Stream
 from weft.testing.switches import Switch, running_switch
-from weft.testing.waiting import DEADLINE
+from weft.testing.traffic import Place
+from weft.testing.waiting import DEADLINE, until
 
 FLOWS = 10_000
 ALONE, BEYOND, LOCAL = 100, 130, 200
@@ -44,6 +48,7 @@ FEW, MANY = 100, 500
 CHANGES, NOT_COUNTED = 25, 5
 ROUNDS = 5
 RESTARTS = 3
+RATE = 1000
 _CONFIG = json.dumps({"cniVersion": "1.1.0", "name": "weft", "type": "weft-cni"}).encode()
 _RULE = {"tenantName": "default", "policyName": "guard", "direction": "in", "priority": 2, "action": "allow"}
 _GROUP = "guarded"
@@ -99,6 +104,7 @@ async def _measure() -> dict[str, Figure]:
         await lab.group(_GROUP, network=NETWORK, policies=["guard"])
         one, two = await lab.host("one"), await lab.host("two")
         figures = await _measure_packets(lab, one, two)
+        figures |= await _measure_switch_restart(lab, two)
         figures |= await asyncio.to_thread(_measure_many, two)
         two.close()
         figures |= await asyncio.to_thread(_measure_alone, lab, one)
@@ -134,6 +140,49 @@ async def _measure_packets(lab: NetLab, one: Host, two: Host) -> dict[str, Figur
             ours, peer=peer, unit="MB/s", target=0.9 * peer, more_is_better=True, note="one stream; peer: ct by hand"
         )
     return figures
+
+
+async def _measure_switch_restart(lab: NetLab, host: Host) -> dict[str, Figure]:
+    """Packets lost when ovs-vswitchd is killed and started, beside a person's bridge on the same switch.
+
+    Somebody puts the flows of that bridge back as soon as the switch answers.
+    """
+    assert host.switch is not None
+    switch, lost = host.switch, []
+    pods = [await host.pod(f"restarted-{number}", network=NETWORK) for number in (1, 2)]
+    with ExitStack() as stack:
+        hand = HandMade(lab.directory / "beside", stack)
+        pair = hand.beside(host.machine, switch)
+        theirs = [
+            Place(stack.enter_context(Namespace.open(path)), ip_address(address))
+            for path, address in ((pair.asker, "10.97.0.1"), (pair.answerer, pair.address))
+        ]
+        for number in range(RESTARTS):
+            ends = ((pods[0].place(), pods[1].place()), (theirs[0], theirs[1]))
+            with ExitStack() as speaking:
+                streams = [speaking.enter_context(Stream(*each, port=5000 + number, rate=RATE)) for each in ends]
+                await _flow(streams)
+                await asyncio.to_thread(switch.kill_daemon)
+                switch.start_daemon(wait=False)
+                while not await asyncio.to_thread(hand.put_flows, switch):
+                    pass
+                await _flow(streams)
+                lost.append([each.sent - each.arrived for each in streams])
+        switch.configure("del-br", "hand")
+    for pod in pods:
+        await pod.remove()
+    lost_here, lost_there = (median(each) for each in zip(*lost, strict=True))
+    return {
+        "packets lost at a restart of ovs-vswitchd": figure(
+            lost_here, peer=lost_there, unit="packets", target=lost_there, note=f"of {RATE} a second; {lost}"
+        )
+    }
+
+
+async def _flow(streams: Sequence[Stream]) -> None:
+    """Return when a good deal more of each has arrived."""
+    wanted = [each.arrived + RATE // 2 for each in streams]
+    await until(lambda: all(each.arrived > count for each, count in zip(streams, wanted, strict=True)))
 
 
 def _measure_many(host: Host) -> dict[str, Figure]:

@@ -136,6 +136,19 @@ def test_what_others_do_to_our_flows_is_noticed_and_mended(datapath: OvsDatapath
     assert switch.dump_flows(NAME) == flows
 
 
+def test_a_switch_that_is_away_is_told_of_once_and_when_it_is_back(datapath: OvsDatapath, switch: Switch) -> None:
+    """W28: whoever waits for it need not try again and again, and hears at once that it is worth it."""
+    datapath.converge(GROUND)
+    flows = switch.dump_flows(NAME)
+    switch.kill_daemon()
+    assert [datapath.disturbed() for _ in range(3)] == [True, False, False]
+    switch.start_daemon()
+    assert datapath.disturbed()
+    assert datapath.converge(GROUND).mended
+    assert not datapath.disturbed()
+    assert switch.dump_flows(NAME) == flows
+
+
 def test_what_cannot_be_carried_is_refused(datapath: OvsDatapath, directory: NamespaceDirectory) -> None:
     """The rest of what was told is carried out all the same; a workload that asks for it gets nothing."""
     shape = Shape(BLUE, PORT.interface, 1_000_000, 10_000, 0)

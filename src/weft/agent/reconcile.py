@@ -65,6 +65,8 @@ class Reconciler:
         self._touched: set[tuple[str, ...]] = set()
         self._all_touched = True
         self._news = asyncio.Event()
+        self._urged = asyncio.Event()
+        """Set when the datapath may follow again that did not."""
         self._turn = asyncio.Lock()
         self._seen: Revision = NEVER
         self.realised: Revision = NEVER
@@ -133,12 +135,14 @@ class Reconciler:
                 self.fault = error.message
                 log.error("datapath fault", reason=error.message)
                 self.doubt()
-                await backoff.pause()
+                self._urged.clear()
+                await backoff.pause(until=self._urged)
 
     def doubt(self) -> None:
         """The datapath may not be as it was told: everything is to be read back soon."""
         self._doubtful = True
         self._news.set()
+        self._urged.set()
 
     async def refresh(self) -> None:
         """Bring the datapath up to what the cluster says now, as far as it was touched."""

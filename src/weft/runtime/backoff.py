@@ -23,13 +23,16 @@ class Backoff:
         """A try succeeded: the next pause is the first again."""
         self._step = self._first
 
-    async def pause(self) -> None:
-        """Wait before the next try."""
+    async def pause(self, *, until: asyncio.Event | None = None) -> None:
+        """Wait before the next try; where there is an event that promises success, not longer than until it is set."""
         delay = self._step * random.uniform(0.5, 1.0)  # noqa: S311  jitter is not a secret
         if self._deadline is not None and asyncio.get_running_loop().time() + delay > self._deadline:
             raise TimeoutError("no time is left for another try")
         self._step = min(self._step * 2, self._cap)
-        await asyncio.sleep(delay)
+        if until is None:
+            await asyncio.sleep(delay)
+        else:
+            await happens(until, within=delay)
 
 
 async def happens(event: asyncio.Event, *, within: float) -> bool:

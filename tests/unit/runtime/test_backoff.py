@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from weft.runtime.backoff import Backoff, happens
+from weft.testing.waiting import DEADLINE
 
 
 @pytest.fixture
@@ -56,3 +57,11 @@ async def test_an_event_that_is_set_is_noticed_at_once() -> None:
 
 async def test_an_event_that_is_not_set_is_given_up() -> None:
     assert not await happens(asyncio.Event(), within=0.01)
+
+
+async def test_a_pause_ends_when_success_is_promised() -> None:
+    promised = asyncio.Event()
+    backoff = Backoff(first=DEADLINE, cap=DEADLINE)
+    asyncio.get_running_loop().call_soon(promised.set)
+    async with asyncio.timeout(DEADLINE / 4):
+        await backoff.pause(until=promised)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from weft.adapters.linux.facts import PORT_MAC, overlay_name
 from weft.adapters.linux.links import Link
@@ -42,6 +42,14 @@ _COUNT_S = 1.0
 """How often the switch is asked how many flows of ours it has: nobody tells when others take some away."""
 
 
+class _Met(NamedTuple):
+    """How often the daemons were connected to, the ports that there are, and whether uplinks are not as they were."""
+
+    connections: tuple[int, int]
+    numbers: Mapping[str, int]
+    is_disturbed: bool
+
+
 class OvsDatapath:
     """See `weft.ports.datapath`. `switch` is the directory of Open vSwitch's sockets; `vtep` is our end of tunnels.
 
@@ -62,6 +70,7 @@ class OvsDatapath:
         self._numbers: dict[str, int] = {}
         self._count_at = 0.0
         self._faults: list[str] = []
+        self._met: _Met | None = _Met(_NEVER, {}, is_disturbed=False)
 
     def __enter__(self) -> Self:
         self._namespace = Namespace.current()
@@ -188,7 +197,8 @@ class OvsDatapath:
                 self._find_room(each)
         coming = [each for each in pluggings if each.wiring.port.interface not in faults]
         try:
-            self._add_ports(coming, faults)
+            if coming:
+                self._add_ports(coming, faults)
         except DatapathFault as error:
             faults |= {each.wiring.port.interface: error for each in coming}
         yield from (faults.get(each.wiring.port.interface) for each in pluggings)
@@ -277,19 +287,30 @@ class OvsDatapath:
         return []  # issue 8: services are not carried yet
 
     def disturbed(self) -> bool:
+        """See `weft.ports.datapath`. A daemon that is away is told of once, and once more when it is back."""
+        before, self._met = self._met, self._look()
+        if self._met == _Met(self._connections, self._numbers, is_disturbed=False):
+            return self._has_other_flows()
+        return self._met != before
+
+    def _look(self) -> _Met | None:
+        """What there is at the moment; None while a daemon is away."""
         try:
             self._database.look()
             self._openflow.look()
             self._uplinks.look()
-            is_counted = time.monotonic() >= self._count_at and self._connections != _NEVER
-            if is_counted:
-                self._count_at = time.monotonic() + _COUNT_S
-            if is_counted and (self._flows.is_disturbed() or self._uplinks.lacks_flows()):
-                return True
+        except DatapathFault:
+            return None
+        return _Met(self._count_connections(), self._read_numbers(), self._uplinks.is_disturbed())
+
+    def _has_other_flows(self) -> bool:
+        if time.monotonic() < self._count_at:
+            return False
+        self._count_at = time.monotonic() + _COUNT_S
+        try:
+            return self._flows.is_disturbed() or self._uplinks.lacks_flows()
         except DatapathFault:
             return True
-        has_changed = self._uplinks.is_disturbed() or self._read_numbers() != self._numbers
-        return has_changed or self._count_connections() != self._connections
 
     def survey(self) -> list[SpaceSurvey]:
         ports, links = self._bridge.ports(), self._devices.read()
