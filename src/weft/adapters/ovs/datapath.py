@@ -226,6 +226,7 @@ class OvsDatapath:
                 self._devices.plug(each.wiring)
         refused = self._bridge.wait_for({name: row for name, row in rows.items() if name not in faults})
         faults |= {name: DatapathFault(reason) for name, reason in refused.items()}
+        self._devices.keep_up(name for name in rows if name not in faults)
         self._numbers = self._read_numbers()
         if misplaced := [
             each

@@ -72,6 +72,11 @@ class Devices:
         self._netlink.send_batch([alter_link(link.index, up=True) for link in down])
         return [link.name for link in down]
 
+    def keep_up(self, names: Iterable[str]) -> None:
+        """Devices that the switch has taken are up: it writes back the flags it has read, perhaps before they were."""
+        found = (read_link(self._netlink, name) for name in names)
+        self.raise_all([link for link in found if link is not None])
+
     def refuse_taken(self, wiring: Wiring) -> None:
         """`Conflict` when one end's name is taken, `NotFound` when the workload's namespace is gone."""
         with pod.inside(wiring, home=self._namespace) as (_, inside):
