@@ -52,6 +52,7 @@ docs: $(READY)
 	$(BIN)/python -m weft.master.reference objects > docs/reference/objects.md
 	$(BIN)/python -m weft.master.reference rest > docs/reference/rest.md
 	$(BIN)/python -m weft.adapters.ovs.tables > docs/reference/ovs-tables.md
+	scripts/write-manifest > packaging/kubernetes/weft.yaml
 
 format: $(READY)
 	$(BIN)/ruff check --fix

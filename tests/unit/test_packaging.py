@@ -1,4 +1,4 @@
-"""The systemd units: understood by systemd, and true to what the programs need."""
+"""The systemd units, understood by systemd and true to what the programs need; and the manifests for Kubernetes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from weft import __version__
 from weft.testing.waiting import DEADLINE
 
-UNITS = sorted((Path(__file__).parents[2] / "packaging" / "systemd").glob("*.service"))
+ROOT = Path(__file__).parents[2]
+UNITS = sorted((ROOT / "packaging" / "systemd").glob("*.service"))
+MANIFESTS = ROOT / "packaging" / "kubernetes"
 
 
 def settings(unit: Path) -> dict[str, str]:
@@ -44,3 +47,17 @@ def test_systemd_understands_it(unit: Path, tmp_path: Path) -> None:
     command = ["systemd-analyze", "verify", "--recursive-errors=no", str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert unit.name not in done.stderr, done.stderr
+
+
+def test_the_whole_manifest_is_made_of_its_parts() -> None:
+    written = subprocess.run(
+        [str(ROOT / "scripts" / "write-manifest")], capture_output=True, text=True, check=True, timeout=DEADLINE
+    ).stdout
+    assert (MANIFESTS / "weft.yaml").read_text() == written, "make docs writes it anew"
+
+
+def test_every_manifest_has_the_image_of_this_version() -> None:
+    texts = [path.read_text() for path in MANIFESTS.glob("*.yaml")]
+    images = {image for text in texts for image in re.findall(r"image: (\S+)", text)}
+    assert images == {f"weft:{__version__}"}
+    assert f"-t weft:{__version__} " in (ROOT / "packaging" / "Containerfile").read_text()

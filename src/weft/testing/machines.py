@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from weft.testing.apart import MS_BIND, enter, mount
+from weft.testing.apart import MS_BIND, enter, mount, unmount
 from weft.testing.hosts import Host
 from weft.testing.processes import Child
 from weft.testing.runtimes import must
@@ -30,9 +30,8 @@ class Machine(Host):
 
     async def start(self) -> None:
         """Switch it on, unless it is, and start the agent with whatever there is on the disk."""
-        if self._power is None:
-            self._power = self._switch_on()
-            assert await self._power.next_line() == "on"
+        if await self.switch_on():
+            await must(*self.command("ln", "-s", str(self.home), "/run/weft"))
             await must(*self.command(sys.executable, "-m", "weft.ctl.weft", "install-cni", "--shim", str(self.program)))
         await super().start()
 
@@ -63,7 +62,15 @@ class Machine(Host):
         inside = ("-m", "weft.testing.inside", str(self.machine), str(self.boot_id), module)
         return self.daemon(sys.executable, *inside, *flags, log=log)
 
-    def _switch_on(self) -> Child:
+    async def switch_on(self) -> bool:
+        """Switch it on, with nothing of ours running; whether it was off."""
+        if self._power is not None:
+            return False
+        self._power = self._first_process()
+        assert await self._power.next_line() == "on"
+        return True
+
+    def _first_process(self) -> Child:
         apart = ("--pid", "--fork", "--kill-child", "--mount", "--propagation=unchanged", "--uts")
         this = (sys.executable, "-m", "weft.testing.machines", self.name, str(self.home), str(self.machine))
         return Child(["unshare", *apart, "--", *this], log=self.home / "machine.log")
@@ -79,14 +86,21 @@ def main(name: str, home: Path, namespace: Path) -> None:
         disk = home / "disk" / place.strip("/").replace("/", "-")
         disk.mkdir(parents=True, exist_ok=True)
         mount(disk, Path(place), flags=MS_BIND)
+    while mounts := _mounted_below("/run"):  # containerd would take one that is covered for the one that is seen
+        unmount(mounts[-1])
     mount(None, Path("/run"), kind="tmpfs")
     for shared in ("/run", "/var/lib"):  # pods' namespaces and volumes are seen by whoever was here before them
         mount(None, Path(shared), flags=_MS_SHARED)
-    Path("/run/weft").symlink_to(home)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who is left alone becomes our child, and is nobody's to ask for
     sys.stdout.write("on\n")
     sys.stdout.flush()
     os.execlp("sleep", "sleep", "infinity")
+
+
+def _mounted_below(place: str) -> list[Path]:
+    """What is mounted there and below, in the order of its coming."""
+    points = (Path(line.split()[4]) for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return [point for point in points if point.is_relative_to(place)]
 
 
 if __name__ == "__main__":

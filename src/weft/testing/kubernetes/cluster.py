@@ -18,7 +18,7 @@ from weft.testing.kubernetes.api_server import ADMIN, ApiServer, running_api_ser
 from weft.testing.kubernetes.documents import IMAGE, PORT
 from weft.testing.kubernetes.images import write_image
 from weft.testing.kubernetes.manifests import DNS
-from weft.testing.kubernetes.node import Node
+from weft.testing.kubernetes.node import BareNode, Node
 from weft.testing.netlab import NetLab
 from weft.testing.processes import Child
 from weft.testing.runtimes import make_root, must
@@ -51,9 +51,20 @@ class Cluster:
 
     async def node(self, name: str, *flags: str) -> Node:
         """A new node, ready for pods; `flags` are for netplugin."""
+        node = await self._add(Node, name, *_mode(self.server), *flags)
+        await self.ready(name)
+        return node
+
+    async def bare_node(self, name: str) -> Node:
+        """A new node without anything of ours, which therefore is not ready."""
+        node = await self._add(BareNode, name)
+        await eventually(lambda: self.api.find(f"/api/v1/nodes/{name}"), bool, within=WITHIN)
+        return node
+
+    async def _add(self, kind: type[Node], name: str, *flags: str) -> Node:
         cgroup = await self._stack.enter_async_context(own_cgroup(f"weft-{os.getpid()}-{name}"))
         make_cgroup(cgroup)
-        node = await self.lab.add(Node, name, *_mode(self.server), *flags)
+        node = await self.lab.add(kind, name, *flags)
         self._stack.callback(node.close)  # before its cgroup goes, and so not only with the lab
         self.nodes[name] = node
         await node.join(
@@ -64,7 +75,6 @@ class Cluster:
             name=IMAGE,
             cgroup=cgroup,
         )
-        await self.ready(name)
         return node
 
     async def ready(self, name: str) -> None:
@@ -147,8 +157,11 @@ def holds(document: Any, condition: str) -> bool:
 
 
 @asynccontextmanager
-async def open_cluster(lab: NetLab, *, programs: Path) -> AsyncIterator[Cluster]:
-    """A cluster whose control plane is where the lab is, from programs that `scripts/build-kubernetes` has built."""
+async def open_cluster(lab: NetLab, *, programs: Path, bare: bool = False) -> AsyncIterator[Cluster]:
+    """A cluster whose control plane is where the lab is, from programs that `scripts/build-kubernetes` has built.
+
+    A `bare` one has nothing of ours: the lab's netmaster is ended.
+    """
     directory = lab.directory / "kubernetes"
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(
@@ -158,11 +171,15 @@ async def open_cluster(lab: NetLab, *, programs: Path) -> AsyncIterator[Cluster]
             program, *flags = command
             log = directory / f"{program}.log"
             stack.enter_context(Child([str(programs / program), *flags], log=log))
-        await lab.master.start(*_mode(server))
-        stack.enter_context(_agent(lab, server))
+        if bare:
+            lab.master.kill()
+        else:
+            await lab.master.start(*_mode(server))
+            stack.enter_context(_agent(lab, server))
         api = await stack.enter_async_context(server.client())
         cluster = Cluster(lab, server, api, programs=programs, stack=stack)
-        await cluster.kubectl("apply", "-f", str(DNS))
+        if not bare:
+            await cluster.kubectl("apply", "-f", str(DNS))
         yield cluster
 
 

@@ -14,17 +14,24 @@ _NAME = "io.containerd.image.name"
 
 
 def write_image(
-    archive: Path, root: Path, *, name: str, command: Sequence[str], entrypoint: Sequence[str] = ()
+    archive: Path,
+    root: Path,
+    *,
+    name: str,
+    command: Sequence[str],
+    entrypoint: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """An archive that `ctr image import` takes: the files below a root, under a full name such as `weft.test/box:1`.
 
     Entry point and command are what a container runs that is told nothing else.
     """
     layer = _tar_of(root)
+    variables = [f"{name}={value}" for name, value in (environment or {"PATH": "/bin"}).items()]
     config = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Entrypoint": list(entrypoint), "Cmd": list(command), "Env": ["PATH=/bin"]},
+        "config": {"Entrypoint": list(entrypoint), "Cmd": list(command), "Env": variables},
         "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
     }
     blobs = [layer, _json(config)]

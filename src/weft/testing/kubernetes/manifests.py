@@ -12,6 +12,8 @@ from weft.testing.kubernetes.api import Api
 PACKAGING = Path(__file__).parents[4] / "packaging" / "kubernetes"
 RBAC = PACKAGING / "rbac.yaml"
 DNS = PACKAGING / "dns.yaml"
+WHOLE = PACKAGING / "weft.yaml"
+"""All of Weft."""
 
 
 async def apply(api: Api, manifest: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from weft.adapters.linux.netns import NamespaceDirectory
 from weft.testing.machines import Machine
 from weft.testing.processes import Child
 from weft.testing.runtimes import must, run
@@ -39,7 +40,9 @@ class Node(Machine):
     async def join(self, *, kubelet: Path, kubeconfig: Path, ca: Path, image: Path, name: str, cgroup: str) -> None:
         """Run containerd and kubelet from now on, the archive of the one image there is imported under its name."""
         self._image = image
-        shutil.copy(_LOOPBACK, self.root / "opt" / "cni" / "bin")
+        plugins = self.root / "opt" / "cni" / "bin"
+        plugins.mkdir(parents=True, exist_ok=True)
+        shutil.copy(_LOOPBACK, plugins)
         config = self.home / "kubelet.json"
         config.write_text(json.dumps(_kubelet_config(ca=ca, cgroup=cgroup)))
         (self.home / "containerd.toml").write_text(_CONTAINERD.format(image=name))
@@ -88,6 +91,15 @@ class Node(Machine):
             _end(child)
         self._kubelet = self._containerd = None
         super().close()
+
+
+class BareNode(Node):
+    """A node with nothing of ours: Weft comes to it as the cluster's manifests say."""
+
+    async def start(self) -> None:
+        """Switch it on; nothing of ours is started."""
+        if await self.switch_on():
+            self.tenants = NamespaceDirectory(self.root / "run" / "weft" / "netns")
 
 
 def _end(child: Child | None) -> None:

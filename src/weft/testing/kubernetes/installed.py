@@ -1,0 +1,59 @@
+"""Weft in a bare cluster, as its manifest brings it there: one file, and an image on every node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import weft
+from weft.testing.kubernetes.cluster import WITHIN, Cluster
+from weft.testing.kubernetes.manifests import WHOLE
+from weft.testing.kubernetes.own_image import write_own_image
+from weft.testing.waiting import eventually
+
+OWN_PODS = "/api/v1/namespaces/kube-system/pods"
+_NAMED_SERVERS = "# api-servers: https://192.0.2.10:6443"
+"""A line of the manifest, which whoever has no kube-proxy makes a setting."""
+
+
+async def bring_image(cluster: Cluster, *, version: str = weft.__version__) -> str:
+    """Have our image on all nodes, as Weft of that version; its name as manifests write it."""
+    name = f"weft:{version}"
+    archive = cluster.lab.directory / "weft.tar"
+    write_own_image(archive, name=f"docker.io/library/{name}", version=version)
+    for node in cluster.nodes.values():
+        await node.import_image(archive)
+    archive.unlink()
+    return name
+
+
+def manifest_for(cluster: Cluster) -> Path:
+    """The whole manifest, with the one line changed that says where this cluster's API server is."""
+    text = WHOLE.read_text()
+    assert _NAMED_SERVERS in text
+    path = cluster.lab.directory / "weft.yaml"
+    path.write_text(text.replace(_NAMED_SERVERS, f"api-servers: {cluster.server.url}"))
+    return path
+
+
+async def netctl(cluster: Cluster, *words: str) -> str:
+    """What netctl prints where netmaster is."""
+    return await cluster.kubectl("exec", "-n", "kube-system", "deploy/weft-netmaster", "--", "netctl", *words)
+
+
+async def own_pods(cluster: Cluster, app: str, *, count: int) -> list[Any]:
+    """The pods of one of our programs, once there are so many, none is about to go, and all are ready."""
+
+    async def look() -> list[Any]:
+        return await cluster.api.items(f"{OWN_PODS}?labelSelector=app%3D{app}")
+
+    def complete(pods: list[Any]) -> bool:
+        return len(pods) == count and all(map(_serves, pods))
+
+    return await eventually(look, complete, within=WITHIN)
+
+
+def _serves(pod: Any) -> bool:
+    conditions = pod.get("status", {}).get("conditions", ())
+    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]

@@ -1,0 +1,134 @@
+"""Our own container image from what this machine has: its Python, Weft as it is in the tree, and what Weft needs.
+
+It is laid out as that of packaging/Containerfile in all that the manifests rely on: the programs are in the path, and
+the CNI program is at `SHIM`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import weft
+from weft.cni.install import build_program
+from weft.testing.kubernetes.images import write_image
+
+SHIM = "/usr/libexec/weft/weft-cni"
+_LIBRARY = "usr/lib/weft"
+_PROGRAMS = ("netmaster", "netplugin", "netdns", "netctl", "weft")
+_NFTABLES = "libnftables.so.1"
+_NEEDLESS = (
+    "*.opt-?.pyc", "_tkinter*", "config-*", "dist-packages", "distutils", "ensurepip", "idlelib", "lib2to3",
+    "pydoc_data", "site-packages", "test", "tests", "tkinter", "turtledemo",
+)  # fmt: skip
+
+
+def write_own_image(archive: Path, *, name: str, version: str = weft.__version__) -> None:
+    """An archive that `ctr image import` takes, under a full name; Weft in it says that it is of that version."""
+    with TemporaryDirectory(prefix="weft-image-") as folder:
+        root = Path(folder)
+        for place in ("bin", "etc", "proc", "sys", "run", "var", "dev"):
+            (root / place).mkdir()
+        (root / "tmp").mkdir(mode=0o1777)
+        (root / "var" / "run").symlink_to("/run")
+        _copy_file(Path("/etc/protocols"), root)  # by which libnftables knows protocols
+        _copy_python(root)
+        _copy_weft(root, version=version)
+        for library in sorted(_libraries(root)):
+            _copy_file(library, root)
+        environment = {
+            "PATH": "/bin",
+            "PYTHONPATH": f"/{_LIBRARY}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "LD_LIBRARY_PATH": _library_path(root),
+        }
+        write_image(archive, root, name=name, command=("weft", "--help"), environment=environment)
+
+
+def _copy_python(root: Path) -> None:
+    standard = Path(sysconfig.get_path("stdlib"))
+    shutil.copytree(standard, root / standard.relative_to("/"), ignore=shutil.ignore_patterns(*_NEEDLESS))
+    _copy_file(_python(), root)
+
+
+def _python() -> Path:
+    return Path(sys.executable).resolve()
+
+
+def _copy_weft(root: Path, *, version: str) -> None:
+    library = root / _LIBRARY
+    own = Path(weft.__file__).parent
+    shutil.copytree(own, library / "weft")
+    about = library / "weft" / "__init__.py"
+    about.write_text(re.sub(r"(?m)^__version__ = .*$", f'__version__ = "{version}"', about.read_text()))
+    for name in _needed("weft"):
+        for file in metadata.distribution(name).files or ():
+            source = Path(str(file.locate()))
+            if ".." not in file.parts and source.is_file() and not source.name.endswith(".pth"):
+                target = library / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target)
+    for entry in metadata.distribution("weft").entry_points:
+        if entry.group == "console_scripts" and entry.name in _PROGRAMS:
+            program = root / "bin" / entry.name
+            program.write_text(
+                f"#!{_python()}\nimport sys\nfrom {entry.module} import {entry.attr}\nsys.exit({entry.attr}())\n"
+            )
+            program.chmod(0o755)
+    shim = root / SHIM.strip("/")
+    shim.parent.mkdir(parents=True)
+    shim.write_bytes(build_program("auto", python="/usr/bin/python3"))
+    shim.chmod(0o755)
+
+
+def _needed(name: str) -> set[str]:
+    """A distribution and all that it needs at run time."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        each = waiting.pop()
+        if each in found:
+            continue
+        try:
+            requires = metadata.requires(each) or ()
+        except metadata.PackageNotFoundError:
+            continue  # needed on other machines than this
+        found.add(each)
+        waiting += [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in requires if "extra ==" not in line]
+    return found
+
+
+def _libraries(root: Path) -> Iterator[Path]:
+    """What the programs and modules in the image are linked with, and the loader; and what is loaded by name."""
+    binaries = [root / _python().relative_to("/"), *root.rglob("*.so"), *root.rglob("*.so.*")]
+    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True, timeout=30).stdout
+    named = [Path(line.rpartition("=> ")[2]) for line in listed.splitlines() if line.strip().startswith(_NFTABLES)]
+    found = set(named[:1])
+    for words in _batches([*binaries, *found]):
+        told = subprocess.run(["ldd", *words], capture_output=True, text=True, check=False, timeout=120).stdout
+        found |= {Path(path) for path in re.findall(r"(/\S+) \(0x", told)}
+    yield from (path for path in found if not path.is_relative_to(root))
+
+
+def _batches(paths: list[Path], *, size: int = 200) -> Iterator[list[str]]:
+    for start in range(0, len(paths), size):
+        yield [str(path) for path in paths[start : start + size]]
+
+
+def _library_path(root: Path) -> str:
+    """Where the image has its libraries: there is no cache of the loader in it."""
+    folders = {path.parent for path in root.rglob("*.so*") if not path.is_relative_to(root / _LIBRARY)}
+    return ":".join(sorted(f"/{folder.relative_to(root)}" for folder in folders if "python" not in str(folder)))
+
+
+def _copy_file(path: Path, root: Path) -> None:
+    target = root / path.relative_to("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(path, target)
