@@ -29,6 +29,7 @@ SUBCOMMANDS = {
     "trace": Subcommand("weft.ctl.trace:main", "whether a flow would pass, and why; --packet tries it out"),
     "oracle": Subcommand("weft.ctl.oracle:main", "judge the policy engine by a table of right answers"),
     "install-cni": Subcommand("weft.cni.install:main", "install the CNI plugin and its configuration"),
+    "uninstall-node": Subcommand("weft.agent.uninstall:main", "take everything of Weft off this machine"),
 }
 
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="weft",
         description="Weft: container networking, and how to look into it.",
-        epilog="\n".join(["commands:", *(f"  {name:12} {each.about}" for name, each in sorted(SUBCOMMANDS.items()))]),
+        epilog="\n".join(["commands:", *(f"  {name:14} {each.about}" for name, each in sorted(SUBCOMMANDS.items()))]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"weft {__version__}")

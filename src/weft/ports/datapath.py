@@ -171,6 +171,10 @@ class DatapathTools(Protocol):
         """Move the calling thread into a workload's network namespace, for good; `NotFound` when it is gone."""
         ...
 
+    def vacate(self, directory: Path) -> None:
+        """Take away the directory in which tenants' spaces were; `DatapathFault` while one is there."""
+        ...
+
 
 class Datapath(Protocol):
     """See the module's contract."""

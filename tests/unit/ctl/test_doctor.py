@@ -58,6 +58,9 @@ class Tools:
     def enter_workload(self, netns: Path) -> None:
         raise AssertionError
 
+    def vacate(self, directory: Path) -> None:
+        raise AssertionError
+
 
 def healths(checks: list[Check]) -> dict[str, Health]:
     return {check.name: check.health for check in checks}

@@ -272,6 +272,11 @@ class LinuxDatapath:
         with Namespace.open(netns) as namespace:
             namespace.enter()
 
+    @staticmethod
+    def vacate(directory: Path) -> None:
+        """See `weft.ports.datapath.DatapathTools`."""
+        NamespaceDirectory(directory).remove()
+
     def reap(self) -> None:
         for tenant in list(self._reapable):
             if space := self._spaces.get(tenant):

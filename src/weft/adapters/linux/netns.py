@@ -170,6 +170,21 @@ class NamespaceDirectory:
                 _mount(self.path, self.path, _MS_BIND)
                 _mount(None, self.path, _MS_SHARED)
 
+    def remove(self) -> None:
+        """Undo `prepare`; gone already is fine. `DatapathFault` while something is in it."""
+        with _system_errors(f"directory {self.path}"):
+            if not self.path.is_dir():
+                return
+            if any(self.path.iterdir()):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+            try:
+                while True:
+                    _check(_LIBC.umount2(os.fsencode(self.path), _MNT_DETACH))
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # it is no mount point any more
+                    raise
+            self.path.rmdir()
+
     def create(self, name: str) -> Namespace:
         """The namespace of that name, new and empty unless it stands already."""
         path = self._path_of(name)

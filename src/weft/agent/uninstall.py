@@ -1,0 +1,100 @@
+"""`weft uninstall-node`: take everything of ours off this machine. What others have there is not touched.
+
+Who calls us goes first (the CNI configuration), then what carries packets, then what is remembered: killed at any line,
+it is run again and finishes. It refuses while an agent runs, and, unless it is forced, while workloads are attached:
+theirs would be cut, and nobody would be left whom their runtime could tell of their end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from weft.agent.journal import WIRED
+from weft.agent.ledger import Ledger, read_boot_id
+from weft.cni.chains import CONF_DIR
+from weft.cni.install import uninstall as uninstall_cni
+from weft.domain.addresses import Address
+from weft.domain.errors import Conflict, Unavailable
+from weft.drivers import LinuxDatapathSettings, datapath_tools, open_datapath
+
+_NODES_OWN = ("ledger", "ledger.lock", "membership")
+"""What an agent keeps in its directory."""
+_STORE = "netmaster"
+"""Where the manifest has netmaster's directory, below the agent's."""
+_ANY = Address(4, 0x7F000001)
+_VXLAN_PORT = 4789
+
+
+def main(argv: Sequence[str]) -> int:
+    """Tell what was done; 0 when nothing of ours is left."""
+    parser = argparse.ArgumentParser(prog="weft uninstall-node", description="Take Weft off this machine.")
+    parser.add_argument("--bin-dir", type=Path, default=Path("/opt/cni/bin"), help="where plugins are; /opt/cni/bin")
+    parser.add_argument("--conf-dir", type=Path, default=CONF_DIR, help=f"where networks are; {CONF_DIR}")
+    parser.add_argument("--run-dir", type=Path, default=Path("/run/weft"), help="that of netplugin; /run/weft")
+    parser.add_argument("--data-dir", type=Path, default=Path("/var/lib/weft"), help="that of netplugin; /var/lib/weft")
+    parser.add_argument("--datapath", choices=("linux",), default="linux", help="that of netplugin; linux")
+    parser.add_argument("--with-store", action="store_true", help="remove netmaster's store too, if it is here")
+    parser.add_argument("--force", action="store_true", help="cut off workloads that are attached")
+    parser.add_argument("--stay", action="store_true", help="when all is done, wait to be told to end")
+    args = parser.parse_args(argv)
+    told = uninstall_node(
+        bin_dir=args.bin_dir,
+        conf_dir=args.conf_dir,
+        run_dir=args.run_dir,
+        data_dir=args.data_dir,
+        datapath=args.datapath,
+        with_store=args.with_store,
+        force=args.force,
+    )
+    for line in told:
+        sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+    if args.stay:
+        ending = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+        signal.sigwait(ending)
+    return 0
+
+
+def uninstall_node(
+    *, bin_dir: Path, conf_dir: Path, run_dir: Path, data_dir: Path, datapath: str, with_store: bool, force: bool
+) -> Iterator[str]:
+    """Do it step by step; tells what was done. Nothing is done before all of it is known to be allowed."""
+    if data_dir.is_dir():
+        _check_unused(data_dir, force=force)
+    yield from uninstall_cni(bin_dir=bin_dir, conf_dir=conf_dir)
+    netns = run_dir / "netns"
+    with open_datapath(LinuxDatapathSettings(directory=netns, vtep=_ANY, vxlan_port=_VXLAN_PORT)) as opened:
+        yield from opened.converge(frozenset()).mended
+    datapath_tools(datapath).vacate(netns)
+    gone = [run_dir, *(data_dir / name for name in _NODES_OWN), *([data_dir / _STORE] if with_store else ())]
+    for path in gone:
+        if path.is_dir():
+            shutil.rmtree(path)
+            yield f"removed {path}"
+        elif path.exists():
+            path.unlink()
+            yield f"removed {path}"
+    if data_dir.is_dir() and not any(data_dir.iterdir()):
+        data_dir.rmdir()
+
+
+def _check_unused(data_dir: Path, *, force: bool) -> None:
+    try:
+        ledger = Ledger(data_dir / "ledger", boot=read_boot_id())
+    except Unavailable as error:
+        raise Conflict(f"an agent runs on this machine, end it first: {error.message}") from error
+    try:
+        attached = [] if ledger.rebooted else [note for note in ledger if note.stage in WIRED]
+    finally:
+        ledger.close()
+    if attached and not force:
+        names = ", ".join(sorted(note.endpoint.container_id[:12] for note in attached)[:5])
+        raise Conflict(
+            f"{len(attached)} workloads are attached ({names} …): remove them first, or --force cuts them off"
+        )
