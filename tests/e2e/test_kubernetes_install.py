@@ -6,19 +6,24 @@ One cluster serves all tests here, in their order.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import AsyncIterator
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+import weft
+from weft.testing import inventory
 from weft.testing.apart import stepped_apart
 from weft.testing.digging import dig
 from weft.testing.kubernetes.cluster import WITHIN, Cluster, open_cluster
 from weft.testing.kubernetes.documents import deployment, pod
 from weft.testing.kubernetes.installed import bring_image, manifest_for, netctl, own_pods
+from weft.testing.kubernetes.manifests import UNINSTALL
 from weft.testing.netlab import open_lab
 from weft.testing.runtimes import take_own_disk
 from weft.testing.streams import Stream
@@ -125,3 +130,99 @@ async def test_agents_that_are_replaced_cut_nothing(cluster: Cluster) -> None:
         assert await stream.missing() == []
     assert await reaches(late, b, port=9000)
     await emptied(cluster, "pod/a", "pod/b", "pod/late")
+
+
+def pairs(cluster: Cluster) -> dict[str, bytes]:
+    """Key and certificate of each node."""
+    place = Path("var", "lib", "weft", "membership", "node.pem")
+    return {name: (node.root / place).read_bytes() for name, node in cluster.nodes.items()}
+
+
+async def test_certificates_of_nodes_are_renewed_under_way(cluster: Cluster) -> None:
+    """No packet is lost, pods start, and nothing is started anew."""
+    await cluster.apply(pod("a", node="one"), pod("b", node="two"))
+    a, b = [cluster.place(await cluster.pod_ready(name)) for name in "ab"]
+    assert await reaches(a, b, port=9000)
+    agents = await own_pods(cluster, AGENT, count=2)
+    with Stream(a, b, port=9000, rate=100) as stream:
+        before = pairs(cluster)
+        assert before["one"] != before["two"]
+        await until(lambda: all(pair != before[name] for name, pair in pairs(cluster).items()))
+        await cluster.apply(*(pod(f"late-{node}", node=node) for node in NODES))
+        one, two = [cluster.place(await cluster.pod_ready(f"late-{node}")) for node in NODES]
+        stream.stop()
+        assert await stream.missing() == []
+    assert await reaches(one, two, port=9000)
+    after = await own_pods(cluster, AGENT, count=2)
+    assert sorted(map(starts, after)) == sorted(map(starts, agents))
+    await emptied(cluster, "pod/a", "pod/b", "pod/late-one", "pod/late-two")
+
+
+def starts(agent: Any) -> tuple[str, int]:
+    """Which pod it is, and how often its container was started again."""
+    return agent["metadata"]["uid"], agent["status"]["containerStatuses"][0]["restartCount"]
+
+
+async def versions(cluster: Cluster) -> dict[str, str]:
+    """Of which version each node's agent is."""
+    return {node["name"]: node["version"] for node in json.loads(await netctl(cluster, "node", "ls", "--json"))}
+
+
+async def test_an_upgrade_and_its_rollback_cut_nothing(cluster: Cluster) -> None:
+    """Agents one by one, so that for a while two versions are side by side; then netmaster; then all the way back."""
+    old, new = weft.__version__, "99.0.0"
+    image = await bring_image(cluster, version=new)
+    await cluster.apply(pod("a", node="one"), pod("b", node="two"))
+    a, b = [cluster.place(await cluster.pod_ready(name)) for name in "ab"]
+    assert await reaches(a, b, port=9000)
+    with Stream(a, b, port=9000, rate=100) as stream:
+        await roll(cluster, f"daemonset/{AGENT}", f"netplugin={image}", f"install-cni={image}")
+        assert await versions(cluster) == dict.fromkeys(NODES, new)
+        assert f"Server version: {old}" in await netctl(cluster, "version")
+        await cluster.apply(pod("between", node="one"))
+        between = cluster.place(await cluster.pod_ready("between"))
+        await roll(cluster, "deployment/weft-netmaster", f"netmaster={image}")
+        assert f"Server version: {new}" in await netctl(cluster, "version")
+        await netctl(cluster, "group", "create", "-t", "default", "default-net", "written-by-the-newer")
+        for what in (f"daemonset/{AGENT}", "deployment/weft-netmaster"):
+            await cluster.kubectl("rollout", "undo", "-n", "kube-system", what)
+            await rolled(cluster, what)
+        assert await versions(cluster) == dict.fromkeys(NODES, old)
+        assert "written-by-the-newer" in await netctl(cluster, "group", "ls")
+        stream.stop()
+        assert await stream.missing() == []
+    assert await reaches(between, b, port=9000)
+    await netctl(cluster, "group", "rm", "written-by-the-newer")
+    await emptied(cluster, "pod/a", "pod/b", "pod/between")
+
+
+async def roll(cluster: Cluster, what: str, *images: str) -> None:
+    """Have our pods run other images, and return when all do."""
+    await cluster.kubectl("set", "image", "-n", "kube-system", what, *images)
+    await rolled(cluster, what)
+
+
+async def rolled(cluster: Cluster, what: str) -> None:
+    await cluster.kubectl("rollout", "status", "-n", "kube-system", what, f"--timeout={WITHIN:.0f}s")
+
+
+async def test_uninstalling_leaves_clean_nodes(cluster: Cluster) -> None:
+    """No device, namespace, rule, route, program, configuration or state of ours is left on any node."""
+    await cluster.kubectl("delete", "-f", str(manifest_for(cluster)))
+    for app in (AGENT, NAMES, "weft-netmaster"):
+        await own_pods(cluster, app, count=0)
+    await cluster.kubectl("apply", "-f", str(UNINSTALL))
+    await own_pods(cluster, "weft-uninstall", count=2)
+    for node in cluster.nodes.values():
+        assert inventory.devices(node.machine) == {"eth0"}
+        assert inventory.ask(node.machine, "nft", "-j", "list", "tables")["nftables"][1:] == []
+        routes = inventory.ask(node.machine, "ip", "-j", "route", "show", "table", "all")
+        assert {each["dev"] for each in routes} <= {"eth0", "lo"}
+        rules = inventory.ask(node.machine, "ip", "-j", "rule")
+        assert {each["table"] for each in rules} <= {"local", "main", "default"}
+        assert [each.name for each in (node.root / "opt" / "cni" / "bin").iterdir()] == ["loopback"]
+        assert list((node.root / "etc" / "cni" / "net.d").iterdir()) == []
+        for place in (("run", "weft"), ("var", "lib", "weft")):
+            assert not node.root.joinpath(*place).exists()
+    await cluster.kubectl("delete", "-f", str(UNINSTALL))
+    await own_pods(cluster, "weft-uninstall", count=0)

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import weft
-from weft.testing.kubernetes.cluster import WITHIN, Cluster
+from weft.testing.kubernetes.cluster import WITHIN, Cluster, holds
 from weft.testing.kubernetes.manifests import WHOLE
 from weft.testing.kubernetes.own_image import write_own_image
 from weft.testing.waiting import eventually
 
 OWN_PODS = "/api/v1/namespaces/kube-system/pods"
 _NAMED_SERVERS = "# api-servers: https://192.0.2.10:6443"
-"""A line of the manifest, which whoever has no kube-proxy makes a setting."""
+_LIFE = '# certificate-life: "604800"'
+"""Lines of the manifest that become settings: the first for who has no kube-proxy, the other for the impatient."""
 
 
 async def bring_image(cluster: Cluster, *, version: str = weft.__version__) -> str:
@@ -28,11 +29,13 @@ async def bring_image(cluster: Cluster, *, version: str = weft.__version__) -> s
 
 
 def manifest_for(cluster: Cluster) -> Path:
-    """The whole manifest, with the one line changed that says where this cluster's API server is."""
+    """The whole manifest, with settings for this cluster: where its API server is, and certificates for 20 seconds."""
     text = WHOLE.read_text()
-    assert _NAMED_SERVERS in text
+    for line, setting in ((_NAMED_SERVERS, f"api-servers: {cluster.server.url}"), (_LIFE, 'certificate-life: "20"')):
+        assert line in text
+        text = text.replace(line, setting)
     path = cluster.lab.directory / "weft.yaml"
-    path.write_text(text.replace(_NAMED_SERVERS, f"api-servers: {cluster.server.url}"))
+    path.write_text(text)
     return path
 
 
@@ -54,6 +57,4 @@ async def own_pods(cluster: Cluster, app: str, *, count: int) -> list[Any]:
 
 
 def _serves(pod: Any) -> bool:
-    conditions = pod.get("status", {}).get("conditions", ())
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-    return ready and "deletionTimestamp" not in pod["metadata"]
+    return holds(pod, "Ready") and "deletionTimestamp" not in pod["metadata"]

@@ -14,6 +14,7 @@ RBAC = PACKAGING / "rbac.yaml"
 DNS = PACKAGING / "dns.yaml"
 WHOLE = PACKAGING / "weft.yaml"
 """All of Weft."""
+UNINSTALL = PACKAGING / "uninstall.yaml"
 
 
 async def apply(api: Api, manifest: Path) -> None:
