@@ -168,6 +168,7 @@ async def versions(cluster: Cluster) -> dict[str, str]:
     return {node["name"]: node["version"] for node in json.loads(await netctl(cluster, "node", "ls", "--json"))}
 
 
+@pytest.mark.soak
 async def test_an_upgrade_and_its_rollback_cut_nothing(cluster: Cluster) -> None:
     """Agents one by one, so that for a while two versions are side by side; then netmaster; then all the way back."""
     old, new = weft.__version__, "99.0.0"
