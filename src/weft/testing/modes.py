@@ -1,4 +1,4 @@
-"""In which forwarding modes a test runs: marks for tests, or modules of them, whose lab has a fixture `fwdmode`."""
+"""On which datapath and in which modes a test runs: marks for tests, or modules of them, whose labs have names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,28 @@ from typing import Final
 
 import pytest
 
+from weft.testing.netlab import NetLab
+
 BOTH_MODES: Final = pytest.mark.parametrize("fwdmode", ["routing", "bridge"])
 BRIDGE_IN_SOAK: Final = pytest.mark.parametrize("fwdmode", ["routing", pytest.param("bridge", marks=pytest.mark.soak)])
 """The same test in bridge mode is one of the long runs."""
+
+
+def _soaked(*names: str) -> list[object]:
+    return [pytest.param(name, marks=pytest.mark.soak) for name in names]
+
+
+ON_OVS_TOO: Final = pytest.mark.parametrize("lab", ["linux", "ovs", *_soaked("ovs-vlan")], indirect=True)
+TOWNS_ON_OVS: Final = pytest.mark.parametrize(
+    "lab",
+    ["linux", "ovs", *_soaked("ovs-vlan", "ovs-vxlan-bridge", "ovs-vlan-bridge")],
+    indirect=True,
+    scope="module",
+)
+"""For tests that share a lab with others of their module."""
+
+
+def needs_routing(lab: NetLab) -> None:
+    """Leave a test out where nobody routes between networks."""
+    if lab.fwdmode == "bridge":
+        pytest.skip("in bridge mode nobody routes between networks (N3)")

@@ -77,6 +77,8 @@ class NetLab:
         """That of its hosts, unless one is given another."""
         self.netmode = netmode
         """The encapsulation of networks, unless one is given another."""
+        self.fwdmode = fwdmode
+        """How they are forwarded at first."""
         self.etcd = etcd
         self._program = _program(shim)
         self._stack = stack

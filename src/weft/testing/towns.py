@@ -32,7 +32,7 @@ class Town:
         """The tenant and its networks."""
         await self.netctl(f"tenant create {self.tenant}")
         for name, subnets in _NETWORKS.items():
-            await self.netctl(f"network create {name} -t {self.tenant} --encap vxlan {subnets}")
+            await self.netctl(f"network create {name} -t {self.tenant} --encap {self.lab.netmode} {subnets}")
 
     async def netctl(self, line: str) -> None:
         """A command that must succeed."""

@@ -1,7 +1,7 @@
 """A lab for each test, in namespaces of its own. What its programs logged is shown when a test fails.
 
-Its hosts have the linux datapath, unless the fixture is parametrized with the name of another, or of another and of the
-mode of its networks, such as `ovs-vlan`. Its networks are routed; a test that has a parameter `fwdmode` says otherwise.
+It is a usual one, unless the fixture is parametrized with another's name (`weft.testing.lab_names`). Its networks are
+routed; a test that has a parameter `fwdmode` says otherwise.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from weft.testing.lab_names import lab_modes
 from weft.testing.netlab import NetLab, open_lab
 
 
@@ -20,8 +21,7 @@ def fwdmode() -> str:
 
 @pytest.fixture
 async def lab(apart: None, fwdmode: str, request: pytest.FixtureRequest) -> AsyncIterator[NetLab]:
-    datapath, _, netmode = getattr(request, "param", "linux").partition("-")
-    async with open_lab(datapath=datapath, netmode=netmode or "vxlan", fwdmode=fwdmode) as lab:
+    async with open_lab(**lab_modes(getattr(request, "param", "linux"), fwdmode=fwdmode)) as lab:
         try:
             yield lab
         finally:

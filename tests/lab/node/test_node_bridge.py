@@ -9,6 +9,7 @@ import pytest
 
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
+from weft.testing.modes import ON_OVS_TOO
 from weft.testing.netlab import NetLab
 from weft.testing.switch_inventory import BRIDGE
 from weft.testing.traffic import UDP
@@ -20,7 +21,7 @@ NETWORKS = {
 }
 _EVERYONE, _EVERYONE_IN_FLOWS = "00:00:00:00:00:00", "dl_dst=01:00:00:00:00:00/01:00:00:00:00:00"
 
-pytestmark = pytest.mark.parametrize("lab", ["linux", "ovs", "ovs-vlan"], indirect=True)
+pytestmark = ON_OVS_TOO
 
 
 @pytest.fixture

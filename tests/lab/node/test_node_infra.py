@@ -13,7 +13,7 @@ import pytest
 from weft.adapters.linux.netns import Namespace
 from weft.testing import inventory, traffic
 from weft.testing.hosts import Host
-from weft.testing.modes import BRIDGE_IN_SOAK
+from weft.testing.modes import BRIDGE_IN_SOAK, ON_OVS_TOO
 from weft.testing.netlab import NetLab
 from weft.testing.waiting import eventually
 
@@ -42,12 +42,14 @@ async def places(hosts: list[Host], name: str, closing: ExitStack) -> list[traff
     return found
 
 
+@ON_OVS_TOO
 @BRIDGE_IN_SOAK
 @pytest.mark.parametrize("length", [24, 16])
 async def test_hosts_reach_each_other_in_every_infra_network(lab: NetLab, length: int) -> None:
     """N1, W36: an address each, also under a long name; it survives kill -9, and goes with its network."""
     hosts = [*await asyncio.gather(lab.host("one"), lab.host("two"))]
     names = ("mgmt", "storage", LONG)
+    before = {host.name: inventory.devices(host.machine) for host in hosts}
     for number, name in enumerate(names):
         subnet = f"10.{60 + number}.0.0/{length}"
         await lab.network(name, subnet=subnet, ipv6Subnet=f"2001:db8:{60 + number}::/64", nwType="infra")
@@ -68,7 +70,7 @@ async def test_hosts_reach_each_other_in_every_infra_network(lab: NetLab, length
     for name in names:
         (await lab.rest.delete("networks", f"default:{name}")).accepted()
     for host in hosts:
-        await eventually(partial(asyncio.to_thread, inventory.devices, host.machine), lambda left: left == {"eth0"})
+        await eventually(partial(asyncio.to_thread, inventory.devices, host.machine), before[host.name].__eq__)
         rules = partial(asyncio.to_thread, inventory.ask, host.machine, "ip", "-j", "rule")
         await eventually(rules, lambda left: len(left) == 3)
     assert not [key for key in await lab.rest.state() if key.startswith(("endpoints/", "claims/addresses"))]

@@ -10,12 +10,10 @@ import pytest
 
 from weft.testing import inventory
 from weft.testing.hosts import Pod
-from weft.testing.modes import BRIDGE_IN_SOAK
+from weft.testing.modes import BRIDGE_IN_SOAK, ON_OVS_TOO
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.traffic import TCP, UDP, Transport
 from weft.testing.waiting import eventually, until
-
-ON_BOTH = pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
 
 
 async def two_hosts_with_pods(lab: NetLab, *names: str, **choices: str) -> list[Pod]:
@@ -25,7 +23,7 @@ async def two_hosts_with_pods(lab: NetLab, *names: str, **choices: str) -> list[
     return list(await asyncio.gather(*(host.pod(name, **choices) for name, host in zip(names, turns, strict=False))))
 
 
-@ON_BOTH
+@ON_OVS_TOO
 @BRIDGE_IN_SOAK
 async def test_pods_of_a_network_reach_each_other_again_and_again(lab: NetLab) -> None:
     """B1, B3: any to any, removed and started again; no address is lost on the way."""
@@ -72,7 +70,7 @@ async def test_the_python_shim_attaches_as_the_c_one(apart: None) -> None:
         await a.remove()
 
 
-@ON_BOTH
+@ON_OVS_TOO
 async def test_networks_of_a_tenant_are_routed_to_each_other(lab: NetLab) -> None:
     """N2, N3: in routing mode pods of several networks of one tenant meet, within a network and between them."""
     for number in range(3):
@@ -91,7 +89,7 @@ async def test_networks_of_a_tenant_are_routed_to_each_other(lab: NetLab) -> Non
             assert await a.reaches(b, port=1000 + index, family=family), f"{a.name} does not reach {b.name}, v{family}"
 
 
-@ON_BOTH
+@ON_OVS_TOO
 @BRIDGE_IN_SOAK
 @pytest.mark.parametrize("subnet", ["10.5.0.0/16", "10.5.0.0/24"])
 async def test_a_network_without_gateway_has_a_way_out_all_the_same(lab: NetLab, subnet: str) -> None:
@@ -107,7 +105,7 @@ async def test_a_network_without_gateway_has_a_way_out_all_the_same(lab: NetLab,
         assert default["dev"] == "eth0"
 
 
-@ON_BOTH
+@ON_OVS_TOO
 @BRIDGE_IN_SOAK
 async def test_tenants_with_the_same_addresses_never_meet(lab: NetLab) -> None:
     """N6: equal subnets, pods started at once; each reaches its own tenant's and nobody else's."""

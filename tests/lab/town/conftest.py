@@ -1,6 +1,6 @@
 """One lab with two hosts for a module's tests, each in a town of its own. A module's `STORE` says which store.
 
-The hosts have the linux datapath, unless the fixture is parametrized with the name of another.
+It is a usual one, unless the fixture is parametrized with another's name (`weft.testing.lab_names`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from weft.testing.apart import stepped_apart
 from weft.testing.kube_feed import KubeFeed, kube_feed
+from weft.testing.lab_names import lab_modes
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.outsiders import RANGES, give_v6, the_world
 from weft.testing.towns import Town
@@ -32,8 +33,8 @@ def apart() -> Iterator[None]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lab(request: pytest.FixtureRequest, apart: None) -> AsyncIterator[NetLab]:
-    store, datapath = getattr(request.module, "STORE", "embedded"), getattr(request, "param", "linux")
-    async with open_lab(store=store, datapath=datapath) as lab:
+    store, modes = getattr(request.module, "STORE", "embedded"), lab_modes(getattr(request, "param", "linux"))
+    async with open_lab(store=store, **modes) as lab:
         await asyncio.gather(lab.host("one"), lab.host("two"))
         yield lab
 

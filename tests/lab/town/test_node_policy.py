@@ -12,6 +12,7 @@ import socket
 import pytest
 
 from weft.testing.hosts import Pod
+from weft.testing.modes import TOWNS_ON_OVS, needs_routing
 from weft.testing.towns import Town
 from weft.testing.traffic import TCP
 from weft.testing.verdicts import FAMILIES, SILENCE_S, between, obeyed
@@ -19,7 +20,7 @@ from weft.testing.waiting import soon
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True, scope="module"),
+    TOWNS_ON_OVS,
 ]
 
 CLOSED = "-d in -l tcp -p 1 -j deny"
@@ -99,6 +100,7 @@ async def test_p4_one_group_may_and_the_others_may_not(town: Town) -> None:
 
 
 async def test_p5_one_network_may_and_the_other_may_not(town: Town) -> None:
+    needs_routing(town.lab)
     await town.policy("some", "-d in -n net -p 2 -j allow", "-d in -n other -p 2 -j deny")
     await town.group("web", "some")
     web, near, far = await town.pods("web"), await town.pods(), await town.pods(network="other")
@@ -109,6 +111,7 @@ async def test_p5_one_network_may_and_the_other_may_not(town: Town) -> None:
 
 
 async def test_p6_from_an_address_and_from_a_range(town: Town) -> None:
+    needs_routing(town.lab)
     await town.policy("some", CLOSED)
     await town.group("web", "some")
     web, [one, two] = await town.pods("web"), await town.pods()
@@ -122,6 +125,7 @@ async def test_p6_from_an_address_and_from_a_range(town: Town) -> None:
 
 
 async def test_p7_what_a_group_may_say(town: Town) -> None:
+    needs_routing(town.lab)
     """Out: deny tcp, but a port, to a group, to a network, to an address."""
     await town.policy("some", "-d out -l tcp -p 1 -j deny")
     await town.group("common")
@@ -189,6 +193,7 @@ async def test_p11_policy_survives_restarts_of_agents_and_master(town: Town) -> 
     await town.group("web", "some")
     web, others = await town.pods("web"), await town.pods()
     passing, refused = [*between(others, web, "udp/53")], [*between(others, web, "tcp/80")]
+    await obeyed(passing=passing, refused=refused)  # by now both nodes have heard of all
     for host in town.lab.hosts.values():
         host.kill()
         await obeyed(passing=passing, refused=refused)
