@@ -47,7 +47,8 @@ class Host:
         self.network: NetworkList = read_network(home / "net.d", NETWORK)
         self.cni = Libcni(search_path=[home / "bin"], cache=ResultCache(home / "cache"), execute=self.execute)
         self.program = home / "bin" / PROGRAM
-        self._flags = flags
+        self.flags = flags
+        """What its agent is told when it is next launched, beside its place."""
         self.switch: Switch | None = None
         """Its Open vSwitch, where it has one."""
         self._netns = NamespaceDirectory(home / "pods")
@@ -105,7 +106,7 @@ class Host:
         if self.switch is not None:
             own["ovs-dir"] = self.switch.directory
         flags = [f"--{name}={value}" for name, value in own.items()]
-        self._agent = self._run("weft.agent.main", *flags, *self._flags, log="netplugin.log")
+        self._agent = self._run("weft.agent.main", *flags, *self.flags, log="netplugin.log")
 
     def _run(self, module: str, *flags: str, log: str) -> Child:
         """One of our programs, as on this machine."""

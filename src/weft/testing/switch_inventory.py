@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from weft.testing.switches import Switch
 
-BRIDGE = "contivVxlanBridge"
+BRIDGE, VLAN_BRIDGE = "contivVxlanBridge", "contivVlanBridge"
 
 _TENANT = re.compile(r'"?weft-tenant-([^"=]+)"?="?(\d+)"?')
 _REGISTER = re.compile(r"reg0=0x([0-9a-f]+)\b")
@@ -29,6 +29,11 @@ def ports(switch: Switch) -> set[str]:
     if BRIDGE not in switch.configure("list-br", wait=False).split():
         return set()
     return set(switch.configure("list-ports", BRIDGE, wait=False).split())
+
+
+def uplinks(switch: Switch) -> set[str]:
+    """The interfaces that carry frames with VLAN tags."""
+    return set(switch.configure("list-ifaces", VLAN_BRIDGE, wait=False).split()) - {"weft-vlan-up"}
 
 
 def reachable(switch: Switch) -> Iterator[tuple[str, str]]:

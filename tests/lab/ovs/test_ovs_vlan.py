@@ -33,10 +33,11 @@ from weft.testing.frames import (
 from weft.testing.hosts import Host, Pod
 from weft.testing.modes import BOTH_MODES
 from weft.testing.netlab import NetLab, open_lab
+from weft.testing.switch_inventory import VLAN_BRIDGE, uplinks
 from weft.testing.verdicts import SILENCE_S
 from weft.testing.waiting import DEADLINE, eventually, until
 
-BRIDGE, TAG = "contivVlanBridge", 100
+TAG = 100
 HERE = Path("/proc/self/ns/net")
 OUTSIDER = ("52:54:00:00:00:77", parse_address("10.1.0.77", field="outsider"))
 
@@ -91,7 +92,7 @@ async def test_frames_between_hosts_have_the_networks_tag(lab: NetLab) -> None:
             assert await b.reaches(a, family=family)
         assert await asyncio.to_thread(tag_heard, ear, lambda data: data[12:14] != b"\x08\x06", within=DEADLINE) == TAG
     assert one.switch is not None
-    assert one.switch.configure("list-ports", BRIDGE).split() == ["uplinkPort", "weft-vlan-up"]
+    assert one.switch.configure("list-ports", VLAN_BRIDGE).split() == ["uplinkPort", "weft-vlan-up"]
 
 
 @BOTH_MODES
@@ -167,12 +168,6 @@ async def test_the_hosts_own_address_on_an_uplink_is_not_cut(lab: NetLab) -> Non
             assert await traffic.reaches(*reversed(places), port=80)
 
 
-def members(host: Host) -> set[str]:
-    """The uplinks that the switch has."""
-    assert host.switch is not None
-    return set(host.switch.configure("list-ifaces", BRIDGE).split()) - {"weft-vlan-up"}
-
-
 async def test_an_uplink_that_is_not_there_is_told(lab: NetLab) -> None:
     """The node is not ready and names the way out; when it has come all is well, without a restart."""
     await lab.network("net", subnet="10.1.0.0/16", pktTag=TAG)
@@ -184,4 +179,6 @@ async def test_an_uplink_that_is_not_there_is_told(lab: NetLab) -> None:
     await until(lambda: "uplink eth1 is not on this machine: name others by --vlan-uplinks" in log.read_text())
     inventory.run(host.machine, "ip link set away0 name eth1")
     await host.ready()
-    await eventually(partial(asyncio.to_thread, members, host), lambda found: found == {"eth1"})
+    switch = host.switch
+    assert switch is not None
+    await eventually(partial(asyncio.to_thread, uplinks, switch), lambda found: found == {"eth1"})

@@ -20,6 +20,7 @@ from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
 from weft.adapters.linux.survey import foreign_drops, probe_kernel
 from weft.adapters.linux.underlay import workload_mtu
+from weft.adapters.ovs.announcing import voices_of
 from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
 from weft.adapters.ovs.devices import Devices, Way
 from weft.adapters.ovs.flowtable import FlowTable
@@ -119,6 +120,7 @@ class OvsDatapath:
         links = self._devices.read()
         mended += self._devices.converge_ways((part for part in wanted if isinstance(part, Way)), links)
         mended += self._flows.converge(wanted, self._ground())
+        self._uplinks.announce(voices_of(wanted, self._ground()))
         self._forget(self._bridge.tenants().keys() - tenants)
         self._connections, self._numbers = self._count_connections(), self._read_numbers()
         _refuse([*not_carried(wanted), *self._faults])

@@ -9,7 +9,7 @@ refused (W33).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from weft.adapters.linux.links import alter_link, read_link
 from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.routes import read_addresses
 from weft.adapters.ovs.actions import NORMAL, Output
+from weft.adapters.ovs.announcing import Voice, announce
 from weft.adapters.ovs.bridge import SwitchBridge
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow
@@ -46,6 +47,7 @@ class Uplinks:
         self._ours = ours
         self._bridge = SwitchBridge(database, VLAN_BRIDGE)
         self._trunk, self._trunk_at = 0, (0, 0)
+        self._is_new = False
         self._openflow = OpenFlow(f"unix:{switch / VLAN_BRIDGE}.mgmt")
 
     def close(self) -> None:
@@ -80,13 +82,21 @@ class Uplinks:
                 if link
             }
         )
-        mended += [*self._join(), *self._gather()]
+        gathered = [*self._gather()]
+        mended += [*self._join(), *gathered]
+        self._is_new |= bool(gathered)
         actual = {each.flow for each in self._openflow.read_flows()}
         self._openflow.change(drop=[flow.key for flow in actual - _FLOWS], put=_FLOWS - actual)
         mended += [f"put flow {flow} on {VLAN_BRIDGE}" for flow in _FLOWS - actual]
         if faults := [*self._faults()]:
             raise DatapathFault("; ".join(faults))
         return mended
+
+    def announce(self, voices: Iterable[Voice]) -> None:
+        """Have those heard who are now behind another uplink than before; several of them see to it themselves."""
+        if self._is_new and len(self.names) == 1:
+            announce(voices, *self.names)
+        self._is_new = False
 
     def is_disturbed(self) -> bool:
         """Whether others have changed what is in the database about the uplinks."""

@@ -6,23 +6,32 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.adapters.ovs.actions import Output, PopVlan, PushVlan, SetField
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.gatherings import Gatherings
 from weft.adapters.ovs.ground import Ground, blocks
-from weft.adapters.ovs.pipeline import base_flows, flows_of, not_carried, not_reachable
+from weft.adapters.ovs.pipeline import base_flows, flows_of, not_carried, not_reachable, without_uplinks
 from weft.adapters.ovs.tables import PURPOSES, Table, reference
 from weft.domain.addresses import Address, Range
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space
+from weft.domain.model import NetworkTags
+from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space, Trunk
 from weft.domain.policy.parts import REFUSES, WORKLOAD, Row, Tally, Where, Who
 from weft.domain.policy.rules import Direction
-from weft.domain.segments import Segment, Station
+from weft.domain.segments import Segment, Station, wire_number
 
 BLUE, RED = TenantName("blue"), TenantName("red")
-GROUND = Ground(tenants={BLUE: 1, RED: 2}, ports={"wpa": 5, "wpb": 6, "wpc": 7, "wx7": 9}, vtep=Address(4, 0xC0000201))
+TAGGED = wire_number(NetworkTags(vlan=7))
+GROUND = Ground(
+    tenants={BLUE: 1, RED: 2},
+    ports={"wpa": 5, "wpb": 6, "wpc": 7, "wpd": 8, "wx7": 9},
+    vtep=Address(4, 0xC0000201),
+    trunk=11,
+)
 A, B = Address(4, 0x0A000001), Address(4, 0x0A000002)
 A6, B6 = Address(6, 0xFD << 120 | 1), Address(6, 0xFD << 120 | 2)
 PARTS: list[Part] = [
@@ -41,6 +50,12 @@ PARTS: list[Part] = [
     Port(BLUE, "wpc", "02:02:0a:00:00:02", (B, B6), 7),
     Station(BLUE, 7, "192.0.2.2", "02:02:0a:00:00:03", (Address(4, 0x0A000003),)),
     Station(BLUE, 7, "192.0.2.2", "02:02:0a:00:00:02", (B, B6)),
+    Trunk(BLUE, TAGGED),
+    Segment(BLUE, TAGGED, floods=True),
+    Port(BLUE, "wpd", "02:02:0a:00:00:04", (Address(4, 0x0A000004),), TAGGED),
+    Station(BLUE, TAGGED, "192.0.2.2", "02:02:0a:00:00:05", (Address(4, 0x0A000005),)),
+    Trunk(RED, TAGGED + 1),
+    Remote(RED, Prefix(4, 0x0A000040, 26), TAGGED + 1, "192.0.2.2"),
     Who(BLUE, A, WORKLOAD | 1),
     Who(RED, A, WORKLOAD | 2),
     Where(BLUE, Range(4, 0x0A000003, 0x0A000050), 3),
@@ -117,6 +132,26 @@ def test_what_is_not_carried_is_told_and_not_passed_over() -> None:
     assert words == "the ovs datapath limits no bandwidth yet: wpa"
     assert not_carried(PARTS) == []
     assert not_reachable(PARTS) == []
+
+
+def test_only_frames_of_the_networks_tag_are_taken_from_the_wire() -> None:
+    """And they leave with it; nothing is made of it where there are no uplinks."""
+    flows = [*together(PARTS), *(flow for part in PARTS for flow in flows_of(part, GROUND))]
+    taken = [flow for flow in flows if {"in_port": 11}.items() <= values(flow).items()]
+    assert {values(flow)["vlan_vid"] for flow in taken} == {0x1007, 0x1008}
+    assert all(PopVlan() in flow.actions for flow in taken)
+    leaving = [flow for flow in flows if Output(11) in flow.actions or SetField("reg4", 11) in flow.actions]
+    assert leaving
+    assert all(PushVlan() in flow.actions for flow in leaving)
+    cut_off = msgspec.structs.replace(GROUND, trunk=0)
+    assert not [flow for part in PARTS for flow in flows_of(part, cut_off) if PushVlan() in flow.actions]
+    assert without_uplinks(PARTS) == [
+        f"frames with VLAN tag {tag} do not leave this node: name its uplinks by --vlan-uplinks" for tag in (7, 8)
+    ]
+
+
+def values(flow: Flow) -> dict[str, int]:
+    return {condition.name: condition.value for condition in flow.match}
 
 
 def test_every_table_has_a_purpose_and_the_page_tells_it() -> None:

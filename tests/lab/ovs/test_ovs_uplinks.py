@@ -1,0 +1,92 @@
+"""Uplinks that come and go (T1): one, a bond of two, the other one, with live traffic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from weft.testing import inventory
+from weft.testing.hosts import Host
+from weft.testing.netlab import UPLINKS, NetLab, open_lab
+from weft.testing.streams import Stream
+from weft.testing.switch_inventory import uplinks
+from weft.testing.waiting import until
+
+ONE, OTHER = UPLINKS
+RATE = 200
+
+
+@pytest.fixture
+async def lab(apart: None, fwdmode: str) -> AsyncIterator[NetLab]:
+    async with open_lab(datapath="ovs", netmode="vlan", fwdmode=fwdmode) as lab:
+        try:
+            yield lab
+        finally:
+            lab.tell_logs()
+
+
+async def choose(host: Host, *names: str) -> None:
+    """The agent comes back with other uplinks."""
+    host.kill()
+    host.flags = (*host.flags, "--vlan-uplinks", ",".join(names))
+    await host.start()
+    assert host.switch is not None
+    assert uplinks(host.switch) == set(names)
+
+
+async def goes_on(stream: Stream) -> None:
+    """Another hundred packets arrive."""
+    before = stream.arrived
+    await until(lambda: stream.arrived > before + 100)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fwdmode", [pytest.param(mode, marks=pytest.mark.soak) for mode in ("routing", "bridge")])
+async def test_uplinks_become_a_bond_and_another_under_traffic(lab: NetLab) -> None:
+    """T1: packets go on to arrive over whatever is left, from a pod that hears no answer."""
+    await lab.network("net", subnet="10.1.0.0/16", ipv6Subnet="2001:db8:1::/64")
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    a, b = await one.pod("a", network="net"), await two.pod("b", network="net")
+    assert await a.reaches(b)
+    with Stream(a.place(), b.place(), port=5000, rate=RATE) as stream:
+        await goes_on(stream)
+        for names in ((ONE, OTHER), (OTHER,), (ONE, OTHER), (ONE,), (OTHER,)):
+            for host in (one, two):
+                await choose(host, *names)
+                await goes_on(stream)
+        for lost in (ONE, OTHER):
+            await choose(one, ONE, OTHER)
+            inventory.run(one.machine, f"ip link set {lost} down")
+            await goes_on(stream)
+            inventory.run(one.machine, f"ip link set {lost} up")
+            await goes_on(stream)
+    for family in (4, 6):
+        assert await b.reaches(a, family=family)
+
+
+async def test_an_uplink_becomes_a_bond_and_one_again(lab: NetLab) -> None:
+    """T1, once: pods stay, and go on to reach each other."""
+    await lab.network("net", subnet="10.1.0.0/16")
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    a, b = await one.pod("a", network="net"), await two.pod("b", network="net")
+    for names in ((ONE, OTHER), (OTHER,)):
+        await choose(one, *names)
+        assert await a.reaches(b)
+
+
+async def test_without_uplinks_nothing_of_them_is_left(lab: NetLab) -> None:
+    """The network is each node's own then, which is told; bridges of others stand."""
+    await lab.network("net", subnet="10.1.0.0/16")
+    host = await lab.host("one")
+    a, b = await host.pod("a", network="net"), await host.pod("b", network="net")
+    switch = host.switch
+    assert switch is not None
+    switch.configure("add-br", "foreign", "--", "set", "bridge", "foreign", "datapath_type=netdev")
+    host.kill()
+    host.flags = tuple(flag for flag in host.flags if flag not in {"--netmode", "vlan", "--vlan-uplinks", ONE})
+    await host.start()
+    assert set(switch.configure("list-br").split()) == {"contivVxlanBridge", "foreign"}
+    assert "weft-vlan" not in switch.configure("list-ports", "contivVxlanBridge").split()
+    assert await a.reaches(b)

@@ -1,0 +1,26 @@
+"""Who speaks by the uplinks: the node in its networks of VLAN tags, and on segments every workload."""
+
+from __future__ import annotations
+
+from weft.adapters.ovs.announcing import voices_of
+from weft.adapters.ovs.ground import Ground
+from weft.domain.addresses import Address
+from weft.domain.ids import TenantName
+from weft.domain.model import NetworkTags
+from weft.domain.nodeview import Overlay, Part, Port, Trunk
+from weft.domain.segments import wire_number
+
+BLUE = TenantName("blue")
+NUMBER = wire_number(NetworkTags(vlan=7))
+GROUND = Ground(tenants={BLUE: 1}, ports={}, vtep=Address(4, 0xC0000201), trunk=3)
+
+
+def test_the_node_and_who_is_on_a_tagged_segment_speak() -> None:
+    parts: list[Part] = [
+        Overlay(BLUE, 5),
+        Trunk(BLUE, NUMBER),
+        Port(BLUE, "wpa", "02:02:0a:00:00:01", (), NUMBER),
+        Port(BLUE, "wpb", "02:02:0a:00:00:02", (), 5),
+        Port(BLUE, "wpc", "02:02:0a:00:00:03", ()),
+    ]
+    assert voices_of(parts, GROUND) == {("02:77:c0:00:02:01", 7), ("02:02:0a:00:00:01", 7)}
