@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,11 @@ import pytest
 from weft.ctl.weft import main
 
 TABLE = Path(__file__).parents[3] / "shared" / "oracles" / "netpol-cases.json.gz"
+OTHER_MODES = [
+    *itertools.product(("linux-vxlan-bridge",), ("1", "2")),
+    *((name, "1") for name in ("ovs-vlan", "ovs-vxlan-bridge", "ovs-vlan-bridge")),
+]
+"""The whole table again, with the pods' network in other modes, on so many hosts."""
 ALLOWED, BLOCKED = ["allowed"] * 3, ["blocked", "allowed", "blocked"]
 
 pytestmark = [
@@ -40,8 +46,13 @@ def judge(path: Path, *flags: str, rows: list[list[Any]]) -> int:
 
 
 @pytest.mark.skipif(not TABLE.exists(), reason="the table of right answers is kept beside the project, not in it")
-@pytest.mark.parametrize("datapath", ["linux", "ovs"])
-@pytest.mark.parametrize("hosts", ["1", "2"])
+@pytest.mark.parametrize(
+    ("datapath", "hosts"),
+    [
+        *itertools.product(("linux", "ovs"), ("1", "2")),
+        *(pytest.param(*each, marks=pytest.mark.soak) for each in OTHER_MODES),
+    ],
+)
 def test_the_whole_table_holds(hosts: str, datapath: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["oracle", "netpol", str(TABLE), "--packets", datapath, "--hosts", hosts]) == 0
     assert capsys.readouterr().out == "agree 24768 of 24768; left out 12276 of SCTP, 4623 of a pod to itself\n"

@@ -55,7 +55,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="weft oracle", description="Judge the policy engine by right answers.")
     parser.add_argument("kind", choices=["netpol"], help="netpol: Kubernetes NetworkPolicy")
     parser.add_argument("file", type=Path, help="a table of cases, JSON or gzipped JSON")
-    parser.add_argument("--packets", metavar="DATAPATH", help="judge real packets on this datapath; needs root")
+    parser.add_argument(
+        "--packets", metavar="DATAPATH", help="judge real packets: linux, ovs, ovs-vlan-bridge …; needs root"
+    )
     parser.add_argument("--hosts", type=int, choices=[1, 2], default=1, help="on how many hosts the pods are (1)")
     args = parser.parse_args(argv)
     cases = read_cases(args.file)

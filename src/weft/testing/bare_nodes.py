@@ -21,26 +21,36 @@ from weft.domain.addresses import BITS, Address, mac_of, parse_address
 from weft.domain.diff import Difference, diff
 from weft.domain.errors import Unavailable
 from weft.domain.ids import DEFAULT_TENANT, EndpointId, EndpointKey, NetworkName, NodeName
-from weft.domain.nodeview import Overlay, Part, Peer, Port, Prefix, Remote, Space, host_end, rank
+from weft.domain.model import NetworkTags
+from weft.domain.nodeview import Beyond, Part, Peer, Port, Prefix, Remote, Space, host_end, rank, way_of
 from weft.domain.policy.engine import Engine, Touched
 from weft.domain.policy.parts import REFUSES, PolicyPart
 from weft.domain.policy.tables import Tables
+from weft.domain.segments import Segment, Station, wire_number
 from weft.ports.datapath import Datapath, WiredAddress, Wiring
+from weft.testing.lab_names import lab_modes
 from weft.testing.switches import running_switch
 from weft.testing.waiting import DEADLINE
 
 T = TypeVar("T")
 
-_VNI = 1
+_TAGS = {"vxlan": NetworkTags(vlan=1, vni=1), "vlan": NetworkTags(vlan=1)}
+_SUBNETS = {4: 8, 6: 64}
+"""How long the prefixes are of the subnets that pods of a segment take for theirs."""
 _VXLAN_PORT = 4789
-_CABLE = "eth0"
+_CABLE, _UPLINK = "eth0", "eth1"
 _NETWORK = NetworkName("bare")
 
 
 class BareNode:
-    """A host with a datapath, on a thread that lives there."""
+    """A host with a datapath, on a thread that lives there. Its pods are in one network of a lab's modes."""
 
-    def __init__(self, number: int, directory: Path, *, datapath: str, closing: ExitStack) -> None:
+    def __init__(self, number: int, directory: Path, *, lab: str, closing: ExitStack) -> None:
+        self._modes = lab_modes(lab)
+        if self._modes["netmode"] not in _TAGS:
+            raise Unavailable(f"there is no mode {self._modes['netmode']!r}: say vxlan or vlan")
+        self._number = wire_number(_TAGS[self._modes["netmode"]])
+        self._segment = self._number if self._modes["fwdmode"] == "bridge" else 0
         self.name = NodeName(f"n{number}")
         self.vtep = parse_address(f"192.0.2.{number}", field="vtep")
         self.namespace = closing.enter_context(NamespaceDirectory(directory / "hosts").create(self.name))
@@ -48,7 +58,7 @@ class BareNode:
         self._tables: Tables | None = None
         self._thread = closing.enter_context(ThreadPoolExecutor(max_workers=1, initializer=self.namespace.enter))
         self._opened: AbstractContextManager[Datapath] = drivers.open_datapath(
-            self._settings(datapath, directory, closing)
+            self._settings(self._modes["datapath"], directory, closing)
         )
         self._closing = closing
 
@@ -56,7 +66,10 @@ class BareNode:
         if datapath == "ovs":
             machine = directory / "hosts" / self.name
             switch = closing.enter_context(running_switch(directory / f"{self.name}-ovs", netns=machine))
-            return drivers.OvsDatapathSettings(switch=switch.directory, vtep=self.vtep, vxlan_port=_VXLAN_PORT)
+            uplinks = (_UPLINK,) if self._modes["netmode"] == "vlan" else ()
+            return drivers.OvsDatapathSettings(
+                switch=switch.directory, vtep=self.vtep, vxlan_port=_VXLAN_PORT, uplinks=uplinks
+            )
         if datapath != "linux":
             raise Unavailable(f"there is no datapath {datapath!r}: say linux or ovs")
         return drivers.LinuxDatapathSettings(directory=directory / self.name, vtep=self.vtep, vxlan_port=_VXLAN_PORT)
@@ -65,17 +78,21 @@ class BareNode:
         """Open the datapath, with the way to other hosts; the cable to them must be there."""
         self._datapath = self._on_thread(self._opened.__enter__)
         self._closing.callback(self._on_thread, lambda: self._opened.__exit__(None, None, None))
-        peers = [Peer(DEFAULT_TENANT, _VNI, str(other.vtep)) for other in others]
-        self._apply(Difference((Space(DEFAULT_TENANT), Overlay(DEFAULT_TENANT, _VNI), *peers), ()))
+        ground: list[Part] = [Space(DEFAULT_TENANT), way_of(DEFAULT_TENANT, tags := _TAGS[self._modes["netmode"]])]
+        if self._segment:
+            ground.append(Segment(DEFAULT_TENANT, self._segment, floods=False))
+        if tags.vni:
+            ground += [Peer(DEFAULT_TENANT, tags.vni, str(other.vtep)) for other in others]
+        self._apply(Difference(tuple(sorted(ground, key=rank)), ()))
 
     def plug(self, pod: str, address: Address, netns: Path) -> None:
         """Wire a pod. Nothing comes to it before `enforce` has said who it is."""
         key = EndpointKey(DEFAULT_TENANT, _NETWORK, EndpointId(pod))
         self._wired[pod] = wiring = Wiring(
-            port=Port(DEFAULT_TENANT, host_end(key), mac_of(address), (address,)),
+            port=Port(DEFAULT_TENANT, host_end(key), mac_of(address), (address,), self._segment),
             netns=str(netns),
             interface="eth0",
-            addresses=(WiredAddress(address, BITS[address.family]),),
+            addresses=(WiredAddress(address, (_SUBNETS if self._segment else BITS)[address.family]),),
             mtu=self._datapath.mtu,
         )
         self._on_thread(lambda: self._datapath.plug(wiring))
@@ -86,10 +103,10 @@ class BareNode:
 
     def learn(self, address: Address, other: BareNode) -> None:
         """A pod is on another host."""
-        self._apply(Difference((_remote(address, other),), ()))
+        self._apply(Difference((self._beyond(address, other),), ()))
 
     def forget(self, address: Address, other: BareNode) -> None:
-        self._apply(Difference((), (_remote(address, other),)))
+        self._apply(Difference((), (self._beyond(address, other),)))
 
     def enforce(self, engine: Engine, touched: Touched | None) -> None:
         """Bring into force what an engine says now. Without `touched` it is another engine than the last time."""
@@ -109,6 +126,12 @@ class BareNode:
         tallies = self._on_thread(self._datapath.tallies)
         return sum(count for each in tallies for outcome, count in each.outcomes.items() if outcome & REFUSES)
 
+    def _beyond(self, address: Address, node: BareNode) -> Beyond:
+        if self._segment:
+            return Station(DEFAULT_TENANT, self._number, str(node.vtep), mac_of(address), (address,))
+        prefix = Prefix(address.family, address.number, BITS[address.family])
+        return Remote(DEFAULT_TENANT, prefix, self._number, str(node.vtep))
+
     def _apply(self, difference: Difference[Part]) -> None:
         self._on_thread(lambda: self._datapath.apply(difference))
 
@@ -116,17 +139,12 @@ class BareNode:
         return self._thread.submit(function).result(DEADLINE)
 
 
-def _remote(address: Address, node: BareNode) -> Remote:
-    prefix = Prefix(address.family, address.number, BITS[address.family])
-    return Remote(DEFAULT_TENANT, prefix, _VNI, str(node.vtep))
-
-
 @contextmanager
-def open_nodes(directory: Path, *, datapath: str, hosts: int) -> Iterator[list[BareNode]]:
-    """One host, or two that are joined by a cable. What is pinned is pinned in the directory."""
+def open_nodes(directory: Path, *, lab: str, hosts: int) -> Iterator[list[BareNode]]:
+    """One host, or two that are joined by two cables. What is pinned is pinned in the directory."""
     with ExitStack() as closing:
         NamespaceDirectory(directory / "hosts").prepare()
-        nodes = [BareNode(number, directory, datapath=datapath, closing=closing) for number in range(1, hosts + 1)]
+        nodes = [BareNode(number, directory, lab=lab, closing=closing) for number in range(1, hosts + 1)]
         if len(nodes) > 1:
             _join(*nodes)
         for node in nodes:
@@ -135,10 +153,10 @@ def open_nodes(directory: Path, *, datapath: str, hosts: int) -> Iterator[list[B
 
 
 def _join(one: BareNode, two: BareNode) -> None:
-    """A cable between two hosts."""
-    end = Device(name=_CABLE)
+    """A cable between two hosts, and another between their uplinks."""
     with NetlinkSocket(ROUTE, namespace=one.namespace) as netlink:
-        netlink.send_batch([create_veth(end, end, peer_namespace=two.namespace.fd)])
+        for end in (Device(name=_CABLE), Device(name=_UPLINK)):
+            netlink.send_batch([create_veth(end, end, peer_namespace=two.namespace.fd)])
     for node in (one, two):
         _raise(node.namespace, node.vtep)
 

@@ -127,11 +127,14 @@ def _difference(row: Row, moment: Moment, *, arrived: bool, vanished: int) -> st
 
 @contextmanager
 def open_packet_judge(datapath: str, *, hosts: int) -> Iterator[PacketJudge]:
-    """A judge with hosts of its own. The calling thread is in namespaces of its own meanwhile, which takes root."""
+    """A judge with hosts of its own, on a datapath in the modes that its name says (`weft.testing.lab_names`).
+
+    The calling thread is in namespaces of its own meanwhile, which takes root.
+    """
     with stepped_apart(), ExitStack() as closing:
         # In memory, because pins are mounts and are to be gone with the namespace.
         directory = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="weft-", ignore_cleanup_errors=True)))
         mount(None, directory, kind="tmpfs")
         closing.callback(unmount, directory)
-        nodes = closing.enter_context(open_nodes(directory, datapath=datapath, hosts=hosts))
+        nodes = closing.enter_context(open_nodes(directory, lab=datapath, hosts=hosts))
         yield PacketJudge(nodes, directory, closing)
