@@ -7,26 +7,23 @@ end.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import os
-import select
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
 from statistics import median
 
 from bench.bare_switch import BareSwitch, HandMade
 from bench.figures import Figure, Skipped, figure
-from bench.labs import AT_ONCE, NETWORK, attach, create_remote, pair_of, restart, take_turns
+from bench.labs import AT_ONCE, NETWORK, attach, pair_of, restart, take_turns
 from weft.adapters.linux.netns import Namespace
-from weft.adapters.ovs.bridge import NAME
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.openflow import OpenFlow
@@ -36,16 +33,13 @@ from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.processes import Child
 from weft.testing.streams import Stream
-from weft.testing.switches import Switch, running_switch
+from weft.testing.switches import running_switch
 from weft.testing.traffic import Place
 from weft.testing.waiting import DEADLINE, until
 
 FLOWS = 10_000
 ALONE, BEYOND, LOCAL = 100, 130, 200
 """Pods on the node: so far one at a time, further beside a bare switch, and when the agent is started anew."""
-FEW, MANY = 100, 500
-"""Endpoints when rules change."""
-CHANGES, NOT_COUNTED = 25, 5
 ROUNDS = 5
 RESTARTS = 3
 RATE = 1000
@@ -108,7 +102,6 @@ async def _measure() -> dict[str, Figure]:
         figures |= await asyncio.to_thread(_measure_many, two)
         two.close()
         figures |= await asyncio.to_thread(_measure_alone, lab, one)
-        figures |= await _measure_rules(lab, one)
         turns = asyncio.Semaphore(AT_ONCE)
         await asyncio.gather(*(attach(one, f"rest-{number}", turns) for number in range(BEYOND, LOCAL)))
         times = [await restart(one) for _ in range(RESTARTS)]
@@ -246,74 +239,3 @@ def _add(host: Host, name: str) -> float:
         if json.loads(done.stdout)["code"] != Code.TRY_LATER:
             break
     raise SystemExit(f"bench.ovs: ADD of {name}: {done.stdout.decode()}")
-
-
-async def _measure_rules(lab: NetLab, host: Host) -> dict[str, Figure]:
-    """From the request to netmaster until the switch has the flow, with all pods of the node in the rule's group."""
-    assert host.switch is not None
-    figures: dict[str, Figure] = {}
-    for endpoints in (FEW, MANY):
-        if endpoints == MANY:
-            await asyncio.to_thread(create_remote, lab.master.url, MANY - BEYOND)
-            await asyncio.to_thread(_change_rules, lab.master.url, host.switch, 0)  # the news have arrived
-        times = await asyncio.to_thread(_change_rules, lab.master.url, host.switch, CHANGES)
-        figures[f"rule change to flow, {endpoints} endpoints"] = figure(
-            median(times),
-            unit="ms",
-            target=7.0,
-            note=f"p50 of {CHANGES}, {BEYOND} of them here; fastest {min(times):.1f}, slowest {max(times):.1f}",
-        )
-    return figures
-
-
-def _change_rules(url: str, switch: Switch, count: int) -> list[float]:
-    """Milliseconds of each change that counts."""
-    rest = http.client.HTTPConnection(url.removeprefix("http://"), timeout=DEADLINE)
-    times = []
-    with _flow_events(switch) as events:
-        for number in range(NOT_COUNTED + count):
-            key = f"default:guard:{number}"
-            rule = {**_RULE, "ruleId": str(number), "protocol": "udp", "port": 1000 + number}
-            times.append(_change(rest, "PUT", key, rule, events))
-        for number in range(NOT_COUNTED + count):
-            _change(rest, "DELETE", f"default:guard:{number}", {}, events)
-    rest.close()
-    return times[NOT_COUNTED:]
-
-
-def _change(
-    rest: http.client.HTTPConnection, verb: str, key: str, rule: Mapping[str, object], events: Iterator[str]
-) -> float:
-    wanted = "ADDED" if verb == "PUT" else "DELETED"
-    began = time.perf_counter()
-    rest.request(
-        verb, f"/api/v1/rules/{key}/", json.dumps(rule) if rule else None, {"Content-Type": "application/json"}
-    )
-    next(line for line in events if f"event={wanted}" in line and "table=11" in line)
-    took = time.perf_counter() - began
-    answer = rest.getresponse()
-    answer.read()
-    if answer.status != http.HTTPStatus.OK:
-        raise SystemExit(f"bench.ovs: netmaster answered {answer.status}")
-    return took * 1e3
-
-
-@contextmanager
-def _flow_events(switch: Switch) -> Iterator[Iterator[str]]:
-    """What the switch's own tool tells of flows that come and go, as it happens."""
-    command = ["ovs-ofctl", "-O", "OpenFlow13", "monitor", switch.management(NAME), "watch:!initial"]
-    environment = {**os.environ, **switch.environment}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as told:
-        assert told.stdout is not None
-        try:
-            yield _lines(told.stdout.fileno())
-        finally:
-            told.kill()
-
-
-def _lines(fd: int) -> Iterator[str]:
-    rest = b""
-    while select.select([fd], [], [], DEADLINE)[0] and (data := os.read(fd, 1 << 16)):
-        *whole, rest = (rest + data).split(b"\n")
-        yield from (line.decode() for line in whole)
-    raise SystemExit("bench.ovs: ovs-ofctl tells nothing of flows")
