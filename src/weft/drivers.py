@@ -101,13 +101,19 @@ class LinuxDatapathSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OvsDatapathSettings:
-    """Open vSwitch, whose sockets are in the directory `switch`; `uplinks` carry networks of VLAN tags."""
+    """Open vSwitch, whose sockets are in the directory `switch`; `uplinks` carry networks of VLAN tags.
+
+    The rest is as on the plain kernel.
+    """
 
     driver: ClassVar[str] = "ovs"
     switch: Path
+    directory: Path
     vtep: Address
     vxlan_port: int
     uplinks: tuple[str, ...] = ()
+    unmasked: tuple[Subnet, ...] = ()
+    node_port_subnets: tuple[Subnet, ...] = ()
 
 
 DatapathSettings = LinuxDatapathSettings | OvsDatapathSettings

@@ -43,8 +43,8 @@ def switch(apart: None, tmp_path: Path) -> Iterator[Switch]:
 
 
 @pytest.fixture
-def datapath(switch: Switch) -> Iterator[OvsDatapath]:
-    with OvsDatapath(switch=switch.directory, vtep=VTEP, vxlan_port=4789) as datapath:
+def datapath(switch: Switch, tmp_path: Path) -> Iterator[OvsDatapath]:
+    with OvsDatapath(switch=switch.directory, directory=tmp_path / "spaces", vtep=VTEP, vxlan_port=4789) as datapath:
         yield datapath
 
 
@@ -113,11 +113,11 @@ def test_a_port_says_whose_it_is(datapath: OvsDatapath, directory: NamespaceDire
 
 
 def test_one_with_no_memory_finds_everything(
-    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch
+    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch, tmp_path: Path
 ) -> None:
     datapath.converge(GROUND)
     datapath.plug(wiring(directory))
-    with OvsDatapath(switch=switch.directory, vtep=VTEP, vxlan_port=4789) as other:
+    with OvsDatapath(switch=switch.directory, directory=tmp_path / "spaces", vtep=VTEP, vxlan_port=4789) as other:
         assert other.converge(GROUND | {PORT}).mended == ()
         assert other.converge(frozenset()).mended
     assert switch.configure("list-ports", NAME).split() == []

@@ -292,9 +292,12 @@ def _datapath_settings(settings: AgentSettings) -> DatapathSettings:
     if settings.datapath == "ovs":
         return OvsDatapathSettings(
             switch=settings.ovs_dir,
+            directory=settings.run_dir / "netns",
             vtep=settings.vtep_ip,
             vxlan_port=settings.vxlan_port,
             uplinks=settings.vlan_uplinks,
+            unmasked=settings.nat_exclude,
+            node_port_subnets=settings.node_port_subnets,
         )
     return LinuxDatapathSettings(
         directory=settings.run_dir / "netns",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -126,7 +126,7 @@ OPTIONS = (
     Option(name="rest_address", flags=("--rest-address",), env="REST_ADDRESS", default=("127.0.0.1", 9090),
            read=_loopback, help="where REST and metrics are served, on loopback, or none; 127.0.0.1:9090"),
     Option(name="names_socket", flags=("--names-socket",), env="NAMES_SOCKET", default="", read=str,
-           help=f"where netdns takes names, or none for no names; {SOCKET_NAME} in --run-dir, none on ovs"),
+           help=f"where netdns takes names, or none for no names; {SOCKET_NAME} in --run-dir"),
     DOMAIN_OPTION,
     Option(name="run_dir", flags=("--run-dir",), env="RUN_DIR", default=Path("/run/weft"), read=Path,
            help="directory in which tenants' namespaces are pinned; /run/weft"),
@@ -189,8 +189,6 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
         faults.append("--vlan-uplinks is demanded with --netmode vlan")
     if given["netmode"] == "vlan" and given["datapath"] == "linux":
         faults.append("--netmode vlan: the linux datapath carries no VLAN tags; use vxlan")
-    if given["datapath"] == "ovs":
-        faults += _not_on_ovs(given)
     if given["join_token"] and given["mode"] != "kubernetes":
         faults.append("--join-token: netmaster is found through Kubernetes, so with --mode kubernetes only")
     if bool(given["tls_cert"]) != bool(given["tls_key"]):
@@ -230,19 +228,8 @@ def _contiv_socket(given: Mapping[str, Any]) -> Path | None:
     return None if text == "none" else Path(text)
 
 
-def _not_on_ovs(given: Mapping[str, Any]) -> Iterator[str]:
-    """What was asked for and the ovs datapath does not do yet."""
-    if given["names_socket"] not in ("", "none"):
-        yield "--names-socket: the ovs datapath does not carry questions for names yet; use none"
-    if given["nat_exclude"]:
-        yield "--nat-exclude: the ovs datapath leads nobody out to the world yet"
-    if given["node_port_subnets"]:
-        yield "--nodeport-addresses: the ovs datapath has no node ports yet"
-
-
 def _names_socket(given: Mapping[str, Any]) -> Path | None:
-    default = "none" if given["datapath"] == "ovs" else str(given["run_dir"] / SOCKET_NAME)
-    text = given["names_socket"] or default
+    text = given["names_socket"] or str(given["run_dir"] / SOCKET_NAME)
     return None if text == "none" else Path(text)
 
 

@@ -68,7 +68,11 @@ class BareNode:
             switch = closing.enter_context(running_switch(directory / f"{self.name}-ovs", netns=machine))
             uplinks = (_UPLINK,) if self._modes["netmode"] == "vlan" else ()
             return drivers.OvsDatapathSettings(
-                switch=switch.directory, vtep=self.vtep, vxlan_port=_VXLAN_PORT, uplinks=uplinks
+                switch=switch.directory,
+                directory=directory / self.name,
+                vtep=self.vtep,
+                vxlan_port=_VXLAN_PORT,
+                uplinks=uplinks,
             )
         if datapath != "linux":
             raise Unavailable(f"there is no datapath {datapath!r}: say linux or ovs")

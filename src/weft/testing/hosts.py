@@ -74,9 +74,8 @@ class Host:
 
     async def start(self) -> None:
         """Start the agent with whatever there is, and return when it is ready for pods."""
-        if self.switch is None:
-            self.launch_names()
-        else:
+        self.launch_names()
+        if self.switch is not None:
             self.switch.netns = self.machine
             self.switch.start()
         self.launch()

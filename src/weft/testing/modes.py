@@ -18,6 +18,9 @@ def _soaked(*names: str) -> list[object]:
 
 
 ON_OVS_TOO: Final = pytest.mark.parametrize("lab", ["linux", "ovs", *_soaked("ovs-vlan")], indirect=True)
+ON_BOTH: Final = pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
+OVS_IN_SOAK: Final = pytest.mark.parametrize("lab", ["linux", *_soaked("ovs")], indirect=True)
+"""For what has been tried with vxlan only."""
 TOWNS_ON_OVS: Final = pytest.mark.parametrize(
     "lab",
     ["linux", "ovs", *_soaked("ovs-vlan", "ovs-vxlan-bridge", "ovs-vlan-bridge")],

@@ -30,7 +30,7 @@ SEND_REDIRECTS, RP_FILTER = 6, 8
 
 _NEWLINK, _DELLINK, _GETLINK, _NEWPROPERTY = 16, 17, 18, 108
 _HEADER = struct.Struct("=BxHiII")  # family, device type, index, flags, which flags to change
-_UP = 1
+_UP, _NO_RESOLUTION = 1, 0x80
 _ADDRESS, _NAME, _MTU, _LINK, _MASTER, _INFO, _ALIAS, _AF_SPEC, _GROUP = 1, 3, 4, 5, 10, 18, 20, 26, 27
 _NAMESPACE_FD, _EXTENT, _TX_QUEUES, _RX_QUEUES = 28, 29, 31, 32
 _WITHOUT_STATISTICS = 8
@@ -157,6 +157,7 @@ def alter_link(
     index: int,
     *,
     up: bool | None = None,
+    resolves: bool | None = None,
     name: str | None = None,
     mac: str | None = None,
     mtu: int | None = None,
@@ -168,11 +169,12 @@ def alter_link(
     """Change what is given, leave the rest.
 
     `namespace` moves the device into that of the descriptor, under `name` if given. A `master` of 0 takes it off its
-    bridge.
+    bridge. One that `resolves` nothing sends to whomever it is told, and asks nobody for their MAC.
     """
-    change = 0 if up is None else _UP
+    flags = (_UP if up else 0) | (_NO_RESOLUTION if resolves is False else 0)
+    change = (0 if up is None else _UP) | (0 if resolves is None else _NO_RESOLUTION)
     payload = (
-        _HEADER.pack(wire.AF_UNSPEC, 0, index, change if up else 0, change)
+        _HEADER.pack(wire.AF_UNSPEC, 0, index, flags, change)
         + (b"" if name is None else wire.text(_NAME, name))
         + (b"" if mac is None else wire.mac(_ADDRESS, mac))
         + (b"" if alias is None else wire.attribute(_ALIAS, alias.encode()))

@@ -129,11 +129,19 @@ class Track(msgspec.Struct, frozen=True, gc=False):
     """The register whose lower 16 bits are the zone."""
     table: int | None = None
     commit: bool = False
+    mark: str = ""
+    """The register that becomes the mark of a connection which is committed."""
 
     def __str__(self) -> str:
         words = ["commit"] if self.commit else []
         words += [] if self.table is None else [f"table={self.table}"]
-        return f"ct({','.join([*words, f'zone={self.zone}[0..15]'])})"
+        words.append(f"zone={self.zone}[0..15]")
+        words += [f"exec({_marking(self.mark)})"] if self.mark else []
+        return f"ct({','.join(words)})"
+
+
+def _marking(register: str) -> Move:
+    return Move(register, "ct_mark")
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
@@ -185,7 +193,9 @@ def _encode(action: Action) -> bytes:
         case Track():
             flags, table = _CT_COMMIT if action.commit else 0, _NO_TABLE if action.table is None else action.table
             zone = FIELDS[action.zone].header
-            return _CT_FORM.pack(_VENDOR, _CT_FORM.size, _NICIRA, _CT, flags, zone, 15, table, 0)
+            marking = _encode(_marking(action.mark)) if action.mark else b""
+            length = _CT_FORM.size + len(marking)
+            return _CT_FORM.pack(_VENDOR, length, _NICIRA, _CT, flags, zone, 15, table, 0) + marking
         case Unknown():
             return action.data
 
@@ -240,11 +250,23 @@ def _guess_own(data: bytes, subtype: int) -> Action | None:
     if subtype == _OUTPUT_REGISTER and len(data) == _REGISTER_FORM.size:
         name = _REGISTERS.get(unpack(_REGISTER_FORM, data)[5])
         return OutputRegister(name) if name else None
-    if subtype == _CT and len(data) == _CT_FORM.size:
+    if subtype == _CT and len(data) >= _CT_FORM.size:
         _, _, _, _, flags, source, _, table, _ = unpack(_CT_FORM, data)
-        zone = _REGISTERS.get(source)
-        return Track(zone, None if table == _NO_TABLE else table, bool(flags & _CT_COMMIT)) if zone else None
+        zone, mark = _REGISTERS.get(source), _mark_of(data[_CT_FORM.size :])
+        if zone and mark is not None:
+            return Track(zone, None if table == _NO_TABLE else table, bool(flags & _CT_COMMIT), mark)
     return None
+
+
+def _mark_of(data: bytes) -> str | None:
+    """The register that a connection's mark comes from, none where it gets no mark; nothing when it is not ours."""
+    match decode_actions(data):
+        case ():
+            return ""
+        case (Move(source, "ct_mark"),):
+            return source
+        case _:
+            return None
 
 
 def _moved(field: Field) -> int:

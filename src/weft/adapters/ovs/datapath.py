@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from weft.adapters.linux.facts import PORT_MAC, overlay_name
+from weft.adapters.linux.host_rules import HostSurroundings
 from weft.adapters.linux.links import Link
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
@@ -26,12 +27,14 @@ from weft.adapters.ovs.devices import Devices, Way
 from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD
+from weft.adapters.ovs.legs import legs_of
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import not_carried, not_reachable, without_uplinks
+from weft.adapters.ovs.spaces import Spaces
 from weft.adapters.ovs.telling import drop_of
 from weft.adapters.ovs.tracing import foretell
 from weft.adapters.ovs.uplinks import Uplinks
-from weft.domain.addresses import Address, mac_of
+from weft.domain.addresses import Address, Subnet, mac_of
 from weft.domain.diff import Difference, in_turn
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
@@ -54,10 +57,22 @@ class _Met(NamedTuple):
 class OvsDatapath:
     """See `weft.ports.datapath`. `switch` is the directory of Open vSwitch's sockets; `vtep` is our end of tunnels.
 
-    `uplinks` are the interfaces that carry networks of VLAN tags.
+    Tenants' spaces are pinned in `directory`. `uplinks` are the interfaces that carry networks of VLAN tags.
     """
 
-    def __init__(self, *, switch: Path, vtep: Address, vxlan_port: int, uplinks: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        switch: Path,
+        directory: Path,
+        vtep: Address,
+        vxlan_port: int,
+        uplinks: Sequence[str] = (),
+        unmasked: Sequence[Subnet] = (),
+        node_port_subnets: Sequence[Subnet] = (),
+    ) -> None:
+        self._directory = directory
+        self._surroundings = HostSurroundings(vxlan_port, (*unmasked,), (*node_port_subnets,))
         self._vtep = vtep
         self._vxlan_port = vxlan_port
         self._switch = switch
@@ -79,11 +94,15 @@ class OvsDatapath:
         self._nftables = open_nftables(self._namespace)
         self._mtu = workload_mtu(self._netlink, self._vtep)
         self._devices = Devices(self._namespace, self._netlink, vtep=self._vtep, port=self._vxlan_port, mtu=self._mtu)
+        self._spaces = Spaces(
+            self._directory, self._namespace, self._netlink, mtu=self._mtu, surroundings=self._surroundings
+        )
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._spaces.close()
         self._openflow.close()
         self._uplinks.close()
         self._database.close()
@@ -116,9 +135,11 @@ class OvsDatapath:
         mended = self._prepare()
         tenants = {part.tenant for part in wanted if isinstance(part, Space)}
         self._bridge.number(tenants)
+        mended += self._make_spaces(tenants)
         mended += self._converge_ports(wanted)
         links = self._devices.read()
         mended += self._devices.converge_ways((part for part in wanted if isinstance(part, Way)), links)
+        mended += self._spaces.converge(wanted)
         mended += self._flows.converge(wanted, self._ground())
         self._uplinks.announce(voices_of(wanted, self._ground()))
         self._forget(self._bridge.tenants().keys() - tenants)
@@ -132,6 +153,7 @@ class OvsDatapath:
         mended: list[str] = []
         marks = {part.interface: _port_marks(part) for part in wanted if isinstance(part, Port)}
         overlays = [part for part in wanted if isinstance(part, Overlay)]
+        marks |= self._leg_marks({part.tenant for part in wanted if isinstance(part, Space)})
         links = self._devices.read()
         for overlay in overlays:
             marks[overlay_name(overlay.vni)] = _overlay_marks(overlay)
@@ -159,26 +181,43 @@ class OvsDatapath:
     def apply(self, difference: Difference[Part]) -> None:
         if self._connections == _NEVER:
             self._prepare()
-        self._bridge.number(part.tenant for part in difference.put if isinstance(part, Space))
-        self._add_overlays(part for part in difference.put if isinstance(part, Overlay))
+        come = {part.tenant for part in difference.put if isinstance(part, Space)}
+        self._bridge.number(come)
+        self._make_spaces(come)
+        self._add_own(self._leg_marks(come), (part for part in difference.put if isinstance(part, Overlay)))
         drop, put = _unplugged(difference.drop), _unplugged(difference.put)
         self._flows.change(drop=drop, put=put, ground=self._ground())
+        self._spaces.change(drop=drop, put=put)
         self._devices.change_ways(
             drop=[part for part in drop if isinstance(part, Way)], put=[part for part in put if isinstance(part, Way)]
         )
+        left = {part.tenant for part in drop if isinstance(part, Space)} - come
         gone = {overlay_name(part.vni) for part in drop if isinstance(part, Overlay)}
         gone -= {overlay_name(part.vni) for part in put if isinstance(part, Overlay)}
+        gone |= self._leg_marks(left).keys()
         if gone:
             self._bridge.drop(gone)
             self._devices.retire(link for name, link in self._devices.read().items() if name in gone)
             self._devices.reap()
-        self._forget(part.tenant for part in drop if isinstance(part, Space))
+        self._spaces.drop(left)
+        self._forget(left)
         self._numbers = self._read_numbers()
         _refuse(not_carried(difference.put))
 
-    def _add_overlays(self, overlays: Iterable[Overlay]) -> None:
+    def _make_spaces(self, tenants: Set[TenantName]) -> list[str]:
+        """Tenants, which have numbers, have a space with legs; what was made, in words."""
+        numbers = {tenant: number for tenant, number in self._bridge.tenants().items() if tenant in tenants}
+        lame = self._spaces.lame(numbers)
+        self._bridge.drop(legs_of(lame).keys(), wait=True)  # else the switch takes new devices for old ones
+        return self._spaces.make(lame)
+
+    def _leg_marks(self, tenants: Set[TenantName]) -> dict[str, dict[str, str]]:
+        numbers = {tenant: number for tenant, number in self._bridge.tenants().items() if tenant in tenants}
+        return {name: {"weft-space-of": tenant} for name, tenant in legs_of(numbers).items()}
+
+    def _add_own(self, legs: Mapping[str, Mapping[str, str]], overlays: Iterable[Overlay]) -> None:
         known = self._bridge.ports()
-        marks = {self._devices.put_overlay(part): _overlay_marks(part) for part in overlays}
+        marks = {**legs, **{self._devices.put_overlay(part): _overlay_marks(part) for part in overlays}}
         self._bridge.add({name: own for name, own in marks.items() if name not in known})
 
     def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
@@ -208,8 +247,8 @@ class OvsDatapath:
     def _find_room(self, plugging: Plugging) -> None:
         """Refuse what cannot be had."""
         wiring = plugging.wiring
-        if wiring.ports or wiring.rates != NO_RATES:
-            raise DatapathFault("the ovs datapath publishes no ports of the host and limits no bandwidth yet")
+        if wiring.rates != NO_RATES:
+            raise DatapathFault("the ovs datapath limits no bandwidth yet")
         _refuse(not_carried(plugging.policy.put))
         if wiring.port.interface in self._leaving:
             self._reap(wait=True)  # else the switch takes the new device for the old one
@@ -220,6 +259,8 @@ class OvsDatapath:
         self._bridge.database.look_alive()
         numbers = self._bridge.promise(each.wiring.port.interface for each in pluggings)
         self._admit(pluggings, self._ground(numbers))
+        policy = in_turn(each.policy for each in pluggings)
+        self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))
         rows = self._bridge.ask_for(
             {name: _wiring_marks(each.wiring) for name, each in zip(numbers, pluggings, strict=True)}, numbers
         )
@@ -248,6 +289,8 @@ class OvsDatapath:
         self._leaving.add(wiring.port.interface)
         self._numbers.pop(wiring.port.interface, None)
         self._flows.change(drop=(*policy.drop, wiring.port), put=policy.put, ground=self._ground())
+        self._spaces.change(drop=policy.drop, put=policy.put)
+        self._spaces.dismiss(wiring.port)
         zone = self._bridge.tenants().get(wiring.port.tenant)
         if zone is not None:
             self._openflow.forget_connections(zone, wiring.port.addresses)
@@ -287,13 +330,13 @@ class OvsDatapath:
         ]
 
     def service_uses(self) -> list[ServiceUse]:
-        return []  # issue 8: services are not carried yet
+        return self._spaces.uses()
 
     def disturbed(self) -> bool:
         """See `weft.ports.datapath`. A daemon that is away is told of once, and once more when it is back."""
         before, self._met = self._met, self._look()
         if self._met == _Met(self._connections, self._numbers, is_disturbed=False):
-            return self._has_other_flows()
+            return self._spaces.is_disturbed() or self._has_other_flows()
         return self._met != before
 
     def _look(self) -> _Met | None:
@@ -353,6 +396,7 @@ class OvsDatapath:
     def reap(self) -> None:
         if self._leaving:
             self._reap(wait=False)
+        self._spaces.reap()
 
     def _reap(self, *, wait: bool) -> None:
         self._bridge.drop(self._leaving, wait=wait)

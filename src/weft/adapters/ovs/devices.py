@@ -1,4 +1,4 @@
-"""The machine's devices that are ports of the switch: host ends of workloads, and a vxlan device for each overlay.
+"""The machine's devices that are ports of the switch: host ends of workloads, a vxlan device for each overlay, legs.
 
 They are in the namespace of the switch itself, and known as ours by their names. They have no addresses and MACs that
 nobody speaks to: the machine's own stack has no part in what goes through them (`guard`).
@@ -28,6 +28,7 @@ from weft.adapters.linux.links import (
 from weft.adapters.linux.neighbours import EVERYONE, Forwarding, drop_forwarding, put_forwarding, read_forwardings
 from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.netns import Namespace
+from weft.adapters.ovs.legs import LEG_PREFIX
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Conflict, DatapathFault, NotFound
 from weft.domain.nodeview import Overlay, Peer
@@ -53,7 +54,7 @@ class Devices:
         return {
             link.name: link
             for link in read_links(self._netlink)
-            if link.name.startswith((PORT_PREFIX, OVERLAY_PREFIX)) and link.group != REAPED_GROUP
+            if link.name.startswith((PORT_PREFIX, OVERLAY_PREFIX, LEG_PREFIX)) and link.group != REAPED_GROUP
         }
 
     def put_overlay(self, overlay: Overlay) -> str:

@@ -44,6 +44,7 @@ from weft.adapters.ovs.tables import (
     FROM_WORKLOAD,
     GOES_TO,
     LEAVES_BY,
+    MARK,
     SCRATCH,
     SEGMENT,
     TENANT,
@@ -111,7 +112,7 @@ def base_flows() -> Iterator[Flow]:
             Table.LEAVE,
             2,
             match({"eth_type": kind, "ct_state": (NEW | TRACKED, NEW | TRACKED)}),
-            (Track(TENANT, commit=True), OutputRegister(LEAVES_BY)),
+            (Track(TENANT, commit=True, mark=MARK), OutputRegister(LEAVES_BY)),
         )
         yield Flow(Table.LEAVE, 1, match({"eth_type": kind}), (OutputRegister(LEAVES_BY),))
 

@@ -8,6 +8,7 @@ what comes from our devices, by their names. Where the kernel forwards for the s
 from __future__ import annotations
 
 from weft.adapters.linux.judging import OVERLAY_PREFIX, PORT_PREFIX
+from weft.adapters.ovs.legs import LEG_PREFIX
 
 _TABLE = "weft_ovs"
 _HOOKS = {"inet": "prerouting", "arp": "input"}
@@ -20,7 +21,7 @@ def _commands(family: str, hook: str) -> list[str]:
         f"add table {family} {_TABLE}",
         f"add chain {chain} {{ type filter hook {hook} priority -400; }}",
         f"flush chain {chain}",
-        *(f'add rule {chain} iifname "{prefix}*" drop' for prefix in (PORT_PREFIX, OVERLAY_PREFIX)),
+        *(f'add rule {chain} iifname "{prefix}*" drop' for prefix in (PORT_PREFIX, OVERLAY_PREFIX, LEG_PREFIX)),
     ]
 
 

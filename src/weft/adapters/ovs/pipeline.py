@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
-from weft.adapters.ovs import forwarding, judging, segments
+from weft.adapters.ovs import forwarding, judging, legs, segments
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.ground import Ground
-from weft.domain.balancing.parts import Frontend, ServicePart
-from weft.domain.hosting.parts import HostPart
+from weft.domain.balancing.parts import Frontend, ServicePart, Vip
+from weft.domain.hosting.parts import Homeward, HostPart
 from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space, Trunk
 from weft.domain.policy.parts import Row, Tally, Where, Who
 from weft.domain.segments import Segment, Station, vlan_tag
 
 _MAKERS: Mapping[type, tuple[Callable[[Any, Ground], Iterator[Flow]], ...]] = {
-    Space: (forwarding.space_flows, judging.space_flows),
-    Gateway: (forwarding.gateway_flows,),
+    Space: (forwarding.space_flows, judging.space_flows, legs.space_flows),
+    Gateway: (forwarding.gateway_flows, legs.gateway_flows),
     Overlay: (forwarding.overlay_flows,),
     Trunk: (forwarding.trunk_flows,),
     Remote: (forwarding.remote_flows,),
@@ -31,16 +31,17 @@ _MAKERS: Mapping[type, tuple[Callable[[Any, Ground], Iterator[Flow]], ...]] = {
     Where: (judging.where_flows,),
     Row: (judging.row_flows,),
     Tally: (judging.tally_flows,),
+    Vip: (legs.vip_flows,),
+    Homeward: (legs.homeward_flows,),
 }
 
-_LEFT_OUT: tuple[type, ...] = (Peer, *get_args(ServicePart), *get_args(HostPart))
-"""Peers are entries of the overlays' devices. Without the others, which are not carried yet (issue 8), nothing is open
-that should be closed."""
+_ELSEWHERE: tuple[type, ...] = (Peer, *get_args(ServicePart), *get_args(HostPart))
+"""Peers are entries of the overlays' devices; tenants' spaces have the others (`spaces`)."""
 
 
 def base_flows() -> tuple[Flow, ...]:
     """What stands whatever the node has."""
-    return (*forwarding.base_flows(), *judging.base_flows())
+    return (*forwarding.base_flows(), *judging.base_flows(), *legs.base_flows())
 
 
 def flows_of(part: Part, ground: Ground) -> tuple[Flow, ...]:
@@ -52,7 +53,7 @@ def flows_of(part: Part, ground: Ground) -> tuple[Flow, ...]:
 
 def not_carried(parts: Collection[Part]) -> list[str]:
     """What is asked of us and must not be left undone in silence, in words."""
-    strange = {type(part).__name__.lower() for part in parts if not isinstance(part, (*_MAKERS, *_LEFT_OUT))}
+    strange = {type(part).__name__.lower() for part in parts if not isinstance(part, (*_MAKERS, *_ELSEWHERE))}
     limited = {part.interface for part in parts if isinstance(part, Shape) and (part.rate or part.rate_in)}
     return [
         *(f"the ovs datapath does not carry a {name} yet" for name in sorted(strange)),
@@ -66,6 +67,9 @@ def without_uplinks(parts: Iterable[Part]) -> list[str]:
     return [f"frames with VLAN tag {tag} do not leave this node: name its uplinks by --vlan-uplinks" for tag in tags]
 
 
-def not_reachable(parts: Iterable[Part]) -> list[str]:
+def not_reachable(parts: Collection[Part]) -> list[str]:
     """What workloads would like to reach and cannot yet, in words."""
-    return ["the ovs datapath carries no services yet"] if any(isinstance(part, Frontend) for part in parts) else []
+    segmented = {part.tenant for part in parts if isinstance(part, Segment)}
+    if any(isinstance(part, Frontend) and part.tenant in segmented for part in parts):
+        return ["the ovs datapath carries no services in bridge mode yet"]
+    return []

@@ -41,10 +41,12 @@ PURPOSES: Final[dict[Table, str]] = {
     Table.SPREAD: "What is said about addresses on a segment and not answered here: to the one it is for or, where it "
     "is flooded, to all.",
     Table.TRACK: "Hands packets to the connection tracker, in the tenant's zone.",
-    Table.ROUTE: "The way to the target: a port here, an overlay and the node behind it, or the uplinks; on a segment "
-    "only to who is spoken to by MAC, or by the gateway. Gateways answer to echo requests. Packets without a "
-    "connection are dropped. Writes the port to leave by, and what kind of one it is.",
-    Table.SERVICE: "Writes the protocol of the connection and the port that its first packet went to.",
+    Table.ROUTE: "The way to the target: a port here, an overlay and the node behind it, the uplinks, or the tenant's "
+    "space, for services, names, the host and the world; on a segment only to who is spoken to by MAC, or by the "
+    "gateway. What answers a connection that came from the space goes back there. Gateways answer to echo requests. "
+    "Packets without a connection are dropped. Writes the port to leave by, and what kind of one it is.",
+    Table.SERVICE: "Writes the protocol of the connection and the port that its first packet went to. What was asked "
+    "of the space itself is not judged.",
     Table.ASKS: "The number of who opened the connection (`weft.domain.policy.parts`).",
     Table.ANSWERS: "The number of who it was opened to.",
     Table.PLACES: "What is decided by where a packet comes from and goes to: nothing passes from overlay to overlay, "
@@ -59,7 +61,7 @@ PURPOSES: Final[dict[Table, str]] = {
 
 TENANT, ASKS, ANSWERS, OUTCOME, LEAVES_BY = "reg0", "reg1", "reg2", "reg3", "reg4"
 CAME_FROM, GOES_TO, PROTOCOL, PORT, SCRATCH = "reg5", "reg6", "reg7", "reg8", "reg9"
-SEGMENT = "reg10"
+SEGMENT, MARK = "reg10", "reg11"
 
 REGISTERS: Final[dict[str, str]] = {
     TENANT: "the tenant, by its number on this node, which is its zone of the connection tracker too",
@@ -67,15 +69,17 @@ REGISTERS: Final[dict[str, str]] = {
     ANSWERS: "the number of who it was opened to",
     OUTCOME: "the outcome that a row gave, or a reason of our own to refuse the packet",
     LEAVES_BY: "the port the packet leaves by",
-    CAME_FROM: "where the packet came from: 1 a workload, 2 another node, 3 an uplink, where anybody may be",
+    CAME_FROM: "where the packet came from: 1 a workload, 2 another node, 3 an uplink, where anybody may be, "
+    "4 the tenant's space",
     GOES_TO: "where it goes to: the same",
     PROTOCOL: "the connection's protocol",
     PORT: "the port that the connection's first packet went to",
     SCRATCH: "for exchanging two fields",
     SEGMENT: "the segment that the packet is on, in bridge mode",
+    MARK: "what a new connection is marked with: 1 the space opened it, 2 it asks something of the space",
 }
 
-FROM_WORKLOAD, FROM_NODE, FROM_WIRE = 1, 2, 3
+FROM_WORKLOAD, FROM_NODE, FROM_WIRE, FROM_SPACE = 1, 2, 3, 4
 
 
 def reference() -> str:

@@ -17,6 +17,8 @@ from weft.adapters.ovs.ground import Ground, blocks
 from weft.adapters.ovs.pipeline import base_flows, flows_of, not_carried, not_reachable, without_uplinks
 from weft.adapters.ovs.tables import PURPOSES, Table, reference
 from weft.domain.addresses import Address, Range
+from weft.domain.balancing.parts import Vip
+from weft.domain.hosting.parts import Homeward
 from weft.domain.ids import TenantName
 from weft.domain.model import NetworkTags
 from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space, Trunk
@@ -28,7 +30,7 @@ BLUE, RED = TenantName("blue"), TenantName("red")
 TAGGED = wire_number(NetworkTags(vlan=7))
 GROUND = Ground(
     tenants={BLUE: 1, RED: 2},
-    ports={"wpa": 5, "wpb": 6, "wpc": 7, "wpd": 8, "wx7": 9},
+    ports={"wpa": 5, "wpb": 6, "wpc": 7, "wpd": 8, "wx7": 9, "wl1": 12, "wl1x": 13},
     vtep=Address(4, 0xC0000201),
     trunk=11,
 )
@@ -66,6 +68,9 @@ PARTS: list[Part] = [
     Tally(BLUE, 8),
     Tally(BLUE, REFUSES | 9),
     Shape(BLUE, "wpa", 0, 0, 46),
+    Vip(BLUE, Address(4, 0x0A0000C8)),
+    Vip(BLUE, Address(6, 0xFD << 120 | 0xC8)),
+    Homeward(BLUE, 7, "192.0.2.2", Address(4, 0xC0000202)),
 ]
 
 
