@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from weft.adapters.linux.judging import REASONS
+from weft.adapters.ovs.tracing import NO_WAY
 from weft.agent.drop_naming import OWN_REASONS, Hearing, Naming
 from weft.agent.drops import DropLog, End
 from weft.agent.enforcement import TenantPolicy
@@ -93,8 +94,8 @@ def test_a_default_deny_is_told_as_one(policed: Policed, rule: str, words: str) 
     assert named.reason == f"{words} (ingress of the side that answers)"
 
 
-def test_every_reason_of_the_linux_datapath_has_words() -> None:
-    assert set(REASONS.values()) == set(OWN_REASONS)
+def test_every_reason_of_the_datapaths_has_words() -> None:
+    assert {*REASONS.values(), NO_WAY} == set(OWN_REASONS)
 
 
 @pytest.mark.parametrize("tenant", ["default", "nobody"])

@@ -20,7 +20,7 @@ from weft.domain.policy.protocols import SCTP, TCP, UDP
 from weft.ports.datapath import Drop, Question
 
 _TRACE, _TRACE_ON = "ofproto/trace", "ofproto/trace-packet-out"
-_NO_WAY = "weft/nowhere"
+NO_WAY = "weft/nowhere"
 
 _RESUMED = re.compile(r"will be resumed at table (\d+)")
 _FINAL = re.compile(r"^Final flow: (.*)$", re.MULTILINE)
@@ -54,7 +54,7 @@ def foretell(directory: Path, question: Question, ports: Mapping[str, SwitchPort
     return Drop(
         tenant=question.port.tenant,
         outcome=0 if outcome in REASONS else outcome,
-        reason=REASONS.get(outcome, "" if outcome else _NO_WAY),
+        reason=REASONS.get(outcome, "" if outcome else NO_WAY),
         source=question.source,
         target=question.target,
         protocol=question.protocol,
