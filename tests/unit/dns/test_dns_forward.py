@@ -20,6 +20,7 @@ from weft.dns.forward import Forwarder
 from weft.dns.upstream import Upstream, Upstreams
 from weft.dns.wire import Question, read_question
 from weft.domain.errors import Unavailable
+from weft.testing.processes import free_port
 from weft.testing.waiting import soon, until
 
 Answers = Callable[[bytes], list[bytes]]
@@ -74,13 +75,12 @@ async def resolvers(*each: Answers) -> AsyncIterator[tuple[Forwarder, list[Resol
     named: list[Upstream] = []
     async with AsyncExitStack() as stack:
         for answers in each:
-            resolver = Resolver(answers)
+            resolver, port = Resolver(answers), free_port()
             transport, _ = await loop.create_datagram_endpoint(
                 lambda resolver=resolver: resolver,  # type: ignore[misc]
-                local_addr=("127.0.0.1", 0),
+                local_addr=("127.0.0.1", port),
             )
             stack.callback(transport.close)
-            port = transport.get_extra_info("sockname")[1]
             await stack.enter_async_context(await asyncio.start_server(resolver.converse, "127.0.0.1", port))
             found.append(resolver)
             named.append(Upstream("127.0.0.1", port))
