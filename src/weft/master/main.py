@@ -117,14 +117,17 @@ class Netmaster:
         await stack.enter_async_context(serving(app, settings.listeners, tls=tls))
 
     async def _serve_store(self, stack: AsyncExitStack) -> None:
-        """The store for agents: on a socket of this machine, and on TCP where nodes have certificates."""
+        """The store for agents: on a socket of this machine, and on TCP where nodes have certificates.
+
+        Nobody joins where the store is an etcd: agents ask that themselves.
+        """
         settings = self._settings
-        addresses = (settings.store_address,) if settings.store_address else ()
         tls = None
         if settings.join_address and settings.store_address and isinstance(settings.store, SqliteStoreSettings):
             tls = await self._let_nodes_join(stack, settings.store_address, settings.join_address)
-        elif addresses and settings.tls_cert and settings.tls_key:
+        elif settings.store_address and settings.tls_cert and settings.tls_key:
             tls = server_tls(settings.tls_cert, settings.tls_key, client_ca=settings.tls_ca)
+        addresses = (settings.store_address,) if settings.store_address and tls else ()
         await stack.enter_async_context(
             serving_store(self._store, unix=settings.store_socket, addresses=addresses, tls=tls)
         )

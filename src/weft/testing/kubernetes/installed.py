@@ -14,7 +14,8 @@ from weft.testing.waiting import eventually
 OWN_PODS = "/api/v1/namespaces/kube-system/pods"
 _NAMED_SERVERS = "# api-servers: https://192.0.2.10:6443"
 _LIFE = '# certificate-life: "604800"'
-"""Lines of the manifest that become settings: the first for who has no kube-proxy, the other for the impatient."""
+_ETCD = "# etcd-endpoints: http://192.0.2.20:2379"
+"""Lines of the manifest that become settings: for who has no kube-proxy, for the impatient, for who has an etcd."""
 
 
 async def bring_image(cluster: Cluster, *, version: str = weft.__version__) -> str:
@@ -28,10 +29,16 @@ async def bring_image(cluster: Cluster, *, version: str = weft.__version__) -> s
     return name
 
 
-def manifest_for(cluster: Cluster) -> Path:
-    """The whole manifest, with settings for this cluster: where its API server is, and certificates for 20 seconds."""
+def manifest_for(cluster: Cluster, *, etcd: str = "") -> Path:
+    """The whole manifest, with settings for this cluster: where its API server is, and certificates for 20 seconds.
+
+    The store is in netmaster, unless an etcd is named.
+    """
     text = WHOLE.read_text()
-    for line, setting in ((_NAMED_SERVERS, f"api-servers: {cluster.server.url}"), (_LIFE, 'certificate-life: "20"')):
+    settings = {_NAMED_SERVERS: f"api-servers: {cluster.server.url}", _LIFE: 'certificate-life: "20"'}
+    if etcd:
+        settings[_ETCD] = f"etcd-endpoints: {etcd}"
+    for line, setting in settings.items():
         assert line in text
         text = text.replace(line, setting)
     path = cluster.lab.directory / "weft.yaml"
