@@ -136,3 +136,9 @@ async def test_a_segment_may_be_on_both_datapaths(lab: NetLab) -> None:
             assert await a.reaches(b, family=family), f"{mode}, v{family}"
             assert await b.reaches(a, family=family), f"{mode}, v{family}"
             assert neighbour(a, b, family=family) == mac_of(b)
+
+
+async def test_no_name_server_is_told_where_none_is_reached(host: Host) -> None:
+    """A runtime that is told of none gives its workloads its own."""
+    pod = await host.pod("a", network="net")
+    assert pod.result.dns.nameservers == ()
