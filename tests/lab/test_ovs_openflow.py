@@ -22,6 +22,7 @@ from weft.adapters.ovs.actions import (
 )
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import OWNER, Flow
+from weft.adapters.ovs.meters import Meter
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.domain.addresses import parse_address
 from weft.domain.errors import DatapathFault
@@ -118,6 +119,29 @@ def test_flows_of_others_are_not_seen_and_not_touched(switch: Switch, openflow: 
     openflow.change(put=FLOWS[1:3], drop=[FLOWS[0].key])
     assert {each.flow for each in openflow.read_flows()} == set(FLOWS[1:3])
     assert sum("cookie=0x7," in flow for flow in switch.dump_flows("ours")) == 1
+
+
+def test_meters_are_put_altered_and_dropped_under_their_flows(switch: Switch, openflow: OpenFlow) -> None:
+    """A meter that changes keeps its flows, and one that was lost takes them with it."""
+    meters = [Meter(4, 6292, 1573), Meter(5, 1000, 1050)]
+    flows = {Flow(1, 1, match({"in_port": each.number}), (), 2, each.number) for each in meters}
+    openflow.put_meters(meters)
+    openflow.change(put=flows)
+    assert {*openflow.read_meters()} == {*meters}
+    assert {each.flow for each in openflow.read_flows()} == flows
+    assert "type=drop rate=6292 burst_size=1573" in switch.flows("dump-meters", "ours")
+    openflow.put_meters([faster := Meter(4, 16778, 4194), meters[1]])
+    assert {*openflow.read_meters()} == {faster, meters[1]}
+    assert {each.flow for each in openflow.read_flows()} == flows
+    switch.flows("mod-meter", "ours", "meter=4,pktps,band=type=drop,rate=9")
+    switch.flows("del-meter", "ours", "meter=5")
+    assert openflow.read_meters() == [Meter(4, 0, 0)]
+    assert openflow.count_flows() == 1
+    openflow.put_meters([faster])
+    assert openflow.read_meters() == [faster]
+    openflow.change(drop=[flow.key for flow in flows])
+    openflow.drop_meters([4, 5])
+    assert openflow.read_meters() == []
 
 
 def test_many_flows_come_back_in_many_answers(openflow: OpenFlow) -> None:

@@ -25,7 +25,8 @@ _STATS = struct.Struct("!HBxIIHHHHH2xQQQ")
 _INSTRUCTION = struct.Struct("!HH")
 _GOTO_FORM = struct.Struct("!HHB3x")
 _APPLY_FORM = struct.Struct("!HH4x")
-_GOTO, _APPLY = 1, 4
+_METER_FORM = struct.Struct("!HHI")
+_GOTO, _APPLY, _METER = 1, 4, 6
 
 
 class FlowKey(NamedTuple):
@@ -45,6 +46,8 @@ class Flow(msgspec.Struct, frozen=True, gc=False):
     actions: tuple[Action, ...] = ()
     goto: int | None = None
     """The table that goes on with them; None: they have been dealt with."""
+    meter: int = 0
+    """The number of the meter that they have to pass before; 0: none."""
 
     @property
     def key(self) -> FlowKey:
@@ -53,7 +56,8 @@ class Flow(msgspec.Struct, frozen=True, gc=False):
     def __str__(self) -> str:
         """As ovs-ofctl reads it."""
         conditions = f",{told(self.match)}" if self.match else ""
-        actions = [*map(str, self.actions), *([] if self.goto is None else [f"goto_table:{self.goto}"])]
+        meter = [f"meter:{self.meter}"] if self.meter else []
+        actions = [*meter, *map(str, self.actions), *([] if self.goto is None else [f"goto_table:{self.goto}"])]
         return f"table={self.table},priority={self.priority}{conditions},actions={','.join(actions) or 'drop'}"
 
 
@@ -83,7 +87,8 @@ def _mod(command: int, key: FlowKey, *, cookie: int, mask: int) -> bytes:
 def _instructions(flow: Flow) -> bytes:
     actions = encode_actions(flow.actions)
     apply = _APPLY_FORM.pack(_APPLY, _APPLY_FORM.size + len(actions)) + actions if actions else b""
-    return apply + (b"" if flow.goto is None else _GOTO_FORM.pack(_GOTO, _GOTO_FORM.size, flow.goto))
+    meter = _METER_FORM.pack(_METER, _METER_FORM.size, flow.meter) if flow.meter else b""
+    return meter + apply + (b"" if flow.goto is None else _GOTO_FORM.pack(_GOTO, _GOTO_FORM.size, flow.goto))
 
 
 def flows_request() -> bytes:
@@ -101,13 +106,13 @@ def decode_flows(data: bytes) -> Iterator[FlowCount]:
         entry = data[at + _STATS.size : at + length]
         at += length
         match, used = decode_match(entry)
-        actions, goto = _decode_instructions(entry[used:])
-        yield FlowCount(Flow(table, priority, match, actions, goto), cookie, packets)
+        actions, goto, meter = _decode_instructions(entry[used:])
+        yield FlowCount(Flow(table, priority, match, actions, goto, meter), cookie, packets)
 
 
-def _decode_instructions(data: bytes) -> tuple[tuple[Action, ...], int | None]:
+def _decode_instructions(data: bytes) -> tuple[tuple[Action, ...], int | None, int]:
     actions: tuple[Action, ...] = ()
-    goto, at = None, 0
+    goto, meter, at = None, 0, 0
     while at < len(data):
         kind, length = unpack(_INSTRUCTION, data, at)
         if length < 8 or at + length > len(data):
@@ -118,6 +123,8 @@ def _decode_instructions(data: bytes) -> tuple[tuple[Action, ...], int | None]:
             actions += decode_actions(body[_APPLY_FORM.size :])
         elif kind == _GOTO:
             goto = unpack(_GOTO_FORM, body)[2]
+        elif kind == _METER:
+            meter = unpack(_METER_FORM, body)[2]
         else:
             actions += (Unknown(body),)
-    return actions, goto
+    return actions, goto, meter

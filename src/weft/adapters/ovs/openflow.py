@@ -9,13 +9,14 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from weft.adapters.ovs.actions import TOLD_BYTES
 from weft.adapters.ovs.connection import Connection
 from weft.adapters.ovs.fields import unpack
 from weft.adapters.ovs.flows import Flow, FlowCount, FlowKey, add_flow, decode_flows, delete_flow, flows_request
+from weft.adapters.ovs.meters import Meter, add_meter, alter_meter, decode_meters, delete_meter, meters_request
 from weft.adapters.ovs.streams import DEADLINE, Stream
 from weft.domain.addresses import Address
 from weft.domain.errors import DatapathFault
@@ -29,17 +30,13 @@ _BUNDLE_FORM = struct.Struct("!IHH")
 _OPEN, _COMMIT = 0, 4
 _ATOMIC_ORDERED = 3
 _MULTIPART_FORM = struct.Struct("!HH4x")
-_FLOWS, _TOTALS, _MORE = 1, 2, 1
+_FLOWS, _TOTALS, _METERS, _MORE = 1, 2, 10, 1
 _TOTALS_FORM = struct.Struct("!QQI4x")
 _ERROR_FORM = struct.Struct("!HH")
 _CONFIG_FORM = struct.Struct("!HH")
-_METER_FORM = struct.Struct("!HHI")
-_BAND_FORM = struct.Struct("!HHII4x")
-_METER_ADD, _METER_DELETE, _DROP_BAND = 0, 2, 1
-_PACKETS_PER_SECOND_AND_BURST = 6
-_TELLING_METER = 0xFFFFFFFD
+_TELLING_METER = Meter(0xFFFFFFFD, rate=200, burst=100, is_of_packets=True)
 """The switch's own meter for what it tells: packets beyond it are not told."""
-_TOLD_PER_S, _TOLD_AT_ONCE, _TOLD_WAITING = 200, 100, 1000
+_TOLD_WAITING = 1000
 _NUMBER_MASK = 0xFFFFFFFF
 _EXPERIMENTER, _NICIRA, _FLUSH = 4, 0x2320, 32
 _FLUSH_FORM = struct.Struct("!IIB7x")
@@ -88,7 +85,9 @@ class OpenFlow(Connection):
     def read_flows(self) -> list[FlowCount]:
         """Every flow of ours that the switch has."""
         self.look_alive()
-        return self._guarded(lambda stream: [*self._read_flows(stream)])
+        return self._guarded(
+            lambda stream: [flow for part in self._ask(stream, _FLOWS, flows_request()) for flow in decode_flows(part)]
+        )
 
     def count_flows(self) -> int:
         """How many flows of ours the switch has."""
@@ -104,19 +103,38 @@ class OpenFlow(Connection):
 
     def forget_connections(self, zone: int, addresses: Iterable[Address]) -> None:
         """No connection in a zone has one of these addresses at either end; Open vSwitch has this since 3.1."""
-        bodies = [_flush(zone, end, address) for address in addresses for end in (_SOURCE, _TARGET)]
-        if bodies:
-            self.look_alive()
-            self._guarded(lambda stream: self._send_all(stream, bodies))
+        self._tell(_EXPERIMENTER, [_flush(zone, end, each) for each in addresses for end in (_SOURCE, _TARGET)])
 
     def forget_zones(self, zones: Iterable[int]) -> None:
         """No connection in these zones."""
-        bodies = [
-            _FLUSH_FORM.pack(_NICIRA, _FLUSH, 0) + _ZONE_FORM.pack(_ZONE, _ZONE_FORM.size, each) for each in zones
-        ]
+        form = _FLUSH_FORM.pack(_NICIRA, _FLUSH, 0)
+        self._tell(_EXPERIMENTER, [form + _ZONE_FORM.pack(_ZONE, _ZONE_FORM.size, each) for each in zones])
+
+    def read_meters(self) -> list[Meter]:
+        """Every meter of the bridge."""
+        self.look_alive()
+        return self._guarded(
+            lambda stream: [
+                meter for part in self._ask(stream, _METERS, meters_request()) for meter in decode_meters(part)
+            ]
+        )
+
+    def put_meters(self, meters: Collection[Meter]) -> None:
+        """The bridge has these, in place of any with the same numbers, whose flows stay."""
+        if meters:
+            found = {meter.number: meter for meter in self.read_meters()}
+            known = [alter_meter(meter) for meter in meters if found.get(meter.number, meter) != meter]
+            self._tell(_METER_MOD, [*known, *(add_meter(meter) for meter in meters if meter.number not in found)])
+
+    def drop_meters(self, numbers: Iterable[int]) -> None:
+        """None of these, of which no flow is left."""
+        self._tell(_METER_MOD, [*map(delete_meter, numbers)])
+
+    def _tell(self, kind: int, bodies: Sequence[bytes]) -> None:
+        """The switch has done what messages of a kind say."""
         if bodies:
             self.look_alive()
-            self._guarded(lambda stream: self._send_all(stream, bodies))
+            self._guarded(lambda stream: self._send_all(stream, [(kind, body) for body in bodies]))
 
     def _catch_up(self, stream: Stream) -> None:
         for _ in self._take(stream, stream.receive_waiting()):
@@ -135,17 +153,12 @@ class OpenFlow(Connection):
 
     def _ask_to_tell(self, stream: Stream) -> None:
         """Packets are told to us, but not more than we can hear: telling one costs the switch much."""
-        first = self._number + 1
-        band = _BAND_FORM.pack(_DROP_BAND, _BAND_FORM.size, _TOLD_PER_S, _TOLD_AT_ONCE)
-        meter = _METER_FORM.pack(_METER_ADD, _PACKETS_PER_SECOND_AND_BURST, _TELLING_METER) + band
         messages = (
-            (_METER_MOD, _METER_FORM.pack(_METER_DELETE, 0, _TELLING_METER)),
-            (_METER_MOD, meter),
+            (_METER_MOD, delete_meter(_TELLING_METER.number)),
+            (_METER_MOD, add_meter(_TELLING_METER)),
             (_SET_CONFIG, _CONFIG_FORM.pack(0, TOLD_BYTES)),
-            (_BARRIER, b""),
         )
-        stream.send(b"".join(_pack(kind, self._next(), body) for kind, body in messages))
-        self._answer(stream, _BARRIER_REPLY, self._number, since=first)
+        self._send_all(stream, messages)
 
     def _commit(self, stream: Stream, bodies: Sequence[bytes], told: Sequence[Flow | FlowKey]) -> None:
         """Collect everything first: what the switch refuses it leaves out, and would commit the rest without it."""
@@ -162,28 +175,28 @@ class OpenFlow(Connection):
         stream.send(_pack(_BUNDLE, committed := self._next(), commit))
         self._answer(stream, _BUNDLE, committed, since=bundle, told=told)
 
-    def _send_all(self, stream: Stream, bodies: Sequence[bytes]) -> None:
+    def _send_all(self, stream: Stream, messages: Iterable[tuple[int, bytes]]) -> None:
+        """Messages of these kinds; the switch has done what they say."""
         first = self._number + 1
-        wire = [_pack(_EXPERIMENTER, self._next(), body) for body in bodies]
+        wire = [_pack(kind, self._next(), body) for kind, body in messages]
         wire.append(_pack(_BARRIER, done := self._next(), b""))
         stream.send(b"".join(wire))
         self._answer(stream, _BARRIER_REPLY, done, since=first)
 
-    def _read_flows(self, stream: Stream) -> Iterator[FlowCount]:
+    def _count_flows(self, stream: Stream) -> int:
+        (body,) = self._ask(stream, _TOTALS, flows_request())
+        return unpack(_TOTALS_FORM, body)[2]
+
+    def _ask(self, stream: Stream, kind: int, question: bytes) -> Iterator[bytes]:
+        """The parts of the answer to a question of a kind."""
         number = self._next()
-        stream.send(_pack(_MULTIPART, number, _MULTIPART_FORM.pack(_FLOWS, 0) + flows_request()))
+        stream.send(_pack(_MULTIPART, number, _MULTIPART_FORM.pack(kind, 0) + question))
         while True:
             body = self._answer(stream, _MULTIPART_REPLY, number)
             _, flags = unpack(_MULTIPART_FORM, body)
-            yield from decode_flows(body[_MULTIPART_FORM.size :])
+            yield body[_MULTIPART_FORM.size :]
             if not flags & _MORE:
                 return
-
-    def _count_flows(self, stream: Stream) -> int:
-        number = self._next()
-        stream.send(_pack(_MULTIPART, number, _MULTIPART_FORM.pack(_TOTALS, 0) + flows_request()))
-        body = self._answer(stream, _MULTIPART_REPLY, number)
-        return unpack(_TOTALS_FORM, body, _MULTIPART_FORM.size)[2]
 
     def _answer(
         self, stream: Stream, kind: int, number: int, *, since: int | None = None, told: Sequence[Flow | FlowKey] = ()

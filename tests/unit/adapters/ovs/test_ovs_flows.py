@@ -46,7 +46,13 @@ ACTIONS: st.SearchStrategy[actions.Action] = st.one_of(
     st.builds(actions.Track, st.sampled_from(["reg0", "reg7"]), st.none() | TABLES, st.booleans()),
 )
 FLOWS = st.builds(
-    Flow, TABLES, st.integers(0, 0xFFFF), MATCHES, st.lists(ACTIONS, max_size=4).map(tuple), st.none() | TABLES
+    Flow,
+    TABLES,
+    st.integers(0, 0xFFFF),
+    MATCHES,
+    st.lists(ACTIONS, max_size=4).map(tuple),
+    st.none() | TABLES,
+    st.integers(0, 0xFFFF),
 )
 
 _STATS = struct.Struct("!HBxIIHHHHH2xQQQ")
@@ -106,6 +112,7 @@ def test_an_action_of_others_is_never_taken_for_ours() -> None:
             Flow(3, 9, match({"eth_type": 0x800, "ip_dst": (0x0A000000, 0xFF000000), "reg0": 5}), (), 4),
             "table=3,priority=9,eth_type=0x800,ip_dst=10.0.0.0/255.0.0.0,reg0=0x5,actions=goto_table:4",
         ),
+        (Flow(0, 1, (), (actions.Output(3),), None, 7), "table=0,priority=1,actions=meter:7,output:3"),
         (Flow(0, 1, match({"reg1": (1, 0)}), (actions.Output(3),)), "table=0,priority=1,actions=output:3"),
     ],
 )
