@@ -15,9 +15,10 @@ from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.diff import Difference
 from weft.domain.errors import DatapathFault, NotFound
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import NO_RATES, Gateway, Overlay, Part, Peer, Port, Prefix, Rates, Remote, Shape, Space
+from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space
 from weft.domain.policy.parts import WORKLOAD, Who
 from weft.ports.datapath import NO_CHANGE, Plugging, WiredAddress, Wiring
+from weft.testing import switch_inventory
 from weft.testing.switches import Switch, running_switch
 
 BLUE = TenantName("blue")
@@ -48,7 +49,7 @@ def datapath(switch: Switch, tmp_path: Path) -> Iterator[OvsDatapath]:
         yield datapath
 
 
-def wiring(directory: NamespaceDirectory, rates: Rates = NO_RATES) -> Wiring:
+def wiring(directory: NamespaceDirectory) -> Wiring:
     """That of the port, as a container of the endpoint e1."""
     directory.create("pod").close()
     return Wiring(
@@ -57,7 +58,6 @@ def wiring(directory: NamespaceDirectory, rates: Rates = NO_RATES) -> Wiring:
         interface="eth0",
         addresses=(WiredAddress(A, 16, Address(4, 0x0A01FFFE)),),
         mtu=1450,
-        rates=rates,
         endpoint="e1",
         workload="c1",
     )
@@ -149,15 +149,31 @@ def test_a_switch_that_is_away_is_told_of_once_and_when_it_is_back(datapath: Ovs
     assert switch.dump_flows(NAME) == flows
 
 
-def test_what_cannot_be_carried_is_refused(datapath: OvsDatapath, directory: NamespaceDirectory) -> None:
-    """The rest of what was told is carried out all the same; a workload that asks for it gets nothing."""
-    shape = Shape(BLUE, PORT.interface, 1_000_000, 10_000, 0)
-    with pytest.raises(DatapathFault, match="limits no bandwidth yet"):
-        datapath.converge(GROUND | {shape})
-    assert datapath.converge(GROUND).mended == ()
-    with pytest.raises(DatapathFault, match="limits no bandwidth yet"):
-        datapath.plug(wiring(directory, Rates(out=1_000_000)))
-    assert datapath.survey()[0].ports == ()
+def test_a_shape_comes_and_goes_with_its_port(
+    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch, tmp_path: Path
+) -> None:
+    """One with no memory finds it, and mends what others did to it or left."""
+    slow, fast = (Shape(BLUE, PORT.interface, rate, 10_000, 46, rate, 10_000) for rate in (6_000_000, 16_000_000))
+    datapath.converge(GROUND)
+    before = switch.dump_flows(NAME)
+    datapath.plug(wired := wiring(directory), Difference((slow,), ()))
+    assert set(switch_inventory.limits(switch, PORT.interface)) == {"out", "into"}
+    datapath.apply(Difference((fast,), (slow,)))
+    assert {each.rate for each in switch_inventory.limits(switch, PORT.interface).values()} == {16_000_000}
+    wanted: frozenset[Part] = GROUND | {PORT, fast}
+    assert datapath.converge(wanted).mended == ()
+    own = switch_inventory.meters(switch)
+    switch.flows("del-meter", NAME, f"meter={min(own)}")
+    assert datapath.disturbed()
+    switch.flows("mod-meter", NAME, f"meter={max(own)},kbps,band=type=drop,rate=9")
+    switch.flows("add-meter", NAME, "meter=4000,kbps,band=type=drop,rate=9")
+    with OvsDatapath(switch=switch.directory, directory=tmp_path / "spaces", vtep=VTEP, vxlan_port=4789) as other:
+        assert len(other.converge(wanted).mended) == 5  # two meters and two flows put, one meter removed
+        assert switch_inventory.meters(switch) == own
+        assert other.converge(wanted).mended == ()
+        other.unplug(wired)
+    assert switch_inventory.meters(switch) == set()
+    assert switch.dump_flows(NAME) == before
 
 
 def test_lost_checksums_are_refused_with_the_remedy(datapath: OvsDatapath, switch: Switch) -> None:

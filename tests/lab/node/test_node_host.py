@@ -15,7 +15,7 @@ import pytest
 
 from weft.adapters.linux.netns import Namespace
 from weft.cni.errors import CniError
-from weft.testing import inventory, traffic
+from weft.testing import inventory, switch_inventory, traffic
 from weft.testing.hosts import Host, Pod
 from weft.testing.modes import BRIDGE_IN_SOAK, ON_BOTH, OVS_IN_SOAK
 from weft.testing.netlab import NetLab
@@ -362,8 +362,9 @@ def routing_loopback(host: Host) -> set[str]:
     return {value for name, value in settings.items() if name.startswith("wefth-")}
 
 
+@ON_BOTH
 async def test_rates_are_limited_both_ways(lab: NetLab) -> None:
-    """P-52: as the kernel says; what comes of a limit is measured in the tests of profiles."""
+    """P-52: as the kernel, or the switch, says; what comes of a limit is measured in the tests of profiles."""
     one = await lab.host("one")
     rates = {"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 16_000_000, "egressBurst": 800_000}
     await lab.network("dual", **DUAL)
@@ -371,6 +372,9 @@ async def test_rates_are_limited_both_ways(lab: NetLab) -> None:
     space = inventory.spaces(one)["default"]
 
     def limits() -> dict[str, int]:
+        if one.switch is not None:
+            metered = switch_inventory.limits(one.switch, pod.result.interfaces[0].name)
+            return {"wp": metered["into"].rate, "wi": metered["out"].rate}
         listed = inventory.ask(space, "tc", "-j", "qdisc")
         return {each["dev"][:2]: each["options"]["rate"] * 8 for each in listed if each["kind"] == "tbf"}
 

@@ -38,7 +38,7 @@ from weft.domain.addresses import Address, Subnet, mac_of
 from weft.domain.diff import Difference, in_turn
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import NO_RATES, Overlay, Part, Port, Space
+from weft.domain.nodeview import Overlay, Part, Port, Space
 from weft.ports.datapath import NO_CHANGE, Drop, Findings, Plugging, Question, ServiceUse, SpaceSurvey, Tallies, Wiring
 
 _NEVER = (0, 0)
@@ -247,8 +247,6 @@ class OvsDatapath:
     def _find_room(self, plugging: Plugging) -> None:
         """Refuse what cannot be had."""
         wiring = plugging.wiring
-        if wiring.rates != NO_RATES:
-            raise DatapathFault("the ovs datapath limits no bandwidth yet")
         _refuse(not_carried(plugging.policy.put))
         if wiring.port.interface in self._leaving:
             self._reap(wait=True)  # else the switch takes the new device for the old one

@@ -1,4 +1,7 @@
-"""The flows of our bridge: what the parts of the node view consist of, brought into the switch and read back."""
+"""The flows of our bridge: what the parts of the node view consist of, brought into the switch and read back.
+
+Their meters are there before them and go after them.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from weft.adapters.ovs.gatherings import Gatherings
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import base_flows, flows_of
+from weft.adapters.ovs.shaping import meters_of
 from weft.adapters.ovs.tables import OUTCOME, TENANT, Table
-from weft.domain.nodeview import Part
+from weft.domain.nodeview import Part, Port, Shape
 
 
 class FlowTable:
@@ -25,6 +29,8 @@ class FlowTable:
         self._gatherings = Gatherings()
         self._keys: set[FlowKey] = set()
         """Of all that the switch should have."""
+        self._shapes: dict[str, Shape] = {}
+        """By the port, with which they go."""
 
     def converge(self, wanted: Set[Part], ground: Ground) -> list[str]:
         """The switch has exactly the flows of these parts, all at once; what was done, in words."""
@@ -33,27 +39,51 @@ class FlowTable:
         _, joint = gatherings.change(drop=(), put=wanted, ground=ground)
         flows = {*base_flows(), *joint, *(flow for some in made.values() for flow in some)}
         keys = {flow.key for flow in flows}
+        meters = {meter for part in wanted for meter in meters_of(part, ground)}
+        found = {*self._openflow.read_meters()}
+        strange = {meter.number for meter in found} - {meter.number for meter in meters}
+        self._openflow.put_meters(meters - found)
         actual = {each.flow for each in self._openflow.read_flows()}
         missing = flows - actual
         extra = {flow.key: flow for flow in actual if flow.key not in keys}
         self._openflow.change(drop=extra, put=missing)
+        self._openflow.drop_meters(strange)
         self._made, self._gatherings, self._keys = made, gatherings, keys
-        return [f"put flow {flow}" for flow in missing] + [f"removed flow {flow}" for flow in extra.values()]
+        self._shapes = {part.interface: part for part in wanted if isinstance(part, Shape)}
+        return [
+            *(f"put meter {meter}" for meter in meters - found),
+            *(f"put flow {flow}" for flow in missing),
+            *(f"removed flow {flow}" for flow in extra.values()),
+            *(f"removed meter {number}" for number in strange),
+        ]
 
     def change(self, *, drop: Iterable[Part], put: Iterable[Part], ground: Ground) -> None:
-        """No more of what some parts are made of, and what others are made of, all at once."""
+        """No more of what some parts are made of, and what others are made of, all at once.
+
+        The shape of a port goes with it.
+        """
         drop, put = tuple(drop), tuple(put)
+        left = [self._shapes.get(part.interface) for part in drop if isinstance(part, Port)]
+        drop += tuple(shape for shape in left if shape is not None and shape not in drop)
         before, after = self._gatherings.change(drop=drop, put=put, ground=ground)
-        gone = {flow.key for flow in (*before, *(flow for part in drop for flow in self._made.get(part, ())))}
+        old = [*before, *(flow for part in drop for flow in self._made.get(part, ()))]
+        gone = {flow.key for flow in old}
         come = {part: flows_of(part, ground) for part in put}
         flows = [*after, *(flow for some in come.values() for flow in some)]
         if not self._made:
             flows += base_flows()
         gone -= {flow.key for flow in flows}
+        meters = {meter for part in put for meter in meters_of(part, ground)}
+        unused = {flow.meter for flow in old if flow.meter} - {meter.number for meter in meters}
+        self._openflow.put_meters(meters)
         self._openflow.change(drop=gone, put=flows)
+        self._openflow.drop_meters(unused)
         for part in drop:
             self._made.pop(part, None)
+            if isinstance(part, Shape):
+                self._shapes.pop(part.interface, None)
         self._made |= come
+        self._shapes |= {part.interface: part for part in put if isinstance(part, Shape)}
         self._keys -= gone
         self._keys |= {flow.key for flow in flows}
 

@@ -51,7 +51,7 @@ from weft.adapters.ovs.tables import (
     Table,
 )
 from weft.domain.addresses import Address, parse_address
-from weft.domain.nodeview import Gateway, Overlay, Port, Prefix, Remote, Shape, Space, Trunk
+from weft.domain.nodeview import Gateway, Overlay, Port, Prefix, Remote, Space, Trunk
 from weft.domain.segments import vlan_tag
 
 _ICMP, ICMPV6 = 1, 58
@@ -105,7 +105,6 @@ def base_flows() -> Iterator[Flow]:
                 Output(IN_PORT),
             ),
         )
-    yield Flow(Table.MARKING, 0, (), (), Table.LEAVE)
     for kind in ETHER_TYPES.values():
         yield Flow(Table.TRACK, 1, match({"eth_type": kind}), (Track(TENANT, Table.ROUTE),))
         yield Flow(
@@ -236,15 +235,6 @@ def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:
                 sent_on(source=PORT_MAC_NUMBER, target=mac, port=port, kind=FROM_WORKLOAD),
                 Table.SERVICE,
             )
-
-
-def shape_flows(part: Shape, ground: Ground) -> Iterator[Flow]:
-    """What a workload sends has the DSCP of its profile; the tunnel's packets get it from those inside."""
-    port = ground.ports.get(part.interface)
-    if port and part.dscp:
-        for kind in ETHER_TYPES.values():
-            conditions: Conditions = {"in_port": port, "eth_type": kind}
-            yield Flow(Table.MARKING, 1, match(conditions), (SetField("ip_dscp", part.dscp),), Table.LEAVE)
 
 
 def _from(address: Address) -> Conditions:

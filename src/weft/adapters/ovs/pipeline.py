@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
-from weft.adapters.ovs import forwarding, judging, legs, segments
+from weft.adapters.ovs import forwarding, judging, legs, segments, shaping
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.ground import Ground
 from weft.domain.balancing.parts import Frontend, ServicePart, Vip
@@ -26,7 +26,7 @@ _MAKERS: Mapping[type, tuple[Callable[[Any, Ground], Iterator[Flow]], ...]] = {
     Port: (forwarding.port_flows, segments.port_flows),
     Segment: (judging.segment_flows,),
     Station: (segments.station_flows,),
-    Shape: (forwarding.shape_flows,),
+    Shape: (shaping.shape_flows,),
     Who: (judging.who_flows,),
     Where: (judging.where_flows,),
     Row: (judging.row_flows,),
@@ -41,7 +41,7 @@ _ELSEWHERE: tuple[type, ...] = (Peer, *get_args(ServicePart), *get_args(HostPart
 
 def base_flows() -> tuple[Flow, ...]:
     """What stands whatever the node has."""
-    return (*forwarding.base_flows(), *judging.base_flows(), *legs.base_flows())
+    return (*forwarding.base_flows(), *judging.base_flows(), *legs.base_flows(), *shaping.base_flows())
 
 
 def flows_of(part: Part, ground: Ground) -> tuple[Flow, ...]:
@@ -54,11 +54,7 @@ def flows_of(part: Part, ground: Ground) -> tuple[Flow, ...]:
 def not_carried(parts: Collection[Part]) -> list[str]:
     """What is asked of us and must not be left undone in silence, in words."""
     strange = {type(part).__name__.lower() for part in parts if not isinstance(part, (*_MAKERS, *_ELSEWHERE))}
-    limited = {part.interface for part in parts if isinstance(part, Shape) and (part.rate or part.rate_in)}
-    return [
-        *(f"the ovs datapath does not carry a {name} yet" for name in sorted(strange)),
-        *(f"the ovs datapath limits no bandwidth yet: {name}" for name in sorted(limited)),
-    ]
+    return [f"the ovs datapath does not carry a {name} yet" for name in sorted(strange)]
 
 
 def without_uplinks(parts: Iterable[Part]) -> list[str]:

@@ -27,7 +27,8 @@ class Table(IntEnum):
     INGRESS = 12
     INGRESS_MET = 13
     MARKING = 14
-    LEAVE = 15
+    INWARD = 15
+    LEAVE = 16
 
 
 PURPOSES: Final[dict[Table, str]] = {
@@ -55,7 +56,9 @@ PURPOSES: Final[dict[Table, str]] = {
     Table.EGRESS_MET: "Counts outcomes, and drops where they refuse.",
     Table.INGRESS: "The rows of who answers: writes the outcome.",
     Table.INGRESS_MET: "Counts outcomes, and drops where they refuse.",
-    Table.MARKING: "Packets of workloads whose group's profile says so get its DSCP.",
+    Table.MARKING: "Packets of workloads whose group's profile says so get its DSCP, and pass the meter of "
+    "what the port sends where there is one.",
+    Table.INWARD: "Packets to a port whose workload asked for a limit pass the meter of what goes to it.",
     Table.LEAVE: "New connections are remembered; the packet leaves by the port that was found.",
 }
 
