@@ -21,12 +21,9 @@ ON_OVS_TOO: Final = pytest.mark.parametrize("lab", ["linux", "ovs", *_soaked("ov
 ON_BOTH: Final = pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
 OVS_IN_SOAK: Final = pytest.mark.parametrize("lab", ["linux", *_soaked("ovs")], indirect=True)
 """For what has been tried with vxlan only."""
-TOWNS_ON_OVS: Final = pytest.mark.parametrize(
-    "lab",
-    ["linux", "ovs", *_soaked("ovs-vlan", "ovs-vxlan-bridge", "ovs-vlan-bridge")],
-    indirect=True,
-    scope="module",
-)
+_ALL = ["linux", "ovs", *_soaked("ovs-vlan", "ovs-vxlan-bridge", "ovs-vlan-bridge")]
+ON_ALL: Final = pytest.mark.parametrize("lab", _ALL, indirect=True)
+TOWNS_ON_OVS: Final = pytest.mark.parametrize("lab", _ALL, indirect=True, scope="module")
 """For tests that share a lab with others of their module."""
 
 

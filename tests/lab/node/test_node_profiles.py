@@ -16,7 +16,7 @@ from weft.adapters.linux.netns import Namespace
 from weft.testing import inventory, switch_inventory
 from weft.testing.hosts import Host, Pod
 from weft.testing.masters import MasterProcess, client
-from weft.testing.modes import ON_BOTH, OVS_IN_SOAK
+from weft.testing.modes import ON_ALL, ON_BOTH, OVS_IN_SOAK
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.switch_inventory import Limited
 from weft.testing.traffic import TCP, UDP
@@ -132,7 +132,7 @@ def netctl(lab: NetLab, command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=DEADLINE)
 
 
-@ON_BOTH
+@ON_ALL
 async def test_a_profile_is_attached_changed_and_detached_under_way(lab: NetLab, host: Host) -> None:
     """Q1 to Q6, as an operator does it."""
 
