@@ -106,6 +106,23 @@ def test_a_port_says_whose_it_is(datapath: OvsDatapath, directory: NamespaceDire
     """S-20: the endpoint and the workload, in the words that others look for."""
     datapath.converge(GROUND)
     datapath.plug(wiring(directory))
+    tells_whose_it_is(switch)
+
+
+def test_a_port_that_others_took_away_comes_back_as_it_was(
+    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch, tmp_path: Path
+) -> None:
+    """S-20: one with no memory gives it the same marks, by what its device tells."""
+    datapath.converge(GROUND)
+    datapath.plug(wired := wiring(directory))
+    switch.configure("del-port", NAME, PORT.interface)
+    with OvsDatapath(switch=switch.directory, directory=tmp_path / "spaces", vtep=VTEP, vxlan_port=4789) as other:
+        assert f"added port {PORT.interface}" in other.converge(GROUND | {PORT}).mended
+        assert other.check(wired) == []
+    tells_whose_it_is(switch)
+
+
+def tells_whose_it_is(switch: Switch) -> None:
     marks = switch.configure("get", "interface", PORT.interface, "external_ids")
     for mark in ("endpoint-id=e1", "vm-uuid=c1", f"iface-id={PORT.interface}", "iface-status=active"):
         assert mark in marks

@@ -23,7 +23,7 @@ from weft.adapters.linux.survey import foreign_drops, probe_kernel
 from weft.adapters.linux.underlay import workload_mtu
 from weft.adapters.ovs.announcing import voices_of
 from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
-from weft.adapters.ovs.devices import Devices, Way
+from weft.adapters.ovs.devices import Devices, Way, owner_marks, told_owner
 from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD
@@ -170,7 +170,11 @@ class OvsDatapath:
         self._leaving.clear()
         self._devices.reap()
         mended += [f"raised device {name}" for name in self._devices.raise_all(self._kept(links, strange))]
-        added = {name: marks[name] for name in marks.keys() & links.keys() if name not in ports or name in useless}
+        added = {
+            name: {**marks[name], **told_owner(links[name])}
+            for name in marks.keys() & links.keys()
+            if name not in ports or name in useless
+        }
         self._bridge.add(added)
         return mended + [f"added port {name}" for name in added]
 
@@ -440,7 +444,7 @@ def _port_marks(port: Port) -> dict[str, str]:
 
 def _wiring_marks(wiring: Wiring) -> dict[str, str]:
     """The same, and whose workload it is (S-20)."""
-    return _port_marks(wiring.port) | {"endpoint-id": wiring.endpoint, "vm-uuid": wiring.workload}
+    return _port_marks(wiring.port) | owner_marks(wiring)
 
 
 def _overlay_marks(overlay: Overlay) -> dict[str, str]:

@@ -36,6 +36,7 @@ from weft.domain.segments import Station
 from weft.ports.datapath import Wiring
 
 _LEAVING_PREFIX = "wgone"
+_LONGEST_ALIAS = 255
 
 Way = Peer | Station
 """What an overlay's device has entries for: another node, or who is there on a segment."""
@@ -96,7 +97,7 @@ class Devices:
             link = self._find(name)
             # Else it has a route, and the switch looks at every route whenever some device changes.
             self._namespace.write_sysctls({f"net/ipv6/conf/{name}/disable_ipv6": "1"})
-            self._netlink.send_batch([alter_link(link.index, up=True)])
+            self._netlink.send_batch([alter_link(link.index, up=True, alias=_alias_of(wiring))])
             pod.furnish(wiring, link.peer, namespace=namespace, inside=inside)
 
     def unplug(self, wiring: Wiring) -> None:
@@ -163,6 +164,23 @@ class Devices:
         if link is None:
             raise DatapathFault(f"device {name} is gone as soon as it was made")
         return link
+
+
+def owner_marks(wiring: Wiring) -> dict[str, str]:
+    """Whose workload it is (S-20)."""
+    return {"endpoint-id": wiring.endpoint, "vm-uuid": wiring.workload}
+
+
+def told_owner(link: Link) -> dict[str, str]:
+    """The same as a host end tells it: the port that bore the marks may be gone with all who knew."""
+    words = (word.partition("=") for word in link.alias.split(" "))
+    return {name: value for name, is_mark, value in words if is_mark}
+
+
+def _alias_of(wiring: Wiring) -> str | None:
+    """What a host end is told of its owner; nothing where that is longer than an alias may be."""
+    alias = " ".join(f"{name}={value}" for name, value in owner_marks(wiring).items())
+    return alias if len(alias.encode()) <= _LONGEST_ALIAS else None
 
 
 def _forwardings(way: Way, link: Link) -> Iterator[Forwarding]:
