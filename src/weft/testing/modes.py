@@ -19,6 +19,9 @@ def _soaked(*names: str) -> list[object]:
 
 ON_OVS_TOO: Final = pytest.mark.parametrize("lab", ["linux", "ovs", *_soaked("ovs-vlan")], indirect=True)
 ON_BOTH: Final = pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
+ON_OVS_AND_TAGS: Final = pytest.mark.parametrize("lab", ["linux", "ovs", "ovs-vlan"], indirect=True)
+"""A sample: what else runs on networks of VLAN tags does so in the long runs."""
+OVS_MODES_IN_SOAK: Final = pytest.mark.parametrize("lab", ["linux", *_soaked("ovs", "ovs-vlan")], indirect=True)
 OVS_IN_SOAK: Final = pytest.mark.parametrize("lab", ["linux", *_soaked("ovs")], indirect=True)
 """For what has been tried with vxlan only."""
 _ALL = ["linux", "ovs", *_soaked("ovs-vlan", "ovs-vxlan-bridge", "ovs-vlan-bridge")]

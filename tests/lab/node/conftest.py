@@ -13,7 +13,7 @@ import pytest
 from weft.testing.lab_names import lab_modes
 from weft.testing.netlab import NetLab, open_lab
 
-_BY_SPACES = {"test_node_services", "test_node_host", "test_node_names"}
+_BY_SPACES = {"test_node_services", "test_node_host", "test_node_names", "test_node_exposure"}
 """Tests of what Open vSwitch leaves to the kernel."""
 
 

@@ -16,13 +16,13 @@ from weft.adapters.linux.netns import Namespace
 from weft.ctl.echo import checksum
 from weft.testing import inventory, traffic
 from weft.testing.hosts import Host, Pod
-from weft.testing.modes import BRIDGE_IN_SOAK
+from weft.testing.modes import BRIDGE_IN_SOAK, OVS_MODES_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.traffic import TCP, UDP, IPAddress, Place
 from weft.testing.verdicts import SILENCE_S
 from weft.testing.waiting import until
 
-pytestmark = BRIDGE_IN_SOAK
+pytestmark = [BRIDGE_IN_SOAK, OVS_MODES_IN_SOAK]
 NET = {"subnet": "10.1.0.0/16", "gateway": "10.1.0.1", "ipv6Subnet": "fd00:1::/64", "ipv6Gateway": "fd00:1::1"}
 PORT = 7777
 LOOPBACK = {4: ip_address("127.0.0.1"), 6: ip_address("::1")}

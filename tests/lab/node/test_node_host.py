@@ -17,7 +17,7 @@ from weft.adapters.linux.netns import Namespace
 from weft.cni.errors import CniError
 from weft.testing import inventory, switch_inventory, traffic
 from weft.testing.hosts import Host, Pod
-from weft.testing.modes import BRIDGE_IN_SOAK, ON_BOTH, OVS_IN_SOAK
+from weft.testing.modes import BRIDGE_IN_SOAK, ON_OVS_AND_TAGS, ON_OVS_TOO, OVS_MODES_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.traffic import QUIET_S, TCP, UDP, IPAddress
 from weft.testing.waiting import DEADLINE, eventually, until
@@ -40,7 +40,7 @@ def own_place(host: Host, closing: ExitStack, family: int = 4) -> traffic.Place:
     return traffic.Place(namespace, v4 if family == 4 else ip_address(f"fd77:6566:7400::{host.address}"))
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 @BRIDGE_IN_SOAK
 @pytest.mark.parametrize("gateways", [{}, {"gateway": "10.7.0.1", "ipv6Gateway": "2001:db8:7::1"}])
 async def test_hosts_and_pods_reach_each_other(lab: NetLab, closing: ExitStack, gateways: dict[str, str]) -> None:
@@ -59,7 +59,7 @@ async def test_hosts_and_pods_reach_each_other(lab: NetLab, closing: ExitStack, 
     assert await a.reaches(b)
 
 
-@ON_BOTH
+@ON_OVS_AND_TAGS
 @BRIDGE_IN_SOAK
 async def test_policy_knows_hosts(lab: NetLab, closing: ExitStack) -> None:
     """A pod that nobody may call is called by its own host, for kubelet's probes, and by no other host."""
@@ -75,7 +75,7 @@ async def test_policy_knows_hosts(lab: NetLab, closing: ExitStack) -> None:
         assert await traffic.never_reaches(own_place(two, closing, family), pod.place(family), port=80)
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_what_somebody_breaks_on_the_host_is_mended(lab: NetLab, closing: ExitStack) -> None:
     """Links, routes and rules, at a start; what a firewall flushes at once."""
     await lab.network("dual", **DUAL)
@@ -139,7 +139,7 @@ def put_firewall(host: Host) -> None:
     )
 
 
-@ON_BOTH
+@ON_OVS_TOO
 @BRIDGE_IN_SOAK
 async def test_pods_reach_the_world_as_their_node(lab: NetLab, closing: ExitStack) -> None:
     """The way out, and nobody from outside comes in by it."""
@@ -154,7 +154,7 @@ async def test_pods_reach_the_world_as_their_node(lab: NetLab, closing: ExitStac
     assert await traffic.never_reaches(world, pod.place(), port=91)
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_targets_may_see_pods_as_they_are(lab: NetLab, closing: ExitStack) -> None:
     await lab.network("dual", **DUAL)
     one = await lab.host("one", "--nat-exclude", "192.0.2.128/25,2001:db8:ffff::/48")
@@ -164,7 +164,7 @@ async def test_targets_may_see_pods_as_they_are(lab: NetLab, closing: ExitStack)
     assert await calls(pod.place(), world, port=92) == str(pod.address())
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 @BRIDGE_IN_SOAK
 async def test_tenants_with_the_same_addresses_go_out_and_never_meet(lab: NetLab, closing: ExitStack) -> None:
     """H3: the host knows their pods by private addresses, which no pod reaches; all of it survives kill -9 (W30)."""
@@ -240,7 +240,7 @@ async def answers(source: traffic.Place, address: str, port: int) -> bool:
     return False
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 @BRIDGE_IN_SOAK
 async def test_a_port_of_the_host_leads_to_a_pod_until_del(lab: NetLab, closing: ExitStack) -> None:
     """P-51: from outside and from the host; it survives kill -9, and is gone after DEL."""
@@ -263,7 +263,7 @@ async def test_a_port_of_the_host_leads_to_a_pod_until_del(lab: NetLab, closing:
         assert await answers(world, one.address, 8080)
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_a_port_of_the_host_is_called_by_another_node(lab: NetLab, closing: ExitStack) -> None:
     """Though that host is known to the tenant as one whose calls come by the overlay: the answer goes as it came."""
     await lab.network("dual", **DUAL)
@@ -276,7 +276,7 @@ async def test_a_port_of_the_host_is_called_by_another_node(lab: NetLab, closing
     assert await traffic.reaches(own_place(two, closing), pod.place(), port=82)
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_a_port_of_udp_takes_over_those_who_called_before(lab: NetLab, closing: ExitStack) -> None:
     """The host remembers that nobody was there; a caller who keeps its own port would never get through."""
     await lab.network("dual", **DUAL)
@@ -293,7 +293,7 @@ async def test_a_port_of_udp_takes_over_those_who_called_before(lab: NetLab, clo
                 assert await loop.sock_recv(listener, 64) == b"late"
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_ports_of_the_host_catch_nothing_that_only_passes_by(lab: NetLab, closing: ExitStack) -> None:
     """CVE-2019-9946, CVE-2025-67499: what goes through the host to others is none of its ports' business."""
     await lab.network("dual", **DUAL)
@@ -309,7 +309,7 @@ async def test_ports_of_the_host_catch_nothing_that_only_passes_by(lab: NetLab, 
         assert not await answers(world, "198.51.100.2", 8080), "only on its way through the host"
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_a_port_of_one_address_is_that_of_no_other(lab: NetLab, closing: ExitStack) -> None:
     await lab.network("dual", **DUAL)
     one = await lab.host("one")
@@ -362,7 +362,7 @@ def routing_loopback(host: Host) -> set[str]:
     return {value for name, value in settings.items() if name.startswith("wefth-")}
 
 
-@ON_BOTH
+@ON_OVS_TOO
 async def test_rates_are_limited_both_ways(lab: NetLab) -> None:
     """P-52: as the kernel, or the switch, says; what comes of a limit is measured in the tests of profiles."""
     one = await lab.host("one")
@@ -386,7 +386,7 @@ async def test_rates_are_limited_both_ways(lab: NetLab) -> None:
     await until(lambda: not one.tenants.names())
 
 
-@ON_BOTH
+@ON_OVS_TOO
 @BRIDGE_IN_SOAK
 async def test_nothing_is_left_on_the_host_when_the_last_pod_is_gone(lab: NetLab) -> None:
     """H4, R8: no device, no route, no rule, also where somebody's firewall drops what it does not know."""

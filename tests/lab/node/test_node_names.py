@@ -16,7 +16,7 @@ import pytest
 
 from weft.adapters.linux.netns import Namespace
 from weft.testing.hosts import Host, Pod
-from weft.testing.modes import BRIDGE_IN_SOAK, ON_BOTH, OVS_IN_SOAK
+from weft.testing.modes import BRIDGE_IN_SOAK, ON_OVS_TOO, OVS_MODES_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.processes import DEADLINE
 from weft.testing.resolver import Resolver
@@ -70,7 +70,7 @@ def sockets_of(pid: int) -> int:
     return sum(link.startswith("socket:") for link in links)
 
 
-@ON_BOTH
+@ON_OVS_TOO
 async def test_containers_and_groups_resolve_everywhere_and_again_when_made_anew_b4_r4(lab: NetLab, host: Host) -> None:
     """B4: every pod resolves and reaches both groups, on whichever host; R4: names, addresses, both families."""
     two = await lab.host("two")
@@ -91,7 +91,7 @@ async def test_containers_and_groups_resolve_everywhere_and_again_when_made_anew
             (await lab.rest.delete("endpointGroups", f"default:{group}")).accepted()
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_a_service_resolves_forth_and_back_until_it_goes_r4(lab: NetLab, host: Host) -> None:
     pod = await host.pod("web", network="net")
     shop = {"tenantName": "default", "serviceName": "shop.example", "networkName": "net"}
@@ -106,7 +106,7 @@ async def test_a_service_resolves_forth_and_back_until_it_goes_r4(lab: NetLab, h
         await comes_to(pod, "-x", oper[member], answer=[], family=family)
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_a_large_group_answers_with_ten_of_its_members_chosen_anew_r4(lab: NetLab, host: Host) -> None:
     await lab.group("svc", network="net")
     pods = await asyncio.gather(*(host.pod(f"p{number}", group="svc") for number in range(13)))
@@ -123,7 +123,7 @@ async def test_a_large_group_answers_with_ten_of_its_members_chosen_anew_r4(lab:
     assert len(await asking.dig("svc")) == len(await asking.dig("svc", "AAAA", family=6)) == 10
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_other_names_are_asked_outside_and_ours_never_r10(host: Host, resolver: Resolver) -> None:
     pod = await host.pod("web", network="net")
     assert pod.result.dns.nameservers == (NET["gateway"], NET["ipv6Gateway"])
@@ -139,7 +139,7 @@ async def test_other_names_are_asked_outside_and_ours_never_r10(host: Host, reso
     assert shown["stats"]["forwarded"] >= 2
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_who_may_not_go_out_asks_nothing_outside_cve_2024_29018(
     lab: NetLab, host: Host, resolver: Resolver
 ) -> None:
@@ -165,7 +165,7 @@ async def test_who_may_not_go_out_asks_nothing_outside_cve_2024_29018(
     await eventually(lambda: closed.dig_in_full(OUTSIDE), lambda told: "status: REFUSED" in told)
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_names_outlive_the_agent_and_netdns_itself_w40(host: Host, resolver: Resolver) -> None:
     a, b = await host.pod("p1", network="net"), await host.pod("p2", network="net")
     await comes_to(a, "p2", answer=[str(b.address())])
@@ -187,7 +187,7 @@ async def test_names_outlive_the_agent_and_netdns_itself_w40(host: Host, resolve
     await comes_to(a, "p2", answer=[])
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_tenants_with_the_same_names_and_addresses_never_meet(lab: NetLab, host: Host) -> None:
     for tenant in ("blue", "red"):
         await lab.tenant(tenant)
@@ -201,7 +201,7 @@ async def test_tenants_with_the_same_names_and_addresses_never_meet(lab: NetLab,
     assert await red.dig("-x", str(red.address())) == ["web-red."]
 
 
-@ON_BOTH
+@ON_OVS_TOO
 async def test_nothing_is_left_of_a_tenant_whose_last_pod_has_gone(host: Host) -> None:
     """A socket would keep its space, and the devices that its next one needs."""
     await until(lambda: "netdns started" in (host.home / "netdns.log").read_text())
@@ -216,7 +216,7 @@ async def test_nothing_is_left_of_a_tenant_whose_last_pod_has_gone(host: Host) -
     assert (await inspect(host))[1]["serving"] == []
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_pods_come_and_go_while_netdns_is_stopped_or_gone(host: Host) -> None:
     pod = await host.pod("p1", network="net")
     await comes_to(pod, "p1", answer=[str(pod.address())])

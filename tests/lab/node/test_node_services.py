@@ -13,7 +13,7 @@ from typing import Any
 from weft.adapters.linux.netns import Namespace
 from weft.testing.hosts import Host, Pod
 from weft.testing.masters import MasterProcess, client
-from weft.testing.modes import BOTH_MODES, BRIDGE_IN_SOAK, ON_BOTH, OVS_IN_SOAK
+from weft.testing.modes import BOTH_MODES, BRIDGE_IN_SOAK, ON_OVS_TOO, OVS_MODES_IN_SOAK
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.served import NOBODY, REFUSED, hears, saying_names
 from weft.testing.traffic import TCP, UDP, IPAddress, Place, Transport
@@ -75,7 +75,7 @@ async def all_are_heard(client: Pod, providers: list[Pod]) -> None:
             await eventually(ask, lambda names: names == wanted)
 
 
-@ON_BOTH
+@ON_OVS_TOO
 @BOTH_MODES
 async def test_s1_s2_s3_providers_come_and_go(lab: NetLab) -> None:
     """S1, S2, S3, W44: before the service and after it, on both hosts; consumers of any network hear all of them."""
@@ -98,7 +98,7 @@ async def test_s1_s2_s3_providers_come_and_go(lab: NetLab) -> None:
         await all_are_heard(each, [early, late])
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_s8_labels_must_contain_the_selectors(lab: NetLab) -> None:
     """S8, W15, W21, W22: more labels provide, fewer do not, who provides no more is asked no more; `tcp` is TCP."""
     one, _ = await start(lab)
@@ -119,7 +119,7 @@ async def test_s8_labels_must_contain_the_selectors(lab: NetLab) -> None:
         assert await eventually(ask, lambda names: names == {REFUSED})
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 @BRIDGE_IN_SOAK
 async def test_s4_s7_the_address_is_kept_until_the_service_goes(lab: NetLab) -> None:
     """S4, S7, CVE-2021-25736: another port at the same addresses; then nobody is there, and the addresses are free."""
@@ -148,7 +148,7 @@ async def test_s4_s7_the_address_is_kept_until_the_service_goes(lab: NetLab) -> 
             await eventually(ask, {taker.name}.__eq__)
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 @BRIDGE_IN_SOAK
 async def test_s6_services_go_on_without_the_agent_and_after_it(lab: NetLab) -> None:
     """S6: connections are balanced while the agent is down, and what was changed meanwhile comes into force."""
@@ -196,7 +196,7 @@ async def test_s5_services_come_and_go_after_a_change_of_leader(apart: None) -> 
                     await eventually(partial(ask, vip), lambda name: name == NOBODY)
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 @BRIDGE_IN_SOAK
 async def test_the_host_is_a_client_too(lab: NetLab) -> None:
     """From the host's own namespace the addresses balance as from a pod."""
@@ -213,7 +213,7 @@ async def test_the_host_is_a_client_too(lab: NetLab) -> None:
                 await eventually(ask, lambda names: names == {"provider", "other"})
 
 
-@ON_BOTH
+@ON_OVS_TOO
 async def test_svcstats_tell_who_used_what(lab: NetLab) -> None:
     """W45: by client, service and provider, with the addresses where they belong, in both directions."""
     one, two = await start(lab)
@@ -245,7 +245,7 @@ def svcstats(host: Host) -> dict[str, Any]:
     return told
 
 
-@OVS_IN_SOAK
+@OVS_MODES_IN_SOAK
 async def test_n6_tenants_with_the_same_service_never_meet(lab: NetLab) -> None:
     """N6, S7: the same name and addresses in two tenants; each hears its own providers, also when the other's go."""
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))

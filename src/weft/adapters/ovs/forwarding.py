@@ -185,12 +185,8 @@ def remote_flows(part: Remote, ground: Ground) -> Iterator[Flow]:
     tenant = ground.tenants[part.tenant]
     yield neighbour({TENANT: tenant}, part.prefix, priority=part.prefix.length + 1)
     if way := way_beyond(part.vni, ground):
-        vtep = parse_address(part.vtep, field="vtep")
-        # A group's MAC would be flooded by whatever switches frames between uplinks.
-        hop = overlay_mac(vtep) if way.kind == FROM_WIRE else overlay_hop_mac(vtep)
-        source, target = mac_number(overlay_mac(ground.vtep)), mac_number(hop)
-        actions = (*sent_on(source=source, target=target, port=way.port, kind=way.kind), *way.wrapping)
         conditions = {TENANT: tenant, **to(part.prefix)}
+        actions = sent_to_node(part.vtep, way, ground)
         yield Flow(Table.ROUTE, part.prefix.length + 1, match(conditions), actions, Table.SERVICE)
 
 
@@ -209,6 +205,15 @@ def way_beyond(number: int, ground: Ground) -> Beyond | None:
         return Beyond(ground.trunk, wrapping, FROM_WIRE) if ground.trunk else None
     port = ground.ports.get(overlay_name(number))
     return Beyond(port, (), FROM_NODE) if port else None
+
+
+def sent_to_node(vtep: str, way: Beyond, ground: Ground) -> tuple[Action, ...]:
+    """One hop further, to the node whose tunnels end at an address."""
+    other = parse_address(vtep, field="vtep")
+    # A group's MAC would be flooded by whatever switches frames between uplinks.
+    hop = overlay_mac(other) if way.kind == FROM_WIRE else overlay_hop_mac(other)
+    source, target = mac_number(overlay_mac(ground.vtep)), mac_number(hop)
+    return *sent_on(source=source, target=target, port=way.port, kind=way.kind), *way.wrapping
 
 
 def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:

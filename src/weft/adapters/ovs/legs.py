@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from weft.adapters.linux.facts import overlay_hop_mac, overlay_mac, overlay_name
 from weft.adapters.ovs.actions import Action, SetField
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow
@@ -21,13 +20,13 @@ from weft.adapters.ovs.forwarding import (
     PORT_MAC_NUMBER,
     VOICE,
     neighbour,
-    sent_on,
+    sent_to_node,
     to,
+    way_beyond,
 )
-from weft.adapters.ovs.ground import ETHER_TYPES, REPLY, TRACKED, Conditions, Ground, mac_number, prefix_of
+from weft.adapters.ovs.ground import ETHER_TYPES, REPLY, TRACKED, Conditions, Ground, prefix_of
 from weft.adapters.ovs.tables import (
     CAME_FROM,
-    FROM_NODE,
     FROM_SPACE,
     FROM_WORKLOAD,
     GOES_TO,
@@ -37,7 +36,6 @@ from weft.adapters.ovs.tables import (
     TENANT,
     Table,
 )
-from weft.domain.addresses import parse_address
 from weft.domain.balancing.parts import Vip
 from weft.domain.balancing.resolving import DNS_PORT
 from weft.domain.hosting.parts import Homeward
@@ -118,15 +116,14 @@ def vip_flows(part: Vip, ground: Ground) -> Iterator[Flow]:
 
 
 def homeward_flows(part: Homeward, ground: Ground) -> Iterator[Flow]:
-    """What answers the host of another node goes back by the overlay, as the call came."""
-    if port := ground.ports.get(overlay_name(part.vni)):
-        own, hop = overlay_mac(ground.vtep), overlay_hop_mac(parse_address(part.vtep, field="vtep"))
+    """What answers the host of another node goes back by the overlay or the uplinks, as the call came."""
+    if way := way_beyond(part.vni, ground):
         back: Conditions = {TENANT: ground.tenants[part.tenant], **to(prefix_of(part.address)), **_ANSWERS}
         yield Flow(
             Table.ROUTE,
             _BACK,
             match({**back, "ct_mark": 0, CAME_FROM: FROM_WORKLOAD}),
-            sent_on(source=mac_number(own), target=mac_number(hop), port=port, kind=FROM_NODE),
+            sent_to_node(part.vtep, way, ground),
             Table.SERVICE,
         )
 

@@ -45,6 +45,7 @@ class Homeward(msgspec.Struct, frozen=True, gc=False):
 
     tenant: TenantName
     vni: int
+    """A network's `wire_number`."""
     vtep: str
     address: Address
 

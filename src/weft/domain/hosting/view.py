@@ -14,6 +14,7 @@ from weft.domain.hosting.doors import FIRST_DOOR
 from weft.domain.hosting.parts import Alias, Disguise, Ground, Homeward, HostLink, HostPart, HostPort
 from weft.domain.ids import EndpointKey, NodeName, TenantName
 from weft.domain.nodeview import is_used
+from weft.domain.segments import wire_number
 
 _HOSTS_V6 = 0xFD77_6566_7400_0000 << 64
 """fd77:6566:7400::a.b.c.d is the host whose tunnels end at a.b.c.d."""
@@ -90,16 +91,16 @@ def _tenant_view(
 
 
 def _homewards(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterator[Homeward]:
-    """Every overlay leads to every node: the first that is there will do."""
-    vnis = [
-        network.tags.vni
+    """Every overlay leads to every node: the first that is there will do, and without one the uplinks."""
+    numbers = [
+        wire_number(network.tags)
         for network in cluster.networks(tenant)
-        if network.tags and network.tags.vni and is_used(cluster, network.key)
+        if network.tags and is_used(cluster, network.key)
     ]
-    for other in cluster.all(kinds.NODE) if vnis else ():
+    for other in cluster.all(kinds.NODE) if numbers else ():
         if other.name != node:
             for address in host_addresses(other):
-                yield Homeward(tenant, min(vnis), other.vtep_ip, address)
+                yield Homeward(tenant, min(numbers), other.vtep_ip, address)
 
 
 def _guest_view(guest: Guest, privates: Iterable[Address]) -> Iterator[HostPart]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import Address, parse_address, parse_subnet_v4
 from weft.domain.cluster import Cluster
@@ -12,6 +14,7 @@ from weft.domain.hosting.view import Guest, PublishedPort, host_addresses, host_
 from weft.domain.ids import EndpointId, NetworkName, NodeName, TenantName
 from weft.domain.nodeview import rank
 from weft.domain.policy.protocols import TCP
+from weft.domain.segments import vlan_tag
 
 BLUE, RED = TenantName("blue"), TenantName("red")
 HERE, THERE = NodeName("here"), NodeName("there")
@@ -108,6 +111,17 @@ def test_other_hosts_are_answered_by_the_overlay() -> None:
         Homeward(BLUE, 7, "192.0.2.2", address("192.0.2.2")),
         Homeward(BLUE, 7, "192.0.2.2", address("fd77:6566:7400::c000:202")),
     }
+
+
+def test_other_hosts_are_answered_by_the_uplinks_where_no_network_has_an_overlay() -> None:
+    here = guest(BLUE, "10.1.0.5")
+    tagged = network(BLUE, "10.1.0.0/16", vni=0)
+    only = of(Homeward, view(cluster_of(tagged, used=[here.endpoint]), here))
+    assert {vlan_tag(part.vni) for part in only if isinstance(part, Homeward)} == {1}
+    other = network(BLUE, "10.2.0.0/16", name="other")
+    away = msgspec.structs.replace(here.endpoint, network=NetworkName("other"), ip_address="10.2.0.5")
+    both = of(Homeward, view(cluster_of(tagged, other, used=[here.endpoint, away]), here))
+    assert {part.vni for part in both if isinstance(part, Homeward)} == {7}
 
 
 def test_ports_of_the_host_lead_to_the_address_that_the_host_knows() -> None:
