@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -188,9 +189,19 @@ class TestEndpoints:
         (await blue.post(UPDATE, start | {"Event": "die"})).accepted()
         assert await blue.state() == before
 
+    async def test_a_start_may_overtake_its_endpoint(self, blue: Rest) -> None:
+        """A node answers the runtime before it tells of the endpoint, and the start may be told in between."""
+        start = {"Event": "start", "Tenant": "default", "EndpointID": "e1", "Labels": {"app": "web"}}
+        started = asyncio.create_task(blue.post(UPDATE, start))
+        await blue.oper("networks", "default:blue")
+        await blue.create_endpoint("e1", network="blue")
+        (await started).accepted()
+        assert (await blue.oper("endpoints", "e1"))["labels"] == {"app": "web"}
+
     async def test_an_update_that_names_nobody_is_refused(self, blue: Rest) -> None:
         (await blue.post(UPDATE, {"Event": "start"})).refused(422, field="EndpointID")
-        (await blue.post(UPDATE, {"Event": "start", "EndpointID": "e1"})).refused(404)
+        for event in ("start", "die"):
+            (await blue.post(UPDATE, {"Event": event, "EndpointID": "e1"})).refused(404)
         (await blue.post(UPDATE, {"Event": "pause", "EndpointID": "e1"})).refused(422, field="Event")
         await blue.create_endpoint("e1", network="blue")
         odd = {"Event": "start", "EndpointID": "e1", "Labels": {"app": "w\x07b"}}

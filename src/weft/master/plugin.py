@@ -14,10 +14,14 @@ from weft.domain.errors import Conflict, Exhausted, Invalid, Malformed, NotFound
 from weft.domain.ids import EndpointId, EndpointKey, GroupKey, GroupName, NetworkName, TenantName, check_endpoint_id
 from weft.domain.ipam import subnet_of
 from weft.master.control import ControlPlane
+from weft.runtime.backoff import Backoff
 from weft.runtime.http import JSON_TYPE, json_response
 from weft.runtime.routes import Route
 
 B = TypeVar("B", bound="Body")
+
+TOLD_WITHIN_S = 5.0
+"""How long the node of a container that has just started may take to tell of its endpoint."""
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,7 +163,7 @@ class Plugin:
 
     async def update_endpoint(self, request: web.Request) -> web.Response:
         call = await _read(request, UpdateEndpoint)
-        endpoint = self._find_endpoint(call)
+        endpoint = await self._started_endpoint(call) if call.Event == "start" else self._find_endpoint(call)
         endpoint = await self._control.update_endpoint(
             endpoint.key,
             labels=call.Labels if call.Event == "start" else {},
@@ -202,6 +206,18 @@ class Plugin:
         if not known:
             raise NotFound(f"tenant {tenant[:100]!r} has no {what} {name[:200]!r}")
         return found
+
+    async def _started_endpoint(self, call: UpdateEndpoint) -> model.Endpoint:
+        """The endpoint; its node may have answered the runtime a moment before it tells the store."""
+        backoff = Backoff(first=0.005, cap=0.1, within=TOLD_WITHIN_S)
+        while True:
+            try:
+                return self._find_endpoint(call)
+            except NotFound as unknown:
+                try:
+                    await backoff.pause()
+                except TimeoutError:
+                    raise unknown from None
 
     def _find_endpoint(self, call: UpdateEndpoint) -> model.Endpoint:
         if not (call.EndpointID or call.ContainerID or call.IPAddress):
