@@ -223,6 +223,7 @@ async def test_every_spec_version_gets_its_own_result(lab: NetLab, host: Host) -
 async def test_what_an_operator_deletes_is_taken_off(lab: NetLab, host: Host) -> None:
     """Its address may be another's by now, so it must not speak on; the runtime's late DEL succeeds."""
     a, b = await host.pod("a"), await host.pod("b")
+    await inventory.settled(lab)
     (await lab.rest.delete_endpoint("a", network="default-net")).accepted()
     await until(lambda: "eth0" not in inventory.devices(a.netns))
     await inventory.settled(lab)
