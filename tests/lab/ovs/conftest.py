@@ -10,8 +10,13 @@ from weft.testing.netlab import NetLab, open_lab
 
 
 @pytest.fixture
-async def lab(apart: None, fwdmode: str) -> AsyncIterator[NetLab]:
-    async with open_lab(datapath="ovs", fwdmode=fwdmode) as lab:
+def netmode() -> str:
+    return "vxlan"
+
+
+@pytest.fixture
+async def lab(apart: None, netmode: str, fwdmode: str) -> AsyncIterator[NetLab]:
+    async with open_lab(datapath="ovs", netmode=netmode, fwdmode=fwdmode) as lab:
         try:
             yield lab
         finally:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from weft.testing import inventory
 from weft.testing.hosts import Host
-from weft.testing.netlab import UPLINKS, NetLab, open_lab
+from weft.testing.netlab import UPLINKS, NetLab
 from weft.testing.streams import Stream
 from weft.testing.switch_inventory import uplinks
 from weft.testing.waiting import until
@@ -19,12 +18,8 @@ RATE = 200
 
 
 @pytest.fixture
-async def lab(apart: None, fwdmode: str) -> AsyncIterator[NetLab]:
-    async with open_lab(datapath="ovs", netmode="vlan", fwdmode=fwdmode) as lab:
-        try:
-            yield lab
-        finally:
-            lab.tell_logs()
+def netmode() -> str:
+    return "vlan"
 
 
 async def choose(host: Host, *names: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from ipaddress import ip_address
@@ -32,7 +32,7 @@ from weft.testing.frames import (
 )
 from weft.testing.hosts import Host, Pod
 from weft.testing.modes import BOTH_MODES
-from weft.testing.netlab import NetLab, open_lab
+from weft.testing.netlab import NetLab
 from weft.testing.switch_inventory import VLAN_BRIDGE, uplinks
 from weft.testing.verdicts import SILENCE_S
 from weft.testing.waiting import DEADLINE, eventually, until
@@ -43,12 +43,8 @@ OUTSIDER = ("52:54:00:00:00:77", parse_address("10.1.0.77", field="outsider"))
 
 
 @pytest.fixture
-async def lab(apart: None, fwdmode: str) -> AsyncIterator[NetLab]:
-    async with open_lab(datapath="ovs", netmode="vlan", fwdmode=fwdmode) as lab:
-        try:
-            yield lab
-        finally:
-            lab.tell_logs()
+def netmode() -> str:
+    return "vlan"
 
 
 async def two_hosts(lab: NetLab) -> tuple[Host, Host]:
