@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from weft.adapters.linux.netns import Namespace
 from weft.cni.errors import CniError, Code
 from weft.runtime.backoff import Backoff
 from weft.testing.hosts import Host, Pod
+from weft.testing.processes import Child
 from weft.testing.waiting import DEADLINE
 
 ROUNDS = 7
@@ -47,6 +49,13 @@ def take_turns(
     return found
 
 
+async def open_answerers(places: dict[str, tuple[Pair, Pair]], stack: ExitStack) -> None:
+    """All who are asked answer until the stack is closed."""
+    for pair in (pair for pairs in places.values() for pair in pairs):
+        child = Child.python("bench.packets", "answer", str(pair.answerer), pair.address)
+        await stack.enter_context(child).next_line()
+
+
 def _packets(what: str, pair: Pair) -> float:
     command = [sys.executable, "-m", "bench.packets", what, str(pair.asker), pair.address]
     return float(subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE, cwd=CHECKOUT).stdout)
@@ -76,7 +85,8 @@ async def attach(host: Host, name: str, turns: asyncio.Semaphore) -> None:
 
 def create_remote(url: str, count: int) -> None:
     command = [sys.executable, "-m", "bench.load", url.rsplit(":", 1)[1], "/plugin/createEndpoint", "0", str(count)]
-    subprocess.run([*command, str(AT_ONCE)], input=_CREATE, text=True, check=True, timeout=600, cwd=CHECKOUT)
+    command.append(str(AT_ONCE))
+    subprocess.run(command, input=_CREATE, text=True, capture_output=True, check=True, timeout=600, cwd=CHECKOUT)
 
 
 async def restart(host: Host) -> float:

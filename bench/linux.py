@@ -13,13 +13,12 @@ from pathlib import Path
 from statistics import median
 
 from bench.figures import Figure, Skipped, figure
-from bench.labs import AT_ONCE, NETWORK, Pair, attach, create_remote, ip, pair_of, restart, take_turns
+from bench.labs import AT_ONCE, NETWORK, Pair, attach, create_remote, ip, open_answerers, pair_of, restart, take_turns
 from bench.memory import resident_mb
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.testing.apart import stepped_apart
 from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab, open_lab
-from weft.testing.processes import Child
 
 LOCAL, REMOTE = 500, 5_000
 RESTARTS = 5
@@ -50,9 +49,7 @@ async def _measure_packets(lab: NetLab, one: Host, two: Host) -> dict[str, Figur
             "one host": (pair_of(here, near), hand.one_host()),
             "two hosts": (pair_of(here, far), hand.two_hosts()),
         }
-        for pair in (pair for pairs in places.values() for pair in pairs):
-            child = Child.python("bench.packets", "answer", str(pair.answerer), pair.address)
-            await stack.enter_context(child).next_line()
+        await open_answerers(places, stack)
         found = await asyncio.to_thread(take_turns, places)
     figures = {}
     for place, (slower, less) in {"one host": (1.2, 0.9), "two hosts": (1.35, 0.7)}.items():

@@ -22,7 +22,7 @@ from statistics import median
 
 from bench.bare_switch import BareSwitch, HandMade
 from bench.figures import Figure, Skipped, figure
-from bench.labs import AT_ONCE, NETWORK, attach, pair_of, restart, take_turns
+from bench.labs import AT_ONCE, NETWORK, attach, open_answerers, pair_of, restart, take_turns
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow
@@ -31,7 +31,6 @@ from weft.cni.errors import Code
 from weft.testing.apart import stepped_apart
 from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab, open_lab
-from weft.testing.processes import Child
 from weft.testing.streams import Stream
 from weft.testing.switches import running_switch
 from weft.testing.traffic import Place
@@ -119,9 +118,7 @@ async def _measure_packets(lab: NetLab, one: Host, two: Host) -> dict[str, Figur
             "one host": (pair_of(here, near), hand.one_host()),
             "two hosts": (pair_of(here, far), hand.two_hosts()),
         }
-        for pair in (pair for pairs in places.values() for pair in pairs):
-            child = Child.python("bench.packets", "answer", str(pair.answerer), pair.address)
-            await stack.enter_context(child).next_line()
+        await open_answerers(places, stack)
         found = await asyncio.to_thread(take_turns, places, rounds=ROUNDS)
     figures = {}
     for place in places:
