@@ -130,6 +130,22 @@ class Api:
         await self._servers.__aexit__(kind, error, trace)
 
 
+class OfApi:
+    """Whoever needs the API server while it is entered, and only then."""
+
+    def __init__(self, access: Access) -> None:
+        self._api = Api(access)
+
+    async def __aenter__(self) -> Self:
+        await self._api.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._api.__aexit__(kind, error, trace)
+
+
 class _Unauthorized(Denied):
     """The server does not know us, by the token of the moment."""
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from weft.adapters.kubernetes.access import Access
-from weft.adapters.kubernetes.api import Api
+from weft.adapters.kubernetes.api import OfApi
 from weft.adapters.kubernetes.events import Events, Subject
 from weft.adapters.kubernetes.objects import Metadata, Named
 from weft.adapters.kubernetes.policies import read_policy
@@ -118,11 +117,11 @@ class _Handing(Generic[T]):
             self._keeper.remove(self._kind, value)
 
 
-class ClusterDeclarations:
+class ClusterDeclarations(OfApi):
     """See `weft.ports.orchestrator.Declarations`."""
 
     def __init__(self, access: Access) -> None:
-        self._api = Api(access)
+        super().__init__(access)
         self._events = Events(self._api, host=TELLER)
         self._reflectors: list[Reflector[Any]] = []
 
@@ -145,12 +144,3 @@ class ClusterDeclarations:
             for each in self._reflectors:
                 tasks.create_task(each.run())
             tasks.create_task(self._events.run())
-
-    async def __aenter__(self) -> Self:
-        await self._api.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._api.__aexit__(kind, error, trace)

@@ -7,13 +7,10 @@ token that its kubelet gave to its pod: the API server says whose it is, and on 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
-from weft.adapters.kubernetes.access import Access
-from weft.adapters.kubernetes.api import Api
+from weft.adapters.kubernetes.api import OfApi
 from weft.domain.errors import Denied, NotFound
 from weft.ports.orchestrator import Notice
 
@@ -47,11 +44,8 @@ class _Review(msgspec.Struct, frozen=True):
     status: _Verdict = _Verdict()
 
 
-class ClusterMeeting:
+class ClusterMeeting(OfApi):
     """See `weft.ports.orchestrator.Meeting`."""
-
-    def __init__(self, access: Access) -> None:
-        self._api = Api(access)
 
     async def read(self) -> Notice | None:
         try:
@@ -88,12 +82,3 @@ class ClusterMeeting:
                 "the token is of no pod on a node: join with the one that the kubelet hands to the agent's pod"
             )
         return nodes[0]
-
-    async def __aenter__(self) -> Self:
-        await self._api.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._api.__aexit__(kind, error, trace)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
 from weft.adapters.kubernetes.access import Access
-from weft.adapters.kubernetes.api import Api
+from weft.adapters.kubernetes.api import OfApi
 from weft.adapters.kubernetes.events import Events, Subject
 from weft.adapters.kubernetes.objects import Namespace, Pod
 from weft.adapters.kubernetes.watching import Form, Reflector, decoded
@@ -27,11 +25,11 @@ _read_pod = msgspec.json.Decoder(Pod).decode
 _read_namespace = msgspec.json.Decoder(Namespace).decode
 
 
-class NodePods:
+class NodePods(OfApi):
     """See `weft.ports.orchestrator.Pods`. Pods on the host's own network are none of ours."""
 
     def __init__(self, access: Access, *, node: str) -> None:
-        self._api = Api(access)
+        super().__init__(access)
         self._events = Events(self._api, host=node)
         self._pods: dict[tuple[str, str], Pod] = {}
         form = Form("/api/v1/pods", _read_pod, selector=f"spec.nodeName={node}")
@@ -95,15 +93,6 @@ class NodePods:
     def remove(self, value: Pod) -> None:
         self._pods.pop(value.key, None)
         self.news.set()
-
-    async def __aenter__(self) -> Self:
-        await self._api.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._api.__aexit__(kind, error, trace)
 
 
 def facts_of(pod: Pod) -> PodFacts:
