@@ -20,8 +20,9 @@ from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.services import read_uses
 from weft.adapters.linux.space import TenantSpace
-from weft.adapters.linux.survey import foreign_drops, probe_kernel, survey_space
+from weft.adapters.linux.survey import survey_space
 from weft.adapters.linux.telling import read_drops, tell_tallies
+from weft.adapters.linux.tools import KernelTools
 from weft.adapters.linux.underlay import workload_mtu
 from weft.domain.addresses import Address, Subnet
 from weft.domain.diff import Difference
@@ -49,7 +50,7 @@ _FIRST_INDEX = 1 << 16
 _DEVICES = (Space, Overlay, Port)
 
 
-class LinuxDatapath:
+class LinuxDatapath(KernelTools):
     """See `weft.ports.datapath`. `directory` is where tenants' namespaces are pinned; `vtep` is our end of tunnels."""
 
     def __init__(
@@ -251,31 +252,10 @@ class LinuxDatapath:
         return [survey_space(tenant, self._spaces[tenant]) for tenant in sorted(self._spaces)]
 
     @staticmethod
-    def probe() -> list[str]:
-        """See `weft.ports.datapath.DatapathTools`."""
-        return probe_kernel()
-
-    @staticmethod
-    def hazards() -> list[str]:
-        """See `weft.ports.datapath.DatapathTools`."""
-        return foreign_drops()
-
-    @staticmethod
     def enter(directory: Path, tenant: TenantName) -> None:
         """See `weft.ports.datapath.DatapathTools`."""
         with NamespaceDirectory(directory).open(tenant) as namespace:
             namespace.enter()
-
-    @staticmethod
-    def enter_workload(netns: Path) -> None:
-        """See `weft.ports.datapath.DatapathTools`."""
-        with Namespace.open(netns) as namespace:
-            namespace.enter()
-
-    @staticmethod
-    def vacate(directory: Path) -> None:
-        """See `weft.ports.datapath.DatapathTools`."""
-        NamespaceDirectory(directory).remove()
 
     def reap(self) -> None:
         for tenant in list(self._reapable):

@@ -19,7 +19,7 @@ from weft.adapters.linux.links import Link
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
-from weft.adapters.linux.survey import foreign_drops, probe_kernel
+from weft.adapters.linux.tools import KernelTools
 from weft.adapters.linux.underlay import workload_mtu
 from weft.adapters.ovs.announcing import voices_of
 from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
@@ -54,7 +54,7 @@ class _Met(NamedTuple):
     is_disturbed: bool
 
 
-class OvsDatapath:
+class OvsDatapath(KernelTools):
     """See `weft.ports.datapath`. `switch` is the directory of Open vSwitch's sockets; `vtep` is our end of tunnels.
 
     Tenants' spaces are pinned in `directory`. `uplinks` are the interfaces that carry networks of VLAN tags.
@@ -376,24 +376,8 @@ class OvsDatapath:
         ]
 
     @staticmethod
-    def probe() -> list[str]:
-        """See `weft.ports.datapath.DatapathTools`."""
-        return probe_kernel()
-
-    @staticmethod
-    def hazards() -> list[str]:
-        """See `weft.ports.datapath.DatapathTools`."""
-        return foreign_drops()
-
-    @staticmethod
     def enter(directory: Path, tenant: TenantName) -> None:
         """See `weft.ports.datapath.DatapathTools`: host ends of all tenants are in the machine's own namespace."""
-
-    @staticmethod
-    def enter_workload(netns: Path) -> None:
-        """See `weft.ports.datapath.DatapathTools`."""
-        with Namespace.open(netns) as namespace:
-            namespace.enter()
 
     def reap(self) -> None:
         if self._leaving:
