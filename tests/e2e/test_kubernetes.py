@@ -6,7 +6,6 @@ One cluster serves all tests here; each takes away what it made.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import AsyncIterator
 from ipaddress import ip_network
 from pathlib import Path
@@ -16,13 +15,12 @@ import pytest
 import pytest_asyncio
 
 from weft.testing import inventory
-from weft.testing.apart import stepped_apart
 from weft.testing.digging import dig
-from weft.testing.kubernetes.cluster import WITHIN, Cluster, open_cluster
+from weft.testing.kubernetes.apart import cluster_apart
+from weft.testing.kubernetes.cluster import WITHIN, Cluster
 from weft.testing.kubernetes.documents import PORT, deployment, pod
 from weft.testing.kubernetes.node import Node
-from weft.testing.netlab import open_lab
-from weft.testing.runtimes import must, run, take_own_disk
+from weft.testing.runtimes import must, run
 from weft.testing.streams import Stream
 from weft.testing.traffic import never_reaches, reaches
 from weft.testing.waiting import eventually, until
@@ -35,18 +33,10 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(kubernetes: Path) -> AsyncIterator[Cluster]:
-    if os.geteuid() != 0:
-        pytest.skip("containers need root")
-    with stepped_apart():
-        take_own_disk()
-        async with open_lab() as lab:
-            try:
-                async with open_cluster(lab, programs=kubernetes) as cluster:
-                    for name in NODES:
-                        await cluster.node(name, "--node-ttl", "30")  # the machine may be busy
-                    yield cluster
-            finally:
-                lab.tell_logs()
+    async with cluster_apart(kubernetes) as cluster:
+        for name in NODES:
+            await cluster.node(name, "--node-ttl", "30")  # the machine may be busy
+        yield cluster
 
 
 async def held(cluster: Cluster) -> set[str]:

@@ -5,17 +5,14 @@ Which of them we are held to is said in docs/kubernetes-conformance.md, where th
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from weft.testing.apart import stepped_apart
-from weft.testing.kubernetes.cluster import Cluster, open_cluster
+from weft.testing.kubernetes.apart import cluster_apart
+from weft.testing.kubernetes.cluster import Cluster
 from weft.testing.kubernetes.conformance import PASSED, judge, known_specs
-from weft.testing.netlab import open_lab
-from weft.testing.runtimes import take_own_disk
 
 TABLE = Path(__file__).parents[2] / "docs" / "kubernetes-conformance.md"
 PASSES = "passes"
@@ -39,17 +36,8 @@ def read_table() -> dict[str, str]:
 
 
 @pytest.fixture
-def apart() -> Iterator[None]:
-    if os.geteuid() != 0:
-        pytest.skip("containers need root")
-    with stepped_apart():
-        take_own_disk()
-        yield
-
-
-@pytest.fixture
-async def cluster(apart: None, kubernetes: Path) -> AsyncIterator[Cluster]:
-    async with open_lab() as lab, open_cluster(lab, programs=kubernetes) as cluster:
+async def cluster(kubernetes: Path) -> AsyncIterator[Cluster]:
+    async with cluster_apart(kubernetes) as cluster:
         for name in ("one", "two"):
             await cluster.node(name, "--node-ttl", "30")
         yield cluster

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import AsyncIterator
 from ipaddress import ip_network
 from pathlib import Path
@@ -18,14 +17,12 @@ import pytest_asyncio
 
 import weft
 from weft.testing import inventory
-from weft.testing.apart import stepped_apart
 from weft.testing.digging import dig
-from weft.testing.kubernetes.cluster import WITHIN, Cluster, open_cluster
+from weft.testing.kubernetes.apart import cluster_apart
+from weft.testing.kubernetes.cluster import WITHIN, Cluster
 from weft.testing.kubernetes.documents import deployment, pod
 from weft.testing.kubernetes.installed import bring_image, manifest_for, netctl, own_pods
 from weft.testing.kubernetes.manifests import UNINSTALL
-from weft.testing.netlab import open_lab
-from weft.testing.runtimes import take_own_disk
 from weft.testing.streams import Stream
 from weft.testing.traffic import never_reaches, reaches
 from weft.testing.waiting import eventually, until
@@ -39,23 +36,15 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(kubernetes: Path) -> AsyncIterator[Cluster]:
     """A cluster with Weft in it, by nothing but its image and its manifest."""
-    if os.geteuid() != 0:
-        pytest.skip("containers need root")
-    with stepped_apart():
-        take_own_disk()
-        async with open_lab() as lab:
-            try:
-                async with open_cluster(lab, programs=kubernetes, bare=True) as cluster:
-                    for name in NODES:
-                        await cluster.bare_node(name)
-                    await bring_image(cluster)
-                    await cluster.kubectl("label", "node", NODES[0], "node-role.kubernetes.io/control-plane=")
-                    await cluster.kubectl("apply", "-f", str(manifest_for(cluster)))
-                    for name in NODES:
-                        await cluster.ready(name)
-                    yield cluster
-            finally:
-                lab.tell_logs()
+    async with cluster_apart(kubernetes, bare=True) as cluster:
+        for name in NODES:
+            await cluster.bare_node(name)
+        await bring_image(cluster)
+        await cluster.kubectl("label", "node", NODES[0], "node-role.kubernetes.io/control-plane=")
+        await cluster.kubectl("apply", "-f", str(manifest_for(cluster)))
+        for name in NODES:
+            await cluster.ready(name)
+        yield cluster
 
 
 async def emptied(cluster: Cluster, *things: str) -> None:

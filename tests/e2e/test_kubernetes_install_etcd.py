@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 
 import pytest
 
-from weft.testing.apart import stepped_apart
 from weft.testing.doors import Door
 from weft.testing.etcd import running_etcd
-from weft.testing.kubernetes.cluster import open_cluster
+from weft.testing.kubernetes.apart import cluster_apart
 from weft.testing.kubernetes.documents import deployment
 from weft.testing.kubernetes.installed import bring_image, manifest_for, netctl, own_pods
-from weft.testing.netlab import open_lab
 from weft.testing.processes import free_port
-from weft.testing.runtimes import take_own_disk
 from weft.testing.traffic import reaches
 
 NODES = ("one", "two")
@@ -27,42 +23,34 @@ CONTROLS = "node-role.kubernetes.io/control-plane"
 @pytest.mark.timeout(600)
 async def test_a_netmaster_moves_to_another_node_with_nothing_in_its_hands(kubernetes: Path) -> None:
     """What was declared is there, pods start and reach each other, and no node has had to join."""
-    if os.geteuid() != 0:
-        pytest.skip("containers need root")
-    with stepped_apart():
-        take_own_disk()
+    async with cluster_apart(kubernetes, bare=True) as cluster:
+        lab = cluster.lab
+        etcd_port = free_port()
         async with (
-            open_lab() as lab,
             running_etcd(lab.directory / "store") as etcd,
-            open_cluster(lab, programs=kubernetes, bare=True) as cluster,
+            Door((lab.address, etcd_port), to=("127.0.0.1", int(etcd.endpoints[0].rpartition(":")[2]))),
         ):
-            try:
-                port = free_port()
-                kept = "127.0.0.1", int(etcd.endpoints[0].rpartition(":")[2])
-                async with Door((lab.address, port), to=kept):
-                    for name in NODES:
-                        await cluster.bare_node(name)
-                    await bring_image(cluster)
-                    await cluster.kubectl("label", "node", "one", f"{CONTROLS}=")
-                    manifest = manifest_for(cluster, etcd=f"http://{lab.address}:{port}")
-                    await cluster.kubectl("apply", "-f", str(manifest))
-                    for name in NODES:
-                        await cluster.ready(name)
-                    await own_pods(cluster, "weft-netmaster", count=1)
-                    await netctl(cluster, "tenant", "create", "blue")
-                    await cluster.kubectl("label", "node", "one", f"{CONTROLS}-")
-                    await cluster.kubectl("label", "node", "two", f"{CONTROLS}=")
-                    await cluster.kubectl("delete", "pod", "-n", "kube-system", "-l", "app=weft-netmaster")
-                    (moved,) = await own_pods(cluster, "weft-netmaster", count=1)
-                    assert moved["spec"]["nodeName"] == "two"
-                    assert "blue" in await netctl(cluster, "tenant", "ls")
-                    await cluster.apply(deployment("web", replicas=4))
-                    places = [cluster.place(each) for each in await cluster.pods_ready("web", count=4)]
-                    for one, other in itertools.permutations(places, 2):
-                        assert await reaches(one, other, port=9000)
-                    assert not [node for node in cluster.nodes.values() if _has_joined(node.root)]
-            finally:
-                lab.tell_logs()
+            for name in NODES:
+                await cluster.bare_node(name)
+            await bring_image(cluster)
+            await cluster.kubectl("label", "node", "one", f"{CONTROLS}=")
+            manifest = manifest_for(cluster, etcd=f"http://{lab.address}:{etcd_port}")
+            await cluster.kubectl("apply", "-f", str(manifest))
+            for name in NODES:
+                await cluster.ready(name)
+            await own_pods(cluster, "weft-netmaster", count=1)
+            await netctl(cluster, "tenant", "create", "blue")
+            await cluster.kubectl("label", "node", "one", f"{CONTROLS}-")
+            await cluster.kubectl("label", "node", "two", f"{CONTROLS}=")
+            await cluster.kubectl("delete", "pod", "-n", "kube-system", "-l", "app=weft-netmaster")
+            (moved,) = await own_pods(cluster, "weft-netmaster", count=1)
+            assert moved["spec"]["nodeName"] == "two"
+            assert "blue" in await netctl(cluster, "tenant", "ls")
+            await cluster.apply(deployment("web", replicas=4))
+            places = [cluster.place(each) for each in await cluster.pods_ready("web", count=4)]
+            for one, other in itertools.permutations(places, 2):
+                assert await reaches(one, other, port=9000)
+            assert not [node for node in cluster.nodes.values() if _has_joined(node.root)]
 
 
 def _has_joined(root: Path) -> bool:

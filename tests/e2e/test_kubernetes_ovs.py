@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from weft.testing import inventory
-from weft.testing.apart import stepped_apart
 from weft.testing.digging import dig
-from weft.testing.kubernetes.cluster import WITHIN, Cluster, open_cluster
+from weft.testing.kubernetes.apart import cluster_apart
+from weft.testing.kubernetes.cluster import WITHIN, Cluster
 from weft.testing.kubernetes.documents import pod
-from weft.testing.netlab import open_lab
-from weft.testing.runtimes import take_own_disk
 from weft.testing.switch_inventory import ports
 from weft.testing.traffic import never_reaches, reaches
 from weft.testing.waiting import eventually, until
@@ -29,18 +26,10 @@ CLOSED = {
 
 @pytest.fixture
 async def cluster(kubernetes: Path) -> AsyncIterator[Cluster]:
-    if os.geteuid() != 0:
-        pytest.skip("containers need root")
-    with stepped_apart():
-        take_own_disk()
-        async with open_lab(datapath="ovs") as lab:
-            try:
-                async with open_cluster(lab, programs=kubernetes) as cluster:
-                    for name in ("one", "two"):
-                        await cluster.node(name, "--node-ttl", "30")  # the machine may be busy
-                    yield cluster
-            finally:
-                lab.tell_logs()
+    async with cluster_apart(kubernetes, datapath="ovs") as cluster:
+        for name in ("one", "two"):
+            await cluster.node(name, "--node-ttl", "30")  # the machine may be busy
+        yield cluster
 
 
 @pytest.mark.timeout(600)
