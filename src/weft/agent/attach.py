@@ -49,7 +49,6 @@ class Attachments:
         reconciler: Reconciler,
         mtu: int,
         names: bool = False,
-        names_on_segments: bool = True,
         workloads: Workloads | None = None,
     ) -> None:
         self._cluster = cluster
@@ -60,7 +59,6 @@ class Attachments:
         self._reconciler = reconciler
         self._mtu = mtu
         self._names = names
-        self._names_on_segments = names_on_segments
         self._turns: Turns[str] = Turns()
         self.ready = asyncio.Event()
 
@@ -106,8 +104,7 @@ class Attachments:
             raise CniError(Code.BAD_ENVIRONMENT, "ADD needs CNI_NETNS")
         wanted = self._wanted(request, await self._workloads.describe(request))
         wiring = await self._attach(wanted, partial(self._wire, request))
-        names = self._names and (self._names_on_segments or not wiring.port.segment)
-        told = result_of(wiring, request.config.prev_result, dns=request.wishes.dns, names=names)
+        told = result_of(wiring, request.config.prev_result, dns=request.wishes.dns, names=self._names)
         return encode_result(told, request.config.version)
 
     async def join(self, network: model.Network) -> None:

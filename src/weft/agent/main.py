@@ -105,7 +105,6 @@ class Agent:
             reconciler=self._reconciler,
             mtu=mtu,
             names=self._names is not None,
-            names_on_segments=settings.datapath == "linux",  # beside a switch nobody of a segment reaches netdns
             workloads=PodWorkloads(self._cluster, pods) if pods else None,
         )
         self._joining = Joining(

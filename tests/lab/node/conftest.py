@@ -13,9 +13,6 @@ import pytest
 from weft.testing.lab_names import lab_modes
 from weft.testing.netlab import NetLab, open_lab
 
-_BY_SPACES = {"test_node_services", "test_node_host", "test_node_names", "test_node_exposure"}
-"""Tests of what Open vSwitch leaves to the kernel."""
-
 
 @pytest.fixture
 def fwdmode() -> str:
@@ -25,8 +22,6 @@ def fwdmode() -> str:
 @pytest.fixture
 async def lab(apart: None, fwdmode: str, request: pytest.FixtureRequest) -> AsyncIterator[NetLab]:
     modes = lab_modes(getattr(request, "param", "linux"), fwdmode=fwdmode)
-    if (modes["datapath"], modes["fwdmode"]) == ("ovs", "bridge") and request.path.stem in _BY_SPACES:
-        pytest.skip("in bridge mode nothing on Open vSwitch leads to tenants' spaces yet (issue 8)")
     async with open_lab(**modes) as lab:
         try:
             yield lab

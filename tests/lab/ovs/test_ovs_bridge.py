@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from contextlib import ExitStack
 from functools import partial
+from ipaddress import ip_address
 
 import pytest
 
 from weft.domain.addresses import Address, parse_address
-from weft.testing import inventory
+from weft.testing import inventory, traffic
 from weft.testing.echoes import is_answered
 from weft.testing.frames import ARP, BROADCAST, IPV4, REPLY, VLAN, arp, datagram, frame, hears, is_arp, is_from, wire_of
 from weft.testing.hosts import Host, Pod
 from weft.testing.netlab import NetLab
+from weft.testing.outsiders import host_place
+from weft.testing.served import hears as heard_at
+from weft.testing.served import saying_names
 from weft.testing.waiting import DEADLINE, eventually
 
 GATEWAYS = {4: "10.1.255.254", 6: "2001:db8:1::1"}
@@ -138,7 +143,27 @@ async def test_a_segment_may_be_on_both_datapaths(lab: NetLab) -> None:
             assert neighbour(a, b, family=family) == mac_of(b)
 
 
-async def test_no_name_server_is_told_where_none_is_reached(host: Host) -> None:
-    """A runtime that is told of none gives its workloads its own."""
-    pod = await host.pod("a", network="net")
-    assert pod.result.dns.nameservers == ()
+async def test_services_and_hosts_find_back_across_datapaths(lab: NetLab) -> None:
+    """Whoever translates, in whichever network callers are: what answers goes back to where the call came from."""
+    await segment(lab)
+    await lab.network("other", subnet="10.2.0.0/24", gateway="10.2.0.254")
+    service = {"tenantName": "default", "serviceName": "shop", "networkName": "net", "ipAddress": "10.1.0.200"}
+    (await lab.rest.put("serviceLBs", **service, selectors=["app=web"], ports=["80:8080:TCP"])).accepted()
+    hosts = await asyncio.gather(lab.host("one"), lab.host("two", datapath="linux"))
+    providers = [await host.pod(f"provider-{host.name}", network="net") for host in hosts]
+    clients = [await host.pod(f"client-{host.name}", network="other") for host in hosts]
+    for pod in providers:
+        call = {"Event": "start", "Tenant": "default", "EndpointID": pod.name, "Labels": {"app": "web"}}
+        (await lab.rest.post("/plugin/updateEndpoint", call)).accepted()
+    wanted = {pod.name for pod in providers}
+    async with saying_names(providers, port=8080):
+        for client in (*clients, *providers):
+            await eventually(partial(all_heard, client), wanted.__eq__)
+    with ExitStack() as closing:
+        for host, pod in zip(hosts, reversed(providers), strict=True):
+            assert await traffic.reaches(host_place(host, closing, 4), pod.place(), port=80), f"host {host.name}"
+
+
+async def all_heard(client: Pod) -> set[str]:
+    """Everybody who answers at the service's address."""
+    return {await heard_at(client.place(), ip_address("10.1.0.200"), port=80) for _ in range(12)}

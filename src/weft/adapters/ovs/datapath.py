@@ -29,7 +29,7 @@ from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD
 from weft.adapters.ovs.legs import legs_of
 from weft.adapters.ovs.openflow import OpenFlow
-from weft.adapters.ovs.pipeline import not_carried, not_reachable, without_uplinks
+from weft.adapters.ovs.pipeline import not_carried, without_uplinks
 from weft.adapters.ovs.spaces import Spaces
 from weft.adapters.ovs.telling import drop_of
 from weft.adapters.ovs.tracing import foretell
@@ -363,7 +363,6 @@ class OvsDatapath(KernelTools):
     def survey(self) -> list[SpaceSurvey]:
         ports, links = self._bridge.ports(), self._devices.read()
         amiss = [f"{name}: {port.error}" for name, port in ports.items() if port.error]
-        amiss += not_reachable(self._flows.parts)
         amiss += [] if self._uplinks.trunk else without_uplinks(self._flows.parts)
         return [
             SpaceSurvey(

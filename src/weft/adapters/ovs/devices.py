@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from weft.adapters.linux import pod
-from weft.adapters.linux.facts import REAPED_GROUP, overlay_hop_mac, overlay_name
+from weft.adapters.linux.facts import REAPED_GROUP, overlay_hop_mac, overlay_mac, overlay_name
 from weft.adapters.linux.judging import OVERLAY_PREFIX, PORT_PREFIX
 from weft.adapters.linux.links import (
     Device,
@@ -184,11 +184,12 @@ def _alias_of(wiring: Wiring) -> str | None:
 
 
 def _forwardings(way: Way, link: Link) -> Iterator[Forwarding]:
-    """What leads to another node: its own MAC, what is said to all where that is flooded, and who is there."""
+    """What leads to another node: its own MACs, what is said to all where that is flooded, and who is there."""
     vtep = parse_address(way.vtep, field="vtep")
     if isinstance(way, Station):
         yield Forwarding(link=link.index, mac=way.mac, remote=vtep)
         return
-    yield Forwarding(link=link.index, mac=overlay_hop_mac(vtep), remote=vtep)
+    for mac in (overlay_hop_mac(vtep), overlay_mac(vtep)):  # the latter on a segment
+        yield Forwarding(link=link.index, mac=mac, remote=vtep)
     if way.floods:
         yield Forwarding(link=link.index, mac=EVERYONE, remote=vtep)

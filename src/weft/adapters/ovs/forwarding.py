@@ -207,11 +207,11 @@ def way_beyond(number: int, ground: Ground) -> Beyond | None:
     return Beyond(port, (), FROM_NODE) if port else None
 
 
-def sent_to_node(vtep: str, way: Beyond, ground: Ground) -> tuple[Action, ...]:
+def sent_to_node(vtep: str, way: Beyond, ground: Ground, *, on_segment: bool = False) -> tuple[Action, ...]:
     """One hop further, to the node whose tunnels end at an address."""
     other = parse_address(vtep, field="vtep")
-    # A group's MAC would be flooded by whatever switches frames between uplinks.
-    hop = overlay_mac(other) if way.kind == FROM_WIRE else overlay_hop_mac(other)
+    # A group's MAC would be flooded by whatever switches frames between uplinks, or on a segment.
+    hop = overlay_mac(other) if on_segment or way.kind == FROM_WIRE else overlay_hop_mac(other)
     source, target = mac_number(overlay_mac(ground.vtep)), mac_number(hop)
     return *sent_on(source=source, target=target, port=way.port, kind=way.kind), *way.wrapping
 

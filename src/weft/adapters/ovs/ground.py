@@ -20,6 +20,8 @@ NEW, REPLY, INVALID, TRACKED = 0x01, 0x08, 0x10, 0x20
 """Bits of `ct_state`."""
 
 Conditions = dict[str, int | tuple[int, int]]
+ANSWERS: Conditions = {"ct_state": (TRACKED | REPLY, TRACKED | REPLY)}
+"""What answers whoever opened the connection."""
 
 
 class Ground(msgspec.Struct, frozen=True):

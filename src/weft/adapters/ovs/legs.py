@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from weft.adapters.linux.judging import BETWEEN
 from weft.adapters.ovs.actions import Action, SetField
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow
@@ -24,7 +25,8 @@ from weft.adapters.ovs.forwarding import (
     to,
     way_beyond,
 )
-from weft.adapters.ovs.ground import ETHER_TYPES, REPLY, TRACKED, Conditions, Ground, prefix_of
+from weft.adapters.ovs.ground import ANSWERS, ETHER_TYPES, TRACKED, Conditions, Ground, prefix_of, refused
+from weft.adapters.ovs.segments import UNROUTED, by_gateway
 from weft.adapters.ovs.tables import (
     CAME_FROM,
     FROM_SPACE,
@@ -42,19 +44,18 @@ from weft.domain.hosting.parts import Homeward
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Gateway, Space
 from weft.domain.policy.protocols import TCP, UDP
+from weft.domain.segments import Segment
 
 LEG_PREFIX: Final = "wl"
 OPENED_BY_SPACE, ASKS_SPACE = 1, 2
 """Marks of connections: opened by a leg, or a question to the space itself, which is not for policy to answer."""
-_BACK, _NAMES, _OWN = GATEWAY - 20, GATEWAY - 30, GATEWAY - 40
-_WAY_OUT = 0
-"""Priorities in `ROUTE`: above them the lengths of remote prefixes."""
+_SERVICE, _BACK, _BACK_ON_SEGMENT = GATEWAY + 10, GATEWAY - 20, GATEWAY - 21
+_NAMES, _OWN, _OTHERS = GATEWAY - 30, GATEWAY - 40, GATEWAY - 50
+_OUT_OF_SEGMENT, _WAY_OUT = UNROUTED + 1, 0
+"""Priorities in `ROUTE`. An address of a service may be told of as a gateway's too."""
 _PORT_FIELDS = {TCP: "tcp_dst", UDP: "udp_dst"}
-_BY_GATEWAY: Conditions = {CAME_FROM: FROM_WORKLOAD, SEGMENT: 0}
-"""What workloads have their node lead on, where it routes."""
-_ANSWERS: Conditions = {"ct_state": (TRACKED | REPLY, TRACKED | REPLY)}
 
-assert LOCAL < _OWN
+assert LOCAL < _OTHERS
 
 
 def near_leg(tenant: int) -> str:
@@ -90,21 +91,31 @@ def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
     leads = _to_space(part.tenant, ground)
     for kind in ETHER_TYPES.values() if leads else ():
         own: Conditions = {TENANT: tenant, "eth_type": kind}
-        back = {**own, **_ANSWERS, "ct_mark": OPENED_BY_SPACE}
+        back = {**own, **ANSWERS, "ct_mark": OPENED_BY_SPACE}
         yield Flow(Table.ROUTE, _BACK, match(back), leads, Table.SERVICE)
-        asks: Conditions = {**own, **_BY_GATEWAY}
+        asks: Conditions = {**own, CAME_FROM: FROM_WORKLOAD, SEGMENT: 0}
         yield Flow(Table.ROUTE, _WAY_OUT, match(asks), leads, Table.SERVICE)
 
 
-def gateway_flows(part: Gateway, ground: Ground) -> Iterator[Flow]:
-    """A gateway is in the space. Who may ask it for which names is for netdns to say."""
+def segment_flows(part: Segment, ground: Ground) -> Iterator[Flow]:
+    """What workloads of a segment send to their gateway, for nobody whom the tenant knows, is for the space."""
     leads = _to_space(part.tenant, ground)
-    if leads and not part.segment:
-        asks = _calls(part, ground)
+    for kind in ETHER_TYPES.values() if leads else ():
+        asks = {**by_gateway(ground.tenants[part.tenant]), SEGMENT: part.number, "eth_type": kind}
+        yield Flow(Table.ROUTE, _OUT_OF_SEGMENT, match(asks), leads, Table.SERVICE)
+
+
+def gateway_flows(part: Gateway, ground: Ground) -> Iterator[Flow]:
+    """A gateway is in the space, for those of its own segment. Who may ask it for names is for netdns to say."""
+    if leads := _to_space(part.tenant, ground):
+        calls = _calls(part, ground)
+        asks: Conditions = {**calls, SEGMENT: part.segment}
         yield Flow(Table.ROUTE, _OWN, match(asks), leads, Table.SERVICE)
         for protocol, field in _PORT_FIELDS.items():
             names = {**asks, "ip_proto": protocol, field: DNS_PORT}
             yield Flow(Table.ROUTE, _NAMES, match(names), (*leads, SetField(MARK, ASKS_SPACE)), Table.MARKING)
+        if part.segment:
+            yield Flow(Table.ROUTE, _OTHERS, match(calls), refused(BETWEEN))
 
 
 def vip_flows(part: Vip, ground: Ground) -> Iterator[Flow]:
@@ -112,25 +123,22 @@ def vip_flows(part: Vip, ground: Ground) -> Iterator[Flow]:
     yield neighbour({TENANT: ground.tenants[part.tenant]}, prefix_of(part.address), priority=GATEWAY)
     if leads := _to_space(part.tenant, ground):
         asked = (*leads, SetField(MARK, ASKS_SPACE))
-        yield Flow(Table.ROUTE, _OWN, match(_calls(part, ground)), asked, Table.MARKING)
+        yield Flow(Table.ROUTE, _SERVICE, match(_calls(part, ground)), asked, Table.MARKING)
 
 
 def homeward_flows(part: Homeward, ground: Ground) -> Iterator[Flow]:
     """What answers the host of another node goes back by the overlay or the uplinks, as the call came."""
     if way := way_beyond(part.vni, ground):
-        back: Conditions = {TENANT: ground.tenants[part.tenant], **to(prefix_of(part.address)), **_ANSWERS}
-        yield Flow(
-            Table.ROUTE,
-            _BACK,
-            match({**back, "ct_mark": 0, CAME_FROM: FROM_WORKLOAD}),
-            sent_to_node(part.vtep, way, ground),
-            Table.SERVICE,
-        )
+        back: Conditions = {**_calls(part, ground), **ANSWERS, "ct_mark": 0}
+        routed = sent_to_node(part.vtep, way, ground)
+        yield Flow(Table.ROUTE, _BACK, match({**back, SEGMENT: 0}), routed, Table.SERVICE)
+        on_segment = sent_to_node(part.vtep, way, ground, on_segment=True)
+        yield Flow(Table.ROUTE, _BACK_ON_SEGMENT, match(back), on_segment, Table.SERVICE)
 
 
-def _calls(part: Gateway | Vip, ground: Ground) -> Conditions:
+def _calls(part: Gateway | Vip | Homeward, ground: Ground) -> Conditions:
     """What workloads of a tenant send to an address."""
-    return {TENANT: ground.tenants[part.tenant], **_BY_GATEWAY, **to(prefix_of(part.address))}
+    return {TENANT: ground.tenants[part.tenant], CAME_FROM: FROM_WORKLOAD, **to(prefix_of(part.address))}
 
 
 def _to_space(tenant: TenantName, ground: Ground) -> tuple[Action, ...]:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from weft.adapters.ovs import forwarding, judging, legs, segments, shaping
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.ground import Ground
-from weft.domain.balancing.parts import Frontend, ServicePart, Vip
+from weft.domain.balancing.parts import ServicePart, Vip
 from weft.domain.hosting.parts import Homeward, HostPart
 from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space, Trunk
 from weft.domain.policy.parts import Row, Tally, Where, Who
@@ -24,7 +24,7 @@ _MAKERS: Mapping[type, tuple[Callable[[Any, Ground], Iterator[Flow]], ...]] = {
     Trunk: (forwarding.trunk_flows,),
     Remote: (forwarding.remote_flows,),
     Port: (forwarding.port_flows, segments.port_flows),
-    Segment: (judging.segment_flows,),
+    Segment: (judging.segment_flows, legs.segment_flows),
     Station: (segments.station_flows,),
     Shape: (shaping.shape_flows,),
     Who: (judging.who_flows,),
@@ -61,11 +61,3 @@ def without_uplinks(parts: Iterable[Part]) -> list[str]:
     """The networks of VLAN tags of a node that has no uplinks, in words."""
     tags = sorted(vlan_tag(part.number) for part in parts if isinstance(part, Trunk))
     return [f"frames with VLAN tag {tag} do not leave this node: name its uplinks by --vlan-uplinks" for tag in tags]
-
-
-def not_reachable(parts: Collection[Part]) -> list[str]:
-    """What workloads would like to reach and cannot yet, in words."""
-    segmented = {part.tenant for part in parts if isinstance(part, Segment)}
-    if any(isinstance(part, Frontend) and part.tenant in segmented for part in parts):
-        return ["the ovs datapath carries no services in bridge mode yet"]
-    return []

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from weft.adapters.linux.facts import overlay_mac
+from weft.adapters.linux.judging import BETWEEN
 from weft.adapters.linux.voices import link_local
 from weft.adapters.ovs.actions import Action, Output, PopVlan, SetField
 from weft.adapters.ovs.fields import match
@@ -31,8 +33,18 @@ from weft.adapters.ovs.forwarding import (
     way_beyond,
     whereabouts,
 )
-from weft.adapters.ovs.ground import ARP, ETHER_TYPES, V6, Conditions, Ground, mac_number, prefix_of
-from weft.adapters.ovs.tables import CAME_FROM, FROM_WIRE, FROM_WORKLOAD, GOES_TO, LEAVES_BY, Table
+from weft.adapters.ovs.ground import ANSWERS, ARP, ETHER_TYPES, V6, Conditions, Ground, mac_number, prefix_of, refused
+from weft.adapters.ovs.tables import (
+    CAME_FROM,
+    FROM_SPACE,
+    FROM_WIRE,
+    FROM_WORKLOAD,
+    GOES_TO,
+    LEAVES_BY,
+    SEGMENT,
+    TENANT,
+    Table,
+)
 from weft.domain.addresses import Address
 from weft.domain.nodeview import Port
 from weft.domain.segments import Segment, Station, vlan_tag
@@ -43,7 +55,7 @@ _BEYOND = 700
 """Priority of who is on another node. It is not that of who is here: an address may be told of in both places while
 it moves."""
 _FROM_OVERLAY = 15
-_LED, _UNROUTED, _TO_ALL, _OUTSIDE = 3, 2, 2, 1
+_LED, UNROUTED, _TO_ALL, _OUTSIDE = 3, 2, 2, 1
 _MANY = 1 << 40, 1 << 40
 """A MAC that is a group's."""
 _ONE = 0, 1 << 40
@@ -67,7 +79,7 @@ def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:
         solicits = {**speaks, **solicitation(link_local(part.mac), mac)}
         yield Flow(Table.ARRIVAL, SOLICITS, match(solicits), known, Table.NEIGHBOURS)
     whose = whereabouts(tenant, part.segment)
-    yield from _member(whose, mac, part.addresses, way=Beyond(port, (), FROM_WORKLOAD), priority=LOCAL)
+    yield from _member(part, way=Beyond(port, (), FROM_WORKLOAD), segment=part.segment, ground=ground)
     for address in part.addresses if vlan_tag(part.segment) else ():
         # Who is beyond an uplink need not be of the cluster, and is answered by the one it asks for.
         asks = _ASKS_V4 if address.family == 4 else _ASKS_V6
@@ -78,21 +90,36 @@ def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:
 def station_flows(part: Station, ground: Ground) -> Iterator[Flow]:
     """A workload of another node on a segment."""
     if way := way_beyond(part.vni, ground):
-        whose = whereabouts(ground.tenants[part.tenant], part.vni)
-        yield from _member(whose, mac_number(part.mac), part.addresses, way=way, priority=_BEYOND)
+        yield from _member(part, way=way, segment=part.vni, ground=ground)
 
 
-def _member(whose: Conditions, mac: int, addresses: Iterable[Address], *, way: Beyond, priority: int) -> Iterator[Flow]:
+def _member(part: Port | Station, *, way: Beyond, segment: int, ground: Ground) -> Iterator[Flow]:
     """Who is on a segment is known to all of it, and reached on a way."""
+    tenant, mac = ground.tenants[part.tenant], mac_number(part.mac)
+    whose, priority = whereabouts(tenant, segment), LOCAL if way.kind == FROM_WORKLOAD else _BEYOND
     yield Flow(Table.SPREAD, priority, match({**whose, "eth_dst": mac}), (*way.wrapping, Output(way.port)))
-    straight = SetField(LEAVES_BY, way.port), SetField(GOES_TO, way.kind)
-    # Who has an old MAC of somebody sends to the gateway what need not go there.
-    helped_on = sent_on(source=PORT_MAC_NUMBER, target=mac, port=way.port, kind=way.kind)
-    for address in addresses:
+    straight = SetField(LEAVES_BY, way.port), SetField(GOES_TO, way.kind), *way.wrapping
+    # Beyond the uplinks every node needs a MAC of its own.
+    gateway = mac_number(overlay_mac(ground.vtep)) if way.kind == FROM_WIRE else PORT_MAC_NUMBER
+    led = *sent_on(source=gateway, target=mac, port=way.port, kind=way.kind), *way.wrapping
+    for address in part.addresses:
+        target = to(prefix_of(address))
         yield neighbour(whose, prefix_of(address), priority=priority, mac=mac)
-        for spoken_to, actions in ((mac, straight), (PORT_MAC_NUMBER, helped_on)):
-            conditions = {**whose, **to(prefix_of(address)), "eth_dst": spoken_to}
-            yield Flow(Table.ROUTE, priority, match(conditions), (*actions, *way.wrapping), Table.SERVICE)
+        yield Flow(Table.ROUTE, priority, match({**whose, **target, "eth_dst": mac}), straight, Table.SERVICE)
+        # Who has an old MAC of somebody sends to the gateway what need not go there.
+        helped_on = {**whose, **target, "eth_dst": PORT_MAC_NUMBER}
+        yield Flow(Table.ROUTE, priority, match(helped_on), led, Table.SERVICE)
+        from_space: Conditions = {TENANT: tenant, CAME_FROM: FROM_SPACE, **target}
+        yield Flow(Table.ROUTE, priority, match(from_space), (SetField(SEGMENT, segment), *led), Table.SERVICE)
+        # Between networks only services lead; the nodes of their backends see nothing but answers.
+        from_others = {**by_gateway(tenant), **target}
+        yield Flow(Table.ROUTE, priority - 1, match({**from_others, **ANSWERS}), led, Table.SERVICE)
+        yield Flow(Table.ROUTE, priority - 2, match(from_others), refused(BETWEEN))
+
+
+def by_gateway(tenant: int) -> Conditions:
+    """What workloads on segments send to their gateway, whoever it is for."""
+    return {TENANT: tenant, CAME_FROM: FROM_WORKLOAD, "eth_dst": PORT_MAC_NUMBER}
 
 
 def _claim(address: Address, mac: int) -> Conditions:
@@ -148,4 +175,4 @@ def _wire_flows(whose: Conditions, way: Beyond) -> Iterator[Flow]:
         outside: Conditions = {**from_workload, "eth_type": kind, "eth_dst": _ONE}
         yield Flow(Table.ROUTE, _OUTSIDE, match(outside), leaves, Table.SERVICE)
         # What nobody routes stays here.
-        yield Flow(Table.ROUTE, _UNROUTED, match({**outside, "eth_dst": PORT_MAC_NUMBER}))
+        yield Flow(Table.ROUTE, UNROUTED, match({**outside, "eth_dst": PORT_MAC_NUMBER}))

@@ -23,11 +23,13 @@ from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.services import read_uses
 from weft.adapters.linux.space import TenantSpace
+from weft.adapters.ovs.ground import prefix_of
 from weft.adapters.ovs.legs import LEG_PREFIX, far_leg, near_leg
 from weft.domain.balancing.parts import Backend, Frontend, Vip
 from weft.domain.hosting.parts import HostLink, is_hosts
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Gateway, Overlay, Part, Port, Remote, Space
+from weft.domain.segments import Station
 from weft.ports.datapath import NO_CHANGE, ServiceUse
 
 _FAR = 0
@@ -178,6 +180,8 @@ def _as_inside(part: Part) -> list[Part]:
             return [_at_near_leg(part)]
         case Remote():
             return [replace(part, vni=_FAR)]
+        case Station():
+            return [Remote(part.tenant, prefix_of(address), _FAR, part.vtep) for address in part.addresses]
         case Gateway():
             return [replace(part, segment=0)]
         case _:

@@ -10,12 +10,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.adapters.linux.judging import BETWEEN
 from weft.adapters.ovs.actions import Output, PopVlan, PushVlan, SetField
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.gatherings import Gatherings
 from weft.adapters.ovs.ground import Ground, blocks
-from weft.adapters.ovs.pipeline import base_flows, flows_of, not_carried, not_reachable, without_uplinks
-from weft.adapters.ovs.tables import PURPOSES, Table, reference
+from weft.adapters.ovs.pipeline import base_flows, flows_of, not_carried, without_uplinks
+from weft.adapters.ovs.tables import FROM_WORKLOAD, PURPOSES, Table, reference
 from weft.domain.addresses import Address, Range
 from weft.domain.balancing.parts import Vip
 from weft.domain.hosting.parts import Homeward
@@ -72,6 +73,7 @@ PARTS: list[Part] = [
     Vip(BLUE, Address(4, 0x0A0000C8)),
     Vip(BLUE, Address(6, 0xFD << 120 | 0xC8)),
     Homeward(BLUE, 7, "192.0.2.2", Address(4, 0xC0000202)),
+    Homeward(RED, TAGGED + 1, "192.0.2.2", Address(4, 0xC0000202)),
 ]
 
 
@@ -134,7 +136,6 @@ def test_ports_of_protocols_without_ports_match_nothing() -> None:
 
 def test_what_is_not_carried_is_told_and_not_passed_over() -> None:
     assert not_carried(PARTS) == []
-    assert not_reachable(PARTS) == []
 
 
 def test_only_frames_of_the_networks_tag_are_taken_from_the_wire() -> None:
@@ -151,6 +152,21 @@ def test_only_frames_of_the_networks_tag_are_taken_from_the_wire() -> None:
     assert without_uplinks(PARTS) == [
         f"frames with VLAN tag {tag} do not leave this node: name its uplinks by --vlan-uplinks" for tag in (7, 8)
     ]
+
+
+def test_between_networks_only_answers_are_led() -> None:
+    """N3: what a workload of another segment opens itself is refused by name; so is a foreign gateway."""
+    for part in (part for part in PARTS if isinstance(part, Port | Station | Gateway) and segment_of(part)):
+        flows = [flow for flow in flows_of(part, GROUND) if flow.table == Table.ROUTE and "reg10" not in values(flow)]
+        own = {flow for flow in flows if values(flow)["reg5"] == FROM_WORKLOAD}
+        refusing = {flow for flow in own if SetField("reg3", BETWEEN) in flow.actions}
+        assert refusing
+        assert all("ct_state" in values(flow) for flow in own - refusing)
+        assert all(flow.goto == Table.SERVICE for flow in own - refusing)
+
+
+def segment_of(part: Port | Station | Gateway) -> int:
+    return part.vni if isinstance(part, Station) else part.segment
 
 
 def values(flow: Flow) -> dict[str, int]:
