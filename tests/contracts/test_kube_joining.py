@@ -69,8 +69,9 @@ class Town:
         return await token_of(self.admin, "weft-netplugin", pod=f"agent-{node}", audience=AUDIENCE)
 
     @asynccontextmanager
-    async def membership(self, node: str, *, token: str) -> AsyncIterator[Membership]:
-        self._memberships += 1
+    async def membership(self, node: str, *, token: str, again: bool = False) -> AsyncIterator[Membership]:
+        """On a disk of its own, or again on that of the one before."""
+        self._memberships += not again
         directory = self._directory / f"membership-{self._memberships}"
         file = self._directory / f"token-{self._memberships}"
         file.write_text(token)
@@ -122,13 +123,22 @@ async def test_a_node_writes_what_is_its_own_and_nothing_else(town: Town) -> Non
         assert await kept.read(StoreKey("status/nodes/two/x")) is None
 
 
-async def test_an_agent_that_calls_itself_otherwise_gets_its_own_nodes_certificate(town: Town) -> None:
-    async with town.netmaster("m"), town.membership("two", token=await town.agent("one")) as membership:
-        found = await membership.begin(asyncio.Event())
-        assert found is not None
-        async with open_store(found) as store:
-            with pytest.raises(Denied):
-                await write(store, "status/nodes/two/x")
+async def test_an_agent_that_calls_itself_otherwise_is_told_its_name(town: Town) -> None:
+    """It gets no certificate, also where it had one of its own name before; by its right name it joins."""
+    token = await town.agent("one")
+    async with town.netmaster("m"), town.membership("two", token=token) as membership:
+        with pytest.raises(Denied, match=r"node 'one'.* called 'two': start it with --host=one"):
+            await membership.join(await town.notice())
+        with pytest.raises(FileNotFoundError):
+            town.pair()
+        async with town.membership("one", token=token) as named:
+            await named.join(await town.notice())
+        before = town.pair()
+        async with town.membership("two", token=token, again=True) as renamed:
+            stop = asyncio.Event()
+            stop.set()
+            assert await renamed.begin(stop) is None
+        assert town.pair() == before
 
 
 async def test_certificates_are_renewed_while_the_store_is_used(town: Town) -> None:

@@ -17,7 +17,7 @@ from weft.domain.errors import Denied, Invalid, Unavailable, WeftError
 from weft.domain.ids import NodeName
 from weft.drivers import RemoteStoreSettings
 from weft.ports.orchestrator import Meeting, Notice
-from weft.runtime.authority import new_request, read_end
+from weft.runtime.authority import new_request, read_end, read_name
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.failover import Servers
 from weft.runtime.join_wire import PATH, Joined
@@ -91,7 +91,10 @@ class Membership:
         return False
 
     def _known(self) -> Notice | None:
+        """What was told last; None before this node has joined, also when it has under another name."""
         if not (self._notice.is_file() and self._pair.is_file() and self._ca.is_file()):
+            return None
+        if read_name(self._pair.read_bytes()) != self._node:
             return None
         try:
             return msgspec.json.decode(self._notice.read_bytes(), type=Notice)
@@ -104,7 +107,10 @@ class Membership:
         return max(read_end(self._pair.read_bytes()) - came, timedelta(seconds=1))
 
     async def join(self, notice: Notice) -> None:
-        """Have a new certificate, and keep it with the notice. `Denied` when netmaster refuses: nothing changes."""
+        """Have a new certificate, and keep it with the notice.
+
+        `Denied` when netmaster refuses, or knows this node by another name: nothing changes.
+        """
         try:
             token = self._token.read_text().strip()
         except OSError as error:
@@ -117,6 +123,12 @@ class Membership:
         async with Servers([notice.join], tls=tls) as servers:
             headers = {"Authorization": f"Bearer {token}"}
             joined = await servers.ask(PATH, request.text, headers=headers, judge=_judge, repeatable=True)
+        named = read_name(joined.certificate.encode())
+        if named != self._node:
+            raise Denied(
+                f"the agent's token is that of a pod on node {named!r}, but this agent is called {self._node!r}: "
+                f"start it with --host={named}, its node's name in Kubernetes"
+            )
         for file, content in (
             (self._pair, request.key + joined.certificate.encode()),
             (self._ca, notice.ca.encode()),

@@ -49,6 +49,18 @@ def read_end(certificate: bytes) -> datetime:
         raise Invalid(f"this is no certificate: {error}") from error
 
 
+def read_name(certificate: bytes) -> str:
+    """Whom the first certificate in a PEM text is for; `Invalid` where there is none, or it names nobody."""
+    try:
+        subject = x509.load_pem_x509_certificate(certificate).subject
+    except ValueError as error:
+        raise Invalid(f"this is no certificate: {error}") from error
+    names = [str(each.value) for each in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if len(names) != 1:
+        raise Invalid(f"the certificate of {subject.rfc4514_string()!r} names nobody")
+    return names[0]
+
+
 class Authority:
     """Signs for servers and clients. What it has signed is known by `ca`, its own certificate in PEM."""
 

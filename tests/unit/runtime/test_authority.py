@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from weft.domain.errors import Invalid, Malformed
-from weft.runtime.authority import Authority, new_request, read_end
+from weft.runtime.authority import Authority, new_request, read_end, read_name
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -58,6 +58,14 @@ def test_it_is_the_same_when_it_is_opened_again(tmp_path: Path) -> None:
 def test_a_certificate_ends_when_it_was_said(tmp_path: Path) -> None:
     certificate = Authority.open(tmp_path / "a.pem").sign(new_request("one").text, name="one", life=HOUR, now=NOW)
     assert read_end(certificate) == NOW + HOUR
+
+
+def test_a_certificate_names_whom_it_is_for(tmp_path: Path) -> None:
+    """Whatever the request calls itself."""
+    certificate = Authority.open(tmp_path / "a.pem").sign(new_request("two").text, name="one", life=HOUR, now=NOW)
+    assert read_name(certificate) == "one"
+    with pytest.raises(Invalid, match="no certificate"):
+        read_name(b"something else")
 
 
 def test_what_is_no_request_is_refused(tmp_path: Path) -> None:
