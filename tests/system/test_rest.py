@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from weft import __version__
@@ -310,6 +311,26 @@ async def test_a_stored_document_that_cannot_be_read_is_shown_and_does_no_harm()
         assert [each["key"] for each in (await rest.get("tenants")).accepted()] == ["default", "t1"]
         (await rest.get("tenants", "odd")).refused(404)
         assert "tenants/t1" in await rest.state()
+
+
+async def test_members_that_only_a_newer_weft_knows_are_passed_over_and_kept() -> None:
+    """Two versions side by side: the older reads and changes what the newer wrote, losing nothing. Input is strict."""
+    async with MemoryStore() as store, running_master(store=store) as rest:
+        (await rest.put("tenants", tenantName="t1")).accepted()
+        document = b'{"v":1,"o":{"tenantName":"t1","colour":{"name":"red"}}}'
+        await store.commit([], [Put(StoreKey("tenants/t1"), document)])
+        (await rest.put("tenants", tenantName="t1", defaultNetwork="n1")).accepted()
+        entry = await store.read(StoreKey("tenants/t1"))
+        assert entry is not None
+        kept = {"tenantName": "t1", "colour": {"name": "red"}, "defaultNetwork": "n1"}
+        assert msgspec.json.decode(entry.value) == {"v": 1, "o": kept}
+        assert (await rest.send("GET", "/readyz")).accepted()["ready"]
+        (await rest.put("tenants", tenantName="t1", colour="red")).refused(422, field="colour")
+        (await rest.delete("tenants", "t1")).accepted()
+        (await rest.put("tenants", tenantName="t1")).accepted()
+        anew = await store.read(StoreKey("tenants/t1"))
+        assert anew is not None
+        assert msgspec.json.decode(anew.value)["o"] == {"tenantName": "t1"}
 
 
 class Hesitant(MemoryStore):

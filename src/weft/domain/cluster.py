@@ -5,7 +5,7 @@ It is fed by a mirror of the store and otherwise only read. Nothing here waits o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -72,6 +72,8 @@ class Cluster:
         self.leader: tuple[str, int] | None = None
         self.restoring = False
         self.faults: dict[StoreKey, str] = {}
+        self.unknown: dict[StoreKey, Mapping[str, object]] = {}
+        """Members of documents that only a newer Weft knows: kept for whoever writes the document again."""
 
     def replace(self, listing: Listing) -> None:
         """Start anew from all there is."""
@@ -126,7 +128,7 @@ class Cluster:
     def _put(self, key: StoreKey, value: bytes, revision: int) -> None:
         folder, *parts = key.split("/")
         if kind := kinds.BY_PREFIX.get(folder):
-            decoded = codec.decode(kind.type, value)
+            decoded = self._read(kind.type, key, value)
             own_parts = kind.key_parts(decoded)  # these are strings of the value: of many objects that counts
             if own_parts != tuple(parts):
                 raise Malformed(f"stored {kind.name} is that of {kind.key_text(decoded)!r}")
@@ -144,13 +146,21 @@ class Cluster:
                     self.numbers_in_use(decoded.network_key, address.family).add(address.number)
         elif folder == kinds.CLAIMS:
             pool, number = self._claim_of(parts)
-            pool.put(number, Stored(codec.decode(model.Claim, value), revision))
+            pool.put(number, Stored(self._read(model.Claim, key, value), revision))
         elif folder == kinds.BLOCKS:
             tenant, network, first = parts
             blocks = self.blocks.setdefault(_network_key(tenant, network), {})
-            blocks[address_from_hex(first)] = Stored(codec.decode(model.Block, value), revision)
+            blocks[address_from_hex(first)] = Stored(self._read(model.Block, key, value), revision)
         else:
             self._put_sign(key, value, revision)
+
+    def _read(self, kind: type[T], key: StoreKey, document: bytes) -> T:
+        read = codec.read(kind, document)
+        if read.unknown:
+            self.unknown[key] = read.unknown
+        else:
+            self.unknown.pop(key, None)
+        return read.value
 
     def _put_sign(self, key: StoreKey, value: bytes, revision: int) -> None:
         """What living processes say of themselves and to each other."""
@@ -171,6 +181,7 @@ class Cluster:
     def drop(self, key: StoreKey) -> None:
         """Forget one entry; absent already is fine."""
         self.faults.pop(key, None)
+        self.unknown.pop(key, None)
         with suppress(ValueError):  # a key that is none of ours was never taken in
             self._drop(key)
 

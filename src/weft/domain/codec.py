@@ -1,14 +1,16 @@
 """Value <-> versioned JSON document, as kept in the store: `{"v": 1, "o": {…}}`.
 
-Unknown members are refused, so a document written by a newer Weft is never read as half of what it says; older versions
-are brought up to date member by member before they are read.
+Older versions are brought up to date member by member before they are read. Of a newer Weft's documents those are read
+that have our version, without the members that we do not know; these are kept aside, for whoever writes the document
+again. So a new member that an older Weft may pass over is simply added, and one without which the others would mean
+something else raises the version: nothing is ever read as half of what it says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,6 +26,13 @@ S = TypeVar("S", bound=msgspec.Struct)
 Upgrade = Callable[[dict[str, object]], dict[str, object]]
 UPGRADES: Mapping[tuple[str, int], Upgrade] = {}
 """(type name, version) -> what makes a document of the next version of it."""
+
+
+class Read(NamedTuple, Generic[T]):
+    """What a stored document says, and the members of it that only a newer Weft knows."""
+
+    value: T
+    unknown: Mapping[str, object]
 
 
 class _Document(msgspec.Struct, Generic[T]):
@@ -55,18 +64,24 @@ def encode(value: Value) -> bytes:
     return _head + _encoder.encode(value) + b"}"
 
 
-def decode(kind: type[T], data: bytes, *, upgrades: Mapping[tuple[str, int], Upgrade] = UPGRADES) -> T:
-    """The value of a stored document; `Unavailable` when a newer Weft wrote it, `Malformed` when it is none."""
+def decode(kind: type[T], data: bytes) -> T:
+    """The value of a stored document; errors as `read` has them."""
+    return read(kind, data).value
+
+
+def read(kind: type[T], data: bytes, *, upgrades: Mapping[tuple[str, int], Upgrade] = UPGRADES) -> Read[T]:
+    """A stored document; `Unavailable` when only a newer Weft reads its version, `Malformed` when it is none."""
     try:
         document = _decoder(kind).decode(data)
     except NOT_JSON as error:
-        return _decode_other_version(kind, data, upgrades, error)
-    return document.o if document.v == VERSION else _decode_other_version(kind, data, upgrades, None)
+        return _read_other(kind, data, upgrades, error)
+    return Read(document.o, {}) if document.v == VERSION else _read_other(kind, data, upgrades, None)
 
 
-def _decode_other_version(
+def _read_other(
     kind: type[T], data: bytes, upgrades: Mapping[tuple[str, int], Upgrade], reason: Exception | None
-) -> T:
+) -> Read[T]:
+    """What is not exactly as we write it."""
     try:
         document = msgspec.json.decode(data, type=_Unread)
     except NOT_JSON as error:
@@ -81,11 +96,17 @@ def _decode_other_version(
     for version in range(document.v, VERSION):
         upgrade = upgrades.get((kind.__name__, version))
         members = upgrade(members) if upgrade else members
+    unknown = {name: members[name] for name in members.keys() - set(kind.__struct_encode_fields__)}
     try:
-        converted: T = msgspec.convert(members, kind)
+        value: T = msgspec.convert({name: members[name] for name in members.keys() - unknown.keys()}, kind)
     except msgspec.ValidationError as error:
         raise Malformed(f"stored {kind.__name__} is not readable: {error}") from (reason or error)
-    return converted
+    return Read(value, unknown)
+
+
+def with_unknown(data: bytes, unknown: Mapping[str, object]) -> bytes:
+    """A document of ours with members that only a newer Weft knows."""
+    return _head + _encoder.encode({**unknown, **msgspec.json.decode(data, type=_Unread).o}) + b"}"
 
 
 def decode_input(kind: type[S], data: bytes) -> S:

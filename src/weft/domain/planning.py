@@ -63,8 +63,13 @@ class Reading:
         self._seen[prefix] = Quiet(prefix, self._revision)
 
     def plan(self, writes: list[Write]) -> Plan:
-        """The commit of this decision."""
-        return Plan(tuple(self._seen.values()), tuple(writes))
+        """The commit of this decision. Documents keep the members in them that only a newer Weft knows."""
+        return Plan(tuple(self._seen.values()), tuple(map(self._kept, writes)))
+
+    def _kept(self, write: Write) -> Write:
+        if not isinstance(write, Put) or write.key not in self.cluster.unknown:
+            return write
+        return Put(write.key, codec.with_unknown(write.value, self.cluster.unknown[write.key]), write.lease)
 
 
 def put(kind: Kind[T], value: T) -> Put:

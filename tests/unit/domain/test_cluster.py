@@ -113,6 +113,7 @@ KEYS = [
 DOCUMENTS = [
     b"", b"{}", b"\xff", b"[" * 50_000, b'{"v":1,"o":{}}', b'{"v":9,"o":{}}', b'{"v":1,"o":{"holder":"x"}}',
     codec.encode(model.Tenant(name=DEFAULT)),
+    codec.with_unknown(codec.encode(model.Tenant(name=DEFAULT)), {"colour": "red"}),
     codec.encode(network()),
     codec.encode(group(ip_pool="10.1.1.1")),
     codec.encode(group(ip_pool="garbage")),
@@ -146,7 +147,12 @@ def _content(cluster: Cluster) -> dict[str, object]:
     for name in ("numbers", "addresses"):
         pools = getattr(cluster, name)
         content[name] = {key: (pool.holders, list(pool.taken)) for key, pool in pools.items() if pool.holders}
-    return content | {"leader": cluster.leader, "restoring": cluster.restoring, "faults": cluster.faults.keys()}
+    return content | {
+        "leader": cluster.leader,
+        "restoring": cluster.restoring,
+        "faults": cluster.faults.keys(),
+        "unknown": cluster.unknown,
+    }
 
 
 def test_a_copy_is_apart() -> None:

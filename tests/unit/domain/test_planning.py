@@ -52,3 +52,18 @@ def test_holders_are_named_by_kind_and_key() -> None:
 
 def test_nothing_to_do_is_an_empty_plan() -> None:
     assert Plan() == Plan((), ())
+
+
+def test_what_is_written_again_keeps_the_members_of_a_newer_weft() -> None:
+    """Until the object goes: one that is made anew under its key is ours alone."""
+    world = World()
+    key = kinds.TENANT.store_key("default")
+    newer = codec.with_unknown(codec.encode(model.Tenant(name=TenantName("default"))), {"colour": "red"})
+    world.cluster.put(key, newer, world.revision + 1)
+    assert world.cluster.faults == {}
+    ours = put(kinds.TENANT, model.Tenant(name=TenantName("default"), default_network="n"))
+    (written,) = world.reading().plan([ours]).writes
+    assert isinstance(written, Put)
+    assert codec.read(model.Tenant, written.value).unknown == {"colour": "red"}
+    world.cluster.drop(key)
+    assert world.reading().plan([ours]).writes == (ours,)
