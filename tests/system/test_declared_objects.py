@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from weft.testing.kube_script import HANG, Scripted, event, listing, scripted_server
 from weft.testing.masters import MasterProcess, Rest, client
+from weft.testing.runtimes import run
 from weft.testing.waiting import eventually
 
 NAMESPACES = "/api/v1/namespaces"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 SERVICES = "/api/v1/services"
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
+DECLARED = {"kubeNamespaces": "shop", "kubePolicies": "deny", "kubeServices": "web"}
 
 
 def thing(name: str, namespace: str = "", **members: Any) -> dict[str, Any]:
@@ -68,3 +71,31 @@ async def test_declarations_are_kept_over_the_ends_of_both(tmp_path: Path) -> No
             lambda: rest.send("GET", "/metrics"), lambda told: "weft_master_orchestrator_faults 4.0" in told.body
         )
         (await rest.put("tenants", tenantName="red")).accepted()
+
+
+async def test_what_kubernetes_declared_goes_when_it_is_told_to_and_not_by_itself(tmp_path: Path) -> None:
+    """A netmaster in the wrong mode opens nothing that policies close; whoever has left Kubernetes says so."""
+    async with scripted_server() as server:
+        fill(server, thing("deny", "shop", spec={"podSelector": {}}))
+        contiv = tmp_path / "contiv.json"
+        contiv.write_text(f'{{"K8S_API_SERVER": "{server.url}", "K8S_TOKEN": "word"}}')
+        async with MasterProcess(tmp_path, "--contiv-json", str(contiv), "--mode", "kubernetes") as master:
+            async with client(master.url) as rest:
+                for plural, name in DECLARED.items():
+                    await shows(rest, plural, name)
+                assert "--mode" in (await rest.send("DELETE", "/api/v1/kubernetes")).refused(409)
+            master.kill()
+            await master.start("--mode", "cni")
+            async with client(master.url) as rest:
+                (await rest.put("tenants", tenantName="red")).accepted()
+                for plural, name in DECLARED.items():
+                    assert await names(rest, plural) == [name]
+                assert "netctl forget-kubernetes" in master.log.read_text()
+                netctl = (sys.executable, "-m", "weft.ctl.main", "--netmaster", master.url)
+                forgotten = await run(*netctl, "forget-kubernetes")
+                assert forgotten == (0, "forgot 3 documents\n")
+                for plural in DECLARED:
+                    assert await names(rest, plural) == []
+                assert [each["key"] for each in (await rest.get("tenants")).accepted()] == ["default", "red"]
+                again = (await rest.send("DELETE", "/api/v1/kubernetes")).accepted()
+                assert again == {"forgotten": 0}

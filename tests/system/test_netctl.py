@@ -162,6 +162,7 @@ CLEAN_UP = [
     Step("netprofile rm -t t1 gold"),
     Step("network rm -t t1 blue"),
     Step("tenant rm t1 --wait", ("t1\n",)),
+    Step("forget-kubernetes", ("forgot 0 documents",)),
     Step("completion bash", ("complete -F _netctl netctl",)),
 ]
 ENDPOINT: dict[str, object] = {"TenantName": "t1", "NetworkName": "blue", "ServiceName": "web", "EndpointID": "e-0001"}

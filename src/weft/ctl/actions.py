@@ -232,6 +232,12 @@ def restore(call: Call) -> Iterator[str]:
     yield f"restored {restored.get('restored', 0)} objects\n"
 
 
+def forget_kubernetes(call: Call) -> Iterator[str]:
+    """Have the netmaster forget what Kubernetes declared."""
+    reply = call.client.request("DELETE", f"{API}/kubernetes", wait=call.wait)
+    yield f"forgot {decode_row(reply).get('forgotten', 0)} documents\n"
+
+
 def print_completion(call: Call) -> Iterator[str]:
     """Print a script that teaches a shell to complete netctl's words."""
     from weft.ctl.completion import completion_script  # noqa: PLC0415 - made from the table that names this action

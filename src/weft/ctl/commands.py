@@ -366,6 +366,13 @@ COMMANDS = (
         (Flag(("--force",), "replace a state that is not empty", form="switch"), *_WAIT),
     ),
     Command(
+        ("forget-kubernetes",),
+        "Take out of the store what Kubernetes declared, after mode kubernetes is left",
+        actions.forget_kubernetes,
+        (),
+        _WAIT,
+    ),
+    Command(
         ("completion",),
         "Print a completion script, for bash: source <(netctl completion bash)",
         actions.print_completion,

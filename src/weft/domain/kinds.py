@@ -84,9 +84,12 @@ CONFIGURABLE: tuple[Kind[model.Value], ...] = (
 )  # type: ignore[assignment]  # fmt: skip
 """Kinds that users create, change and delete by REST."""
 
-OBSERVED: tuple[Kind[model.Value], ...] = (
-    ENDPOINT, NODE, KUBE_NAMESPACE, KUBE_POLICY, KUBE_SERVICE, KUBE_SLICE,
+DECLARED: tuple[Kind[model.Value], ...] = (
+    KUBE_NAMESPACE, KUBE_POLICY, KUBE_SERVICE, KUBE_SLICE,
 )  # type: ignore[assignment]  # fmt: skip
+"""Kinds of what Kubernetes declares."""
+
+OBSERVED: tuple[Kind[model.Value], ...] = (ENDPOINT, NODE, *DECLARED)  # type: ignore[arg-type]
 """Kinds that the control plane and the agents write; users read them."""
 
 ALL = CONFIGURABLE + OBSERVED

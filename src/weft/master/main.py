@@ -23,6 +23,7 @@ from weft.master.bootstrap import first_start
 from weft.master.collector import collect_for_ever
 from weft.master.control import ControlPlane
 from weft.master.declared import keep_declared
+from weft.master.forgetting import Forgetting, tell_leftovers
 from weft.master.forward import Forwarder
 from weft.master.metrics import Metrics
 from weft.master.objects import Objects
@@ -81,6 +82,7 @@ class Netmaster:
             *receipts.routes(),
             *PolicyQuestions(self._cluster, self._policy).routes(),
             *receipts.awaited(Plugin(self._control, cluster_mode=mode).routes()),
+            *receipts.awaited(Forgetting(self._control, follows=self._orchestrator is not None).routes()),
             *receipts.awaited(Backups(self._store, self._cluster, self._mirror, fence=self._fence).routes()),
             *About(self._cluster, self._metrics, own_address=own, faults=self._faults).routes(),
         )
@@ -181,6 +183,8 @@ class Netmaster:
                         self._control, declarations, settle=partial(self._receipts.settle, Patience(SETTLE_WITHIN_S))
                     )
                     await stack.enter_async_context(beside(keeping, name="declared"))
+                else:
+                    tell_leftovers(self._cluster)
                 await leadership.lost.wait()
             log.warning("leadership lost", reason=leadership.reason)
         except Unavailable as error:

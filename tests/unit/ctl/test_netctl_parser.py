@@ -148,7 +148,16 @@ def test_every_noun_and_verb_of_the_original_is_there() -> None:
         *(f"service {verb}" for verb in ("create", "rm", "ls", "inspect")),
     }
     assert len(original) == 36
-    ours = {"endpoint ls", "node ls", "node settle", "policy diff", "backup", "restore", "completion"}
+    ours = {
+        "endpoint ls",
+        "node ls",
+        "node settle",
+        "policy diff",
+        "backup",
+        "restore",
+        "completion",
+        "forget-kubernetes",
+    }
     assert set(LEAVES) == original | ours
 
 
