@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from weft.adapters.linux.netns import NamespaceDirectory
 from weft.adapters.ovs.bridge import NAME
@@ -17,6 +18,7 @@ from weft.domain.errors import DatapathFault, NotFound
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space
 from weft.domain.policy.parts import WORKLOAD, Who
+from weft.domain.segments import Segment, Station
 from weft.ports.datapath import NO_CHANGE, Plugging, WiredAddress, Wiring
 from weft.testing import switch_inventory
 from weft.testing.switches import Switch, running_switch
@@ -80,6 +82,26 @@ def test_what_stands_is_left_as_it_is(datapath: OvsDatapath, directory: Namespac
     assert datapath.converge(GROUND | {PORT}).mended == ()
     assert switch.dump_flows(NAME) == flows
     assert not datapath.disturbed()
+
+
+def test_news_of_others_leave_alone_who_is_here(datapath: OvsDatapath, directory: NamespaceDirectory) -> None:
+    """On a segment too what stands is left as it is; an old place of an address is told of and gone again."""
+    segment = 7
+    ground: set[Part] = {
+        Space(BLUE),
+        Segment(BLUE, segment, floods=False),
+        Gateway(BLUE, Address(4, 0x0A01FFFE), segment),
+    }
+    ground |= {Overlay(BLUE, segment), Peer(BLUE, segment, "192.0.2.2"), Who(BLUE, A, WORKLOAD | 1)}
+    ground |= {Station(BLUE, segment, "192.0.2.2", "02:02:0a:01:00:02", (Address(4, A.number + 1),))}
+    datapath.converge(ground)
+    wired = wiring(directory)
+    wired = replace(wired, port=replace(PORT, segment=segment))
+    datapath.plug(wired)
+    old = Station(BLUE, segment, "192.0.2.2", "02:02:0a:01:00:09", (A,))
+    datapath.apply(Difference((old,), ()))
+    datapath.apply(Difference((), (old,)))
+    assert datapath.converge(ground | {wired.port}).mended == ()
 
 
 def test_workloads_that_come_at_once_share_what_the_switch_does(

@@ -25,6 +25,7 @@ from weft.adapters.linux.services import read_uses
 from weft.adapters.linux.space import TenantSpace
 from weft.adapters.ovs.ground import prefix_of
 from weft.adapters.ovs.legs import LEG_PREFIX, far_leg, near_leg
+from weft.domain.addresses import Address
 from weft.domain.balancing.parts import Backend, Frontend, Vip
 from weft.domain.hosting.parts import HostLink, is_hosts
 from weft.domain.ids import TenantName
@@ -37,6 +38,7 @@ _FAR = 0
 _NEAR_INSIDE: Final = f"{LEG_PREFIX}0"
 _FAR_INSIDE: Final = overlay_name(_FAR)
 _AS_THEY_ARE = (Backend, Frontend, Vip)
+_Owned = tuple[TenantName, Address]
 
 
 class Spaces:
@@ -50,6 +52,8 @@ class Spaces:
         self._mtu = mtu
         self._host = HostSide(namespace, netlink, surroundings)
         self._spaces: dict[TenantName, TenantSpace] = {}
+        self._own: set[_Owned] = set()
+        """Who is here: news of others about the same addresses, which may be old, leave them alone."""
         for name in self._directory.names():
             self._open(TenantName(name))
 
@@ -85,7 +89,8 @@ class Spaces:
         nobodys = self._spaces.keys() - tenants
         self.drop(nobodys)
         mended = [f"removed the space of tenant {tenant}" for tenant in nobodys]
-        by_tenant = _by_tenant(wanted)
+        self._own = _owned(wanted)
+        by_tenant = self._by_tenant(wanted)
         for tenant in tenants:
             space, parts = self._spaces[tenant], by_tenant[tenant]
             made = [part for part in parts if isinstance(part, HostLink) and self._put_link(part)]
@@ -95,7 +100,8 @@ class Spaces:
 
     def change(self, *, drop: Sequence[Part], put: Sequence[Part]) -> None:
         """No more of some parts, and others, in the spaces that are there."""
-        new, gone = _by_tenant(put), _by_tenant(drop)
+        self._own |= _owned(put)
+        new, gone = self._by_tenant(put), self._by_tenant(drop)
         for parts in new.values():
             for part in parts:
                 if isinstance(part, HostLink):
@@ -110,6 +116,7 @@ class Spaces:
 
     def dismiss(self, port: Port) -> None:
         """A workload has left: nobody inherits its connections."""
+        self._own -= _owned([port])
         if space := self._spaces.get(port.tenant):
             space.dismiss(_at_near_leg(port), NO_CHANGE)
 
@@ -156,6 +163,17 @@ class Spaces:
                 netlink.send_batch([*quiet, alter_link(link.index, up=True)])
         read_link(self._netlink, outside)  # being asked, the kernel lets both ends send at once
 
+    def _by_tenant(self, parts: Iterable[Part]) -> defaultdict[TenantName, list[Part]]:
+        """What spaces are told of some parts."""
+        found: defaultdict[TenantName, list[Part]] = defaultdict(list)
+        for part in parts:
+            if isinstance(part, Station):
+                others = [each for each in part.addresses if (part.tenant, each) not in self._own]
+                found[part.tenant] += [Remote(part.tenant, prefix_of(each), _FAR, part.vtep) for each in others]
+            else:
+                found[part.tenant] += _as_inside(part)
+        return found
+
     def _put_link(self, part: HostLink) -> bool:
         return self._host.put_link(part, self._spaces[part.tenant], mtu=self._mtu)
 
@@ -165,12 +183,8 @@ def _legs(number: int) -> tuple[tuple[str, str], ...]:
     return (near_leg(number), _NEAR_INSIDE), (far_leg(number), _FAR_INSIDE)
 
 
-def _by_tenant(parts: Iterable[Part]) -> defaultdict[TenantName, list[Part]]:
-    """What spaces are told of some parts."""
-    found: defaultdict[TenantName, list[Part]] = defaultdict(list)
-    for part in parts:
-        found[part.tenant] += _as_inside(part)
-    return found
+def _owned(parts: Iterable[Part]) -> set[_Owned]:
+    return {(part.tenant, address) for part in parts if isinstance(part, Port) for address in part.addresses}
 
 
 def _as_inside(part: Part) -> list[Part]:
@@ -180,8 +194,6 @@ def _as_inside(part: Part) -> list[Part]:
             return [_at_near_leg(part)]
         case Remote():
             return [replace(part, vni=_FAR)]
-        case Station():
-            return [Remote(part.tenant, prefix_of(address), _FAR, part.vtep) for address in part.addresses]
         case Gateway():
             return [replace(part, segment=0)]
         case _:
