@@ -8,7 +8,8 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from ipaddress import ip_address
+from functools import partial
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,31 @@ async def test_tenants_with_the_same_addresses_go_out_and_never_meet(lab: NetLab
             for caller, (family, address) in itertools.product((pod, other), private.items()):
                 with pod.place(family).listening(120, TCP) as listener:
                     assert await unheard(caller.place(family), address, 120, listener)
+
+
+@OVS_MODES_IN_SOAK
+async def test_agents_follow_another_private_subnet_and_way_of_forwarding(lab: NetLab, closing: ExitStack) -> None:
+    """N8, O9, O10: both change while there is no network, and then hold for whoever comes, without a restart."""
+    one = await lab.host("one")
+    (await lab.rest.delete("networks", "default:default-net")).accepted()
+    here, world = own_place(one, closing), outside(closing)
+    for private, mode in (("172.20.0.0/16", "bridge"), ("172.21.0.0/16", "routing")):
+        (await lab.rest.put("globals", name="global", fwdMode=mode, pvtSubnet=private)).accepted()
+        pods: dict[str, Pod] = {}
+        for tenant in ("blue", "red"):
+            await lab.tenant(tenant)
+            await lab.network("net", tenant=tenant, subnet="10.9.0.0/24")
+            pods[tenant] = await one.pod(f"{tenant}-{mode}", tenant=tenant, network="net")
+        known = {tenant: ip_address(address) for tenant, address in aliases(one)}
+        assert all(address in ip_network(private) for address in known.values())
+        for tenant, pod in pods.items():
+            with pod.place().listening(80, TCP) as listener:
+                await heard(here, known[tenant], 80, listener)
+            assert await calls(pod.place(), world, port=90) == one.address
+        for tenant, pod in pods.items():
+            await pod.remove()
+            gone = partial(lab.rest.delete, "networks", f"{tenant}:net")
+            await eventually(gone, lambda answer: answer.status == 200)
 
 
 def aliases(host: Host) -> set[tuple[str, str]]:
