@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.adapters.linux.facts import overlay_mac
 from weft.adapters.linux.netns import Namespace
 from weft.domain.addresses import Address, parse_address
 from weft.testing import inventory, traffic
@@ -33,6 +34,7 @@ from weft.testing.frames import (
 from weft.testing.hosts import Host, Pod
 from weft.testing.modes import BOTH_MODES
 from weft.testing.netlab import NetLab
+from weft.testing.outsiders import host_place
 from weft.testing.switch_inventory import VLAN_BRIDGE, uplinks
 from weft.testing.verdicts import SILENCE_S
 from weft.testing.waiting import DEADLINE, eventually, until
@@ -143,6 +145,25 @@ async def test_a_machine_outside_is_a_neighbour(lab: NetLab, outside: socket.soc
         outside.send(tagged(TAG, frame(its[0], own[0], IPV4, datagram(own[1], its[1]))))
         assert await asyncio.to_thread(hears, ear, is_from(own[0]), within=DEADLINE)
         assert not await asyncio.to_thread(hears, elsewhere, lambda data: is_from(own[0])(data) and not is_arp(data))
+
+
+@BOTH_MODES
+async def test_nobody_beyond_the_uplinks_is_the_host(lab: NetLab, outside: socket.socket) -> None:
+    """W41: a pod that nobody may call is called by its host, and not by who says that it is this host."""
+    (await lab.rest.put("policys", tenantName="default", policyName="closed")).accepted()
+    rule = {"policyName": "closed", "ruleId": "1", "priority": 1, "direction": "in", "action": "deny"}
+    (await lab.rest.put("rules", tenantName="default", **rule)).accepted()
+    one, _ = await two_hosts(lab)
+    await lab.group("shut", network="net", policies=["closed"])
+    plug_outsider()
+    pod = await one.pod("a", network="net", group="shut")
+    host = parse_address(one.address, field="host")
+    target = mac_of(pod) if lab.fwdmode == "bridge" else overlay_mac(host)
+    with wire_of(pod.namespace) as ear:
+        outside.send(tagged(TAG, frame(target, OUTSIDER[0], IPV4, datagram(host, address_of(pod)))))
+        assert not await asyncio.to_thread(hears, ear, lambda data: data[26:30] == host.number.to_bytes(4, "big"))
+    with ExitStack() as closing:
+        assert await traffic.reaches(host_place(one, closing, 4), pod.place(), port=80)
 
 
 async def test_the_hosts_own_address_on_an_uplink_is_not_cut(lab: NetLab) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from weft.adapters.linux.judging import BETWEEN
+from weft.adapters.linux.judging import BETWEEN, SPOOFED
 from weft.adapters.ovs.actions import Action, SetField
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow
@@ -25,11 +25,21 @@ from weft.adapters.ovs.forwarding import (
     to,
     way_beyond,
 )
-from weft.adapters.ovs.ground import ANSWERS, ETHER_TYPES, TRACKED, Conditions, Ground, prefix_of, refused
+from weft.adapters.ovs.ground import (
+    ANSWERS,
+    ETHER_TYPES,
+    TRACKED,
+    Conditions,
+    Ground,
+    address_condition,
+    prefix_of,
+    refused,
+)
 from weft.adapters.ovs.segments import UNROUTED, by_gateway
 from weft.adapters.ovs.tables import (
     CAME_FROM,
     FROM_SPACE,
+    FROM_WIRE,
     FROM_WORKLOAD,
     GOES_TO,
     LEAVES_BY,
@@ -40,7 +50,7 @@ from weft.adapters.ovs.tables import (
 )
 from weft.domain.balancing.parts import Vip
 from weft.domain.balancing.resolving import DNS_PORT
-from weft.domain.hosting.parts import Homeward
+from weft.domain.hosting.parts import Homeward, HostLink
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Gateway, Space
 from weft.domain.policy.protocols import TCP, UDP
@@ -49,7 +59,7 @@ from weft.domain.segments import Segment
 LEG_PREFIX: Final = "wl"
 OPENED_BY_SPACE, ASKS_SPACE = 1, 2
 """Marks of connections: opened by a leg, or a question to the space itself, which is not for policy to answer."""
-_SERVICE, _BACK, _BACK_ON_SEGMENT = GATEWAY + 10, GATEWAY - 20, GATEWAY - 21
+_FORGED, _SERVICE, _BACK, _BACK_ON_SEGMENT = GATEWAY + 20, GATEWAY + 10, GATEWAY - 20, GATEWAY - 21
 _NAMES, _OWN, _OTHERS = GATEWAY - 30, GATEWAY - 40, GATEWAY - 50
 _OUT_OF_SEGMENT, _WAY_OUT = UNROUTED + 1, 0
 """Priorities in `ROUTE`. An address of a service may be told of as a gateway's too."""
@@ -124,6 +134,14 @@ def vip_flows(part: Vip, ground: Ground) -> Iterator[Flow]:
     if leads := _to_space(part.tenant, ground):
         asked = (*leads, SetField(MARK, ASKS_SPACE))
         yield Flow(Table.ROUTE, _SERVICE, match(_calls(part, ground)), asked, Table.MARKING)
+
+
+def host_flows(part: HostLink, ground: Ground) -> Iterator[Flow]:
+    """Nobody beyond the uplinks is this node's host, which policy lets in whatever it says."""
+    for address in part.addresses:
+        speaks = address_condition(address.family, v4="ip_src", v6="ipv6_src", prefix=prefix_of(address))
+        claims: Conditions = {TENANT: ground.tenants[part.tenant], CAME_FROM: FROM_WIRE, **speaks}
+        yield Flow(Table.ROUTE, _FORGED, match(claims), refused(SPOOFED))
 
 
 def homeward_flows(part: Homeward, ground: Ground) -> Iterator[Flow]:

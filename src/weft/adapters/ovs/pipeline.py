@@ -12,7 +12,7 @@ from weft.adapters.ovs import forwarding, judging, legs, segments, shaping
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.ground import Ground
 from weft.domain.balancing.parts import ServicePart, Vip
-from weft.domain.hosting.parts import Homeward, HostPart
+from weft.domain.hosting.parts import Homeward, HostLink, HostPart
 from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space, Trunk
 from weft.domain.policy.parts import Row, Tally, Where, Who
 from weft.domain.segments import Segment, Station, vlan_tag
@@ -32,6 +32,7 @@ _MAKERS: Mapping[type, tuple[Callable[[Any, Ground], Iterator[Flow]], ...]] = {
     Row: (judging.row_flows,),
     Tally: (judging.tally_flows,),
     Vip: (legs.vip_flows,),
+    HostLink: (legs.host_flows,),
     Homeward: (legs.homeward_flows,),
 }
 

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from weft.adapters.linux.judging import BETWEEN
 from weft.adapters.ovs.actions import Output, PopVlan, PushVlan, SetField
 from weft.adapters.ovs.flows import Flow
+from weft.adapters.ovs.forwarding import PORT_MAC_NUMBER
 from weft.adapters.ovs.gatherings import Gatherings
 from weft.adapters.ovs.ground import Ground, blocks
 from weft.adapters.ovs.pipeline import base_flows, flows_of, not_carried, without_uplinks
 from weft.adapters.ovs.tables import FROM_WORKLOAD, PURPOSES, Table, reference
 from weft.domain.addresses import Address, Range
 from weft.domain.balancing.parts import Vip
-from weft.domain.hosting.parts import Homeward
+from weft.domain.hosting.parts import Homeward, HostLink
 from weft.domain.ids import TenantName
 from weft.domain.model import NetworkTags
 from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space, Trunk
@@ -73,6 +74,7 @@ PARTS: list[Part] = [
     Vip(BLUE, Address(4, 0x0A0000C8)),
     Vip(BLUE, Address(6, 0xFD << 120 | 0xC8)),
     Homeward(BLUE, 7, "192.0.2.2", Address(4, 0xC0000202)),
+    HostLink(BLUE, (Address(4, 0xC0000201), Address(6, 0xFD77 << 112 | 0xC0000201))),
     Homeward(RED, TAGGED + 1, "192.0.2.2", Address(4, 0xC0000202)),
 ]
 
@@ -139,7 +141,7 @@ def test_what_is_not_carried_is_told_and_not_passed_over() -> None:
 
 
 def test_only_frames_of_the_networks_tag_are_taken_from_the_wire() -> None:
-    """And they leave with it; nothing is made of it where there are no uplinks."""
+    """And they leave with it, never from the MAC that all nodes share; nothing is made where there are no uplinks."""
     flows = [*together(PARTS), *(flow for part in PARTS for flow in flows_of(part, GROUND))]
     taken = [flow for flow in flows if {"in_port": 11}.items() <= values(flow).items()]
     assert {values(flow)["vlan_vid"] for flow in taken} == {0x1007, 0x1008}
@@ -147,6 +149,7 @@ def test_only_frames_of_the_networks_tag_are_taken_from_the_wire() -> None:
     leaving = [flow for flow in flows if Output(11) in flow.actions or SetField("reg4", 11) in flow.actions]
     assert leaving
     assert all(PushVlan() in flow.actions for flow in leaving)
+    assert not [flow for flow in leaving if SetField("eth_src", PORT_MAC_NUMBER) in flow.actions]
     cut_off = msgspec.structs.replace(GROUND, trunk=0)
     assert not [flow for part in PARTS for flow in flows_of(part, cut_off) if PushVlan() in flow.actions]
     assert without_uplinks(PARTS) == [
