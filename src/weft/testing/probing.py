@@ -158,7 +158,15 @@ def _receive(ear: socket.socket) -> tuple[None, tuple[str, int]]:
 
 
 def _await_reset(connection: socket.socket) -> None:
-    """Return when the caller's reset has come: then nothing is on its way any more."""
+    """Return when the caller's reset has come: then nothing is on its way any more.
+
+    Nobody repeats a reset that is lost, as any packet may be. But what is said to a caller that is gone is repeated,
+    and its kernel answers by another.
+    """
     with connection, suppress(ConnectionResetError):
+        connection.settimeout(_ROUND_S)
+        with suppress(TimeoutError):
+            connection.recv(1)
         connection.settimeout(DEADLINE)
+        connection.send(b"!")
         connection.recv(1)
