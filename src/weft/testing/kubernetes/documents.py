@@ -37,6 +37,14 @@ def deployment(name: str, *, replicas: int, **container: object) -> dict[str, An
     }
 
 
+def daemon_set(name: str, **container: object) -> dict[str, Any]:
+    """A DaemonSet: a pod on every node."""
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": _spec(container)}
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": name}, "spec": spec}
+
+
 def _spec(container: Mapping[str, object]) -> dict[str, Any]:
     serving = {"name": "box", "image": IMAGE, "imagePullPolicy": "Never", "command": ["/bin/sh", "-c", _SERVE]}
     ready = {"tcpSocket": {"port": PORT}, "periodSeconds": 1}
