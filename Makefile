@@ -41,6 +41,7 @@ soak: $(READY)
 	scripts/install-system-packages etcd kubernetes lab ovs
 	scripts/build-kubernetes
 	scripts/build-kubernetes e2e.test agnhost
+	scripts/build-containerd
 	$(BIN)/python -m pytest -m soak --timeout 3600 tests
 
 bench: $(READY)

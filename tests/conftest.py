@@ -33,6 +33,12 @@ def cnitool() -> str:
 
 
 @pytest.fixture(scope="session")
+def containerd_2() -> Path:
+    """The directory of containerd 2 with its shim and client; built when it is not there yet."""
+    return Path(build("build-containerd"))
+
+
+@pytest.fixture(scope="session")
 def kube_apiserver() -> Path:
     """The directory of Kubernetes' programs, where there is kube-apiserver at least; built when it is not there yet."""
     return Path(build("build-kubernetes", "kube-apiserver"))

@@ -16,7 +16,9 @@ from weft.testing.runtimes import take_own_disk
 
 
 @asynccontextmanager
-async def cluster_apart(programs: Path, *, bare: bool = False, datapath: str = "linux") -> AsyncIterator[Cluster]:
+async def cluster_apart(
+    programs: Path, *, bare: bool = False, datapath: str = "linux", containerd: Path | None = None
+) -> AsyncIterator[Cluster]:
     """See `open_cluster`: without nodes yet, and without Weft where it is `bare`."""
     if os.geteuid() != 0:
         pytest.skip("containers need root")
@@ -24,7 +26,7 @@ async def cluster_apart(programs: Path, *, bare: bool = False, datapath: str = "
         take_own_disk()
         async with open_lab(datapath=datapath) as lab:
             try:
-                async with open_cluster(lab, programs=programs, bare=bare) as cluster:
+                async with open_cluster(lab, programs=programs, containerd=containerd, bare=bare) as cluster:
                     yield cluster
             finally:
                 lab.tell_logs()

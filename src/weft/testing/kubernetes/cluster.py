@@ -37,12 +37,22 @@ WITHIN = 120.0
 class Cluster:
     """An open cluster, without nodes yet."""
 
-    def __init__(self, lab: NetLab, server: ApiServer, api: Api, *, programs: Path, stack: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        lab: NetLab,
+        server: ApiServer,
+        api: Api,
+        *,
+        programs: Path,
+        containerd: Path | None,
+        stack: AsyncExitStack,
+    ) -> None:
         self.lab = lab
         self.server = server
         self.api = api
         self.nodes: dict[str, Node] = {}
         self.programs = programs
+        self._containerd = containerd
         self._stack = stack
         self.kubeconfig = server.kubeconfig(*ADMIN)
         self._image = lab.directory / "image.tar"
@@ -74,6 +84,7 @@ class Cluster:
             image=self._image,
             name=IMAGE,
             cgroup=cgroup,
+            containerd=self._containerd,
         )
         return node
 
@@ -157,10 +168,13 @@ def holds(document: Any, condition: str) -> bool:
 
 
 @asynccontextmanager
-async def open_cluster(lab: NetLab, *, programs: Path, bare: bool = False) -> AsyncIterator[Cluster]:
+async def open_cluster(
+    lab: NetLab, *, programs: Path, containerd: Path | None = None, bare: bool = False
+) -> AsyncIterator[Cluster]:
     """A cluster whose control plane is where the lab is, from programs that `scripts/build-kubernetes` has built.
 
-    A `bare` one has nothing of ours: the lab's netmaster is ended.
+    containerd is this machine's own, or that of a directory. A `bare` cluster has nothing of ours: the lab's netmaster
+    is ended.
     """
     directory = lab.directory / "kubernetes"
     async with AsyncExitStack() as stack:
@@ -177,7 +191,7 @@ async def open_cluster(lab: NetLab, *, programs: Path, bare: bool = False) -> As
             await lab.master.start(*_mode(server))
             stack.enter_context(_agent(lab, server))
         api = await stack.enter_async_context(server.client())
-        cluster = Cluster(lab, server, api, programs=programs, stack=stack)
+        cluster = Cluster(lab, server, api, programs=programs, containerd=containerd, stack=stack)
         if not bare:
             await cluster.kubectl("apply", "-f", str(DNS))
         yield cluster

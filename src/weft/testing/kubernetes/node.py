@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from weft.adapters.linux.netns import NamespaceDirectory
 from weft.testing.machines import Machine
@@ -27,7 +29,7 @@ _LOOPBACK = "/usr/lib/cni/loopback"
 """Which containerd calls for every pod, besides ours."""
 _NAME_SERVER = "10.96.0.10"
 """The address of the service that `packaging/kubernetes/dns.yaml` declares."""
-_IMAGES = ("ctr", "--namespace", "k8s.io", "image")
+_IMAGES = ("--namespace", "k8s.io", "image")
 _SOCKET = "unix:///run/containerd/containerd.sock"
 
 
@@ -36,10 +38,28 @@ class Node(Machine):
 
     _containerd: Child | None = None
     _kubelet: Child | None = None
+    _ctr = "ctr"
+    _environment: Mapping[str, str] = MappingProxyType({})
 
-    async def join(self, *, kubelet: Path, kubeconfig: Path, ca: Path, image: Path, name: str, cgroup: str) -> None:
-        """Run containerd and kubelet from now on, the archive of the one image there is imported under its name."""
+    async def join(
+        self,
+        *,
+        kubelet: Path,
+        kubeconfig: Path,
+        ca: Path,
+        image: Path,
+        name: str,
+        cgroup: str,
+        containerd: Path | None = None,
+    ) -> None:
+        """Run containerd and kubelet from now on, the archive of the one image there is imported under its name.
+
+        containerd's programs are this machine's own, or those of a directory.
+        """
         self._image = image
+        if containerd is not None:
+            self._ctr = str(containerd / "ctr")
+            self._environment = {"PATH": f"{containerd}:{os.environ['PATH']}"}  # where it finds its shim
         plugins = self.root / "opt" / "cni" / "bin"
         plugins.mkdir(parents=True, exist_ok=True)
         shutil.copy(_LOOPBACK, plugins)
@@ -65,21 +85,23 @@ class Node(Machine):
         """Start containerd, and return when it answers. Containers do not notice."""
         _end(self._containerd)
         config = str(self.home / "containerd.toml")
-        daemon = self._containerd = self.daemon("containerd", "--config", config, log="containerd.log")
+        daemon = self._containerd = self.daemon(
+            "containerd", "--config", config, log="containerd.log", env=self._environment
+        )
 
         async def answers() -> bool:
             assert daemon.running, f"containerd on {self.name} has ended with code {daemon.exit_code}"
-            return (await run(*self.command("ctr", "version"))).exit_code == 0
+            return (await run(*self.command(self._ctr, "version"))).exit_code == 0
 
         await eventually(answers, bool)
         await self.import_image(self._image)
 
     async def import_image(self, archive: Path, *names: str) -> None:
         """Have an image for containers, under its own name and others."""
-        told = await must(*self.command(*_IMAGES, "import", str(archive)))
+        told = await must(*self.command(self._ctr, *_IMAGES, "import", str(archive)))
         own = told.split()[1]
         for name in names:
-            await must(*self.command(*_IMAGES, "tag", "--force", own, name))
+            await must(*self.command(self._ctr, *_IMAGES, "tag", "--force", own, name))
 
     def start_kubelet(self) -> None:
         """Start kubelet. Containers do not notice."""
