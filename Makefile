@@ -38,7 +38,7 @@ e2e: $(READY)
 	$(BIN)/python -m pytest tests/e2e
 
 soak: $(READY)
-	scripts/install-system-packages etcd kubernetes lab ovs
+	scripts/install-system-packages etcd image kubernetes lab ovs
 	scripts/build-kubernetes
 	scripts/build-kubernetes e2e.test agnhost
 	scripts/build-containerd

@@ -54,3 +54,9 @@ def kubernetes() -> Path:
 def kubernetes_judge() -> Path:
     """The same directory, where the Kubernetes project's own tests are too; built when they are not there yet."""
     return Path(build("build-kubernetes", "e2e.test", "agnhost"))
+
+
+@pytest.fixture(scope="session")
+def shipped_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of the image that packaging/Containerfile describes, built without any registry of images."""
+    return Path(build("build-image", str(tmp_path_factory.mktemp("image") / "weft.tar")))

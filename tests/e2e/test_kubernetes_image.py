@@ -1,0 +1,36 @@
+"""The image that packaging/Containerfile describes, built from nothing and brought into a cluster by our manifest."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from weft.testing.kubernetes.apart import cluster_apart
+from weft.testing.kubernetes.documents import deployment
+from weft.testing.kubernetes.installed import manifest_for, netctl, own_pods
+from weft.testing.traffic import reaches
+
+NODES = ("one", "two")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+async def test_a_cluster_runs_on_the_image_that_we_ship(kubernetes: Path, shipped_image: Path) -> None:
+    """netmaster, agents and netdns run from it, its CNI program is what nodes get, and pods reach each other."""
+    async with cluster_apart(kubernetes, bare=True) as cluster:
+        for name in NODES:
+            node = await cluster.bare_node(name)
+            await node.import_image(shipped_image)
+        await cluster.kubectl("label", "node", NODES[0], "node-role.kubernetes.io/control-plane=")
+        await cluster.kubectl("apply", "-f", str(manifest_for(cluster)))
+        for name in NODES:
+            await cluster.ready(name)
+        for app, count in (("weft-netmaster", 1), ("weft-netplugin", 2), ("weft-netdns", 2)):
+            await own_pods(cluster, app, count=count)
+        await netctl(cluster, "tenant", "create", "blue")
+        await cluster.apply(deployment("web", replicas=4))
+        places = [cluster.place(each) for each in await cluster.pods_ready("web", count=4)]
+        for one, other in itertools.permutations(places, 2):
+            assert await reaches(one, other, port=9000)
