@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from statistics import median
 from typing import NotRequired, TypedDict
 
 
@@ -42,3 +44,13 @@ def figure(
         met=met,
         note=f"{note}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
     )
+
+
+def paired_figure(ours: Sequence[float], peers: Sequence[float], *, unit: str, most: float, note: str) -> Figure:
+    """A figure of measurements that were made in pairs, which may be so many times the peer's.
+
+    The ratio is the median of the pairs' own ratios: a machine that is slower for a while is so for both of a pair.
+    """
+    ratio = median(our / peer for our, peer in zip(ours, peers, strict=True))
+    told = figure(median(ours), peer=median(peers), unit=unit, target=most * median(peers), note=note)
+    return {**told, "ratio": round(ratio, 6), "met": ratio <= most}

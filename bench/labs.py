@@ -40,13 +40,23 @@ def pair_of(asker: Pod, answerer: Pod) -> Pair:
 def take_turns(
     places: dict[str, tuple[Pair, Pair]], *, rounds: int = ROUNDS
 ) -> dict[tuple[str, int, str], list[float]]:
+    """Round trips (`ask`) and bulk TCP (`send`) between both pairs of each place; what is beside each other in time
+    is so in the lists of both sides.
+    """
     found: defaultdict[tuple[str, int, str], list[float]] = defaultdict(list)
     for number in range(rounds):
         for place, pairs in places.items():
-            for what in ("ask", "send"):
-                for side in (0, 1) if number % 2 == 0 else (1, 0):
-                    found[place, side, what].append(_packets(what, pairs[side]))
+            for side, times in enumerate(round_trips(*pairs)):
+                found[place, side, "ask"] += times
+            for side in (0, 1) if number % 2 == 0 else (1, 0):
+                found[place, side, "send"].append(float(_packets("send", pairs[side])))
     return found
+
+
+def round_trips(ours: Pair, peer: Pair) -> tuple[list[float], list[float]]:
+    """Microseconds, of batches that were made by turns."""
+    batches = [tuple(map(float, line.split())) for line in _packets("ask", ours, peer).splitlines()]
+    return [first for first, _ in batches], [second for _, second in batches]
 
 
 async def open_answerers(places: dict[str, tuple[Pair, Pair]], stack: ExitStack) -> None:
@@ -56,9 +66,11 @@ async def open_answerers(places: dict[str, tuple[Pair, Pair]], stack: ExitStack)
         await stack.enter_context(child).next_line()
 
 
-def _packets(what: str, pair: Pair) -> float:
-    command = [sys.executable, "-m", "bench.packets", what, str(pair.asker), pair.address]
-    return float(subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE, cwd=CHECKOUT).stdout)
+def _packets(what: str, *pairs: Pair) -> str:
+    places = [word for pair in pairs for word in (str(pair.asker), pair.address)]
+    command = [sys.executable, "-m", "bench.packets", what, *places]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE, cwd=CHECKOUT, text=True)
+    return done.stdout
 
 
 def ip(namespace: Namespace, *lines: str) -> None:

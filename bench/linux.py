@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from bench.figures import Figure, Skipped, figure
+from bench.figures import Figure, Skipped, figure, paired_figure
 from bench.labs import AT_ONCE, NETWORK, Pair, attach, create_remote, ip, open_answerers, pair_of, restart, take_turns
 from bench.memory import resident_mb
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
@@ -53,10 +53,9 @@ async def _measure_packets(lab: NetLab, one: Host, two: Host) -> dict[str, Figur
         found = await asyncio.to_thread(take_turns, places)
     figures = {}
     for place, (slower, less) in {"one host": (1.2, 0.9), "two hosts": (1.35, 0.7)}.items():
-        ours, peer = (median(found[place, side, "ask"]) for side in (0, 1))
-        figures[f"round trip, {place}"] = figure(
-            ours, peer=peer, unit="us", target=slower * peer, note="64 bytes by TCP, both ends on one core"
-        )
+        asked, theirs = (found[place, side, "ask"] for side in (0, 1))
+        note = "64 bytes by TCP, both ends on one core; median of the pairs' ratios"
+        figures[f"round trip, {place}"] = paired_figure(asked, theirs, unit="us", most=slower, note=note)
         ours, peer = (median(found[place, side, "send"]) for side in (0, 1))
         figures[f"bulk TCP, {place}"] = figure(
             ours, peer=peer, unit="MB/s", target=less * peer, more_is_better=True, note="one stream, cubic"

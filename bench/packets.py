@@ -1,8 +1,12 @@
-"""Packets for measuring, in processes of their own: `python -m bench.packets ROLE NETNS ADDRESS`.
+"""Packets for measuring, in processes of their own: `python -m bench.packets ROLE NETNS ADDRESS [NETNS ADDRESS]`.
 
-The role `answer` prints a line when it listens, and serves one caller after another. The role `ask` prints the median
-round trip of a 64-byte question in microseconds: both ends are pinned to the same core, so that the cost of the path
-shows and not that of waking another core up. The role `send` prints how many megabytes per second arrive.
+The role `answer` prints a line when it listens, and serves one caller after another. The role `send` prints how many
+megabytes per second arrive.
+
+The role `ask` has two places to ask at, and prints the median round trip of a 64-byte question at each in microseconds,
+one line for each pair of batches. All ends are pinned to the same core, so that the cost of the path shows and not that
+of waking another core up. The batches take milliseconds and turns (first, second, second, first): a machine that is
+slower for a while is so for both batches of a pair.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
@@ -19,7 +25,8 @@ from weft.testing.apart import enter
 PORT = 4243
 CORE = 0
 QUESTION = b"?" * 64
-ROUND_TRIPS, WARM_UP = 4_000, 400
+PAIRS, ROUND_TRIPS = 40, 150
+WARM_UP, WARM_UP_OF_BATCH = 1_000, 15
 BULK_S = 1.0
 CHUNK = bytes(1 << 20)
 ASK, SEND = b"a", b"s"
@@ -55,17 +62,33 @@ def _swallow(caller: socket.socket) -> None:
     caller.sendall(total.to_bytes(8, "big"))
 
 
-def ask(address: str) -> float:
+def ask(places: Sequence[tuple[Path, str]]) -> list[list[float]]:
     os.sched_setaffinity(0, {CORE})
+    with ExitStack() as stack:
+        called = []
+        for namespace, address in places:
+            enter(namespace)
+            called.append(_quick(stack.enter_context(_call(address, ASK))))
+        for fd in called:
+            _round_trip(fd, count=WARM_UP)
+        return [_pair(called, backwards=number % 2 == 1) for number in range(PAIRS)]
+
+
+def _pair(called: Sequence[int], *, backwards: bool) -> list[float]:
+    """The round trips of a batch at each place, asked in this order or the other."""
+    found = [_round_trip(fd, count=ROUND_TRIPS) for fd in (reversed(called) if backwards else called)]
+    return found[::-1] if backwards else found
+
+
+def _round_trip(fd: int, *, count: int) -> float:
+    """The median of so many; what the batch before it left in the caches is not measured."""
     times = []
-    with _call(address, ASK) as called:
-        fd = _quick(called)
-        for _ in range(WARM_UP + ROUND_TRIPS):
-            began = time.perf_counter_ns()
-            os.write(fd, QUESTION)
-            os.read(fd, len(QUESTION))
-            times.append(time.perf_counter_ns() - began)
-    return median(times[WARM_UP:]) / 1e3
+    for _ in range(WARM_UP_OF_BATCH + count):
+        began = time.perf_counter_ns()
+        os.write(fd, QUESTION)
+        os.read(fd, len(QUESTION))
+        times.append(time.perf_counter_ns() - began)
+    return median(times[WARM_UP_OF_BATCH:]) / 1e3
 
 
 def send(address: str) -> float:
@@ -94,9 +117,15 @@ def _quick(connection: socket.socket) -> int:
 
 
 if __name__ == "__main__":
-    _, role, namespace, target = sys.argv
-    enter(Path(namespace))
-    if role == "answer":
-        answer(target)
+    _, role, *words = sys.argv
+    places = [(Path(namespace), address) for namespace, address in zip(words[::2], words[1::2], strict=True)]
+    if role == "ask":
+        for pair in ask(places):
+            print(*pair)
     else:
-        print({"ask": ask, "send": send}[role](target), flush=True)
+        ((inside, target),) = places
+        enter(inside)
+        if role == "answer":
+            answer(target)
+        else:
+            print(send(target))

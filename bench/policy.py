@@ -11,7 +11,6 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -23,14 +22,14 @@ from statistics import median
 from typing import NamedTuple
 
 from bench import cni, rule_changes
-from bench.figures import Figure, Skipped, figure
+from bench.figures import Figure, Skipped, figure, paired_figure
+from bench.labs import Pair, open_answerers, round_trips
 from bench.rulebook import GROUPS, OPEN, RULES_EACH, MakeRule, Rulebook, exact_rule, range_rule
 from weft.adapters.linux.netns import NamespaceDirectory
 from weft.domain import model
 from weft.domain.diff import Difference
 from weft.testing.apart import stepped_apart
 from weft.testing.judged import Pod, Ward, open_ward
-from weft.testing.processes import Child
 from weft.testing.waiting import DEADLINE
 
 ROUNDS = 9
@@ -90,8 +89,8 @@ class Wards:
         ward.datapath.apply(rulebook.enter())
         return Guarded(ward, rulebook, answers, asks)
 
-    def bare_veth(self) -> tuple[Path, Path, str]:
-        """Two namespaces with a cable between them: who asks, who answers, and at which address."""
+    def bare_veth(self) -> Pair:
+        """Two namespaces with a cable between them."""
         directory = NamespaceDirectory(self._folder())
         directory.prepare()
         ends = []
@@ -103,7 +102,7 @@ class Wards:
             lines[number] += [f"addr add 10.98.0.{number + 1}/24 dev eth0", "link set eth0 mtu 1450 up"]
             batch = "\n".join(lines[number]).encode()
             space.run(partial(_checked, ["ip", "-batch", "-"], batch))
-        return ends[0][1], ends[1][1], "10.98.0.2"
+        return Pair(ends[0][1], ends[1][1], "10.98.0.2")
 
 
 def _checked(command: list[str], said: bytes = b"") -> bytes:
@@ -150,28 +149,17 @@ def _calls(guarded: Guarded) -> float:
         return CALLS / (time.perf_counter() - began)
 
 
-def _measure_round_trips(guarded: Guarded, bare: tuple[Path, Path, str]) -> dict[str, Figure]:
-    ours = Path(guarded.asks.wiring.netns), Path(guarded.answers.wiring.netns), str(guarded.answers.address(4))
+def _measure_round_trips(guarded: Guarded, bare: Pair) -> dict[str, Figure]:
+    ours = Pair(Path(guarded.asks.wiring.netns), Path(guarded.answers.wiring.netns), str(guarded.answers.address(4)))
+    took, theirs = [], []
     with ExitStack() as stack:
-        for _, answers, address in (ours, bare):
-            child = stack.enter_context(Child.python("bench.packets", "answer", str(answers), address))
-            asyncio.run(child.next_line())
-        found = _by_turns({"ours": lambda: _round_trip(ours), "bare": lambda: _round_trip(bare)})
-    took, peer = median(found["ours"]), median(found["bare"])
-    return {
-        "round trip with policy": figure(
-            took,
-            peer=peer,
-            unit="us",
-            target=1.3 * peer,
-            note=f"64 bytes by TCP, both ends on one core, {MANY} rules; peer: a bare veth",
-        )
-    }
-
-
-def _round_trip(path: tuple[Path, Path, str]) -> float:
-    asks, _, address = path
-    return float(_checked([sys.executable, "-m", "bench.packets", "ask", str(asks), address]))
+        asyncio.run(open_answerers({"one host": (ours, bare)}, stack))
+        for _ in range(ROUNDS):
+            some, others = round_trips(ours, bare)
+            took += some
+            theirs += others
+    note = f"64 bytes by TCP, both ends on one core, {MANY} rules; peer: a bare veth; median of the pairs' ratios"
+    return {"round trip with policy": paired_figure(took, theirs, unit="us", most=1.3, note=note)}
 
 
 def _measure_updates(exact: Guarded, ranges: Guarded) -> dict[str, Figure]:
