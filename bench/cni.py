@@ -12,9 +12,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench.figures import Figure, Skipped, figure
@@ -31,6 +33,8 @@ PACKETS = 24
 MANY = 500
 RULES = 50
 PEER = "peer: Debian's bridge + host-local"
+PYTHON = "/usr/bin/python3"
+STARTS = 40
 
 Outcome = dict[str, Any]
 
@@ -46,7 +50,7 @@ class Bench:
         self._config = directory / "weft.conflist"
         self._config.write_text(json.dumps({"cniVersion": "1.0.0", "name": "weft", "plugins": [{"type": PROGRAM}]}))
         for shim in ("c", "python"):
-            program = build_program(shim, python="/usr/bin/python3")
+            program = build_program(shim, python=PYTHON)
             folder = directory / shim
             install(bin_dir=folder, conf_dir=folder, program=program, config=None, force=False)
 
@@ -126,12 +130,15 @@ def _bench(*, rules: int = 0) -> Iterator[Bench]:
 def _measure(bench: Bench) -> dict[str, Figure]:
     alone = bench.beside_theirs("c", pods=60, at_once=1, rounds=6)
     together = bench.beside_theirs("c", pods=120, at_once=8, rounds=6)
+    starts = _starts()
     python = bench.beside_theirs("python", pods=40, at_once=1, rounds=4)
+    starts += _starts()
     present = bench.many_beside_few(pods=60, rounds=6)
     return {
         "ADD p50, one at a time": _latency(alone, "ADD", target=0.4),
         "DEL p50, one at a time": _latency(alone, "DEL", target=0.4),
         "ADD p50, one at a time, Python shim": _latency(python, "ADD", target=1.0),
+        "start of a Python that does nothing": _floor(starts, python),
         "ADD CPU, one at a time": _cpu(alone, "ADD"),
         "ADD CPU, 8 at once": _cpu(together, "ADD"),
         "DEL CPU, 8 at once": _cpu(together, "DEL"),
@@ -146,6 +153,24 @@ def _latency(outcome: Outcome, verb: str, *, target: float, note: str = PEER) ->
     ratio = outcome["ratio_a_over_b"][verb]["p50_ms"]["median"]
     return figure(
         ours, peer=peer, unit="ms", target=target * peer, note=f"{note}; median of the rounds' ratios {ratio}"
+    )
+
+
+def _starts() -> list[float]:
+    """Milliseconds of each of some starts of what runs the Python shim, as the shim is started and ended."""
+    found = []
+    for _ in range(STARTS):
+        began = time.perf_counter()
+        child = os.posix_spawn(PYTHON, [PYTHON, "-IS", "-c", "import posix; posix._exit(0)"], {})
+        os.waitpid(child, 0)
+        found.append((time.perf_counter() - began) * 1e3)
+    return found
+
+
+def _floor(starts: Sequence[float], outcome: Outcome) -> Figure:
+    """What is left of the peer's time when Python has started: nobody's shim in Python takes less."""
+    return figure(
+        median(starts), peer=outcome["b"]["ops"]["ADD"]["p50_ms"], unit="ms", note="peer: ADD of bridge + host-local"
     )
 
 
