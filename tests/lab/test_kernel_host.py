@@ -67,7 +67,7 @@ class Machine:
 def machine(here: Space) -> Iterator[Machine]:
     here.namespace.write_sysctls({"net/ipv6/conf/default/accept_ra": "1", "net/ipv6/conf/lo/accept_ra": "0"})
     with ExitStack() as closing:
-        side = HostSide(here.namespace, here.route, HostSurroundings(4789))
+        side = HostSide(here.namespace, here.route, HostSurroundings(OWN, 4789))
         closing.callback(side.close)
         machine = Machine(here, side)
         machine.run("ip link add name eth0 type bridge")

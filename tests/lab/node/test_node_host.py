@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from weft.adapters.linux.conntrack import read_connections
+from weft.adapters.linux.netlink import NETFILTER, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.cni.errors import CniError
 from weft.testing import inventory, switch_inventory, traffic
@@ -23,6 +25,7 @@ from weft.testing.netlab import NetLab
 from weft.testing.traffic import QUIET_S, TCP, UDP, IPAddress
 from weft.testing.waiting import DEADLINE, eventually, until
 
+VXLAN_PORT = 4789
 LOOPBACK = ip_address("127.0.0.1")
 HOST_V6 = "2001:db8:ffff::1"
 DUAL = {"subnet": "10.7.0.0/16", "ipv6Subnet": "2001:db8:7::/64"}
@@ -58,6 +61,19 @@ async def test_hosts_and_pods_reach_each_other(lab: NetLab, closing: ExitStack, 
                 f"to another's, v{family}"
             )
     assert await a.reaches(b)
+
+
+async def test_hosts_keep_no_connections_of_tunnels(lab: NetLab, closing: ExitStack) -> None:
+    """Not one in the table that a host has for all its connections, which would be full of them."""
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    a, b = await asyncio.gather(one.pod("a"), two.pod("b"))
+    assert await a.reaches(b)
+    assert await traffic.reaches(own_place(one, closing), own_place(two, closing), port=83)
+    for host in (one, two):
+        with Namespace.open(host.machine) as machine, NetlinkSocket(NETFILTER, namespace=machine) as netfilter:
+            ports = {each.original.destination_port for each in read_connections(netfilter, family=4)}
+        assert 83 in ports, "it keeps others"
+        assert VXLAN_PORT not in ports
 
 
 @ON_OVS_AND_TAGS

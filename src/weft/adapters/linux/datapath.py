@@ -65,7 +65,7 @@ class LinuxDatapath(KernelTools):
         self._directory = NamespaceDirectory(directory)
         self._vtep = vtep
         self._vxlan_port = vxlan_port
-        self._surroundings = HostSurroundings(vxlan_port, (*unmasked,), (*node_port_subnets,))
+        self._surroundings = HostSurroundings(vtep, vxlan_port, (*unmasked,), (*node_port_subnets,))
         self._spaces: dict[TenantName, TenantSpace] = {}
         self._reapable: set[TenantName] = set()
         self._indexes = itertools.count(_FIRST_INDEX)

@@ -44,9 +44,11 @@ class HostRules(msgspec.Struct, frozen=True):
 class HostSurroundings(msgspec.Struct, frozen=True):
     """What an operator says about the host. `unmasked` are targets that see workloads as they are.
 
-    Node ports are those of the host's addresses in `node_port_subnets`; without any, of all.
+    Node ports are those of the host's addresses in `node_port_subnets`; without any, of all. `vtep` is the end of the
+    node's tunnels.
     """
 
+    vtep: Address
     vxlan_port: int
     unmasked: tuple[Subnet, ...] = ()
     node_port_subnets: tuple[Subnet, ...] = ()
@@ -74,6 +76,9 @@ def host_table(rules: HostRules, host: HostSurroundings) -> str:
             lines += _address_set(f"{name}{family}", (each for each in addresses if each.family == family), family)
         lines += _source_set(rules, family)
     lines += [
+        # Nobody asks whose connection a tunnel's packet is, and the host's table of connections would be full of them.
+        *_untracked("tunnels_in", "prerouting", f"{_WORDS[host.vtep.family]} daddr {host.vtep}", host.vxlan_port),
+        *_untracked("tunnels_out", "output", f"{_WORDS[host.vtep.family]} saddr {host.vtep}", host.vxlan_port),
         "chain arriving {",
         # Masked as its node, a workload's packet would pass for one out of a tunnel.
         "type filter hook prerouting priority filter - 10; policy accept;",
@@ -121,6 +126,14 @@ def host_table(rules: HostRules, host: HostSurroundings) -> str:
         "}",
     ]
     return f"add table inet {HOST_TABLE}\ndelete table inet {HOST_TABLE}\n" + "\n".join(lines) + "\n"
+
+
+def _untracked(name: str, hook: str, ours: str, port: int) -> Iterator[str]:
+    """A chain that lets packets of our tunnels pass the hook before the kernel looks for their connection."""
+    yield f"chain {name} {{"
+    yield f"type filter hook {hook} priority raw; policy accept;"
+    yield f"{ours} udp dport {port} notrack"
+    yield "}"
 
 
 def audience_sets(rules: HostRules) -> dict[str, set[Address]]:

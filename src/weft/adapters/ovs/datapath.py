@@ -72,7 +72,7 @@ class OvsDatapath(KernelTools):
         node_port_subnets: Sequence[Subnet] = (),
     ) -> None:
         self._directory = directory
-        self._surroundings = HostSurroundings(vxlan_port, (*unmasked,), (*node_port_subnets,))
+        self._surroundings = HostSurroundings(vtep, vxlan_port, (*unmasked,), (*node_port_subnets,))
         self._vtep = vtep
         self._vxlan_port = vxlan_port
         self._switch = switch
