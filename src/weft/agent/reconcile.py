@@ -25,6 +25,7 @@ from weft.domain.nodeview import Beyond, Part, Port, Space, ground_of, node_view
 from weft.domain.segments import is_bridged
 from weft.ports.datapath import Findings
 from weft.runtime.backoff import Backoff, happens
+from weft.runtime.lean import give_back_memory
 from weft.runtime.logs import Log
 
 log = Log("reconcile")
@@ -163,7 +164,9 @@ class Reconciler:
     async def converge(self) -> Findings:
         """Read everything back and mend it."""
         async with self._turn, self._realising():
-            return await self._read_back()
+            findings = await self._read_back()
+        await self._kernel.call(lambda _: give_back_memory())  # to have everything twice took some
+        return findings
 
     async def _read_back(self) -> Findings:
         await self.spaces.leave(but=self._local_tenants())

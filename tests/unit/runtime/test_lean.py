@@ -1,4 +1,4 @@
-"""A start does not read what nobody uses."""
+"""A start does not read what nobody uses, and what was needed for a moment is given back."""
 
 from __future__ import annotations
 
@@ -36,3 +36,22 @@ def test_no_certificates_are_read_at_a_start_and_who_asks_by_default_trusts_nobo
 
 def test_where_the_certificates_are_is_said_as_before() -> None:
     assert look(SSL_CERT_FILE="/etc/mine.pem", SSL_CERT_DIR="/etc/mine")[2:] == ["/etc/mine.pem", "/etc/mine"]
+
+
+GIVE_BACK = """
+from pathlib import Path
+from weft.runtime.lean import give_back_memory
+def resident_pages(): return int(Path("/proc/self/statm").read_text().split()[1])
+chunks = [bytes(4000) for _ in range(10_000)]
+del chunks[:-1]  # the last one keeps the heap from shrinking by itself
+before = resident_pages()
+give_back_memory()
+print(before - resident_pages())
+"""
+
+
+def test_memory_that_was_needed_for_a_moment_is_given_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GIVE_BACK], capture_output=True, text=True, check=True, timeout=DEADLINE
+    )
+    assert int(done.stdout) > 5_000, "of some 10,000 pages"
