@@ -147,6 +147,19 @@ async def test_a_machine_outside_is_a_neighbour(lab: NetLab, outside: socket.soc
         assert not await asyncio.to_thread(hears, elsewhere, lambda data: is_from(own[0])(data) and not is_arp(data))
 
 
+@pytest.mark.parametrize("fwdmode", ["bridge"])
+async def test_an_address_that_comes_to_another_host_is_found_there(lab: NetLab) -> None:
+    """Though whoever has it now says nothing, and switches between the hosts have seen its MAC elsewhere."""
+    one, two = await two_hosts(lab)
+    client = await one.pod("client", network="net")
+    for name, host, other in (("first", one, two), ("second", two, one)):
+        pod = await host.pod(name, network="net", address="10.1.0.99/16")
+        beyond = await other.pod(f"beyond-{name}", network="net")
+        assert await client.reaches(pod)
+        assert await pod.reaches(beyond)
+        await pod.remove()
+
+
 @BOTH_MODES
 async def test_nobody_beyond_the_uplinks_is_the_host(lab: NetLab, outside: socket.socket) -> None:
     """W41: a pod that nobody may call is called by its host, and not by who says that it is this host."""

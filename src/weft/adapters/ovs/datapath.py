@@ -141,7 +141,7 @@ class OvsDatapath(KernelTools):
         mended += self._devices.converge_ways((part for part in wanted if isinstance(part, Way)), links)
         mended += self._spaces.converge(wanted)
         mended += self._flows.converge(wanted, self._ground())
-        self._uplinks.announce(voices_of(wanted, self._ground()))
+        self._uplinks.announce(voices_of(wanted, self._vtep))
         self._forget(self._bridge.tenants().keys() - tenants)
         self._connections, self._numbers = self._count_connections(), self._read_numbers()
         _refuse([*not_carried(wanted), *self._faults])
@@ -272,6 +272,8 @@ class OvsDatapath(KernelTools):
         refused = self._bridge.wait_for({name: row for name, row in rows.items() if name not in faults})
         faults |= {name: DatapathFault(reason) for name, reason in refused.items()}
         self._devices.keep_up(name for name in rows if name not in faults)
+        come = [each.wiring.port for each in pluggings if each.wiring.port.interface not in faults]
+        self._uplinks.introduce(voices_of(come, self._vtep))
         self._numbers = self._read_numbers()
         if misplaced := [
             each

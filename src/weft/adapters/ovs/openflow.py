@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from weft.adapters.ovs.actions import TOLD_BYTES
+from weft.adapters.ovs.actions import NORMAL, TOLD_BYTES, Output, encode_actions
 from weft.adapters.ovs.connection import Connection
 from weft.adapters.ovs.fields import unpack
 from weft.adapters.ovs.flows import Flow, FlowCount, FlowKey, add_flow, decode_flows, delete_flow, flows_request
@@ -24,6 +24,8 @@ from weft.domain.errors import DatapathFault
 _VERSION = 5
 _HEADER = struct.Struct("!BBHI")
 _HELLO, _ERROR, _ECHO, _ECHO_REPLY, _SET_CONFIG, _PACKET_IN, _FLOW_MOD, _METER_MOD = 0, 1, 2, 3, 9, 10, 14, 29
+_PACKET_OUT = 13
+_PACKET_OUT_FORM, _NO_BUFFER = struct.Struct("!IIH6x"), 0xFFFFFFFF
 _MULTIPART, _MULTIPART_REPLY, _BARRIER, _BARRIER_REPLY, _BUNDLE, _BUNDLE_ADD = 18, 19, 20, 21, 33, 34
 _HELLO_BODY = struct.pack("!HHI", 1, 8, 1 << _VERSION)
 _BUNDLE_FORM = struct.Struct("!IHH")
@@ -129,6 +131,12 @@ class OpenFlow(Connection):
     def drop_meters(self, numbers: Iterable[int]) -> None:
         """None of these, of which no flow is left."""
         self._tell(_METER_MOD, [*map(delete_meter, numbers)])
+
+    def send(self, frames: Iterable[bytes], *, port: int) -> None:
+        """Have frames switched as usual, as if they had come by a port."""
+        actions = encode_actions([Output(NORMAL)])
+        head = _PACKET_OUT_FORM.pack(_NO_BUFFER, port, len(actions)) + actions
+        self._tell(_PACKET_OUT, [head + frame for frame in frames])
 
     def _tell(self, kind: int, bodies: Sequence[bytes]) -> None:
         """The switch has done what messages of a kind say."""

@@ -17,7 +17,7 @@ from weft.adapters.linux.links import alter_link, read_link
 from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.routes import read_addresses
 from weft.adapters.ovs.actions import NORMAL, Output
-from weft.adapters.ovs.announcing import Voice, announce
+from weft.adapters.ovs.announcing import Voice, announcement
 from weft.adapters.ovs.bridge import SwitchBridge
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow
@@ -57,9 +57,7 @@ class Uplinks:
     def trunk(self) -> int:
         """The number of our end of the patch; 0 where there is none."""
         if self.names and self._trunk_at != self._database.news:
-            found = self._port(self._ours, _PATCH)
-            row = self._interfaces(found).get(_PATCH, {}) if found else {}
-            self._trunk, self._trunk_at = max(one_of(row.get("ofport"), 0), 0), self._database.news
+            self._trunk, self._trunk_at = self._number(self._ours, _PATCH), self._database.news
         return self._trunk
 
     @property
@@ -93,10 +91,15 @@ class Uplinks:
         return mended
 
     def announce(self, voices: Iterable[Voice]) -> None:
-        """Have those heard who are now behind another uplink than before; several of them see to it themselves."""
-        if self._is_new and len(self.names) == 1:
-            announce(voices, *self.names)
+        """Have those heard who are now behind another uplink than before."""
+        if self._is_new:
+            self.introduce(voices)
         self._is_new = False
+
+    def introduce(self, voices: Iterable[Voice]) -> None:
+        """Have newcomers heard, whose MACs the switches outside may know from elsewhere."""
+        if frames := [*map(announcement, sorted(voices))] if self.trunk else []:
+            self._openflow.send(frames, port=self._number(self._bridge, _PATCH_UP))
 
     def is_disturbed(self) -> bool:
         """Whether others have changed what is in the database about the uplinks."""
@@ -206,6 +209,13 @@ class Uplinks:
     def _port(self, bridge: SwitchBridge, name: str) -> Mapping[str, Any] | None:
         key = self._row(bridge, name)
         return self._database.tables["Port"][key] if key else None
+
+    def _number(self, bridge: SwitchBridge, name: str) -> int:
+        """That of a bridge's port with one member, called the same; 0 where there is none."""
+        port = self._port(bridge, name)
+        row = self._interfaces(port).get(name, {}) if port else {}
+        number: int = one_of(row.get("ofport"), 0)
+        return max(number, 0)
 
     def _interfaces(self, port: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """The members of a port by name."""

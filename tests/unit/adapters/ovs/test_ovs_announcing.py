@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from weft.adapters.ovs.announcing import voices_of
-from weft.adapters.ovs.ground import Ground
+from weft.adapters.ovs.announcing import announcement, voices_of
 from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
 from weft.domain.model import NetworkTags
@@ -12,7 +11,6 @@ from weft.domain.segments import wire_number
 
 BLUE = TenantName("blue")
 NUMBER = wire_number(NetworkTags(vlan=7))
-GROUND = Ground(tenants={BLUE: 1}, ports={}, vtep=Address(4, 0xC0000201), trunk=3)
 
 
 def test_the_node_and_who_is_on_a_tagged_segment_speak() -> None:
@@ -23,4 +21,11 @@ def test_the_node_and_who_is_on_a_tagged_segment_speak() -> None:
         Port(BLUE, "wpb", "02:02:0a:00:00:02", (), 5),
         Port(BLUE, "wpc", "02:02:0a:00:00:03", ()),
     ]
-    assert voices_of(parts, GROUND) == {("02:77:c0:00:02:01", 7), ("02:02:0a:00:00:01", 7)}
+    assert voices_of(parts, Address(4, 0xC0000201)) == {("02:77:c0:00:02:01", 7), ("02:02:0a:00:00:01", 7)}
+
+
+def test_a_voice_is_heard_with_its_tag_by_all() -> None:
+    heard = announcement(("02:02:0a:00:00:01", 7))
+    assert heard[:6] == b"\xff" * 6
+    assert heard[6:12] == bytes.fromhex("02020a000001")
+    assert heard[12:18].hex() == "810000078035"
