@@ -252,13 +252,11 @@ class Datapath(Protocol):
         ...
 
 
-def plug_one_by_one(
-    plug: Callable[[Wiring, Difference[Part]], None], pluggings: Sequence[Plugging]
-) -> Iterator[WeftError | None]:
-    """`plug_together` where nothing can be shared."""
+def one_by_one(act: Callable[[Plugging], None], pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
+    """What a datapath that shares nothing answers to `plug_together`: each is acted upon when its answer is taken."""
     for each in pluggings:
         try:
-            plug(each.wiring, each.policy)
+            act(each)
         except WeftError as error:
             yield error
         else:

@@ -99,6 +99,12 @@ class Ward:
 
     def pod(self, number: int, *, ready: bool = True) -> Pod:
         """A plugged pod; without `ready` nobody has said who it is."""
+        pod = self.coming_pod(number)
+        self.datapath.plug(pod.wiring, Difference(pod.who() if ready else (), ()))
+        return pod
+
+    def coming_pod(self, number: int) -> Pod:
+        """A pod that has a namespace and is to be plugged by the caller."""
         addresses = tuple(parse_address(text, field="pod") for text in (f"10.0.0.{number}", f"fd00::{number:x}"))
         lengths = _LENGTHS if self.segment else BITS
         name = f"pod{number}"
@@ -110,9 +116,7 @@ class Ward:
             addresses=tuple(WiredAddress(each, lengths[each.family]) for each in addresses),
             mtu=_MTU,
         )
-        pod = Pod(namespace, wiring, WORKLOAD | number)
-        self.datapath.plug(wiring, Difference(pod.who() if ready else (), ()))
-        return pod
+        return Pod(namespace, wiring, WORKLOAD | number)
 
     def unplug(self, pod: Pod) -> None:
         """The pod leaves."""

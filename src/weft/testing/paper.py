@@ -23,7 +23,7 @@ from weft.domain.diff import Difference
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.nodeview import Part, Port
-from weft.ports.datapath import NO_CHANGE, Datapath, Findings, Plugging, Wiring, plug_one_by_one
+from weft.ports.datapath import NO_CHANGE, Datapath, Findings, Plugging, Wiring, one_by_one
 from weft.ports.orchestrator import Pods
 from weft.runtime.mirror import Mirror
 from weft.runtime.one_thread import OneThread
@@ -57,7 +57,7 @@ class PaperDatapath:
         self.apply(policy)
 
     def plug_together(self, pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
-        return plug_one_by_one(self.plug, pluggings)
+        return one_by_one(lambda each: self.plug(each.wiring, each.policy), pluggings)
 
     def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         if wiring.netns.rpartition("/")[2] in self.refused:

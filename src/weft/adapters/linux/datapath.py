@@ -25,7 +25,7 @@ from weft.adapters.linux.telling import read_drops, tell_tallies
 from weft.adapters.linux.tools import KernelTools
 from weft.adapters.linux.underlay import workload_mtu
 from weft.domain.addresses import Address, Subnet
-from weft.domain.diff import Difference
+from weft.domain.diff import Difference, in_turn
 from weft.domain.errors import Conflict, DatapathFault, NotFound, Unavailable, WeftError
 from weft.domain.hosting.parts import HostLink
 from weft.domain.ids import TenantName
@@ -42,7 +42,7 @@ from weft.ports.datapath import (
     SpaceSurvey,
     Tallies,
     Wiring,
-    plug_one_by_one,
+    one_by_one,
 )
 
 _LEAVING_PREFIX = "wgone"
@@ -148,16 +148,35 @@ class LinuxDatapath(KernelTools):
                 self._drop_space(part.tenant)
 
     def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
+        self._wire(wiring)
+        self._admit([Plugging(wiring, policy)])
+
+    def plug_together(self, pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
+        """One transaction lets all of them speak who could be wired."""
+        faults = [*one_by_one(lambda each: self._wire(each.wiring), pluggings)]
+        wired = [each for each, fault in zip(pluggings, faults, strict=True) if fault is None]
+        try:
+            self._admit(wired)
+            refusals: Iterator[WeftError | None] = itertools.repeat(None)
+        except WeftError:  # one of them is to blame, and the others need not suffer for it
+            refusals = one_by_one(lambda each: self._admit([each]), wired)
+        yield from (fault or next(refusals) for fault in faults)
+
+    def _wire(self, wiring: Wiring) -> None:
+        """All that a workload needs, but for the right to speak."""
         space = self._spaces[wiring.port.tenant]
         with pod.inside(wiring, home=self._underlay_namespace) as (namespace, inside):
             there = self._make_pair(space, wiring, namespace=namespace, inside=inside)
             pod.furnish(wiring, there, namespace=namespace, inside=inside)
             space.rouse(wiring.port, there - 1)
-            space.admit(wiring.port, policy)
-            self._host.change(drop=policy.drop, put=policy.put)
 
-    def plug_together(self, pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
-        return plug_one_by_one(self.plug, pluggings)
+    def _admit(self, pluggings: Sequence[Plugging]) -> None:
+        """Let wired workloads speak, each tenant's in one transaction."""
+        for tenant in {each.wiring.port.tenant for each in pluggings}:
+            own = [each for each in pluggings if each.wiring.port.tenant == tenant]
+            policy = in_turn(each.policy for each in own)
+            self._spaces[tenant].admit([each.wiring.port for each in own], policy)
+            self._host.change(drop=policy.drop, put=policy.put)
 
     def _make_pair(self, space: TenantSpace, wiring: Wiring, *, namespace: Namespace, inside: NetlinkSocket) -> int:
         """A veth pair and all that belongs on its host end, in one datagram; the index of the workload's end.

@@ -226,14 +226,14 @@ class TenantSpace:
         if port.segment:
             settle_link(self.netlink, self.indexes[segment_name(port.segment)])
 
-    def admit(self, port: Port, policy: Difference[Part]) -> None:
-        """Let a port that is wired speak, and be spoken to, under its policy."""
-        if not self._left.isdisjoint(port.addresses):
+    def admit(self, ports: Sequence[Port], policy: Difference[Part]) -> None:
+        """Let ports that are wired speak, and be spoken to, under their policy."""
+        if not self._left.isdisjoint(address for port in ports for address in port.addresses):
             self.forget_left()
         gone, new = facts_of(policy.drop, self.indexes), facts_of(policy.put, self.indexes)
         self._shapes.apply(_shapes(policy.put), _shapes(policy.drop), self.indexes)
         with self._telling(drop=policy.drop, put=policy.put):
-            self.table.change(drop=gone.entries, put=new.entries.union(voices_of(port)))
+            self.table.change(drop=gone.entries, put=new.entries.union(*map(voices_of, ports)))
         forget_stale(self.netfilter, dropped=policy.drop, put=policy.put)
 
     @contextmanager

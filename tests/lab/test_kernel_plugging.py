@@ -1,0 +1,47 @@
+"""Workloads that come at once: what they share, and what becomes of the others when one of them fails."""
+
+from __future__ import annotations
+
+import subprocess
+
+import msgspec
+
+from weft.adapters.linux.elements import read_generation
+from weft.domain.diff import Difference
+from weft.domain.errors import DatapathFault, NotFound
+from weft.domain.policy.protocols import UDP
+from weft.ports.datapath import Plugging
+from weft.testing.judged import Pod, Ward
+from weft.testing.waiting import DEADLINE
+
+
+def plugging(pod: Pod) -> Plugging:
+    return Plugging(pod.wiring, Difference(pod.who(), ()))
+
+
+def test_workloads_that_come_at_once_share_a_transaction(ward: Ward) -> None:
+    """One that fails leaves nothing and holds up nobody; the others speak, and are spoken to, from then on."""
+    first, second, lost, last = pods = [ward.coming_pod(number) for number in range(1, 5)]
+    nowhere = msgspec.structs.replace(lost.wiring, netns="/run/nowhere")
+    before = read_generation(ward.space.netfilter)
+    faults = [
+        *ward.datapath.plug_together(
+            [plugging(each._replace(wiring=nowhere) if each is lost else each) for each in pods]
+        )
+    ]
+    assert [type(fault) for fault in faults] == [type(None), type(None), NotFound, type(None)]
+    assert read_generation(ward.space.netfilter) == before + 1
+    assert ward.datapath.converge(ward.parts([first, second, last])).mended == ()
+    for source, target in ((first, last), (last, second), (second, first)):
+        assert ward.ask(source, target, UDP, 8080) == 0
+
+
+def test_workloads_that_come_at_once_are_told_each_what_the_kernel_refused(ward: Ward) -> None:
+    """Whoever can be helped alone is: here nobody, as somebody has taken the table away, until it is mended."""
+    one, two = pods = [ward.coming_pod(number) for number in (1, 2)]
+    delete = ["nft", "delete", "table", "inet", "weft"]
+    ward.space.namespace.run(lambda: subprocess.run(delete, check=True, timeout=DEADLINE))
+    faults = [*ward.datapath.plug_together([*map(plugging, pods)])]
+    assert [isinstance(fault, DatapathFault) for fault in faults] == [True, True]
+    ward.datapath.converge(ward.parts(pods))
+    assert ward.ask(one, two, UDP, 8080) == 0
