@@ -11,6 +11,7 @@ from aiohttp import web
 
 from weft.domain.errors import Denied, Invalid
 from weft.domain.ids import MAX_LONG_NAME, NodeName, check_name
+from weft.runtime.join_wire import named_by
 from weft.runtime.store_wire import NODE_HEADER
 from weft.runtime.unix import check_caller
 
@@ -21,7 +22,7 @@ def node_of(request: web.Request) -> NodeName:
     if transport is None:
         raise Denied("the connection is closed")
     if transport.get_extra_info("sslcontext") is not None:
-        name = _common_name(transport.get_extra_info("peercert"))
+        name = _name_in(transport.get_extra_info("peercert"))
     else:
         check_peer(transport.get_extra_info("socket"))
         name = request.headers.get(NODE_HEADER, "")
@@ -31,10 +32,14 @@ def node_of(request: web.Request) -> NodeName:
         raise Denied(f"the caller names no node: {error.message}") from error
 
 
-def _common_name(certificate: object) -> str:
-    """The common name in a certificate as `ssl.SSLSocket.getpeercert` gives it; empty when there is none."""
-    subject = certificate.get("subject", ()) if isinstance(certificate, dict) else ()
-    return next((value for part in subject for name, value in part if name == "commonName"), "")
+def _name_in(certificate: object) -> str:
+    """Whom a certificate is for, as `ssl.SSLSocket.getpeercert` gives it; empty when it names nobody."""
+    if not isinstance(certificate, dict):
+        return ""
+    return named_by(
+        (value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"),
+        (value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"),
+    )
 
 
 def check_peer(peer: socket.socket | None) -> None:

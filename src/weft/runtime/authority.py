@@ -20,11 +20,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from weft.cni.files import place_file
 from weft.domain.errors import Invalid, Malformed
+from weft.runtime.join_wire import NAME_URI, named_by
 
 AUTHORITY_LIFE = timedelta(days=3650)
 _SKEW = timedelta(minutes=5)
 """Clocks of machines differ: a certificate is good from a little before it was made."""
 _PRIVATE = 0o600
+_LONGEST_COMMON_NAME = 64
+"""By X.509."""
 
 
 class Request(NamedTuple):
@@ -52,13 +55,14 @@ def read_end(certificate: bytes) -> datetime:
 def read_name(certificate: bytes) -> str:
     """Whom the first certificate in a PEM text is for; `Invalid` where there is none, or it names nobody."""
     try:
-        subject = x509.load_pem_x509_certificate(certificate).subject
+        read = x509.load_pem_x509_certificate(certificate)
+        uris = _alternative_names(read).get_values_for_type(x509.UniformResourceIdentifier)
     except ValueError as error:
         raise Invalid(f"this is no certificate: {error}") from error
-    names = [str(each.value) for each in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    if len(names) != 1:
-        raise Invalid(f"the certificate of {subject.rfc4514_string()!r} names nobody")
-    return names[0]
+    name = named_by(uris, (str(each.value) for each in read.subject.get_attributes_for_oid(NameOID.COMMON_NAME)))
+    if not name:
+        raise Invalid(f"the certificate of {read.subject.rfc4514_string()!r} names nobody")
+    return name
 
 
 class Authority:
@@ -101,10 +105,14 @@ class Authority:
         builder = _builder(name, now=now, life=life).issuer_name(self._certificate.subject)
         if addresses:
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
-            names = x509.SubjectAlternativeName([x509.IPAddress(ip_address(each)) for each in addresses])
-            builder = builder.add_extension(names, critical=False)
+        names = [
+            x509.UniformResourceIdentifier(NAME_URI + name),
+            *(x509.IPAddress(ip_address(each)) for each in addresses),
+        ]
+        is_only_name = not list(_named(name))
         builder = (
             builder.public_key(asked.public_key())
+            .add_extension(x509.SubjectAlternativeName(names), critical=is_only_name)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
@@ -141,7 +149,16 @@ def _builder(name: str, *, now: datetime, life: timedelta) -> x509.CertificateBu
 
 
 def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    """The name as a subject; an empty one where it does not fit, since a part of it may be another's name."""
+    fits = len(name) <= _LONGEST_COMMON_NAME
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if fits else [])
+
+
+def _alternative_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return x509.SubjectAlternativeName([])
 
 
 def _private(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 PATH = "/join"
 LARGEST = 16 << 10
+NAME_URI = "weft:name:"
+"""Begins the URI in a certificate that says whom it is for: a common name has 64 characters at most, a node's 256."""
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """The certificate in PEM. Its common name is the node that the token is of."""
+    """The certificate in PEM. It names the node that the token is of."""
 
     certificate: str
+
+
+def named_by(uris: Iterable[str], common_names: Iterable[str]) -> str:
+    """Whom a certificate is for; empty when it names nobody, or several. Where no URI says it, the common name does."""
+    names = [uri.removeprefix(NAME_URI) for uri in uris if uri.startswith(NAME_URI)] or list(common_names)
+    return names[0] if len(names) == 1 else ""

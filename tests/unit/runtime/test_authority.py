@@ -10,6 +10,7 @@ import pytest
 
 from weft.domain.errors import Invalid, Malformed
 from weft.runtime.authority import Authority, new_request, read_end, read_name
+from weft.testing.certificates import Authority as Issuer
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -66,6 +67,29 @@ def test_a_certificate_names_whom_it_is_for(tmp_path: Path) -> None:
     assert read_name(certificate) == "one"
     with pytest.raises(Invalid, match="no certificate"):
         read_name(b"something else")
+
+
+@pytest.mark.parametrize("length", [64, 65, 256])
+def test_a_name_may_be_longer_than_a_common_name(tmp_path: Path, length: int) -> None:
+    """A part of it is never told: it may be the name of another node."""
+    authority = Authority.open(tmp_path / "a.pem")
+    name = "n" * length
+    certificate = authority.sign(new_request(name).text, name=name, life=HOUR, now=datetime.now(UTC))
+    (tmp_path / "ca.pem").write_bytes(authority.ca)
+    (tmp_path / "one.pem").write_bytes(certificate)
+    assert read_name(certificate) == name
+    openssl("verify", "-x509_strict", "-CAfile", str(tmp_path / "ca.pem"), str(tmp_path / "one.pem"))
+    subject = openssl("x509", "-in", str(tmp_path / "one.pem"), "-noout", "-subject")
+    assert (name in subject) == (length == 64)
+    assert ("CN" in subject) == (length == 64)
+
+
+def test_a_certificate_of_before_is_read_by_its_common_name(tmp_path: Path) -> None:
+    issued = Issuer(tmp_path).issue("one", subject="/CN=one")
+    assert read_name(issued.cert.read_bytes()) == "one"
+    issued = Issuer(tmp_path).issue("nobody", subject="/O=weft")
+    with pytest.raises(Invalid, match="names nobody"):
+        read_name(issued.cert.read_bytes())
 
 
 def test_what_is_no_request_is_refused(tmp_path: Path) -> None:

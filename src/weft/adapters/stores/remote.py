@@ -118,8 +118,8 @@ def _error(data: bytes) -> WeftError:
 def open_store(endpoints: Sequence[str], *, node: str, ca: str = "", cert: str = "", key: str = "") -> RemoteStore:
     """The store of the netmasters at these endpoints (`unix:PATH` or `https://HOST:PORT`), as this node may use it.
 
-    Over TLS the certificate says which node we are; its common name must be the node's name. When its files are written
-    anew they are read anew.
+    Over TLS the certificate says which node we are; it must name the node (docs/design/joining.md). When its files are
+    written anew they are read anew.
     """
     tls = client_tls(ca=ca, cert=cert, key=key)
     renewed = Rewritten(*(Path(file) for file in (cert, key) if file))
