@@ -42,7 +42,11 @@ class Connection(ABC):
     def _open(self) -> None:
         self.close()
         self._stream = Stream(self.address)
-        self._begin()
+        try:
+            self._begin()
+        except BaseException:
+            self.close()  # else the next use would take it for one that has begun
+            raise
         self.connections += 1
 
     def _guarded(self, work: Callable[[Stream], T]) -> T:

@@ -6,19 +6,20 @@ import struct
 from collections.abc import Mapping
 
 from weft.adapters.linux.judging import REASONS
-from weft.adapters.linux.packets import parse_packet
+from weft.adapters.linux.packets import Packet, parse_packet
 from weft.adapters.ovs.bridge import TENANT_MARK, SwitchPort
 from weft.adapters.ovs.fields import decode_match, unpack
 from weft.adapters.ovs.flows import OWNER, OWNER_MASK
 from weft.adapters.ovs.ground import ETHER_TYPES
 from weft.adapters.ovs.openflow import Told
 from weft.adapters.ovs.tables import LEAVES_BY, OUTCOME, TENANT
+from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
 from weft.ports.datapath import Drop
 
 _FORM = struct.Struct("!IHBBQ")
 _PADDING = 2
-_TYPE = struct.Struct("!12xH")
+_TYPE = slice(12, 14)
 _TAG = 0x8100
 _TAG_BYTES = 4
 
@@ -37,25 +38,32 @@ def drop_of(told: Told, tenants: Mapping[int, TenantName], ports: Mapping[int, S
         return None
     leaves_by = ports.get(fields.get(LEAVES_BY, 0))
     outcome = fields.get(OUTCOME, 0)
-    source, target, protocol, source_port, target_port = parse_packet(packet)
     return Drop(
         tenant=tenant,
         outcome=0 if outcome in REASONS else outcome,
         reason=REASONS.get(outcome, ""),
-        source=source,
-        target=target,
-        protocol=protocol,
-        source_port=source_port,
-        target_port=target_port,
+        source=packet.source,
+        target=packet.target,
+        protocol=packet.protocol,
+        source_port=packet.source_port,
+        target_port=packet.target_port,
         came_by=came_by.name if came_by else "",
         leaves_by=leaves_by.name if leaves_by else "",
         at=told.at,
     )
 
 
-def _inside(frame: bytes) -> bytes | None:
-    """The packet in a frame, if it is of IP."""
-    (kind,), at = unpack(_TYPE, frame), _TYPE.size
-    if kind == _TAG:
-        (kind,), at = unpack(_TYPE, frame[_TAG_BYTES:]), at + _TAG_BYTES
-    return frame[at:] if kind in ETHER_TYPES.values() else None
+def _inside(frame: bytes) -> Packet | None:
+    """The packet in a frame, if it is of IP; a workload may say so of what is none, or end anywhere."""
+    if _kind_of(frame) == _TAG:
+        frame = frame[_TAG_BYTES:]
+    if _kind_of(frame) not in ETHER_TYPES.values():
+        return None
+    try:
+        return parse_packet(frame[_TYPE.stop :])
+    except DatapathFault:
+        return None
+
+
+def _kind_of(frame: bytes) -> int:
+    return int.from_bytes(frame[_TYPE], "big")
