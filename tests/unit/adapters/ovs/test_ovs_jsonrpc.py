@@ -71,3 +71,34 @@ def test_a_server_that_asks_is_answered(tmp_path: Path) -> None:
         database.close()
         thread.join(10)
     assert heard == [{"id": "echo", "result": ["alive?"], "error": None}] * 2
+
+
+def test_a_connection_whose_first_question_is_refused_does_not_count(tmp_path: Path) -> None:
+    """W28: a server that is not ready yet is asked again, and only what was copied passes for a copy."""
+    row = {"new": {"name": "weft"}}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "db.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            schema: dict[str, Any] = {"tables": {"Bridge": {"columns": {"name": {}}}}}
+            for answers in ([None], [None], [schema, {"Bridge": {"u": row}}]):
+                connection, _ = listener.accept()
+                with connection:
+                    for answer in answers:
+                        question = json.loads(connection.recv(1 << 16))
+                        error = "not ready" if answer is None else None
+                        connection.sendall(encode({"id": question["id"], "result": answer, "error": error}))
+                    connection.recv(1)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        database = Database(f"unix:{tmp_path / 'db.sock'}", columns={"Bridge": ["name"]})
+        for _ in range(2):
+            with pytest.raises(DatapathFault, match="not ready"):
+                database.look()
+            assert database.connections == 0
+        database.look()
+        assert (database.connections, database.tables["Bridge"]) == (1, {"u": row["new"]})
+        database.close()
+        thread.join(10)
