@@ -29,6 +29,12 @@ DATAGRAM = (
 FRAME = bytes(12) + b"\x08\x00" + DATAGRAM
 TAGGED = bytes(12) + b"\x81\x00\x00\x07\x08\x00" + DATAGRAM
 ARP = bytes(12) + b"\x08\x06" + bytes(28)
+MALFORMED = {
+    "no-ip": bytes(12) + b"\x08\x00" + bytes(40),
+    "no-end": bytes(12) + b"\x08\x00" + DATAGRAM[:10],
+    "no-packet": bytes(12) + b"\x86\xdd",
+    "no-type": bytes(12) + b"\x81\x00",
+}
 
 
 def told(frame: bytes = FRAME, *, cookie: int = OWNER, **fields: int) -> Told:
@@ -55,6 +61,14 @@ def test_a_reason_of_our_own_and_a_tenant_that_only_the_port_knows() -> None:
 @pytest.mark.parametrize("strange", [told(ARP, in_port=5), told(in_port=5, cookie=7), told(in_port=9)])
 def test_what_is_not_ours_or_not_of_ip_is_left_out(strange: Told) -> None:
     assert drop_of(strange, {1: BLUE}, PORTS) is None
+
+
+@pytest.mark.parametrize("frame", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_frame_hides_no_other(frame: bytes) -> None:
+    """Whoever sends what only says it is of IP does not keep the operator from hearing about the rest."""
+    round_of_three = [told(each, in_port=5, reg3=SPOOFED) for each in (FRAME, frame, FRAME)]
+    found = [drop_of(each, {1: BLUE}, PORTS) for each in round_of_three]
+    assert [drop and drop.source for drop in found] == [A, None, A]
 
 
 def test_what_ends_too_early_is_a_fault() -> None:
