@@ -45,11 +45,11 @@ class Town:
         return ClusterMeeting(Access(servers=(self._kube.url,), ca=self._kube.authority.ca, token=token))
 
     @asynccontextmanager
-    async def netmaster(self, name: str, *, life: float = 3600.0) -> AsyncIterator[Store]:
+    async def netmaster(self, name: str, *, life: float = 3600.0, join_host: str = "127.0.0.1") -> AsyncIterator[Store]:
         """Its store; the directory of this name is its disk."""
         directory = self._directory / name
         directory.mkdir(exist_ok=True)
-        store, join = ("127.0.0.1", free_port()), ("127.0.0.1", free_port())
+        store, join = ("127.0.0.1", free_port()), (join_host, free_port())
         meeting = await self.meeting_as("weft-netmaster")
         async with (
             joining(meeting, directory=directory, store=store, join=join, life=life) as tls,
@@ -121,6 +121,22 @@ async def test_a_node_writes_what_is_its_own_and_nothing_else(town: Town) -> Non
             await write(store, "status/nodes/two/x")
         assert await kept.read(StoreKey("status/nodes/one/x")) is not None
         assert await kept.read(StoreKey("status/nodes/two/x")) is None
+
+
+async def test_a_node_joins_by_a_name_longer_than_a_common_name(town: Town) -> None:
+    """Kubernetes lets nodes have names of 253 characters; the common name of a certificate has 64."""
+    node = ".".join(["a" * 60] * 3)
+    async with town.netmaster("m") as kept, joined(town, node) as (store, _):
+        await write(store, f"status/nodes/{node}/x")
+        with pytest.raises(Denied):
+            await write(store, f"status/nodes/{node[:64]}/x")
+        assert await kept.read(StoreKey(f"status/nodes/{node}/x")) is not None
+
+
+async def test_nodes_join_at_another_address_than_the_stores(town: Town) -> None:
+    async with town.netmaster("m", join_host="127.0.0.2"), joined(town, "one") as (store, _):
+        assert "127.0.0.2" in (await town.notice()).join
+        await write(store, "status/nodes/one/x")
 
 
 async def test_an_agent_that_calls_itself_otherwise_is_told_its_name(town: Town) -> None:

@@ -7,7 +7,7 @@ known, is published where agents look.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -67,7 +67,7 @@ async def joining(
     `store` and `join` are addresses at which agents reach us; `life` is that of certificates, in seconds.
     """
     authority = Authority.open(directory / "authority.pem")
-    own = _OwnCertificate(authority, directory, address=store[0], life=timedelta(seconds=life))
+    own = _OwnCertificate(authority, directory, addresses=(store[0], join[0]), life=timedelta(seconds=life))
     for_store, for_joining = own.tls(demanding=True), own.tls(demanding=False)
     notice = Notice(store=_url(store), join=_url(join), ca=authority.ca.decode())
     async with AsyncExitStack() as stack:
@@ -82,11 +82,11 @@ async def joining(
 class _OwnCertificate:
     """By which agents know us. New connections see the one of the moment."""
 
-    def __init__(self, authority: Authority, directory: Path, *, address: str, life: timedelta) -> None:
+    def __init__(self, authority: Authority, directory: Path, *, addresses: Sequence[str], life: timedelta) -> None:
         self._authority = authority
         self._ca = directory / "ca.pem"
         self._file = directory / "netmaster.pem"
-        self._address = address
+        self._addresses = tuple(dict.fromkeys(addresses))
         self._life = life
         self._shown: list[ssl.SSLContext] = []
         place_file(self._ca, authority.ca, mode=0o600)
@@ -109,7 +109,7 @@ class _OwnCertificate:
     def _issue(self) -> None:
         request = new_request("netmaster")
         certificate = self._authority.sign(
-            request.text, name="netmaster", life=self._life, now=datetime.now(UTC), addresses=[self._address]
+            request.text, name="netmaster", life=self._life, now=datetime.now(UTC), addresses=self._addresses
         )
         place_file(self._file, request.key + certificate, mode=0o600)
 
