@@ -193,8 +193,6 @@ async def arrives(source: Pod, target: Pod, *, protocol: int, family: int) -> bo
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_fragments_are_no_way_around(town: Town, family: int) -> None:
     """Anchors 5a: whole datagrams in pieces are judged as what they are, and a piece alone is nothing."""
-    if town.lab.datapath == "ovs":
-        pytest.skip("the switch does not tell the port of later pieces: rules with ports refuse them (issue 8)")
     closed = await closed_group(town, "-d in -l udp -P 5000 -p 2 -j allow")
     others = await town.pods()
     for source, target in itertools.product(others, closed):

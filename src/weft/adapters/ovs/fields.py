@@ -58,9 +58,9 @@ _BASIC_FIELDS: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 _NICIRA_FIELDS: Mapping[str, tuple[int, int]] = {
     **{f"reg{number}": (number, 4) for number in range(16)},
-    "nw_ttl": (29, 1), "ct_state": (105, 4), "ct_zone": (106, 2), "ct_mark": (107, 4), "ct_nw_proto": (119, 1),
-    "ct_nw_src": (120, 4), "ct_nw_dst": (121, 4), "ct_ipv6_src": (122, 16), "ct_ipv6_dst": (123, 16),
-    "ct_tp_src": (124, 2), "ct_tp_dst": (125, 2),
+    "ip_frag": (26, 1), "nw_ttl": (29, 1), "ct_state": (105, 4), "ct_zone": (106, 2), "ct_mark": (107, 4),
+    "ct_nw_proto": (119, 1), "ct_nw_src": (120, 4), "ct_nw_dst": (121, 4), "ct_ipv6_src": (122, 16),
+    "ct_ipv6_dst": (123, 16), "ct_tp_src": (124, 2), "ct_tp_dst": (125, 2),
 }  # fmt: skip
 
 FIELDS: Final[Mapping[str, Field]] = MappingProxyType(
@@ -81,6 +81,11 @@ _V6 = {"ipv6_src", "ipv6_dst", "nd_target", "ct_ipv6_src", "ct_ipv6_dst"}
 _MAC = {"eth_src", "eth_dst", "arp_sha", "arp_tha", "nd_sll", "nd_tll"}
 _HEX = {"eth_type", "vlan_vid", "ct_state", "ct_mark", "nd_reserved", *(f"reg{number}" for number in range(16))}
 
+IS_PIECE: Final = (1, 1)
+IS_LATER_PIECE: Final = (2, 2)
+"""An `ip_frag` of a datagram's pieces: of all, and of all but the first, which alone has ports."""
+_PIECES = {IS_PIECE: "yes", IS_LATER_PIECE: "later"}
+
 
 class Matched(msgspec.Struct, frozen=True, gc=False, order=True):
     """One condition of a flow: those bits of the field that the mask has are as in the value."""
@@ -91,6 +96,8 @@ class Matched(msgspec.Struct, frozen=True, gc=False, order=True):
 
     def __str__(self) -> str:
         field = FIELDS[self.name]
+        if self.name == "ip_frag" and (self.value, self.mask) in _PIECES:
+            return f"{self.name}={_PIECES[self.value, self.mask]}"
         value = text(field, self.value)
         return f"{self.name}={value}" if self.mask == field.whole else f"{self.name}={value}/{text(field, self.mask)}"
 

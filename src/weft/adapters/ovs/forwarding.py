@@ -21,7 +21,7 @@ from weft.adapters.ovs.actions import (
     SetField,
     Track,
 )
-from weft.adapters.ovs.fields import match
+from weft.adapters.ovs.fields import IS_PIECE, match
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.ground import (
     ARP,
@@ -107,13 +107,18 @@ def base_flows() -> Iterator[Flow]:
         )
     for kind in ETHER_TYPES.values():
         yield Flow(Table.TRACK, 1, match({"eth_type": kind}), (Track(TENANT, Table.ROUTE),))
+        # Pieces that wait in vain for others come out of the tracker among whoever is there then.
+        lonely: Conditions = {"eth_type": kind, "ip_frag": IS_PIECE, "ct_state": (INVALID, INVALID)}
+        yield Flow(Table.ROUTE, _NO_CONNECTION + 1, match(lonely))
         yield Flow(
             Table.LEAVE,
-            2,
+            3,
             match({"eth_type": kind, "ct_state": (NEW | TRACKED, NEW | TRACKED)}),
-            (Track(TENANT, commit=True, mark=MARK), OutputRegister(LEAVES_BY)),
+            (Track(TENANT, Table.WHOLE, commit=True, mark=MARK),),
         )
+        yield Flow(Table.LEAVE, 2, match({"eth_type": kind, "ip_frag": IS_PIECE}), (Track(TENANT, Table.WHOLE),))
         yield Flow(Table.LEAVE, 1, match({"eth_type": kind}), (OutputRegister(LEAVES_BY),))
+    yield Flow(Table.WHOLE, 1, match({"ct_state": (0, INVALID)}), (OutputRegister(LEAVES_BY),))
 
 
 def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from weft.adapters.linux.judging import NOT_READY, TRANSIT, UNJUDGED, UNKNOWN
 from weft.adapters.ovs.actions import Action, Move, SetField, Tell
-from weft.adapters.ovs.fields import match
+from weft.adapters.ovs.fields import IS_LATER_PIECE, match
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.ground import (
     ETHER_TYPES,
@@ -82,6 +82,9 @@ def base_flows() -> Iterator[Flow]:
         for protocol in PORTED:
             conditions = {**known, "ct_nw_proto": protocol}
             yield Flow(Table.SERVICE, 2, match(conditions), (note, Move("ct_tp_dst", PORT)), Table.ASKS)
+        # They have no port to be judged by, and do not leave without the first piece, which has.
+        later: Conditions = {"eth_type": kind, "ip_frag": IS_LATER_PIECE}
+        yield Flow(Table.SERVICE, 4, match(later), (), Table.MARKING)
     for table, _, _, _, then in _ENDS:
         yield Flow(table, _NOBODY, (), (), then)
     yield Flow(Table.PLACES, _KNOWN, (), (), Table.EGRESS)

@@ -29,6 +29,7 @@ class Table(IntEnum):
     MARKING = 14
     INWARD = 15
     LEAVE = 16
+    WHOLE = 17
 
 
 PURPOSES: Final[dict[Table, str]] = {
@@ -59,7 +60,10 @@ PURPOSES: Final[dict[Table, str]] = {
     Table.MARKING: "Packets of workloads whose group's profile says so get its DSCP, and pass the meter of "
     "what the port sends where there is one.",
     Table.INWARD: "Packets to a port whose workload asked for a limit pass the meter of what goes to it.",
-    Table.LEAVE: "New connections are remembered; the packet leaves by the port that was found.",
+    Table.LEAVE: "New connections are remembered, and datagrams in pieces put together once more; all else leaves by "
+    "the port that was found.",
+    Table.WHOLE: "What was let pass whole leaves by the port that was found. Later pieces are not judged, because none "
+    "comes so far without the first.",
 }
 
 TENANT, ASKS, ANSWERS, OUTCOME, LEAVES_BY = "reg0", "reg1", "reg2", "reg3", "reg4"

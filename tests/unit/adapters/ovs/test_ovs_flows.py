@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.adapters.ovs import actions
-from weft.adapters.ovs.fields import FIELDS, Field, Match, decode_match, encode_match, match
+from weft.adapters.ovs.fields import FIELDS, IS_LATER_PIECE, Field, Match, decode_match, encode_match, match
 from weft.adapters.ovs.flows import OWNER, Flow, add_flow, decode_flows
 from weft.domain.errors import DatapathFault
 
@@ -111,6 +111,10 @@ def test_an_action_of_others_is_never_taken_for_ours() -> None:
         (
             Flow(3, 9, match({"eth_type": 0x800, "ip_dst": (0x0A000000, 0xFF000000), "reg0": 5}), (), 4),
             "table=3,priority=9,eth_type=0x800,ip_dst=10.0.0.0/255.0.0.0,reg0=0x5,actions=goto_table:4",
+        ),
+        (
+            Flow(6, 4, match({"eth_type": 0x800, "ip_frag": IS_LATER_PIECE})),
+            "table=6,priority=4,eth_type=0x800,ip_frag=later,actions=drop",
         ),
         (Flow(0, 1, (), (actions.Output(3),), None, 7), "table=0,priority=1,actions=meter:7,output:3"),
         (Flow(0, 1, match({"reg1": (1, 0)}), (actions.Output(3),)), "table=0,priority=1,actions=output:3"),
