@@ -17,6 +17,7 @@ from weft.adapters.linux.netns import Namespace
 from weft.testing import inventory
 from weft.testing.floods import Flood, Shot
 from weft.testing.hosts import Host, Pod
+from weft.testing.modes import ON_ALL
 from weft.testing.netlab import NetLab
 from weft.testing.processes import DEADLINE
 from weft.testing.traffic import TCP, UDP, Transport
@@ -111,7 +112,7 @@ async def following(host: Host, *words: str) -> AsyncIterator[asyncio.StreamRead
         await child.wait()
 
 
-@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
+@ON_ALL
 @pytest.mark.parametrize("family", [4, 6])
 async def test_a_refused_flow_is_told_with_its_rule_and_its_pods(host: Host, family: int) -> None:
     guest, till = await pods(host)
@@ -129,7 +130,7 @@ async def test_a_refused_flow_is_told_with_its_rule_and_its_pods(host: Host, fam
     assert DENY_TCP_81 in shown
 
 
-@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
+@ON_ALL
 async def test_reasons_of_our_own_are_told_in_words(host: Host) -> None:
     """CVE-class spoofing: the sender is named, whatever address it spoke with."""
     guest, till = await pods(host)
@@ -208,7 +209,7 @@ async def test_rules_are_counted_and_a_dry_run_counts_what_it_would_have_dropped
     assert "would-deny" in restarted
 
 
-@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
+@ON_ALL
 @pytest.mark.parametrize("flags", [(), ("-6",)])
 async def test_a_packet_agrees_with_the_engine_where_it_passes_and_where_it_does_not(
     host: Host, flags: tuple[str, ...]
@@ -228,7 +229,7 @@ async def test_a_packet_agrees_with_the_engine_where_it_passes_and_where_it_does
     assert "they AGREE" in back.stdout
 
 
-@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
+@ON_ALL
 async def test_a_packet_to_another_node_is_known_by_its_answer(lab: NetLab, host: Host) -> None:
     two = await lab.host("two")
     guest, till = await pods(host, two)

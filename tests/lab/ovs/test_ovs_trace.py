@@ -35,7 +35,15 @@ async def traced(host: Host, *words: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(run)
 
 
-@pytest.mark.parametrize("fwdmode", ["routing", "bridge"])
+@pytest.mark.parametrize(
+    ("netmode", "fwdmode"),
+    [
+        ("vxlan", "routing"),
+        ("vxlan", "bridge"),
+        pytest.param("vlan", "routing", marks=pytest.mark.soak),
+        ("vlan", "bridge"),
+    ],
+)
 async def test_the_switch_would_do_what_the_engine_says(lab: NetLab) -> None:
     """On this node and to another, in both families; where somebody changed a flow, both verdicts are told."""
     await lab.network("net", subnet="10.1.0.0/16", gateway="10.1.255.254", ipv6Subnet="2001:db8:1::/64")
@@ -57,9 +65,11 @@ async def test_the_switch_would_do_what_the_engine_says(lab: NetLab) -> None:
             answer = json.loads(done.stdout)
             assert (answer["agree"], answer["datapath"]["passes"]) == (True, not rule)
             assert not rule or answer["datapath"]["by"] == f"contiv/default/shop/{rule}"
-    done = await traced(one, "guest", "far", "tcp/80")
-    assert done.returncode == 0, done.stdout
-    assert "leaves by wx" in done.stdout
+    way = "wx" if lab.netmode == "vxlan" else "weft-vlan"
+    for flags in ((), ("-6",)):
+        done = await traced(one, *flags, "guest", "far", "tcp/80")
+        assert done.returncode == 0, done.stdout
+        assert f"leaves by {way}" in done.stdout
     assert one.switch is not None
     # Flows that are gone would be missed, and be back, before anybody has asked.
     one.switch.flows("mod-flows", BRIDGE, f"table=0,ip,nw_src={guest.address()},actions=drop")

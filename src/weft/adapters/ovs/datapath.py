@@ -39,6 +39,7 @@ from weft.domain.diff import Difference, in_turn
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Part, Port, Space
+from weft.domain.segments import Station
 from weft.ports.datapath import NO_CHANGE, Drop, Findings, Plugging, Question, ServiceUse, SpaceSurvey, Tallies, Wiring
 
 _NEVER = (0, 0)
@@ -319,8 +320,9 @@ class OvsDatapath(KernelTools):
         """Whom the workload speaks to: its neighbour on a segment, else its host end."""
         if not question.port.segment:
             return PORT_MAC
-        ports = (part for part in self._flows.parts if isinstance(part, Port) and part.tenant == question.port.tenant)
-        return next((each.mac for each in ports if question.target in each.addresses), mac_of(question.target))
+        known = (part for part in self._flows.parts if isinstance(part, Port | Station))
+        own = (each for each in known if each.tenant == question.port.tenant)
+        return next((each.mac for each in own if question.target in each.addresses), mac_of(question.target))
 
     def tallies(self) -> list[Tallies]:
         outcomes, reasons = self._flows.count()
