@@ -31,7 +31,7 @@ async def populate(rest: Rest) -> None:
     rule = {"policyName": "p", "ruleId": "1", "direction": "in", "action": "deny"}
     await rest.put("rules", tenantName="default", **rule)
     group = {"groupName": "web", "networkName": "red", "ipPool": "10.2.0.10-10.2.0.20", "policies": ["p"]}
-    await rest.put("endpointGroups", tenantName="default", **group, netProfile="gold")
+    (await rest.put("endpointGroups", tenantName="default", **group, netProfile="gold", pktTag=78)).accepted()
     service = {"serviceName": "s", "networkName": "red", "selectors": ["a=b"], "ports": ["80:80:TCP"]}
     await rest.put("serviceLBs", tenantName="default", **service)
     peer = {"hostname": "n1", "routerip": "50.1.1.2/24", "as": "65002", "neighbor-as": "500"}

@@ -29,7 +29,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import DatapathFault, Invalid, NotFound, Unavailable, WeftError
 from weft.domain.ids import EndpointKey, check_endpoint_id
 from weft.domain.nodeview import port_of
-from weft.domain.segments import segment_number
+from weft.domain.segments import segment_number, tags_of
 from weft.ports.datapath import Plugging, WiredAddress, Wiring
 from weft.runtime.turns import Turns
 
@@ -167,7 +167,7 @@ class Attachments:
         network = self._network_of(endpoint)
         container, interface = request.attachment
         beside = self._journal.find(Handle(container, USUAL_INTERFACE)) if interface != USUAL_INTERFACE else None
-        segment = segment_number(self._cluster, network)
+        segment = segment_number(self._cluster, tags_of(self._cluster, network, endpoint.group))
         wiring = wiring_of(endpoint, network, netns=request.netns, mtu=self._mtu, segment=segment, beside=beside)
         wiring = msgspec.structs.replace(
             wiring, ports=published_ports(request.wishes.ports), rates=wished_rates(request.wishes.bandwidth)
@@ -177,7 +177,7 @@ class Attachments:
 
     async def _wire_host(self, endpoint: model.Endpoint) -> None:
         network = self._network_of(endpoint)
-        segment = segment_number(self._cluster, network)
+        segment = segment_number(self._cluster, tags_of(self._cluster, network, endpoint.group))
         wiring = wiring_of(endpoint, network, netns=HOST_NETNS, mtu=self._mtu, segment=segment)
         await self._wire_as(host_wiring(wiring, network), endpoint, network)
 
@@ -185,7 +185,7 @@ class Attachments:
         self, wiring: Wiring, endpoint: model.Endpoint, network: model.Network, *, name: str = ""
     ) -> None:
         self._journal.change(endpoint.key, stage=Stage.WIRING, wiring=wiring, network_name=name)
-        await self._reconciler.make_room(network)
+        await self._reconciler.make_room(network, endpoint.group)
         await self.plug(endpoint, wiring)
 
     def _network_of(self, endpoint: model.Endpoint) -> model.Network:

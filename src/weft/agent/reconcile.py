@@ -22,7 +22,7 @@ from weft.domain.diff import Difference, diff
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.nodeview import Beyond, Part, Port, Space, ground_of, node_view, rank, remotes_of, way_of
-from weft.domain.segments import is_bridged
+from weft.domain.segments import is_bridged, tags_of
 from weft.ports.datapath import Findings
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.lean import give_back_memory
@@ -108,6 +108,9 @@ class Reconciler:
                 self._touched.add(tuple(parts))
             elif folder in _GROUND or (folder == kinds.SERVICE.prefix and is_bridged(self._cluster)):
                 self._all_touched = True
+            elif folder == kinds.GROUP.prefix:
+                group = self._cluster.get(kinds.GROUP, *parts)
+                self._all_touched |= group is None or group.value.pkt_tag > 0  # it may have had a tag of its own
             if folder == kinds.NETWORK.prefix:
                 self.networks_changed.set()
         self._all_touched |= self.services.open_tenants != open_before
@@ -200,13 +203,13 @@ class Reconciler:
             self.settled = wish
             self.receipt_due.set()
 
-    async def make_room(self, network: model.Network) -> None:
-        """The tenant's space and the network's ground are there when this returns, and stay: its attachment is noted.
+    async def make_room(self, network: model.Network, group: str) -> None:
+        """The tenant's space and the ground of network and group are there when this returns, and stay: it is noted.
 
         The turn is waited for even when there is nothing to do: a round that began before the note may be removing
         the space of a tenant whose last workload has just left.
         """
-        needed = frozenset(ground_of(self._cluster, network))
+        needed = frozenset(ground_of(self._cluster, network, group))
         async with self._turn:
             if self._doubtful:
                 await self._read_back()
@@ -238,12 +241,12 @@ class Reconciler:
         return frozenset(note.wiring.port for note in self._journal if note.wiring is not None and note.stage in WIRED)
 
     def _is_new_ground(self, key: tuple[str, ...]) -> bool:
-        """Whether an endpoint is in a network of a local tenant for which there is no overlay yet."""
+        """Whether an endpoint is in a network of a local tenant for which there is no way to other nodes yet."""
         tenant, network, _ = key
-        stored = self._cluster.get(kinds.NETWORK, tenant, network)
+        stored, endpoint = self._cluster.get(kinds.NETWORK, tenant, network), self._cluster.get(kinds.ENDPOINT, *key)
         if stored is None or Space(TenantName(tenant)) not in self._applied:
             return False
-        tags = stored.value.tags
+        tags = tags_of(self._cluster, stored.value, endpoint.value.group if endpoint else "")
         return tags is not None and way_of(TenantName(tenant), tags) not in self._applied
 
     def _remotes_at(self, key: tuple[str, ...]) -> frozenset[Beyond]:

@@ -80,6 +80,13 @@ NOUNS = (
                         placeholder="FIRST-LAST",
                     ),
                     Flag(("--epg-tag", "--tag"), "tag by which other systems know it", "cfgdTag", placeholder="TAG"),
+                    Flag(
+                        ("--pkt-tag",),
+                        "VLAN tag of its own, on a network of encap vlan",
+                        "pktTag",
+                        "number",
+                        placeholder="TAG",
+                    ),
                 ),
             ),
             _inspect(kinds.GROUP, "Show a group with its endpoints"),

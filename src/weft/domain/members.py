@@ -31,6 +31,8 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "groupName": f"{_NAME}; no network of the tenant may have the same",
         "networkName": "the network of its endpoints; never changes",
         "ipPool": "`first-last` or one address, kept for its endpoints; unused when taken, never changes",
+        "pktTag": "VLAN tag of its endpoints' frames, where the network is of encap vlan, within the cluster's range; "
+        "0: the network's; never changes",
         "policies": "names of the policies in force for its endpoints",
         "netProfile": "name of its netprofile, or empty",
         "cfgdTag": "tag by which other systems know it; empty: `group.tenant`",

@@ -77,12 +77,13 @@ class Network(Value, frozen=True, kw_only=True):
 
 
 class Group(Value, frozen=True, kw_only=True):
-    """An endpoint group: endpoints of one network that share policies, a profile and maybe an address pool."""
+    """An endpoint group: endpoints of one network that share policies, a profile and maybe an address pool or a tag."""
 
     tenant: TenantName = field(name="tenantName")
     name: GroupName = field(name="groupName")
     network: NetworkName = field(name="networkName")
     ip_pool: str = ""
+    pkt_tag: int = 0
     policies: tuple[PolicyName, ...] = ()
     net_profile: str = ""
     cfgd_tag: str = ""

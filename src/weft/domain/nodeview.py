@@ -34,11 +34,13 @@ from weft.domain.policy.parts import PolicyPart, Row, Tally, Where, Who
 from weft.domain.segments import (
     Segment,
     Station,
+    all_tags_of,
     answered_addresses,
     floods,
     is_bridged,
     segment_of,
     station_of,
+    tags_of,
     wire_number,
 )
 from weft.domain.validation import check, parse_bandwidth
@@ -206,11 +208,12 @@ def tenant_parts(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterat
     """What a tenant with workloads on this node needs there, besides their ports."""
     yield Space(tenant)
     for network in cluster.networks(tenant):
-        if segment := segment_of(cluster, network):
-            yield segment
+        segments = [segment for tags in all_tags_of(cluster, network) if (segment := segment_of(cluster, tenant, tags))]
+        yield from segments
+        for segment in segments:
             for address in answered_addresses(cluster, network):
                 yield Gateway(tenant, address, segment.number)
-        else:
+        if not segments:
             for family in (4, 6):
                 if gateway := ipam.gateway_of(network, family):
                     yield Gateway(tenant, gateway)
@@ -218,13 +221,14 @@ def tenant_parts(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterat
             yield from overlay_parts(cluster, node, network)
 
 
-def ground_of(cluster: Cluster, network: model.Network) -> Iterator[Part]:
-    """What must be there before somebody is attached to a network."""
+def ground_of(cluster: Cluster, network: model.Network, group: str = "") -> Iterator[Part]:
+    """What must be there before somebody of a group is attached to a network."""
     yield Space(network.tenant)
-    if segment := segment_of(cluster, network):
+    tags = tags_of(cluster, network, group)
+    if segment := segment_of(cluster, network.tenant, tags):
         yield segment
-    if network.tags:
-        yield way_of(network.tenant, network.tags)
+    if tags:
+        yield way_of(network.tenant, tags)
 
 
 def way_of(tenant: TenantName, tags: model.NetworkTags) -> Overlay | Trunk:
@@ -241,7 +245,8 @@ def overlay_parts(cluster: Cluster, node: NodeName, network: model.Network) -> I
     """The way to other nodes for one network, and who is there."""
     assert network.tags is not None
     number = wire_number(network.tags)
-    yield way_of(network.tenant, network.tags)
+    for tags in all_tags_of(cluster, network):
+        yield way_of(network.tenant, tags)
     vteps = {other.name: other.vtep_ip for other in cluster.all(kinds.NODE) if other.vtep_ip and other.name != node}
     bridged = is_bridged(cluster)
     for vtep in set(vteps.values()) if network.tags.vni else ():
@@ -255,22 +260,26 @@ def overlay_parts(cluster: Cluster, node: NodeName, network: model.Network) -> I
 
 
 def remotes_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> Iterator[Beyond]:
-    """Where an endpoint of another node is; nothing for addresses that are reached by their node's block."""
+    """Where an endpoint of another node is; nothing for addresses that are reached by their node's block.
+
+    The block's frames have the network's tag.
+    """
     if is_bridged(cluster):
         if station := station_of(cluster, node, endpoint):
             yield station
         return
     stored = cluster.get(kinds.NETWORK, *endpoint.network_key)
     other = cluster.get(kinds.NODE, endpoint.host)
-    if stored is None or stored.value.tags is None or other is None:
+    tags = tags_of(cluster, stored.value, endpoint.group) if stored else None
+    if stored is None or tags is None or other is None:
         return
     vtep = other.value.vtep_ip
     if endpoint.host == node or not vtep:
         return
     for address in endpoint.addresses:
-        if _owner(cluster, stored.value, address) != endpoint.host:
+        if tags != stored.value.tags or _owner(cluster, stored.value, address) != endpoint.host:
             prefix = Prefix(address.family, address.number, BITS[address.family])
-            yield Remote(endpoint.tenant, prefix, wire_number(stored.value.tags), vtep)
+            yield Remote(endpoint.tenant, prefix, wire_number(tags), vtep)
 
 
 def _owner(cluster: Cluster, network: model.Network, address: Address) -> str:

@@ -108,7 +108,7 @@ def _group(cluster: Cluster, group: model.Group) -> Oper:
         "endpoints": _endpoints(cluster, members),
     }
     if network and network.tags:
-        view |= {"pktTag": network.tags.vlan, "externalPktTag": network.tags.vni}
+        view |= {"pktTag": group.pkt_tag or network.tags.vlan, "externalPktTag": network.tags.vni}
     if network and group.ip_pool:
         taken = cluster.address_pool(network.key, 4).taken
         spans = ipam.spans_for(cluster, network, group, 4)

@@ -1,7 +1,8 @@
 """Bridge mode: each network is a segment of its own, on which everyone is found by MAC (docs/design/bridge.md; pure).
 
-Nobody routes between segments. Who is on one, and where, is known from the store, so no MAC is ever learnt and nobody
-has to be asked; whether a question is answered by the node or flooded to all is the cluster's `arpMode`.
+So is each group that has a VLAN tag of its own. Nobody routes between segments. Who is on one, and where, is known
+from the store, so no MAC is ever learnt and nobody has to be asked; whether a question is answered by the node or
+flooded to all is the cluster's `arpMode`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _FIRST_UNTUNNELLED = 1 << 25
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
-    """A network as one link, on which everyone of it is. Its number is that of the overlay, where it has one."""
+    """A network, or a group with a tag of its own, as one link, on which everyone of it is.
+
+    Its number is that of the overlay, where it has one.
+    """
 
     tenant: TenantName
     number: int
@@ -52,9 +56,24 @@ def floods(cluster: Cluster) -> bool:
     return cluster.global_settings().arp_mode == "flood"
 
 
-def segment_number(cluster: Cluster, network: model.Network) -> int:
-    """The number of the segment that a network is; 0 where nodes route."""
-    return wire_number(network.tags) if network.tags and is_bridged(cluster) else 0
+def tags_of(cluster: Cluster, network: model.Network, group: str = "") -> model.NetworkTags | None:
+    """What a network's frames are told by between nodes; those of a group that has a tag of its own, by that one."""
+    stored = cluster.get(kinds.GROUP, network.tenant, group) if group else None
+    return model.NetworkTags(vlan=stored.value.pkt_tag) if stored and stored.value.pkt_tag else network.tags
+
+
+def all_tags_of(cluster: Cluster, network: model.Network) -> Iterator[model.NetworkTags]:
+    """The tags of a network and, where it has VLAN tags, of its groups."""
+    if network.tags:
+        yield network.tags
+    for group in cluster.all(kinds.GROUP, network.tenant) if network.encap == "vlan" else ():
+        if group.network == network.name and group.pkt_tag:
+            yield model.NetworkTags(vlan=group.pkt_tag)
+
+
+def segment_number(cluster: Cluster, tags: model.NetworkTags | None) -> int:
+    """The number of the segment that has these tags; 0 where nodes route."""
+    return wire_number(tags) if tags and is_bridged(cluster) else 0
 
 
 def wire_number(tags: model.NetworkTags) -> int:
@@ -67,10 +86,10 @@ def vlan_tag(number: int) -> int:
     return max(number - _FIRST_UNTUNNELLED, 0)
 
 
-def segment_of(cluster: Cluster, network: model.Network) -> Segment | None:
-    """The segment that a network is; nothing where nodes route."""
-    number = segment_number(cluster, network)
-    return Segment(network.tenant, number, floods(cluster)) if number else None
+def segment_of(cluster: Cluster, tenant: TenantName, tags: model.NetworkTags | None) -> Segment | None:
+    """The segment of a tenant that has these tags; nothing where nodes route."""
+    number = segment_number(cluster, tags)
+    return Segment(tenant, number, floods(cluster)) if number else None
 
 
 def answered_addresses(cluster: Cluster, network: model.Network) -> Iterator[Address]:
@@ -89,7 +108,7 @@ def station_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> St
     other = cluster.get(kinds.NODE, endpoint.host)
     if stored is None or other is None or endpoint.host == node:
         return None
-    tags, vtep = stored.value.tags, other.value.vtep_ip
+    tags, vtep = tags_of(cluster, stored.value, endpoint.group), other.value.vtep_ip
     if tags is None or not vtep or not endpoint.addresses:
         return None
     return Station(endpoint.tenant, wire_number(tags), vtep, endpoint.mac_address, endpoint.addresses)

@@ -104,6 +104,8 @@ def _check_group(group: model.Group) -> model.Group:
         raise Invalid("policies names a policy twice: list each once", field="policies")
     _check_optional_name(group.net_profile, field="netProfile")
     _check_tag_text(group.cfgd_tag)
+    if not 0 <= group.pkt_tag <= MAX_VLAN:
+        raise Invalid(f"pktTag {group.pkt_tag} must be 0 (that of the network) to {MAX_VLAN}", field="pktTag")
     pool = str(parse_range(group.ip_pool, field="ipPool", family=4)) if group.ip_pool else ""
     return msgspec.structs.replace(group, ip_pool=pool)
 

@@ -188,7 +188,10 @@ class _Auditor:
                 yield "vni", str(tags["vni"]), holder
                 yield "local-vlan", str(tags["vlan"]), holder
         for key, document in self._folders["groups"].items():
-            yield "group-id", str(document["groupId"]), f"endpointGroup:{':'.join(key)}"
+            holder = f"endpointGroup:{':'.join(key)}"
+            yield "group-id", str(document["groupId"]), holder
+            if "pktTag" in document:
+                yield "vlan", str(document["pktTag"]), holder
 
 
 @lru_cache(maxsize=10_000)

@@ -94,6 +94,36 @@ async def test_frames_between_hosts_have_the_networks_tag(lab: NetLab) -> None:
 
 
 @BOTH_MODES
+async def test_a_group_may_have_a_tag_of_its_own(lab: NetLab) -> None:
+    """Seed 001, CreateEndpoint: it overrides the network's. Groups with different tags are no neighbours."""
+    one, two = await two_hosts(lab)
+    await lab.group("own", network="net", pktTag=TAG + 1)
+    a, b = [await host.pod(f"own-{host.name}", network="net", group="own") for host in (one, two)]
+    with Namespace.current() as here, wire_of(here, interface=f"{two.cable}-eth1") as ear:
+
+        async def heard() -> int | None:
+            assert await a.reaches(b)
+            assert await a.reaches(b, family=6)
+            return await asyncio.to_thread(tag_heard, ear, lambda data: data[12:14] != b"\x08\x06", within=DEADLINE)
+
+        # Where nodes route, the way to a node's addresses is there before the news of who has one of them.
+        await eventually(heard, lambda tag: tag == TAG + 1)
+    c, d = [await host.pod(f"usual-{host.name}", network="net") for host in (one, two)]
+    one.kill()
+    await one.start()
+    for source, target in ((a, b), (b, a), (c, d), (d, c)):
+        assert await source.reaches(target), f"{source.name} to {target.name}"
+    for other in (c, d):
+        assert await (a.never_reaches(other) if lab.fwdmode == "bridge" else a.reaches(other))
+    for pod in (a, b):
+        await pod.remove()
+    await eventually(lambda: lab.rest.delete("endpointGroups", "default:own"), lambda answer: answer.status == 200)
+    await lab.network("heir", subnet="10.2.0.0/16", pktTag=TAG + 1)
+    e, f = [await host.pod(f"heir-{host.name}", network="heir") for host in (one, two)]
+    assert await e.reaches(f)
+
+
+@BOTH_MODES
 async def test_tenants_with_the_same_subnets_never_meet(lab: NetLab) -> None:
     """N6, W42: their tags tell them apart, also where nodes route."""
     hosts = await asyncio.gather(lab.host("one"), lab.host("two"))

@@ -31,6 +31,14 @@ def test_a_configured_tag_is_shown_instead_of_the_derived_one() -> None:
     assert oper_of(world.cluster, kinds.GROUP, web)["groupTag"] == "fabric.web"
 
 
+def test_a_groups_tag_is_its_own_or_its_networks() -> None:
+    """Facts 2.2, `pktTag`; seed 001, CreateEndpoint."""
+    world = World()
+    world.put(network(encap="vlan", pkt_tag=7))
+    shown = [oper_of(world.cluster, kinds.GROUP, world.put(each)) for each in (group("a", pkt_tag=70), group("b"))]
+    assert [each["pktTag"] for each in shown] == [70, 7]
+
+
 def test_addresses_of_blocks_are_allocated_and_available_like_any_others() -> None:
     world = World()
     blue = world.put(network(subnet="10.1.0.0/16"))

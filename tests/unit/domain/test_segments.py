@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from weft.domain import codec, kinds, model
-from weft.domain.addresses import Address, parse_address
+from weft.domain.addresses import Address, address_hex, parse_address
 from weft.domain.cluster import Cluster
-from weft.domain.ids import EndpointId, NetworkName, NodeName, ServiceName, TenantName
+from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, ServiceName, StoreKey, TenantName
 from weft.domain.nodeview import Gateway, Overlay, Peer, Remote, Space, Trunk, ground_of, node_view, rank
-from weft.domain.segments import Segment, Station, segment_number, vlan_tag
+from weft.domain.segments import Segment, Station, segment_number, tags_of, vlan_tag, wire_number
 
 BLUE = TenantName("blue")
 HERE, THERE = NodeName("here"), NodeName("there")
@@ -85,7 +86,7 @@ def test_where_nodes_route_there_are_no_segments() -> None:
     assert not any(isinstance(part, Segment | Station) for part in found)
     assert any(isinstance(part, Remote) for part in found)
     assert Gateway(BLUE, address("10.1.0.1")) in found
-    assert segment_number(cluster, NETWORK) == 0
+    assert segment_number(cluster, NETWORK.tags) == 0
 
 
 @pytest.mark.parametrize(
@@ -99,9 +100,54 @@ def test_a_network_without_tunnels_is_a_segment_too() -> None:
     """It has a number that no tunnel has."""
     local = model.Network(tenant=BLUE, name=NetworkName("l"), encap="vlan", subnet="10.9.0.0/24",
                           tags=model.NetworkTags(vlan=7))  # fmt: skip
-    number = segment_number(cluster_of(), local)
+    number = segment_number(cluster_of(), local.tags)
     assert number > 1 << 24
     ground = [Space(BLUE), Segment(BLUE, number, floods=False), Trunk(BLUE, number)]
     assert list(ground_of(cluster_of(), local)) == ground
     assert vlan_tag(number) == 7
     assert vlan_tag(7) == 0
+
+
+TAGGED = model.Network(
+    tenant=BLUE, name=NetworkName("t"), encap="vlan", subnet="10.9.0.0/16", gateway="10.9.0.1",
+    tags=model.NetworkTags(vlan=7),
+)  # fmt: skip
+OWN, NETWORKS = wire_number(model.NetworkTags(vlan=70)), wire_number(model.NetworkTags(vlan=7))
+
+
+def tagged_cluster(fwd_mode: model.FwdMode) -> Cluster:
+    """A group with a tag of its own and one without, each with a member on the other node, whose block they are in."""
+    cluster = cluster_of(fwd_mode=fwd_mode)
+    cluster.put(kinds.NETWORK.store_key(BLUE, TAGGED.name), codec.encode(TAGGED), 1)
+    block = kinds.blocks_of(BLUE, TAGGED.name) + address_hex(address("10.9.0.0"))
+    cluster.put(StoreKey(block), codec.encode(model.Block(owner=THERE)), 1)
+    for number, (name, tag) in enumerate({"own": 70, "usual": 0}.items(), start=5):
+        group = model.Group(tenant=BLUE, name=GroupName(name), network=TAGGED.name, pkt_tag=tag)
+        cluster.put(kinds.GROUP.store_key(BLUE, name), codec.encode(group), 1)
+        member = msgspec.structs.replace(endpoint(name, THERE, f"10.9.0.{number}"), network=TAGGED.name, group=name)
+        cluster.put(kinds.ENDPOINT.store_key(*member.key), codec.encode(member), 1)
+    assert not cluster.faults
+    return cluster
+
+
+def test_a_group_may_have_a_segment_of_its_own() -> None:
+    """Seed 001, CreateEndpoint: its tag overrides its network's, and whose group is missing has the network's."""
+    cluster = tagged_cluster("bridge")
+    found = node_view(cluster, HERE, [BLUE])
+    for number, member in ((OWN, "10.9.0.5"), (NETWORKS, "10.9.0.6")):
+        assert {Segment(BLUE, number, floods=False), Trunk(BLUE, number)} <= found
+        assert Gateway(BLUE, address("10.9.0.1"), number) in found
+        (station,) = (each for each in found if isinstance(each, Station) and address(member) in each.addresses)
+        assert station.vni == number
+    assert list(ground_of(cluster, TAGGED, "own"))[1:] == [Segment(BLUE, OWN, floods=False), Trunk(BLUE, OWN)]
+    assert tags_of(cluster, TAGGED, "own") == model.NetworkTags(vlan=70)
+    for group in ("", "usual", "missing"):
+        assert tags_of(cluster, TAGGED, group) == TAGGED.tags
+
+
+def test_where_nodes_route_a_groups_members_are_reached_by_its_tag() -> None:
+    """Also those in their node's block, whose frames have the network's tag."""
+    found = node_view(tagged_cluster("routing"), HERE, [BLUE])
+    assert {Trunk(BLUE, OWN), Trunk(BLUE, NETWORKS)} <= found
+    routes = {(str(part.prefix), part.vni) for part in found if isinstance(part, Remote)}
+    assert routes == {("10.9.0.0/26", NETWORKS), ("10.9.0.5/32", OWN)}

@@ -1,10 +1,11 @@
-"""Endpoint groups: members of one network, with policies, a profile and maybe a part of the network's addresses."""
+"""Endpoint groups: members of one network, with policies, a profile, maybe a part of its addresses or an own tag."""
 
 from __future__ import annotations
 
 import msgspec
 
 from weft.domain import ipam, kinds, model
+from weft.domain.changes.tags import take_vlan
 from weft.domain.commits import NEVER, Delete, Write
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import NetworkKey, StoreKey
@@ -15,7 +16,7 @@ GROUP_IDS = (1, (1 << 15) - 1)
 
 
 def put_group(reading: Reading, wanted: model.Group, present: model.Group | None) -> list[Write]:
-    """Network and pool never change (E7, O16); policies, profile and tag do."""
+    """Network, pool and tag on the wire never change (E7, O16); policies, profile and the tag of others do."""
     reading.require(kinds.TENANT, wanted.tenant, field="tenantName")
     for policy in wanted.policies:
         reading.require(kinds.POLICY, wanted.tenant, policy, field="policies")
@@ -25,6 +26,7 @@ def put_group(reading: Reading, wanted: model.Group, present: model.Group | None
         for member, mine, theirs in (
             ("networkName", wanted.network, present.network),
             ("ipPool", wanted.ip_pool, present.ip_pool),
+            ("pktTag", wanted.pkt_tag, present.pkt_tag),
         ):
             if mine != theirs:
                 raise Conflict(
@@ -40,7 +42,8 @@ def put_group(reading: Reading, wanted: model.Group, present: model.Group | None
     if wanted.ip_pool:
         _check_pool(reading, network, wanted)
     number, write = _take_group_id(reading, wanted)
-    return [put(kinds.GROUP, msgspec.structs.replace(wanted, group_id=number)), write]
+    tags = [_take_tag(reading, network, wanted)] if wanted.pkt_tag else []
+    return [put(kinds.GROUP, msgspec.structs.replace(wanted, group_id=number)), write, *tags]
 
 
 def _check_pool(reading: Reading, network: model.Network, wanted: model.Group) -> None:
@@ -84,6 +87,14 @@ def _take_group_id(reading: Reading, wanted: model.Group) -> tuple[int, Write]:
     return number, put_claim(key, holder_of(kinds.GROUP, wanted))
 
 
+def _take_tag(reading: Reading, network: model.Network, wanted: model.Group) -> Write:
+    if network.encap != "vlan":
+        raise Invalid(
+            f"pktTag is for groups of networks of encap vlan, and {network.name} is of {network.encap}", field="pktTag"
+        )
+    return take_vlan(reading, wanted=wanted.pkt_tag, holder=holder_of(kinds.GROUP, wanted))[1]
+
+
 def delete_group(reading: Reading, present: model.Group) -> list[Write]:
     """Refused while it has endpoints (E3) or reserved addresses. Rules that name it then match nothing (W23)."""
     reading.quiet(kinds.ENDPOINT.store_prefix(present.tenant, present.network))
@@ -94,7 +105,8 @@ def delete_group(reading: Reading, present: model.Group) -> list[Write]:
     reserved = list(ipam.reserved_for(reading.cluster, NetworkKey(present.tenant, present.network), present.key))
     if reserved:
         raise Conflict(f"address {reserved[0]} is reserved for group {present.key}: release it first")
+    numbers = {"group-id": present.group_id, "vlan": present.pkt_tag}
     return [
         Delete(kinds.GROUP.store_key(present.tenant, present.name)),
-        Delete(StoreKey(kinds.number_claims("group-id") + str(present.group_id))),
+        *(Delete(StoreKey(kinds.number_claims(pool) + str(each))) for pool, each in numbers.items() if each),
     ]

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import msgspec
 
 from weft.domain import ipam, kinds, model
-from weft.domain.commits import NEVER, Delete, DeleteAll, Write
-from weft.domain.errors import Conflict, Exhausted, Invalid
+from weft.domain.changes.tags import take_number, take_vlan
+from weft.domain.commits import Delete, DeleteAll, Write
+from weft.domain.errors import Conflict
 from weft.domain.ids import StoreKey
-from weft.domain.planning import Reading, holder_of, put, put_claim
+from weft.domain.planning import Reading, holder_of, put
 from weft.domain.validation import MAX_VLAN, MAX_VNI, MAX_VNI_SPAN, parse_tag_range
 
 LOCAL_VLANS = (1, MAX_VLAN)
@@ -50,34 +51,15 @@ def _refuse_overlap(wanted: model.Network, other: model.Network) -> None:
 
 def _take_tags(reading: Reading, wanted: model.Network) -> tuple[model.NetworkTags, list[Write]]:
     """The wire tag (asked for or the lowest free one) and, for vxlan, a local vlan (facts 5, O4)."""
-    settings = reading.get(kinds.GLOBAL, "global") or model.Global()
     holder = holder_of(kinds.NETWORK, wanted)
     if wanted.encap == "vlan":
-        span = parse_tag_range(settings.vlans, field="vlans", highest=MAX_VLAN, widest=MAX_VLAN)
-        vlan, write = _take_number(reading, "vlan", span, wanted=wanted.pkt_tag, holder=holder)
+        vlan, write = take_vlan(reading, wanted=wanted.pkt_tag, holder=holder)
         return model.NetworkTags(vlan=vlan), [write]
+    settings = reading.get(kinds.GLOBAL, "global") or model.Global()
     span = parse_tag_range(settings.vxlans, field="vxlans", highest=MAX_VNI, widest=MAX_VNI_SPAN)
-    vni, write = _take_number(reading, "vni", span, wanted=wanted.pkt_tag, holder=holder)
-    local, local_write = _take_number(reading, "local-vlan", LOCAL_VLANS, wanted=0, holder=holder)
+    vni, write = take_number(reading, "vni", span, wanted=wanted.pkt_tag, holder=holder)
+    local, local_write = take_number(reading, "local-vlan", LOCAL_VLANS, wanted=0, holder=holder)
     return model.NetworkTags(vlan=local, vni=vni), [write, local_write]
-
-
-def _take_number(reading: Reading, pool: str, span: tuple[int, int], *, wanted: int, holder: str) -> tuple[int, Write]:
-    first, last = span
-    numbers = reading.cluster.number_pool(pool)
-    if wanted:
-        if not first <= wanted <= last:
-            raise Invalid(f"pktTag {wanted} is outside the {pool} range {first}-{last} of the cluster", field="pktTag")
-        if wanted in numbers.holders:
-            raise Conflict(f"pktTag {wanted} is taken by {numbers.holders[wanted].value.holder}", field="pktTag")
-        number: int | None = wanted
-    else:
-        number = numbers.taken.next_free(first, last)
-    if number is None:
-        raise Exhausted(f"no {pool} tag is free in {first}-{last}: widen the range with netctl global set")
-    key = StoreKey(kinds.number_claims(pool) + str(number))
-    reading.at(key, NEVER)
-    return number, put_claim(key, holder)
 
 
 def delete_network(reading: Reading, present: model.Network) -> list[Write]:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.domain import kinds
+from weft.domain import kinds, model
 from weft.domain.changes import groups
 from weft.domain.errors import Conflict, Exhausted, Invalid
-from weft.domain.ids import TenantName
+from weft.domain.ids import StoreKey, TenantName
 from weft.testing.worlds import World, group, network, policy, profile, rule
 
 
@@ -55,6 +55,38 @@ def test_an_id_stays_when_the_group_changes() -> None:
     changed = world.put(group(policies=("p",), net_profile="gold", cfgd_tag="x"))
     assert changed.group_id == first.group_id == 1
     assert (changed.policies, changed.net_profile, changed.cfgd_tag) == (("p",), "gold", "x")
+
+
+def test_a_tag_of_its_own_is_taken_with_the_group_and_given_back() -> None:
+    """Seed 001, CreateEndpoint: networks and groups share the cluster's range."""
+    world = World()
+    world.put(network(encap="vlan", pkt_tag=7))
+    world.put(group("a", pkt_tag=70))
+    assert world.entries[StoreKey("claims/vlan/70")]
+    with world.refuses(Conflict, field="pktTag"):
+        world.put(group("b", pkt_tag=70))
+    with world.refuses(Conflict, field="pktTag"):
+        world.put(group("b", pkt_tag=7))
+    with world.refuses(Conflict, field="pktTag"):
+        world.put(network("red", "10.2.0.0/24", encap="vlan", pkt_tag=70))
+    with world.refuses(Conflict, field="vlans"):
+        world.put(model.Global(vlans="1-69"))
+    with world.refuses(Conflict, field="pktTag"):
+        world.put(group("a", pkt_tag=71))
+    world.delete(group("a", pkt_tag=70))
+    assert {key for key in world.entries if key.startswith("claims/vlan/")} == {"claims/vlan/7"}
+    world.put(group("b"))
+    assert {key for key in world.entries if key.startswith("claims/vlan/")} == {"claims/vlan/7"}
+
+
+def test_a_tag_of_its_own_is_a_vlan_tag_of_the_range() -> None:
+    world = World()
+    world.put(model.Global(vlans="1-100"))
+    world.put(network())
+    world.put(network("red", "10.2.0.0/24", encap="vlan"))
+    for wrong in (group(pkt_tag=70), group(network="red", pkt_tag=101), group(network="red", pkt_tag=4095)):
+        with world.refuses(Invalid, field="pktTag"):
+            world.put(wrong)
 
 
 def test_network_and_pool_never_change() -> None:
