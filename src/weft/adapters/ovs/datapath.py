@@ -314,7 +314,8 @@ class OvsDatapath(KernelTools):
         return [drop for drop in told if drop is not None]
 
     def foretell(self, question: Question) -> str | Drop:
-        return foretell(self._switch, question, self._bridge.ports(), target_mac=self._mac_at(question))
+        ports, trunk = self._bridge.ports(), self._uplinks.trunk
+        return foretell(self._switch, question, ports, trunk=trunk, target_mac=self._mac_at(question))
 
     def _mac_at(self, question: Question) -> str:
         """Whom the workload speaks to: its neighbour on a segment, else its host end."""

@@ -15,6 +15,7 @@ from weft.adapters.linux.judging import REASONS
 from weft.adapters.ovs.bridge import NAME, SwitchPort
 from weft.adapters.ovs.tables import LEAVES_BY, OUTCOME, TENANT, Table
 from weft.adapters.ovs.unixctl import ask_switch
+from weft.adapters.ovs.uplinks import PATCH
 from weft.domain.errors import DatapathFault
 from weft.domain.policy.protocols import SCTP, TCP, UDP
 from weft.ports.datapath import Drop, Question
@@ -39,8 +40,10 @@ class Verdict(NamedTuple):
     outcome: int
 
 
-def foretell(directory: Path, question: Question, ports: Mapping[str, SwitchPort], *, target_mac: str) -> str | Drop:
-    """See `weft.ports.datapath.Datapath.foretell`; the workload speaks to somebody's MAC."""
+def foretell(
+    directory: Path, question: Question, ports: Mapping[str, SwitchPort], *, trunk: int, target_mac: str
+) -> str | Drop:
+    """See `weft.ports.datapath.Datapath.foretell`; the workload speaks to a MAC, and the trunk is none of the ports."""
     own = ports.get(question.port.interface)
     if own is None or not own.number:
         raise DatapathFault(f"{question.port.interface} is not a port of {NAME}")
@@ -50,7 +53,8 @@ def foretell(directory: Path, question: Question, ports: Mapping[str, SwitchPort
         answer = ask_switch(directory, _TRACE_ON, NAME, *more)
     number, outcome = verdict(answer)
     if number:
-        return next((name for name, port in ports.items() if port.number == number), f"port {number}")
+        names = {port.number: name for name, port in ports.items()} | {trunk: PATCH}
+        return names.get(number, f"port {number}")
     return Drop(
         tenant=question.port.tenant,
         outcome=0 if outcome in REASONS else outcome,

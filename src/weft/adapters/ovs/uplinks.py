@@ -28,9 +28,9 @@ from weft.domain.errors import DatapathFault
 
 VLAN_BRIDGE: Final = "contivVlanBridge"
 UPLINKS: Final = "uplinkPort"
-_PATCH: Final = "weft-vlan"
+PATCH: Final = "weft-vlan"
 """The patch's end on our bridge; the other one is called by the same name and `-up`."""
-_PATCH_UP: Final = f"{_PATCH}-up"
+_PATCH_UP: Final = f"{PATCH}-up"
 _MARK = {"weft-uplink": ""}
 _FLOWS = frozenset({Flow(0, 1, match({"vlan_vid": (0x1000, 0x1000)}), (Output(NORMAL),))})
 """Frames that have a tag, whichever, are switched."""
@@ -57,7 +57,7 @@ class Uplinks:
     def trunk(self) -> int:
         """The number of our end of the patch; 0 where there is none."""
         if self.names and self._trunk_at != self._database.news:
-            self._trunk, self._trunk_at = self._number(self._ours, _PATCH), self._database.news
+            self._trunk, self._trunk_at = self._number(self._ours, PATCH), self._database.news
         return self._trunk
 
     @property
@@ -128,7 +128,7 @@ class Uplinks:
 
     def _join(self) -> Iterator[str]:
         """The patch between the two bridges."""
-        ends = ((self._ours, _PATCH, _PATCH_UP), (self._bridge, _PATCH_UP, _PATCH))
+        ends = ((self._ours, PATCH, _PATCH_UP), (self._bridge, _PATCH_UP, PATCH))
         if all(self._port(bridge, name) for bridge, name, _ in ends):
             return
         operations: list[Operation] = []
@@ -189,7 +189,7 @@ class Uplinks:
                 "mutations": [["bridges", "delete", uuid(found[0])]],
             }
         ]
-        if patch := self._row(self._ours, _PATCH):
+        if patch := self._row(self._ours, PATCH):
             operations.append(self._ours.mutate("ports", "delete", uuid(patch)))
         self._bridge.settled(operations)
         return [f"removed bridge {VLAN_BRIDGE}"]
