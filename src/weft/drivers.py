@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, Final, cast
 
 from weft.domain.addresses import Address, Subnet
 from weft.domain.errors import Unavailable
@@ -97,6 +97,10 @@ class LinuxDatapathSettings:
     vxlan_port: int
     unmasked: tuple[Subnet, ...] = ()
     node_port_subnets: tuple[Subnet, ...] = ()
+
+
+OVS_DIR: Final = Path("/run/openvswitch")
+"""Where Open vSwitch's sockets usually are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from weft.domain.addresses import parse_address
 from weft.domain.errors import NotFound
 from weft.domain.ids import TenantName
 from weft.drivers import datapath_tools
+from weft.testing.apart import MS_BIND, mount, unmount
 from weft.testing.processes import DEADLINE
 
 if TYPE_CHECKING:
@@ -53,6 +54,16 @@ def test_this_kernel_does_what_we_need_and_nothing_is_left(here: Space) -> None:
     before = here.ask("ip", "-j", "link")
     assert probe_kernel() == []
     assert here.ask("ip", "-j", "link") == before
+
+
+def test_a_machine_without_names_of_protocols_is_told_what_to_install(here: Space) -> None:
+    """Else nftables takes no rule of ours, in words that lead nowhere."""
+    mount(Path("/dev/null"), Path("/etc/protocols"), flags=MS_BIND)
+    try:
+        (lacking,) = probe_kernel()
+    finally:
+        unmount(Path("/etc/protocols"))
+    assert "install netbase" in lacking
 
 
 def test_a_chain_that_drops_by_default_is_named(here: Space) -> None:

@@ -17,7 +17,7 @@ from weft.dns.handover import SOCKET_NAME
 from weft.domain.addresses import BITS, Address, Subnet, parse_address, parse_subnet
 from weft.domain.errors import Invalid
 from weft.domain.ids import MAX_LONG_NAME, NodeName, check_name
-from weft.drivers import KubernetesSettings, RemoteStoreSettings, SqliteStoreSettings, StoreSettings
+from weft.drivers import OVS_DIR, KubernetesSettings, RemoteStoreSettings, SqliteStoreSettings, StoreSettings
 from weft.options import (
     COMMON_OPTIONS,
     DOMAIN_OPTION,
@@ -104,7 +104,7 @@ OPTIONS = (
            read=_subnets, help="comma list of subnets; node ports are those of this host's addresses in them; all"),
     Option(name="datapath", flags=("--datapath",), env="DATAPATH", default="linux",
            read=one_of("linux", "ovs"), help="linux or ovs; linux"),
-    Option(name="ovs_dir", flags=("--ovs-dir",), env="OVS_DIR", default=Path("/run/openvswitch"), read=Path,
+    Option(name="ovs_dir", flags=("--ovs-dir",), env="OVS_DIR", default=OVS_DIR, read=Path,
            help="directory of Open vSwitch's sockets, with --datapath ovs; /run/openvswitch"),
     Option(name="netmaster", flags=("--netmaster",), env="NETMASTER", default=(DEFAULT_NETMASTER,), read=_masters,
            help=f"where the store is reached without etcd: unix:PATH or https://HOST:PORT,…; {DEFAULT_NETMASTER}"),

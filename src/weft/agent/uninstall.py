@@ -20,7 +20,14 @@ from weft.cni.chains import CONF_DIR
 from weft.cni.install import uninstall as uninstall_cni
 from weft.domain.addresses import Address
 from weft.domain.errors import Conflict, Unavailable
-from weft.drivers import LinuxDatapathSettings, datapath_tools, open_datapath
+from weft.drivers import (
+    OVS_DIR,
+    DatapathSettings,
+    LinuxDatapathSettings,
+    OvsDatapathSettings,
+    datapath_tools,
+    open_datapath,
+)
 
 _NODES_OWN = ("ledger", "ledger.lock", "membership")
 """What an agent keeps in its directory."""
@@ -37,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--conf-dir", type=Path, default=CONF_DIR, help=f"where networks are; {CONF_DIR}")
     parser.add_argument("--run-dir", type=Path, default=Path("/run/weft"), help="that of netplugin; /run/weft")
     parser.add_argument("--data-dir", type=Path, default=Path("/var/lib/weft"), help="that of netplugin; /var/lib/weft")
-    parser.add_argument("--datapath", choices=("linux",), default="linux", help="that of netplugin; linux")
+    parser.add_argument("--datapath", choices=("linux", "ovs"), default="linux", help="that of netplugin; linux")
+    parser.add_argument("--ovs-dir", type=Path, default=OVS_DIR, help=f"that of Open vSwitch's sockets; {OVS_DIR}")
     parser.add_argument("--with-store", action="store_true", help="remove netmaster's store too, if it is here")
     parser.add_argument("--force", action="store_true", help="cut off workloads that are attached")
     parser.add_argument("--stay", action="store_true", help="when all is done, wait to be told to end")
@@ -47,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         conf_dir=args.conf_dir,
         run_dir=args.run_dir,
         data_dir=args.data_dir,
-        datapath=args.datapath,
+        datapath=_datapath_settings(args.datapath, netns=args.run_dir / "netns", switch=args.ovs_dir),
         with_store=args.with_store,
         force=args.force,
     )
@@ -62,16 +70,22 @@ def main(argv: Sequence[str]) -> int:
 
 
 def uninstall_node(
-    *, bin_dir: Path, conf_dir: Path, run_dir: Path, data_dir: Path, datapath: str, with_store: bool, force: bool
+    *,
+    bin_dir: Path,
+    conf_dir: Path,
+    run_dir: Path,
+    data_dir: Path,
+    datapath: DatapathSettings,
+    with_store: bool,
+    force: bool,
 ) -> Iterator[str]:
     """Do it step by step; tells what was done. Nothing is done before all of it is known to be allowed."""
     if data_dir.is_dir():
         _check_unused(data_dir, force=force)
     yield from uninstall_cni(bin_dir=bin_dir, conf_dir=conf_dir)
-    netns = run_dir / "netns"
-    with open_datapath(LinuxDatapathSettings(directory=netns, vtep=_ANY, vxlan_port=_VXLAN_PORT)) as opened:
-        yield from opened.converge(frozenset()).mended
-    datapath_tools(datapath).vacate(netns)
+    with open_datapath(datapath) as opened:
+        yield from opened.withdraw()
+    datapath_tools(datapath.driver).vacate(datapath.directory)
     gone = [run_dir, *(data_dir / name for name in _NODES_OWN), *([data_dir / _STORE] if with_store else ())]
     for path in gone:
         if path.is_dir():
@@ -82,6 +96,12 @@ def uninstall_node(
             yield f"removed {path}"
     if data_dir.is_dir() and not any(data_dir.iterdir()):
         data_dir.rmdir()
+
+
+def _datapath_settings(name: str, *, netns: Path, switch: Path) -> DatapathSettings:
+    if name == "ovs":
+        return OvsDatapathSettings(switch=switch, directory=netns, vtep=_ANY, vxlan_port=_VXLAN_PORT)
+    return LinuxDatapathSettings(directory=netns, vtep=_ANY, vxlan_port=_VXLAN_PORT)
 
 
 def _check_unused(data_dir: Path, *, force: bool) -> None:

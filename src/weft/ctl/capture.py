@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
             raise Usage("a capture is no text: write it to a file with --write, or into a pipe")
         node = inspect_agent(args.agent)
         port = find_port(node["ports"], args.pod)
-        datapath_tools(node["datapath"]).enter(Path(node["runDir"]) / "netns", TenantName(port["tenant"]))
+        datapath_tools(node["datapath"]).enter_host_ends(Path(node["runDir"]) / "netns", TenantName(port["tenant"]))
         packets = _packets(port["device"], count=args.count, seconds=args.seconds)
         seen = _write(packets, args.write)
     except Failure as failure:

@@ -53,9 +53,10 @@ def _verdict(name: str, faults: list[str], *, well: str, hint: str, health: Heal
         yield Check(name, health, fault, hint)
 
 
-def examine(agent: str, tools: DatapathTools, *, conf_dir: Path, within: float) -> Iterator[Check]:
+def examine(agent: str, tools: DatapathTools, *, conf_dir: Path, switch: Path, within: float) -> Iterator[Check]:
     """All checks, those of the machine first. What needs an agent that is away is left out."""
     yield from check_machine(tools)
+    yield from check_switch(tools, switch)
     yield from check_networks(conf_dir)
     try:
         node = inspect_agent(agent)
@@ -86,6 +87,13 @@ def check_machine(tools: DatapathTools) -> Iterator[Check]:
         hint="see that it lets the tunnels' UDP port in, and what is forwarded for workloads",
         health=Health.WARNING,
     )
+
+
+def check_switch(tools: DatapathTools, switch: Path) -> Iterator[Check]:
+    """Whether the switch, where the datapath needs one, is there and as it must be."""
+    for found in tools.examine(switch):
+        health = Health.WELL if not found.remedy else Health.FAILED if found.stops_us else Health.WARNING
+        yield Check(found.name, health, found.text, found.remedy)
 
 
 def check_networks(conf_dir: Path) -> Iterator[Check]:

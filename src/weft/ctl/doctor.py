@@ -9,7 +9,7 @@ from pathlib import Path
 from weft.cni.chains import CONF_DIR
 from weft.ctl.agent_client import add_agent_flag
 from weft.ctl.checks import Check, Health, as_json, examine
-from weft.drivers import datapath_tools
+from weft.drivers import OVS_DIR, datapath_tools
 
 EXIT_UNWELL = 1
 _MARKS = {Health.WELL: "ok     ", Health.WARNING: "warning", Health.FAILED: "FAILED "}
@@ -20,12 +20,14 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="weft doctor", description="Check this node.")
     parser.add_argument("--json", "-j", action="store_true", help="print JSON")
     parser.add_argument("--datapath", choices=("linux", "ovs"), default="linux", help="that of netplugin (linux)")
+    parser.add_argument("--ovs-dir", type=Path, default=OVS_DIR, help=f"that of Open vSwitch's sockets ({OVS_DIR})")
     parser.add_argument("--conf-dir", type=Path, default=CONF_DIR, help=f"where CNI networks are ({CONF_DIR})")
     parser.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="for each answer (2)")
     add_agent_flag(parser)
     args = parser.parse_args(argv)
     found: list[Check] = []
-    for check in examine(args.agent, datapath_tools(args.datapath), conf_dir=args.conf_dir, within=args.timeout):
+    tools = datapath_tools(args.datapath)
+    for check in examine(args.agent, tools, conf_dir=args.conf_dir, switch=args.ovs_dir, within=args.timeout):
         found.append(check)
         if not args.json:
             print(f"{_MARKS[check.health]} {check.name}: {check.text}", flush=True)

@@ -1,4 +1,4 @@
-"""`weft shell TENANT [-- COMMAND …]`: a shell, or a command, where the host ends of a tenant's workloads are."""
+"""`weft shell TENANT [-- COMMAND …]`: a shell, or a command, inside a tenant's space."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("tenant", metavar="TENANT")
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="after --; a shell unless given")
     parser.add_argument("--run-dir", type=Path, default=Path("/run/weft"), help="that of netplugin (/run/weft)")
-    parser.add_argument("--datapath", choices=("linux",), default="linux", help="that of netplugin (linux)")
+    parser.add_argument("--datapath", choices=("linux", "ovs"), default="linux", help="that of netplugin (linux)")
     args = parser.parse_args(argv)
     tenant = TenantName(check_name(args.tenant, field="TENANT"))
     command = args.command or [os.environ.get("SHELL") or "/bin/sh"]

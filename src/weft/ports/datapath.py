@@ -152,6 +152,17 @@ class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
 
 
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What was looked at on a machine, and how it is."""
+
+    name: str
+    text: str
+    remedy: str = ""
+    """What to do about it; nothing where all is well."""
+    stops_us: bool = True
+    """Whether nothing works before that is done."""
+
+
 class DatapathTools(Protocol):
     """What a datapath offers to a person at the machine, whether an agent runs or not."""
 
@@ -163,8 +174,16 @@ class DatapathTools(Protocol):
         """What is on this machine that is not of ours and may stop our packets, in words."""
         ...
 
+    def examine(self, switch: Path) -> Iterator[Finding]:
+        """How the switch is whose sockets are in the directory; nothing where the datapath needs none."""
+        ...
+
     def enter(self, directory: Path, tenant: TenantName) -> None:
         """Move the calling thread into a tenant's space, for good; `NotFound` when it is not on this node."""
+        ...
+
+    def enter_host_ends(self, directory: Path, tenant: TenantName) -> None:
+        """The same, to where the host ends of a tenant's workloads are: its space, or the machine itself."""
         ...
 
     def enter_workload(self, netns: Path) -> None:
@@ -249,6 +268,13 @@ class Datapath(Protocol):
 
     def reap(self) -> None:
         """Finish what `unplug` has left for later because it takes the kernel long."""
+        ...
+
+    def withdraw(self) -> list[str]:
+        """Take everything of ours off the machine, workloads' ports included; what was done, in words.
+
+        What others have there stays. Nothing but closing is done afterwards.
+        """
         ...
 
 

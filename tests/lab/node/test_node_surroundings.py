@@ -14,6 +14,7 @@ from typing import Any
 
 from weft.adapters.linux.netns import Namespace
 from weft.testing.hosts import Host
+from weft.testing.modes import ON_BOTH
 from weft.testing.netlab import NetLab
 from weft.testing.processes import DEADLINE
 from weft.testing.waiting import eventually
@@ -201,8 +202,9 @@ async def test_doctor_finds_what_is_wrong(lab: NetLab) -> None:
     assert (done.returncode, found) == (1, {"kernel": "ok", "firewall": "ok", "networks": "ok", "agent": "failed"})
 
 
+@ON_BOTH
 async def test_capture_and_shell_look_into_a_tenants_space(lab: NetLab, tmp_path: Path) -> None:
-    """Host ends live in tenants' namespaces: these tools go there."""
+    """Host ends live in tenants' namespaces, or are ports of a switch beside which these stand: the tools go there."""
     host = await lab.host("one")
     a, b = await asyncio.gather(host.pod("a"), host.pod("b"))
     file = tmp_path / "a.pcap"
@@ -227,10 +229,11 @@ async def test_capture_and_shell_look_into_a_tenants_space(lab: NetLab, tmp_path
     assert len(lengths) == 4
     assert any(has_address), "the kernel says things by itself on a new link, but not only"
 
-    run_dir = ("--run-dir", str(host.home / "run"))
+    run_dir = ("--datapath", lab.datapath, "--run-dir", str(host.home / "run"))
     seen = await run_on(host, *WEFT, "shell", *run_dir, "default", "--", "ip", "-j", "link")
     devices = {link["ifname"] for link in json.loads(seen.stdout)}
-    assert {port["device"] for port in (await driver(host))["ports"]} < devices
+    ports = {port["device"] for port in (await driver(host))["ports"]}
+    assert (ports if lab.datapath == "linux" else {"wl0", "wx0"}) < devices
     assert (await run_on(host, *WEFT, "shell", *run_dir, "default", "--", "sh", "-c", "exit 7")).returncode == 7
     absent = await run_on(host, *WEFT, "shell", *run_dir, "nobody", "--", "true")
     assert absent.returncode == 2

@@ -9,6 +9,7 @@ import pytest
 
 from weft.testing import inventory
 from weft.testing.hosts import Host
+from weft.testing.modes import ON_BOTH, OVS_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.runtimes import Ran, run
 
@@ -26,6 +27,8 @@ async def uninstall(host: Host, *flags: str) -> Ran:
     home = host.home
     places = {"bin-dir": home / "bin", "conf-dir": home / "net.d", "run-dir": home / "run", "data-dir": home / "data"}
     words = ("weft.ctl.weft", "uninstall-node", *(f"--{name}={path}" for name, path in places.items()), *flags)
+    if host.switch is not None:
+        words += ("--datapath=ovs", f"--ovs-dir={host.switch.directory}")
     machine = (str(host.machine), str(host.boot_id))
     return await run(sys.executable, "-m", "weft.testing.inside", *machine, *words)
 
@@ -35,10 +38,12 @@ def left(host: Host) -> list[object]:
     tables = inventory.ask(host.machine, "nft", "-j", "list", "tables")["nftables"][1:]
     routes = inventory.ask(host.machine, "ip", "-j", "route", "show", "table", "all", "proto", "87")
     devices = inventory.devices(host.machine) - {"eth0"}
+    bridges = host.switch.configure("list-br", wait=False).split() if host.switch else []
     places = [host.home / "run", host.home / "data", host.program, host.home / "net.d" / "10-weft.conflist"]
-    return [*tables, *routes, *devices, *filter(Path.exists, places)]
+    return [*tables, *routes, *devices, *bridges, *filter(Path.exists, places)]
 
 
+@ON_BOTH
 async def test_a_machine_is_as_before(host: Host) -> None:
     """And what others have there stays. Doing it again is fine."""
     others = host.home / "net.d" / OTHERS
@@ -55,6 +60,7 @@ async def test_a_machine_is_as_before(host: Host) -> None:
     assert others.exists()
 
 
+@OVS_IN_SOAK
 async def test_an_agent_that_runs_is_not_pulled_the_rug_from(host: Host) -> None:
     before = left(host)
     done = await uninstall(host, "--force")
@@ -63,6 +69,7 @@ async def test_an_agent_that_runs_is_not_pulled_the_rug_from(host: Host) -> None
     assert left(host) == before
 
 
+@OVS_IN_SOAK
 async def test_workloads_are_cut_off_by_force_only(host: Host) -> None:
     pod = await host.pod("a", network="net")
     host.kill()

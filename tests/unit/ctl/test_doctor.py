@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from weft.ctl.checks import (
     check_networks,
     check_peers,
     check_spaces,
+    check_switch,
 )
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
+from weft.drivers import datapath_tools
+from weft.ports.datapath import Finding
 
 WELL: dict[str, Any] = {
     "node": "one",
@@ -52,7 +56,15 @@ class Tools:
     def hazards(self) -> list[str]:
         return self._hazards
 
+    def examine(self, switch: Path) -> Iterator[Finding]:
+        yield Finding(name="database", text=f"{switch} answers")
+        yield Finding(name="daemon", text="it is away", remedy="start it")
+        yield Finding(name="bridge", text="others have a hand in it", remedy="see whose", stops_us=False)
+
     def enter(self, directory: Path, tenant: TenantName) -> None:
+        raise AssertionError
+
+    def enter_host_ends(self, directory: Path, tenant: TenantName) -> None:
         raise AssertionError
 
     def enter_workload(self, netns: Path) -> None:
@@ -71,6 +83,14 @@ def test_a_machine_that_lacks_something_fails_and_a_foreign_firewall_warns() -> 
     found = list(check_machine(Tools(lacking=["no vxlan"], hazards=["FORWARD drops"])))
     assert healths(found) == {"kernel": Health.FAILED, "firewall": Health.WARNING}
     assert all(check.hint for check in found)
+
+
+def test_a_switch_is_told_of_as_it_is_found(tmp_path: Path) -> None:
+    """What stops us fails, what may be meant so warns; where the datapath has no switch nothing is said."""
+    found = list(check_switch(Tools(), tmp_path))
+    assert healths(found) == {"database": Health.WELL, "daemon": Health.FAILED, "bridge": Health.WARNING}
+    assert [check.hint for check in found] == ["", "start it", "see whose"]
+    assert list(check_switch(datapath_tools("linux"), tmp_path)) == []
 
 
 def test_without_root_it_says_so() -> None:

@@ -270,12 +270,6 @@ class LinuxDatapath(KernelTools):
     def survey(self) -> list[SpaceSurvey]:
         return [survey_space(tenant, self._spaces[tenant]) for tenant in sorted(self._spaces)]
 
-    @staticmethod
-    def enter(directory: Path, tenant: TenantName) -> None:
-        """See `weft.ports.datapath.DatapathTools`."""
-        with NamespaceDirectory(directory).open(tenant) as namespace:
-            namespace.enter()
-
     def reap(self) -> None:
         for tenant in list(self._reapable):
             if space := self._spaces.get(tenant):
@@ -283,6 +277,9 @@ class LinuxDatapath(KernelTools):
             self._reapable.discard(tenant)
         for space in self._spaces.values():
             space.forget_left()
+
+    def withdraw(self) -> list[str]:
+        return [*self.converge(frozenset()).mended]
 
     def _open_space(self, tenant: TenantName) -> TenantSpace:
         if tenant not in self._spaces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -65,8 +66,17 @@ def probe_kernel() -> list[str]:
                 netlink.send_batch([request])
             except DatapathFault as error:
                 lacking.append(f"the kernel makes no {what}: {error.message}")
-        lacking += _probe_shaping(netlink) + _probe_nftables(namespace) + _probe_bridging(namespace, netlink)
+        lacking += _probe_shaping(netlink)
+        lacking += _probe_protocols() or [*_probe_nftables(namespace), *_probe_bridging(namespace, netlink)]
     return lacking
+
+
+def _probe_protocols() -> list[str]:
+    try:
+        socket.getprotobyname("ipv6-icmp")
+    except OSError:
+        return ["nftables does not know protocols by their names: /etc/protocols is missing, install netbase"]
+    return []
 
 
 def _probe_shaping(netlink: NetlinkSocket) -> list[str]:

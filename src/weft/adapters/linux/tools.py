@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.survey import foreign_drops, probe_kernel
+from weft.domain.ids import TenantName
+from weft.ports.datapath import Finding
 
 
 class KernelTools:
-    """The part of `weft.ports.datapath.DatapathTools` that is the same for datapaths with devices of the kernel."""
+    """`weft.ports.datapath.DatapathTools` as the kernel has them: host ends are in tenants' spaces, there is no switch.
+
+    A datapath with a switch has its own words for what is different there.
+    """
 
     @staticmethod
     def probe() -> list[str]:
@@ -20,6 +26,22 @@ class KernelTools:
     def hazards() -> list[str]:
         """See `weft.ports.datapath.DatapathTools`."""
         return foreign_drops()
+
+    @staticmethod
+    def examine(switch: Path) -> Iterator[Finding]:  # noqa: ARG004  there is none
+        """See `weft.ports.datapath.DatapathTools`."""
+        yield from ()
+
+    @staticmethod
+    def enter(directory: Path, tenant: TenantName) -> None:
+        """See `weft.ports.datapath.DatapathTools`."""
+        with NamespaceDirectory(directory).open(tenant) as namespace:
+            namespace.enter()
+
+    @staticmethod
+    def enter_host_ends(directory: Path, tenant: TenantName) -> None:
+        """See `weft.ports.datapath.DatapathTools`."""
+        KernelTools.enter(directory, tenant)
 
     @staticmethod
     def enter_workload(netns: Path) -> None:

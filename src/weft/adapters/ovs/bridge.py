@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.ovsdb import Database, Operation
 from weft.adapters.ovs.values import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
 from weft.domain.errors import DatapathFault, Exhausted
@@ -33,7 +34,11 @@ _COLUMNS = {
     "Port": ("name", "interfaces", "external_ids"),
     "Interface": ("name", "ofport", "error"),
 }
-_PROTOCOLS = ("OpenFlow13", "OpenFlow14", "OpenFlow15")
+PROTOCOLS: Final = ("OpenFlow13", "OpenFlow14", "OpenFlow15")
+LOST_CHECKSUMS: Final = (
+    "without other_config:userspace-tso-enable=true in table Open_vSwitch workloads send wrong checksums"
+)
+CHECKSUMS_REMEDY: Final = "set it with ovs-vsctl and restart ovs-vswitchd"
 
 
 class SwitchPort(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +50,24 @@ class SwitchPort(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     marks: Mapping[str, str]
 
+    @property
+    def is_ours(self) -> bool:
+        return any(name.startswith(_MARK) for name in self.marks)
+
 
 def open_database(directory: Path) -> Database:
     """What we look at in the database of a switch, whose sockets are in the directory."""
     return Database(f"unix:{directory / 'db.sock'}", columns=_COLUMNS)
+
+
+def best_kind(kinds: Iterable[str]) -> str:
+    """Of the datapaths a switch offers that we use: the kernel forwards where it can, else the switch itself."""
+    return "system" if "system" in kinds and _KERNEL_MODULE.exists() else "netdev"
+
+
+def loses_checksums(kind: str, root: Mapping[str, Any]) -> bool:
+    """Whether a switch with these settings never makes the checksums that workloads leave to their devices."""
+    return kind == "netdev" and mapping_of(root["other_config"]).get("userspace-tso-enable") != "true"
 
 
 class SwitchBridge:
@@ -74,11 +93,43 @@ class SwitchBridge:
         amiss: dict[str, Any] = {}
         if one_of(found["fail_mode"]) != "secure":
             amiss["fail_mode"] = "secure"
-        if not set(_PROTOCOLS) <= set(items_of(found["protocols"])):
-            amiss["protocols"] = set_of({*items_of(found["protocols"]), *_PROTOCOLS})
+        if not set(PROTOCOLS) <= set(items_of(found["protocols"])):
+            amiss["protocols"] = set_of({*items_of(found["protocols"]), *PROTOCOLS})
         if amiss:
             self.settled([{"op": "update", "table": "Bridge", "where": self._where(), "row": amiss}])
         return [f"set {name} of bridge {self.name}" for name in amiss]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether there is such a bridge and it bears our mark."""
+        row = self.find()
+        return row is not None and _MARK in mapping_of(row[1]["external_ids"])
+
+    def remove(self, openflow: OpenFlow) -> list[str]:
+        """No bridge of ours; what was done, in words. One that has ports of others is left to them, without our flows.
+
+        `openflow` leads to it.
+        """
+        row = self.find()
+        if row is None:
+            return []
+        key, found = row
+        others = [port.name for port in self._read_ports() if not port.is_ours and port.name != self.name]
+        if self.is_ours and not others:
+            gone = [["bridges", "delete", uuid(key)]]
+            self.settled([{"op": "mutate", "table": "Open_vSwitch", "where": [], "mutations": gone}])
+            return [f"removed bridge {self.name}"]
+        flows = [each.flow.key for each in openflow.read_flows()]
+        marks = [name for name in mapping_of(found["external_ids"]) if name.startswith(_MARK)]
+        if not flows and not marks:
+            return []
+        openflow.change(drop=flows)
+        openflow.drop_meters(meter.number for meter in openflow.read_meters())
+        ports = [uuid(port.row) for port in self._read_ports() if port.is_ours]
+        self.settled(
+            [self.mutate("ports", "delete", set_of(ports)), self.mutate("external_ids", "delete", set_of(marks))]
+        )
+        return [f"left bridge {self.name} to ports of others: {', '.join(sorted(others))}"]
 
     def ports(self) -> Mapping[str, SwitchPort]:
         """Those of ours, by name."""
@@ -180,13 +231,13 @@ class SwitchBridge:
             self.database.transact([self.mutate("external_ids", "delete", set_of(keys))])
 
     def _create(self) -> None:
-        kind = self._best_kind()
+        kind = best_kind(items_of(self._root()["datapath_types"]))
         self._refuse_lost_checksums(kind)
         bridge = {
             "name": self.name,
             "datapath_type": kind if kind != "system" else "",
             "fail_mode": "secure",
-            "protocols": set_of(_PROTOCOLS),
+            "protocols": set_of(PROTOCOLS),
             "external_ids": map_of({_MARK: ""}),
             "ports": set_of([new_row("p")]),
         }
@@ -210,17 +261,9 @@ class SwitchBridge:
             ]
         )
 
-    def _best_kind(self) -> str:
-        """The kernel forwards where it can, else the switch itself."""
-        kinds = items_of(self._root()["datapath_types"])
-        return "system" if "system" in kinds and _KERNEL_MODULE.exists() else "netdev"
-
     def _refuse_lost_checksums(self, kind: str) -> None:
-        if kind == "netdev" and mapping_of(self._root()["other_config"]).get("userspace-tso-enable") != "true":
-            raise DatapathFault(
-                "ovs: without other_config:userspace-tso-enable=true in table Open_vSwitch workloads send wrong "
-                "checksums: set it with ovs-vsctl and restart ovs-vswitchd"
-            )
+        if loses_checksums(kind, self._root()):
+            raise DatapathFault(f"ovs: {LOST_CHECKSUMS}: {CHECKSUMS_REMEDY}")
 
     def _free_numbers(self) -> Iterator[int]:
         """Numbers that no port has; those used last come back last, so that nobody inherits a flow or a mistake."""

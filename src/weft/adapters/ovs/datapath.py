@@ -26,7 +26,8 @@ from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_datab
 from weft.adapters.ovs.devices import Devices, Way, owner_marks, told_owner
 from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
-from weft.adapters.ovs.guard import GUARD
+from weft.adapters.ovs.guard import GUARD, UNGUARD
+from weft.adapters.ovs.health import examine_switch
 from weft.adapters.ovs.legs import legs_of
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import not_carried, without_uplinks
@@ -40,7 +41,18 @@ from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Part, Port, Space
 from weft.domain.segments import Station
-from weft.ports.datapath import NO_CHANGE, Drop, Findings, Plugging, Question, ServiceUse, SpaceSurvey, Tallies, Wiring
+from weft.ports.datapath import (
+    NO_CHANGE,
+    Drop,
+    Finding,
+    Findings,
+    Plugging,
+    Question,
+    ServiceUse,
+    SpaceSurvey,
+    Tallies,
+    Wiring,
+)
 
 _NEVER = (0, 0)
 _COUNT_S = 1.0
@@ -380,13 +392,32 @@ class OvsDatapath(KernelTools):
         ]
 
     @staticmethod
-    def enter(directory: Path, tenant: TenantName) -> None:
-        """See `weft.ports.datapath.DatapathTools`: host ends of all tenants are in the machine's own namespace."""
+    def examine(switch: Path) -> Iterator[Finding]:
+        """See `weft.ports.datapath.DatapathTools`."""
+        return examine_switch(switch)
+
+    @staticmethod
+    def enter_host_ends(directory: Path, tenant: TenantName) -> None:
+        """See `weft.ports.datapath.DatapathTools`: those of all tenants are in the machine's own namespace."""
 
     def reap(self) -> None:
         if self._leaving:
             self._reap(wait=False)
         self._spaces.reap()
+
+    def withdraw(self) -> list[str]:
+        """Ports go first: the switch is not to look for devices that are gone."""
+        self._database.look_alive()
+        mended = self._uplinks.remove()
+        self._bridge.drop(self._bridge.ports().keys(), wait=True)
+        mended += self._spaces.converge(frozenset())
+        links = self._devices.read()
+        self._devices.retire(links.values())
+        self._devices.reap()
+        mended += [f"removed device {name}" for name in links]
+        mended += self._bridge.remove(self._openflow)
+        self._nftables.run(UNGUARD)
+        return mended
 
     def _reap(self, *, wait: bool) -> None:
         self._bridge.drop(self._leaving, wait=wait)

@@ -27,3 +27,6 @@ def _commands(family: str, hook: str) -> list[str]:
 
 GUARD = "\n".join(line for family, hook in _HOOKS.items() for line in _commands(family, hook)) + "\n"
 """The commands that make the tables, whatever is there of them."""
+
+UNGUARD = "".join(f"add table {family} {_TABLE}\ndelete table {family} {_TABLE}\n" for family in _HOOKS)
+"""Those that take them away, gone already or not."""

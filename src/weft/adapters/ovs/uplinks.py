@@ -23,7 +23,7 @@ from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.ovsdb import Database, Operation
-from weft.adapters.ovs.values import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
+from weft.adapters.ovs.values import items_of, map_of, new_row, one_of, set_of, uuid
 from weft.domain.errors import DatapathFault
 
 VLAN_BRIDGE: Final = "contivVlanBridge"
@@ -67,7 +67,7 @@ class Uplinks:
     def converge(self, netlink: NetlinkSocket) -> list[str]:
         """Exactly these uplinks carry frames with tags; what was done, in words. `DatapathFault` where one cannot."""
         if not self.names:
-            return self._remove()
+            return self.remove()
         links = {name: read_link(netlink, name) for name in sorted(self.names)}
         if missing := [name for name, link in links.items() if link is None]:
             raise DatapathFault(f"uplink {', '.join(missing)} is not on this machine: name others by --vlan-uplinks")
@@ -89,6 +89,14 @@ class Uplinks:
         if faults := [*self._faults()]:
             raise DatapathFault("; ".join(faults))
         return mended
+
+    def remove(self) -> list[str]:
+        """No uplinks, and nothing that was made for them; what was done, in words."""
+        if not self._bridge.is_ours:
+            return []
+        if patch := self._row(self._ours, PATCH):
+            self._ours.settled([self._ours.mutate("ports", "delete", uuid(patch))])
+        return self._bridge.remove(self._openflow)
 
     def announce(self, voices: Iterable[Voice]) -> None:
         """Have those heard who are now behind another uplink than before."""
@@ -175,24 +183,6 @@ class Uplinks:
         )
         yield from (f"added uplink {name}" for name in sorted(come))
         yield from (f"removed uplink {name}" for name in sorted(gone))
-
-    def _remove(self) -> list[str]:
-        """No uplinks, and nothing that was made for them; bridges of others by that name are left alone."""
-        found = self._bridge.find()
-        if found is None or "weft" not in mapping_of(found[1]["external_ids"]):
-            return []
-        operations: list[Operation] = [
-            {
-                "op": "mutate",
-                "table": "Open_vSwitch",
-                "where": [],
-                "mutations": [["bridges", "delete", uuid(found[0])]],
-            }
-        ]
-        if patch := self._row(self._ours, PATCH):
-            operations.append(self._ours.mutate("ports", "delete", uuid(patch)))
-        self._bridge.settled(operations)
-        return [f"removed bridge {VLAN_BRIDGE}"]
 
     def _faults(self) -> Iterator[str]:
         port = self._port(self._bridge, UPLINKS)

@@ -1,0 +1,67 @@
+"""`weft uninstall-node` and `weft doctor` on a machine whose Open vSwitch others use too."""
+
+from __future__ import annotations
+
+import sys
+
+from weft.testing import inventory
+from weft.testing.hosts import Host
+from weft.testing.netlab import NetLab
+from weft.testing.runtimes import Ran, run
+from weft.testing.switch_inventory import BRIDGE
+from weft.testing.switches import Switch
+
+OTHER = "br-others"
+TAP = "tap-others"
+
+
+async def weft(host: Host, switch: Switch, *words: str) -> Ran:
+    """A command of ours, run on the host."""
+    where = ("--datapath=ovs", f"--ovs-dir={switch.directory}")
+    machine = (str(host.machine), str(host.boot_id))
+    return await run(sys.executable, "-m", "weft.testing.inside", *machine, "weft.ctl.weft", *words, *where)
+
+
+def add_others(host: Host, switch: Switch) -> None:
+    """A bridge of others with a port, and a port and a flow of theirs on ours."""
+    inventory.run(host.machine, f"ip link add {TAP} type veth peer name {TAP}2")
+    switch.configure("add-br", OTHER, "--", "set", "bridge", OTHER, "datapath_type=netdev")
+    switch.configure("add-port", OTHER, TAP, "--", "add-port", BRIDGE, f"{TAP}2")
+    switch.flows("add-flow", BRIDGE, "cookie=0x7,priority=9,udp,tp_dst=9,actions=drop")
+
+
+async def test_what_others_have_in_the_switch_stays(lab: NetLab) -> None:
+    host = await lab.host("one")
+    switch = host.switch
+    assert switch is not None
+    pod = await host.pod("a")
+    add_others(host, switch)
+    await pod.detach()
+    host.kill()
+    host.kill_names()
+    home = host.home
+    places = {"bin-dir": home / "bin", "conf-dir": home / "net.d", "run-dir": home / "run", "data-dir": home / "data"}
+    for _ in range(2):
+        done = await weft(host, switch, "uninstall-node", *(f"--{name}={path}" for name, path in places.items()))
+        assert done.exit_code == 0, done.output
+    assert set(switch.configure("list-br").split()) == {OTHER, BRIDGE}
+    assert switch.configure("list-ports", OTHER).split() == [TAP]
+    assert switch.configure("list-ports", BRIDGE).split() == [f"{TAP}2"]
+    assert "weft" not in switch.configure("get", "bridge", BRIDGE, "external_ids")
+    (flow,) = switch.dump_flows(BRIDGE)
+    assert "cookie=0x7" in flow
+    assert not [name for name in inventory.devices(host.machine) if name.startswith(("wp", "wx", "wl"))]
+
+
+async def test_doctor_names_a_daemon_that_is_away(lab: NetLab) -> None:
+    host = await lab.host("one")
+    switch = host.switch
+    assert switch is not None
+    await host.pod("a")
+    done = await weft(host, switch, "doctor", "--timeout=5")
+    assert done.exit_code == 0, done.output
+    assert f"bridge {BRIDGE}" in done.output
+    switch.kill_daemon()
+    done = await weft(host, switch, "doctor", "--timeout=5")
+    assert done.exit_code == 1
+    assert "start ovs-vswitchd" in done.output
