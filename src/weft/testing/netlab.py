@@ -161,6 +161,7 @@ class NetLab:
         """Give a host a machine: a fresh namespace on the underlay and, for VLAN tags, on the second wire."""
         self._cables += 1
         host.cable = f"u{self._cables}"
+        self._stack.callback(self._drop_cables, host.cable)
         host.boot_id.write_text(f"{uuid.uuid4()}\n")
         name = f"{host.name}-{self._cables}"
         host.machine = self._spaces.path / name
@@ -181,7 +182,7 @@ class NetLab:
     async def reboot(self, host: Host) -> None:
         """All that the host's kernel knew is gone, pods included; what was on its disk is there."""
         # The kernel takes down a namespace when it gets round to it: until then the old machine has the same address.
-        self._raise_cable(host, up=False)
+        self._drop_cables(host.cable)
         host.lose_kernel_state()
         self._spaces.delete(host.machine.name)
         self.connect(host)
@@ -225,10 +226,18 @@ class NetLab:
         target: Place = ("127.0.0.1", int(self.etcd.endpoints[0].rpartition(":")[2]))
         return Door((self.address, port), to=target), ("--etcd-endpoints", f"http://{self.address}:{port}")
 
+    def _cables_of(self, cable: str) -> list[str]:
+        """A host's cable and, where it has uplinks, those of them."""
+        return [cable, *(f"{cable}-{uplink}" for uplink in UPLINKS if self.netmode == "vlan")]
+
+    def _drop_cables(self, cable: str) -> None:
+        """Another lab may come to the same namespace before the kernel has taken a machine down."""
+        links = (read_link(self._netlink, name) for name in self._cables_of(cable))
+        self._netlink.send_batch([delete_link(link.index) for link in links if link is not None])
+
     def _raise_cable(self, host: Host, *, up: bool) -> None:
-        self._raise(host.cable, up=up)
-        for uplink in UPLINKS if self.netmode == "vlan" else ():
-            self._raise(f"{host.cable}-{uplink}", up=up)
+        for name in self._cables_of(host.cable):
+            self._raise(name, up=up)
 
     def _raise(self, name: str, *, up: bool) -> None:
         link = read_link(self._netlink, name)
