@@ -162,10 +162,6 @@ def test_one_with_no_memory_finds_everything(
     assert switch.configure("list-ports", NAME).split() == []
 
 
-def test_ports_that_are_wanted_and_not_there_are_told(datapath: OvsDatapath) -> None:
-    assert datapath.converge(GROUND | {PORT}).missing == {PORT}
-
-
 def test_what_others_do_to_our_flows_is_noticed_and_mended(datapath: OvsDatapath, switch: Switch) -> None:
     datapath.converge(GROUND)
     flows = switch.dump_flows(NAME)

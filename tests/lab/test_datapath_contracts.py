@@ -1,0 +1,27 @@
+"""Both datapaths keep the same contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.drivers import DatapathSettings, LinuxDatapathSettings, OvsDatapathSettings
+from weft.testing.datapath_contract import VTEP, DatapathContract
+from weft.testing.switches import running_switch
+
+
+class TestLinux(DatapathContract):
+    @pytest.fixture
+    def settings(self, apart: None, tmp_path: Path) -> DatapathSettings:
+        return LinuxDatapathSettings(directory=tmp_path / "spaces", vtep=VTEP, vxlan_port=4789)
+
+
+class TestOvs(DatapathContract):
+    @pytest.fixture
+    def settings(self, apart: None, tmp_path: Path) -> Iterator[DatapathSettings]:
+        with running_switch(tmp_path / "ovs") as switch:
+            yield OvsDatapathSettings(
+                switch=switch.directory, directory=tmp_path / "spaces", vtep=VTEP, vxlan_port=4789
+            )
