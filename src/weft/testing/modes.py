@@ -24,10 +24,16 @@ ON_OVS_AND_TAGS: Final = pytest.mark.parametrize("lab", ["linux", "ovs", "ovs-vl
 OVS_MODES_IN_SOAK: Final = pytest.mark.parametrize("lab", ["linux", *_soaked("ovs", "ovs-vlan")], indirect=True)
 OVS_IN_SOAK: Final = pytest.mark.parametrize("lab", ["linux", *_soaked("ovs")], indirect=True)
 """For what has been tried with vxlan only."""
-_ALL = ["linux", "ovs", *_soaked("ovs-vlan", "ovs-vxlan-bridge", "ovs-vlan-bridge")]
+_MORE = _soaked("ovs-vlan", "ovs-vxlan-bridge", "ovs-vlan-bridge")
+_ALL = ["linux", "ovs", *_MORE]
 ON_ALL: Final = pytest.mark.parametrize("lab", _ALL, indirect=True)
 TOWNS_ON_OVS: Final = pytest.mark.parametrize("lab", _ALL, indirect=True, scope="module")
 """For tests that share a lab with others of their module."""
+TOWNS_ROUTED_IN_SOAK: Final = pytest.mark.parametrize(
+    "lab", ["linux", *_soaked("ovs", "ovs-vlan")], indirect=True, scope="module"
+)
+TOWNS_OVS_IN_SOAK: Final = pytest.mark.parametrize("lab", ["linux", *_soaked("ovs")], indirect=True, scope="module")
+"""The same for what has been tried in these modes only."""
 
 
 def needs_routing(lab: NetLab) -> None:

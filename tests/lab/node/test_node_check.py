@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from weft.cni.errors import CniError, Code
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
+from weft.testing.modes import ON_BOTH, OVS_IN_SOAK, OVS_MODES_IN_SOAK
 from weft.testing.netlab import NetLab
-from weft.testing.waiting import eventually
+from weft.testing.switch_inventory import BRIDGE
+from weft.testing.switches import Switch
+from weft.testing.waiting import eventually, until
 
 TRIES = 20
 
@@ -30,19 +34,37 @@ IN_SPACE = {
     "ip neigh del {address} dev {port}": "{address}",
     "nft flush set inet weft ports4": "{address}",
 }
+AT_SWITCH = {
+    "ip link set {port} down": "{port} is down",
+    "ip link del {port}": "{port} is missing",
+    "ovs-vsctl --db={database} --no-wait del-port {port}": "{port} is not a port",
+    "ovs-ofctl -O OpenFlow14 del-flows {bridge} ip,nw_src={address}": "nw_src={address}",
+}
 
 
+def where_host_ends_are(host: Host) -> Path:
+    """The tenant's space, or the machine itself where they are ports of a switch."""
+    return host.tenants.path / "default" if host.switch is None else host.machine
+
+
+def words_of(pod: Pod) -> Mapping[str, str]:
+    """What the commands that break something are about."""
+    switch = pod.host.switch
+    own = {"address": str(pod.address()), "port": _port(pod)}
+    return own if switch is None else own | {"database": switch.database, "bridge": switch.management(BRIDGE)}
+
+
+@OVS_IN_SOAK
 async def test_each_thing_that_is_broken_is_named(lab: NetLab) -> None:
     host = await lab.host("one")
     await host.pod("other")
-    for place, breaks in (("pod", IN_POD), ("space", IN_SPACE)):
+    for in_pod, breaks in ((True, IN_POD), (False, IN_SPACE if host.switch is None else AT_SWITCH)):
         for command, expected in breaks.items():
             pod = await host.pod("a")
             await pod.check()
-            words = {"address": str(pod.address()), "port": _port(pod)}
-            breaking = partial(
-                inventory.run, pod.netns if place == "pod" else host.tenants.path / "default", command.format(**words)
-            )
+            words = words_of(pod)
+            place = pod.netns if in_pod else where_host_ends_are(host)
+            breaking = partial(inventory.run, place, command.format(**words))
             assert expected.format(**words) in str(await _told_of_break(pod, breaking))
             await pod.remove()
     pod = await host.pod("a")
@@ -70,16 +92,20 @@ def _port(pod: Pod) -> str:
     return pod.result.interfaces[0].name
 
 
+@OVS_MODES_IN_SOAK
 async def test_what_drifted_is_mended_by_a_restart(lab: NetLab) -> None:
     """R5: with a different state the kernel is brought back to what was noted."""
     await lab.network("net", subnet="10.1.0.0/16", ipv6Subnet="2001:db8:1::/64")
     host = await lab.host("one")
     a, b = await host.pod("a", network="net"), await host.pod("b", network="net")
-    space = host.tenants.path / "default"
-    for family in (4, 6):
-        inventory.run(space, f"ip -{family} route del {a.address(family)} dev {_port(a)}")
-    inventory.run(space, f"ip link set {_port(b)} down")
-    inventory.run(space, "nft flush ruleset")
+    if host.switch is None:
+        for family in (4, 6):
+            inventory.run(where_host_ends_are(host), f"ip -{family} route del {a.address(family)} dev {_port(a)}")
+    else:
+        host.switch.configure("del-port", BRIDGE, _port(a))
+        host.switch.flows("del-flows", BRIDGE)
+    inventory.run(where_host_ends_are(host), f"ip link set {_port(b)} down")
+    inventory.run(where_host_ends_are(host), "nft flush ruleset")
     host.kill()
     await host.start()
     await a.check()
@@ -89,10 +115,12 @@ async def test_what_drifted_is_mended_by_a_restart(lab: NetLab) -> None:
     assert await inventory.differences(lab) == []
 
 
+@OVS_MODES_IN_SOAK
 async def test_equal_state_is_not_touched_by_a_restart(lab: NetLab) -> None:
     """R5: no port is made anew."""
     host = await lab.host("one")
     pods = [await host.pod(name) for name in "abc"]
+    await until(lambda: _indexes(host).keys() >= {_port(pod) for pod in pods})
     before = _indexes(host)
     for _ in range(2):
         host.kill()
@@ -102,22 +130,45 @@ async def test_equal_state_is_not_touched_by_a_restart(lab: NetLab) -> None:
         await pod.check()
 
 
-def _indexes(host: Host) -> dict[str, int]:
-    space = host.tenants.path / "default"
-    return {link["ifname"]: link["ifindex"] for link in inventory.ask(space, "ip", "-j", "link")}
+def _indexes(host: Host) -> dict[str, object]:
+    """By the names of devices: their numbers in the kernel and, where they are ports of a switch, there."""
+    links = inventory.ask(where_host_ends_are(host), "ip", "-j", "link")
+    rows = _numbers(host.switch) if host.switch is not None else {}
+    return {link["ifname"]: (link["ifindex"], rows.get(link["ifname"])) for link in links}
 
 
+def _numbers(switch: Switch) -> dict[str, tuple[str, str]]:
+    """The row and the number of each interface in the switch."""
+    listed = switch.configure("--format=csv", "--no-headings", "--columns=name,_uuid,ofport", "list", "interface")
+    return {name: (row, number) for name, row, number in (line.split(",") for line in listed.split())}
+
+
+@ON_BOTH
 async def test_numbers_that_are_taken_are_passed_over(lab: NetLab) -> None:
-    """R6: the numbers an agent would give its next devices are others' already."""
+    """R6: the numbers an agent would give its next devices, or ports, are others' already."""
     host = await lab.host("one")
-    await host.pod("first")
+    first = await host.pod("first")
     host.kill()
     await host.start()  # its count begins behind the numbers that are in use in its spaces
+    if host.switch is not None:
+        _take_numbers(host.switch)
+        assert await first.reaches(await host.pod("a"))
+        return
     netns = host.make_netns("a")
     for number in range(1, 4):
         inventory.run(netns, f"ip link add x{number} index {(1 << 16) + 2 * number + 1} type veth peer name y{number}")
     pod = await host.pod("a")
     await pod.check()
+
+
+def _take_numbers(switch: Switch) -> None:
+    """The three numbers that ports to come would have are those of others."""
+    taken = {number for _, number in _numbers(switch).values()}
+    for number in [each for each in range(1, 99) if str(each) not in taken][:3]:
+        name = f"x{number}"
+        switch.configure(
+            "add-port", BRIDGE, name, "--", "set", "interface", name, "type=internal", f"ofport_request={number}"
+        )
 
 
 async def test_status_says_why_not(lab: NetLab) -> None:

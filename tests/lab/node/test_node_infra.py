@@ -13,7 +13,7 @@ import pytest
 from weft.adapters.linux.netns import Namespace
 from weft.testing import inventory, traffic
 from weft.testing.hosts import Host
-from weft.testing.modes import BRIDGE_IN_SOAK, ON_OVS_TOO
+from weft.testing.modes import BRIDGE_IN_SOAK, ON_ALL, ON_OVS_TOO, OVS_MODES_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.waiting import eventually
 
@@ -76,9 +76,29 @@ async def test_hosts_reach_each_other_in_every_infra_network(lab: NetLab, length
     assert not [key for key in await lab.rest.state() if key.startswith(("endpoints/", "claims/addresses"))]
 
 
+@ON_ALL
+async def test_infra_addresses_come_back_with_their_machine_w32(lab: NetLab) -> None:
+    """W32: a machine that was rebooted has the port and the addresses that it had, and is reached there."""
+    hosts = [*await asyncio.gather(lab.host("one"), lab.host("two"))]
+    await lab.network("mgmt", subnet="10.60.0.0/24", ipv6Subnet="2001:db8:60::/64", nwType="infra")
+    with ExitStack() as closing:
+        before = [place.address for place in await places(hosts, "mgmt", closing)]
+    await lab.reboot(hosts[0])
+    with ExitStack() as closing:
+        again = await places(hosts, "mgmt", closing)
+        assert [place.address for place in again] == before
+        for family in (4, 6):
+            one, two = (place for place in again if place.address.version == family)
+            assert await traffic.reaches(one, two, port=80)
+            assert await traffic.reaches(two, one, port=80)
+
+
+@OVS_MODES_IN_SOAK
 @BRIDGE_IN_SOAK
 async def test_data_networks_have_host_routes_where_the_host_is_on_the_overlay(lab: NetLab) -> None:
     """H1, H4: with `contivh1` every host has a route to each data network, from its creation to its end."""
+    if (lab.datapath, lab.fwdmode) == ("ovs", "bridge"):
+        pytest.skip("in bridge mode nothing on Open vSwitch leads to tenants' spaces yet (issue 8)")
     hosts = [*await asyncio.gather(lab.host("one"), lab.host("two"))]
     await lab.network("contivh1", subnet="192.168.20.0/24", nwType="infra")
     networks = {"a": ("17.5.4.0/22", "2001:db8:17::/64"), "b": ("13.5.7.0/24", "2001:db8:13::/64")}

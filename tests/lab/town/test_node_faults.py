@@ -17,12 +17,13 @@ from weft.cni.errors import CniError, Code
 from weft.testing import inventory
 from weft.testing.fire import Fire
 from weft.testing.hosts import Pod
+from weft.testing.modes import TOWNS_OVS_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.towns import Town
 from weft.testing.verdicts import between, obeyed
 from weft.testing.waiting import eventually, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), TOWNS_OVS_IN_SOAK]
 
 SHUT = 6000
 OUTAGE = [10.0, pytest.param(60.0, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
@@ -41,7 +42,7 @@ class Scene:
     async def settle(self) -> None:
         await self.town.build()
         small = "--subnet 10.5.1.0/24 --subnetv6 2001:db8:5::/64"
-        await self.town.netctl(f"network create small -t {self.town.tenant} --encap vxlan {small}")
+        await self.town.netctl(f"network create small -t {self.town.tenant} --encap {self.town.lab.netmode} {small}")
         await self.town.policy("some", "-d in -p 1 -j deny", "-d in -l tcp -P 8000 -p 100 -j allow")
         await self.town.group("web", "some")
         self.web, self.others = await self.town.pods("web"), await self.town.pods()

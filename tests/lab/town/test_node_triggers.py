@@ -1,6 +1,6 @@
 """What befalls a cluster (facts 10.9: T2 to T8) with policy in force throughout: real agents, two masters, one etcd.
 
-T1 is about uplinks, which this datapath has none of. T4 differs by design 3: liveness is status, not routing.
+T1 is about uplinks (`tests/lab/ovs/test_ovs_uplinks.py`). T4 differs by design 3: liveness is status, not routing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest_asyncio
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
 from weft.testing.masters import MasterProcess, client
+from weft.testing.modes import TOWNS_ON_OVS, TOWNS_ROUTED_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.towns import Town
 from weft.testing.verdicts import between, obeyed
@@ -118,6 +119,7 @@ async def more_masters(lab: NetLab) -> AsyncIterator[Masters]:
         yield Masters(lab, stack)
 
 
+@TOWNS_ROUTED_IN_SOAK
 async def test_t2_the_leader_is_killed_and_another_takes_over(lab: NetLab, streets: Streets) -> None:
     async with more_masters(lab) as masters:
         second = await masters.add()
@@ -134,6 +136,7 @@ async def test_t2_the_leader_is_killed_and_another_takes_over(lab: NetLab, stree
         await streets.change()
 
 
+@TOWNS_ROUTED_IN_SOAK
 async def test_t3_all_masters_move_to_other_ports(lab: NetLab, streets: Streets) -> None:
     """Agents follow the store, not an address of a master."""
     async with more_masters(lab) as masters:
@@ -146,6 +149,7 @@ async def test_t3_all_masters_move_to_other_ports(lab: NetLab, streets: Streets)
     await lab.master.start()
 
 
+@TOWNS_ROUTED_IN_SOAK
 async def test_t4_an_agent_that_is_away_is_shown_silent_and_moves_no_route(lab: NetLab, streets: Streets) -> None:
     """Contiv took the peer's tunnel away. Here packets go on both ways, under the policy that was in force."""
     two = lab.hosts["two"]
@@ -164,6 +168,7 @@ async def test_t4_an_agent_that_is_away_is_shown_silent_and_moves_no_route(lab: 
     await streets.change()
 
 
+@TOWNS_ON_OVS
 async def test_t5_a_node_is_rebooted(lab: NetLab, streets: Streets) -> None:
     """Its pods are gone with it; those that come are policed on both hosts from their first packet on."""
     one = lab.hosts["one"]
@@ -182,6 +187,7 @@ def pull_cable(host: Host) -> None:
     subprocess.run(["ip", "link", "set", host.cable, "down"], check=True, timeout=DEADLINE)
 
 
+@TOWNS_ROUTED_IN_SOAK
 async def test_t6_the_store_is_restarted(lab: NetLab, streets: Streets) -> None:
     assert lab.etcd is not None
     lab.etcd.members[0].kill()
@@ -194,6 +200,7 @@ async def test_t6_the_store_is_restarted(lab: NetLab, streets: Streets) -> None:
     await streets.are_policed()
 
 
+@TOWNS_ROUTED_IN_SOAK
 @pytest.mark.parametrize("times", [4, pytest.param(25, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
 async def test_t7_the_cable_of_a_node_flaps(lab: NetLab, streets: Streets, times: int) -> None:
     """Cut off from the store and from the other host, again and again: nothing forbidden passes at any time."""
@@ -208,6 +215,7 @@ async def test_t7_the_cable_of_a_node_flaps(lab: NetLab, streets: Streets, times
     await streets.change()
 
 
+@TOWNS_ROUTED_IN_SOAK
 @pytest.mark.parametrize("rounds", [6, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
 async def test_t8_restarts_at_random_with_policy_checks(lab: NetLab, streets: Streets, rounds: int) -> None:
     seed = random.randrange(1 << 32)
