@@ -313,6 +313,7 @@ class OvsDatapath(KernelTools):
             self._openflow.forget_connections(zone, wiring.port.addresses)
 
     def check(self, wiring: Wiring) -> list[str]:
+        self._database.look_alive()
         port = self._bridge.ports().get(wiring.port.interface)
         found = self._devices.differences(wiring)
         if port is None or not port.number:
