@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -14,7 +15,12 @@ _BACKLOG = 512
 
 
 def listen_privately(path: Path) -> socket.socket:
-    """A socket that is never open to others, also not for a moment, and takes the place of a dead server's."""
+    """A socket that is never open to others, also not for a moment.
+
+    It takes the place of a dead server's; an `OSError` when one that lives is there.
+    """
+    if _is_served(path):
+        raise OSError(errno.EADDRINUSE, "another program serves there", str(path))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     newborn = path.with_name(f".{os.getpid()}")  # short, for the kernel takes only 107 bytes
     newborn.unlink(missing_ok=True)
@@ -28,6 +34,18 @@ def listen_privately(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.setblocking(False)
+        try:
+            caller.connect(str(path))
+        except BlockingIOError:  # it has more callers than it can take in
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def check_caller(peer: socket.socket) -> None:

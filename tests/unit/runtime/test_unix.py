@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,21 @@ def test_a_dead_servers_socket_is_replaced(tmp_path: Path) -> None:
         accepted, _ = listener.accept()
         with accepted:
             check_caller(accepted)
+
+
+@pytest.mark.parametrize("callers", [0, 1000])
+def test_the_socket_of_a_living_server_stays_its_own(tmp_path: Path, callers: int) -> None:
+    """A second agent that is started by mistake must not cut the first one off, however many it has to serve."""
+    path = tmp_path / "a.sock"
+    with listen_privately(path), ExitStack() as stack:
+        for _ in range(callers):
+            caller = stack.enter_context(socket.socket(socket.AF_UNIX))
+            caller.setblocking(False)
+            with suppress(BlockingIOError):
+                caller.connect(str(path))
+        with pytest.raises(OSError, match="another program serves there"):
+            listen_privately(path)
+        assert [each.name for each in tmp_path.iterdir()] == ["a.sock"]
 
 
 def test_another_user_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
