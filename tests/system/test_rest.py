@@ -242,6 +242,15 @@ class TestRoutes:
         (await rest.put("endpoints", tenantName="default", networkName="blue", endpointID="e1")).refused(405)
         (await rest.put("nodes", name="n1")).refused(405)
 
+    async def test_pages_of_others_may_not_ask(self, rest: Rest) -> None:
+        """Whoever opens a page may reach us where its author cannot; our own pages and programs may ask."""
+        tenant = b'{"tenantName":"t"}'
+        for origin in ("http://elsewhere.example", "null", f"{rest.url}0"):
+            headers = {"Origin": origin, "Content-Type": "text/plain"}
+            (await rest.send("POST", f"{API}/tenants/t", data=tenant, headers=headers)).refused(403, field="Origin")
+        (await rest.get("tenants", "t")).refused(404)
+        (await rest.send("POST", f"{API}/tenants/t", data=tenant, headers={"Origin": rest.url})).accepted()
+
     async def test_version_info_and_health(self, rest: Rest) -> None:
         assert (await rest.send("GET", "/version")).accepted()["Version"] == __version__
         own = rest.url.removeprefix("http://")

@@ -28,7 +28,7 @@ from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import DatapathFault, WeftError
 from weft.ports.datapath import Datapath, SpaceSurvey, Tallies
-from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response
+from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response, own_pages_only
 from weft.runtime.logs import Log
 from weft.runtime.routes import Route, register
 
@@ -91,7 +91,7 @@ class AgentRest:
         )  # fmt: skip
 
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY)
+        app = web.Application(middlewares=[errors_as_json, own_pages_only], client_max_size=MAX_BODY)
         register(app, self.routes())
         app.on_shutdown.append(self._end_followers)
         return app

@@ -17,6 +17,8 @@ from weft.runtime.tasks import beside
 
 FORWARDED = "X-Weft-Forwarded"
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "host", "content-length", "trailer"}
+_NOT_SENT_ON = _HOP_BY_HOP | {"origin"}
+"""Which page asks was judged where it came in."""
 WITHIN_S = 10.0
 """How long a request waits for a leader to be there."""
 SILENCE_S = 120.0
@@ -74,7 +76,7 @@ class Forwarder:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=3, sock_read=SILENCE_S)
             self._session = aiohttp.ClientSession(timeout=timeout)
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _NOT_SENT_ON}
         headers[FORWARDED] = self._own
         url = URL(f"{self._scheme}://{leader}{request.raw_path}", encoded=True)
         body = request.content if request.body_exists else None  # passed on as it comes: a backup may be large

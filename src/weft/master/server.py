@@ -14,7 +14,7 @@ from weft.master.forward import Forwarder
 from weft.master.metrics import Metrics
 from weft.master.objects import STOPPING
 from weft.master.openapi import openapi_document
-from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response
+from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response, own_pages_only
 from weft.runtime.routes import Route, register
 
 
@@ -63,7 +63,9 @@ def make_app(routes: tuple[Route, ...], *, token: str, forwarder: Forwarder, met
         answer = None if route is None or route.local else await forwarder.forward(request)
         return await handler(request) if answer is None else answer
 
-    app = web.Application(middlewares=[counted, errors_as_json, authenticated, led], client_max_size=MAX_BODY)
+    app = web.Application(
+        middlewares=[counted, errors_as_json, own_pages_only, authenticated, led], client_max_size=MAX_BODY
+    )
     app[STOPPING] = asyncio.Event()
     app.on_shutdown.append(_end_watches)
     register(app, described)

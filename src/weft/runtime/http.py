@@ -89,6 +89,15 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return error_response(WeftError("internal error: see the log"), status=500)
 
 
+@web.middleware
+async def own_pages_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what a browser sends for a page of somebody else: whoever opens it may be let in where the page is not."""
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.host:
+        raise Denied(f"a page of {origin[:100]!r} may not ask here", field="Origin")
+    return await handler(request)
+
+
 def _http_error(error: web.HTTPException) -> web.Response:
     """aiohttp's own refusals (unknown route, wrong method, body too large) in our form."""
     words = {
