@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -114,7 +114,7 @@ def decode_input(kind: type[S], data: bytes) -> S:
     try:
         value: S = _plain_decoder(kind).decode(data)
     except msgspec.ValidationError as error:
-        raise _as_invalid(error) from error
+        raise _as_invalid(error, kind) from error
     except NOT_JSON as error:
         raise Malformed(f"the body is not JSON: {error}") from error
     return value
@@ -125,11 +125,11 @@ def convert_input(kind: type[T], members: Mapping[str, object]) -> T:
     try:
         converted: T = msgspec.convert(members, kind)
     except msgspec.ValidationError as error:
-        raise _as_invalid(error) from error
+        raise _as_invalid(error, kind) from error
     return converted
 
 
-def _as_invalid(error: msgspec.ValidationError) -> Invalid:
+def _as_invalid(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> Invalid:
     """msgspec says "… - at `$.ports[0]`" or "Object contains unknown field `x`": find the member's name in it."""
     text = str(error)
     reason, _, path = text.partition(" - at `$")
@@ -139,7 +139,16 @@ def _as_invalid(error: msgspec.ValidationError) -> Invalid:
             name = reason.removeprefix(lead).rstrip("`")
             field = f"{field}.{name}" if field else name
             reason = "unknown member: remove it" if "unknown" in lead else "missing: it is required"
+    if reason.startswith("Invalid enum value") and (choices := _choices(kind, field)):
+        reason = f"{reason.removeprefix('Invalid enum value ')} is none of {', '.join(map(repr, choices))}"
     return Invalid(f"{field or 'body'}: {reason}", field=field)
+
+
+def _choices(kind: type[msgspec.Struct], name: str) -> tuple[object, ...]:
+    """What a member may be, where that is a list of words."""
+    attributes = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+    hint = get_type_hints(kind).get(attributes.get(name, ""))
+    return tuple(choice for choice in get_args(hint) if choice) if get_origin(hint) is Literal else ()
 
 
 def members(value: Value) -> dict[str, Any]:

@@ -197,3 +197,14 @@ def test_the_place_in_a_list_is_named() -> None:
 def test_input_that_is_no_json_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
         codec.decode_input(model.Tenant, body)
+
+
+@pytest.mark.parametrize(
+    ("member", "choices"), [("encap", "'vlan', 'vxlan'"), ("nwType", "'data', 'infra'"), ("subnet", None)]
+)
+def test_a_word_that_may_not_be_is_told_with_those_that_may(member: str, choices: str | None) -> None:
+    members = {"tenantName": "t", "networkName": "n", "encap": "vlan", "subnet": "10.1.1.0/24"}
+    with pytest.raises(Invalid) as told:
+        codec.convert_input(model.Network, members | {member: "gre" if choices else 1})
+    assert told.value.field == member
+    assert (f"{member}: 'gre' is none of {choices}" == told.value.message) is (choices is not None)
