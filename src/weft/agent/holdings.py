@@ -42,6 +42,8 @@ from weft.runtime.turns import Turns
 Meanwhile = Callable[[model.Endpoint], Awaitable[None]]
 
 ROUND_S = 1.0
+BACK_WITHIN_S = 5.0
+"""How long a workload that comes waits for touch that was lost over it."""
 TELL_AFTER_S, TELL_EVERY_S = 0.002, 0.02
 """When the store is told of what is attached: the answer to the runtime goes first, and those who come soon after one
 that was told of are told of together."""
@@ -307,7 +309,7 @@ class Holdings:
         while (chosen := self._choose(network)) is None:
             async with self._taking[network.key]:
                 if self._choose(network) is None:
-                    await self._take_blocks(network)
+                    await self._take_blocks_in_touch(network)
         endpoint = msgspec.structs.replace(
             wanted,
             ip_address=str(chosen[4]),
@@ -346,6 +348,22 @@ class Holdings:
             resting=resting,
             returning={block for key, block in self._returning if key == network.key},
         )
+
+    async def _take_blocks_in_touch(self, network: model.Network) -> None:
+        """Take blocks; where touch is lost over it, as on a machine that stalls, once more when it is soon back."""
+        was_in_touch = self.in_touch
+        try:
+            await self._take_blocks(network)
+        except Unavailable as lost:
+            if not was_in_touch:
+                raise
+            backoff = Backoff(first=0.05, cap=0.25, within=BACK_WITHIN_S)
+            while not self.in_touch:
+                try:
+                    await backoff.pause()
+                except TimeoutError:
+                    raise lost from None
+            await self._take_blocks(network)
 
     async def _take_blocks(self, network: model.Network) -> None:
         """One more block of each family in which no address is left."""

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
 from weft.domain.commits import Compare, Put, Revision, Write
-from weft.domain.ids import EndpointId, EndpointKey, NetworkName, NodeName, TenantName
+from weft.domain.errors import Unavailable
+from weft.domain.ids import EndpointId, EndpointKey, NetworkName, NodeName, StoreKey, TenantName
 from weft.domain.planning import put
 from weft.runtime.tasks import beside
 from weft.testing.agents import ReferenceAgent
@@ -32,13 +33,20 @@ class Slow(MemoryStore):
         self.hears.set()
         self.told: list[int] = []
         """Of how many endpoints each commit told."""
+        self.fails_over_blocks = 0
+        """How many times it is not known what became of a commit that takes a block."""
 
     async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
         count = sum(isinstance(write, Put) and write.key.startswith("endpoints/") for write in writes)
         if count:
             self.told.append(count)
             await self.hears.wait()
-        return await super().commit(compares, writes)
+        revision = await super().commit(compares, writes)
+        takes = any(isinstance(write, Put) and write.key.startswith("blocks/") for write in writes)
+        if self.fails_over_blocks and takes:
+            self.fails_over_blocks -= 1
+            raise Unavailable("the answer was lost")
+        return revision
 
     async def endpoints(self) -> int:
         return len((await self.list(kinds.ENDPOINT.store_prefix())).entries)
@@ -102,3 +110,13 @@ async def test_one_that_comes_again_at_once_is_known_with_its_new_address() -> N
         assert after.ip_address != before.ip_address, "it rests"
         await eventually(store.endpoints, lambda count: count == 2)
         await until(lambda: (note := agent.journal.get(named("second"))) is not None and note.published)
+
+
+async def test_one_that_comes_while_touch_is_lost_waits_for_it_to_come_back() -> None:
+    """The answer to its block is lost: when the node is in touch again it finds the block, and takes no second one."""
+    store = Slow()
+    store.fails_over_blocks = 1
+    async with agent_on(store) as agent:
+        assert store.fails_over_blocks == 0
+        assert agent.journal.get(named("first")) is not None
+        assert len((await store.list(StoreKey("blocks/"))).entries) == 1
