@@ -221,11 +221,12 @@ class Agent:
 
     async def _wait_for_store(self) -> None:
         backoff = Backoff(cap=1.0)
+        where = ", ".join(getattr(self._settings.store, "endpoints", ()))
         while not (self._mirror.in_sync and self._holdings.in_touch):
             try:
                 await self._mirror.wait_for(NEVER, within=1.0)
             except Unavailable:
-                log.warning("waiting for the store")
+                log.warning("waiting for the store", at=where)
             await backoff.pause()
 
     async def _is_restored(self) -> bool:

@@ -33,6 +33,8 @@ async def handover_door(path: Path, tenants: Tenants) -> AsyncIterator[None]:
             log.debug("caller has gone")
         except (OSError, TimeoutError, Malformed, Denied) as error:
             log.warning("caller lost", reason=str(error))
+        except asyncio.CancelledError:  # our own end; a stream's callback would tell of it as of a fault
+            log.debug("caller left behind")
         finally:
             present.discard(writer)
             writer.close()
