@@ -38,7 +38,7 @@ AT_SWITCH = {
     "ip link set {port} down": "{port} is down",
     "ip link del {port}": "{port} is missing",
     "ovs-vsctl --db={database} --no-wait del-port {port}": "{port} is not a port",
-    "ovs-ofctl -O OpenFlow14 del-flows {bridge} ip,nw_src={address}": "nw_src={address}",
+    "ovs-ofctl -O OpenFlow14 del-flows {bridge} ip,nw_src={address}": "ip_src={address}",
 }
 
 
