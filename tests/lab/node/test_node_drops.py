@@ -17,7 +17,7 @@ from weft.adapters.linux.netns import Namespace
 from weft.testing import inventory
 from weft.testing.floods import Flood, Shot
 from weft.testing.hosts import Host, Pod
-from weft.testing.modes import ON_ALL
+from weft.testing.modes import ON_ALL, ON_OVS_TOO
 from weft.testing.netlab import NetLab
 from weft.testing.processes import DEADLINE
 from weft.testing.traffic import TCP, UDP, Transport
@@ -130,7 +130,7 @@ async def test_a_refused_flow_is_told_with_its_rule_and_its_pods(host: Host, fam
     assert DENY_TCP_81 in shown
 
 
-@ON_ALL
+@ON_OVS_TOO
 async def test_reasons_of_our_own_are_told_in_words(host: Host) -> None:
     """CVE-class spoofing: the sender is named, whatever address it spoke with."""
     guest, till = await pods(host)
