@@ -20,6 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from statistics import median
 
+from bench import rule_changes
 from bench.bare_switch import BareSwitch, HandMade
 from bench.figures import Figure, Skipped, figure
 from bench.labs import AT_ONCE, NETWORK, attach, open_answerers, pair_of, restart, take_turns
@@ -53,7 +54,8 @@ def run() -> dict[str, Figure]:
     if shutil.which("ovs-vswitchd") is None:
         raise Skipped("there is no Open vSwitch on this machine")
     with stepped_apart():
-        return _measure_flows() | asyncio.run(_measure())
+        figures = _measure_flows() | asyncio.run(_measure())
+    return figures | rule_changes.run(datapath="ovs")
 
 
 def _measure_flows() -> dict[str, Figure]:

@@ -54,14 +54,14 @@ class Way(NamedTuple):
         return True
 
 
-def run() -> dict[str, Figure]:
-    """The caller is root."""
+def run(*, datapath: str = "linux") -> dict[str, Figure]:
+    """On nodes of a datapath. The caller is root."""
     with stepped_apart():
-        return asyncio.run(_measure())
+        return asyncio.run(_measure(datapath))
 
 
-async def _measure() -> dict[str, Figure]:
-    async with open_lab() as lab:
+async def _measure(datapath: str) -> dict[str, Figure]:
+    async with open_lab(datapath=datapath) as lab:
         await lab.network(_NETWORK, subnet="10.7.0.0/16")
         await _write_ground(lab)
         host = await lab.host("one")
