@@ -54,7 +54,11 @@ class Place:
     def open_caller(self, transport: Transport) -> socket.socket:
         """A socket that speaks with this very address."""
         caller = self.open_socket(transport)
-        caller.bind((str(self.address), 0))
+        try:
+            caller.bind((str(self.address), 0))
+        except OSError:
+            caller.close()  # the address has left meanwhile
+            raise
         return caller
 
     @contextmanager
