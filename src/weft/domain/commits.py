@@ -13,6 +13,8 @@ LeaseId = NewType("LeaseId", int)
 
 NEVER: Revision = 0
 """The revision of a key that does not exist."""
+LARGEST_VALUE = 1_400_000
+"""Bytes of a value that any store takes: etcd takes 1.5 MiB in a request, keys and compares included."""
 
 
 class At(msgspec.Struct, frozen=True, gc=False, tag="at"):

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import pytest
 
+from weft.domain.commits import LARGEST_VALUE
 from weft.domain.errors import Compacted, Invalid, NotFound, Stale
 from weft.domain.ids import StoreKey
 from weft.ports.store import NEVER, At, Change, Delete, DeleteAll, Event, LeaseId, Put, Quiet, Revision, Store, Write
@@ -120,8 +121,8 @@ class StoreContract:
         await store.commit([], [Put(self.key("empty"), b""), Put(self.key("bytes"), every_byte)])
         assert await self.values(store) == {"empty": b"", "bytes": every_byte}
 
-    async def test_a_value_of_a_megabyte(self, store: Store) -> None:
-        value = bytes(1_000_000)
+    async def test_the_largest_value(self, store: Store) -> None:
+        value = bytes(LARGEST_VALUE)
         since = (await store.list(self.key(""))).revision
         await self.put(store, "large", value)
         assert await self.values(store) == {"large": value}

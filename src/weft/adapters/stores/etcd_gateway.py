@@ -21,6 +21,7 @@ _SILENCE = 3.0
 
 # gRPC's status codes.
 _INVALID_ARGUMENT = 3
+_RESOURCE_EXHAUSTED = 8
 _FAILED_PRECONDITION = 9
 _UNAUTHENTICATED = 16
 _ERRORS: Mapping[int, type[WeftError]] = {
@@ -35,6 +36,9 @@ _ERRORS: Mapping[int, type[WeftError]] = {
 # With the code "unavailable" a request may or may not have been proposed to the cluster; with these texts it surely was
 # not. They are part of etcd's API: its own clients tell errors by them.
 _NOT_PROPOSED = frozenset({"etcdserver: no leader", "etcdserver: too many requests", "etcdserver: not capable"})
+
+_TOO_LARGE = "message larger than max"
+"""What gRPC says with the code "resource exhausted" of a request that no member will ever read."""
 
 _REQUIRE_LEADER = {"Grpc-Metadata-hasleader": "true"}
 """Has a member that is cut off from its cluster refuse, rather than keep us waiting for news it cannot have."""
@@ -153,6 +157,8 @@ class Gateway:
 def _translated(error: wire.Error, *, elsewhere: bool) -> WeftError | Elsewhere:
     """The refusal in our words; one that concerns this member alone is taken `elsewhere`, where that does no harm."""
     code = error.code or error.grpc_code
+    if code == _RESOURCE_EXHAUSTED and _TOO_LARGE in error.message:
+        return Invalid(f"etcd: {error.message}", details={"code": code})
     if elsewhere and code not in _ERRORS:
         return Elsewhere(error.message)
     return _ERRORS.get(code, Unavailable)(f"etcd: {error.message}", details={"code": code})
