@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from weft.testing.etcd import running_etcd
 from weft.testing.kube_script import HANG, Scripted, event, listing, scripted_server
 from weft.testing.masters import MasterProcess, Rest, client
 from weft.testing.runtimes import run
-from weft.testing.waiting import eventually
+from weft.testing.waiting import eventually, until
 
 NAMESPACES = "/api/v1/namespaces"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
@@ -99,3 +100,43 @@ async def test_what_kubernetes_declared_goes_when_it_is_told_to_and_not_by_itsel
                 assert [each["key"] for each in (await rest.get("tenants")).accepted()] == ["default", "red"]
                 again = (await rest.send("DELETE", "/api/v1/kubernetes")).accepted()
                 assert again == {"forgotten": 0}
+
+
+def wide(name: str, cidrs: int) -> dict[str, Any]:
+    """A policy that lets the pods of `shop` speak to so many addresses."""
+    blocks = [{"ipBlock": {"cidr": f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}/32"}} for n in range(cidrs)]
+    return thing(name, "shop", spec={"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"to": blocks}]})
+
+
+async def test_a_policy_too_large_for_the_store_keeps_no_other_out(tmp_path: Path) -> None:
+    """By etcd's own limit, by that of gRPC before it, and by ours: it is kept without rules, its owner is told, and
+    netmaster leads on."""
+    small_requests = ("--max-request-bytes", "200000")
+    async with scripted_server() as server, running_etcd(tmp_path / "etcd", options=small_requests) as etcd:
+        policies = [wide("etcd", 6_000), wide("grpc", 22_000), wide("ours", 40_000)]
+        fill(server, *policies, thing("other", "office", spec={"podSelector": {}}), namespaces=("office", "shop"))
+        contiv = tmp_path / "contiv.json"
+        contiv.write_text(f'{{"K8S_API_SERVER": "{server.url}", "K8S_TOKEN": "word"}}')
+        flags = ("--mode", "kubernetes", "--contiv-json", str(contiv), "--etcd-endpoints", etcd.endpoints[0])
+        patient = ("--leader-ttl", "600")  # a busy machine takes no leadership away
+        async with MasterProcess(tmp_path, *flags, *patient) as master, client(master.url) as rest:
+            await shows(rest, "kubePolicies", "other", "etcd", "grpc", "ours")
+            other, *large = (await rest.get("kubePolicies")).accepted()
+            assert not other.get("fault")
+            for each in large:
+                assert "larg" in each["fault"] or "divide it" in each["fault"]
+                assert each["spec"] == {"podSelector": {}, "policyTypes": ["Egress"]}
+            await until(lambda: {"etcd", "grpc", "ours"} <= told(server, "NotUnderstood"))
+            await until(lambda: "other" in told(server, "InForce"))
+            log = master.log.read_text()
+    assert "leadership lost" not in log
+    assert log.count("leading address") == 1
+
+
+def told(server: Scripted, reason: str) -> set[str]:
+    """The policies of which events tell this."""
+    return {
+        body["involvedObject"]["name"]
+        for method, _, body in server.posted
+        if method == "POST" and body.get("reason") == reason
+    }

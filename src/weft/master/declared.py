@@ -2,13 +2,13 @@
 
 A service and its slices belong to the tenant that their namespace names, so they wait for it; when the namespace names
 another, they move. Nothing is deleted before a whole listing says that it is gone. What is news while a commit is under
-way goes together in the next.
+way goes together in the next. What the store refuses keeps nothing else out of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,13 @@ import msgspec
 from weft.domain import codec, kinds, model
 from weft.domain.balancing.kube_objects import KubeService, KubeSlice
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Delete, Put, Write
+from weft.domain.commits import LARGEST_VALUE, Delete, Put, Write
 from weft.domain.errors import Invalid, WeftError
 from weft.domain.ids import DEFAULT_TENANT, TenantName, check_name
 from weft.domain.kinds import Kind
 from weft.domain.placing import TENANT_LABEL
-from weft.domain.planning import Plan, Reading
+from weft.domain.planning import Plan, Reading, put
+from weft.domain.policy.kube_objects import KubePolicy
 from weft.domain.validation import check
 from weft.master.control import ControlPlane
 from weft.master.in_force import InForce, Settle
@@ -36,7 +37,7 @@ log = Log("kubernetes")
 MOST_WRITES = 100
 """In one commit: etcd takes 128 operations."""
 MOST_BYTES = 500_000
-"""In one commit, unless a single document has more: etcd takes 1.5 MB."""
+"""In one commit, unless a single document has more."""
 
 COMPARE_EVERY_S = 60.0
 """How often everything is compared though nothing is new: a restore may have brought back what was."""
@@ -45,6 +46,7 @@ HOMED: tuple[Kind[Any], ...] = (kinds.KUBE_SERVICE, kinds.KUBE_SLICE)
 """Kinds whose documents belong to the tenant of their namespace."""
 
 _Identity = tuple[str, ...]
+Batch = Sequence[Put | Delete]
 
 
 class Declared:
@@ -172,8 +174,7 @@ async def keep_declared(control: ControlPlane, declarations: Declarations, *, se
             declared.news.clear()
             try:
                 for batch in batches(declared.take()):
-                    await control.carry_out(partial(plan_writes, batch))
-                    in_force.written(batch)
+                    await keep(control, batch, written=in_force.written)
                 backoff.reset()
             except WeftError as error:
                 log.warning("declarations postponed", reason=error.message)
@@ -181,7 +182,48 @@ async def keep_declared(control: ControlPlane, declarations: Declarations, *, se
                 await backoff.pause()
 
 
-def plan_writes(batch: Sequence[Put | Delete], reading: Reading) -> Plan:
+async def keep(control: ControlPlane, batch: Batch, *, written: Callable[[Batch], None]) -> None:
+    """Commit a batch, and tell what is in the store then. When it is refused its members are tried singly.
+
+    What is refused by itself is told in the log. A policy is kept without its rules then, so that whom it protects
+    stays protected, and who declared it hears of it.
+    """
+    try:
+        check_sizes(batch)
+        await control.carry_out(partial(plan_writes, batch))
+    except Invalid as error:
+        members = [[each] for each in batch]
+        if len(batch) == 1:
+            log.error("declaration not kept", key=batch[0].key, reason=error.message)
+            reduced = without_rules(batch[0], control.cluster, fault=error.message)
+            members = [] if reduced is None else [[reduced]]
+        for member in members:
+            await keep(control, member, written=written)
+    else:
+        written(batch)
+
+
+def check_sizes(batch: Batch) -> None:
+    """`Invalid` when a document is larger than what any store takes."""
+    for write in batch:
+        if isinstance(write, Put) and len(write.value) > LARGEST_VALUE:
+            raise Invalid(
+                f"it takes {len(write.value)} bytes, and a store takes {LARGEST_VALUE}: divide it into several"
+            )
+
+
+def without_rules(refused: Put | Delete, cluster: Cluster, *, fault: str) -> Put | None:
+    """What to write in place of a write that is refused; None where there is nothing, or it is so already."""
+    if not isinstance(refused, Put) or not refused.key.startswith(f"{kinds.KUBE_POLICY.prefix}/"):
+        return None
+    policy = codec.decode(KubePolicy, refused.value)
+    reduced = policy.without_rules(fault)
+    stored = cluster.get(kinds.KUBE_POLICY, *kinds.KUBE_POLICY.key_parts(reduced))
+    had_rules = policy.spec.ingress or policy.spec.egress
+    return put(kinds.KUBE_POLICY, reduced) if had_rules and (stored is None or stored.value != reduced) else None
+
+
+def plan_writes(batch: Batch, reading: Reading) -> Plan:
     """One commit. Each key is compared: nobody else writes these."""
     for write in batch:
         folder, *parts = write.key.split("/")

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
 from weft.domain.balancing.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, ServiceSpec
-from weft.domain.commits import Delete, Put
-from weft.domain.ids import DEFAULT_TENANT, TenantName
+from weft.domain.cluster import Cluster
+from weft.domain.commits import LARGEST_VALUE, NEVER, At, Compare, Delete, Put, Revision, Write
+from weft.domain.errors import Invalid, Unavailable
+from weft.domain.ids import DEFAULT_TENANT, StoreKey, TenantName
 from weft.domain.kinds import Kind
 from weft.domain.placing import TENANT_LABEL
 from weft.domain.planning import put
 from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
-from weft.master.declared import MOST_BYTES, MOST_WRITES, Declared, batches, plan_writes
+from weft.domain.policy.netpol import EgressRule, IpBlock, PolicyPeer, PolicySpec
+from weft.domain.selectors import LabelSelector
+from weft.master.control import ControlPlane
+from weft.master.declared import MOST_BYTES, MOST_WRITES, Declared, batches, keep, plan_writes
+from weft.runtime.mirror import Mirror
+from weft.runtime.tasks import beside
 from weft.testing.worlds import World
 
 KINDS: tuple[Kind[Any], ...] = (kinds.KUBE_NAMESPACE, kinds.KUBE_POLICY, kinds.KUBE_SERVICE, kinds.KUBE_SLICE)
@@ -117,6 +127,95 @@ def test_commits_are_such_as_any_store_takes() -> None:
     large = [Put(each.key, b"x" * (MOST_BYTES // 2)) for each in many[:4]]
     assert [len(batch) for batch in batches(iter([*large, Delete(many[4].key)]))] == [2, 3]
     assert not list(batches(iter([])))
+
+
+class PickyStore(MemoryStore):
+    """Takes no document that has `refused` in it, and is away after so many commits."""
+
+    refused = b"no-such-document"
+    away_after = 1_000_000
+
+    async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
+        if any(isinstance(each, Put) and self.refused in each.value for each in writes):
+            raise Invalid("request is too large")
+        self.away_after -= 1
+        if self.away_after < 0:
+            raise Unavailable("away")
+        return await super().commit(compares, writes)
+
+
+class Keeping:
+    """A leader that keeps policies in a store."""
+
+    def __init__(self, store: PickyStore) -> None:
+        self.store = store
+        self.mirror = Mirror(store, cluster := Cluster())
+        self.written: list[str] = []
+        never = At(StoreKey("nobody"), NEVER)
+        self.control = ControlPlane(
+            store=store, cluster=cluster, mirror=self.mirror, fence=lambda: never, doubt=lambda: None
+        )
+
+    async def keep(self, *policies: KubePolicy) -> None:
+        await keep(self.control, [put(kinds.KUBE_POLICY, each) for each in policies], written=self._written)
+
+    def _written(self, batch: Sequence[Put | Delete]) -> None:
+        self.written += [each.key.rpartition("/")[2] for each in batch]
+
+    def stored(self) -> dict[str, KubePolicy]:
+        return {each.name: each for each in self.control.cluster.all(kinds.KUBE_POLICY)}
+
+
+@pytest.fixture
+async def keeping() -> AsyncIterator[Keeping]:
+    async with PickyStore() as store:
+        made = Keeping(store)
+        async with beside(made.mirror.run(), name="mirror"):
+            await made.mirror.wait_for(NEVER, within=10)
+            yield made
+
+
+def wide(name: str, cidrs: int) -> KubePolicy:
+    to = tuple(PolicyPeer(ip_block=IpBlock(cidr=f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}/32")) for n in range(cidrs))
+    selector = LabelSelector(match_labels={"app": "web"})
+    return KubePolicy(
+        namespace="ns", name=name, uid="7", spec=PolicySpec(pod_selector=selector, egress=(EgressRule(to=to),))
+    )
+
+
+async def test_a_policy_larger_than_any_store_takes_is_kept_without_its_rules(keeping: Keeping) -> None:
+    """It protects the same pods in the same directions, and allows nothing; others in its commit are as declared."""
+    huge = wide("huge", LARGEST_VALUE // 30)
+    await keeping.keep(policy("ns", "a"), huge, policy("ns", "z"))
+    stored = keeping.stored()
+    assert (stored["a"], stored["z"]) == (policy("ns", "a"), policy("ns", "z"))
+    kept = stored["huge"]
+    assert "divide it" in kept.fault
+    assert (kept.uid, kept.spec.pod_selector) == ("7", huge.spec.pod_selector)
+    assert (kept.spec.isolates_ingress, kept.spec.isolates_egress) == (True, True)
+    assert not kept.spec.ingress
+    assert not kept.spec.egress
+    assert keeping.written == ["a", "huge", "z"]
+    await keeping.keep(huge)
+    assert keeping.written == ["a", "huge", "z"]  # it is so already: nobody is told twice
+
+
+async def test_what_the_store_alone_refuses_keeps_nothing_else_out(keeping: Keeping) -> None:
+    keeping.store.refused = b"10.0.0.1/32"
+    await keeping.keep(policy("ns", "a"), wide("b", 2), policy("ns", "z"))
+    assert keeping.stored().keys() == {"a", "b", "z"}
+    assert keeping.stored()["b"].fault == "request is too large"
+    keeping.store.refused = b'"odd"'
+    await keeping.keep(policy("ns", "odd"), policy("ns", "c"))  # it has no rules to go without
+    assert keeping.stored().keys() == {"a", "b", "c", "z"}
+
+
+async def test_what_was_written_is_told_also_when_the_store_goes_away_between(keeping: Keeping) -> None:
+    keeping.store.refused = b"10.0.0.1/32"
+    keeping.store.away_after = 1
+    with pytest.raises(Unavailable):
+        await keeping.keep(policy("ns", "a"), wide("b", 2), policy("ns", "z"))
+    assert keeping.written == ["a"]
 
 
 NAMES = ["a", "b"]

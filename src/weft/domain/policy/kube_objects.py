@@ -6,6 +6,7 @@ They belong to no tenant: a policy protects the pods of its namespace, whichever
 from __future__ import annotations
 
 from msgspec import field
+from msgspec.structs import replace
 
 from weft.domain.model import Value
 from weft.domain.policy.netpol import Metadata, NetworkPolicy, PolicySpec
@@ -34,3 +35,9 @@ class KubePolicy(Value, frozen=True, kw_only=True):
         annotations = {"weft/dry-run": "true"} if self.dry_run else None
         metadata = Metadata(name=self.name, namespace=self.namespace, annotations=annotations)
         return NetworkPolicy(metadata=metadata, spec=self.spec)
+
+    def without_rules(self, fault: str) -> KubePolicy:
+        """What is kept of it where its rules cannot be: it protects the same pods and allows them nothing."""
+        isolates = {"Ingress": self.spec.isolates_ingress, "Egress": self.spec.isolates_egress}
+        types = tuple(kind for kind, isolated in isolates.items() if isolated)
+        return replace(self, spec=PolicySpec(pod_selector=self.spec.pod_selector, policy_types=types), fault=fault)
