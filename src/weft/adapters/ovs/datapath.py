@@ -28,6 +28,7 @@ from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD, UNGUARD
 from weft.adapters.ovs.health import examine_switch
+from weft.adapters.ovs.leavers import Leavers, Owned, owned
 from weft.adapters.ovs.legs import legs_of
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import not_carried, without_uplinks
@@ -94,6 +95,7 @@ class OvsDatapath(KernelTools):
         self._uplinks = Uplinks(uplinks, switch=switch, database=self._database, ours=self._bridge)
         self._openflow = OpenFlow(f"unix:{switch / NAME}.mgmt")
         self._flows = FlowTable(self._openflow)
+        self._leavers = Leavers()
         self._leaving: set[str] = set()
         self._connections = _NEVER
         self._numbers: dict[str, int] = {}
@@ -153,7 +155,9 @@ class OvsDatapath(KernelTools):
         links = self._devices.read()
         mended += self._devices.converge_ways((part for part in wanted if isinstance(part, Way)), links)
         mended += self._spaces.converge(wanted)
+        told = {*self._flows.parts}
         mended += self._flows.converge(wanted, self._ground())
+        self._forget_connections(self._leavers.change(drop=told - wanted, put=wanted - told))
         self._uplinks.announce(voices_of(wanted, self._vtep))
         self._forget(self._bridge.tenants().keys() - tenants)
         self._connections, self._numbers = self._count_connections(), self._read_numbers()
@@ -204,6 +208,7 @@ class OvsDatapath(KernelTools):
         self._add_own(self._leg_marks(come), (part for part in difference.put if isinstance(part, Overlay)))
         drop, put = _unplugged(difference.drop), _unplugged(difference.put)
         self._flows.change(drop=drop, put=put, ground=self._ground())
+        self._forget_connections(self._leavers.change(drop=drop, put=put))
         self._spaces.change(drop=drop, put=put)
         self._devices.change_ways(
             drop=[part for part in drop if isinstance(part, Way)], put=[part for part in put if isinstance(part, Way)]
@@ -296,10 +301,16 @@ class OvsDatapath(KernelTools):
             self._admit(misplaced, self._ground())  # somebody else was given the number in between
 
     def _admit(self, pluggings: Sequence[Plugging], ground: Ground) -> None:
-        """Workloads speak and are spoken to at their ports, each with its policy in force."""
+        """Workloads speak and are spoken to at their ports, each with its policy in force.
+
+        Whoever was at their addresses before, and wherever, they inherit no connection.
+        """
         policy = in_turn(each.policy for each in pluggings)
-        put = (*policy.put, *(each.wiring.port for each in pluggings))
+        ports = [each.wiring.port for each in pluggings]
+        new = owned(port for port in ports if port not in self._flows.parts)
+        put = (*policy.put, *ports)
         self._flows.change(drop=(*policy.drop, *put), put=put, ground=ground)
+        self._forget_connections(new | self._leavers.change(drop=policy.drop, put=put))
 
     def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         self._devices.unplug(wiring)
@@ -308,9 +319,8 @@ class OvsDatapath(KernelTools):
         self._flows.change(drop=(*policy.drop, wiring.port), put=policy.put, ground=self._ground())
         self._spaces.change(drop=policy.drop, put=policy.put)
         self._spaces.dismiss(wiring.port)
-        zone = self._bridge.tenants().get(wiring.port.tenant)
-        if zone is not None:
-            self._openflow.forget_connections(zone, wiring.port.addresses)
+        left = self._leavers.change(drop=policy.drop, put=policy.put)
+        self._forget_connections(left | owned([wiring.port]))
 
     def check(self, wiring: Wiring) -> list[str]:
         self._database.look_alive()
@@ -431,6 +441,13 @@ class OvsDatapath(KernelTools):
         gone = [tenant for tenant in tenants if tenant in known]
         self._openflow.forget_zones(known[tenant] for tenant in gone)
         self._bridge.forget(gone)
+        self._leavers.forget({*gone})
+
+    def _forget_connections(self, addresses: Set[Owned]) -> None:
+        """No connection of who was at these addresses; the flows have changed, so none comes back."""
+        for tenant, zone in self._bridge.tenants().items() if addresses else ():
+            self._openflow.forget_connections(zone, (each for owner, each in addresses if owner == tenant))
+        self._leavers.settle(addresses)
 
     def _ground(self, promised: Mapping[str, int] | None = None) -> Ground:
         ports = {name: port.number for name, port in self._bridge.ports().items() if port.number}

@@ -84,10 +84,14 @@ def legs_of(tenants: Mapping[TenantName, int]) -> dict[str, TenantName]:
 
 
 def base_flows() -> Iterator[Flow]:
-    """What the space was asked it has answered, whatever policy says."""
+    """What the space is asked, and what it answers, passes whatever policy says.
+
+    What goes on to the same address when that is somebody else's is judged as all else.
+    """
     for kind in ETHER_TYPES.values():
-        asked: Conditions = {"eth_type": kind, "ct_state": (TRACKED, TRACKED), "ct_mark": ASKS_SPACE}
-        yield Flow(Table.SERVICE, 3, match(asked), (), Table.MARKING)
+        for place in (CAME_FROM, GOES_TO):
+            asked: Conditions = {"eth_type": kind, "ct_state": (TRACKED, TRACKED), "ct_mark": ASKS_SPACE}
+            yield Flow(Table.SERVICE, 3, match({**asked, place: FROM_SPACE}), (), Table.MARKING)
 
 
 def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
