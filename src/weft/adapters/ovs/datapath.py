@@ -23,13 +23,14 @@ from weft.adapters.linux.tools import KernelTools
 from weft.adapters.linux.underlay import workload_mtu
 from weft.adapters.ovs.announcing import voices_of
 from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
-from weft.adapters.ovs.devices import Devices, Way, owner_marks, told_owner
+from weft.adapters.ovs.devices import Devices, Way
 from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD, UNGUARD
 from weft.adapters.ovs.health import examine_switch
 from weft.adapters.ovs.leavers import Leavers, Owned, owned
 from weft.adapters.ovs.legs import legs_of
+from weft.adapters.ovs.marks import overlay_marks, port_marks, told_owner, wiring_marks
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import not_carried, without_uplinks
 from weft.adapters.ovs.spaces import Spaces
@@ -155,7 +156,7 @@ class OvsDatapath(KernelTools):
         links = self._devices.read()
         mended += self._devices.converge_ways((part for part in wanted if isinstance(part, Way)), links)
         mended += self._spaces.converge(wanted)
-        told = {*self._flows.parts}
+        told = self._flows.parts
         mended += self._flows.converge(wanted, self._ground())
         self._forget_connections(self._leavers.change(drop=told - wanted, put=wanted - told))
         self._uplinks.announce(voices_of(wanted, self._vtep))
@@ -168,12 +169,12 @@ class OvsDatapath(KernelTools):
     def _converge_ports(self, wanted: Set[Part]) -> list[str]:
         """Every wanted device that is there is a port, and no other of ours."""
         mended: list[str] = []
-        marks = {part.interface: _port_marks(part) for part in wanted if isinstance(part, Port)}
+        marks = {part.interface: port_marks(part) for part in wanted if isinstance(part, Port)}
         overlays = [part for part in wanted if isinstance(part, Overlay)]
         marks |= self._leg_marks({part.tenant for part in wanted if isinstance(part, Space)})
         links = self._devices.read()
         for overlay in overlays:
-            marks[overlay_name(overlay.vni)] = _overlay_marks(overlay)
+            marks[overlay_name(overlay.vni)] = overlay_marks(overlay)
             if overlay_name(overlay.vni) not in links:
                 mended.append(f"made device {self._devices.put_overlay(overlay)}")
         links = self._devices.read()
@@ -239,7 +240,7 @@ class OvsDatapath(KernelTools):
 
     def _add_own(self, legs: Mapping[str, Mapping[str, str]], overlays: Iterable[Overlay]) -> None:
         known = self._bridge.ports()
-        marks = {**legs, **{self._devices.put_overlay(part): _overlay_marks(part) for part in overlays}}
+        marks = {**legs, **{self._devices.put_overlay(part): overlay_marks(part) for part in overlays}}
         self._bridge.add({name: own for name, own in marks.items() if name not in known})
 
     def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
@@ -282,7 +283,7 @@ class OvsDatapath(KernelTools):
         policy = in_turn(each.policy for each in pluggings)
         self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))
         rows = self._bridge.ask_for(
-            {name: _wiring_marks(each.wiring) for name, each in zip(numbers, pluggings, strict=True)}, numbers
+            {name: wiring_marks(each.wiring) for name, each in zip(numbers, pluggings, strict=True)}, numbers
         )
         for each in pluggings:
             with _noted(faults, each):
@@ -467,25 +468,6 @@ class OvsDatapath(KernelTools):
 
     def _count_connections(self) -> tuple[int, int]:
         return self._database.connections, self._openflow.connections + self._uplinks.connections
-
-
-def _port_marks(port: Port) -> dict[str, str]:
-    """What others look for at a port (facts 6.3), and whose it is."""
-    return {
-        "iface-id": port.interface,
-        "iface-status": "active",
-        "attached-mac": port.mac,
-        TENANT_MARK: port.tenant,
-    }
-
-
-def _wiring_marks(wiring: Wiring) -> dict[str, str]:
-    """The same, and whose workload it is (S-20)."""
-    return _port_marks(wiring.port) | owner_marks(wiring)
-
-
-def _overlay_marks(overlay: Overlay) -> dict[str, str]:
-    return {"weft-vni": str(overlay.vni), "weft-overlay-of": overlay.tenant}
 
 
 def _unplugged(parts: Iterable[Part]) -> list[Part]:

@@ -29,6 +29,7 @@ from weft.adapters.linux.neighbours import EVERYONE, Forwarding, drop_forwarding
 from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.ovs.legs import LEG_PREFIX
+from weft.adapters.ovs.marks import owner_marks
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Conflict, DatapathFault, NotFound
 from weft.domain.nodeview import Overlay, Peer
@@ -164,17 +165,6 @@ class Devices:
         if link is None:
             raise DatapathFault(f"device {name} is gone as soon as it was made")
         return link
-
-
-def owner_marks(wiring: Wiring) -> dict[str, str]:
-    """Whose workload it is (S-20)."""
-    return {"endpoint-id": wiring.endpoint, "vm-uuid": wiring.workload}
-
-
-def told_owner(link: Link) -> dict[str, str]:
-    """The same as a host end tells it: the port that bore the marks may be gone with all who knew."""
-    words = (word.partition("=") for word in link.alias.split(" "))
-    return {name: value for name, is_mark, value in words if is_mark}
 
 
 def _alias_of(wiring: Wiring) -> str | None:

@@ -1,0 +1,38 @@
+"""What is written beside our ports in the switch's database, for others and for a process with no memory (pure)."""
+
+from __future__ import annotations
+
+from weft.adapters.linux.links import Link
+from weft.adapters.ovs.bridge import TENANT_MARK
+from weft.domain.nodeview import Overlay, Port
+from weft.ports.datapath import Wiring
+
+
+def port_marks(port: Port) -> dict[str, str]:
+    """What others look for at a port (facts 6.3), and whose it is."""
+    return {
+        "iface-id": port.interface,
+        "iface-status": "active",
+        "attached-mac": port.mac,
+        TENANT_MARK: port.tenant,
+    }
+
+
+def wiring_marks(wiring: Wiring) -> dict[str, str]:
+    """The same, and whose workload it is (S-20)."""
+    return port_marks(wiring.port) | owner_marks(wiring)
+
+
+def overlay_marks(overlay: Overlay) -> dict[str, str]:
+    return {"weft-vni": str(overlay.vni), "weft-overlay-of": overlay.tenant}
+
+
+def owner_marks(wiring: Wiring) -> dict[str, str]:
+    """Whose workload it is (S-20)."""
+    return {"endpoint-id": wiring.endpoint, "vm-uuid": wiring.workload}
+
+
+def told_owner(link: Link) -> dict[str, str]:
+    """The same as a host end tells it: the port that bore the marks may be gone with all who knew."""
+    words = (word.partition("=") for word in link.alias.split(" "))
+    return {name: value for name, is_mark, value in words if is_mark}
