@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import ssl
 import tempfile
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from weft.adapters.kubernetes.access import Access
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.runtime.failover import Elsewhere, Servers
 from weft.runtime.rewritten import Rewritten
+
+T = TypeVar("T")
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -59,7 +61,7 @@ class Api:
     def __init__(self, access: Access) -> None:
         self._access = access
         self._tls = _tls(access) if any(url.startswith("https:") for url in access.servers) else None
-        self._renewed = Rewritten(*(file for file in (access.cert, access.key) if isinstance(file, Path)))
+        self._renewed = Rewritten(*(file for file in (access.ca, access.cert, access.key) if isinstance(file, Path)))
         self._servers = Servers(access.servers, tls=self._tls, headers={"Accept": JSON, "Accept-Encoding": "identity"})
 
     async def get(self, path: str) -> bytes:
@@ -109,9 +111,9 @@ class Api:
         raise AssertionError("unreachable")
 
     def _headers(self) -> dict[str, str]:
-        """Read anew for each request: tokens of service accounts live for an hour, and certificates are renewed."""
+        """Read anew for each request: tokens of service accounts live for an hour; certificates and CAs are renewed."""
         if self._renewed() and self._tls is not None:
-            _show(self._tls, self._access)
+            _renew(self._tls, self._access)
         token = self._access.token
         if isinstance(token, Path):
             try:
@@ -171,15 +173,24 @@ def refusal(status: int, body: bytes) -> WeftError:
 
 
 def _tls(access: Access) -> ssl.SSLContext:
-    try:
-        if isinstance(access.ca, bytes):
-            context = ssl.create_default_context(cadata=access.ca.decode("ascii"))
-        else:
-            context = ssl.create_default_context(cafile=access.ca)
-    except (OSError, ssl.SSLError, UnicodeDecodeError) as error:
-        raise Invalid(f"the API server's CA {_name(access.ca)} is not usable: {error}") from error
+    context = _trusting(ssl.create_default_context, access.ca)
     _show(context, access)
     return context
+
+
+def _renew(context: ssl.SSLContext, access: Access) -> None:
+    """Have new connections go by the files as they are now. Whom they believed before they go on to believe."""
+    if isinstance(access.ca, Path):
+        _trusting(context.load_verify_locations, access.ca)
+    _show(context, access)
+
+
+def _trusting(load: Callable[..., T], ca: Path | bytes | None) -> T:
+    """What `load` makes of the CA as it is now."""
+    try:
+        return load(cadata=ca.decode("ascii")) if isinstance(ca, bytes) else load(cafile=ca)
+    except (OSError, ssl.SSLError, UnicodeDecodeError) as error:
+        raise Invalid(f"the API server's CA {_name(ca)} is not usable: {error}") from error
 
 
 def _show(context: ssl.SSLContext, access: Access) -> None:

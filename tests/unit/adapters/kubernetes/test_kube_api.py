@@ -6,11 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from weft.adapters.kubernetes.access import Access
 from weft.adapters.kubernetes.api import Api
+from weft.cni.files import place_file
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.runtime import failover
+from weft.runtime.http import server_tls, serving
+from weft.testing.certificates import Authority
 from weft.testing.kube_script import Scripted
 from weft.testing.processes import free_port
 
@@ -73,6 +77,29 @@ async def test_a_server_in_trouble_is_tried_again_until_the_deadline(
         with pytest.raises(Unavailable):
             await api.get("/x")
     assert len(server.asked) > 1
+
+
+async def test_a_ca_that_was_replaced_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server shows a certificate of a new authority, and then the file has that."""
+    monkeypatch.setattr(failover, "PATIENCE", 0.2)
+    old, new = (Authority(tmp_path / name).issue("server", subject="/CN=kube") for name in ("old", "new"))
+    ca = tmp_path / "ca.crt"
+    place_file(ca, old.ca.read_bytes(), mode=0o600)
+    address = ("127.0.0.1", free_port())
+    app = web.Application()
+    app.router.add_get("/", answer)
+    async with Api(Access(servers=(f"https://127.0.0.1:{address[1]}",), ca=ca)) as api:
+        async with serving(app, (address,), tls=server_tls(old.cert, old.key)):
+            assert await api.get("/") == b"{}"
+        async with serving(app, (address,), tls=server_tls(new.cert, new.key)):
+            with pytest.raises(Unavailable):
+                await api.get("/")
+            place_file(ca, new.ca.read_bytes(), mode=0o600)
+            assert await api.get("/") == b"{}"
+
+
+async def answer(_: web.Request) -> web.Response:
+    return web.json_response({})
 
 
 async def test_a_token_that_is_not_there_says_so(access: Access, tmp_path: Path) -> None:
