@@ -40,16 +40,15 @@ _read = msgspec.json.Decoder(_Policy).decode
 def read_policy(data: bytes) -> KubePolicy:
     """A v1 NetworkPolicy. One whose selector cannot be read is refused: nobody knows whom it protects."""
     found = _read(data)
+    bare = PolicySpec(pod_selector=found.spec.pod_selector, policy_types=found.spec.policy_types)
+    validate(_document(found, bare, []).policy)
     faults: list[str] = []
-    spec = PolicySpec(
-        pod_selector=found.spec.pod_selector,
-        policy_types=found.spec.policy_types,
+    spec = msgspec.structs.replace(
+        bare,
         ingress=_rules(found, "ingress", IngressRule, faults),
         egress=_rules(found, "egress", EgressRule, faults),
     )
-    document = _document(found, spec, faults)
-    validate(document.policy)
-    return document
+    return _document(found, spec, faults)
 
 
 def _rules(found: _Policy, member: str, kind: type[R], faults: list[str]) -> tuple[R, ...] | None:
