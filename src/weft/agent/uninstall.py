@@ -8,6 +8,7 @@ theirs would be cut, and nobody would be left whom their runtime could tell of t
 from __future__ import annotations
 
 import argparse
+import fcntl
 import shutil
 import signal
 import sys
@@ -31,8 +32,10 @@ from weft.drivers import (
 
 _NODES_OWN = ("ledger", "ledger.lock", "membership")
 """What an agent keeps in its directory."""
-_STORE = "netmaster"
-"""Where the manifest has netmaster's directory, below the agent's."""
+_STORES = ("netmaster", "weft.db*", "store.sock")
+"""What netmaster keeps below the agent's directory: in one of its own where the manifest starts it, beside the agent's
+things where `weft up` does."""
+_STORE_LOCKS = ("netmaster/weft.db.lock", "weft.db.lock")
 _ANY = Address(4, 0x7F000001)
 _VXLAN_PORT = 4789
 
@@ -80,14 +83,16 @@ def uninstall_node(
     force: bool,
 ) -> Iterator[str]:
     """Do it step by step; tells what was done. Nothing is done before all of it is known to be allowed."""
-    if data_dir.is_dir():
+    if (data_dir / "ledger").exists():
         _check_unused(data_dir, force=force)
+    if with_store:
+        _check_no_store_served(data_dir)
     yield from uninstall_cni(bin_dir=bin_dir, conf_dir=conf_dir)
     with open_datapath(datapath) as opened:
         yield from opened.withdraw()
     datapath_tools(datapath.driver).vacate(datapath.directory)
-    gone = [run_dir, *(data_dir / name for name in _NODES_OWN), *([data_dir / _STORE] if with_store else ())]
-    for path in gone:
+    stores = sorted(path for pattern in _STORES for path in data_dir.glob(pattern)) if with_store else []
+    for path in (run_dir, *(data_dir / name for name in _NODES_OWN), *stores):
         if path.is_dir():
             shutil.rmtree(path)
             yield f"removed {path}"
@@ -102,6 +107,15 @@ def _datapath_settings(name: str, *, netns: Path, switch: Path) -> DatapathSetti
     if name == "ovs":
         return OvsDatapathSettings(switch=switch, directory=netns, vtep=_ANY, vxlan_port=_VXLAN_PORT)
     return LinuxDatapathSettings(directory=netns, vtep=_ANY, vxlan_port=_VXLAN_PORT)
+
+
+def _check_no_store_served(data_dir: Path) -> None:
+    for lock in filter(Path.exists, (data_dir / name for name in _STORE_LOCKS)):
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise Conflict(f"netmaster runs on this machine and serves {lock.parent}: end it first") from error
 
 
 def _check_unused(data_dir: Path, *, force: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
 from pathlib import Path
 
@@ -83,3 +84,22 @@ async def test_workloads_are_cut_off_by_force_only(host: Host) -> None:
     assert done.exit_code == 0, done.output
     assert left(host) == []
     assert inventory.devices(pod.netns) == set()
+
+
+async def test_the_store_of_weft_up_goes_when_it_is_asked_for(host: Host) -> None:
+    """Unless netmaster serves it."""
+    host.kill()
+    host.kill_names()
+    data = host.home / "data"
+    for name in ("weft.db", "weft.db-wal", "weft.db.lock"):
+        (data / name).touch()
+    with (data / "weft.db.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = await uninstall(host, "--with-store")
+        assert done.exit_code == 2
+        assert "netmaster runs on this machine" in done.output
+    assert (data / "ledger").exists()
+    done = await uninstall(host, "--with-store")
+    assert done.exit_code == 0, done.output
+    assert left(host) == []
+    assert "removed" not in (await uninstall(host, "--with-store")).output.replace(f"removed {host.home / 'run'}", "")
