@@ -8,13 +8,14 @@ are left alone. A port that stands is never deleted and made again. The bridge f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from weft.adapters.ovs.openflow import OpenFlow
-from weft.adapters.ovs.ovsdb import Database, Operation
+from weft.adapters.ovs.ovsdb import Database, Operation, Row
 from weft.adapters.ovs.values import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
 from weft.domain.errors import DatapathFault, Exhausted
 from weft.domain.ids import TenantName
@@ -55,6 +56,18 @@ class SwitchPort(msgspec.Struct, frozen=True, kw_only=True):
         return any(name.startswith(_MARK) for name in self.marks)
 
 
+class _Rows(NamedTuple):
+    """The rows that a port was read from: they are others when something about it has changed."""
+
+    port: Row
+    interface_key: str
+    interface: Row
+    made: SwitchPort
+
+
+_NO_ROW: Final[Row] = {}
+
+
 def open_database(directory: Path) -> Database:
     """What we look at in the database of a switch, whose sockets are in the directory."""
     return Database(f"unix:{directory / 'db.sock'}", columns=_COLUMNS)
@@ -79,6 +92,7 @@ class SwitchBridge:
         self._last_number = 0
         self._ports: Mapping[str, SwitchPort] = {}
         self._ports_at = (0, 0)
+        self._rows: dict[str, _Rows] = {}
 
     def prepare(self) -> list[str]:
         """The bridge is there and as it must be; what was done to it, in words."""
@@ -268,26 +282,36 @@ class SwitchBridge:
     def _free_numbers(self) -> Iterator[int]:
         """Numbers that no port has; those used last come back last, so that nobody inherits a flow or a mistake."""
         taken = {port.number for port in self._read_ports()}
-        for number in (*range(self._last_number + 1, _PORTS.stop), *range(_PORTS.start, self._last_number + 1)):
+        for number in chain(range(self._last_number + 1, _PORTS.stop), range(_PORTS.start, self._last_number + 1)):
             if number not in taken:
                 self._last_number = number
                 yield number
         raise Exhausted("the switch has no number left for a port")
 
-    def _read_ports(self) -> Iterator[SwitchPort]:
-        tables, row = self.database.tables, self.find()
-        for key in () if row is None else items_of(row[1]["ports"]):
-            port = tables["Port"].get(key)
-            if port is None:
-                continue
-            interface = tables["Interface"].get(one_of(port["interfaces"]), {})
-            yield SwitchPort(
-                name=port["name"],
-                row=key,
-                number=max(one_of(interface.get("ofport"), 0), 0),
-                error=one_of(interface.get("error"), ""),
-                marks=mapping_of(port["external_ids"]),
-            )
+    def _read_ports(self) -> list[SwitchPort]:
+        """All ports of the bridge. News are mostly about one of them, so the others are not read again."""
+        before, row = self._rows, self.find()
+        keys = () if row is None else items_of(row[1]["ports"])
+        self._rows = {key: rows for key in keys if (rows := self._read_port(key, before.get(key))) is not None}
+        return [rows.made for rows in self._rows.values()]
+
+    def _read_port(self, key: str, before: _Rows | None) -> _Rows | None:
+        port = self.database.tables["Port"].get(key)
+        if port is None:
+            return None
+        same = before if before is not None and before.port is port else None
+        interface_key = same.interface_key if same else one_of(port["interfaces"])
+        interface = self.database.tables["Interface"].get(interface_key, _NO_ROW)
+        if same and same.interface is interface:
+            return same
+        made = SwitchPort(
+            name=port["name"],
+            row=key,
+            number=max(one_of(interface.get("ofport"), 0), 0),
+            error=one_of(interface.get("error"), ""),
+            marks=mapping_of(port["external_ids"]),
+        )
+        return _Rows(port, interface_key, interface, made)
 
     def find(self) -> tuple[str, Mapping[str, Any]] | None:
         """The bridge's row, where there is one."""
