@@ -253,7 +253,8 @@ class OvsDatapath(KernelTools):
 
         It looks at all its ports whenever it is told of one and whenever a device changes, and does nothing else
         meanwhile. So flows come first, for the numbers that ports will have; then the ports, then their devices, which
-        it finds when it has come to the new ports. Nothing passes before all three are there.
+        it finds when it has come to the new ports; and what tenants' spaces are told while it is at it. Nothing passes
+        before flow, port and device are there.
         """
         faults: dict[str, WeftError] = {}
         for each in pluggings:
@@ -280,14 +281,14 @@ class OvsDatapath(KernelTools):
         self._bridge.database.look_alive()
         numbers = self._bridge.promise(each.wiring.port.interface for each in pluggings)
         self._admit(pluggings, self._ground(numbers))
-        policy = in_turn(each.policy for each in pluggings)
-        self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))
         rows = self._bridge.ask_for(
             {name: wiring_marks(each.wiring) for name, each in zip(numbers, pluggings, strict=True)}, numbers
         )
         for each in pluggings:
             with _noted(faults, each):
                 self._devices.plug(each.wiring)
+        policy = in_turn(each.policy for each in pluggings)
+        self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))
         refused = self._bridge.wait_for({name: row for name, row in rows.items() if name not in faults})
         faults |= {name: DatapathFault(reason) for name, reason in refused.items()}
         self._devices.keep_up(name for name in rows if name not in faults)
