@@ -15,6 +15,7 @@ from contextlib import ExitStack
 import pytest
 
 from weft.testing.hosts import Host, Pod
+from weft.testing.modes import ON_OVS_TOO
 from weft.testing.netlab import NetLab
 from weft.testing.streams import Stream
 from weft.testing.traffic import UDP
@@ -53,7 +54,7 @@ async def kill(host: Host) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
+@ON_OVS_TOO
 @pytest.mark.parametrize("end", [terminate, kill])
 async def test_no_packet_is_lost_and_none_leaks(lab: NetLab, end: Callable[[Host], Awaitable[None]]) -> None:
     """To a pod from one on the same host and from one on the other, while first this agent and then that restarts."""

@@ -184,6 +184,26 @@ def test_a_switch_that_is_away_is_told_of_once_and_when_it_is_back(datapath: Ovs
     assert switch.dump_flows(NAME) == flows
 
 
+def test_a_switch_that_was_started_anew_has_its_flows_first(
+    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch
+) -> None:
+    """W28: with their meters, before devices and spaces are looked at; with nothing that was dropped meanwhile."""
+    shape = Shape(BLUE, PORT.interface, 6_000_000, 10_000, 46)
+    datapath.converge(GROUND)
+    datapath.plug(wiring(directory), Difference((shape,), ()))
+    flows, remote = switch.dump_flows(NAME), Remote(BLUE, Prefix(4, 0x0A010080, 26), 7, "192.0.2.2")
+    datapath.apply(Difference((remote,), ()))
+    switch.kill_daemon()
+    switch.start_daemon()
+    datapath.apply(Difference((), (Peer(BLUE, 7, "192.0.2.2"),)))
+    told = datapath.converge({*GROUND, PORT, shape}).mended
+    subjects = [text.split()[1] for text in told]
+    assert subjects[: len(flows) + 1] == ["meter", *["flow"] * len(flows)]
+    assert not {"meter", "flow"} & {*subjects[len(flows) + 1 :]}
+    assert switch.dump_flows(NAME) == flows
+    assert datapath.converge({*GROUND, PORT, shape}).mended == ()
+
+
 def test_a_shape_comes_and_goes_with_its_port(
     datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch, tmp_path: Path
 ) -> None:

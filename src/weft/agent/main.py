@@ -63,6 +63,8 @@ REAP_S = 0.25
 """How long devices that are as good as gone may wait, so that many go at once: a group takes the kernel some 10 ms."""
 LISTEN_S = 0.05
 """How often the datapath is asked what it has refused, and whether others have had a hand in it."""
+LISTEN_AWAY_S = 0.01
+"""The same while it does not follow: what it depends on may be back, and packets are lost until that is noticed."""
 EVICT_S = 0.5
 """How often attachments are looked at that are to leave and that no news told of."""
 
@@ -269,7 +271,7 @@ class Agent:
 
     async def _listen_for_ever(self) -> None:
         never = asyncio.Event()
-        while not await happens(never, within=LISTEN_S):
+        while not await happens(never, within=LISTEN_AWAY_S if self._reconciler.fault else LISTEN_S):
             try:
                 if await self._kernel.call(lambda datapath: datapath.disturbed()):
                     self._reconciler.doubt()

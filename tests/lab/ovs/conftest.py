@@ -11,6 +11,7 @@ from weft.testing.netlab import NetLab, open_lab
 
 @pytest.fixture
 def netmode() -> str:
+    """How networks leave a host, for tests that are not told otherwise."""
     return "vxlan"
 
 

@@ -10,9 +10,12 @@ from weft.adapters.ovs.tables import Table
 from weft.cni.errors import CniError
 from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab
-from weft.testing.switch_inventory import BRIDGE, ports
+from weft.testing.switch_inventory import BRIDGE, VLAN_BRIDGE, ports
 from weft.testing.switches import Switch
 from weft.testing.waiting import eventually, until
+
+IN_VLANS_TOO = pytest.mark.parametrize("netmode", ["vxlan", "vlan"])
+VLANS_IN_SOAK = pytest.mark.parametrize("netmode", ["vxlan", pytest.param("vlan", marks=pytest.mark.soak)])
 
 
 async def busy_host(lab: NetLab) -> tuple[Host, Switch]:
@@ -30,33 +33,56 @@ async def busy_host(lab: NetLab) -> tuple[Host, Switch]:
     return one, one.switch
 
 
+def all_flows(switch: Switch) -> list[str]:
+    """Those of our bridges, of which there are two where networks have VLAN tags."""
+    bridges = switch.configure("list-br", wait=False).split()
+    return [
+        f"{bridge}: {flow}"
+        for bridge in (BRIDGE, VLAN_BRIDGE)
+        if bridge in bridges
+        for flow in switch.dump_flows(bridge)
+    ]
+
+
+def interfaces(switch: Switch) -> list[str]:
+    """What the switch has as ports, with their numbers and rows: one that was made again has another row."""
+    found = switch.configure("--columns=name,ofport,_uuid", "list", "interface").split("\n\n")
+    return sorted(each.strip() for each in found)
+
+
+def add_theirs(switch: Switch) -> None:
+    """Somebody else has a flow and a port on our bridge."""
+    switch.flows("add-flow", BRIDGE, "table=200,priority=7,ip,actions=drop")
+    switch.configure("add-port", BRIDGE, "theirs", "--", "set", "interface", "theirs", "type=internal")
+
+
 async def settled(switch: Switch) -> list[str]:
     """The flows, when they have stopped changing."""
     seen: list[list[str]] = []
 
     async def look() -> list[str]:
-        seen.append(await asyncio.to_thread(switch.dump_flows, BRIDGE))
+        seen.append(await asyncio.to_thread(all_flows, switch))
         return seen[-1]
 
     return await eventually(look, lambda flows: len(seen) > 5 and all(each == flows for each in seen[-5:]))
 
 
+@VLANS_IN_SOAK
 async def test_a_restart_finds_all_flows_and_changes_none(lab: NetLab) -> None:
     """W29: nothing stale, nothing missing, no port made again; flows and ports of others are left alone."""
     one, switch = await busy_host(lab)
-    switch.flows("add-flow", BRIDGE, "table=200,priority=7,ip,actions=drop")
-    switch.configure("add-port", BRIDGE, "theirs", "--", "set", "interface", "theirs", "type=internal")
-    flows = await settled(switch)
-    numbers = switch.configure("--columns=name,ofport,_uuid", "list", "interface")
+    add_theirs(switch)
+    flows, there = await settled(switch), interfaces(switch)
     one.kill()
-    assert switch.dump_flows(BRIDGE) == flows
+    assert all_flows(switch) == flows
     await one.start()
     assert await settled(switch) == flows
-    assert switch.configure("--columns=name,ofport,_uuid", "list", "interface") == numbers
+    assert interfaces(switch) == there
     assert "theirs" in ports(switch)
     assert any("table=200" in flow for flow in flows)
 
 
+@VLANS_IN_SOAK
 async def test_what_changed_while_the_agent_was_away_is_put_right(lab: NetLab) -> None:
     """Stale flows go, missing ones come, a rule that went is gone; what is left is exactly what is wanted."""
     one, switch = await busy_host(lab)
@@ -74,14 +100,18 @@ async def test_what_changed_while_the_agent_was_away_is_put_right(lab: NetLab) -
     )
 
 
+@IN_VLANS_TOO
 async def test_a_switch_that_is_killed_is_filled_again(lab: NetLab) -> None:
     """W28: ovs-vswitchd comes back without flows; the agent notices by itself, and pods start while it is away."""
     one, switch = await busy_host(lab)
     flows = await settled(switch)
+    add_theirs(switch)
+    there = interfaces(switch)
     switch.kill_daemon()
     switch.start_daemon()
-    await until(lambda: len(switch.dump_flows(BRIDGE)) >= len(flows))
-    assert await settled(switch) == flows
+    await until(lambda: len(all_flows(switch)) >= len(flows))
+    assert await settled(switch) == flows  # the flow of others is theirs to put back
+    assert interfaces(switch) == there
     d = await one.pod("d", network="wide", group="guarded")
     e = await one.pod("e", network="wide", group="guarded")
     assert await d.reaches(e)
@@ -92,17 +122,20 @@ async def test_flows_that_others_take_away_come_back(lab: NetLab) -> None:
     _, switch = await busy_host(lab)
     flows = await settled(switch)
     switch.flows("del-flows", BRIDGE)
-    await until(lambda: len(switch.dump_flows(BRIDGE)) >= len(flows))
+    await until(lambda: len(all_flows(switch)) >= len(flows))
     assert await settled(switch) == flows
 
 
+@VLANS_IN_SOAK
 async def test_a_database_that_is_killed_is_asked_again(lab: NetLab) -> None:
     """Without it ovs-vswitchd does nothing, not even forward (userspace datapath); all is as before when it is back."""
     one, switch = await busy_host(lab)
-    flows = await settled(switch)
+    add_theirs(switch)
+    flows, there = await settled(switch), interfaces(switch)
     switch.kill_database()
     switch.start_database()
     assert await settled(switch) == flows
+    assert interfaces(switch) == there
     await one.ready()
     d = await one.pod("d", network="wide", group="guarded")
     e = await one.pod("e", network="wide", group="guarded")

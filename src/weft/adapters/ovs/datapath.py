@@ -148,7 +148,7 @@ class OvsDatapath(KernelTools):
             return []
 
     def converge(self, wanted: Set[Part]) -> Findings:
-        mended = self._prepare()
+        mended = [*self._bridge.prepare(), *self._refill(wanted), *self._prepare()]
         tenants = {part.tenant for part in wanted if isinstance(part, Space)}
         self._bridge.number(tenants)
         mended += self._make_spaces(tenants)
@@ -165,6 +165,13 @@ class OvsDatapath(KernelTools):
         _refuse([*not_carried(wanted), *self._faults])
         missing = {part for part in wanted if isinstance(part, Port) and part.interface not in self._numbers}
         return Findings(mended=tuple(mended), missing=frozenset(missing))
+
+    def _refill(self, wanted: Set[Part]) -> list[str]:
+        """A switch that was started anew forwards again at once: it asks for the same numbers for its ports.
+
+        Reading back all else takes longer than it took to start.
+        """
+        return self._flows.converge(wanted, self._ground()) if self._flows.are_gone() else []
 
     def _converge_ports(self, wanted: Set[Part]) -> list[str]:
         """Every wanted device that is there is a port, and no other of ours."""

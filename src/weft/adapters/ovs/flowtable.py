@@ -91,6 +91,10 @@ class FlowTable:
         """Whether the switch has more or fewer flows of ours than it should."""
         return self._openflow.count_flows() != len(self._keys)
 
+    def are_gone(self) -> bool:
+        """Whether the switch has none of the flows that it had: it was started anew."""
+        return bool(self._keys) and not self._openflow.count_flows()
+
     @property
     def parts(self) -> Set[Part]:
         """Those that were told of."""
