@@ -145,8 +145,9 @@ class OpenFlow(Connection):
             self._guarded(lambda stream: self._send_all(stream, [(kind, body) for body in bodies]))
 
     def _catch_up(self, stream: Stream) -> None:
-        for _ in self._take(stream, stream.receive_waiting()):
-            pass  # nobody waits for it any more
+        while data := stream.receive_waiting():  # to the end of the connection, if that is behind what waits
+            for _ in self._take(stream, data):
+                pass  # nobody waits for it any more
 
     def _begin(self) -> None:
         self._waiting = b""
