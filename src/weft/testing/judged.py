@@ -229,10 +229,15 @@ def _content(protocol: int, port: int) -> bytes:
     if protocol == ICMPV6:
         return struct.pack(">BBHHH", 128, 0, 0, 1, 1)  # the kernel puts the checksum in
     if protocol == SCTP:
-        chunk = struct.pack(">BBHIIHHI", 1, 0, 20, 7, 65536, 1, 1, 1)
-        header = struct.pack(">HHI", 40000, port, 0)
-        return header + crc32c(header + bytes(4) + chunk).to_bytes(4, "little") + chunk
+        return sctp_packet(40000, port)
     return b"?" * 8
+
+
+def sctp_packet(source_port: int, target_port: int) -> bytes:
+    """The first packet of an association."""
+    chunk = struct.pack(">BBHIIHHI", 1, 0, 20, 7, 65536, 1, 1, 1)
+    header = struct.pack(">HHI", source_port, target_port, 0)
+    return header + crc32c(header + bytes(4) + chunk).to_bytes(4, "little") + chunk
 
 
 def crc32c(data: bytes) -> int:

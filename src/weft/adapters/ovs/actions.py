@@ -37,9 +37,9 @@ _MOVED: Mapping[str, tuple[int, int]] = {
     **{name: (field.group, field.number) for name, field in FIELDS.items() if field.group == 1},
     "eth_dst": (0, 1), "eth_src": (0, 2), "ip_src": (0, 7), "ip_dst": (0, 8), "arp_spa": (0, 16), "arp_tpa": (0, 17),
     "arp_sha": (1, 17), "arp_tha": (1, 18), "ipv6_src": (1, 19), "ipv6_dst": (1, 20), "nd_target": (1, 23),
-    "nd_tll": (1, 25),
+    "nd_tll": (1, 25), **{name: (FIELDS[name].group, FIELDS[name].number) for name in ("sctp_src", "sctp_dst")},
 }  # fmt: skip
-"""Fields that can be moved, by the numbers they had before OpenFlow knew them: the switch tells moves in these."""
+"""Fields that can be moved, by the numbers they had before OpenFlow knew them, if any: the switch tells moves so."""
 _SAME_PORT = 0xFFF8
 _NO_TABLE = 0xFF
 _CT_COMMIT = 1

@@ -15,6 +15,7 @@ from weft.adapters.ovs.fields import IS_LATER_PIECE, match
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.ground import (
     ETHER_TYPES,
+    INVALID,
     REPLY,
     TRACKED,
     Conditions,
@@ -42,7 +43,7 @@ from weft.adapters.ovs.tables import (
 from weft.domain.addresses import BITS
 from weft.domain.nodeview import Prefix, Space
 from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD, Row, Tally, Where, Who
-from weft.domain.policy.protocols import PORTED
+from weft.domain.policy.protocols import PORTED, SCTP
 from weft.domain.policy.rules import Direction
 from weft.domain.segments import Segment
 
@@ -53,6 +54,10 @@ _ENDS = (
 )
 """For each end of a connection: where its number is looked up, where it is kept, by which fields, and what follows."""
 _WHO, _WHERE, _NOBODY = 3, 2, 1
+ASKED_OF_SPACE, _SCTP, _PORTED, _UNPORTED = 4, 3, 2, 1
+"""Priorities in `SERVICE`."""
+_SCTP_PORTS = {0: "sctp_dst", REPLY: "sctp_src"}
+"""Where packets of SCTP tell it, by their direction: the switch's own tracker takes all between two ends for one."""
 
 _LOOKUPS = {
     Direction.EGRESS: (Table.EGRESS, ASKS, ANSWERS, Table.EGRESS_MET),
@@ -78,10 +83,13 @@ def base_flows() -> Iterator[Flow]:
     for kind in ETHER_TYPES.values():
         known: Conditions = {"eth_type": kind, "ct_state": has_connection()}
         note: Action = Move("ct_nw_proto", PROTOCOL)
-        yield Flow(Table.SERVICE, 1, match(known), (note,), Table.ASKS)
+        yield Flow(Table.SERVICE, _UNPORTED, match(known), (note,), Table.ASKS)
         for protocol in PORTED:
             conditions = {**known, "ct_nw_proto": protocol}
-            yield Flow(Table.SERVICE, 2, match(conditions), (note, Move("ct_tp_dst", PORT)), Table.ASKS)
+            yield Flow(Table.SERVICE, _PORTED, match(conditions), (note, Move("ct_tp_dst", PORT)), Table.ASKS)
+        for is_reply, field in _SCTP_PORTS.items():
+            spoken = {**known, "ct_state": (TRACKED | is_reply, TRACKED | INVALID | REPLY), "ip_proto": SCTP}
+            yield Flow(Table.SERVICE, _SCTP, match(spoken), (note, Move(field, PORT)), Table.ASKS)
         # They have no port to be judged by, and do not leave without the first piece, which has.
         later: Conditions = {"eth_type": kind, "ip_frag": IS_LATER_PIECE}
         yield Flow(Table.SERVICE, 4, match(later), (), Table.MARKING)

@@ -35,6 +35,7 @@ from weft.adapters.ovs.ground import (
     prefix_of,
     refused,
 )
+from weft.adapters.ovs.judging import ASKED_OF_SPACE
 from weft.adapters.ovs.segments import UNROUTED, by_gateway
 from weft.adapters.ovs.tables import (
     CAME_FROM,
@@ -91,7 +92,7 @@ def base_flows() -> Iterator[Flow]:
     for kind in ETHER_TYPES.values():
         for place in (CAME_FROM, GOES_TO):
             asked: Conditions = {"eth_type": kind, "ct_state": (TRACKED, TRACKED), "ct_mark": ASKS_SPACE}
-            yield Flow(Table.SERVICE, 3, match({**asked, place: FROM_SPACE}), (), Table.MARKING)
+            yield Flow(Table.SERVICE, ASKED_OF_SPACE, match({**asked, place: FROM_SPACE}), (), Table.MARKING)
 
 
 def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:

@@ -47,8 +47,8 @@ PURPOSES: Final[dict[Table, str]] = {
     "space, for services, names, the host and the world; on a segment only to who is spoken to by MAC, or by the "
     "gateway. What answers a connection that came from the space goes back there. Gateways answer to echo requests. "
     "Packets without a connection are dropped. Writes the port to leave by, and what kind of one it is.",
-    Table.SERVICE: "Writes the protocol of the connection and the port that its first packet went to. What was asked "
-    "of the space itself is not judged.",
+    Table.SERVICE: "Writes the protocol of the connection and the port that its first packet went to; of SCTP, of "
+    "which not every tracker knows ports, the packet's own. What is asked of the space itself is not judged.",
     Table.ASKS: "The number of who opened the connection (`weft.domain.policy.parts`).",
     Table.ANSWERS: "The number of who it was opened to.",
     Table.PLACES: "What is decided by where a packet comes from and goes to: nothing passes from overlay to overlay, "
