@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from weft.cni.errors import CniError
 from weft.runtime.backoff import Backoff, happens
 from weft.testing.hosts import Host, Pod
 from weft.testing.modes import ON_BOTH
@@ -28,7 +29,12 @@ async def start(lab: NetLab) -> None:
 
 async def come_to(host: Host, address: object) -> Pod:
     """A pod of the closed group at an address, which may take a moment to be free."""
-    return await host.pod("heir", network="net", group="closed", address=f"{address}/24")
+    backoff = Backoff(cap=0.2, within=DEADLINE)
+    while True:
+        try:
+            return await host.pod("heir", network="net", group="closed", address=f"{address}/24")
+        except CniError:
+            await backoff.pause()
 
 
 async def says(mouth: socket.socket, address: IPAddress | str, port: int, ear: socket.socket) -> None:
