@@ -110,13 +110,14 @@ def base_flows() -> Iterator[Flow]:
         # Pieces that wait in vain for others come out of the tracker among whoever is there then.
         lonely: Conditions = {"eth_type": kind, "ip_frag": IS_PIECE, "ct_state": (INVALID, INVALID)}
         yield Flow(Table.ROUTE, _NO_CONNECTION + 1, match(lonely))
-        yield Flow(
-            Table.LEAVE,
-            3,
-            match({"eth_type": kind, "ct_state": (NEW | TRACKED, NEW | TRACKED)}),
-            (Track(TENANT, Table.WHOLE, commit=True, mark=MARK),),
-        )
-        yield Flow(Table.LEAVE, 2, match({"eth_type": kind, "ip_frag": IS_PIECE}), (Track(TENANT, Table.WHOLE),))
+        new: Conditions = {"eth_type": kind, "ct_state": (NEW | TRACKED, NEW | TRACKED)}
+        piece: Conditions = {"eth_type": kind, "ip_frag": IS_PIECE}
+        again = Track(TENANT, Table.WHOLE, commit=True, mark=MARK)
+        yield Flow(Table.LEAVE, 4, match({**new, **piece}), (again,))
+        # It leaves first, else pieces that waited in vain might leave with it; no answer overtakes the tracker, as one
+        # thread of the switch does both.
+        yield Flow(Table.LEAVE, 3, match(new), (OutputRegister(LEAVES_BY), Track(TENANT, commit=True, mark=MARK)))
+        yield Flow(Table.LEAVE, 2, match(piece), (Track(TENANT, Table.WHOLE),))
         yield Flow(Table.LEAVE, 1, match({"eth_type": kind}), (OutputRegister(LEAVES_BY),))
     yield Flow(Table.WHOLE, 1, match({"ct_state": (0, INVALID)}), (OutputRegister(LEAVES_BY),))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from weft.adapters.linux.judging import REASONS
 from weft.adapters.ovs.bridge import NAME, SwitchPort
-from weft.adapters.ovs.tables import LEAVES_BY, OUTCOME, TENANT, Table
+from weft.adapters.ovs.tables import OUTCOME, TENANT
 from weft.adapters.ovs.unixctl import ask_switch
 from weft.adapters.ovs.uplinks import PATCH
 from weft.domain.errors import DatapathFault
@@ -103,11 +103,8 @@ def verdict(answer: str) -> Verdict:
     """What the last answer comes to."""
     if leaves := _LEAVES.findall(answer):
         return Verdict(int(leaves[-1]), 0)
-    finals = [_registers(each) for each in _FINAL.findall(answer)]
-    if finals and str(Table.WHOLE.value) in _RESUMED.findall(answer):
-        # A trace that began in the middle does not go on by itself when the connection has been remembered.
-        return Verdict(finals[0].get(LEAVES_BY, 0), 0)
-    return Verdict(0, finals[-1].get(OUTCOME, 0) if finals else 0)
+    finals = _FINAL.findall(answer)
+    return Verdict(0, _registers(finals[-1]).get(OUTCOME, 0) if finals else 0)
 
 
 def _registers(flow: str) -> dict[str, int]:
