@@ -63,7 +63,7 @@ REAP_S = 0.25
 """How long devices that are as good as gone may wait, so that many go at once: a group takes the kernel some 10 ms."""
 LISTEN_S = 0.05
 """How often the datapath is asked what it has refused, and whether others have had a hand in it."""
-LISTEN_AWAY_S = 0.01
+LISTEN_AWAY_S = 0.003
 """The same while it does not follow: what it depends on may be back, and packets are lost until that is noticed."""
 EVICT_S = 0.5
 """How often attachments are looked at that are to leave and that no news told of."""

@@ -171,7 +171,7 @@ class OvsDatapath(KernelTools):
 
         Reading back all else takes longer than it took to start.
         """
-        return self._flows.converge(wanted, self._ground()) if self._flows.are_gone() else []
+        return self._flows.fill(wanted, self._ground()) if self._flows.are_gone() else []
 
     def _converge_ports(self, wanted: Set[Part]) -> list[str]:
         """Every wanted device that is there is a port, and no other of ours."""

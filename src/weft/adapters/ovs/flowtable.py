@@ -13,6 +13,7 @@ from weft.adapters.ovs.actions import SetField
 from weft.adapters.ovs.flows import Flow, FlowKey
 from weft.adapters.ovs.gatherings import Gatherings
 from weft.adapters.ovs.ground import Ground
+from weft.adapters.ovs.meters import Meter
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import base_flows, flows_of
 from weft.adapters.ovs.shaping import meters_of
@@ -34,16 +35,25 @@ class FlowTable:
 
     def converge(self, wanted: Set[Part], ground: Ground) -> list[str]:
         """The switch has exactly the flows of these parts, all at once; what was done, in words."""
+        return self._fit(wanted, ground, {each.flow for each in self._openflow.read_flows()}, self._read_meters())
+
+    def fill(self, wanted: Set[Part], ground: Ground) -> list[str]:
+        """The same for a switch that is known to have none, so that nobody waits until it has said so again."""
+        return self._fit(wanted, ground, set(), set())
+
+    def _read_meters(self) -> set[Meter]:
+        return {*self._openflow.read_meters()}
+
+    def _fit(self, wanted: Set[Part], ground: Ground, actual: Set[Flow], found: Set[Meter]) -> list[str]:
+        """The switch, which has these flows and meters, has exactly those of some parts."""
         made = {part: flows_of(part, ground) for part in wanted}
         gatherings = Gatherings()
         _, joint = gatherings.change(drop=(), put=wanted, ground=ground)
         flows = {*base_flows(), *joint, *(flow for some in made.values() for flow in some)}
         keys = {flow.key for flow in flows}
         meters = {meter for part in wanted for meter in meters_of(part, ground)}
-        found = {*self._openflow.read_meters()}
         strange = {meter.number for meter in found} - {meter.number for meter in meters}
         self._openflow.put_meters(meters - found)
-        actual = {each.flow for each in self._openflow.read_flows()}
         missing = flows - actual
         extra = {flow.key: flow for flow in actual if flow.key not in keys}
         self._openflow.change(drop=extra, put=missing)

@@ -154,20 +154,22 @@ class OpenFlow(Connection):
         self._guarded(self._greet)
 
     def _greet(self, stream: Stream) -> None:
-        stream.send(_pack(_HELLO, self._next(), _HELLO_BODY))
-        kind = next(self._messages(stream)).kind
-        if kind != _HELLO:
-            raise DatapathFault(f"{self.address}: does not speak OpenFlow 1.4")
-        self._ask_to_tell(stream)
+        """All of it is said at once, and packets are told to us, but not more than we can hear: telling one costs much.
 
-    def _ask_to_tell(self, stream: Stream) -> None:
-        """Packets are told to us, but not more than we can hear: telling one costs the switch much."""
-        messages = (
-            (_METER_MOD, delete_meter(_TELLING_METER.number)),
-            (_METER_MOD, add_meter(_TELLING_METER)),
-            (_SET_CONFIG, _CONFIG_FORM.pack(0, TOLD_BYTES)),
+        A switch that has just been started takes its time for each answer.
+        """
+        stream.send(_pack(_HELLO, self._next(), _HELLO_BODY))
+        first, done = self._post(
+            stream,
+            (
+                (_METER_MOD, delete_meter(_TELLING_METER.number)),
+                (_METER_MOD, add_meter(_TELLING_METER)),
+                (_SET_CONFIG, _CONFIG_FORM.pack(0, TOLD_BYTES)),
+            ),
         )
-        self._send_all(stream, messages)
+        if next(self._messages(stream)).kind != _HELLO:
+            raise DatapathFault(f"{self.address}: does not speak OpenFlow 1.4")
+        self._answer(stream, _BARRIER_REPLY, done, since=first)
 
     def _commit(self, stream: Stream, bodies: Sequence[bytes], told: Sequence[Flow | FlowKey]) -> None:
         """Collect everything first: what the switch refuses it leaves out, and would commit the rest without it."""
@@ -186,11 +188,16 @@ class OpenFlow(Connection):
 
     def _send_all(self, stream: Stream, messages: Iterable[tuple[int, bytes]]) -> None:
         """Messages of these kinds; the switch has done what they say."""
+        first, done = self._post(stream, messages)
+        self._answer(stream, _BARRIER_REPLY, done, since=first)
+
+    def _post(self, stream: Stream, messages: Iterable[tuple[int, bytes]]) -> tuple[int, int]:
+        """Send messages of these kinds; the number of the first one, and of the barrier behind the last one."""
         first = self._number + 1
         wire = [_pack(kind, self._next(), body) for kind, body in messages]
         wire.append(_pack(_BARRIER, done := self._next(), b""))
         stream.send(b"".join(wire))
-        self._answer(stream, _BARRIER_REPLY, done, since=first)
+        return first, done
 
     def _count_flows(self, stream: Stream) -> int:
         (body,) = self._ask(stream, _TOTALS, flows_request())
