@@ -179,14 +179,16 @@ def test_connections_are_forgotten_by_their_ends_and_by_their_zone(switch: Switc
 
     openflow.change(put=[flow])
     ways: list[Callable[[], None]] = [
-        lambda: openflow.forget_connections(5, [here]),
-        lambda: openflow.forget_connections(5, [there]),
+        lambda: openflow.forget_connections([(5, here)]),
+        lambda: openflow.forget_connections([(5, there)]),
+        lambda: openflow.change(put=[flow], forget=[(5, there)]),
+        lambda: openflow.change(forget=[(5, here)]),
         lambda: openflow.forget_zones([5]),
     ]
     for forget in ways:
         connect()
         assert remembered()
-        openflow.forget_connections(6, [here, there])
+        openflow.forget_connections([(6, here), (6, there)])
         openflow.forget_zones([6])
         assert remembered()
         forget()

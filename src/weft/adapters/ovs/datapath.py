@@ -31,7 +31,7 @@ from weft.adapters.ovs.health import examine_switch
 from weft.adapters.ovs.leavers import Leavers, Owned, owned
 from weft.adapters.ovs.legs import legs_of
 from weft.adapters.ovs.marks import overlay_marks, port_marks, told_owner, wiring_marks
-from weft.adapters.ovs.openflow import OpenFlow
+from weft.adapters.ovs.openflow import OpenFlow, Zoned
 from weft.adapters.ovs.pipeline import not_carried, without_uplinks
 from weft.adapters.ovs.spaces import Spaces
 from weft.adapters.ovs.telling import drop_of
@@ -158,7 +158,9 @@ class OvsDatapath(KernelTools):
         mended += self._spaces.converge(wanted)
         told = self._flows.parts
         mended += self._flows.converge(wanted, self._ground())
-        self._forget_connections(self._leavers.change(drop=told - wanted, put=wanted - told))
+        left = self._leavers.change(drop=told - wanted, put=wanted - told)
+        self._openflow.forget_connections(self._zoned(left))
+        self._leavers.settle(left)
         self._uplinks.announce(voices_of(wanted, self._vtep))
         self._forget(self._bridge.tenants().keys() - tenants)
         self._connections, self._numbers = self._count_connections(), self._read_numbers()
@@ -215,8 +217,7 @@ class OvsDatapath(KernelTools):
         self._make_spaces(come)
         self._add_own(self._leg_marks(come), (part for part in difference.put if isinstance(part, Overlay)))
         drop, put = _unplugged(difference.drop), _unplugged(difference.put)
-        self._flows.change(drop=drop, put=put, ground=self._ground())
-        self._forget_connections(self._leavers.change(drop=drop, put=put))
+        self._change_flows(drop=drop, put=put, ground=self._ground())
         self._spaces.change(drop=drop, put=put)
         self._devices.change_ways(
             drop=[part for part in drop if isinstance(part, Way)], put=[part for part in put if isinstance(part, Way)]
@@ -318,18 +319,16 @@ class OvsDatapath(KernelTools):
         ports = [each.wiring.port for each in pluggings]
         new = owned(port for port in ports if port not in self._flows.parts)
         put = (*policy.put, *ports)
-        self._flows.change(drop=(*policy.drop, *put), put=put, ground=ground)
-        self._forget_connections(new | self._leavers.change(drop=policy.drop, put=put))
+        self._change_flows(drop=(*policy.drop, *put), put=put, ground=ground, new=new)
 
     def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         self._devices.unplug(wiring)
         self._leaving.add(wiring.port.interface)
         self._numbers.pop(wiring.port.interface, None)
-        self._flows.change(drop=(*policy.drop, wiring.port), put=policy.put, ground=self._ground())
+        drop, left = (*policy.drop, wiring.port), owned([wiring.port])
+        self._change_flows(drop=drop, put=policy.put, ground=self._ground(), new=left)
         self._spaces.change(drop=policy.drop, put=policy.put)
         self._spaces.dismiss(wiring.port)
-        left = self._leavers.change(drop=policy.drop, put=policy.put)
-        self._forget_connections(left | owned([wiring.port]))
 
     def check(self, wiring: Wiring) -> list[str]:
         self._database.look_alive()
@@ -452,11 +451,21 @@ class OvsDatapath(KernelTools):
         self._bridge.forget(gone)
         self._leavers.forget({*gone})
 
-    def _forget_connections(self, addresses: Set[Owned]) -> None:
-        """No connection of who was at these addresses; the flows have changed, so none comes back."""
-        for tenant, zone in self._bridge.tenants().items() if addresses else ():
-            self._openflow.forget_connections(zone, (each for owner, each in addresses if owner == tenant))
-        self._leavers.settle(addresses)
+    def _change_flows(
+        self, *, drop: Iterable[Part], put: Iterable[Part], ground: Ground, new: Set[Owned] = frozenset()
+    ) -> None:
+        """Flows of some parts go and of others come, and with them no connection of who was at their addresses.
+
+        Nor of those at `new` ones. The flows are others by then, so no connection comes back.
+        """
+        drop, put = tuple(drop), tuple(put)
+        left = new | self._leavers.change(drop=drop, put=put)
+        self._flows.change(drop=drop, put=put, ground=ground, forget=self._zoned(left))
+        self._leavers.settle(left)
+
+    def _zoned(self, addresses: Set[Owned]) -> list[Zoned]:
+        zones = self._bridge.tenants() if addresses else {}
+        return [(zones[tenant], address) for tenant, address in addresses if tenant in zones]
 
     def _ground(self, promised: Mapping[str, int] | None = None) -> Ground:
         ports = {name: port.number for name, port in self._bridge.ports().items() if port.number}

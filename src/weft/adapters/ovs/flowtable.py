@@ -14,7 +14,7 @@ from weft.adapters.ovs.flows import Flow, FlowKey
 from weft.adapters.ovs.gatherings import Gatherings
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.meters import Meter
-from weft.adapters.ovs.openflow import OpenFlow
+from weft.adapters.ovs.openflow import OpenFlow, Zoned
 from weft.adapters.ovs.pipeline import base_flows, flows_of
 from weft.adapters.ovs.shaping import meters_of
 from weft.adapters.ovs.tables import OUTCOME, TENANT, Table
@@ -67,10 +67,12 @@ class FlowTable:
             *(f"removed meter {number}" for number in strange),
         ]
 
-    def change(self, *, drop: Iterable[Part], put: Iterable[Part], ground: Ground) -> None:
+    def change(
+        self, *, drop: Iterable[Part], put: Iterable[Part], ground: Ground, forget: Iterable[Zoned] = ()
+    ) -> None:
         """No more of what some parts are made of, and what others are made of, all at once.
 
-        The shape of a port goes with it.
+        The shape of a port goes with it. Then the connections of some addresses are forgotten.
         """
         drop, put = tuple(drop), tuple(put)
         left = [self._shapes.get(part.interface) for part in drop if isinstance(part, Port)]
@@ -86,7 +88,7 @@ class FlowTable:
         meters = {meter for part in put for meter in meters_of(part, ground)}
         unused = {flow.meter for flow in old if flow.meter} - {meter.number for meter in meters}
         self._openflow.put_meters(meters)
-        self._openflow.change(drop=gone, put=flows)
+        self._openflow.change(drop=gone, put=flows, forget=forget)
         self._openflow.drop_meters(unused)
         for part in drop:
             self._made.pop(part, None)

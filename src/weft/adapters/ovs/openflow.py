@@ -50,6 +50,10 @@ _MAPPED = 0xFFFF << 32
 """What makes an IPv6 address of an IPv4 one."""
 
 
+Zoned = tuple[int, Address]
+"""An address in a zone of the connection tracker."""
+
+
 class Message(NamedTuple):
     kind: int
     number: int
@@ -72,17 +76,20 @@ class OpenFlow(Connection):
         self._number = 0
         self._told: deque[Told] = deque(maxlen=_TOLD_WAITING)
 
-    def change(self, *, drop: Iterable[FlowKey] = (), put: Iterable[Flow] = ()) -> None:
+    def change(self, *, drop: Iterable[FlowKey] = (), put: Iterable[Flow] = (), forget: Iterable[Zoned] = ()) -> None:
         """Take flows of ours away and put others, all at once; `DatapathFault` names what the switch refuses.
 
-        When the connection is lost meanwhile nobody knows whether it was done.
+        Then connections are forgotten as by `forget_connections`. When the connection to the switch is lost meanwhile
+        nobody knows whether it was done.
         """
         told: list[Flow | FlowKey] = [*drop, *put]
         if not told:
+            self.forget_connections(forget)
             return
         self.look_alive()
         bodies = [add_flow(each) if isinstance(each, Flow) else delete_flow(each) for each in told]
-        self._guarded(lambda stream: self._commit(stream, bodies, told))
+        flushes = [*_flushes(forget)]
+        self._guarded(lambda stream: self._commit(stream, bodies, told, flushes))
 
     def read_flows(self) -> list[FlowCount]:
         """Every flow of ours that the switch has."""
@@ -103,9 +110,9 @@ class OpenFlow(Connection):
         self._told.clear()
         return told
 
-    def forget_connections(self, zone: int, addresses: Iterable[Address]) -> None:
-        """No connection in a zone has one of these addresses at either end; Open vSwitch has this since 3.1."""
-        self._tell(_EXPERIMENTER, [_flush(zone, end, each) for each in addresses for end in (_SOURCE, _TARGET)])
+    def forget_connections(self, zoned: Iterable[Zoned]) -> None:
+        """No connection has one of these addresses, in its zone, at either end; Open vSwitch has this since 3.1."""
+        self._tell(_EXPERIMENTER, [*_flushes(zoned)])
 
     def forget_zones(self, zones: Iterable[int]) -> None:
         """No connection in these zones."""
@@ -171,8 +178,13 @@ class OpenFlow(Connection):
             raise DatapathFault(f"{self.address}: does not speak OpenFlow 1.4")
         self._answer(stream, _BARRIER_REPLY, done, since=first)
 
-    def _commit(self, stream: Stream, bodies: Sequence[bytes], told: Sequence[Flow | FlowKey]) -> None:
-        """Collect everything first: what the switch refuses it leaves out, and would commit the rest without it."""
+    def _commit(
+        self, stream: Stream, bodies: Sequence[bytes], told: Sequence[Flow | FlowKey], flushes: Sequence[bytes]
+    ) -> None:
+        """Collect everything first: what the switch refuses it leaves out, and would commit the rest without it.
+
+        It does things in the order in which they are said, so connections are forgotten when the flows are others.
+        """
         bundle = self._next()
         wire = [_pack(_BUNDLE, bundle, _BUNDLE_FORM.pack(bundle, _OPEN, _ATOMIC_ORDERED))]
         for body in bodies:
@@ -184,7 +196,10 @@ class OpenFlow(Connection):
         self._answer(stream, _BARRIER_REPLY, collected, since=bundle, told=told)
         commit = _BUNDLE_FORM.pack(bundle, _COMMIT, _ATOMIC_ORDERED)
         stream.send(_pack(_BUNDLE, committed := self._next(), commit))
+        first, done = self._post(stream, [(_EXPERIMENTER, each) for each in flushes]) if flushes else (0, 0)
         self._answer(stream, _BUNDLE, committed, since=bundle, told=told)
+        if flushes:
+            self._answer(stream, _BARRIER_REPLY, done, since=first)
 
     def _send_all(self, stream: Stream, messages: Iterable[tuple[int, bytes]]) -> None:
         """Messages of these kinds; the switch has done what they say."""
@@ -262,6 +277,10 @@ class OpenFlow(Connection):
 
 def _pack(kind: int, number: int, body: bytes) -> bytes:
     return _HEADER.pack(_VERSION, kind, _HEADER.size + len(body), number) + body
+
+
+def _flushes(zoned: Iterable[Zoned]) -> Iterator[bytes]:
+    return (_flush(zone, end, address) for zone, address in zoned for end in (_SOURCE, _TARGET))
 
 
 def _flush(zone: int, end: int, address: Address) -> bytes:
