@@ -90,9 +90,10 @@ class SwitchBridge:
         self.database = database
         self.name = name
         self._last_number = 0
-        self._ports: Mapping[str, SwitchPort] = {}
-        self._ports_at = (0, 0)
         self._rows: dict[str, _Rows] = {}
+        self._all: Sequence[SwitchPort] = ()
+        self._ours: Mapping[str, SwitchPort] = {}
+        self._read_at = (0, 0)
 
     def prepare(self) -> list[str]:
         """The bridge is there and as it must be; what was done to it, in words."""
@@ -147,11 +148,8 @@ class SwitchBridge:
 
     def ports(self) -> Mapping[str, SwitchPort]:
         """Those of ours, by name."""
-        news = self.database.news
-        if self._ports_at != news:
-            self._ports = {port.name: port for port in self._read_ports() if _MARK in port.marks}
-            self._ports_at = news
-        return self._ports
+        self._read_ports()
+        return self._ours
 
     def add(self, marks: Mapping[str, Mapping[str, str]]) -> None:
         """Ports of these names, whose devices are there, each with its marks; the switch has them when this returns.
@@ -288,12 +286,17 @@ class SwitchBridge:
                 yield number
         raise Exhausted("the switch has no number left for a port")
 
-    def _read_ports(self) -> list[SwitchPort]:
+    def _read_ports(self) -> Sequence[SwitchPort]:
         """All ports of the bridge. News are mostly about one of them, so the others are not read again."""
-        before, row = self._rows, self.find()
-        keys = () if row is None else items_of(row[1]["ports"])
-        self._rows = {key: rows for key in keys if (rows := self._read_port(key, before.get(key))) is not None}
-        return [rows.made for rows in self._rows.values()]
+        news = self.database.news
+        if self._read_at != news:
+            before, row = self._rows, self.find()
+            keys = () if row is None else items_of(row[1]["ports"])
+            self._rows = {key: rows for key in keys if (rows := self._read_port(key, before.get(key))) is not None}
+            self._all = [rows.made for rows in self._rows.values()]
+            self._ours = {port.name: port for port in self._all if _MARK in port.marks}
+            self._read_at = news
+        return self._all
 
     def _read_port(self, key: str, before: _Rows | None) -> _Rows | None:
         port = self.database.tables["Port"].get(key)
