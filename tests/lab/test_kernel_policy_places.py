@@ -40,6 +40,13 @@ def run(namespace: Namespace, *commands: str) -> None:
     namespace.run(carry_out)
 
 
+def give_address(namespace: Namespace, address: str, *, device: str, family: int) -> None:
+    """Packets to it are taken in at once."""
+    run(namespace, f"ip -{family} addr add {address} dev {device}" + (" nodad" if family == 6 else ""))
+    if family == 6:  # the kernel makes this route by itself, but a moment later
+        run(namespace, f"ip -6 route replace local {address} dev {device} table local")
+
+
 class Beyond:
     """Another node: what is reached through a device named like an overlay, with an address of each family."""
 
@@ -61,10 +68,9 @@ class Beyond:
                 f"ip -{family} neigh add {FAR[family]} dev wx9 lladdr {FAR_MAC} nud permanent",
                 f"ip -{family} route add {FAR[family]}/{length} dev wx9",
             )
-            nodad = "nodad" if family == 6 else ""
+            give_address(far, FAR[family], device="far", family=family)
             run(
                 far,
-                f"ip -{family} addr add {FAR[family]}/{length} dev far {nodad}".strip(),
                 f"ip -{family} neigh add {hop} dev far lladdr {NEAR_MAC} nud permanent",
                 f"ip -{family} route add default via {hop} dev far onlink",
             )
@@ -250,8 +256,7 @@ def test_what_is_no_connection_is_refused(ward: Ward) -> None:
 def test_the_node_itself_is_spoken_to_under_the_rules_of_who_speaks(ward: Ward, family: int, control: int) -> None:
     one = ward.pod(1)
     gateway = "10.0.0.254" if family == 4 else "fd00::fe"
-    nodad = "nodad" if family == 6 else ""
-    run(ward.space.namespace, f"ip -{family} addr add {gateway} dev lo {nodad}".strip())
+    give_address(ward.space.namespace, gateway, device="lo", family=family)
     with ward.space.namespace.open_socket(socket.AF_INET if family == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as ear:
         ear.bind((gateway, PORT))
         with one.open_socket(family, socket.SOCK_DGRAM) as caller:

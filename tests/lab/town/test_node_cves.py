@@ -261,7 +261,8 @@ async def test_cve_2025_54388_what_a_firewall_reload_removes_comes_back(town: To
     before = [rules_in(space) for space in spaces]
     for space in spaces:
         inventory.run(space, "nft flush ruleset")
-    await until(lambda: [rules_in(space) for space in spaces] == before)
+    # There may be more than before: on a busy machine the last workload is heard of when the rules are gone already.
+    await until(lambda: not any(was - rules_in(space) for was, space in zip(before, spaces, strict=True)))
     await obeyed(passing=between(closed, others, "tcp/80"), refused=between(others, closed, "tcp/80", "udp/53", "icmp"))
 
 
