@@ -41,13 +41,20 @@ class BareSwitch:
         self._bridge = SwitchBridge(database)
         self._bridge.prepare()
         self._names = (f"b{number}" for number in count())
+        self._added = 0
 
     def add(self, ports: int) -> float:
         """Milliseconds from the commit of ports until the switch has given them numbers."""
         names = [*islice(self._names, ports)]
+        self._added += ports
         began = time.perf_counter()
         self._bridge.add({name: {} for name in names})
         return (time.perf_counter() - began) * 1e3
+
+    def fill(self, ports: int) -> None:
+        """The switch has so many ports."""
+        if ports > self._added:
+            self.add(ports - self._added)
 
 
 class HandMade:
