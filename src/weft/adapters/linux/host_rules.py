@@ -68,6 +68,7 @@ def rules_of(parts: Iterable[object]) -> HostRules:
 
 def host_table(rules: HostRules, host: HostSurroundings) -> str:
     """The commands that make the table, whatever is there."""
+    vtep_word = _WORDS[host.vtep.family]
     lines = [f"table inet {HOST_TABLE} {{"]
     for family in (4, 6):
         lines += _maps(leading_ports(rules, family), family)
@@ -76,15 +77,18 @@ def host_table(rules: HostRules, host: HostSurroundings) -> str:
             lines += _address_set(f"{name}{family}", (each for each in addresses if each.family == family), family)
         lines += _source_set(rules, family)
     lines += [
-        # Nobody asks whose connection a tunnel's packet is, and the host's table of connections would be full of them.
-        *_untracked("tunnels_in", "prerouting", f"{_WORDS[host.vtep.family]} daddr {host.vtep}", host.vxlan_port),
-        *_untracked("tunnels_out", "output", f"{_WORDS[host.vtep.family]} saddr {host.vtep}", host.vxlan_port),
         "chain arriving {",
+        "type filter hook prerouting priority raw; policy accept;",
+        # Nobody asks whose connection a tunnel's packet is, and the host's table of connections would be full of them.
+        f"{vtep_word} daddr {host.vtep} udp dport {host.vxlan_port} iifname != {_OURS} notrack accept",
         # Masked as its node, a workload's packet would pass for one out of a tunnel.
-        "type filter hook prerouting priority filter - 10; policy accept;",
         f"iifname {_OURS} udp dport {host.vxlan_port} drop",
-        # Answers to calls of loopback ports are the only ones that may be for loopback.
-        f"iifname {_OURS} ip daddr {_LOOPBACKS[4]} ct direction original drop",
+        # Answers to calls of loopback ports are still for the address that the host called from.
+        f"iifname {_OURS} ip daddr {_LOOPBACKS[4]} drop",
+        "}",
+        "chain tunnels_out {",
+        "type filter hook output priority raw; policy accept;",
+        f"{vtep_word} saddr {host.vtep} udp dport {host.vxlan_port} notrack",
         "}",
         "chain forward {",
         "type filter hook forward priority filter - 10; policy accept;",
@@ -126,14 +130,6 @@ def host_table(rules: HostRules, host: HostSurroundings) -> str:
         "}",
     ]
     return f"add table inet {HOST_TABLE}\ndelete table inet {HOST_TABLE}\n" + "\n".join(lines) + "\n"
-
-
-def _untracked(name: str, hook: str, ours: str, port: int) -> Iterator[str]:
-    """A chain that lets packets of our tunnels pass the hook before the kernel looks for their connection."""
-    yield f"chain {name} {{"
-    yield f"type filter hook {hook} priority raw; policy accept;"
-    yield f"{ours} udp dport {port} notrack"
-    yield "}"
 
 
 def audience_sets(rules: HostRules) -> dict[str, set[Address]]:

@@ -9,7 +9,7 @@ what host and tenant are to each other in `hosting`, and what passes a bridge in
 from __future__ import annotations
 
 from weft.adapters.linux import balancing, bridging, hosting, judging
-from weft.adapters.linux.judging import BRIDGE_PREFIX, PORT_PREFIX, REASONS, ROUTER, SPOOFED, refusal
+from weft.adapters.linux.judging import BRIDGE_PREFIX, OVERLAY_PREFIX, PORT_PREFIX, REASONS, ROUTER, SPOOFED, refusal
 from weft.adapters.linux.ways import WAY_CHAINS
 
 TABLE = "weft"
@@ -32,7 +32,8 @@ _FORWARD = "meta pkttype set unicast"
 _CHAINS = {
     "arrival": [
         "type filter hook prerouting priority -310; policy accept;",
-        # First, and asked of all devices, as this is what nearly every packet meets.
+        # These two come first, as nearly every packet meets one of them.
+        f'iifname "{OVERLAY_PREFIX}*" {_FORWARD} accept',
         f"iifname . ether saddr . ip saddr @ports4 {_FORWARD} accept",
         f'icmpv6 type {{ nd-router-advert, nd-redirect }} iifname "{PORT_PREFIX}*" {refusal(ROUTER)}',
         f"iifname . ether saddr . ip6 saddr @ports6 {_FORWARD} accept",
