@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from weft.adapters.linux.bridging import BRIDGE_TABLE, STATION_SETS
-from weft.adapters.linux.elements import BRIDGE, INET, Element, SetName, drop_elements, put_elements, read_elements
+from weft.adapters.linux.elements import (
+    BRIDGE,
+    INET,
+    NETDEV,
+    Element,
+    SetName,
+    drop_elements,
+    put_elements,
+    read_elements,
+)
+from weft.adapters.linux.hosting import HOME_TABLE, HOMES
 from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.ruleset import TABLE, VOICE_SETS
 from weft.adapters.linux.wire import Request, to_address, to_mac, to_number, to_text
@@ -34,6 +44,8 @@ class Entry(NamedTuple):
 
 def set_named(name: str) -> SetName:
     """A set or map of one of the tables. No two have the same name."""
+    if name in HOMES:
+        return SetName(NETDEV, HOME_TABLE, name)
     return SetName(BRIDGE, BRIDGE_TABLE, name) if name in STATION_SETS else SetName(INET, TABLE, name)
 
 

@@ -13,14 +13,13 @@ import msgspec
 from weft.adapters.linux.entries import Entry
 from weft.adapters.linux.host_entries import (
     ground_route,
-    homeward_route,
+    homeward_entries,
     host_entries,
     link_entries,
     link_neighbours,
     link_routes,
 )
-from weft.adapters.linux.hosting import INSIDE
-from weft.adapters.linux.judging import BRIDGE_PREFIX, OVERLAY_PREFIX
+from weft.adapters.linux.judging import BRIDGE_PREFIX, INSIDE, OVERLAY_PREFIX
 from weft.adapters.linux.links import LOOPBACK
 from weft.adapters.linux.neighbours import EVERYONE, Forwarding, Neighbour
 from weft.adapters.linux.policy import entries_of
@@ -142,22 +141,29 @@ def _facts(part: Part, indexes: Mapping[str, int]) -> Iterator[Fact]:
             yield from link_entries(part)
         case Ground():
             yield ground_route(part)
-        case Homeward() if link := indexes.get(segment_name(part.vni)) or indexes.get(overlay_name(part.vni)):
-            yield homeward_route(part, link=link, via=next_hop(parse_address(part.vtep, field="vtep")))
-            yield from host_entries(part)
+        case Homeward() if INSIDE in indexes:
+            bridge, overlay = indexes.get(segment_name(part.vni)), indexes.get(overlay_name(part.vni))
+            if link := bridge or overlay:
+                mac = _peer_mac(parse_address(part.vtep, field="vtep"), bridged=bool(bridge))
+                yield Neighbour(link=link, address=part.address, mac=mac)
+                yield from homeward_entries(part, link=link)
         case Disguise() | Alias() | Door():
             yield from host_entries(part)
 
 
 def _peer_facts(part: Peer, *, link: int, bridge: int) -> Iterator[Fact]:
     vtep = parse_address(part.vtep, field="vtep")
-    mac = overlay_mac(vtep) if bridge else overlay_hop_mac(vtep)
+    mac = _peer_mac(vtep, bridged=bool(bridge))
     yield Neighbour(link=bridge or link, address=next_hop(vtep), mac=mac)
     yield Forwarding(link=link, mac=mac, remote=vtep)
     if bridge:
         yield Forwarding(link=link, mac=mac)
     if part.floods:
         yield Forwarding(link=link, mac=EVERYONE, remote=vtep)
+
+
+def _peer_mac(vtep: Address, *, bridged: bool) -> str:
+    return overlay_mac(vtep) if bridged else overlay_hop_mac(vtep)
 
 
 def _station_facts(part: Station, *, link: int, bridge: int) -> Iterator[Fact]:

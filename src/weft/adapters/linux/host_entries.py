@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.adapters.linux.elements import Element, interface
+from weft.adapters.linux.elements import Element, interface, mark
 from weft.adapters.linux.entries import Entry
-from weft.adapters.linux.hosting import HOMEWARD_MARK, INSIDE
+from weft.adapters.linux.judging import INSIDE
 from weft.adapters.linux.neighbours import Neighbour
-from weft.adapters.linux.routes import UNREACHABLE, Prefix, Route, Rule
+from weft.adapters.linux.routes import UNREACHABLE, Prefix, Route
 from weft.adapters.linux.wire import pack_address
-from weft.domain.addresses import BITS, Address
+from weft.domain.addresses import Address
 from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, Homeward, HostLink
 
 HOST_MAC = "ee:ee:ee:ee:ee:e0"
 HOST_HOPS = {4: Address(4, 0xA9FE0102), 6: Address(6, 0xFE80 << 112 | 2)}
 """The host as a space calls it: 169.254.1.2 and fe80::2. Nobody has these addresses: the link has two ends."""
-_HOMEWARD_TABLE = 87
-_WHOLE_MARK = 0xFFFFFFFF
-HOMEWARD_RULES = tuple(
-    Rule(family=family, priority=_HOMEWARD_TABLE, table=_HOMEWARD_TABLE, mark=HOMEWARD_MARK, mask=_WHOLE_MARK)
-    for family in BITS
-)
 
 
 def link_neighbours(link: int) -> Iterator[Neighbour]:
@@ -48,16 +42,16 @@ def ground_route(part: Ground) -> Route:
     return Route(to=Prefix(Address(part.subnet.family, part.subnet.base), part.subnet.length), kind=UNREACHABLE)
 
 
-def homeward_route(part: Homeward, *, link: int, via: Address) -> Route:
-    to = Prefix(part.address, BITS[part.address.family])
-    return Route(to=to, link=link, via=via, on_link=True, table=_HOMEWARD_TABLE)
+def homeward_entries(part: Homeward, *, link: int) -> Iterator[Entry]:
+    """Whom to answer by which device."""
+    address = pack_address(part.address)
+    yield Entry(f"hosts{part.address.family}", Element(key=address))
+    yield Entry(f"homes{part.address.family}", Element(key=address, value=mark(link)))
 
 
-def host_entries(part: Homeward | Disguise | Alias | Door) -> Iterator[Entry]:
+def host_entries(part: Disguise | Alias | Door) -> Iterator[Entry]:
     """What a part is in the table."""
     match part:
-        case Homeward():
-            yield Entry(f"hosts{part.address.family}", Element(key=pack_address(part.address)))
         case Disguise():
             yield _guise("disguises", part.address)
         case Alias():

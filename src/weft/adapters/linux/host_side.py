@@ -27,7 +27,7 @@ from weft.adapters.linux.host_rules import (
     passing_rules,
     rules_of,
 )
-from weft.adapters.linux.hosting import INSIDE
+from weft.adapters.linux.judging import INSIDE
 from weft.adapters.linux.links import (
     Device,
     alter_link,

@@ -1,9 +1,9 @@
 """The tenant's end of host access, in nft's own language and in entries of its table (docs/design/host.md).
 
-A host's address means two things in a space: workloads call it, and it calls workloads of other nodes. A call goes by
-the way out. What answers the host of another node goes back as the call came, mostly by the overlay: it is marked
-before it is routed, and a table of its own has the way. Calls that came by the link, to a port of our host, have a
-label.
+A host's address means two things in a space: workloads call it, and it calls workloads of other nodes. Routes lead to
+it by the way out. What answers the host of another node goes back as the call came, mostly by the overlay: it is marked
+when it has been judged, and taken off the link at its very end (`HOME_BASE`), so that no other packet is asked about
+it. Calls that came by the link, to a port of our host, have a label.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from weft.adapters.linux.judging import OVERLAY_PREFIX
+from weft.adapters.linux.judging import INSIDE, OVERLAY_PREFIX
 
-INSIDE: Final = "wh0"
-"""The tenant's end of its link to the host."""
-HOMEWARD_MARK: Final = 0x08000000
-"""Of packets that go back by the overlay, from before they are routed until they are judged or sent."""
+_HOMEWARD_MARK = 0x08000000
+"""Of packets that go back by the overlay, from when they are judged until they are sent."""
 _BY_LINK = 1
 """The label, a bit by its number, of connections that were opened from beyond the link."""
 
@@ -25,6 +23,9 @@ _WORDS = {4: "ip", 6: "ip6"}
 _NAMES = ("hosts", "own", "outward", "turns", "disguises", "aliases")
 HOST_SETS = tuple(f"{name}{family}" for name in _NAMES for family in (4, 6))
 """The sets and maps whose elements are in `host_entries`."""
+HOME_TABLE: Final = "weft"
+HOMES: Final = ("homes4", "homes6")
+"""Of the table that belongs to the link: the devices by which the hosts of other nodes are answered."""
 
 
 def declarations() -> Iterator[str]:
@@ -41,16 +42,13 @@ def chains() -> dict[str, list[str]]:
     """The rules by chain."""
     return {
         "homeward": [
-            "type filter hook prerouting priority mangle; policy accept;",
-            *(
-                f"ct direction reply ct original {word} saddr @hosts{family} ct label != {_BY_LINK} "
-                f"meta mark set {HOMEWARD_MARK:#x}"
-                for family, word in _WORDS.items()
-            ),
-            f'iifname "{INSIDE}" ct state new ct label set {_BY_LINK}',
+            f"ct direction reply ct original {word} saddr @hosts{family} ct label != {_BY_LINK} "
+            f"meta mark set {_HOMEWARD_MARK:#x}"
+            for family, word in _WORDS.items()
         ],
         "host_calls": [
             "type nat hook prerouting priority -105; policy accept;",
+            f'iifname "{INSIDE}" ct label set {_BY_LINK}',
             *(
                 f'iifname "{INSIDE}" dnat {word} to {word} daddr map @aliases{family}'
                 for family, word in _WORDS.items()
@@ -76,3 +74,29 @@ def _guises(family: int, word: str) -> Iterator[str]:
         yield (
             f'meta nfproto ipv{family} iifname "{INSIDE}" oifname "{way}" snat {word} to iifname map @{name}{family}'
         )
+
+
+def _home_base() -> str:
+    table = f"netdev {HOME_TABLE}"
+    maps = (f"map homes{family} {{ type {kind} : iface_index; }}" for family, kind in _ADDRESS_TYPES.items())
+    rules = (
+        f"meta mark != {_HOMEWARD_MARK:#x} accept",
+        "meta mark set 0",  # vxlan looks for its way by it too
+        *(f"fwd {word} to {word} daddr device {word} daddr map @homes{family}" for family, word in _WORDS.items()),
+        "drop",
+    )
+    lines = [
+        f"add table {table}",
+        f"table {table} {{",
+        *maps,
+        f'chain leaving {{ type filter hook egress device "{INSIDE}" priority 0; policy accept; }}',
+        "}",
+        f"flush chain {table} leaving",
+        *(f"add rule {table} leaving {rule}" for rule in rules),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+HOME_BASE: Final = _home_base()
+"""The commands that make the table of the link, which must be there, whatever is there of the table."""
+HOME_REBUILD: Final = f"add table netdev {HOME_TABLE}\ndelete table netdev {HOME_TABLE}\n{HOME_BASE}"

@@ -23,6 +23,14 @@ PORT_PREFIX = "wp"
 OVERLAY_PREFIX = "wx"
 BRIDGE_PREFIX = "wb"
 
+INSIDE: Final = "wh0"
+"""The tenant's end of its link to the host."""
+
+KNOWN, STAMP, STAMP_WATCHED = "known", "stamp", "stamp_watched"
+UNKNOWN_CHAINS: Final = {"forward": "unknown", "forward_again": "unknown_again", "forward_sure": "unknown_sure"}
+"""What follows the hooks of what is forwarded, where the stamp of a packet's connection is not the present one. The
+rules of these hooks and of the three chains above come and go with the stamp (`stamps`)."""
+
 DROP_GROUP = 87
 """The nflog group that is told of refused packets."""
 
@@ -48,6 +56,7 @@ UNJUDGED: Final = 255
 """The hop limit that says: who sent this on did not know its target. Nothing else that was forwarded has so many."""
 
 _ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
+_WORDS = {4: "ip", 6: "ip6"}
 _HOP_LIMITS = ("ip ttl", "ip6 hoplimit")
 _SERVICE_TYPES = {
     "port": " . inet_proto . inet_service",
@@ -74,10 +83,11 @@ _JUDGE = ("meta nfproto ipv4 goto judge4", "meta nfproto ipv6 goto judge6")
 _PASSED_ON = tuple(f'oifname "{OVERLAY_PREFIX}*" {hops} {UNJUDGED} accept' for hops in _HOP_LIMITS)
 """What an earlier hook leaves to the target's node: not stamped, as nobody has judged it."""
 _ON_SEGMENT = f'iifname "{BRIDGE_PREFIX}*" oifname "{BRIDGE_PREFIX}*"'
+_LEAD_HOME = f'oifname "{INSIDE}" jump homeward'
 _DISCOVERY = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert }"
 _INPUT = (
     'iifname "lo" accept',
-    "jump known",
+    f"jump {KNOWN}",
     f"{_DISCOVERY} accept",
     f"ct state invalid,untracked {refusal(INVALID)}",
     "ct direction reply accept",
@@ -127,27 +137,23 @@ def declarations() -> Iterator[str]:
 def chains() -> dict[str, list[str]]:
     """The rules by chain."""
     found = {
-        "forward": [
-            "type filter hook forward priority filter; policy drop;",
+        "forward": ["type filter hook forward priority filter; policy drop;"],
+        "forward_again": ["type filter hook forward priority filter + 1; policy drop;"],
+        "forward_sure": ["type filter hook forward priority filter + 2; policy drop;"],
+        "unknown": [
             "ct status dnat jump count",
-            "jump known",
+            _LEAD_HOME,
+            f"jump {KNOWN}",
             f"{_ON_SEGMENT} meta mark & {BRIDGED:#x} != 0 {_DISCOVERY} accept",
             f"ct state invalid,untracked {refusal(INVALID)}",
             f"{_ON_SEGMENT} jump segment",
             f'iifname "{OVERLAY_PREFIX}*" oifname "{OVERLAY_PREFIX}*" {refusal(TRANSIT)}',
             *_JUDGE,
         ],
-        "forward_again": [
-            "type filter hook forward priority filter + 1; policy drop;",
-            "jump known",
-            f"{_ON_SEGMENT} {_DISCOVERY} accept",
-            *_PASSED_ON,
-            *_JUDGE,
-        ],
-        "forward_sure": [
-            "type filter hook forward priority filter + 2; policy drop;",
-            "meta mark set 0",  # it may have led the packet home (`hosting`), and vxlan looks for its way by it too
-            "jump known",
+        "unknown_again": [f"jump {KNOWN}", f"{_ON_SEGMENT} {_DISCOVERY} accept", *_PASSED_ON, *_JUDGE],
+        "unknown_sure": [
+            f"{_ON_SEGMENT} meta mark set 0",  # it has been judged (`bridging`)
+            f"jump {KNOWN}",
             f"{_ON_SEGMENT} {_DISCOVERY} accept",
             *_PASSED_ON,
             refusal(UNSURE),
@@ -164,9 +170,17 @@ def chains() -> dict[str, list[str]]:
         "refuse_own": ["meta mark @reasons", "goto refuse"],
         "refuse": [f"limit rate 200/second burst 400 packets log group {DROP_GROUP} snaplen 128", "drop"],
         # Vxlan looks for its way by the mark, and queues for theirs by the priority.
-        "pass": ["meta mark set 0 meta priority set none goto stamp"],
+        "pass": [
+            "meta mark set 0 meta priority set none",
+            "ct status dnat goto watch",
+            *(f"ct original {word} saddr @hosts{family} goto watch" for family, word in _WORDS.items()),
+            *(f'{way} "{BRIDGE_PREFIX}*" goto watch' for way in ("iifname", "oifname")),
+            f"goto {STAMP}",
+        ],
+        # Who asked a service is counted, who answers a host of another node is led home, and bridges note things.
+        "watch": [_LEAD_HOME, f"goto {STAMP_WATCHED}"],
     }
-    for family, word in ((4, "ip"), (6, "ip6")):
+    for family, word in _WORDS.items():
         found |= _family_chains(family, word)
     return found
 

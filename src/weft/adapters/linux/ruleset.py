@@ -9,12 +9,21 @@ what host and tenant are to each other in `hosting`, and what passes a bridge in
 from __future__ import annotations
 
 from weft.adapters.linux import balancing, bridging, hosting, judging
-from weft.adapters.linux.judging import BRIDGE_PREFIX, OVERLAY_PREFIX, PORT_PREFIX, REASONS, ROUTER, SPOOFED, refusal
+from weft.adapters.linux.judging import (
+    BRIDGE_PREFIX,
+    KNOWN,
+    OVERLAY_PREFIX,
+    PORT_PREFIX,
+    REASONS,
+    ROUTER,
+    SPOOFED,
+    STAMP,
+    STAMP_WATCHED,
+    refusal,
+)
 from weft.adapters.linux.ways import WAY_CHAINS
 
 TABLE = "weft"
-KNOWN, STAMP = "known", "stamp"
-"""The chains whose one rule comes and goes with the stamp of the present policy (`stamps`)."""
 
 VOICE_SETS = ("ports4", "ports6")
 """Who may say what."""
@@ -62,7 +71,7 @@ def _base() -> str:
         *hosting.declarations(),
         *bridging.declarations(),
     ]
-    lines += [f"chain {name} {{ }}" for name in (KNOWN, STAMP, *WAY_CHAINS)]
+    lines += [f"chain {name} {{ }}" for name in (KNOWN, STAMP, STAMP_WATCHED, *WAY_CHAINS)]
     lines += [f"chain {name} {{ {rules[0] if _is_hook(rules[0]) else ''} }}" for name, rules in chains.items()]
     lines.append("}")
     lines += [f"flush chain inet {TABLE} {name}" for name in chains]

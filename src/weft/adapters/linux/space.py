@@ -27,8 +27,7 @@ from weft.adapters.linux.facts import (
     port_routes,
     segment_name,
 )
-from weft.adapters.linux.host_entries import HOMEWARD_RULES
-from weft.adapters.linux.judging import BRIDGE_PREFIX, DROP_GROUP, OVERLAY_PREFIX, PORT_PREFIX
+from weft.adapters.linux.judging import BRIDGE_PREFIX, DROP_GROUP, INSIDE, OVERLAY_PREFIX, PORT_PREFIX
 from weft.adapters.linux.links import (
     LOOPBACK,
     Device,
@@ -58,7 +57,6 @@ from weft.adapters.linux.routes import (
     drop_route,
     put_address,
     put_route,
-    put_rule,
     read_addresses,
     read_routes,
 )
@@ -297,12 +295,12 @@ class TenantSpace:
         mended += self._segments.gather(members, self.indexes)
         mended += [f"raised device {name}" for name in self._raise_all()]
         self._own = OwnStations(ports, self.indexes)
+        self._lead_home(wanted)
         wanted_facts, actual = self._compared(wanted, sure)
         missing, extra = _minus(wanted_facts, actual), _minus(actual, wanted_facts)
         self.table.spread(wanted_facts.entries, anew=sure is None)
         mended += [f"added {fact}" for fact in _all(missing)] + [f"removed {fact}" for fact in _all(extra)]
         self._remove(extra)
-        self._lead_home(wanted)
         self._add(missing)
         self.table.change(drop=extra.entries, put=missing.entries)
         forget_untrue(self.netfilter, wanted, dropped=extra.entries)
@@ -359,12 +357,9 @@ class TenantSpace:
         )
 
     def _lead_home(self, parts: Iterable[Part]) -> None:
-        """Have answers to the hosts of other nodes find their way, where there are any.
-
-        A space without these rules routes every packet faster, and never again once it had them.
-        """
-        if any(isinstance(part, Homeward) for part in parts):
-            self.netlink.send_batch([*map(put_rule, HOMEWARD_RULES)])
+        """Have answers to the hosts of other nodes find their way, where there are any."""
+        if INSIDE in self.indexes and any(isinstance(part, Homeward) for part in parts):
+            self.table.lead_home()
 
     def _add(self, facts: Facts) -> None:
         requests: list[Request] = [

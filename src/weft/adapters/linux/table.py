@@ -9,7 +9,7 @@ from weft.adapters.linux.balancing import SERVICE_SETS, Spread, spread_commands
 from weft.adapters.linux.bridging import BRIDGE_BASE, BRIDGE_REBUILD, SEGMENTS, STATION_SETS
 from weft.adapters.linux.elements import apply_changes, has_set, read_generation
 from weft.adapters.linux.entries import Entry, drop_entries, put_entries, read_entries, set_named
-from weft.adapters.linux.hosting import HOST_SETS
+from weft.adapters.linux.hosting import HOME_BASE, HOME_REBUILD, HOMES, HOST_SETS
 from weft.adapters.linux.netlink import NetlinkSocket, Refused
 from weft.adapters.linux.nftables import Nftables
 from weft.adapters.linux.policy import POLICY_SETS
@@ -38,6 +38,8 @@ class Table:
         self._ways: set[Way] = set()
         self.is_bridged = False
         """Whether there is a table for what passes segments."""
+        self.leads_home = False
+        """Whether there is a table for what is taken off the link to the host."""
 
     def prepare(self) -> bool:
         """Chains and rules as they should be, in one transaction; whether entries and counts have stayed.
@@ -63,6 +65,14 @@ class Table:
         except DatapathFault:
             self._nftables.run(BRIDGE_REBUILD)
         self.is_bridged = True
+
+    def lead_home(self) -> None:
+        """The table of the link to the host, which is there, with its entries where they have stayed."""
+        try:
+            self._nftables.run(HOME_BASE)
+        except DatapathFault:
+            self._nftables.run(HOME_REBUILD)
+        self.leads_home = True
 
     def spread(self, entries: Collection[Entry], *, anew: bool = False) -> None:
         """There is what leads to these entries and on from them, made anew where others may have had a hand in it."""
@@ -103,9 +113,10 @@ class Table:
         self._stamped += 1
 
     def read(self, sets: Iterable[str] = ALL_SETS) -> frozenset[Entry]:
-        """The entries of all or of some sets, and of who is on segments; none where somebody took a table away."""
+        """The entries of all or of some sets, and of the other tables; none where somebody took a table away."""
+        others = (*(STATION_SETS if self.is_bridged else ()), *(HOMES if self.leads_home else ()))
         try:
-            return frozenset(read_entries(self._netfilter, [*sets, *(STATION_SETS if self.is_bridged else ())]))
+            return frozenset(read_entries(self._netfilter, [*sets, *others]))
         except Refused as refusal:
             if refusal.errno != errno.ENOENT:
                 raise
