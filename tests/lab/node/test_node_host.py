@@ -318,6 +318,27 @@ async def test_a_port_of_the_host_is_called_by_another_node(lab: NetLab, closing
     assert await traffic.reaches(own_place(two, closing), pod.place(), port=82)
 
 
+@BRIDGE_IN_SOAK
+async def test_hosts_are_answered_after_others_had_a_hand_in_the_way_back(lab: NetLab, closing: ExitStack) -> None:
+    """The link made anew, what leads home from it taken away; a pod's own calls go out by it all the time."""
+    await lab.network("dual", **DUAL)
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    pod, _ = await asyncio.gather(one.pod("a", network="dual"), two.pod("b", network="dual"))
+    (link,) = [name for name in inventory.devices(one.machine) if name.startswith("wefth-")]
+    for place, command in (
+        (one.machine, f"ip link del {link}"),
+        (one.tenants.path / "default", "nft delete table netdev weft"),
+        (one.tenants.path / "default", "nft flush ruleset"),
+    ):
+        one.kill()
+        inventory.run(place, command)
+        await one.start()
+        for family in (4, 6):
+            other = own_place(two, closing, family)
+            assert await traffic.reaches(other, pod.place(family), port=82), f"{command}, v{family}"
+        assert await calls(pod.place(), own_place(two, closing), port=83) == one.address, command
+
+
 @OVS_MODES_IN_SOAK
 async def test_a_port_of_udp_takes_over_those_who_called_before(lab: NetLab, closing: ExitStack) -> None:
     """The host remembers that nobody was there; a caller who keeps its own port would never get through."""

@@ -295,6 +295,7 @@ class TenantSpace:
         mended += self._segments.gather(members, self.indexes)
         mended += [f"raised device {name}" for name in self._raise_all()]
         self._own = OwnStations(ports, self.indexes)
+        self.table.leads_home = False  # unless somebody is to be led there
         self._lead_home(wanted)
         wanted_facts, actual = self._compared(wanted, sure)
         missing, extra = _minus(wanted_facts, actual), _minus(actual, wanted_facts)

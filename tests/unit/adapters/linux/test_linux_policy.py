@@ -104,7 +104,14 @@ def test_every_chain_that_is_gone_to_is_there() -> None:
     made = chains()
     words = [word for rules in made.values() for rule in rules for word in rule.split()]
     targets = {after for verb, after in itertools.pairwise(words) if verb in ("goto", "jump")}
-    assert targets - made.keys() - set(WAY_CHAINS) == {"known", "stamp", "stamp_watched", "count", "homeward", "segment"}
+    assert targets - made.keys() - set(WAY_CHAINS) == {
+        "known",
+        "stamp",
+        "stamp_watched",
+        "count",
+        "homeward",
+        "segment",
+    }
 
 
 def test_no_mark_can_be_taken_for_another() -> None:
