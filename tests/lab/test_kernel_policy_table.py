@@ -103,7 +103,7 @@ TAMPERINGS = {
     "a door opened": "insert rule inet weft forward accept",
     "a chain taken": "flush chain inet weft stamp",
     "a map emptied": "flush map inet weft ingress_any_all",
-    "an element added": "add element inet weft ports4 { wp1 . 02:02:0a:00:00:01 . 10.0.0.77 }",
+    "an element added": "add element inet weft ports4 { wp1 . 0x02020a000001 . 10.0.0.77 }",
     "the policy of a hook changed": "chain inet weft forward { policy accept; }",
     "another table in its place": (
         "delete table inet weft; table inet weft { map who_asks4 { type inet_service : mark; }; chain refuse { }; }"

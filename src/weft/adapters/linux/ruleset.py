@@ -30,9 +30,11 @@ VOICE_SETS = ("ports4", "ports6")
 SELF_SETS = ("ports_self4", "ports_self6")
 """Who speaks to itself when both ends of a packet are the same."""
 
+_SENDER = "@ll,48,48"
+"""A frame's MAC of who sent it. By its name nft has every packet compared with Ethernet first, and all devices are."""
 _SETS = (
-    "set ports4 { type ifname . ether_addr . ipv4_addr; }",
-    "set ports6 { type ifname . ether_addr . ipv6_addr; }",
+    f"set ports4 {{ typeof iifname . {_SENDER} . ip saddr; }}",
+    f"set ports6 {{ typeof iifname . {_SENDER} . ip6 saddr; }}",
     "set ports_self4 { type ipv4_addr . ipv4_addr; }",
     "set ports_self6 { type ipv6_addr . ipv6_addr; }",
 )
@@ -43,9 +45,9 @@ _CHAINS = {
         "type filter hook prerouting priority -310; policy accept;",
         # These two come first, as nearly every packet meets one of them.
         f'iifname "{OVERLAY_PREFIX}*" {_FORWARD} accept',
-        f"iifname . ether saddr . ip saddr @ports4 {_FORWARD} accept",
+        f"iifname . {_SENDER} . ip saddr @ports4 {_FORWARD} accept",
         f'icmpv6 type {{ nd-router-advert, nd-redirect }} iifname "{PORT_PREFIX}*" {refusal(ROUTER)}',
-        f"iifname . ether saddr . ip6 saddr @ports6 {_FORWARD} accept",
+        f"iifname . {_SENDER} . ip6 saddr @ports6 {_FORWARD} accept",
         f'iifname "{PORT_PREFIX}*" goto from_nobody',
         f'iifname "{BRIDGE_PREFIX}*" meta mark {SPOOFED:#x} goto from_nobody',
         f'iifname "{BRIDGE_PREFIX}*" meta mark {ROUTER:#x} {refusal(ROUTER)}',
