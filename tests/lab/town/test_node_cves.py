@@ -258,12 +258,24 @@ async def test_cve_2025_54388_what_a_firewall_reload_removes_comes_back(town: To
         pytest.skip("it has no rules in a firewall that a reload could remove")
     closed, others = await closed_group(town), await town.pods()
     spaces = [pod.host.tenants.path / town.tenant for pod in closed]
+    addresses = {str(pod.address()) for pod in (*closed, *others)}
+    await until(lambda: all(addresses <= known_in(space) for space in spaces))
     before = [rules_in(space) for space in spaces]
     for space in spaces:
         inventory.run(space, "nft flush ruleset")
     # There may be more than before: on a busy machine the last workload is heard of when the rules are gone already.
     await until(lambda: not any(was - rules_in(space) for was, space in zip(before, spaces, strict=True)))
     await obeyed(passing=between(closed, others, "tcp/80"), refused=between(others, closed, "tcp/80", "udp/53", "icmp"))
+
+
+def known_in(space: Path) -> set[str]:
+    """The v4 addresses of which a namespace knows who is there."""
+    (listed,) = (
+        each["map"]
+        for each in inventory.ask(space, "nft", "-j", "list", "map", "inet", "weft", "who_asks4")["nftables"]
+        if "map" in each
+    )
+    return {address for address, _ in listed.get("elem", ())}
 
 
 def rules_in(space: Path) -> Counter[tuple[str, ...]]:
