@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import select
 import socket
 import subprocess
@@ -196,6 +197,32 @@ def test_what_was_stamped_before_a_restart_is_judged_after_it(ward: Ward) -> Non
         ward.datapath.converge(ward.parts([one, two], (row(Direction.EGRESS, one, None, DENY),)))
         client.sendto(b"?", server.getsockname()[:2])
         assert ward.fate(server, one.address(4)) == DENY
+
+
+def test_a_change_writes_the_rules_of_a_start(ward: Ward) -> None:
+    """A start says them in nft's own language, a change in the kernel's: they differ in the stamp alone."""
+    by_start = listed_rules(ward)
+    ward.pod(1)
+    by_change = listed_rules(ward)
+    assert by_start != by_change
+    before, after = (
+        sorted({word for line in rules for word in STAMPS.findall(line)}) for rules in (by_start, by_change)
+    )
+    assert len(before) == len(after) == 2
+    renamed = dict(zip(after, before, strict=True))
+    assert [STAMPS.sub(lambda found: renamed[found[0]], line) for line in by_change] == by_start
+
+
+STAMPS = re.compile(r"0x[4-7][0-9a-f]{7}\b")
+
+
+def listed_rules(ward: Ward) -> list[str]:
+    """The rules of the table, in their order."""
+    command = ["nft", "list", "table", "inet", "weft"]
+    done = ward.space.namespace.run(
+        lambda: subprocess.run(command, text=True, capture_output=True, check=True, timeout=DEADLINE)
+    )
+    return [line for line in done.stdout[done.stdout.index("\tchain ") :].splitlines() if line.startswith("\t\t")]
 
 
 def test_twenty_thousand_rows_in_one_transaction(ward: Ward) -> None:

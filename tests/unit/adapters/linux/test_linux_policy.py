@@ -10,7 +10,7 @@ from weft.adapters.linux.elements import Element, key, mark, port, protocol
 from weft.adapters.linux.entries import Entry
 from weft.adapters.linux.judging import REASONS, chains, declarations
 from weft.adapters.linux.policy import POLICY_SETS, entries_of
-from weft.adapters.linux.stamps import stamp_of
+from weft.adapters.linux.stamps import stamp_of, watched
 from weft.adapters.linux.ways import WAY_CHAINS
 from weft.adapters.linux.wire import pack_address
 from weft.domain.addresses import Range, parse_address
@@ -121,4 +121,4 @@ def test_no_mark_can_be_taken_for_another() -> None:
     assert all(reason & REFUSES for reason in REASONS)
     for generation in (0, 1, 2**32 - 1):
         assert stamp_of(generation) & ~number_bits
-        assert 0 < stamp_of(generation) < REFUSES
+        assert 0 < stamp_of(generation) < watched(stamp_of(generation)) < REFUSES
