@@ -39,14 +39,19 @@ _COMPILE = """
 import marshal, sys
 code = compile(sys.stdin.buffer.read(), "weft-cni", "exec", optimize=2)
 print(sys.modules["_frozen_importlib_external"].MAGIC_NUMBER)
-print(marshal.dumps(code), end="")
+sys.stdout.flush()
+sys.stdout.buffer.write(marshal.dumps(code))
 """
-_COMPILED = b"""# Made by weft install-cni from main.py of weft.cni, which is the last thing in this file.
-import marshal
-import sys
-is_that_kind = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == %b
-exec(marshal.loads(%b) if is_that_kind else %r)
+_LOAD_SECOND_LINE = b'import sys;f=open(sys.argv[1],"rb");f.readline();exec(f.readline())'
+"""What Python runs, from the first line. Given the file itself, it would look whether that is an archive, and parse all
+of it."""
+_LOAD_REST = b"""import marshal; \
+is_that_kind = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == %b; \
+exec(marshal.loads(f.read()) if is_that_kind else f.read()[%d:]) \
+# Made by weft install-cni: what follows is main.py of weft.cni, compiled and then as it is.
 """
+_LONGEST_FIRST_LINE = 127
+"""In bytes; a kernel before 5.1 cuts it there."""
 
 
 class Refused(Exception):
@@ -176,14 +181,17 @@ def _script(python: str) -> bytes:
     if not Path(python).exists():
         raise Refused(f"there is no {python} to run the Python shim, and no C shim: give --python or --shim")
     _, _, source = (_SOURCES / "main.py").read_bytes().partition(b"\n")
-    first = b"#!%s -IS\n" % python.encode()
+    plain = b"#!%s -IS\n" % python.encode()
+    first = plain[:-1] + b"c%s\n" % _LOAD_SECOND_LINE
+    if len(first) > _LONGEST_FIRST_LINE:
+        return plain + source
     try:
         command = [python, "-IS", "-c", _COMPILE]
         done = subprocess.run(command, input=source, capture_output=True, check=True, timeout=BUILD_SECONDS)  # noqa: S603  no shell, our own file
     except (subprocess.SubprocessError, OSError):
-        return first + source
+        return plain + source
     kind, _, code = done.stdout.partition(b"\n")
-    return first + _COMPILED % (kind, code, source)
+    return first + _LOAD_REST % (kind, len(code)) + code + source
 
 
 def _config(style: str, *, network: str) -> tuple[str, bytes] | None:

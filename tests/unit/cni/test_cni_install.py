@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_plugin_answers_to_four_names(machine: Machine) -> None:
     assert machine.run() == 0
     assert {path.name for path in machine.bin.iterdir()} == NAMES
     assert all(os.access(path, os.X_OK) for path in machine.bin.iterdir())
-    assert (machine.bin / "contivk8s").read_bytes().startswith(b"#!/usr/bin/python3 -IS\n")
+    assert (machine.bin / "contivk8s").read_bytes().startswith(b"#!/usr/bin/python3 -IS")
 
 
 def test_the_configuration_is_a_list_that_runtimes_can_read(machine: Machine) -> None:
@@ -164,11 +165,19 @@ def test_a_program_built_before_can_be_given(machine: Machine, tmp_path: Path) -
     assert machine.run(shim=str(tmp_path / "nothing")) == 2
 
 
-def test_another_python_can_be_named(machine: Machine, tmp_path: Path) -> None:
-    python = tmp_path / "python3"
-    python.symlink_to("/usr/bin/python3")
-    assert machine.run("--python", str(python)) == 0
-    assert (machine.bin / PROGRAM).read_bytes().startswith(f"#!{python} -IS\n".encode())
+@pytest.mark.parametrize("folder", ["", "a-folder-whose-name-leaves-no-room-for-more-on-a-first-line"])
+def test_another_python_can_be_named(machine: Machine, folder: str) -> None:
+    """A kernel takes so much of the first line and no more."""
+    with tempfile.TemporaryDirectory(prefix="w") as short:
+        python = Path(short, folder, "python3")
+        python.parent.mkdir(exist_ok=True)
+        python.symlink_to("/usr/bin/python3")
+        assert machine.run("--python", str(python)) == 0
+        program = (machine.bin / PROGRAM).read_bytes()
+        first = program.partition(b"\n")[0]
+        assert first.startswith(f"#!{python} -IS".encode())
+        assert len(first) < 127
+        assert "supportedVersions" in _version_of(program, machine.bin)
 
 
 def _version_of(program: bytes, folder: Path) -> str:
