@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from weft.ports.datapath import Datapath, Plugging
-from weft.runtime.one_thread import OneThread, answer
+from weft.runtime.one_thread import OneThread, answer_all
 
 R = TypeVar("R")
 
@@ -48,13 +48,13 @@ class Kernel:
         asked = [each for each in _drain(waiting) if not each.done.cancelled()]
         if not asked:
             return
+        faults: list[BaseException | None] = []
         try:
-            faults = self._datapath.plug_together([each.plugging for each in asked])
-            for each, fault in zip(asked, faults, strict=True):
-                answer(each.done, None, fault)
+            for fault in self._datapath.plug_together([each.plugging for each in asked]):
+                faults.append(fault)  # noqa: PERF402  those that are known count, whatever becomes of the others
         except BaseException as error:  # carried to those who have no answer yet, whatever it is
-            for each in asked:
-                answer(each.done, None, error)
+            faults += [error] * (len(asked) - len(faults))
+        answer_all([(each.done, fault) for each, fault in zip(asked, faults, strict=True)])
 
 
 def _drain(waiting: SimpleQueue[_Asked]) -> Iterator[_Asked]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -54,6 +54,11 @@ def answer(done: asyncio.Future[R], result: R | None, failure: BaseException | N
     done.get_loop().call_soon_threadsafe(_settle, done, result, failure)
 
 
+def answer_all(outcomes: Sequence[tuple[asyncio.Future[None], BaseException | None]]) -> None:
+    """The same for many who wait, of one loop, which is woken once."""
+    outcomes[0][0].get_loop().call_soon_threadsafe(_settle_all, outcomes)
+
+
 def _do(work: Callable[[], R], done: asyncio.Future[R]) -> None:
     if done.cancelled():
         return  # its caller gave up before it was begun
@@ -63,6 +68,11 @@ def _do(work: Callable[[], R], done: asyncio.Future[R]) -> None:
         answer(done, None, error)
     else:
         answer(done, result)
+
+
+def _settle_all(outcomes: Sequence[tuple[asyncio.Future[None], BaseException | None]]) -> None:
+    for done, failure in outcomes:
+        _settle(done, None, failure)
 
 
 def _settle(done: asyncio.Future[Any], result: object, failure: BaseException | None) -> None:
