@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from time import time_ns
 from typing import NamedTuple
 
 from weft.cni.request import is_name
@@ -19,6 +20,9 @@ CONF_DIR = Path("/etc/cni/net.d")
 """Where runtimes look for networks, unless they were told otherwise."""
 
 _SUFFIXES = frozenset({".conf", ".conflist", ".json"})
+
+_TICK_NS = 1_000_000_000
+"""A folder may change twice within one tick of its clock, which does not show; so one that has just changed is read."""
 
 HOST_END_PLUGINS = frozenset({"bandwidth", "firewall", "portmap"})
 
@@ -46,26 +50,39 @@ class Chains:
     """What is wrong with the chains of a folder. They are read again when a file has changed; looking takes no time."""
 
     def __init__(self, folder: Path, *, ours: Collection[str]) -> None:
-        self._folder = folder
+        self._folder = str(folder)
         self._ours = ours
-        self._seen: frozenset[tuple[str, int, int]] = frozenset()
+        self._paths: tuple[str, ...] = (self._folder,)
+        """The folder and what is in it."""
+        self._seen: list[tuple[int, int]] = []
         self._faults: Mapping[str, str] = {}
 
     def fault(self, network: str) -> str:
         """What is wrong with calling ours for a network; empty when nothing is, or nobody lists it."""
-        seen = self._look()
-        if seen != self._seen:
-            self._faults = {chain.network: chain.fault(self._ours) for chain in read_chains(self._folder)}
-            self._seen = seen
+        seen = [*map(_stamp, self._paths)]
+        if seen != self._seen or seen[0][0] > time_ns() - _TICK_NS:
+            self._read()
         return self._faults.get(network, "")
 
-    def _look(self) -> frozenset[tuple[str, int, int]]:
+    def _read(self) -> None:
+        """Look before reading: what changes meanwhile is seen the next time."""
+        folder = _stamp(self._folder)
         try:
-            with os.scandir(self._folder) as entries:
-                stats = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+            files = sorted(entry.path for entry in os.scandir(self._folder))
         except FileNotFoundError:
-            return frozenset()
-        return frozenset((name, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
+            files = []
+        self._paths = (self._folder, *files)
+        self._seen = [folder, *map(_stamp, files)]
+        self._faults = {chain.network: chain.fault(self._ours) for chain in read_chains(Path(self._folder))}
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """What is another when a file is, or what a folder holds."""
+    try:
+        stat = os.lstat(path)
+    except OSError:
+        return 0, 0
+    return stat.st_mtime_ns, stat.st_ino
 
 
 def read_chains(folder: Path) -> Iterator[Chain]:
