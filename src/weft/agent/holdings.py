@@ -15,7 +15,7 @@ Whatever the store, the masters and the network between do:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -190,7 +190,7 @@ class Holdings:
             if note.wiring is None:  # else it must be taken off first: its addresses still speak
                 await self._let_go(note)
         elif not note.published:
-            await self._publish(key)
+            self._note_published([await self._publish(key)])
         elif self._cluster.get(kinds.ENDPOINT, *key) is None:
             self.journal.change(key, stage=Stage.LEAVING)  # an operator or the collector wants it gone
 
@@ -391,25 +391,31 @@ class Holdings:
             self._news.clear()
             keys, self._untold = self._untold, set()
             self._told = asyncio.get_running_loop().time()
-            await asyncio.gather(*map(self._tell, keys))
+            told = await asyncio.gather(*map(self._tell, keys))
+            with suppress(Unavailable):  # what is not noted is told once more
+                self._note_published(told)
 
-    async def _tell(self, key: EndpointKey) -> None:
+    async def _tell(self, key: EndpointKey) -> model.Endpoint | None:
         """Publish now, or later when the store is back."""
         with suppress(Unavailable):
-            await self._publish(key)
+            return await self._publish(key)
+        return None
 
-    async def _publish(self, key: EndpointKey) -> None:
+    async def _publish(self, key: EndpointKey) -> model.Endpoint | None:
+        """What the store has been told of, which is to be noted."""
         note = self.journal.get(key)
         if note is None:
-            return
+            return None
         try:
             is_told = await self._decisions.carry_out(partial(self._plan_publish, note.endpoint))
         except (Conflict, Invalid):
             if self._is_here(note.endpoint):
                 self.journal.change(key, stage=Stage.LEAVING)
-        else:
-            if is_told and self._is_here(note.endpoint):
-                self.journal.change(key, published=True)
+            return None
+        return note.endpoint if is_told else None
+
+    def _note_published(self, told: Iterable[model.Endpoint | None]) -> None:
+        self.journal.note_published([each.key for each in told if each is not None and self._is_here(each)])
 
     def _plan_publish(self, endpoint: model.Endpoint, reading: Reading) -> tuple[bool, Plan]:
         """The store must not hear of an endpoint that has left since somebody wanted to tell of it."""

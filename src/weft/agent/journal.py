@@ -6,7 +6,7 @@ Every change is noted before the deed it announces. `Journal` keeps the notes in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -85,7 +85,17 @@ class Journal:
 
     def put(self, note: Attachment) -> None:
         """Note an attachment as it is now."""
-        self._write(note.key, note)
+        self._write([(note.key, note)])
+        self._keep(note)
+
+    def note_published(self, keys: Iterable[EndpointKey]) -> None:
+        """Note at once that the store has these attachments; those that are forgotten stay so."""
+        notes = [msgspec.structs.replace(self._notes[key], published=True) for key in keys if key in self._notes]
+        self._write([(note.key, note) for note in notes])
+        for note in notes:
+            self._keep(note)
+
+    def _keep(self, note: Attachment) -> None:
         before = self._notes.get(note.key)
         self._notes[note.key] = note
         if before is None or before.endpoint is not note.endpoint:
@@ -98,7 +108,6 @@ class Journal:
         key: EndpointKey,
         *,
         stage: Stage | None = None,
-        published: bool | None = None,
         wiring: Wiring | None = None,
         unwired: bool = False,
         network_name: str | None = None,
@@ -109,7 +118,7 @@ class Journal:
             self.put(
                 Attachment(
                     endpoint=note.endpoint,
-                    published=note.published if published is None else published,
+                    published=note.published,
                     stage=stage or note.stage,
                     wiring=None if unwired else wiring or note.wiring,
                     network_name=note.network_name if network_name is None else network_name,
@@ -120,12 +129,12 @@ class Journal:
         """Nothing is left of an attachment; forgotten already is fine."""
         note = self._notes.get(key)
         if note is not None:
-            self._write(key, None)
+            self._write([(key, None)])
             del self._notes[key]
             for address in note.endpoint.addresses:
                 self._in_use[note.endpoint.network_key, address.family].discard(address.number)
             if self._handles.get(note.handle) == key:
                 del self._handles[note.handle]
 
-    def _write(self, key: EndpointKey, note: Attachment | None) -> None:
-        """Make it last."""
+    def _write(self, news: Sequence[tuple[EndpointKey, Attachment | None]]) -> None:
+        """Make it last, all of it or nothing."""

@@ -14,7 +14,7 @@ import errno
 import fcntl
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -95,14 +95,14 @@ class Ledger(Journal):
                 super().put(line.note)
         return sum(len(_encode(line)) for line in lines)
 
-    def _write(self, key: EndpointKey, note: Attachment | None) -> None:
+    def _write(self, news: Sequence[tuple[EndpointKey, Attachment | None]]) -> None:
         if self._fd < 0:
             return  # what is being read need not be written
-        line = _encode(msgspec.json.encode(_Line(key, note)))
-        if note is not None and note.stage in _COMING:
+        if any(note is not None and note.stage in _COMING for _, note in news):
             self._set_aside(self._size + (len(self._notes) + 1) * FAREWELL_BYTES)
-        self._append(line)
-        self._stale += 2 if note is None else key in self._notes
+        lasting = [(key, note) for key, note in news if not _leaves_no_trace(note)]
+        self._append(b"".join(_encode(msgspec.json.encode(_Line(key, note))) for key, note in lasting))
+        self._stale += sum(2 if note is None else key in self._notes for key, note in lasting)
         if self._stale > REWRITE_AFTER:
             self._stale = 0
             try:
@@ -110,13 +110,15 @@ class Ledger(Journal):
             except OSError as error:
                 log.warning("ledger not written anew", reason=error.strerror)
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, lines: bytes) -> None:
         """All of it or nothing: what follows a torn line would not be believed."""
+        if not lines:
+            return
         try:
-            written = os.write(self._fd, line)
+            written = os.write(self._fd, lines)
         except OSError as error:
             raise Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
-        if written < len(line):
+        if written < len(lines):
             os.ftruncate(self._fd, self._size)
             self._room = self._size
             raise Unavailable(f"{self._path} cannot be written: {os.strerror(errno.ENOSPC)}")
@@ -166,6 +168,11 @@ class Ledger(Journal):
 def read_boot_id() -> str:
     """What tells this boot from all others."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _leaves_no_trace(note: Attachment | None) -> bool:
+    """Whether neither the kernel nor the store has heard of it: then there is nothing to undo after a kill."""
+    return note is not None and note.stage is Stage.HELD and not note.published
 
 
 def _encode(data: bytes) -> bytes:

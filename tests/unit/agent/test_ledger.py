@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from weft.agent.journal import Attachment, Handle, Stage
@@ -50,6 +51,34 @@ def test_what_was_noted_is_there_after_a_restart(path: Path) -> None:
     assert again.find(Handle("a", "eth0")) is not None
     assert again.find(Handle("b", "eth0")) is None
     assert not again.rebooted
+    again.close()
+
+
+def test_what_nobody_has_heard_of_need_not_be_undone_after_a_kill(path: Path) -> None:
+    """An address of our own blocks that neither the kernel nor the store knows of is free again."""
+    ledger = reopened(path)
+    known = note("known", stage=Stage.HELD)
+    ledger.put(known)
+    ledger.put(msgspec.structs.replace(note("unknown", stage=Stage.HELD), published=False))
+    ledger.put(msgspec.structs.replace(note("wired", stage=Stage.HELD), published=False))
+    assert {each.key.endpoint for each in ledger} == {"known", "unknown", "wired"}
+    ledger.change(note("wired").key, stage=Stage.WIRING)
+    ledger.close()
+    again = reopened(path)
+    assert {each.key.endpoint: each.stage for each in again} == {"known": Stage.HELD, "wired": Stage.WIRING}
+    again.close()
+
+
+def test_what_the_store_has_is_noted_together(path: Path) -> None:
+    ledger = reopened(path)
+    notes = [msgspec.structs.replace(note(name), published=False) for name in "abc"]
+    for each in notes:
+        ledger.put(each)
+    ledger.note_published([notes[0].key, notes[2].key, note("gone").key])
+    ledger.note_published([])
+    ledger.close()
+    again = reopened(path)
+    assert {each.key.endpoint: each.published for each in again} == {"a": True, "b": False, "c": True}
     again.close()
 
 
