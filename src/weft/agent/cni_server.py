@@ -6,7 +6,8 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 
@@ -79,9 +80,15 @@ def read_request(environment: Mapping[str, str], stdin: bytes) -> Request:
 
 def _is_own_namespace(path: str) -> bool:
     try:
-        return os.path.samestat(os.stat(path), os.stat(_OWN_NAMESPACE))  # noqa: PTH116  this compares what it finds
+        return os.path.samestat(os.stat(path), _own_namespace())  # noqa: PTH116  this compares what it finds
     except OSError:
         return False  # whoever opens it tells what is wrong
+
+
+@cache
+def _own_namespace() -> os.stat_result:
+    """Where this process is, and stays."""
+    return os.stat(_OWN_NAMESPACE)  # noqa: PTH116  this compares what it finds
 
 
 @asynccontextmanager
@@ -112,7 +119,6 @@ async def _welcome(listener: socket.socket, *, serve: Serve, observe: Observe) -
                     hurdle.set_result(error)
                 return
             backoff.reset()
-            caller.setblocking(False)
             callers.create_task(_converse(caller, serve=serve, observe=observe))
 
         while True:
@@ -130,59 +136,95 @@ async def _converse(caller: socket.socket, *, serve: Serve, observe: Observe) ->
     with caller:
         try:
             check_caller(caller)
-            async with asyncio.timeout(TALK_WITHIN_S):
-                call = decode_call(await _read_body(caller))
-            answer = await _answer(call, caller, serve=serve, observe=observe)
-            async with asyncio.timeout(TALK_WITHIN_S):
-                await asyncio.get_running_loop().sock_sendall(caller, encode_answer(answer))
+            call = decode_call(await _read_body(caller))
+            with _telling(call, observe) as outcome:
+                await _send(caller, encode_answer(await _answer(call, caller, serve=serve, outcome=outcome)))
         except (OSError, Unreadable, Denied) as error:
             log.warning("caller lost", reason=str(error) or "it takes too long")
 
 
 async def _read_body(caller: socket.socket) -> bytes:
-    """The body of the one frame that a caller sends."""
-    loop = asyncio.get_running_loop()
+    """The body of the one frame that a caller sends. As a rule all of it has come with the caller."""
     data = bytearray()
-    size = 0
-    while len(data) < HEADER_SIZE + size:
-        piece = await loop.sock_recv(caller, _PIECE)
-        if not piece:
-            raise Unreadable(f"a frame that ends after {len(data)} bytes")
-        data += piece
-        if not size and len(data) >= HEADER_SIZE:
-            size = body_size(bytes(data[:HEADER_SIZE]))
-    return bytes(data[HEADER_SIZE : HEADER_SIZE + size])
+    with suppress(BlockingIOError):
+        _take(caller.recv(_PIECE, socket.MSG_DONTWAIT), data)
+    if not _is_whole(data):
+        caller.setblocking(False)
+        async with asyncio.timeout(TALK_WITHIN_S):
+            while not _is_whole(data):
+                _take(await asyncio.get_running_loop().sock_recv(caller, _PIECE), data)
+    return bytes(data[HEADER_SIZE : HEADER_SIZE + body_size(bytes(data[:HEADER_SIZE]))])
 
 
-async def _answer(call: Call, caller: socket.socket, *, serve: Serve, observe: Observe) -> Answer:
-    """What to tell the caller; `HungUp` when nobody is there to be told."""
-    began = perf_counter()
-    code, outcome = "gone", "the agent stopped"
+def _take(piece: bytes, data: bytearray) -> None:
+    if not piece:
+        raise Unreadable(f"a frame that ends after {len(data)} bytes")
+    data += piece
+
+
+def _is_whole(data: bytearray) -> bool:
+    return len(data) >= HEADER_SIZE and len(data) >= HEADER_SIZE + body_size(bytes(data[:HEADER_SIZE]))
+
+
+async def _send(caller: socket.socket, data: bytes) -> None:
+    """As a rule the kernel takes all of it at once."""
+    sent = 0
+    with suppress(BlockingIOError):
+        sent = caller.send(data, socket.MSG_DONTWAIT)
+    if sent < len(data):
+        caller.setblocking(False)
+        async with asyncio.timeout(TALK_WITHIN_S):
+            await asyncio.get_running_loop().sock_sendall(caller, data[sent:])
+
+
+class _Outcome:
+    """What became of a call, so far."""
+
+    def __init__(self) -> None:
+        self.began = perf_counter()
+        self.took = 0.0
+        self.code, self.text = "gone", "the agent stopped"
+
+    def note(self, code: str, text: str) -> None:
+        self.took = perf_counter() - self.began
+        self.code, self.text = code, text
+
+
+@contextmanager
+def _telling(call: Call, observe: Observe) -> Iterator[_Outcome]:
+    """Tell of a call when the block ends: its caller does not wait for that."""
+    outcome = _Outcome()
     try:
-        async with asyncio.timeout(time_to_work(call.deadline)):
-            with _while_there(caller):
-                stdout = await serve(read_request(call.environment, call.stdin))
-        code = outcome = "done"
-        return Answer(exit_code=0, stdout=stdout)
-    except HungUp as gone:
-        outcome = str(gone)
-        raise
-    except Exception as error:
-        refusal = _refusal(error)
-        code, outcome = str(int(refusal.code)), refusal.message
+        yield outcome
     finally:
-        took = perf_counter() - began
+        took = outcome.took or perf_counter() - outcome.began
         command = call.environment.get("CNI_COMMAND", "")[:16]
-        observe(command, code, took)
+        observe(command, outcome.code, took)
         log.info(
             "cni call",
             command=command,
             container=call.environment.get("CNI_CONTAINERID", "")[:64],
             interface=call.environment.get("CNI_IFNAME", "")[:16],
-            outcome=outcome,
+            outcome=outcome.text,
             took_ms=round(took * 1000, 1),
         )
-    return Answer(exit_code=1, stdout=refusal.encode(version=answer_version(call.stdin)))
+
+
+async def _answer(call: Call, caller: socket.socket, *, serve: Serve, outcome: _Outcome) -> Answer:
+    """What to tell the caller; `HungUp` when nobody is there to be told."""
+    try:
+        async with asyncio.timeout(time_to_work(call.deadline)):
+            with _while_there(caller):
+                stdout = await serve(read_request(call.environment, call.stdin))
+        outcome.note("done", "done")
+        return Answer(exit_code=0, stdout=stdout)
+    except HungUp as gone:
+        outcome.note("gone", str(gone))
+        raise
+    except Exception as error:
+        refusal = _refusal(error)
+        outcome.note(str(int(refusal.code)), refusal.message)
+        return Answer(exit_code=1, stdout=refusal.encode(version=answer_version(call.stdin)))
 
 
 def time_to_work(deadline: float) -> float:
