@@ -87,6 +87,8 @@ def start_logging(*, level: str, as_json: bool, syslog: tuple[str, str, int] | N
     else:
         handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
+    # What no line of ours shows need not be found out for each.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
