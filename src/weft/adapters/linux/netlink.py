@@ -33,6 +33,7 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _SEND_SPACE, _RECEIVE_SPACE = 8 << 20, 2 << 20
 _LARGEST_DATAGRAM = 1 << 16
 
+_NOW = int(socket.MSG_DONTWAIT | socket.MSG_TRUNC)
 _BRIEF = ctypes.PyDLL(None, use_errno=True)
 """To read an answer that waits takes less than to let other threads go on meanwhile."""
 _BRIEF.recv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -199,7 +200,7 @@ class NetlinkSocket:
     def _receive(self, request: Request) -> Iterator[Message]:
         """The messages of the next datagram, which waits already, as a rule."""
         space = _DESK.space
-        size = _BRIEF.recv(self._socket.fileno(), space, _LARGEST_DATAGRAM, socket.MSG_DONTWAIT | socket.MSG_TRUNC)
+        size = _BRIEF.recv(self._socket.fileno(), space, _LARGEST_DATAGRAM, _NOW)
         try:
             if size < 0 and (number := ctypes.get_errno()) != errno.EAGAIN:
                 raise OSError(number, os.strerror(number))
