@@ -7,8 +7,9 @@ that DEL takes. One attachment at a time per container.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from functools import partial
-from ipaddress import ip_address, ip_interface, ip_network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 
 import msgspec
 
@@ -34,6 +35,10 @@ from weft.ports.datapath import Plugging, WiredAddress, Wiring
 from weft.runtime.turns import Turns
 
 USUAL_INTERFACE = "eth0"
+
+_ADDRESS: Mapping[int, Callable[[int], result.IPAddress]] = {4: IPv4Address, 6: IPv6Address}
+_INTERFACE: Mapping[int, Callable[[tuple[int, int]], result.IPInterface]] = {4: IPv4Interface, 6: IPv6Interface}
+_EVERYTHING: Mapping[int, result.IPNetwork] = {4: IPv4Network("0.0.0.0/0"), 6: IPv6Network("::/0")}
 
 
 class Attachments:
@@ -340,8 +345,8 @@ def result_of(
             *earlier.addresses,
             *(
                 result.Address(
-                    address=ip_interface(f"{wired.address}/{wired.length}"),
-                    gateway=ip_address(str(wired.gateway)) if wired.gateway else None,
+                    address=_interface(wired),
+                    gateway=_gateway(wired),
                     interface=index,
                 )
                 for wired in wiring.addresses
@@ -351,8 +356,8 @@ def result_of(
             *earlier.routes,
             *(
                 result.Route(
-                    target=ip_network(f"{wired.address}/{0 if wiring.way_out else wired.length}", strict=False),
-                    gateway=ip_address(str(wired.gateway)) if wired.gateway else None,
+                    target=_EVERYTHING[wired.address.family] if wiring.way_out else _interface(wired).network,
+                    gateway=_gateway(wired),
                 )
                 for wired in wiring.addresses
                 if not wiring.shares_subnets
@@ -360,6 +365,14 @@ def result_of(
         ),
         dns=earlier.dns if dns is None else dns,
     )
+
+
+def _interface(wired: WiredAddress) -> result.IPInterface:
+    return _INTERFACE[wired.address.family]((wired.address.number, wired.length))
+
+
+def _gateway(wired: WiredAddress) -> result.IPAddress | None:
+    return _ADDRESS[wired.gateway.family](wired.gateway.number) if wired.gateway else None
 
 
 def check_result(wiring: Wiring, request: cni.Check) -> list[str]:

@@ -17,10 +17,13 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 def decode_json(text: bytes) -> object:
     """The value written in `text`, which must be UTF-8; else code 6."""
     try:
-        value: object = json.loads(text.decode(), parse_constant=_refuse_constant)
+        value: object = _DECODER.decode(text.decode())
     except (ValueError, RecursionError) as error:
         raise CniError(Code.NOT_DECODED, "the network configuration is not JSON", details=str(error)) from error
     return value

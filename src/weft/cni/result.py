@@ -35,6 +35,8 @@ IPInterface = IPv4Interface | IPv6Interface
 IPNetwork = IPv4Network | IPv6Network
 Json = dict[str, object]
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
@@ -101,7 +103,7 @@ def encode_result(result: Result, version: SpecVersion) -> bytes:
             search=list(result.dns.search),
             options=list(result.dns.options),
         )
-    return json.dumps(members, separators=(",", ":")).encode() + b"\n"
+    return _ENCODER.encode(members).encode() + b"\n"
 
 
 def parse_result(value: object, *, version: SpecVersion, where: str = "result") -> Result:
