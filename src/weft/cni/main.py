@@ -27,6 +27,9 @@ ABOUT = (
     b"weft-cni: the CNI plugin of weft (wire WFT1). A container runtime calls it.\nCNI versions: " + SUPPORTED + b"\n"
 )
 
+PRINTABLE = b"?" * 32 + bytes(range(32, 127)) + b"?" * 129
+"""What stands for each byte where only printable ones may."""
+
 TRY_LATER, UNAVAILABLE, IO_FAILURE, NOT_DECODED = 11, 50, 5, 6
 
 
@@ -214,7 +217,7 @@ def word(text: bytes) -> bytes:
 
 def clean(text: bytes, limit: int) -> bytes:
     """Printable text, cut at a limit."""
-    return bytes(byte if 32 <= byte < 127 else 63 for byte in text[:limit])
+    return text[:limit].translate(PRINTABLE)
 
 
 def reason(error: OSError) -> bytes:
