@@ -200,6 +200,7 @@ class Reconciler:
         self.realised = seen
         self.fault = ""
         if wish != self.settled:
+            await self._kernel.call(lambda datapath: datapath.settle())
             self.settled = wish
             self.receipt_due.set()
 

@@ -211,6 +211,13 @@ class Datapath(Protocol):
         """Put and drop parts, knowing that the rest is as it was. Ports come and go by `plug` and `unplug`."""
         ...
 
+    def settle(self) -> None:
+        """Return when all that was told before holds for every packet, of older connections too.
+
+        A datapath may remember for a moment what it did with earlier packets.
+        """
+        ...
+
     def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         """Wire a workload, whose tenant's space is there; its policy and its shape come into force with the port.
 

@@ -124,6 +124,7 @@ class BareNode:
             self._tables.note(touched)
             changes = self._tables.refresh()
         self._apply(Difference(changes.put, changes.drop))
+        self._on_thread(self._datapath.settle)
 
     def count_refused(self) -> int:
         """How many packets policy has refused here."""

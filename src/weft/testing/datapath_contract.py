@@ -6,8 +6,10 @@ as often as it is asked for: each time by a process with no memory. The tests ar
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
+from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -19,16 +21,19 @@ from weft.domain.diff import Difference, diff
 from weft.domain.errors import Conflict, NotFound
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Space, rank
-from weft.domain.policy.parts import WORKLOAD, Who
+from weft.domain.policy.parts import REFUSES, WORKLOAD, Row, Tally, Who
+from weft.domain.policy.rules import Direction
 from weft.drivers import DatapathSettings, open_datapath
 from weft.ports.datapath import Datapath, Plugging, WiredAddress, Wiring
 from weft.testing import traffic
 from weft.testing.inventory import devices
+from weft.testing.waiting import soon, until
 
 BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")
 _SUBNET = Address(4, 0x0A010000)
 _GATEWAY = Address(4, 0x0A01FFFE)
+_CHANGES = 10
 
 
 def address(number: int) -> Address:
@@ -71,6 +76,12 @@ def wire(datapath: Datapath, pods: NamespaceDirectory, *numbers: int) -> list[Wi
         pods.create(f"pod{number}").close()
         datapath.plug(each)
     return wirings
+
+
+def _refused(datapath: Datapath) -> int:
+    """How many packets policy has refused so far."""
+    counts = (tallies.outcomes.items() for tallies in datapath.tallies())
+    return sum(count for each in counts for outcome, count in each if outcome & REFUSES)
 
 
 class DatapathContract:
@@ -130,6 +141,34 @@ class DatapathContract:
             assert datapath.converge(after).mended == ()
         datapath.apply(diff(frozenset(), ground(), rank=rank))
         assert datapath.survey() == []
+
+    async def test_what_has_settled_holds_for_the_next_packet(
+        self, datapath: Datapath, pods: NamespaceDirectory
+    ) -> None:
+        """Of a connection that was let pass before: a switch remembers what it did with its packets."""
+        datapath.converge(ground(1, 2))
+        wire(datapath, pods, 1, 2)
+        outcome = REFUSES | 1
+        closed = Row(BLUE, Direction.INGRESS, WORKLOAD | 2, None, outcome)
+        datapath.apply(Difference((Tally(BLUE, outcome),), ()))
+        loop = asyncio.get_running_loop()
+        with ExitStack() as closing:
+            source, target = (
+                traffic.Place(closing.enter_context(pods.open(f"pod{number}")), ip_address(str(address(number))))
+                for number in (1, 2)
+            )
+            there = (str(target.address), 80)
+            mouth = closing.enter_context(source.open_caller(traffic.UDP))
+            ear = closing.enter_context(target.listening(80, traffic.UDP))
+            for number in range(_CHANGES):
+                await loop.sock_sendto(mouth, b"open", there)
+                assert await soon(loop.sock_recv(ear, 64)) == b"open"
+                datapath.apply(Difference((closed,), ()))
+                datapath.settle()
+                await loop.sock_sendto(mouth, b"closed", there)
+                await until(lambda: _refused(datapath) > number)  # noqa: B023
+                datapath.apply(Difference((), (closed,)))
+                datapath.settle()
 
     # Workloads
 

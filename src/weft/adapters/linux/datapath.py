@@ -264,6 +264,9 @@ class LinuxDatapath(KernelTools):
     def service_uses(self) -> list[ServiceUse]:
         return [use for tenant in sorted(self._spaces) for use in read_uses(tenant, self._spaces[tenant].netfilter)]
 
+    def settle(self) -> None:
+        """See `weft.ports.datapath`: the kernel asks its rules for every packet."""
+
     def disturbed(self) -> bool:
         return self._host.is_disturbed() or any(space.table.is_disturbed() for space in self._spaces.values())
 

@@ -33,6 +33,7 @@ from weft.adapters.ovs.legs import legs_of
 from weft.adapters.ovs.marks import overlay_marks, port_marks, told_owner, wiring_marks
 from weft.adapters.ovs.openflow import OpenFlow, Zoned
 from weft.adapters.ovs.pipeline import not_carried, without_uplinks
+from weft.adapters.ovs.settling import settle
 from weft.adapters.ovs.spaces import Spaces
 from weft.adapters.ovs.telling import drop_of
 from weft.adapters.ovs.tracing import foretell
@@ -234,6 +235,9 @@ class OvsDatapath(KernelTools):
         self._forget(left)
         self._numbers = self._read_numbers()
         _refuse(not_carried(difference.put))
+
+    def settle(self) -> None:
+        settle(self._switch, stir=self._flows.say_again)
 
     def _make_spaces(self, tenants: Set[TenantName]) -> list[str]:
         """Tenants, which have numbers, have a space with legs; what was made, in words."""
