@@ -236,3 +236,17 @@ def test_lost_checksums_are_refused_with_the_remedy(datapath: OvsDatapath, switc
     with pytest.raises(DatapathFault, match="set it with ovs-vsctl and restart ovs-vswitchd"):
         datapath.converge(GROUND)
     assert switch.configure("list-br").split() == []
+
+
+def test_a_port_that_has_a_number_is_never_made_again(
+    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch
+) -> None:
+    """The switch may look for a device before that is there, and takes back later what it says of it then."""
+    datapath.converge(GROUND)
+    datapath.plug(wiring(directory))
+    row = switch.configure("get", "interface", PORT.interface, "_uuid")
+    switch.configure(
+        "set", "interface", PORT.interface, 'error="could not open network device (No such device)"', wait=False
+    )
+    assert datapath.converge(GROUND | {PORT}).mended == ()
+    assert switch.configure("get", "interface", PORT.interface, "_uuid") == row

@@ -43,7 +43,10 @@ CHECKSUMS_REMEDY: Final = "set it with ovs-vsctl and restart ovs-vswitchd"
 
 
 class SwitchPort(msgspec.Struct, frozen=True, kw_only=True):
-    """A port of ours as it is found. `number` is 0 until the switch has it."""
+    """A port of ours as it is found. `number` is 0 until the switch has it, and `error` says why it has it not.
+
+    What the switch says of a device that it has looked for too early it takes back later than it gives the number.
+    """
 
     name: str
     row: str
@@ -307,11 +310,12 @@ class SwitchBridge:
         interface = self.database.tables["Interface"].get(interface_key, _NO_ROW)
         if same and same.interface is interface:
             return same
+        number = max(one_of(interface.get("ofport"), 0), 0)
         made = SwitchPort(
             name=port["name"],
             row=key,
-            number=max(one_of(interface.get("ofport"), 0), 0),
-            error=one_of(interface.get("error"), ""),
+            number=number,
+            error="" if number else one_of(interface.get("error"), ""),
             marks=mapping_of(port["external_ids"]),
         )
         return _Rows(port, interface_key, interface, made)
