@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -30,12 +31,17 @@ from weft.testing.etcd import Etcd, running_etcd
 from weft.testing.hosts import Host
 from weft.testing.masters import MasterProcess, Rest, client
 from weft.testing.switches import Switch
+from weft.testing.waiting import DEADLINE
 
 H = TypeVar("H", bound=Host)
 
 _BRIDGE = "underlay"
 _TRUNK = "trunk"
-"""The second wire, of frames with VLAN tags, which a plain bridge passes on as they are."""
+"""The second wire, of frames with VLAN tags, which a plain bridge passes on as they are, to everybody.
+
+Not all kernels have bridges that learn for each tag who is where, as switches do. One that learns without regard to
+tags loses frames of tenants that have the same MAC at different places.
+"""
 UPLINKS = ("eth1", "eth2")
 """What hosts have on it; their agents are told of the first."""
 _UNDERLAY = IPv4Address("192.0.2.0")
@@ -90,6 +96,7 @@ class NetLab:
         flags += ("--netmode", netmode, "--fwdmode", fwdmode)
         self.master = MasterProcess(directory, *flags)
         self._cables = 0
+        self._trunk_learns = False
         self._numbers: dict[str, int] = {}
         self.hosts: dict[str, Host] = {}
 
@@ -177,7 +184,15 @@ class NetLab:
             for uplink in UPLINKS if self.netmode == "vlan" else ():
                 end, peer = Device(name=f"{host.cable}-{uplink}"), Device(name=uplink)
                 self._netlink.send_batch([create_veth(end, peer, peer_namespace=space.fd, master=self._trunk)])
+                set_learning(end.name, on=self._trunk_learns)
                 self._raise(end.name, up=True)
+
+    def teach_trunk(self) -> None:
+        """From now on the second wire learns who is where: for tests in which no MAC is at two places."""
+        self._trunk_learns = True
+        for host in self.hosts.values():
+            for cable in self._cables_of(host.cable)[1:]:
+                set_learning(cable, on=True)
 
     async def reboot(self, host: Host) -> None:
         """All that the host's kernel knew is gone, pods included; what was on its disk is there."""
@@ -243,6 +258,12 @@ class NetLab:
         link = read_link(self._netlink, name)
         assert link is not None
         self._netlink.send_batch([alter_link(link.index, up=up)])
+
+
+def set_learning(device: str, *, on: bool) -> None:
+    """Whether the bridge of a device in the lab's own namespace learns from what comes by it."""
+    command = ["ip", "link", "set", device, "type", "bridge_slave", "learning", "on" if on else "off"]
+    subprocess.run(command, check=True, timeout=DEADLINE)
 
 
 def _on_underlay(number: int) -> Prefix:

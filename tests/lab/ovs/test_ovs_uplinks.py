@@ -22,6 +22,12 @@ def netmode() -> str:
     return "vlan"
 
 
+@pytest.fixture(autouse=True)
+def learning_wire(lab: NetLab) -> None:
+    """What changes its place must make itself heard there."""
+    lab.teach_trunk()
+
+
 async def choose(host: Host, *names: str) -> None:
     """The agent comes back with other uplinks."""
     host.kill()

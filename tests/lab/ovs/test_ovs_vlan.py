@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -124,6 +125,22 @@ async def test_a_group_may_have_a_tag_of_its_own(lab: NetLab) -> None:
 
 
 @BOTH_MODES
+async def test_tenants_may_have_the_same_address_on_different_hosts(lab: NetLab) -> None:
+    """N6, W42: then one MAC is at both, with different tags, and who has just spoken hides nobody."""
+    one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
+    pairs: dict[str, tuple[Pod, Pod]] = {}
+    for tenant, hosts in (("blue", (one, two)), ("red", (two, one))):
+        await lab.tenant(tenant)
+        await lab.network("net", tenant=tenant, subnet="10.9.0.0/24", ipv6Subnet="2001:db8:9::/64")
+        first, second = [await host.pod(f"{tenant}-{host.name}", tenant=tenant, network="net") for host in hosts]
+        pairs[tenant] = (first, second)
+    assert pairs["blue"][0].address() == pairs["red"][0].address()
+    for family, (own, others) in itertools.product((4, 6), itertools.permutations(pairs.values())):
+        assert await others[0].reaches(others[1], family=family)
+        assert await own[1].reaches(own[0], family=family)
+
+
+@BOTH_MODES
 async def test_tenants_with_the_same_subnets_never_meet(lab: NetLab) -> None:
     """N6, W42: their tags tell them apart, also where nodes route."""
     hosts = await asyncio.gather(lab.host("one"), lab.host("two"))
@@ -180,6 +197,7 @@ async def test_a_machine_outside_is_a_neighbour(lab: NetLab, outside: socket.soc
 @pytest.mark.parametrize("fwdmode", ["bridge"])
 async def test_an_address_that_comes_to_another_host_is_found_there(lab: NetLab) -> None:
     """Though whoever has it now says nothing, and switches between the hosts have seen its MAC elsewhere."""
+    lab.teach_trunk()
     one, two = await two_hosts(lab)
     client = await one.pod("client", network="net")
     for name, host, other in (("first", one, two), ("second", two, one)):
