@@ -38,6 +38,8 @@ class Moody:
             raise DatapathFault("the kernel said no")
         return Findings(mended=("one thing", "another"))
 
+    def settle(self) -> None: ...
+
 
 @contextmanager
 def reconciler(datapath: Moody) -> Iterator[Reconciler]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import socket
 import struct
@@ -18,13 +19,19 @@ from weft.domain.errors import DatapathFault
 ERROR, DONE, ROW = 2, 3, 24
 INTERRUPTED, CAPPED, HAS_WORDS = 0x10, 0x100, 0x200
 
+SILENT = socket.socketpair()
+"""Nobody speaks here."""
+
 Answer = bytes | OSError
 ASK = Request(26, 0, b"", "read", "routes")
 ADD = Request(24, 0, b"", "add route", "home", frozenset({errno.EEXIST}))
 
 
 class Kernel:
-    """A socket at whose other end a script answers: for each datagram that is sent, datagrams or errors to read."""
+    """A socket at whose other end a script answers: for each datagram that is sent, datagrams or errors to read.
+
+    Its descriptor has nothing to read at once, so that the socket is waited for.
+    """
 
     def __init__(self, script: Callable[[list[Message]], list[Answer]]) -> None:
         self._script = script
@@ -37,16 +44,21 @@ class Kernel:
 
     def close(self) -> None: ...
 
+    def fileno(self) -> int:
+        return SILENT[0].fileno()
+
     def send(self, data: bytes) -> int:
         self.asked += 1
         self._waiting += self._script(list(messages(data)))
         return len(data)
 
-    def recvmsg(self, size: int) -> tuple[bytes, list[object], int, None]:
+    def recv_into(self, space: ctypes.Array[ctypes.c_char], size: int, flags: int) -> int:
+        assert flags == socket.MSG_TRUNC
         answer = self._waiting.pop(0)
         if isinstance(answer, OSError):
             raise answer
-        return answer[:size], [], socket.MSG_TRUNC if len(answer) > size else 0, None
+        ctypes.memmove(space, answer, min(len(answer), size))
+        return len(answer)
 
     def recv(self, size: int, flags: int) -> bytes:
         assert flags == socket.MSG_DONTWAIT
