@@ -64,6 +64,8 @@ def everything(host: Host, pod: Pod) -> list[Any]:
     asked = (("link",), ("addr", "show", "scope", "global"), ("neigh", "show", "nud", "permanent"))
     places = (pod.netns, *inventory.spaces(host).values())
     found = [inventory.ask(place, "ip", "-j", *question) for place in places for question in asked]
+    for link in itertools.chain.from_iterable(found):
+        link.pop("operstate", None)  # told a moment later that its link is up
     for place, family in itertools.product(places, ("-4", "-6")):
         routes = inventory.ask(place, "ip", "-j", family, "route")
         found.append([route for route in routes if route["protocol"] != "kernel"])
