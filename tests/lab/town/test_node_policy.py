@@ -12,7 +12,7 @@ import socket
 import pytest
 
 from weft.testing.hosts import Pod
-from weft.testing.modes import TOWNS_ON_OVS, needs_routing
+from weft.testing.modes import TOWNS_ON_ALL, needs_routing
 from weft.testing.towns import Town
 from weft.testing.traffic import TCP
 from weft.testing.verdicts import FAMILIES, SILENCE_S, between, obeyed
@@ -20,7 +20,7 @@ from weft.testing.waiting import soon
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    TOWNS_ON_OVS,
+    TOWNS_ON_ALL,
 ]
 
 CLOSED = "-d in -l tcp -p 1 -j deny"
@@ -185,6 +185,19 @@ async def test_p10_policies_of_a_group_that_is_in_use(town: Town) -> None:
     await obeyed(passing=between(others, web, "tcp/80"), refused=between(others, web, "udp/53"))
     await town.group("web", "first", "second")
     await obeyed(passing=between(others, web, "icmp"), refused=between(others, web, "tcp/80", "udp/53"))
+
+
+async def test_w41_policies_of_a_group_may_have_the_same_rule(town: Town) -> None:
+    """It holds for as long as one of them is there."""
+    for name in ("first", "second"):
+        await town.policy(name, CLOSED)
+    await town.group("web", "first", "second")
+    web, others = await town.pods("web"), await town.pods()
+    await obeyed(passing=between(others, web, "udp/53"), refused=between(others, web, "tcp/80"))
+    await town.group("web", "second")
+    await obeyed(passing=between(others, web, "udp/53"), refused=between(others, web, "tcp/80"))
+    await town.group("web")
+    await obeyed(passing=between(others, web, "udp/53", "tcp/80"))
 
 
 async def test_p11_policy_survives_restarts_of_agents_and_master(town: Town) -> None:
