@@ -17,23 +17,29 @@ def _soaked(*names: str) -> list[object]:
     return [pytest.param(name, marks=pytest.mark.soak) for name in names]
 
 
-ON_OVS_TOO: Final = pytest.mark.parametrize("lab", ["linux", "ovs", *_soaked("ovs-vlan")], indirect=True)
-ON_BOTH: Final = pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True)
-ON_OVS_AND_TAGS: Final = pytest.mark.parametrize("lab", ["linux", "ovs", "ovs-vlan"], indirect=True)
-"""A sample: what else runs on networks of VLAN tags does so in the long runs."""
-OVS_MODES_IN_SOAK: Final = pytest.mark.parametrize("lab", ["linux", *_soaked("ovs", "ovs-vlan")], indirect=True)
-OVS_IN_SOAK: Final = pytest.mark.parametrize("lab", ["linux", *_soaked("ovs")], indirect=True)
-"""For what has been tried with vxlan only."""
 _MORE = _soaked("ovs-vlan", "ovs-vxlan-bridge", "ovs-vlan-bridge")
 _ALL = ["linux", "ovs", *_MORE]
+_ALL_IN_SOAK = ["linux", *_soaked("ovs"), *_MORE]
 ON_ALL: Final = pytest.mark.parametrize("lab", _ALL, indirect=True)
-TOWNS_ON_OVS: Final = pytest.mark.parametrize("lab", _ALL, indirect=True, scope="module")
+ALL_IN_SOAK: Final = pytest.mark.parametrize("lab", _ALL_IN_SOAK, indirect=True)
+TOWNS_ON_ALL: Final = pytest.mark.parametrize("lab", _ALL, indirect=True, scope="module")
+TOWNS_ALL_IN_SOAK: Final = pytest.mark.parametrize("lab", _ALL_IN_SOAK, indirect=True, scope="module")
 """For tests that share a lab with others of their module."""
-TOWNS_ROUTED_IN_SOAK: Final = pytest.mark.parametrize(
-    "lab", ["linux", *_soaked("ovs", "ovs-vlan")], indirect=True, scope="module"
+
+ON_OVS_TOO: Final = pytest.mark.parametrize("lab", ["linux", "ovs", *_soaked("ovs-vlan")], indirect=True)
+"""This one and the next are for tests that say themselves how networks are forwarded, or need them routed."""
+OVS_MODES_IN_SOAK: Final = pytest.mark.parametrize("lab", ["linux", *_soaked("ovs", "ovs-vlan")], indirect=True)
+ON_OVS_AND_TAGS: Final = pytest.mark.parametrize("lab", ["linux", "ovs", "ovs-vlan"], indirect=True)
+"""A sample: what else runs on networks of VLAN tags does so in the long runs."""
+_BRIDGED = [pytest.param(netmode, "bridge", marks=pytest.mark.soak) for netmode in ("vxlan", "vlan")]
+OVS_IN_ALL_MODES: Final = pytest.mark.parametrize(
+    ("netmode", "fwdmode"),
+    [("vxlan", "routing"), pytest.param("vlan", "routing", marks=pytest.mark.soak), *_BRIDGED],
 )
-TOWNS_OVS_IN_SOAK: Final = pytest.mark.parametrize("lab", ["linux", *_soaked("ovs")], indirect=True, scope="module")
-"""The same for what has been tried in these modes only."""
+OVS_WITH_TAGS_AND_MORE: Final = pytest.mark.parametrize(
+    ("netmode", "fwdmode"), [("vxlan", "routing"), ("vlan", "routing"), *_BRIDGED]
+)
+"""For tests whose labs have Open vSwitch anyway; the second is for a sample."""
 
 
 def needs_routing(lab: NetLab) -> None:

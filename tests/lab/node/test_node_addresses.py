@@ -8,12 +8,12 @@ import pytest
 
 from weft.cni.errors import CniError, Code
 from weft.testing import inventory
-from weft.testing.modes import ON_BOTH, OVS_IN_SOAK
+from weft.testing.modes import ALL_IN_SOAK, ON_ALL
 from weft.testing.netlab import NetLab
 from weft.testing.waiting import eventually
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_first_address_and_the_one_asked_for(lab: NetLab) -> None:
     """E1: lowest first, a wish is honoured, and both work on the wire."""
     await lab.network("net", subnet="10.1.1.0/24", gateway="10.1.1.254")
@@ -28,7 +28,7 @@ async def test_first_address_and_the_one_asked_for(lab: NetLab) -> None:
     assert str((await host.pod("c", network="net", address="10.1.1.5")).address()) == "10.1.1.5"
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_ten_at_once_on_two_hosts_get_ten_addresses(lab: NetLab) -> None:
     """E2, on a small pool, where nodes compete for every address."""
     await lab.network("net", subnet="10.1.1.0/24", gateway="10.1.1.254")
@@ -40,7 +40,7 @@ async def test_ten_at_once_on_two_hosts_get_ten_addresses(lab: NetLab) -> None:
     assert await pods[0].reaches(pods[9])
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_v6_addresses_are_given_as_v4_ones_are(lab: NetLab) -> None:
     """E1, E2 for the second family: lowest first, a wish is honoured, ten at once on two hosts get ten."""
     await lab.network("net", subnet="10.1.1.0/24", ipv6Subnet="2001:db8:1::/64", ipv6Gateway="2001:db8:1::ffff")
@@ -60,7 +60,7 @@ async def test_v6_addresses_are_given_as_v4_ones_are(lab: NetLab) -> None:
     assert await pods[0].reaches(pods[9], family=6)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_network_without_v6_addresses_left(lab: NetLab) -> None:
     """E12 for the second family: it is told, the v4 address is not kept, and after a release all is well."""
     await lab.network("tiny", subnet="10.1.1.0/24", ipv6Subnet="2001:db8:1::/125", ipv6Gateway="2001:db8:1::6")
@@ -80,7 +80,7 @@ async def test_a_network_without_v6_addresses_left(lab: NetLab) -> None:
     assert await late.reaches(pods[0], family=6)
 
 
-@ON_BOTH
+@ON_ALL
 async def test_groups_with_and_without_a_pool(lab: NetLab) -> None:
     """B2, E5, E8: a group's pods get addresses of its pool only, others never; a full pool is code 101."""
     await lab.network("net", subnet="10.1.0.0/16", gateway="10.1.255.254")
@@ -102,7 +102,7 @@ async def test_groups_with_and_without_a_pool(lab: NetLab) -> None:
     assert await late.reaches(pooled[0])
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_full_network_is_told_and_usable_after_a_release(lab: NetLab) -> None:
     """E12."""
     await lab.network("tiny", subnet="10.1.1.0/29", gateway="10.1.1.6")
@@ -115,7 +115,7 @@ async def test_a_full_network_is_told_and_usable_after_a_release(lab: NetLab) ->
     assert (await host.pod("late", network="tiny")).address() == pods[2].address()
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_network_in_use_is_not_deleted_and_the_agent_goes_on(lab: NetLab) -> None:
     """W27: what stopped the original's agent is an ordinary refusal."""
     await lab.network("net", subnet="10.1.0.0/16")

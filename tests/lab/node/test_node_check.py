@@ -11,7 +11,7 @@ import pytest
 from weft.cni.errors import CniError, Code
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
-from weft.testing.modes import ON_BOTH, OVS_IN_SOAK, OVS_MODES_IN_SOAK
+from weft.testing.modes import ALL_IN_SOAK, ON_ALL
 from weft.testing.netlab import NetLab
 from weft.testing.switch_inventory import BRIDGE
 from weft.testing.switches import Switch
@@ -54,7 +54,7 @@ def words_of(pod: Pod) -> Mapping[str, str]:
     return own if switch is None else own | {"database": switch.database, "bridge": switch.management(BRIDGE)}
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_each_thing_that_is_broken_is_named(lab: NetLab) -> None:
     host = await lab.host("one")
     await host.pod("other")
@@ -92,7 +92,7 @@ def _port(pod: Pod) -> str:
     return pod.result.interfaces[0].name
 
 
-@OVS_MODES_IN_SOAK
+@ALL_IN_SOAK
 async def test_what_drifted_is_mended_by_a_restart(lab: NetLab) -> None:
     """R5: with a different state the kernel is brought back to what was noted."""
     await lab.network("net", subnet="10.1.0.0/16", ipv6Subnet="2001:db8:1::/64")
@@ -115,7 +115,7 @@ async def test_what_drifted_is_mended_by_a_restart(lab: NetLab) -> None:
     assert await inventory.differences(lab) == []
 
 
-@OVS_MODES_IN_SOAK
+@ALL_IN_SOAK
 async def test_equal_state_is_not_touched_by_a_restart(lab: NetLab) -> None:
     """R5: no port is made anew."""
     host = await lab.host("one")
@@ -143,7 +143,7 @@ def _numbers(switch: Switch) -> dict[str, tuple[str, str]]:
     return {name: (row, number) for name, row, number in (line.split(",") for line in listed.split())}
 
 
-@ON_BOTH
+@ON_ALL
 async def test_numbers_that_are_taken_are_passed_over(lab: NetLab) -> None:
     """R6: the numbers an agent would give its next devices, or ports, are others' already."""
     host = await lab.host("one")
@@ -171,6 +171,7 @@ def _take_numbers(switch: Switch) -> None:
         )
 
 
+@ALL_IN_SOAK
 async def test_status_says_why_not(lab: NetLab) -> None:
     host = await lab.host("one", "--offline-limit", "1")
     await host.cni.status(host.network)

@@ -8,7 +8,7 @@ import socket
 from weft.cni.errors import CniError
 from weft.runtime.backoff import Backoff, happens
 from weft.testing.hosts import Host, Pod
-from weft.testing.modes import ON_BOTH
+from weft.testing.modes import ON_ALL
 from weft.testing.netlab import NetLab
 from weft.testing.traffic import UDP, IPAddress
 from weft.testing.verdicts import SILENCE_S
@@ -63,7 +63,7 @@ async def is_silent(mouth: socket.socket, address: IPAddress | str, port: int, e
     return hearing.cancelled()
 
 
-@ON_BOTH
+@ON_ALL
 async def test_who_gets_the_address_of_a_service_is_not_called_by_its_callers(lab: NetLab) -> None:
     """CVE-2021-25736, S7: a call to a service is not judged; the same flow to a pod at its address is."""
     await start(lab)
@@ -83,7 +83,7 @@ async def test_who_gets_the_address_of_a_service_is_not_called_by_its_callers(la
             assert await is_silent(caller, VIP, PORT, ear)
 
 
-@ON_BOTH
+@ON_ALL
 async def test_who_gets_the_address_of_a_pod_elsewhere_is_not_answered_in_its_place(lab: NetLab) -> None:
     """What answered the one who has left is a first packet for the one who has come."""
     await start(lab)

@@ -20,7 +20,7 @@ from weft.adapters.linux.netns import Namespace
 from weft.cni.errors import CniError
 from weft.testing import inventory, switch_inventory, traffic
 from weft.testing.hosts import Host, Pod
-from weft.testing.modes import BRIDGE_IN_SOAK, ON_OVS_AND_TAGS, ON_OVS_TOO, OVS_MODES_IN_SOAK
+from weft.testing.modes import ALL_IN_SOAK, BRIDGE_IN_SOAK, ON_ALL, ON_OVS_AND_TAGS, ON_OVS_TOO, OVS_MODES_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.traffic import QUIET_S, TCP, UDP, IPAddress
 from weft.testing.waiting import DEADLINE, eventually, until
@@ -63,6 +63,7 @@ async def test_hosts_and_pods_reach_each_other(lab: NetLab, closing: ExitStack, 
     assert await a.reaches(b)
 
 
+@OVS_MODES_IN_SOAK
 async def test_hosts_keep_no_connections_of_tunnels(lab: NetLab, closing: ExitStack) -> None:
     """Not one in the table that a host has for all its connections, which would be full of them."""
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
@@ -92,7 +93,7 @@ async def test_policy_knows_hosts(lab: NetLab, closing: ExitStack) -> None:
         assert await traffic.never_reaches(own_place(two, closing, family), pod.place(family), port=80)
 
 
-@OVS_MODES_IN_SOAK
+@ALL_IN_SOAK
 async def test_what_somebody_breaks_on_the_host_is_mended(lab: NetLab, closing: ExitStack) -> None:
     """Links, routes and rules, at a start; what a firewall flushes at once."""
     await lab.network("dual", **DUAL)
@@ -171,7 +172,7 @@ async def test_pods_reach_the_world_as_their_node(lab: NetLab, closing: ExitStac
     assert await traffic.never_reaches(world, pod.place(), port=91)
 
 
-@OVS_MODES_IN_SOAK
+@ALL_IN_SOAK
 async def test_targets_may_see_pods_as_they_are(lab: NetLab, closing: ExitStack) -> None:
     await lab.network("dual", **DUAL)
     one = await lab.host("one", "--nat-exclude", "192.0.2.128/25,2001:db8:ffff::/48")
@@ -305,7 +306,7 @@ async def test_a_port_of_the_host_leads_to_a_pod_until_del(lab: NetLab, closing:
         assert await answers(world, one.address, 8080)
 
 
-@OVS_MODES_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_port_of_the_host_is_called_by_another_node(lab: NetLab, closing: ExitStack) -> None:
     """Though that host is known to the tenant as one whose calls come by the overlay: the answer goes as it came."""
     await lab.network("dual", **DUAL)
@@ -339,7 +340,7 @@ async def test_hosts_are_answered_after_others_had_a_hand_in_the_way_back(lab: N
         assert await calls(pod.place(), own_place(two, closing), port=83) == one.address, command
 
 
-@OVS_MODES_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_port_of_udp_takes_over_those_who_called_before(lab: NetLab, closing: ExitStack) -> None:
     """The host remembers that nobody was there; a caller who keeps its own port would never get through."""
     await lab.network("dual", **DUAL)
@@ -356,7 +357,7 @@ async def test_a_port_of_udp_takes_over_those_who_called_before(lab: NetLab, clo
                 assert await loop.sock_recv(listener, 64) == b"late"
 
 
-@OVS_MODES_IN_SOAK
+@ALL_IN_SOAK
 async def test_ports_of_the_host_catch_nothing_that_only_passes_by(lab: NetLab, closing: ExitStack) -> None:
     """CVE-2019-9946, CVE-2025-67499: what goes through the host to others is none of its ports' business."""
     await lab.network("dual", **DUAL)
@@ -372,7 +373,7 @@ async def test_ports_of_the_host_catch_nothing_that_only_passes_by(lab: NetLab, 
         assert not await answers(world, "198.51.100.2", 8080), "only on its way through the host"
 
 
-@OVS_MODES_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_port_of_one_address_is_that_of_no_other(lab: NetLab, closing: ExitStack) -> None:
     await lab.network("dual", **DUAL)
     one = await lab.host("one")
@@ -385,6 +386,7 @@ async def test_a_port_of_one_address_is_that_of_no_other(lab: NetLab, closing: E
         assert not await answers(traffic.Place(own_place(one, closing).namespace, LOOPBACK), "127.0.0.1", 8080)
 
 
+@ALL_IN_SOAK
 async def test_a_port_of_loopback_is_the_hosts_own(lab: NetLab, closing: ExitStack) -> None:
     """The host calls it, nobody else does; two pods have one number at two addresses. After it nothing is open."""
     await lab.network("dual", **DUAL)
@@ -425,7 +427,7 @@ def routing_loopback(host: Host) -> set[str]:
     return {value for name, value in settings.items() if name.startswith("wefth-")}
 
 
-@ON_OVS_TOO
+@ON_ALL
 async def test_rates_are_limited_both_ways(lab: NetLab) -> None:
     """P-52: as the kernel, or the switch, says; what comes of a limit is measured in the tests of profiles."""
     one = await lab.host("one")

@@ -97,8 +97,6 @@ async def test_infra_addresses_come_back_with_their_machine_w32(lab: NetLab) -> 
 @BRIDGE_IN_SOAK
 async def test_data_networks_have_host_routes_where_the_host_is_on_the_overlay(lab: NetLab) -> None:
     """H1, H4: with `contivh1` every host has a route to each data network, from its creation to its end."""
-    if (lab.datapath, lab.fwdmode) == ("ovs", "bridge"):
-        pytest.skip("in bridge mode nothing on Open vSwitch leads to tenants' spaces yet (issue 8)")
     hosts = [*await asyncio.gather(lab.host("one"), lab.host("two"))]
     await lab.network("contivh1", subnet="192.168.20.0/24", nwType="infra")
     networks = {"a": ("17.5.4.0/22", "2001:db8:17::/64"), "b": ("13.5.7.0/24", "2001:db8:13::/64")}

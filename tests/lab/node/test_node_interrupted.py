@@ -15,11 +15,13 @@ from weft.cni.errors import CniError, Code
 from weft.runtime.backoff import Backoff
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
+from weft.testing.modes import ALL_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.waiting import DEADLINE, eventually, until
 
 BLOCKS, CLAIMS = "blocks", "claims"
 """A network whose addresses come from the node's own blocks, and one where the store is asked for each."""
+pytestmark = ALL_IN_SOAK
 both = pytest.mark.parametrize("network", [BLOCKS, CLAIMS])
 
 

@@ -13,7 +13,7 @@ from weft.cni.request import AttachmentId
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
 from weft.testing.libcni import Output
-from weft.testing.modes import OVS_IN_SOAK
+from weft.testing.modes import ALL_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.waiting import until
 
@@ -35,7 +35,7 @@ def error_of(output: Output) -> CniError:
     return error
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_pod_has_address_route_and_way_until_del(lab: NetLab, host: Host) -> None:
     """K1, W36: round trip; the host's label is not the machine's host name, and DEL frees all the same."""
     pod = await host.pod("a")
@@ -50,7 +50,7 @@ async def test_a_pod_has_address_route_and_way_until_del(lab: NetLab, host: Host
     await empty(lab)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_refusals_are_one_json_object_and_leave_nothing(lab: NetLab, host: Host) -> None:
     """K2, W34: missing variables, a namespace that is none; nothing is answered with success that did not happen."""
     netns = str(host.make_netns("a"))
@@ -69,7 +69,7 @@ async def test_refusals_are_one_json_object_and_leave_nothing(lab: NetLab, host:
     assert (await host.pod("a")).address()
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_an_interface_that_is_there_already_is_refused_and_left_alone(lab: NetLab, host: Host) -> None:
     netns = host.make_netns("a")
     inventory.run(netns, "ip link add eth0 type veth peer name other")
@@ -81,7 +81,7 @@ async def test_an_interface_that_is_there_already_is_refused_and_left_alone(lab:
     await empty(lab)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_second_add_is_refused_and_the_first_unharmed(lab: NetLab, host: Host) -> None:
     """C-048."""
     a, b = await host.pod("a"), await host.pod("b")
@@ -92,7 +92,7 @@ async def test_a_second_add_is_refused_and_the_first_unharmed(lab: NetLab, host:
     await inventory.settled(lab)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_of_two_adds_at_once_one_wins(lab: NetLab, host: Host) -> None:
     attachment = host.attachment("a")
     outcomes = await asyncio.gather(*(host.cni.add(host.network, attachment) for _ in range(2)), return_exceptions=True)
@@ -101,7 +101,7 @@ async def test_of_two_adds_at_once_one_wins(lab: NetLab, host: Host) -> None:
     await host.cni.check(host.network, attachment)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_many_at_once(lab: NetLab, host: Host) -> None:
     pods = await asyncio.gather(*(host.pod(f"p{number}") for number in range(24)))
     assert len({pod.address() for pod in pods}) == 24
@@ -110,7 +110,7 @@ async def test_many_at_once(lab: NetLab, host: Host) -> None:
     await empty(lab)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_del_always_succeeds_with_fewer_and_fewer_arguments(lab: NetLab, host: Host) -> None:
     pod = await host.pod("a")
     full = {"containerid": "a", "ifname": "eth0", "netns": str(pod.netns), "args": "K8S_POD_NAME=a", "path": "/x"}
@@ -121,7 +121,7 @@ async def test_del_always_succeeds_with_fewer_and_fewer_arguments(lab: NetLab, h
         await empty(lab)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 @pytest.mark.parametrize("same_path", [True, False])
 async def test_del_after_the_namespace_is_gone(lab: NetLab, host: Host, same_path: bool) -> None:
     """The namespace went with the container, or its name is another container's by now: that one is left alone."""
@@ -136,7 +136,7 @@ async def test_del_after_the_namespace_is_gone(lab: NetLab, host: Host, same_pat
     await inventory.settled(lab)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_late_del_after_a_restart_leaves_the_newcomer_alone(lab: NetLab, host: Host) -> None:
     """Device numbers begin anew with the agent: no other tenant's pod under the old path may get those of the old."""
     await lab.tenant("red")
@@ -152,7 +152,7 @@ async def test_a_late_del_after_a_restart_leaves_the_newcomer_alone(lab: NetLab,
     await host.cni.check(host.network, newcomer)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_an_old_del_does_not_touch_the_new_pod_of_the_same_name(lab: NetLab, host: Host) -> None:
     """Identity is the container, never the pod's name: sandbox two of pod web is there when one is taken off."""
     netns = [str(host.make_netns(name)) for name in ("first", "second")]
@@ -167,7 +167,7 @@ async def test_an_old_del_does_not_touch_the_new_pod_of_the_same_name(lab: NetLa
     assert again.exit_code == 0, again
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_runtime_killed_in_the_middle_of_add(lab: NetLab, host: Host) -> None:
     """Whatever became of the ADD, DEL frees it and the next ADD succeeds."""
     for _ in range(8):
@@ -182,7 +182,7 @@ async def test_a_runtime_killed_in_the_middle_of_add(lab: NetLab, host: Host) ->
     await empty(lab)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_the_agent_killed_in_the_middle_of_add(lab: NetLab, host: Host) -> None:
     """After its restart nothing is half there; what was not answered can be added again."""
     keeper = await host.pod("keeper")
@@ -206,6 +206,7 @@ async def test_the_agent_killed_in_the_middle_of_add(lab: NetLab, host: Host) ->
     await empty(lab)
 
 
+@ALL_IN_SOAK
 async def test_gc_removes_exactly_what_is_not_listed(lab: NetLab, host: Host) -> None:
     pods = {name: await host.pod(name) for name in "abc"}
     nothing_listed = {"cniVersion": "1.1.0", "name": "weft", "type": "weft-cni"}
@@ -223,6 +224,7 @@ async def test_gc_removes_exactly_what_is_not_listed(lab: NetLab, host: Host) ->
     await pods["b"].check()
 
 
+@ALL_IN_SOAK
 async def test_every_spec_version_gets_its_own_result(lab: NetLab, host: Host) -> None:
     for version in ("0.1.0", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"):
         name = f"v{version.replace('.', '-')}"
@@ -233,7 +235,7 @@ async def test_every_spec_version_gets_its_own_result(lab: NetLab, host: Host) -
     await empty(lab)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_what_an_operator_deletes_is_taken_off(lab: NetLab, host: Host) -> None:
     """Its address may be another's by now, so it must not speak on; the runtime's late DEL succeeds."""
     a, b = await host.pod("a"), await host.pod("b")
@@ -248,7 +250,7 @@ async def test_what_an_operator_deletes_is_taken_off(lab: NetLab, host: Host) ->
     await b.check()
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 @pytest.mark.parametrize("family", [4, 6])
 async def test_an_address_that_was_taken_back_is_its_new_holders_alone(lab: NetLab, family: int) -> None:
     """An operator deletes an endpoint, and another host gets its address at once: the old pod is not heard."""
@@ -267,7 +269,7 @@ async def test_an_address_that_was_taken_back_is_its_new_holders_alone(lab: NetL
     assert await witness.reaches(new, family=family)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_second_interface_leaves_the_first_unharmed(lab: NetLab, host: Host) -> None:
     """The way out stays with eth0; the other network is reached through its own interface."""
     await lab.network("other", subnet="10.2.0.0/16", gateway="10.2.255.254", ipv6Subnet="2001:db8:2::/64")

@@ -10,12 +10,12 @@ import pytest
 from weft.cni.errors import CniError, Code
 from weft.testing import inventory, traffic
 from weft.testing.hosts import Pod
-from weft.testing.modes import OVS_IN_SOAK
+from weft.testing.modes import ALL_IN_SOAK
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.waiting import eventually
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_pods_start_and_end_while_the_store_is_away(lab: NetLab) -> None:
     """The store is netmaster's own: both are killed. Owned blocks go on, shared pools say later, all is published."""
     await lab.network("small", subnet="10.1.1.0/24")
@@ -34,10 +34,11 @@ async def test_pods_start_and_end_while_the_store_is_away(lab: NetLab) -> None:
     await inventory.settled(lab)
     names = {key.rpartition("/")[2] for key in await lab.rest.state() if key.startswith("endpoints/")}
     assert names == {"first", "second", "third"}
-    assert await first.reaches(await host.pod("shared", network="small"))
+    shared, other = await host.pod("shared", network="small"), await host.pod("other", network="small")
+    assert await shared.reaches(other)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_an_agent_restarts_while_the_store_is_away(lab: NetLab) -> None:
     """DEL and CHECK need nothing but the ledger and the kernel."""
     host = await lab.host("one")
@@ -74,7 +75,7 @@ async def test_etcd_killed_and_back(apart: None) -> None:
         assert await c.reaches(await two.pod("d"))
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_an_agent_restart_loses_no_packet(lab: NetLab) -> None:
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     a, b, c = await one.pod("a"), await one.pod("b"), await two.pod("c")
@@ -90,7 +91,7 @@ async def test_an_agent_restart_loses_no_packet(lab: NetLab) -> None:
         assert streamed.arrived == streamed.sent
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_host_that_is_cut_off_comes_back(lab: NetLab) -> None:
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     a, b = await one.pod("a"), await two.pod("b")
@@ -105,7 +106,7 @@ async def test_a_host_that_is_cut_off_comes_back(lab: NetLab) -> None:
     await inventory.settled(lab)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_reboot_leaks_nothing(lab: NetLab) -> None:
     """W31: all kernel state is gone, the ledger is there; addresses are free, and runtimes' late DELs succeed."""
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
@@ -122,7 +123,7 @@ async def test_a_reboot_leaks_nothing(lab: NetLab) -> None:
     await inventory.settled(lab)
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_a_node_that_comes_is_reached_and_a_killed_agent_moves_no_route(lab: NetLab) -> None:
     one = await lab.host("one")
     a = await one.pod("a")

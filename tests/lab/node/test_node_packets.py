@@ -11,7 +11,7 @@ import pytest
 
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
-from weft.testing.modes import BOTH_MODES
+from weft.testing.modes import BOTH_MODES, OVS_MODES_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.traffic import QUIET_S
 
@@ -41,6 +41,7 @@ async def hears(ear: socket.socket, *, within: float) -> bytes | None:
         return None
 
 
+@OVS_MODES_IN_SOAK
 @BOTH_MODES
 @pytest.mark.parametrize("family", [4, 6])
 async def test_packets_of_full_size_pass_whole_and_larger_ones_are_refused(hosts: list[Host], family: int) -> None:
@@ -64,6 +65,7 @@ async def test_packets_of_full_size_pass_whole_and_larger_ones_are_refused(hosts
             assert refused.value.errno == errno.EMSGSIZE
 
 
+@OVS_MODES_IN_SOAK
 @BOTH_MODES
 @pytest.mark.parametrize("family", [4, 6])
 async def test_forged_addresses_go_nowhere(hosts: list[Host], family: int) -> None:
@@ -87,6 +89,7 @@ async def test_forged_addresses_go_nowhere(hosts: list[Host], family: int) -> No
         assert await a.never_reaches(target, family=family)
 
 
+@OVS_MODES_IN_SOAK
 @BOTH_MODES
 async def test_a_pod_is_no_router(hosts: list[Host]) -> None:
     """Router advertisements and redirects are dropped; an echo request on the same road passes."""

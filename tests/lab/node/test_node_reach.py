@@ -11,7 +11,8 @@ import pytest
 
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
-from weft.testing.modes import BRIDGE_IN_SOAK, ON_OVS_TOO, OVS_MODES_IN_SOAK
+from weft.testing.masters import API
+from weft.testing.modes import ALL_IN_SOAK, BRIDGE_IN_SOAK, ON_OVS_TOO, OVS_MODES_IN_SOAK
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.switch_inventory import BRIDGE
 from weft.testing.traffic import TCP, UDP, Transport
@@ -205,13 +206,15 @@ def space_state(space: Path) -> set[str]:
     return found
 
 
-@OVS_MODES_IN_SOAK
+@ALL_IN_SOAK
 async def test_neighbours_are_known_without_an_agent_w40(lab: NetLab) -> None:
     """W40: who is beyond the wire is known for good, so nobody has to answer ARP or neighbour discovery."""
     await lab.network(
         "net", subnet="10.1.0.0/16", gateway="10.1.0.1", ipv6Subnet="2001:db8:1::/64", ipv6Gateway="2001:db8:1::1"
     )
     pods = await two_hosts_with_pods(lab, "a", "b", "c", network="net")
+    await inventory.settled(lab)  # on a segment a node has to have heard of each neighbour by himself
+    (await lab.rest.send("POST", f"{API}/settle?wait=30")).accepted()
     for host in lab.hosts.values():
         host.kill()
     for pod in pods:

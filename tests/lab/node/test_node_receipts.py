@@ -10,6 +10,7 @@ import msgspec
 from weft.domain.ids import StoreKey
 from weft.drivers import RemoteStoreSettings, open_store
 from weft.testing.masters import API, Answer
+from weft.testing.modes import ALL_IN_SOAK
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.waiting import eventually
 
@@ -35,6 +36,7 @@ async def receipts(lab: NetLab) -> dict[str, int]:
     return {entry.key: entry.revision for listing in listings for entry in listing.entries}
 
 
+@ALL_IN_SOAK
 async def test_a_write_waits_for_every_node_and_the_stopped_one_is_named(lab: NetLab) -> None:
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     await one.pod("a")
@@ -54,6 +56,7 @@ async def test_a_write_waits_for_every_node_and_the_stopped_one_is_named(lab: Ne
     assert (await statuses(lab))["two"]["lag"] == 0
 
 
+@ALL_IN_SOAK
 async def test_a_deletion_waits_too_and_an_agent_that_is_gone_is_named(lab: NetLab) -> None:
     one, _ = await asyncio.gather(lab.host("one"), lab.host("two"))
     (await write(lab, "blue", "wait=30")).accepted()
@@ -65,6 +68,7 @@ async def test_a_deletion_waits_too_and_an_agent_that_is_gone_is_named(lab: NetL
     (await lab.rest.send("POST", f"{API}/settle?wait=30")).accepted()
 
 
+@ALL_IN_SOAK
 async def test_while_nobody_asks_nothing_is_told(lab: NetLab) -> None:
     """Neither time nor pods that come and go make a node write a receipt."""
     one, _ = await asyncio.gather(lab.host("one"), lab.host("two"))
@@ -78,6 +82,7 @@ async def test_while_nobody_asks_nothing_is_told(lab: NetLab) -> None:
     assert await receipts(lab) == before
 
 
+@ALL_IN_SOAK
 async def test_a_node_that_keeps_up_is_not_called_stale(lab: NetLab) -> None:
     """With so short a limit it looks several times while pods come and go."""
     one = await lab.host("one", "--stale-after=0.5")
@@ -89,6 +94,7 @@ async def test_a_node_that_keeps_up_is_not_called_stale(lab: NetLab) -> None:
     await eventually(lambda: statuses(lab), lambda seen: all(each["state"] == "alive" for each in seen.values()))
 
 
+@ALL_IN_SOAK
 async def test_once_a_rule_was_waited_for_the_next_packet_obeys_it(lab: NetLab) -> None:
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     (await lab.rest.put("policys", tenantName="default", policyName="p")).accepted()

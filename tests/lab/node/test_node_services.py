@@ -13,7 +13,7 @@ from typing import Any
 from weft.adapters.linux.netns import Namespace
 from weft.testing.hosts import Host, Pod
 from weft.testing.masters import MasterProcess, client
-from weft.testing.modes import BOTH_MODES, BRIDGE_IN_SOAK, ON_OVS_TOO, OVS_MODES_IN_SOAK
+from weft.testing.modes import ALL_IN_SOAK, BOTH_MODES, BRIDGE_IN_SOAK, ON_ALL, ON_OVS_TOO, OVS_MODES_IN_SOAK
 from weft.testing.netlab import NetLab, open_lab
 from weft.testing.served import NOBODY, REFUSED, hears, saying_names
 from weft.testing.traffic import TCP, UDP, IPAddress, Place, Transport
@@ -98,7 +98,7 @@ async def test_s1_s2_s3_providers_come_and_go(lab: NetLab) -> None:
         await all_are_heard(each, [early, late])
 
 
-@OVS_MODES_IN_SOAK
+@ALL_IN_SOAK
 async def test_s8_labels_must_contain_the_selectors(lab: NetLab) -> None:
     """S8, W15, W21, W22: more labels provide, fewer do not, who provides no more is asked no more; `tcp` is TCP."""
     one, _ = await start(lab)
@@ -213,7 +213,7 @@ async def test_the_host_is_a_client_too(lab: NetLab) -> None:
                 await eventually(ask, lambda names: names == {"provider", "other"})
 
 
-@ON_OVS_TOO
+@ON_ALL
 async def test_svcstats_tell_who_used_what(lab: NetLab) -> None:
     """W45: by client, service and provider, with the addresses where they belong, in both directions."""
     one, two = await start(lab)
@@ -245,7 +245,7 @@ def svcstats(host: Host) -> dict[str, Any]:
     return told
 
 
-@OVS_MODES_IN_SOAK
+@ALL_IN_SOAK
 async def test_n6_tenants_with_the_same_service_never_meet(lab: NetLab) -> None:
     """N6, S7: the same name and addresses in two tenants; each hears its own providers, also when the other's go."""
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))

@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.adapters.linux.netns import Namespace
 from weft.testing.hosts import Host
-from weft.testing.modes import ON_BOTH
+from weft.testing.modes import ON_ALL
 from weft.testing.netlab import NetLab
 from weft.testing.processes import DEADLINE
 from weft.testing.waiting import eventually
@@ -202,7 +202,7 @@ async def test_doctor_finds_what_is_wrong(lab: NetLab) -> None:
     assert (done.returncode, found) == (1, {"kernel": "ok", "firewall": "ok", "networks": "ok", "agent": "failed"})
 
 
-@ON_BOTH
+@ON_ALL
 async def test_capture_and_shell_look_into_a_tenants_space(lab: NetLab, tmp_path: Path) -> None:
     """Host ends live in tenants' namespaces, or are ports of a switch beside which these stand: the tools go there."""
     host = await lab.host("one")

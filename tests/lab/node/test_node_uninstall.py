@@ -10,8 +10,8 @@ import pytest
 
 from weft.testing import inventory
 from weft.testing.hosts import Host
-from weft.testing.modes import ON_BOTH, OVS_IN_SOAK
-from weft.testing.netlab import NetLab
+from weft.testing.modes import ALL_IN_SOAK, ON_ALL
+from weft.testing.netlab import UPLINKS, NetLab
 from weft.testing.runtimes import Ran, run
 
 OTHERS = "99-others.conflist"
@@ -38,13 +38,13 @@ def left(host: Host) -> list[object]:
     """What of ours can be found on a host."""
     tables = inventory.ask(host.machine, "nft", "-j", "list", "tables")["nftables"][1:]
     routes = inventory.ask(host.machine, "ip", "-j", "route", "show", "table", "all", "proto", "87")
-    devices = inventory.devices(host.machine) - {"eth0"}
+    devices = inventory.devices(host.machine) - {"eth0", *UPLINKS}
     bridges = host.switch.configure("list-br", wait=False).split() if host.switch else []
     places = [host.home / "run", host.home / "data", host.program, host.home / "net.d" / "10-weft.conflist"]
     return [*tables, *routes, *devices, *bridges, *filter(Path.exists, places)]
 
 
-@ON_BOTH
+@ON_ALL
 async def test_a_machine_is_as_before(host: Host) -> None:
     """And what others have there stays. Doing it again is fine."""
     others = host.home / "net.d" / OTHERS
@@ -61,7 +61,7 @@ async def test_a_machine_is_as_before(host: Host) -> None:
     assert others.exists()
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_an_agent_that_runs_is_not_pulled_the_rug_from(host: Host) -> None:
     before = left(host)
     done = await uninstall(host, "--force")
@@ -70,7 +70,7 @@ async def test_an_agent_that_runs_is_not_pulled_the_rug_from(host: Host) -> None
     assert left(host) == before
 
 
-@OVS_IN_SOAK
+@ALL_IN_SOAK
 async def test_workloads_are_cut_off_by_force_only(host: Host) -> None:
     pod = await host.pod("a", network="net")
     host.kill()

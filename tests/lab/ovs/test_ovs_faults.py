@@ -9,6 +9,7 @@ import pytest
 from weft.cni.errors import CniError
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
+from weft.testing.modes import OVS_IN_ALL_MODES
 from weft.testing.netlab import NetLab
 from weft.testing.switch_inventory import BRIDGE, ports, tenants
 from weft.testing.switches import Switch
@@ -38,6 +39,7 @@ async def has_flows(switch: Switch, wanted: list[str]) -> None:
     await eventually(lambda: asyncio.to_thread(switch.dump_flows, BRIDGE), lambda flows: flows == wanted)
 
 
+@OVS_IN_ALL_MODES
 async def test_what_a_kill_leaves_half_done_is_put_right(lab: NetLab) -> None:
     """W29, W31: a port without device, a device without port, flows of nobody and a tenant that has left."""
     one, switch, (a, b) = await two_pods(lab)
@@ -55,6 +57,7 @@ async def test_what_a_kill_leaves_half_done_is_put_right(lab: NetLab) -> None:
     assert await a.reaches(b)
 
 
+@OVS_IN_ALL_MODES
 @pytest.mark.parametrize(
     "seconds", [pytest.param(1.0, id="a while"), pytest.param(30.0, id="30 s", marks=pytest.mark.soak)]
 )
@@ -80,6 +83,7 @@ async def test_both_daemons_are_away_for_long(lab: NetLab, seconds: float) -> No
     await has_flows(switch, flows)
 
 
+@OVS_IN_ALL_MODES
 async def test_a_port_that_others_take_away_comes_back(lab: NetLab) -> None:
     """R5: ports that stand are never made again, and one that is missing is made."""
     _, switch, (a, b) = await two_pods(lab)

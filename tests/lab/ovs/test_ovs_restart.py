@@ -9,13 +9,11 @@ import pytest
 from weft.adapters.ovs.tables import Table
 from weft.cni.errors import CniError
 from weft.testing.hosts import Host
+from weft.testing.modes import OVS_IN_ALL_MODES, OVS_WITH_TAGS_AND_MORE
 from weft.testing.netlab import NetLab
 from weft.testing.switch_inventory import BRIDGE, VLAN_BRIDGE, ports
 from weft.testing.switches import Switch
 from weft.testing.waiting import eventually, until
-
-IN_VLANS_TOO = pytest.mark.parametrize("netmode", ["vxlan", "vlan"])
-VLANS_IN_SOAK = pytest.mark.parametrize("netmode", ["vxlan", pytest.param("vlan", marks=pytest.mark.soak)])
 
 
 async def busy_host(lab: NetLab) -> tuple[Host, Switch]:
@@ -67,7 +65,7 @@ async def settled(switch: Switch) -> list[str]:
     return await eventually(look, lambda flows: len(seen) > 5 and all(each == flows for each in seen[-5:]))
 
 
-@VLANS_IN_SOAK
+@OVS_IN_ALL_MODES
 async def test_a_restart_finds_all_flows_and_changes_none(lab: NetLab) -> None:
     """W29: nothing stale, nothing missing, no port made again; flows and ports of others are left alone."""
     one, switch = await busy_host(lab)
@@ -82,7 +80,7 @@ async def test_a_restart_finds_all_flows_and_changes_none(lab: NetLab) -> None:
     assert any("table=200" in flow for flow in flows)
 
 
-@VLANS_IN_SOAK
+@OVS_IN_ALL_MODES
 async def test_what_changed_while_the_agent_was_away_is_put_right(lab: NetLab) -> None:
     """Stale flows go, missing ones come, a rule that went is gone; what is left is exactly what is wanted."""
     one, switch = await busy_host(lab)
@@ -100,7 +98,7 @@ async def test_what_changed_while_the_agent_was_away_is_put_right(lab: NetLab) -
     )
 
 
-@IN_VLANS_TOO
+@OVS_WITH_TAGS_AND_MORE
 async def test_a_switch_that_is_killed_is_filled_again(lab: NetLab) -> None:
     """W28: ovs-vswitchd comes back without flows; the agent notices by itself, and pods start while it is away."""
     one, switch = await busy_host(lab)
@@ -117,6 +115,7 @@ async def test_a_switch_that_is_killed_is_filled_again(lab: NetLab) -> None:
     assert await d.reaches(e)
 
 
+@OVS_IN_ALL_MODES
 async def test_flows_that_others_take_away_come_back(lab: NetLab) -> None:
     """Without a restart: the agent looks now and then how many there are."""
     _, switch = await busy_host(lab)
@@ -126,7 +125,7 @@ async def test_flows_that_others_take_away_come_back(lab: NetLab) -> None:
     assert await settled(switch) == flows
 
 
-@VLANS_IN_SOAK
+@OVS_IN_ALL_MODES
 async def test_a_database_that_is_killed_is_asked_again(lab: NetLab) -> None:
     """Without it ovs-vswitchd does nothing, not even forward (userspace datapath); all is as before when it is back."""
     one, switch = await busy_host(lab)
@@ -142,6 +141,7 @@ async def test_a_database_that_is_killed_is_asked_again(lab: NetLab) -> None:
     assert await d.reaches(e)
 
 
+@OVS_IN_ALL_MODES
 async def test_a_rebooted_machine_starts_from_nothing(lab: NetLab) -> None:
     """The database remembers ports whose devices are gone with the machine: they go, and new pods come."""
     one, switch = await busy_host(lab)
@@ -151,6 +151,7 @@ async def test_a_rebooted_machine_starts_from_nothing(lab: NetLab) -> None:
     assert await d.reaches(e)
 
 
+@OVS_IN_ALL_MODES
 async def test_a_pod_that_leaves_while_the_switch_is_away_leaves_nothing(lab: NetLab) -> None:
     """DEL is refused, since nobody can say what the switch would do when it comes back, and works when it has."""
     await lab.network("wide", subnet="10.1.0.0/16", gateway="10.1.255.254")

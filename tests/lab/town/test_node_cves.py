@@ -22,6 +22,7 @@ from weft.testing import inventory
 from weft.testing.fire import Fire
 from weft.testing.floods import Tap
 from weft.testing.hosts import Host, Pod
+from weft.testing.modes import TOWNS_ON_ALL
 from weft.testing.towns import Town
 from weft.testing.traffic import UDP
 from weft.testing.verdicts import FAMILIES, SILENCE_S, between, obeyed
@@ -29,7 +30,7 @@ from weft.testing.waiting import soon, until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.parametrize("lab", ["linux", "ovs"], indirect=True, scope="module"),
+    TOWNS_ON_ALL,
 ]
 
 SHUT = 6000

@@ -17,7 +17,7 @@ from weft.adapters.linux.netns import Namespace
 from weft.runtime.backoff import Backoff
 from weft.testing.floods import Tap
 from weft.testing.hosts import Host, Pod
-from weft.testing.modes import TOWNS_ON_OVS
+from weft.testing.modes import TOWNS_ON_ALL
 from weft.testing.netlab import NetLab
 from weft.testing.towns import Town
 from weft.testing.traffic import UDP
@@ -26,7 +26,7 @@ from weft.testing.waiting import DEADLINE, until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    TOWNS_ON_OVS,
+    TOWNS_ON_ALL,
 ]
 
 STARTS = 16

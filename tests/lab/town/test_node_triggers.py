@@ -18,7 +18,7 @@ import pytest_asyncio
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
 from weft.testing.masters import MasterProcess, client
-from weft.testing.modes import TOWNS_ON_OVS, TOWNS_ROUTED_IN_SOAK
+from weft.testing.modes import TOWNS_ALL_IN_SOAK, TOWNS_ON_ALL
 from weft.testing.netlab import NetLab
 from weft.testing.towns import Town
 from weft.testing.verdicts import between, obeyed
@@ -119,7 +119,7 @@ async def more_masters(lab: NetLab) -> AsyncIterator[Masters]:
         yield Masters(lab, stack)
 
 
-@TOWNS_ROUTED_IN_SOAK
+@TOWNS_ALL_IN_SOAK
 async def test_t2_the_leader_is_killed_and_another_takes_over(lab: NetLab, streets: Streets) -> None:
     async with more_masters(lab) as masters:
         second = await masters.add()
@@ -136,7 +136,7 @@ async def test_t2_the_leader_is_killed_and_another_takes_over(lab: NetLab, stree
         await streets.change()
 
 
-@TOWNS_ROUTED_IN_SOAK
+@TOWNS_ALL_IN_SOAK
 async def test_t3_all_masters_move_to_other_ports(lab: NetLab, streets: Streets) -> None:
     """Agents follow the store, not an address of a master."""
     async with more_masters(lab) as masters:
@@ -149,7 +149,7 @@ async def test_t3_all_masters_move_to_other_ports(lab: NetLab, streets: Streets)
     await lab.master.start()
 
 
-@TOWNS_ROUTED_IN_SOAK
+@TOWNS_ALL_IN_SOAK
 async def test_t4_an_agent_that_is_away_is_shown_silent_and_moves_no_route(lab: NetLab, streets: Streets) -> None:
     """Contiv took the peer's tunnel away. Here packets go on both ways, under the policy that was in force."""
     two = lab.hosts["two"]
@@ -168,7 +168,7 @@ async def test_t4_an_agent_that_is_away_is_shown_silent_and_moves_no_route(lab: 
     await streets.change()
 
 
-@TOWNS_ON_OVS
+@TOWNS_ON_ALL
 async def test_t5_a_node_is_rebooted(lab: NetLab, streets: Streets) -> None:
     """Its pods are gone with it; those that come are policed on both hosts from their first packet on."""
     one = lab.hosts["one"]
@@ -187,7 +187,7 @@ def pull_cable(host: Host) -> None:
     subprocess.run(["ip", "link", "set", host.cable, "down"], check=True, timeout=DEADLINE)
 
 
-@TOWNS_ROUTED_IN_SOAK
+@TOWNS_ALL_IN_SOAK
 async def test_t6_the_store_is_restarted(lab: NetLab, streets: Streets) -> None:
     assert lab.etcd is not None
     lab.etcd.members[0].kill()
@@ -200,7 +200,7 @@ async def test_t6_the_store_is_restarted(lab: NetLab, streets: Streets) -> None:
     await streets.are_policed()
 
 
-@TOWNS_ROUTED_IN_SOAK
+@TOWNS_ALL_IN_SOAK
 @pytest.mark.parametrize("times", [4, pytest.param(25, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
 async def test_t7_the_cable_of_a_node_flaps(lab: NetLab, streets: Streets, times: int) -> None:
     """Cut off from the store and from the other host, again and again: nothing forbidden passes at any time."""
@@ -215,7 +215,7 @@ async def test_t7_the_cable_of_a_node_flaps(lab: NetLab, streets: Streets, times
     await streets.change()
 
 
-@TOWNS_ROUTED_IN_SOAK
+@TOWNS_ALL_IN_SOAK
 @pytest.mark.parametrize("rounds", [6, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
 async def test_t8_restarts_at_random_with_policy_checks(lab: NetLab, streets: Streets, rounds: int) -> None:
     seed = random.randrange(1 << 32)
