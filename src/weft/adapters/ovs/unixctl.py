@@ -25,7 +25,7 @@ class Asked:
     """A question that has been sent; `DatapathFault` when ovs-vswitchd does not run."""
 
     def __init__(self, directory: Path, method: str, *parameters: str) -> None:
-        sockets = sorted(directory.glob(_SOCKETS), key=lambda path: path.stat().st_mtime)
+        sockets = sorted(directory.glob(_SOCKETS), key=_made_at)
         if not sockets:
             raise DatapathFault(f"{directory}: ovs-vswitchd has no control socket here")
         self._method = method
@@ -47,6 +47,14 @@ class Asked:
         if answer.error is not None:
             raise Refusal(f"ovs: {self._method}: {answer.error}")
         return str(answer.result)
+
+
+def _made_at(path: Path) -> float:
+    """When a socket was made; one that is gone since it was listed, with a switch that ends, is older than all."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def ask_switch(directory: Path, method: str, *parameters: str) -> str:
