@@ -78,7 +78,10 @@ def check_machine(tools: DatapathTools) -> Iterator[Check]:
         yield Check("kernel", Health.FAILED, error.message, "run weft doctor as root")
         return
     yield from _verdict(
-        "kernel", lacking, well="veth, vxlan and nftables work", hint="load the modules veth, vxlan and nf_tables"
+        "kernel",
+        lacking,
+        well="veth, vxlan and nftables work",
+        hint="load the modules veth, vxlan, nf_tables and nft_fwd_netdev",
     )
     yield from _verdict(
         "firewall",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from weft.adapters.linux.bridging import BRIDGE_BASE, BRIDGE_SYSCTLS
 from weft.adapters.linux.host_rules import COMMENT
-from weft.adapters.linux.judging import PORT_PREFIX
+from weft.adapters.linux.hosting import HOME_BASE
+from weft.adapters.linux.judging import INSIDE, PORT_PREFIX
 from weft.adapters.linux.links import LOOPBACK, Device, Vxlan, create_bridge, create_ifb, create_veth, create_vxlan
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
@@ -67,7 +68,11 @@ def probe_kernel() -> list[str]:
             except DatapathFault as error:
                 lacking.append(f"the kernel makes no {what}: {error.message}")
         lacking += _probe_shaping(netlink)
-        lacking += _probe_protocols() or [*_probe_nftables(namespace), *_probe_bridging(namespace, netlink)]
+        lacking += _probe_protocols() or [
+            *_probe_nftables(namespace),
+            *_probe_leading_home(namespace, netlink),
+            *_probe_bridging(namespace, netlink),
+        ]
     return lacking
 
 
@@ -99,6 +104,17 @@ def _probe_nftables(namespace: Namespace) -> list[str]:
             nftables.run(BASE + _VERDICT_MAP)
     except DatapathFault as error:
         return [f"nftables does not do what we need: {error.message}"]
+    return []
+
+
+def _probe_leading_home(namespace: Namespace, netlink: NetlinkSocket) -> list[str]:
+    try:
+        link, other_end = Device(name=INSIDE), Device(name="wh1")
+        netlink.send_batch([create_veth(link, other_end, peer_namespace=namespace.fd)])
+        with open_nftables(namespace) as nftables:
+            nftables.run(HOME_BASE)
+    except DatapathFault as error:
+        return [f"the kernel does not forward from the end of a link, so hosts are not answered: {error.message}"]
     return []
 
 
