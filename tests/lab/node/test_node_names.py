@@ -45,8 +45,15 @@ async def host(lab: NetLab) -> Host:
 
 
 async def comes_to(pod: Pod, *question: str, answer: list[str], family: int = 4) -> None:
-    """What a pod is told, which may be a moment after the change."""
-    await eventually(lambda: pod.dig(*question, family=family), lambda found: found == sorted(answer))
+    """What a pod is told, which may be a moment after the change, and after netdns has come to its tenant's space."""
+
+    async def ask() -> list[str] | None:
+        try:
+            return await pod.dig(*question, family=family)
+        except AssertionError:
+            return None
+
+    await eventually(ask, lambda found: found == sorted(answer))
 
 
 async def inspect(host: Host) -> tuple[int, Any]:
