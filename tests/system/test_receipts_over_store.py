@@ -33,6 +33,8 @@ class Obedient:
     def converge(self, wanted: Set[Part]) -> Findings:
         return Findings()
 
+    def settle(self) -> None: ...
+
 
 @asynccontextmanager
 async def node(name: str, master: MasterProcess) -> AsyncIterator[list[str]]:
