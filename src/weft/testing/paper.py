@@ -72,6 +72,8 @@ class PaperDatapath:
         self._parts.difference_update(difference.drop)
         self._parts.update(difference.put)
 
+    def settle(self) -> None: ...
+
     def converge(self, wanted: Set[Part]) -> Findings:
         """Finds what it was not told, ports aside: those come and go by plugging."""
         before, self._parts = self._parts, {part for part in wanted if not isinstance(part, Port)}
