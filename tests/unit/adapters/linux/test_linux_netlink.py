@@ -19,8 +19,8 @@ from weft.domain.errors import DatapathFault
 ERROR, DONE, ROW = 2, 3, 24
 INTERRUPTED, CAPPED, HAS_WORDS = 0x10, 0x100, 0x200
 
-SILENT = socket.socketpair()
-"""Nobody speaks here."""
+SILENT = socket.socket(type=socket.SOCK_DGRAM).detach()
+"""A descriptor at which nobody speaks."""
 
 Answer = bytes | OSError
 ASK = Request(26, 0, b"", "read", "routes")
@@ -45,7 +45,7 @@ class Kernel:
     def close(self) -> None: ...
 
     def fileno(self) -> int:
-        return SILENT[0].fileno()
+        return SILENT
 
     def send(self, data: bytes) -> int:
         self.asked += 1
