@@ -197,10 +197,12 @@ class Reconciler:
         """What is known when the block begins is carried out when it ends well."""
         seen, wish = self._seen, self._cluster.receipt_wish
         yield
+        is_awaited = wish != self.settled
+        if is_awaited:
+            await self._kernel.call(lambda datapath: datapath.settle())
         self.realised = seen
         self.fault = ""
-        if wish != self.settled:
-            await self._kernel.call(lambda datapath: datapath.settle())
+        if is_awaited:
             self.settled = wish
             self.receipt_due.set()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -23,7 +23,7 @@ from weft.adapters.linux.tools import KernelTools
 from weft.adapters.linux.underlay import workload_mtu
 from weft.adapters.ovs.announcing import voices_of
 from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
-from weft.adapters.ovs.devices import Devices, Newcomer, Way
+from weft.adapters.ovs.devices import Devices, Way
 from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD, UNGUARD
@@ -269,30 +269,26 @@ class OvsDatapath(KernelTools):
         before flow, port and device are there.
         """
         faults: dict[str, WeftError] = {}
-        coming: list[Plugging] = []
-        with ExitStack() as stack:
-            newcomers: list[Newcomer] = []
-            for each in pluggings:
-                with _noted(faults, each.wiring):
-                    newcomers.append(stack.enter_context(self._welcome(each)))
-                    coming.append(each)
-            try:
-                if coming:
-                    self._add_ports(coming, newcomers, faults)
-            except DatapathFault as error:
-                faults |= {each.wiring.port.interface: error for each in coming}
+        for each in pluggings:
+            with _noted(faults, each):
+                self._find_room(each)
+        coming = [each for each in pluggings if each.wiring.port.interface not in faults]
+        try:
+            if coming:
+                self._add_ports(coming, faults)
+        except DatapathFault as error:
+            faults |= {each.wiring.port.interface: error for each in coming}
         yield from (faults.get(each.wiring.port.interface) for each in pluggings)
 
-    def _welcome(self, plugging: Plugging) -> AbstractContextManager[Newcomer]:
+    def _find_room(self, plugging: Plugging) -> None:
         """Refuse what cannot be had."""
+        wiring = plugging.wiring
         _refuse(not_carried(plugging.policy.put))
-        if plugging.wiring.port.interface in self._leaving:
+        if wiring.port.interface in self._leaving:
             self._reap(wait=True)  # else the switch takes the new device for the old one
-        return self._devices.welcome(plugging.wiring)
+        self._devices.refuse_taken(wiring)
 
-    def _add_ports(
-        self, pluggings: Sequence[Plugging], newcomers: Sequence[Newcomer], faults: dict[str, WeftError]
-    ) -> None:
+    def _add_ports(self, pluggings: Sequence[Plugging], faults: dict[str, WeftError]) -> None:
         """Flows, ports and devices of workloads for which there is room."""
         self._bridge.database.look_alive()
         numbers = self._bridge.promise(each.wiring.port.interface for each in pluggings)
@@ -300,9 +296,9 @@ class OvsDatapath(KernelTools):
         rows = self._bridge.ask_for(
             {name: wiring_marks(each.wiring) for name, each in zip(numbers, pluggings, strict=True)}, numbers
         )
-        for each in newcomers:
-            with _noted(faults, each.wiring):
-                self._devices.plug(each)
+        for each in pluggings:
+            with _noted(faults, each):
+                self._devices.plug(each.wiring)
         policy = in_turn(each.policy for each in pluggings)
         self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))
         refused = self._bridge.wait_for({name: row for name, row in rows.items() if name not in faults})
@@ -501,12 +497,12 @@ def _unplugged(parts: Iterable[Part]) -> list[Part]:
 
 
 @contextmanager
-def _noted(faults: dict[str, WeftError], wiring: Wiring) -> Iterator[None]:
+def _noted(faults: dict[str, WeftError], plugging: Plugging) -> Iterator[None]:
     """What goes wrong in the block concerns this workload alone."""
     try:
         yield
     except WeftError as error:
-        faults[wiring.port.interface] = error
+        faults[plugging.wiring.port.interface] = error
 
 
 def _refuse(faults: Sequence[str]) -> None:

@@ -7,8 +7,7 @@ nobody speaks to: the machine's own stack has no part in what goes through them 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from contextlib import suppress
 
 from weft.adapters.linux import pod
 from weft.adapters.linux.facts import REAPED_GROUP, overlay_hop_mac, overlay_mac, overlay_name
@@ -42,14 +41,6 @@ _LONGEST_ALIAS = 255
 
 Way = Peer | Station
 """What an overlay's device has entries for: another node, or who is there on a segment."""
-
-
-class Newcomer(NamedTuple):
-    """A workload that is being wired: its namespace, and a socket inside."""
-
-    wiring: Wiring
-    namespace: Namespace
-    inside: NetlinkSocket
 
 
 class Devices:
@@ -89,30 +80,26 @@ class Devices:
         found = (read_link(self._netlink, name) for name in names)
         self.raise_all([link for link in found if link is not None])
 
-    @contextmanager
-    def welcome(self, wiring: Wiring) -> Iterator[Newcomer]:
-        """Open the namespace of a workload for which there is room.
-
-        `Conflict` when one end's name is taken, `NotFound` when the namespace is gone.
-        """
-        with pod.inside(wiring, home=self._namespace) as (namespace, inside):
+    def refuse_taken(self, wiring: Wiring) -> None:
+        """`Conflict` when one end's name is taken, `NotFound` when the workload's namespace is gone."""
+        with pod.inside(wiring, home=self._namespace) as (_, inside):
             if read_link(inside, wiring.interface) is not None:
                 raise Conflict(f"interface {wiring.interface} is in {wiring.netns} already", field="CNI_IFNAME")
-            if read_link(self._netlink, wiring.port.interface) is not None:
-                raise Conflict(f"the host end {wiring.port.interface} is there already")
-            yield Newcomer(wiring, namespace, inside)
+        if read_link(self._netlink, wiring.port.interface) is not None:
+            raise Conflict(f"the host end {wiring.port.interface} is there already")
 
-    def plug(self, newcomer: Newcomer) -> None:
+    def plug(self, wiring: Wiring) -> None:
         """A veth pair between the switch's namespace and the workload's, whose end has all it needs."""
-        wiring = newcomer.wiring
-        end = Device(name=wiring.port.interface, mtu=wiring.mtu)
-        peer = Device(name=wiring.interface, mac=wiring.port.mac, mtu=wiring.mtu)
-        self._netlink.send_batch([create_veth(end, peer, peer_namespace=newcomer.namespace.fd)])
-        link = self._find(wiring.port.interface)
-        # Else it has a route, and the switch looks at every route whenever some device changes.
-        self._namespace.write_sysctls({f"net/ipv6/conf/{link.name}/disable_ipv6": "1"})
-        self._netlink.send_batch([alter_link(link.index, up=True, alias=_alias_of(wiring))])
-        pod.furnish(wiring, link.peer, namespace=newcomer.namespace, inside=newcomer.inside)
+        name = wiring.port.interface
+        with pod.inside(wiring, home=self._namespace) as (namespace, inside):
+            end = Device(name=name, mtu=wiring.mtu)
+            peer = Device(name=wiring.interface, mac=wiring.port.mac, mtu=wiring.mtu)
+            self._netlink.send_batch([create_veth(end, peer, peer_namespace=namespace.fd)])
+            link = self._find(name)
+            # Else it has a route, and the switch looks at every route whenever some device changes.
+            self._namespace.write_sysctls({f"net/ipv6/conf/{name}/disable_ipv6": "1"})
+            self._netlink.send_batch([alter_link(link.index, up=True, alias=_alias_of(wiring))])
+            pod.furnish(wiring, link.peer, namespace=namespace, inside=inside)
 
     def unplug(self, wiring: Wiring) -> None:
         """The workload's end is down and under another name, ours is as good as gone; gone already is fine."""

@@ -35,14 +35,12 @@ class FlowTable:
 
     def converge(self, wanted: Set[Part], ground: Ground) -> list[str]:
         """The switch has exactly the flows of these parts, all at once; what was done, in words."""
-        return self._fit(wanted, ground, {each.flow for each in self._openflow.read_flows()}, self._read_meters())
+        flows = {each.flow for each in self._openflow.read_flows()}
+        return self._fit(wanted, ground, flows, {*self._openflow.read_meters()})
 
     def fill(self, wanted: Set[Part], ground: Ground) -> list[str]:
         """The same for a switch that is known to have none, so that nobody waits until it has said so again."""
         return self._fit(wanted, ground, set(), set())
-
-    def _read_meters(self) -> set[Meter]:
-        return {*self._openflow.read_meters()}
 
     def _fit(self, wanted: Set[Part], ground: Ground, actual: Set[Flow], found: Set[Meter]) -> list[str]:
         """The switch, which has these flows and meters, has exactly those of some parts."""

@@ -196,10 +196,9 @@ class OpenFlow(Connection):
         self._answer(stream, _BARRIER_REPLY, collected, since=bundle, told=told)
         commit = _BUNDLE_FORM.pack(bundle, _COMMIT, _ATOMIC_ORDERED)
         stream.send(_pack(_BUNDLE, committed := self._next(), commit))
-        first, done = self._post(stream, [(_EXPERIMENTER, each) for each in flushes]) if flushes else (0, 0)
+        first, done = self._post(stream, [(_EXPERIMENTER, each) for each in flushes])
         self._answer(stream, _BUNDLE, committed, since=bundle, told=told)
-        if flushes:
-            self._answer(stream, _BARRIER_REPLY, done, since=first)
+        self._answer(stream, _BARRIER_REPLY, done, since=first)
 
     def _send_all(self, stream: Stream, messages: Iterable[tuple[int, bytes]]) -> None:
         """Messages of these kinds; the switch has done what they say."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from weft.adapters.ovs.unixctl import Asked, Refusal, ask_switch
+from weft.adapters.ovs.unixctl import Refusal, ask_switch, asking
 
 _WAIT = "revalidator/wait"
 
@@ -23,8 +23,8 @@ def settle(switch: Path, stir: Callable[[], None]) -> None:
     ask_switch(switch, "version")  # by then the revalidators have been told of the change
     try:
         for _ in range(2):
-            with Asked(switch, _WAIT) as an_end:  # asked before they begin: they may be done in no time
+            with asking(switch, _WAIT) as wait_for_end:  # asked before they begin: they may be done in no time
                 stir()
-                an_end.answer()
+                wait_for_end()
     except Refusal:
         return

@@ -6,8 +6,10 @@ Only what people ask for goes this way, whose answers are text, and what there i
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Self
 
 from weft.adapters.ovs.jsonrpc import Incoming, encode
 from weft.adapters.ovs.streams import DEADLINE, Stream
@@ -21,32 +23,34 @@ class Refusal(DatapathFault):
     """The switch understood, and says no."""
 
 
-class Asked:
-    """A question that has been sent; `DatapathFault` when ovs-vswitchd does not run."""
+@contextmanager
+def asking(directory: Path, method: str, *parameters: str) -> Iterator[Callable[[], str]]:
+    """Send a question, and yield what waits for its answer; `DatapathFault` when ovs-vswitchd does not run.
 
-    def __init__(self, directory: Path, method: str, *parameters: str) -> None:
-        sockets = sorted(directory.glob(_SOCKETS), key=_made_at)
-        if not sockets:
-            raise DatapathFault(f"{directory}: ovs-vswitchd has no control socket here")
-        self._method = method
-        self._stream = Stream(f"unix:{sockets[-1]}")
-        self._stream.send(encode({"id": 0, "method": method, "params": parameters}))
+    What waits raises `Refusal` when that refuses.
+    """
+    sockets = sorted(directory.glob(_SOCKETS), key=_made_at)
+    if not sockets:
+        raise DatapathFault(f"{directory}: ovs-vswitchd has no control socket here")
+    with closing(Stream(f"unix:{sockets[-1]}")) as stream:
+        stream.send(encode({"id": 0, "method": method, "params": parameters}))
+        yield partial(_answer, stream, method)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
+def ask_switch(directory: Path, method: str, *parameters: str) -> str:
+    """What ovs-vswitchd says; see `asking`."""
+    with asking(directory, method, *parameters) as answer:
+        return answer()
 
-    def answer(self) -> str:
-        """What ovs-vswitchd says; it is waited for."""
-        incoming, until = Incoming(), time.monotonic() + DEADLINE
-        while not (messages := incoming.feed(self._stream.receive(until=until))):
-            pass
-        (answer,) = messages
-        if answer.error is not None:
-            raise Refusal(f"ovs: {self._method}: {answer.error}")
-        return str(answer.result)
+
+def _answer(stream: Stream, method: str) -> str:
+    incoming, until = Incoming(), time.monotonic() + DEADLINE
+    while not (messages := incoming.feed(stream.receive(until=until))):
+        pass
+    (answer,) = messages
+    if answer.error is not None:
+        raise Refusal(f"ovs: {method}: {answer.error}")
+    return str(answer.result)
 
 
 def _made_at(path: Path) -> float:
@@ -55,9 +59,3 @@ def _made_at(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def ask_switch(directory: Path, method: str, *parameters: str) -> str:
-    """What ovs-vswitchd says; `DatapathFault` when it does not run, `Refusal` when it refuses."""
-    with Asked(directory, method, *parameters) as asked:
-        return asked.answer()
