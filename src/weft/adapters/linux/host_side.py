@@ -193,8 +193,8 @@ class HostSide:
         indexes = self._indexes()
         for name in indexes.keys() - names:
             mended.append(f"removed device {name}")
-            self._netlink.send_batch([delete_link(indexes[name])])
-        ours = {indexes[name] for name in indexes.keys() & names}
+            self._netlink.send_batch([delete_link(indexes.pop(name))])
+        ours = {*indexes.values()}
         there = frozenset(route for route in read_routes(self._netlink) if route.link in ours)
         routes = self._routes((each for parts in self._told.values() for each in parts), links)
         self._netlink.send_batch([*map(drop_route, there - routes), *map(put_route, routes - there)])
@@ -292,14 +292,20 @@ class HostSide:
         """Our ends of links, by name."""
         return {link.name: link.index for link in read_links(self._netlink) if link.name.startswith(HOST_PREFIX)}
 
+    def _index_of(self, tenant: TenantName) -> int:
+        """Of our end of a tenant's link; 0 where there is none."""
+        link = read_link(self._netlink, host_link_name(tenant))
+        return 0 if link is None else link.index
+
     def _routes(self, parts: Iterable[Part], links: Iterable[Part]) -> frozenset[Route]:
         """The ways to what some parts name, by the links that are there."""
-        indexes = self._indexes()
+        parts = tuple(parts)
+        indexes = {tenant: self._index_of(tenant) for tenant in {part.tenant for part in parts}}
         own = {each.tenant: {address.family: address for address in each.addresses} for each in links
                if isinstance(each, HostLink)}  # fmt: skip
         found: set[Route] = set()
         for part in parts:
-            link = indexes.get(host_link_name(part.tenant), 0)
+            link = indexes[part.tenant]
             for to in _targets(part) if link else ():
                 family = to.address.family
                 if self._speaks(family):
