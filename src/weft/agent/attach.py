@@ -32,7 +32,10 @@ from weft.domain.ids import EndpointKey, check_endpoint_id
 from weft.domain.nodeview import port_of
 from weft.domain.segments import segment_number, tags_of
 from weft.ports.datapath import Plugging, WiredAddress, Wiring
+from weft.runtime.logs import Log
 from weft.runtime.turns import Turns
+
+log = Log("attach")
 
 USUAL_INTERFACE = "eth0"
 
@@ -207,6 +210,24 @@ class Attachments:
         except BaseException:
             self._reconciler.doubt()  # nobody knows how much of the policy is in force
             raise
+
+    async def plug_again(self) -> None:
+        """Wire workloads anew whose interfaces others have taken away. Those that cannot be had are left to DEL and GC.
+
+        What is missing because it is just being wired or taken off is nobody's loss.
+        """
+        for note in self._journal:
+            if note.wiring is None or note.wiring.port not in self._reconciler.missing:
+                continue
+            async with self._turns[note.handle.container]:
+                now = self._journal.get(note.key)
+                if now is None or now.stage is not Stage.ATTACHED or now.wiring != note.wiring:
+                    continue
+                log.warning("attachment lost its interface", container=note.handle.container)
+                try:
+                    await self.plug(note.endpoint, note.wiring)
+                except WeftError as error:
+                    log.warning("attachment not wired again", container=note.handle.container, reason=error.message)
 
     async def remove(self, note: Attachment) -> None:
         """Take an attachment off, from whatever stage: first the kernel's part, then the addresses."""

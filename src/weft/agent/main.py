@@ -219,6 +219,7 @@ class Agent:
         async with AsyncExitStack() as stack:
             if self._names:
                 await stack.enter_async_context(beside(self._names.run(), name="names"))
+            await stack.enter_async_context(beside(self._plug_again_for_ever(), name="lost ports"))
             await self._reconciler.run()
 
     async def _wait_for_store(self) -> None:
@@ -260,6 +261,14 @@ class Agent:
                 except (NotFound, WeftError) as error:
                     log.warning("attachment given up", container=note.endpoint.container_id, reason=error.message)
                     await self._attachments.remove(note)
+
+    async def _plug_again_for_ever(self) -> None:
+        lost = self._reconciler.port_lost
+        lost.clear()  # what was missing at the start has been seen to
+        while True:
+            await lost.wait()
+            lost.clear()
+            await self._attachments.plug_again()
 
     async def _reap_for_ever(self) -> None:
         never = asyncio.Event()

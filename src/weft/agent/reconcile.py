@@ -76,6 +76,10 @@ class Reconciler:
         """The last wish for a receipt that came by the news; it and all before it are carried out."""
         self.networks_changed = asyncio.Event()
         """Set when some network is another than before."""
+        self.missing: frozenset[Port] = frozenset()
+        """The ports of workloads that the last look at everything has not found."""
+        self.port_lost = asyncio.Event()
+        """Set when there are others than before among those."""
         self.receipt_due = asyncio.Event()
         """Set when a wish for a receipt has been carried out."""
         self.mended = 0
@@ -188,6 +192,9 @@ class Reconciler:
         self.spaces.enter(self._tenants, anew=bool(findings.mended))
         self._remember_remotes()
         self.mended += len(findings.mended)
+        if findings.missing - self.missing:
+            self.port_lost.set()
+        self.missing = findings.missing
         for text in findings.mended:
             log.info("mended", what=text)
         return findings
