@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
 import time
@@ -20,7 +21,9 @@ IPV4: Final = 0x0800
 REQUEST, REPLY = 1, 2
 BROADCAST: Final = "ff:ff:ff:ff:ff:ff"
 _EVERYTHING = 3
-_SOL_PACKET, _PACKET_AUXDATA = 263, 8
+_SOL_PACKET, _PACKET_ADD_MEMBERSHIP, _PACKET_AUXDATA = 263, 1, 8
+_MEMBERSHIP, _PROMISCUOUS = struct.Struct("=iHxxxxxxxxxx"), 1
+_SIOCGIFINDEX, _INDEXED = 0x8933, struct.Struct("=16si20x")
 _AUXDATA = struct.Struct("IIIHHHH")
 _UDP_HEADER = struct.Struct(">HHHH")
 
@@ -50,9 +53,11 @@ def datagram(source: Address, target: Address) -> bytes:
 
 @contextmanager
 def wire_of(namespace: Namespace, kind: int = _EVERYTHING, *, interface: str = "eth0") -> Iterator[socket.socket]:
-    """A pod's interface, or a machine's, as frames."""
+    """A pod's interface, or a machine's, as frames: all of them, whomever they are for."""
     with namespace.open_socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(kind)) as opened:
         opened.bind((interface, kind))
+        _, index = _INDEXED.unpack(fcntl.ioctl(opened, _SIOCGIFINDEX, _INDEXED.pack(interface.encode(), 0)))
+        opened.setsockopt(_SOL_PACKET, _PACKET_ADD_MEMBERSHIP, _MEMBERSHIP.pack(index, _PROMISCUOUS))
         opened.settimeout(QUIET_S)
         yield opened
 
