@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Rem
 from weft.domain.policy.parts import WORKLOAD, Who
 from weft.domain.segments import Segment, Station
 from weft.ports.datapath import NO_CHANGE, Plugging, WiredAddress, Wiring
-from weft.testing import switch_inventory
+from weft.testing import inventory, switch_inventory
 from weft.testing.switches import Switch, running_switch
 
 BLUE = TenantName("blue")
@@ -134,14 +135,47 @@ def test_a_port_says_whose_it_is(datapath: OvsDatapath, directory: NamespaceDire
 def test_a_port_that_others_took_away_comes_back_as_it_was(
     datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch, tmp_path: Path
 ) -> None:
-    """S-20: one with no memory gives it the same marks, by what its device tells."""
+    """S-20: one with no memory gives it the same marks, by what its device tells, which outlived the switch."""
     datapath.converge(GROUND)
     datapath.plug(wired := wiring(directory))
-    switch.configure("del-port", NAME, PORT.interface)
+    switch.kill_daemon()
+    switch.configure("del-port", NAME, PORT.interface, wait=False)
+    switch.start_daemon()
     with OvsDatapath(switch=switch.directory, directory=tmp_path / "spaces", vtep=VTEP, vxlan_port=4789) as other:
         assert f"added port {PORT.interface}" in other.converge(GROUND | {PORT}).mended
         assert other.check(wired) == []
     tells_whose_it_is(switch)
+
+
+@pytest.mark.parametrize("what", ["port", "host end", "workload's end"])
+def test_a_port_that_was_lost_with_its_device_is_told_and_can_be_had_again(
+    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch, tmp_path: Path, what: str
+) -> None:
+    """R5: the switch takes the device of a port along, and the workload's end goes with that."""
+    datapath.converge(GROUND)
+    datapath.plug(wired := wiring(directory))
+    assert datapath.converge(GROUND | {PORT}).missing == frozenset()
+    if what == "port":
+        switch.configure("del-port", NAME, PORT.interface)
+    elif what == "host end":
+        subprocess.run(["ip", "link", "del", PORT.interface], check=True, timeout=20)
+    else:
+        inventory.run(Path(wired.netns), f"ip link del {wired.interface}")
+    with OvsDatapath(switch=switch.directory, directory=tmp_path / "spaces", vtep=VTEP, vxlan_port=4789) as other:
+        assert other.converge(GROUND | {PORT}).missing == {PORT}
+        other.plug(wired)
+        assert other.check(wired) == []
+        findings = other.converge(GROUND | {PORT})
+        assert (findings.mended, findings.missing) == ((), frozenset())
+    tells_whose_it_is(switch)
+
+
+def test_a_workload_whose_end_is_down_has_lost_nothing(datapath: OvsDatapath, directory: NamespaceDirectory) -> None:
+    datapath.converge(GROUND)
+    datapath.plug(wired := wiring(directory))
+    inventory.run(Path(wired.netns), f"ip link set {wired.interface} down")
+    findings = datapath.converge(GROUND | {PORT})
+    assert (findings.mended, findings.missing) == ((), frozenset())
 
 
 def tells_whose_it_is(switch: Switch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.adapters.ovs.bridge import PORT_NUMBERS
 from weft.cni.errors import CniError, Code
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
@@ -164,7 +165,7 @@ async def test_numbers_that_are_taken_are_passed_over(lab: NetLab) -> None:
 def _take_numbers(switch: Switch) -> None:
     """The three numbers that ports to come would have are those of others."""
     taken = {number for _, number in _numbers(switch).values()}
-    for number in [each for each in range(1, 99) if str(each) not in taken][:3]:
+    for number in [each for each in PORT_NUMBERS if str(each) not in taken][:3]:
         name = f"x{number}"
         switch.configure(
             "add-port", BRIDGE, name, "--", "set", "interface", name, "type=internal", f"ofport_request={number}"

@@ -1,4 +1,4 @@
-"""Devices: veth pairs, bridges, ifb and vxlan, made, altered, deleted and read back (`include/uapi/linux/if_link.h`).
+"""Devices: veth pairs, bridges, ifb, macvlan, vxlan: made, altered, deleted and read (`include/uapi/linux/if_link.h`).
 
 The mark of ours is the alias. The kernel takes none when it makes a device, so an `alter_link` with it goes into the
 same batch: a process that dies cannot die between the two.
@@ -30,13 +30,14 @@ SEND_REDIRECTS, RP_FILTER = 6, 8
 
 _NEWLINK, _DELLINK, _GETLINK, _NEWPROPERTY = 16, 17, 18, 108
 _HEADER = struct.Struct("=BxHiII")  # family, device type, index, flags, which flags to change
-_UP, _NO_RESOLUTION = 1, 0x80
+_UP, _NO_RESOLUTION, _PROMISCUOUS = 1, 0x80, 0x100
 _ADDRESS, _NAME, _MTU, _LINK, _MASTER, _INFO, _ALIAS, _AF_SPEC, _GROUP = 1, 3, 4, 5, 10, 18, 20, 26, 27
-_NAMESPACE_FD, _EXTENT, _TX_QUEUES, _RX_QUEUES = 28, 29, 31, 32
+_NAMESPACE_FD, _EXTENT, _PROMISCUITY, _TX_QUEUES, _RX_QUEUES = 28, 29, 30, 31, 32
 _WITHOUT_STATISTICS = 8
 _PROPERTIES, _OTHER_NAME = 52, 53
 _KIND, _DATA, _PORT_KIND, _PORT_DATA = 1, 2, 4, 5
 _VETH_PEER = 1
+_MACVLAN_MODE, _PASSES_ALL = 1, 8
 _BRIDGE_SNOOPING = 23
 _VXLAN_VNI, _VXLAN_LOCAL, _VXLAN_TOS, _VXLAN_LEARNING, _VXLAN_PORT, _VXLAN_LOCAL6 = 1, 4, 6, 7, 15, 17
 _AS_INSIDE = 1
@@ -54,6 +55,7 @@ _PORT_FLAGS = {
 }
 
 _GONE = frozenset({errno.ENODEV})
+_JOINED = frozenset({"veth", "macvlan"})
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +107,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     master: int
     """The index of the bridge it is a port of, or 0."""
     peer: int
-    """The index of a veth's other end, perhaps in another namespace; 0 where there is none."""
+    """The index of a veth's other end, or of what a macvlan stands on, perhaps in another namespace; 0: none."""
     vxlan: Vxlan | None = None
     port: PortFlags | None = None
+    listeners: int = 0
+    """How many take all frames from it: a macvlan that is up and stands on it alone, and programs that capture."""
 
 
 def create_veth(end: Device, peer: Device, *, peer_namespace: int, master: int = 0, group: int = 0) -> Request:
@@ -131,6 +135,20 @@ def create_bridge(device: Device) -> Request:
 def create_ifb(device: Device) -> Request:
     """A device that gives back what it is made to send, as if it had just come in where it came from."""
     return Request(_NEWLINK, CREATE | EXCLUSIVE, _device(device) + _info("ifb"), "create ifb", device.name)
+
+
+def create_macvlan(device: Device, *, over: int, namespace: int) -> Request:
+    """The only device to stand on another one of the namespace this is sent in, whose MAC it has; all frames are its.
+
+    It is born, down, in the namespace of the descriptor.
+    """
+    payload = (
+        _device(device)
+        + wire.u32(_LINK, over)
+        + wire.u32(_NAMESPACE_FD, namespace)
+        + _info("macvlan", wire.u32(_MACVLAN_MODE, _PASSES_ALL))
+    )
+    return Request(_NEWLINK, CREATE | EXCLUSIVE, payload, "create macvlan", device.name)
 
 
 def create_vxlan(device: Device, tunnel: Vxlan, *, namespace: int | None = None) -> Request:
@@ -266,9 +284,10 @@ def parse_link(payload: bytes) -> Link:
         alias=wire.to_text(found.get(_ALIAS)),
         group=wire.to_number(found.get(_GROUP)),
         master=wire.to_number(found.get(_MASTER)),
-        peer=wire.to_number(found.get(_LINK)) if kind == "veth" else 0,
+        peer=wire.to_number(found.get(_LINK)) if kind in _JOINED else 0,
         vxlan=_parse_vxlan(info.get(_DATA, b"")) if kind == "vxlan" else None,
         port=_parse_port(info.get(_PORT_DATA, b"")) if wire.to_text(info.get(_PORT_KIND)) == "bridge" else None,
+        listeners=max(wire.to_number(found.get(_PROMISCUITY)) - bool(flags & _PROMISCUOUS), 0),
     )
 
 

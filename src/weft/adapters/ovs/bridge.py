@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from weft.adapters.linux.links import Device
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.ovsdb import Database, Operation, Row
 from weft.adapters.ovs.values import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
@@ -26,14 +27,19 @@ TENANT_MARK: Final = "weft-tenant"
 """What says whose workload's port it is."""
 _NUMBER_PREFIX = "weft-tenant-"
 _TENANTS = range(1, 1 << 16)
-_PORTS = range(1, 0xFF00)
+PORT_NUMBERS: Final = range(0x1000, 0x8000)
+"""What we ask for: the switch gives small ones to those who ask for none.
+
+Where two want the same it would take both ports away for a moment, and with a device that it has made itself goes what
+stands on it.
+"""
 _KERNEL_MODULE = Path("/sys/module/openvswitch")
 
 _COLUMNS = {
     "Open_vSwitch": ("bridges", "next_cfg", "cur_cfg", "datapath_types", "other_config"),
     "Bridge": ("name", "ports", "external_ids", "datapath_type", "fail_mode", "protocols"),
     "Port": ("name", "interfaces", "external_ids"),
-    "Interface": ("name", "ofport", "error"),
+    "Interface": ("name", "ofport", "error", "ifindex"),
 }
 PROTOCOLS: Final = ("OpenFlow13", "OpenFlow14", "OpenFlow15")
 LOST_CHECKSUMS: Final = (
@@ -45,7 +51,7 @@ CHECKSUMS_REMEDY: Final = "set it with ovs-vsctl and restart ovs-vswitchd"
 class SwitchPort(msgspec.Struct, frozen=True, kw_only=True):
     """A port of ours as it is found. `number` is 0 until the switch has it, and `error` says why it has it not.
 
-    What the switch says of a device that it has looked for too early it takes back later than it gives the number.
+    What the switch says of a device that it has looked for in vain it takes back later than it gives the number.
     """
 
     name: str
@@ -69,6 +75,7 @@ class _Rows(NamedTuple):
 
 
 _NO_ROW: Final[Row] = {}
+_NO_DEVICES: Final[Mapping[str, Device]] = {}
 
 
 def open_database(directory: Path) -> Database:
@@ -92,11 +99,13 @@ class SwitchBridge:
     def __init__(self, database: Database, name: str = NAME) -> None:
         self.database = database
         self.name = name
-        self._last_number = 0
+        self._last_number = PORT_NUMBERS.start - 1
         self._rows: dict[str, _Rows] = {}
         self._all: Sequence[SwitchPort] = ()
         self._ours: Mapping[str, SwitchPort] = {}
         self._read_at = (0, 0)
+        self._let_go_at: dict[str, tuple[int, int]] = {}
+        """Of ports that were dropped: the connection to the database, and what the switch counts to when it follows."""
 
     def prepare(self) -> list[str]:
         """The bridge is there and as it must be; what was done to it, in words."""
@@ -154,12 +163,12 @@ class SwitchBridge:
         self._read_ports()
         return self._ours
 
-    def add(self, marks: Mapping[str, Mapping[str, str]]) -> None:
-        """Ports of these names, whose devices are there, each with its marks; the switch has them when this returns.
+    def add(self, marks: Mapping[str, Mapping[str, str]], made: Mapping[str, Device] = _NO_DEVICES) -> None:
+        """Ports of these names, each with its marks; the switch has them when this returns. See `ask_for`.
 
         It has none that `DatapathFault` names: what else was asked for is there all the same.
         """
-        if marks and (failed := self.wait_for(self.ask_for(marks, self.promise(marks)))):
+        if marks and (failed := self.wait_for(self.ask_for(marks, self.promise(marks), made))):
             raise DatapathFault("; ".join(failed.values()))
 
     def promise(self, names: Iterable[str]) -> dict[str, int]:
@@ -167,13 +176,21 @@ class SwitchBridge:
         numbers = self._free_numbers()
         return {name: next(numbers) for name in names}
 
-    def ask_for(self, marks: Mapping[str, Mapping[str, str]], numbers: Mapping[str, int]) -> dict[str, str]:
-        """Ask the switch for ports, whose devices may come later; their rows by their names."""
+    def ask_for(
+        self,
+        marks: Mapping[str, Mapping[str, str]],
+        numbers: Mapping[str, int],
+        made: Mapping[str, Device] = _NO_DEVICES,
+    ) -> dict[str, str]:
+        """Ask the switch for ports, whose devices are there or are to be `made` by it; their rows by their names."""
+        self._wait_until_let_go(marks)
         operations: list[Operation] = []
         for position, (name, own) in enumerate(marks.items()):
             interface: dict[str, Any] = {"name": name, "ofport_request": numbers[name]}
             port = {"name": name, "interfaces": new_row(f"i{position}"), "external_ids": map_of({_MARK: "", **own})}
             interface["external_ids"] = port["external_ids"]
+            if device := made.get(name):
+                interface |= {"type": "internal", "mac": device.mac, "mtu_request": device.mtu}
             operations += [
                 {"op": "insert", "table": "Interface", "uuid-name": f"i{position}", "row": interface},
                 {"op": "insert", "table": "Port", "uuid-name": f"p{position}", "row": port},
@@ -183,10 +200,7 @@ class SwitchBridge:
         return {name: one_of(results[2 * position]["uuid"]) for position, name in enumerate(marks)}
 
     def wait_for(self, rows: Mapping[str, str]) -> dict[str, str]:
-        """Wait until the switch has taken ports it was asked for; why it has not taken some, by their names.
-
-        It may have looked for a device before that was there, therefore it is made to look once more.
-        """
+        """Wait until the switch has taken ports it was asked for; why it has not taken some, by their names."""
         interfaces = self.database.tables["Interface"]
 
         def number(row: str) -> int:
@@ -195,26 +209,29 @@ class SwitchBridge:
         def error(row: str) -> str:
             return str(one_of(interfaces.get(row, {}).get("error"), ""))
 
-        def are_taken() -> bool:
-            return all(number(row) > 0 for row in rows.values())
-
-        doing = f"add ports to {self.name}"
-        self.database.wait_until(lambda: all(number(row) > 0 or error(row) for row in rows.values()), doing=doing)
-        if not are_taken():
-            wanted = self._ask_to_settle([])
-            self.database.wait_until(lambda: are_taken() or self._root()["cur_cfg"] >= wanted, doing=doing)
+        self.database.wait_until(
+            lambda: all(number(row) > 0 or error(row) for row in rows.values()), doing=f"add ports to {self.name}"
+        )
         return {name: f"ovs: {name}: {error(row)}" for name, row in rows.items() if number(row) <= 0}
 
     def drop(self, names: Set[str], *, wait: bool = False) -> None:
         """No ports of ours of these names; gone already is fine. With `wait` the switch has let go of their devices."""
         self.database.look_alive()
-        rows = [port.row for name, port in self.ports().items() if name in names]
+        rows = {name: port.row for name, port in self.ports().items() if name in names}
         if rows:
-            operation = self.mutate("ports", "delete", set_of(map(uuid, rows)))
-            if wait:
-                self.settled([operation])
-            else:
-                self.database.transact([operation])
+            followed = self._ask_to_settle([self.mutate("ports", "delete", set_of(map(uuid, rows.values())))])
+            self._let_go_at |= dict.fromkeys(rows, (self.database.connections, followed))
+        if wait:
+            self._wait_until_let_go(names)
+
+    def _wait_until_let_go(self, names: Iterable[str]) -> None:
+        """Return when the switch has followed in dropping ports of these names: it takes one for another of its name.
+
+        A database that was away meanwhile may count anew, and the switch has read all of it again.
+        """
+        found = [self._let_go_at.pop(name) for name in names if name in self._let_go_at]
+        count = max((count for at, count in found if at == self.database.connections), default=0)
+        self.database.wait_until(lambda: self._root()["cur_cfg"] >= count, doing="let go of ports")
 
     def tenants(self) -> dict[TenantName, int]:
         """The tenants that have numbers."""
@@ -283,7 +300,9 @@ class SwitchBridge:
     def _free_numbers(self) -> Iterator[int]:
         """Numbers that no port has; those used last come back last, so that nobody inherits a flow or a mistake."""
         taken = {port.number for port in self._read_ports()}
-        for number in chain(range(self._last_number + 1, _PORTS.stop), range(_PORTS.start, self._last_number + 1)):
+        for number in chain(
+            range(self._last_number + 1, PORT_NUMBERS.stop), range(PORT_NUMBERS.start, self._last_number + 1)
+        ):
             if number not in taken:
                 self._last_number = number
                 yield number
@@ -310,7 +329,8 @@ class SwitchBridge:
         interface = self.database.tables["Interface"].get(interface_key, _NO_ROW)
         if same and same.interface is interface:
             return same
-        number = max(one_of(interface.get("ofport"), 0), 0)
+        # A port keeps its number when its device goes, of which then only the index tells.
+        number = max(one_of(interface.get("ofport"), 0), 0) if one_of(interface.get("ifindex"), None) != 0 else 0
         made = SwitchPort(
             name=port["name"],
             row=key,

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 from weft.adapters.linux.facts import PORT_MAC, overlay_name
 from weft.adapters.linux.host_rules import HostSurroundings
-from weft.adapters.linux.links import Link
+from weft.adapters.linux.links import Device, Link
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
@@ -23,14 +23,14 @@ from weft.adapters.linux.tools import KernelTools
 from weft.adapters.linux.underlay import workload_mtu
 from weft.adapters.ovs.announcing import voices_of
 from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
-from weft.adapters.ovs.devices import Devices, Way
+from weft.adapters.ovs.devices import Devices, Way, host_end, remade
 from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD, UNGUARD
 from weft.adapters.ovs.health import examine_switch
 from weft.adapters.ovs.leavers import Leavers, Owned, owned
 from weft.adapters.ovs.legs import legs_of
-from weft.adapters.ovs.marks import overlay_marks, port_marks, told_owner, wiring_marks
+from weft.adapters.ovs.marks import NAMESPACE_MARK, overlay_marks, port_marks, told_owner, wiring_marks
 from weft.adapters.ovs.openflow import OpenFlow, Zoned
 from weft.adapters.ovs.pipeline import not_carried, without_uplinks
 from weft.adapters.ovs.settling import settle
@@ -153,8 +153,8 @@ class OvsDatapath(KernelTools):
         tenants = {part.tenant for part in wanted if isinstance(part, Space)}
         self._bridge.number(tenants)
         mended += self._make_spaces(tenants)
-        mended += self._converge_ports(wanted)
-        links = self._devices.read()
+        done, links = self._converge_ports(wanted)
+        mended += done
         mended += self._devices.converge_ways((part for part in wanted if isinstance(part, Way)), links)
         mended += self._spaces.converge(wanted)
         told = self._flows.parts
@@ -176,8 +176,8 @@ class OvsDatapath(KernelTools):
         """
         return self._flows.fill(wanted, self._ground()) if self._flows.are_gone() else []
 
-    def _converge_ports(self, wanted: Set[Part]) -> list[str]:
-        """Every wanted device that is there is a port, and no other of ours."""
+    def _converge_ports(self, wanted: Set[Part]) -> tuple[list[str], dict[str, Link]]:
+        """Every wanted device that is there is a port, and no other of ours; what was done, and the devices."""
         mended: list[str] = []
         marks = {part.interface: port_marks(part) for part in wanted if isinstance(part, Port)}
         overlays = [part for part in wanted if isinstance(part, Overlay)]
@@ -187,28 +187,30 @@ class OvsDatapath(KernelTools):
             marks[overlay_name(overlay.vni)] = overlay_marks(overlay)
             if overlay_name(overlay.vni) not in links:
                 mended.append(f"made device {self._devices.put_overlay(overlay)}")
-        links = self._devices.read()
+        if mended:
+            links = self._devices.read()
         ports = self._bridge.ports()
-        useless = {name for name, port in ports.items() if name not in marks or name not in links or port.error}
-        self._bridge.drop(useless, wait=True)
-        mended += [f"removed port {name}" for name in useless]
-        strange = [link for name, link in links.items() if name not in marks]
+        lonely = {
+            name
+            for name, port in ports.items()
+            if name in links and self._devices.is_lonely(links[name], port.marks.get(NAMESPACE_MARK, ""))
+        }
+        strange = [links.pop(name) for name in (links.keys() - marks.keys()) | lonely]
         self._devices.retire(strange)
-        mended += [f"removed device {link.name}" for link in strange]
         self._leaving.clear()
         self._devices.reap()
-        mended += [f"raised device {name}" for name in self._devices.raise_all(self._kept(links, strange))]
+        mended += [f"removed device {link.name}" for link in strange]
+        useless = {name for name, port in ports.items() if name not in marks or name not in links or port.error}
+        self._bridge.drop(useless, wait=True)
+        mended += [" ".join((f"removed port {name}", ports[name].error)).strip() for name in useless]
+        mended += [f"raised device {name}" for name in self._devices.raise_all(links.values())]
         added = {
             name: {**marks[name], **told_owner(links[name])}
             for name in marks.keys() & links.keys()
             if name not in ports or name in useless
         }
-        self._bridge.add(added)
-        return mended + [f"added port {name}" for name in added]
-
-    @staticmethod
-    def _kept(links: dict[str, Link], strange: Sequence[Link]) -> list[Link]:
-        return [link for link in links.values() if link not in strange]
+        self._bridge.add(added, {name: device for name in added if (device := remade(links[name]))})
+        return mended + [f"added port {name}" for name in added], links
 
     def apply(self, difference: Difference[Part]) -> None:
         if self._connections == _NEVER:
@@ -216,7 +218,7 @@ class OvsDatapath(KernelTools):
         come = {part.tenant for part in difference.put if isinstance(part, Space)}
         self._bridge.number(come)
         self._make_spaces(come)
-        self._add_own(self._leg_marks(come), (part for part in difference.put if isinstance(part, Overlay)))
+        self._add_overlays(part for part in difference.put if isinstance(part, Overlay))
         drop, put = _unplugged(difference.drop), _unplugged(difference.put)
         self._change_flows(drop=drop, put=put, ground=self._ground())
         self._spaces.change(drop=drop, put=put)
@@ -243,16 +245,19 @@ class OvsDatapath(KernelTools):
         """Tenants, which have numbers, have a space with legs; what was made, in words."""
         numbers = {tenant: number for tenant, number in self._bridge.tenants().items() if tenant in tenants}
         lame = self._spaces.lame(numbers)
-        self._bridge.drop(legs_of(lame).keys(), wait=True)  # else the switch takes new devices for old ones
+        marks = self._leg_marks(lame.keys())
+        self._bridge.drop(marks.keys(), wait=True)
+        self._spaces.clear(lame)
+        self._bridge.add(marks, {name: Device(name=name, mac=PORT_MAC, mtu=self._mtu) for name in marks})
         return self._spaces.make(lame)
 
     def _leg_marks(self, tenants: Set[TenantName]) -> dict[str, dict[str, str]]:
         numbers = {tenant: number for tenant, number in self._bridge.tenants().items() if tenant in tenants}
         return {name: {"weft-space-of": tenant} for name, tenant in legs_of(numbers).items()}
 
-    def _add_own(self, legs: Mapping[str, Mapping[str, str]], overlays: Iterable[Overlay]) -> None:
+    def _add_overlays(self, overlays: Iterable[Overlay]) -> None:
         known = self._bridge.ports()
-        marks = {**legs, **{self._devices.put_overlay(part): overlay_marks(part) for part in overlays}}
+        marks = {self._devices.put_overlay(part): overlay_marks(part) for part in overlays}
         self._bridge.add({name: own for name, own in marks.items() if name not in known})
 
     def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
@@ -264,9 +269,8 @@ class OvsDatapath(KernelTools):
         """The switch takes as long for many ports as for one: they share a bundle, a transaction and a wait.
 
         It looks at all its ports whenever it is told of one and whenever a device changes, and does nothing else
-        meanwhile. So flows come first, for the numbers that ports will have; then the ports, then their devices, which
-        it finds when it has come to the new ports; and what tenants' spaces are told while it is at it. Nothing passes
-        before flow, port and device are there.
+        meanwhile. So flows come first, for the numbers that ports will have; then the ports, whose devices it makes
+        itself; and what tenants' spaces are told while it is at it. Nothing passes before workloads are joined to them.
         """
         faults: dict[str, WeftError] = {}
         for each in pluggings:
@@ -285,7 +289,7 @@ class OvsDatapath(KernelTools):
         wiring = plugging.wiring
         _refuse(not_carried(plugging.policy.put))
         if wiring.port.interface in self._leaving:
-            self._reap(wait=True)  # else the switch takes the new device for the old one
+            self.reap()  # its name is to be free
         self._devices.refuse_taken(wiring)
 
     def _add_ports(self, pluggings: Sequence[Plugging], faults: dict[str, WeftError]) -> None:
@@ -294,16 +298,18 @@ class OvsDatapath(KernelTools):
         numbers = self._bridge.promise(each.wiring.port.interface for each in pluggings)
         self._admit(pluggings, self._ground(numbers))
         rows = self._bridge.ask_for(
-            {name: wiring_marks(each.wiring) for name, each in zip(numbers, pluggings, strict=True)}, numbers
+            {name: wiring_marks(each.wiring) for name, each in zip(numbers, pluggings, strict=True)},
+            numbers,
+            {name: host_end(each.wiring) for name, each in zip(numbers, pluggings, strict=True)},
         )
-        for each in pluggings:
-            with _noted(faults, each):
-                self._devices.plug(each.wiring)
         policy = in_turn(each.policy for each in pluggings)
         self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))
-        refused = self._bridge.wait_for({name: row for name, row in rows.items() if name not in faults})
+        refused = self._bridge.wait_for(rows)
         faults |= {name: DatapathFault(reason) for name, reason in refused.items()}
-        self._devices.keep_up(name for name in rows if name not in faults)
+        for each in pluggings:
+            if each.wiring.port.interface not in faults:
+                with _noted(faults, each):
+                    self._devices.plug(each.wiring)
         come = [each.wiring.port for each in pluggings if each.wiring.port.interface not in faults]
         self._uplinks.introduce(voices_of(come, self._vtep))
         self._numbers = self._read_numbers()
@@ -424,8 +430,14 @@ class OvsDatapath(KernelTools):
         """See `weft.ports.datapath.DatapathTools`: those of all tenants are in the machine's own namespace."""
 
     def reap(self) -> None:
+        """See `weft.ports.datapath`. Devices go in one go, and before their ports.
+
+        One by one the switch would wait for the kernel to delete them, and forward nothing meanwhile.
+        """
         if self._leaving:
-            self._reap(wait=False)
+            self._devices.reap()
+            self._bridge.drop(self._leaving)
+            self._leaving.clear()
         self._spaces.reap()
 
     def withdraw(self) -> list[str]:
@@ -441,11 +453,6 @@ class OvsDatapath(KernelTools):
         mended += self._bridge.remove(self._openflow)
         self._nftables.run(UNGUARD)
         return mended
-
-    def _reap(self, *, wait: bool) -> None:
-        self._bridge.drop(self._leaving, wait=wait)
-        self._devices.reap()
-        self._leaving.clear()
 
     def _forget(self, tenants: Iterable[TenantName]) -> None:
         """Free the numbers of tenants, and the connections with them: whoever gets a number next inherits none."""

@@ -1,13 +1,18 @@
 """The machine's devices that are ports of the switch: host ends of workloads, a vxlan device for each overlay, legs.
 
-They are in the namespace of the switch itself, and known as ours by their names. They have no addresses and MACs that
-nobody speaks to: the machine's own stack has no part in what goes through them (`guard`).
+They are in the namespace of the switch itself, and known as ours by their names. They have no addresses: the machine's
+own stack has no part in what goes through them (`guard`).
+
+The switch makes host ends and legs itself, as internal ports, and a macvlan stands on each, in the namespace it leads
+to. Where the switch forwards in its own process that is a tap, which it asks for packets at a fraction of what a veth
+costs it, whether there are any or not (docs/figures.md). Host ends that older agents made are veths, and stay so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from weft.adapters.linux import pod
 from weft.adapters.linux.facts import REAPED_GROUP, overlay_hop_mac, overlay_mac, overlay_name
@@ -18,7 +23,7 @@ from weft.adapters.linux.links import (
     Vxlan,
     alter_link,
     alter_protocols,
-    create_veth,
+    create_macvlan,
     create_vxlan,
     delete_group,
     gone_is_fine,
@@ -26,7 +31,7 @@ from weft.adapters.linux.links import (
     read_links,
 )
 from weft.adapters.linux.neighbours import EVERYONE, Forwarding, drop_forwarding, put_forwarding, read_forwardings
-from weft.adapters.linux.netlink import NetlinkSocket
+from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.ovs.legs import LEG_PREFIX
 from weft.adapters.ovs.marks import owner_marks
@@ -38,6 +43,8 @@ from weft.ports.datapath import Wiring
 
 _LEAVING_PREFIX = "wgone"
 _LONGEST_ALIAS = 255
+_TAP, _KERNELS_OWN = "tun", "openvswitch"
+"""What the kernel calls the internal ports of a switch: of its own process, and of the kernel's module."""
 
 Way = Peer | Station
 """What an overlay's device has entries for: another node, or who is there on a segment."""
@@ -75,11 +82,6 @@ class Devices:
         self._netlink.send_batch([alter_link(link.index, up=True) for link in down])
         return [link.name for link in down]
 
-    def keep_up(self, names: Iterable[str]) -> None:
-        """Devices that the switch has taken are up: it writes back the flags it has read, perhaps before they were."""
-        found = (read_link(self._netlink, name) for name in names)
-        self.raise_all([link for link in found if link is not None])
-
     def refuse_taken(self, wiring: Wiring) -> None:
         """`Conflict` when one end's name is taken, `NotFound` when the workload's namespace is gone."""
         with pod.inside(wiring, home=self._namespace) as (_, inside):
@@ -89,17 +91,35 @@ class Devices:
             raise Conflict(f"the host end {wiring.port.interface} is there already")
 
     def plug(self, wiring: Wiring) -> None:
-        """A veth pair between the switch's namespace and the workload's, whose end has all it needs."""
-        name = wiring.port.interface
+        """Join a workload to its host end, which the switch has made; the workload's end has all it needs."""
         with pod.inside(wiring, home=self._namespace) as (namespace, inside):
-            end = Device(name=name, mtu=wiring.mtu)
-            peer = Device(name=wiring.interface, mac=wiring.port.mac, mtu=wiring.mtu)
-            self._netlink.send_batch([create_veth(end, peer, peer_namespace=namespace.fd)])
-            link = self._find(name)
+            link = self._find(wiring.port.interface)
             # Else it has a route, and the switch looks at every route whenever some device changes.
-            self._namespace.write_sysctls({f"net/ipv6/conf/{name}/disable_ipv6": "1"})
-            self._netlink.send_batch([alter_link(link.index, up=True, alias=_alias_of(wiring))])
-            pod.furnish(wiring, link.peer, namespace=namespace, inside=inside)
+            self._namespace.write_sysctls({f"net/ipv6/conf/{link.name}/disable_ipv6": "1"})
+            end = Device(name=wiring.interface, mtu=wiring.mtu)
+            self._netlink.send_batch(
+                [
+                    alter_link(link.index, up=True, alias=_alias_of(wiring)),
+                    create_macvlan(end, over=link.index, namespace=namespace.fd),
+                ]
+            )
+            made = read_link(inside, wiring.interface)
+            if made is None:
+                raise DatapathFault(f"interface {wiring.interface} is gone as soon as it was made")
+            pod.furnish(wiring, made.index, namespace=namespace, inside=inside)
+
+    def is_lonely(self, link: Link, netns: str) -> bool:
+        """Whether a host end has lost the workload's end, which was in the namespace at a path.
+
+        Where that is not known, nothing has been lost.
+        """
+        if not _is_stood_on(link) or link.listeners or not netns:
+            return False
+        try:
+            with Namespace.open(Path(netns)) as namespace, NetlinkSocket(ROUTE, namespace=namespace) as inside:
+                return _end_of(link, inside) is None  # it may only be down
+        except NotFound:
+            return True
 
     def unplug(self, wiring: Wiring) -> None:
         """The workload's end is down and under another name, ours is as good as gone; gone already is fine."""
@@ -107,18 +127,20 @@ class Devices:
         if link is None or link.group == REAPED_GROUP:
             return
         if wiring.netns:
-            self._free_name(wiring, link.peer)
+            self._free_name(wiring, link)
         self.retire([link])
 
-    def _free_name(self, wiring: Wiring, there: int) -> None:
+    def _free_name(self, wiring: Wiring, link: Link) -> None:
         with suppress(NotFound), pod.inside(wiring, home=self._namespace) as (_, inside), gone_is_fine():
-            away = [alter_link(there, up=False), alter_link(there, name=f"{_LEAVING_PREFIX}{there}")]
-            inside.send_batch([*pod.farewell(wiring, there), *away])
+            if there := _end_of(link, inside):
+                away = [alter_link(there, up=False), alter_link(there, name=f"{_LEAVING_PREFIX}{there}")]
+                inside.send_batch([*pod.farewell(wiring, there), *away])
 
     def retire(self, links: Iterable[Link]) -> None:
-        """They are as good as gone: `reap` deletes them."""
+        """They are as good as gone: `reap` deletes them, but those that only the switch can delete."""
         with gone_is_fine():
-            self._netlink.send_batch([alter_link(link.index, group=REAPED_GROUP) for link in links])
+            own = [link for link in links if link.kind != _KERNELS_OWN]
+            self._netlink.send_batch([alter_link(link.index, group=REAPED_GROUP) for link in own])
 
     def reap(self) -> None:
         self._netlink.send_batch([delete_group(REAPED_GROUP)])
@@ -165,6 +187,28 @@ class Devices:
         if link is None:
             raise DatapathFault(f"device {name} is gone as soon as it was made")
         return link
+
+
+def host_end(wiring: Wiring) -> Device:
+    """What the switch is to make for a workload: the workload's end has the same MAC."""
+    return Device(name=wiring.port.interface, mac=wiring.port.mac, mtu=wiring.mtu)
+
+
+def remade(link: Link) -> Device | None:
+    """What the switch is to make where there is a device that was a port; None when it was not made by the switch."""
+    return Device(name=link.name, mac=link.mac, mtu=link.mtu) if _is_stood_on(link) else None
+
+
+def _is_stood_on(link: Link) -> bool:
+    return link.kind in {_TAP, _KERNELS_OWN}
+
+
+def _end_of(link: Link, inside: NetlinkSocket) -> int | None:
+    """The index of the other end of a host end, in the namespace of a socket."""
+    if not _is_stood_on(link):
+        return link.peer or None
+    stands = (each.index for each in read_links(inside) if each.kind == "macvlan" and each.peer == link.index)
+    return next(stands, None)
 
 
 def _alias_of(wiring: Wiring) -> str | None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from weft.adapters.linux.links import Link
 from weft.adapters.ovs.bridge import TENANT_MARK
 from weft.domain.nodeview import Overlay, Port
 from weft.ports.datapath import Wiring
+
+NAMESPACE_MARK: Final = "weft-netns"
+"""Where the workload's end is."""
 
 
 def port_marks(port: Port) -> dict[str, str]:
@@ -28,8 +33,8 @@ def overlay_marks(overlay: Overlay) -> dict[str, str]:
 
 
 def owner_marks(wiring: Wiring) -> dict[str, str]:
-    """Whose workload it is (S-20)."""
-    return {"endpoint-id": wiring.endpoint, "vm-uuid": wiring.workload}
+    """Whose workload it is (S-20), and where."""
+    return {"endpoint-id": wiring.endpoint, "vm-uuid": wiring.workload, NAMESPACE_MARK: wiring.netns}
 
 
 def told_owner(link: Link) -> dict[str, str]:

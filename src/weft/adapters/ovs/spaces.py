@@ -1,7 +1,7 @@
 """Tenants' spaces beside the switch: what the kernel does better than flows, done as on linux (`linux.space`).
 
 A space is a pinned namespace with the tenant's gateways, its services and its link to the host. It stands on two legs,
-veths whose other ends are ports of the switch (`legs`). Towards workloads it routes by them: to those of this node by
+ports of the switch (`legs`). Towards workloads it routes by them: to those of this node by
 the near one, to others by the far one, which bears a name like an overlay's device, as the rules of linux tell others
 by it. The switch judges what passes; the space is told of no policy.
 """
@@ -15,10 +15,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from weft.adapters.linux.facts import PORT_MAC, overlay_name
+from weft.adapters.linux.facts import overlay_name
 from weft.adapters.linux.host_rules import HostSurroundings
 from weft.adapters.linux.host_side import HostSide
-from weft.adapters.linux.links import Device, alter_link, alter_protocols, create_veth, delete_link, read_link
+from weft.adapters.linux.links import Device, alter_link, alter_protocols, create_macvlan, delete_link, read_link
 from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.services import read_uses
@@ -27,6 +27,7 @@ from weft.adapters.ovs.ground import prefix_of
 from weft.adapters.ovs.legs import LEG_PREFIX, far_leg, near_leg
 from weft.domain.addresses import Address
 from weft.domain.balancing.parts import Backend, Frontend, Vip
+from weft.domain.errors import DatapathFault
 from weft.domain.hosting.parts import HostLink, is_hosts
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Gateway, Overlay, Part, Port, Remote, Space
@@ -66,12 +67,21 @@ class Spaces:
         """Those of some tenants, by their numbers, that lack a leg or are not there at all."""
         return {tenant: number for tenant, number in numbers.items() if not self._stands(tenant, number)}
 
-    def make(self, numbers: Mapping[TenantName, int]) -> list[str]:
-        """These tenants have a space with new legs, which the switch must not have yet; what was made, in words."""
+    def clear(self, numbers: Mapping[TenantName, int]) -> None:
+        """Nothing is left of the legs of these tenants, which the switch has not."""
         for tenant, number in numbers.items():
             space = self._open(tenant)
             for outside, inside in _legs(number):
-                self._make_leg(space, outside, inside)
+                for netlink, name in ((self._netlink, outside), (space.netlink, inside)):
+                    if (stale := read_link(netlink, name)) is not None:
+                        netlink.send_batch([delete_link(stale.index)])
+
+    def make(self, numbers: Mapping[TenantName, int]) -> list[str]:
+        """These tenants have a space on its legs, which the switch has made; what was done, in words."""
+        for tenant, number in numbers.items():
+            space = self._open(tenant)
+            for outside, inside in _legs(number):
+                self._stand(space, outside, inside)
             space.note_links()
         return [f"made the space of tenant {tenant}" for tenant in numbers]
 
@@ -146,21 +156,27 @@ class Spaces:
             return False
         space.note_links()
         return all(
-            (link := read_link(self._netlink, outside)) is not None and link.peer == space.indexes.get(inside)
+            (leg := read_link(self._netlink, outside)) is not None
+            and (end := read_link(space.netlink, inside)) is not None
+            and end.peer == leg.index
             for outside, inside in _legs(number)
         )
 
-    def _make_leg(self, space: TenantSpace, outside: str, inside: str) -> None:
-        if (stale := read_link(self._netlink, outside)) is not None:
-            self._netlink.send_batch([delete_link(stale.index)])
-        if (stale := read_link(space.netlink, inside)) is not None:
-            space.netlink.send_batch([delete_link(stale.index)])
-        end, peer = Device(name=outside, mtu=self._mtu), Device(name=inside, mac=PORT_MAC, mtu=self._mtu)
-        self._netlink.send_batch([create_veth(end, peer, peer_namespace=space.namespace.fd)])
-        for netlink, name in ((self._netlink, outside), (space.netlink, inside)):
-            if (link := read_link(netlink, name)) is not None:
-                quiet = [alter_protocols(link.index, link_local=False), alter_link(link.index, resolves=False)]
-                netlink.send_batch([*quiet, alter_link(link.index, up=True)])
+    def _stand(self, space: TenantSpace, outside: str, inside: str) -> None:
+        """The space stands on a leg: what comes by it is for the space, which has its MAC."""
+        leg = read_link(self._netlink, outside)
+        if leg is None:
+            raise DatapathFault(f"device {outside} is gone as soon as it was made")
+        self._netlink.send_batch(
+            [
+                alter_protocols(leg.index, link_local=False),
+                alter_link(leg.index, up=True),
+                create_macvlan(Device(name=inside, mtu=self._mtu), over=leg.index, namespace=space.namespace.fd),
+            ]
+        )
+        if (end := read_link(space.netlink, inside)) is not None:
+            quiet = [alter_protocols(end.index, link_local=False), alter_link(end.index, resolves=False)]
+            space.netlink.send_batch([*quiet, alter_link(end.index, up=True)])
         read_link(self._netlink, outside)  # being asked, the kernel lets both ends send at once
 
     def _by_tenant(self, parts: Iterable[Part]) -> defaultdict[TenantName, list[Part]]:
