@@ -24,7 +24,7 @@ from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Rem
 from weft.domain.policy.parts import REFUSES, WORKLOAD, Row, Tally, Who
 from weft.domain.policy.rules import Direction
 from weft.drivers import DatapathSettings, open_datapath
-from weft.ports.datapath import Datapath, Plugging, WiredAddress, Wiring
+from weft.ports.datapath import Datapath, Drop, Plugging, WiredAddress, Wiring
 from weft.testing import traffic
 from weft.testing.inventory import devices
 from weft.testing.waiting import soon, until
@@ -169,6 +169,28 @@ class DatapathContract:
                 await until(lambda: _refused(datapath) > number)  # noqa: B023
                 datapath.apply(Difference((), (closed,)))
                 datapath.settle()
+
+    async def test_a_packet_that_is_refused_before_anybody_asked_is_told(
+        self, datapath: Datapath, pods: NamespaceDirectory
+    ) -> None:
+        datapath.converge(ground(1, 2))
+        wire(datapath, pods, 1, 2)
+        outcome = REFUSES | 1
+        datapath.apply(
+            Difference((Row(BLUE, Direction.INGRESS, WORKLOAD | 2, None, outcome), Tally(BLUE, outcome)), ())
+        )
+        with pods.open("pod1") as namespace:
+            source = traffic.Place(namespace, ip_address(str(address(1))))
+            with source.open_caller(traffic.UDP) as mouth:
+                mouth.sendto(b"refused", (str(address(2)), 80))
+        told: list[Drop] = []
+
+        def is_told() -> bool:
+            told.extend(drop for drop in datapath.drops() if drop.outcome == outcome)
+            return bool(told)
+
+        await until(is_told)
+        assert (told[0].source, told[0].target) == (address(1), address(2))
 
     # Workloads
 

@@ -289,6 +289,8 @@ class LinuxDatapath(KernelTools):
             space = TenantSpace(self._directory.create(tenant))
             space.prepare()
             self._spaces[tenant] = space
+            with suppress(Refused):  # which `drops` tells
+                space.hear()  # before the first packet, which nobody could explain otherwise
         return self._spaces[tenant]
 
     def _drop_space(self, tenant: TenantName) -> None:

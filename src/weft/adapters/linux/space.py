@@ -265,11 +265,15 @@ class TenantSpace:
         forget_endpoints(self.netfilter, self._left)
         self._left.clear()
 
-    def refused(self) -> list[Told]:
-        """The packets that were refused since the last call, or a sample; from the first call on."""
+    def hear(self) -> PacketLog:
+        """From now on it is told what is refused here; `Refused` when somebody else hears that."""
         if self._refused is None:
             self._refused = PacketLog(DROP_GROUP, namespace=self.namespace)
-        return list(self._refused.read(most=_MOST_DATAGRAMS))
+        return self._refused
+
+    def refused(self) -> list[Told]:
+        """The packets that were refused since the last call, or a sample; from `hear` or the first call on."""
+        return list(self.hear().read(most=_MOST_DATAGRAMS))
 
     def converge(self, wanted: Set[Part], overlays: Sequence[Overlay]) -> tuple[list[str], frozenset[Port]]:
         """Mend what differs; what was mended, and the ports whose host ends are not there.

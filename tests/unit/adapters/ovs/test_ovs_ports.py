@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.adapters.ovs.bridge import NAME, SwitchBridge
+from weft.adapters.ovs.bridge import NAME, PORT_NUMBERS, SwitchBridge
 from weft.adapters.ovs.ovsdb import Database
 from weft.adapters.ovs.values import map_of, set_of, uuid
 
@@ -63,7 +63,20 @@ def test_a_port_whose_interface_is_not_known_yet_has_no_number(database: Databas
     assert numbers(bridge) == {"a": 1, "b": 2}
 
 
-def test_numbers_of_all_ports_are_taken_and_used_ones_come_back_last(database: Database) -> None:
+def test_a_port_whose_device_is_gone_has_no_number(database: Database) -> None:
+    """The switch leaves it its number, and tells that no device of the kernel has an index for it."""
     bridge = SwitchBridge(database)
-    assert bridge.promise(["c", "d"]) == {"c": 4, "d": 5}
-    assert bridge.promise(["e"]) == {"e": 6}
+    for index, number in ((set_of(()), 1), (7, 1), (0, 0)):
+        database.tables["Interface"]["i-a"] = {"name": "a", "ofport": 1, "error": set_of(()), "ifindex": index}
+        database.changes += 1
+        assert numbers(bridge) == {"a": number, "b": 2}
+
+
+def test_numbers_of_all_ports_are_taken_and_used_ones_come_back_last(database: Database) -> None:
+    """They are none that the switch would give to somebody who asks for no number."""
+    first = PORT_NUMBERS.start
+    database.tables["Interface"]["i-theirs"] = {"name": "theirs", "ofport": first + 1, "error": set_of(())}
+    database.changes += 1
+    bridge = SwitchBridge(database)
+    assert bridge.promise(["c", "d"]) == {"c": first, "d": first + 2}
+    assert bridge.promise(["e"]) == {"e": first + 3}
