@@ -11,9 +11,9 @@ import http.client
 import json
 import select
 import socket
+import struct
 import time
 from statistics import median
-from typing import NamedTuple
 
 from bench.figures import Figure, figure
 from weft.testing.apart import stepped_apart
@@ -34,24 +34,46 @@ _OPEN = {"tenantName": "default", "policyName": _POLICY, "ruleId": "open", "dire
     "protocol": "udp", "port": _PORT, "priority": 2, "action": "allow"
 }  # fmt: skip
 _PACE_S = 0.0003
-_ENOUGH = 5
-"""So many packets in a row that do not arrive are refused, and not late."""
+_QUIET_S = 0.05
+"""When nothing has arrived for so long, what was sent before is refused, and not late."""
+_NUMBER = struct.Struct("=Q")
 
 
-class Way(NamedTuple):
-    """From one pod to another, by which packets go all the time."""
+class Way:
+    """From one pod to another, by which packets go all the time. Each has a number, by which it is known when it comes.
 
-    mouth: socket.socket
-    ear: socket.socket
-    where: tuple[str, int]
+    On a busy path they arrive later than the next ones are sent.
+    """
 
-    def passes(self) -> bool:
-        """Whether a packet arrives that is sent now."""
-        self.mouth.sendto(b"?", self.where)
-        if not select.select([self.ear], [], [], _PACE_S)[0]:
-            return False
-        self.ear.recv(64)
-        return True
+    def __init__(self, mouth: socket.socket, ear: socket.socket, where: tuple[str, int]) -> None:
+        self._mouth, self._ear, self._where = mouth, ear, where
+        self._sent_at: list[float] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """What was sent before is of no concern any more."""
+        self._arrived = len(self._sent_at) - 1
+        self._arrived_at: float | None = None
+
+    def go_on(self) -> None:
+        """Send one more, and take what has arrived, waiting for it no longer than until the next one is due."""
+        self._sent_at.append(time.perf_counter())
+        self._mouth.sendto(_NUMBER.pack(len(self._sent_at) - 1), self._where)
+        while select.select([self._ear], [], [], max(self._sent_at[-1] + _PACE_S - time.perf_counter(), 0))[0]:
+            (number,) = _NUMBER.unpack(self._ear.recv(64))
+            if number > self._arrived:
+                self._arrived, self._arrived_at = number, time.perf_counter()
+
+    def opened_at(self) -> float | None:
+        """When a packet came."""
+        return self._arrived_at
+
+    def shut_at(self) -> float | None:
+        """When the first packet was sent that did not come, nor any after it."""
+        if self._arrived + 1 == len(self._sent_at):
+            return None
+        first = self._sent_at[self._arrived + 1]
+        return first if self._sent_at[-1] > max(first, self._arrived_at or 0.0) + _QUIET_S else None
 
 
 def run(*, datapath: str = "linux") -> dict[str, Figure]:
@@ -112,21 +134,16 @@ def _change_all(url: str, asks: Pod, answers: Pod) -> list[float]:
 
 def _change(rest: http.client.HTTPConnection, way: Way, *, opens: bool) -> float:
     """From the request until the first packet passes, or until the first of those is sent that do not any more."""
+    way.begin()
     began = time.perf_counter()
     if opens:
         rest.request("PUT", f"/api/v1/rules/{_KEY}/", json.dumps(_OPEN), {"Content-Type": "application/json"})
     else:
         rest.request("DELETE", f"/api/v1/rules/{_KEY}/")
-    in_force, met = began, 0
-    while met < (1 if opens else _ENOUGH):
-        sent = time.perf_counter()
-        if sent > began + DEADLINE:
+    while (in_force := way.opened_at() if opens else way.shut_at()) is None:
+        if time.perf_counter() > began + DEADLINE:
             raise SystemExit("bench.rule_changes: the rule never came into force")
-        if way.passes() is not opens:
-            met = 0
-            continue
-        in_force = (time.perf_counter() if opens else sent) if met == 0 else in_force
-        met += 1
+        way.go_on()
     answer = rest.getresponse()
     answer.read()
     if answer.status != http.HTTPStatus.OK:

@@ -20,6 +20,7 @@ from weft.adapters.linux.links import (
     alter_port,
     alter_protocols,
     create_bridge,
+    create_macvlan,
     create_veth,
     create_vxlan,
     delete_group,
@@ -61,6 +62,28 @@ def test_a_veth_pair_is_born_in_two_namespaces(here: Space, there: Space) -> Non
     assert found(here, "wp1") == Link(
         index=100, name="wp1", kind="veth", mac=HOST_END.mac, mtu=1450, up=False, alias="", group=0, master=0, peer=200
     )
+
+
+def test_a_macvlan_stands_on_a_device_of_another_namespace(here: Space, there: Space, make_space: MakeSpace) -> None:
+    """It has that one's MAC and all its frames while it is up, and goes with it."""
+    here.send(create_veth(HOST_END, POD_END, peer_namespace=make_space("elsewhere").namespace.fd))
+    here.send(create_macvlan(Device(name="eth0", mtu=1400), over=HOST_END.index, namespace=there.namespace.fd))
+    link = judged(there, "eth0")
+    assert (link["address"], link["mtu"], link["link_index"]) == (HOST_END.mac, 1400, HOST_END.index)
+    assert (
+        link["linkinfo"] == {"info_kind": "macvlan", "info_data": {"mode": "passthru", "flags": []}} | link["linkinfo"]
+    )
+    assert (found(there, "eth0").kind, found(there, "eth0").peer) == ("macvlan", HOST_END.index)
+    heard = []
+    for up in (False, True, False):
+        there.send(alter_link(found(there, "eth0").index, up=up))
+        heard.append(found(here, "wp1").listeners)
+    assert heard == [0, 1, 0]
+    with pytest.raises(Refused) as refusal:
+        here.send(create_macvlan(Device(name="eth1"), over=HOST_END.index, namespace=there.namespace.fd))
+    assert refusal.value.errno == errno.EINVAL
+    here.send(delete_link(HOST_END.index))
+    assert read_link(there.route, "eth0") is None
 
 
 def test_what_is_left_open_is_chosen_by_the_kernel(here: Space, there: Space) -> None:
@@ -236,4 +259,5 @@ def test_foreign_kinds_of_devices_are_read_too(here: Space) -> None:
     here.ask("ip", "link", "add", "tunnel0", "type", "vxlan", "external")
     here.ask("ip", "link", "add", "mac0", "link", "tunnel0", "type", "macvlan")
     kinds = {link.name: (link.kind, link.peer, link.vxlan) for link in read_links(here.route)}
-    assert kinds == {"lo": ("", 0, None), "tunnel0": ("vxlan", 0, None), "mac0": ("macvlan", 0, None)}
+    below = found(here, "tunnel0").index
+    assert kinds == {"lo": ("", 0, None), "tunnel0": ("vxlan", 0, None), "mac0": ("macvlan", below, None)}

@@ -10,7 +10,16 @@ from weft.adapters.linux.bridging import BRIDGE_BASE, BRIDGE_SYSCTLS
 from weft.adapters.linux.host_rules import COMMENT
 from weft.adapters.linux.hosting import HOME_BASE
 from weft.adapters.linux.judging import INSIDE, PORT_PREFIX
-from weft.adapters.linux.links import LOOPBACK, Device, Vxlan, create_bridge, create_ifb, create_veth, create_vxlan
+from weft.adapters.linux.links import (
+    LOOPBACK,
+    Device,
+    Vxlan,
+    create_bridge,
+    create_ifb,
+    create_macvlan,
+    create_veth,
+    create_vxlan,
+)
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
@@ -24,6 +33,8 @@ from weft.ports.datapath import SpaceSurvey
 
 _SYSCTL_ROOT = Path("/proc/sys")
 _METER = 100
+_LOWEST = 100
+"""An index that no device has in a namespace that is new."""
 _HOOKS = frozenset({"input", "forward", "output"})
 _VERDICT_MAP = f"""\
 add map inet {TABLE} verdicts {{ type ipv4_addr . inet_service : verdict; }}
@@ -74,6 +85,18 @@ def probe_kernel() -> list[str]:
             *_probe_bridging(namespace, netlink),
         ]
     return lacking
+
+
+def probe_macvlan() -> list[str]:
+    """The same for devices that stand on others, as workloads' do where a switch has the others."""
+    with Namespace.new() as namespace, NetlinkSocket(ROUTE, namespace=namespace) as netlink:
+        try:
+            below = Device(name="wp0", index=_LOWEST), Device(name="wp1", index=_LOWEST + 1)
+            netlink.send_batch([create_veth(*below, peer_namespace=namespace.fd)])
+            netlink.send_batch([create_macvlan(Device(name="eth0"), over=_LOWEST, namespace=namespace.fd)])
+        except DatapathFault as error:
+            return [f"the kernel makes no macvlan devices: {error.message}"]
+    return []
 
 
 def _probe_protocols() -> list[str]:

@@ -19,6 +19,7 @@ from weft.adapters.linux.links import Device, Link
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
+from weft.adapters.linux.survey import probe_macvlan
 from weft.adapters.linux.tools import KernelTools
 from weft.adapters.linux.underlay import workload_mtu
 from weft.adapters.ovs.announcing import voices_of
@@ -28,10 +29,10 @@ from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD, UNGUARD
 from weft.adapters.ovs.health import examine_switch
-from weft.adapters.ovs.leavers import Leavers, Owned, owned
+from weft.adapters.ovs.leavers import owned
 from weft.adapters.ovs.legs import legs_of
 from weft.adapters.ovs.marks import NAMESPACE_MARK, overlay_marks, port_marks, told_owner, wiring_marks
-from weft.adapters.ovs.openflow import OpenFlow, Zoned
+from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import not_carried, without_uplinks
 from weft.adapters.ovs.settling import settle
 from weft.adapters.ovs.spaces import Spaces
@@ -97,7 +98,6 @@ class OvsDatapath(KernelTools):
         self._uplinks = Uplinks(uplinks, switch=switch, database=self._database, ours=self._bridge)
         self._openflow = OpenFlow(f"unix:{switch / NAME}.mgmt")
         self._flows = FlowTable(self._openflow)
-        self._leavers = Leavers()
         self._leaving: set[str] = set()
         self._connections = _NEVER
         self._numbers: dict[str, int] = {}
@@ -157,11 +157,7 @@ class OvsDatapath(KernelTools):
         mended += done
         mended += self._devices.converge_ways((part for part in wanted if isinstance(part, Way)), links)
         mended += self._spaces.converge(wanted)
-        told = self._flows.parts
         mended += self._flows.converge(wanted, self._ground())
-        left = self._leavers.change(drop=told - wanted, put=wanted - told)
-        self._openflow.forget_connections(self._zoned(left))
-        self._leavers.settle(left)
         self._uplinks.announce(voices_of(wanted, self._vtep))
         self._forget(self._bridge.tenants().keys() - tenants)
         self._connections, self._numbers = self._count_connections(), self._read_numbers()
@@ -220,7 +216,7 @@ class OvsDatapath(KernelTools):
         self._make_spaces(come)
         self._add_overlays(part for part in difference.put if isinstance(part, Overlay))
         drop, put = _unplugged(difference.drop), _unplugged(difference.put)
-        self._change_flows(drop=drop, put=put, ground=self._ground())
+        self._flows.change(drop=drop, put=put, ground=self._ground())
         self._spaces.change(drop=drop, put=put)
         self._devices.change_ways(
             drop=[part for part in drop if isinstance(part, Way)], put=[part for part in put if isinstance(part, Way)]
@@ -329,14 +325,14 @@ class OvsDatapath(KernelTools):
         ports = [each.wiring.port for each in pluggings]
         new = owned(port for port in ports if port not in self._flows.parts)
         put = (*policy.put, *ports)
-        self._change_flows(drop=(*policy.drop, *put), put=put, ground=ground, new=new)
+        self._flows.change(drop=(*policy.drop, *put), put=put, ground=ground, new=new)
 
     def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         self._devices.unplug(wiring)
         self._leaving.add(wiring.port.interface)
         self._numbers.pop(wiring.port.interface, None)
         drop, left = (*policy.drop, wiring.port), owned([wiring.port])
-        self._change_flows(drop=drop, put=policy.put, ground=self._ground(), new=left)
+        self._flows.change(drop=drop, put=policy.put, ground=self._ground(), new=left)
         self._spaces.change(drop=policy.drop, put=policy.put)
         self._spaces.dismiss(wiring.port)
 
@@ -421,6 +417,11 @@ class OvsDatapath(KernelTools):
         ]
 
     @staticmethod
+    def probe() -> list[str]:
+        """See `weft.ports.datapath.DatapathTools`."""
+        return [*KernelTools.probe(), *probe_macvlan()]
+
+    @staticmethod
     def examine(switch: Path) -> Iterator[Finding]:
         """See `weft.ports.datapath.DatapathTools`."""
         return examine_switch(switch)
@@ -441,14 +442,14 @@ class OvsDatapath(KernelTools):
         self._spaces.reap()
 
     def withdraw(self) -> list[str]:
-        """Ports go first: the switch is not to look for devices that are gone."""
+        """See `weft.ports.datapath`. Devices go before their ports, as in `reap`."""
         self._database.look_alive()
         mended = self._uplinks.remove()
-        self._bridge.drop(self._bridge.ports().keys(), wait=True)
-        mended += self._spaces.converge(frozenset())
         links = self._devices.read()
         self._devices.retire(links.values())
         self._devices.reap()
+        self._bridge.drop(self._bridge.ports().keys(), wait=True)
+        mended += self._spaces.converge(frozenset())
         mended += [f"removed device {name}" for name in links]
         mended += self._bridge.remove(self._openflow)
         self._nftables.run(UNGUARD)
@@ -460,23 +461,7 @@ class OvsDatapath(KernelTools):
         gone = [tenant for tenant in tenants if tenant in known]
         self._openflow.forget_zones(known[tenant] for tenant in gone)
         self._bridge.forget(gone)
-        self._leavers.forget({*gone})
-
-    def _change_flows(
-        self, *, drop: Iterable[Part], put: Iterable[Part], ground: Ground, new: Set[Owned] = frozenset()
-    ) -> None:
-        """Flows of some parts go and of others come, and with them no connection of who was at their addresses.
-
-        Nor of those at `new` ones. The flows are others by then, so no connection comes back.
-        """
-        drop, put = tuple(drop), tuple(put)
-        left = new | self._leavers.change(drop=drop, put=put)
-        self._flows.change(drop=drop, put=put, ground=ground, forget=self._zoned(left))
-        self._leavers.settle(left)
-
-    def _zoned(self, addresses: Set[Owned]) -> list[Zoned]:
-        zones = self._bridge.tenants() if addresses else {}
-        return [(zones[tenant], address) for tenant, address in addresses if tenant in zones]
+        self._flows.forget({*gone})
 
     def _ground(self, promised: Mapping[str, int] | None = None) -> Ground:
         ports = {name: port.number for name, port in self._bridge.ports().items() if port.number}

@@ -13,11 +13,13 @@ from weft.adapters.ovs.actions import SetField
 from weft.adapters.ovs.flows import Flow, FlowKey
 from weft.adapters.ovs.gatherings import Gatherings
 from weft.adapters.ovs.ground import Ground
+from weft.adapters.ovs.leavers import Leavers, Owned
 from weft.adapters.ovs.meters import Meter
 from weft.adapters.ovs.openflow import OpenFlow, Zoned
 from weft.adapters.ovs.pipeline import base_flows, flows_of
 from weft.adapters.ovs.shaping import meters_of
 from weft.adapters.ovs.tables import OUTCOME, TENANT, Table
+from weft.domain.ids import TenantName
 from weft.domain.nodeview import Part, Port, Shape
 
 
@@ -32,11 +34,17 @@ class FlowTable:
         """Of all that the switch should have."""
         self._shapes: dict[str, Shape] = {}
         """By the port, with which they go."""
+        self._leavers = Leavers()
 
     def converge(self, wanted: Set[Part], ground: Ground) -> list[str]:
         """The switch has exactly the flows of these parts, all at once; what was done, in words."""
+        told = self.parts
         flows = {each.flow for each in self._openflow.read_flows()}
-        return self._fit(wanted, ground, flows, {*self._openflow.read_meters()})
+        done = self._fit(wanted, ground, flows, {*self._openflow.read_meters()})
+        left = self._leavers.change(drop=told - wanted, put=wanted - told)
+        self._openflow.forget_connections(_zoned(left, ground))
+        self._leavers.settle(left)
+        return done
 
     def fill(self, wanted: Set[Part], ground: Ground) -> list[str]:
         """The same for a switch that is known to have none, so that nobody waits until it has said so again."""
@@ -66,13 +74,15 @@ class FlowTable:
         ]
 
     def change(
-        self, *, drop: Iterable[Part], put: Iterable[Part], ground: Ground, forget: Iterable[Zoned] = ()
+        self, *, drop: Iterable[Part], put: Iterable[Part], ground: Ground, new: Set[Owned] = frozenset()
     ) -> None:
         """No more of what some parts are made of, and what others are made of, all at once.
 
-        The shape of a port goes with it. Then the connections of some addresses are forgotten.
+        The shape of a port goes with it. Then the connections of who was at their addresses before are forgotten, and
+        of those at `new` ones: the flows are others by then, so no connection comes back.
         """
         drop, put = tuple(drop), tuple(put)
+        forgotten = new | self._leavers.change(drop=drop, put=put)
         left = [self._shapes.get(part.interface) for part in drop if isinstance(part, Port)]
         drop += tuple(shape for shape in left if shape is not None and shape not in drop)
         before, after = self._gatherings.change(drop=drop, put=put, ground=ground)
@@ -86,7 +96,8 @@ class FlowTable:
         meters = {meter for part in put for meter in meters_of(part, ground)}
         unused = {flow.meter for flow in old if flow.meter} - {meter.number for meter in meters}
         self._openflow.put_meters(meters)
-        self._openflow.change(drop=gone, put=flows, forget=forget)
+        self._openflow.change(drop=gone, put=flows, forget=_zoned(forgotten, ground))
+        self._leavers.settle(forgotten)
         self._openflow.drop_meters(unused)
         for part in drop:
             self._made.pop(part, None)
@@ -96,6 +107,10 @@ class FlowTable:
         self._shapes |= {part.interface: part for part in put if isinstance(part, Shape)}
         self._keys -= gone
         self._keys |= {flow.key for flow in flows}
+
+    def forget(self, tenants: Set[TenantName]) -> None:
+        """Nothing is left of these tenants, nor of their connections."""
+        self._leavers.forget(tenants)
 
     def say_again(self) -> None:
         """Put a flow that is there: nothing is another than before, but the switch looks whether it is."""
@@ -132,6 +147,11 @@ class FlowTable:
             elif reason := REASONS.get(_written(flow, OUTCOME)):
                 reasons[tenant, reason] += packets
         return outcomes, reasons
+
+
+def _zoned(addresses: Iterable[Owned], ground: Ground) -> list[Zoned]:
+    """Where the tracker has connections of addresses: a tenant's number is its zone."""
+    return [(ground.tenants[tenant], address) for tenant, address in addresses if tenant in ground.tenants]
 
 
 def _value(key: FlowKey, name: str) -> int | None:
