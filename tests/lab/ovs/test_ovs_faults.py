@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -83,6 +84,39 @@ async def test_both_daemons_are_away_for_long(lab: NetLab, seconds: float) -> No
     await has_flows(switch, flows)
 
 
+async def are_whole(*pods: Pod) -> None:
+    """Return when CHECK finds nothing amiss with any of them."""
+
+    async def amiss(pod: Pod) -> str:
+        try:
+            await pod.check()
+        except CniError as error:
+            return str(error)
+        return ""
+
+    for pod in pods:
+        await eventually(partial(amiss, pod), lambda told: not told)
+
+
+@OVS_IN_ALL_MODES
+async def test_a_switch_that_takes_its_devices_along_when_it_ends_gets_them_back(lab: NetLab) -> None:
+    """R5, W33: `ovs-appctl exit --cleanup` deletes every internal port, and all that stands on them.
+
+    Workloads are wired again by themselves, with the same addresses, and tenants' spaces stand again.
+    """
+    one, switch, (a, b) = await two_pods(lab)
+    before = a.address(), b.address()
+    switch.command("exit", "--cleanup")
+    await until(lambda: not [name for name in inventory.devices(one.machine) if name.startswith(("wp", "wl"))])
+    switch.kill_daemon()
+    switch.start_daemon()
+    await are_whole(a, b)
+    assert (a.address(), b.address()) == before
+    for source, target in ((a, b), (b, a)):
+        assert await source.reaches(target)
+    await inventory.settled(lab)
+
+
 @OVS_IN_ALL_MODES
 async def test_a_port_that_others_take_away_comes_back(lab: NetLab) -> None:
     """R5: ports that stand are never made again, and one that is missing is made."""
@@ -91,7 +125,8 @@ async def test_a_port_that_others_take_away_comes_back(lab: NetLab) -> None:
     rows = switch.configure("--columns=name,_uuid", "list", "interface")
     lost, *_ = sorted(name for name in names if name.startswith("wp"))
     switch.configure("del-port", BRIDGE, lost)
-    await until(lambda: ports(switch) == names)
+    await are_whole(a, b)
+    assert ports(switch) == names
     assert await a.reaches(b)
     again = switch.configure("--columns=name,_uuid", "list", "interface")
     kept = [each for each in rows.split("\n\n") if lost not in each]
