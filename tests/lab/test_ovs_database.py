@@ -12,6 +12,7 @@ from weft.adapters.ovs.values import items_of, map_of, mapping_of, new_row, one_
 from weft.domain.errors import DatapathFault, Invalid
 from weft.testing.processes import free_port
 from weft.testing.switches import Switch, running_switch
+from weft.testing.waiting import until
 
 COLUMNS = {
     "Open_vSwitch": ("bridges", "cur_cfg"),
@@ -105,13 +106,22 @@ def test_a_server_that_comes_back_is_listed_again(switch: Switch, database: Data
     assert database.connections == 2
 
 
-def test_it_speaks_tcp_and_answers_when_it_is_asked_whether_it_lives(switch: Switch) -> None:
+async def test_it_speaks_tcp_and_answers_when_it_is_asked_whether_it_lives(switch: Switch) -> None:
     port = free_port()
     control = str(switch.directory / "ovsdb.ctl")
     switch.run("ovs-appctl", "-t", control, "ovsdb-server/add-remote", f"ptcp:{port}:127.0.0.1")
     database = Database(f"tcp:127.0.0.1:{port}", columns=COLUMNS)
+
+    def listens() -> bool:
+        """The server says so before it does."""
+        try:
+            database.look()
+        except DatapathFault:
+            return False
+        return True
+
     try:
-        database.look()
+        await until(listens)
         (root,) = database.tables["Open_vSwitch"]
         assert database.transact([{"op": "comment", "comment": "hello"}]) == [{}]
         assert root
