@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from weft.adapters.linux.links import Device
 from weft.adapters.linux.netns import NamespaceDirectory
-from weft.adapters.ovs.bridge import NAME
+from weft.adapters.ovs.bridge import NAME, PORT_NUMBERS, SwitchBridge, open_database
 from weft.adapters.ovs.datapath import OvsDatapath
 from weft.adapters.ovs.tables import Table
 from weft.domain.addresses import Address, mac_of, parse_address
@@ -23,6 +26,7 @@ from weft.domain.segments import Segment, Station
 from weft.ports.datapath import NO_CHANGE, Plugging, WiredAddress, Wiring
 from weft.testing import inventory, switch_inventory
 from weft.testing.switches import Switch, running_switch
+from weft.testing.waiting import until
 
 BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")
@@ -168,6 +172,38 @@ def test_a_port_that_was_lost_with_its_device_is_told_and_can_be_had_again(
         findings = other.converge(GROUND | {PORT})
         assert (findings.mended, findings.missing) == ((), frozenset())
     tells_whose_it_is(switch)
+
+
+async def test_a_namespace_that_has_left_a_file_behind_is_gone(
+    datapath: OvsDatapath, directory: NamespaceDirectory
+) -> None:
+    """A runtime that is killed between umount and rm leaves one; the device of its pod is there as before."""
+    datapath.converge(GROUND)
+    datapath.plug(wired := wiring(directory))
+    directory.delete("pod")
+    await asyncio.to_thread(Path(wired.netns).touch)
+    await until(lambda: datapath.converge(GROUND | {PORT}).missing == {PORT})  # the kernel takes its time
+    datapath.unplug(wired)
+    datapath.reap()
+    assert datapath.converge(GROUND).mended == ()
+
+
+def test_a_port_that_was_given_another_number_asks_for_it_from_now_on(datapath: OvsDatapath, switch: Switch) -> None:
+    """Else the switch makes it again when the one that was asked for is free, and what stands on it goes."""
+    datapath.converge(GROUND)
+    taken = {"theirs": PORT_NUMBERS.stop - 1}
+    with closing(open_database(switch.directory)) as database:
+        bridge = SwitchBridge(database)
+        bridge.prepare()
+        for name in ("theirs", "ours"):
+            wanted = {name: taken["theirs"]}
+            made = {name: Device(name=name, mac=PORT.mac, mtu=1450)}
+            assert bridge.wait_for(bridge.ask_for({name: {}}, wanted, made), wanted) == {}
+    columns = ("ofport", "ofport_request", "ifindex")
+    given, asked, index = (switch.configure("get", "interface", "ours", column) for column in columns)
+    assert given == asked != str(taken["theirs"])
+    switch.configure("del-port", NAME, "theirs")
+    assert switch.configure("get", "interface", "ours", "ifindex") == index
 
 
 def test_a_workload_whose_end_is_down_has_lost_nothing(datapath: OvsDatapath, directory: NamespaceDirectory) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 
@@ -210,24 +211,35 @@ class Attachments:
         except BaseException:
             self._reconciler.doubt()  # nobody knows how much of the policy is in force
             raise
+        self._reconciler.found(wiring.port)
 
-    async def plug_again(self) -> None:
-        """Wire workloads anew whose interfaces others have taken away. Those that cannot be had are left to DEL and GC.
+    async def plug_again(self) -> bool:
+        """Wire workloads anew whose interfaces others have taken away; whether none is left that may be tried again.
 
-        What is missing because it is just being wired or taken off is nobody's loss.
+        Those that cannot be had, because their namespace is gone or the name is taken, are left to DEL and GC.
         """
         for note in self._journal:
-            if note.wiring is None or note.wiring.port not in self._reconciler.missing:
+            wiring = note.wiring
+            if wiring is None or wiring.port not in self._reconciler.missing:
                 continue
             async with self._turns[note.handle.container]:
                 now = self._journal.get(note.key)
-                if now is None or now.stage is not Stage.ATTACHED or now.wiring != note.wiring:
-                    continue
-                log.warning("attachment lost its interface", container=note.handle.container)
-                try:
-                    await self.plug(note.endpoint, note.wiring)
-                except WeftError as error:
-                    log.warning("attachment not wired again", container=note.handle.container, reason=error.message)
+                is_attached = now is not None and now.stage is Stage.ATTACHED and now.wiring == wiring
+                if is_attached and wiring.port in self._reconciler.missing:
+                    await self._plug_lost(note.endpoint, wiring)
+        return not self._reconciler.missing
+
+    async def _plug_lost(self, endpoint: model.Endpoint, wiring: Wiring) -> None:
+        log.warning("attachment lost its interface", container=endpoint.container_id)
+        try:
+            await self.plug(endpoint, wiring)
+        except DatapathFault as fault:
+            log.warning("attachment not wired again yet", container=endpoint.container_id, reason=fault.message)
+            with suppress(DatapathFault):  # it is tried again, and nothing half-made is to stand in the way
+                await self._kernel.call(lambda datapath: datapath.unplug(wiring))
+        except WeftError as error:
+            log.warning("attachment given up", container=endpoint.container_id, reason=error.message)
+            self._reconciler.give_up(wiring.port)
 
     async def remove(self, note: Attachment) -> None:
         """Take an attachment off, from whatever stage: first the kernel's part, then the addresses."""

@@ -264,11 +264,13 @@ class Agent:
 
     async def _plug_again_for_ever(self) -> None:
         lost = self._reconciler.port_lost
-        lost.clear()  # what was missing at the start has been seen to
+        backoff = Backoff(cap=10.0)
         while True:
             await lost.wait()
             lost.clear()
-            await self._attachments.plug_again()
+            while not await self._attachments.plug_again():
+                await backoff.pause()
+            backoff.reset()
 
     async def _reap_for_ever(self) -> None:
         never = asyncio.Event()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from weft.agent.enforcement import Policies
 from weft.agent.hosting import HostAccess
-from weft.agent.journal import WIRED, Journal
+from weft.agent.journal import WIRED, Journal, Stage
 from weft.agent.kernel import Kernel
 from weft.agent.profiles import Profiles
 from weft.agent.services import Services
@@ -76,10 +76,11 @@ class Reconciler:
         """The last wish for a receipt that came by the news; it and all before it are carried out."""
         self.networks_changed = asyncio.Event()
         """Set when some network is another than before."""
-        self.missing: frozenset[Port] = frozenset()
-        """The ports of workloads that the last look at everything has not found."""
+        self.missing: set[Port] = set()
+        """The ports of attached workloads that a look at everything has not found, and that may be had again."""
+        self._given_up: set[Port] = set()
         self.port_lost = asyncio.Event()
-        """Set when there are others than before among those."""
+        """Set when some are missing."""
         self.receipt_due = asyncio.Event()
         """Set when a wish for a receipt has been carried out."""
         self.mended = 0
@@ -182,6 +183,7 @@ class Reconciler:
         self._all_touched = False
         wanted = self._wanted()
         self._applied, self._tenants = wanted, _tenants(wanted)
+        attached = {note.wiring.port for note in self._journal if note.wiring and note.stage is Stage.ATTACHED}
         everything = {*wanted, *self._ports()}.union(*(topic.everything(self._tenants) for topic in self._topics))
         self._doubtful = False
         try:
@@ -192,12 +194,25 @@ class Reconciler:
         self.spaces.enter(self._tenants, anew=bool(findings.mended))
         self._remember_remotes()
         self.mended += len(findings.mended)
-        if findings.missing - self.missing:
-            self.port_lost.set()
-        self.missing = findings.missing
+        self._note_missing(attached & findings.missing)
         for text in findings.mended:
             log.info("mended", what=text)
         return findings
+
+    def _note_missing(self, lost: set[Port]) -> None:
+        self._given_up &= lost  # who is back may be lost again
+        self.missing = lost - self._given_up
+        if self.missing:
+            self.port_lost.set()
+
+    def found(self, port: Port) -> None:
+        """A workload is wired, whether it was missing or not."""
+        self.missing.discard(port)
+
+    def give_up(self, port: Port) -> None:
+        """What is missing cannot be had again; it is not missed until it was there once more."""
+        self.missing.discard(port)
+        self._given_up.add(port)
 
     @asynccontextmanager
     async def _realising(self) -> AsyncIterator[None]:

@@ -81,7 +81,7 @@ def check_machine(tools: DatapathTools) -> Iterator[Check]:
         "kernel",
         lacking,
         well="veth, vxlan and nftables work",
-        hint="load the modules veth, vxlan, nf_tables and nft_fwd_netdev",
+        hint="load the modules veth, vxlan, nf_tables and nft_fwd_netdev, and macvlan for Open vSwitch",
     )
     yield from _verdict(
         "firewall",

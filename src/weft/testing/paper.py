@@ -44,6 +44,8 @@ class PaperDatapath:
         """What else there is."""
         self.refused: set[str] = set()
         """The containers that cannot be unplugged."""
+        self.faults: dict[str, WeftError] = {}
+        """Why the next plug of a container fails."""
         self.may_plug = threading.Event()
         self.may_plug.set()
         self.plugging = threading.Event()
@@ -53,6 +55,8 @@ class PaperDatapath:
         self.plugging.set()
         if not self.may_plug.wait(DEADLINE):
             raise DatapathFault("nobody let it go on")
+        if fault := self.faults.pop(_id_of(wiring).container, None):
+            raise fault
         self.plugged[_id_of(wiring)] = wiring
         self.apply(policy)
 
@@ -77,7 +81,9 @@ class PaperDatapath:
     def converge(self, wanted: Set[Part]) -> Findings:
         """Finds what it was not told, ports aside: those come and go by plugging."""
         before, self._parts = self._parts, {part for part in wanted if not isinstance(part, Port)}
-        return Findings(mended=tuple(f"{part}" for part in before ^ self._parts))
+        plugged = {wiring.port for wiring in self.plugged.values()}
+        missing = {part for part in wanted if isinstance(part, Port)} - plugged
+        return Findings(mended=tuple(f"{part}" for part in before ^ self._parts), missing=frozenset(missing))
 
 
 def _id_of(wiring: Wiring) -> AttachmentId:

@@ -123,6 +123,11 @@ def requests(wiring: Wiring, link: int) -> Iterable[Request]:
 def furnish(wiring: Wiring, link: int, *, namespace: Namespace, inside: NetlinkSocket) -> None:
     """Give the workload's end what it needs. Some runtimes make namespaces without v6: that is lifted for it."""
     wanted = [*requests(wiring, link)]
+    if own := rules(wiring, link):
+        # Of an interface that others took away, of which only these are left.
+        sources = {each.source for each in own}
+        stale = [each for each in read_rules(inside) if each.source in sources and each.priority == _RULE_PRIORITY]
+        wanted = [*(drop_rule(each) for each in stale if each not in own), *wanted]
     try:
         inside.send_batch(wanted)
     except Refused as refusal:

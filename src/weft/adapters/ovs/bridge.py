@@ -57,6 +57,8 @@ class SwitchPort(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     row: str
     number: int
+    given: int
+    """The number that it has in the switch, also when its device is gone or it needs none."""
     error: str
     marks: Mapping[str, str]
 
@@ -168,7 +170,8 @@ class SwitchBridge:
 
         It has none that `DatapathFault` names: what else was asked for is there all the same.
         """
-        if marks and (failed := self.wait_for(self.ask_for(marks, self.promise(marks), made))):
+        numbers = self.promise(marks)
+        if marks and (failed := self.wait_for(self.ask_for(marks, numbers, made), numbers)):
             raise DatapathFault("; ".join(failed.values()))
 
     def promise(self, names: Iterable[str]) -> dict[str, int]:
@@ -199,8 +202,11 @@ class SwitchBridge:
         results = self.database.transact([*operations, self.mutate("ports", "insert", added)])
         return {name: one_of(results[2 * position]["uuid"]) for position, name in enumerate(marks)}
 
-    def wait_for(self, rows: Mapping[str, str]) -> dict[str, str]:
-        """Wait until the switch has taken ports it was asked for; why it has not taken some, by their names."""
+    def wait_for(self, rows: Mapping[str, str], numbers: Mapping[str, int]) -> dict[str, str]:
+        """Wait until the switch has taken ports it was asked for; why it has not taken some, by their names.
+
+        Those that were given other numbers ask for these from now on, else the switch would make them again one day.
+        """
         interfaces = self.database.tables["Interface"]
 
         def number(row: str) -> int:
@@ -212,6 +218,19 @@ class SwitchBridge:
         self.database.wait_until(
             lambda: all(number(row) > 0 or error(row) for row in rows.values()), doing=f"add ports to {self.name}"
         )
+        misplaced = {row: number(row) for name, row in rows.items() if number(row) not in {numbers[name], 0, -1}}
+        if misplaced:
+            self.database.transact(
+                [
+                    {
+                        "op": "update",
+                        "table": "Interface",
+                        "where": [["_uuid", "==", uuid(row)]],
+                        "row": {"ofport_request": given},
+                    }
+                    for row, given in misplaced.items()
+                ]
+            )
         return {name: f"ovs: {name}: {error(row)}" for name, row in rows.items() if number(row) <= 0}
 
     def drop(self, names: Set[str], *, wait: bool = False) -> None:
@@ -220,7 +239,9 @@ class SwitchBridge:
         rows = {name: port.row for name, port in self.ports().items() if name in names}
         if rows:
             followed = self._ask_to_settle([self.mutate("ports", "delete", set_of(map(uuid, rows.values())))])
-            self._let_go_at |= dict.fromkeys(rows, (self.database.connections, followed))
+            now = self.database.connections, self._root()["cur_cfg"]
+            self._let_go_at = {name: at for name, at in self._let_go_at.items() if at[0] == now[0] and at[1] > now[1]}
+            self._let_go_at |= dict.fromkeys(rows, (now[0], followed))
         if wait:
             self._wait_until_let_go(names)
 
@@ -229,7 +250,7 @@ class SwitchBridge:
 
         A database that was away meanwhile may count anew, and the switch has read all of it again.
         """
-        found = [self._let_go_at.pop(name) for name in names if name in self._let_go_at]
+        found = (self._let_go_at.get(name, (0, 0)) for name in names)
         count = max((count for at, count in found if at == self.database.connections), default=0)
         self.database.wait_until(lambda: self._root()["cur_cfg"] >= count, doing="let go of ports")
 
@@ -299,7 +320,7 @@ class SwitchBridge:
 
     def _free_numbers(self) -> Iterator[int]:
         """Numbers that no port has; those used last come back last, so that nobody inherits a flow or a mistake."""
-        taken = {port.number for port in self._read_ports()}
+        taken = {port.given for port in self._read_ports()}
         for number in chain(
             range(self._last_number + 1, PORT_NUMBERS.stop), range(PORT_NUMBERS.start, self._last_number + 1)
         ):
@@ -330,11 +351,13 @@ class SwitchBridge:
         if same and same.interface is interface:
             return same
         # A port keeps its number when its device goes, of which then only the index tells.
-        number = max(one_of(interface.get("ofport"), 0), 0) if one_of(interface.get("ifindex"), None) != 0 else 0
+        given = max(one_of(interface.get("ofport"), 0), 0)
+        number = 0 if one_of(interface.get("ifindex")) == 0 else given
         made = SwitchPort(
             name=port["name"],
             row=key,
             number=number,
+            given=given,
             error="" if number else one_of(interface.get("error"), ""),
             marks=mapping_of(port["external_ids"]),
         )

@@ -226,9 +226,9 @@ class OvsDatapath(KernelTools):
         gone -= {overlay_name(part.vni) for part in put if isinstance(part, Overlay)}
         gone |= self._leg_marks(left).keys()
         if gone:
-            self._bridge.drop(gone)
             self._devices.retire(link for name, link in self._devices.read().items() if name in gone)
             self._devices.reap()
+            self._bridge.drop(gone)
         self._spaces.drop(left)
         self._forget(left)
         self._numbers = self._read_numbers()
@@ -285,7 +285,8 @@ class OvsDatapath(KernelTools):
         wiring = plugging.wiring
         _refuse(not_carried(plugging.policy.put))
         if wiring.port.interface in self._leaving:
-            self.reap()  # its name is to be free
+            self.reap()
+            self._bridge.drop({wiring.port.interface}, wait=True)  # its name is to be free
         self._devices.refuse_taken(wiring)
 
     def _add_ports(self, pluggings: Sequence[Plugging], faults: dict[str, WeftError]) -> None:
@@ -300,20 +301,17 @@ class OvsDatapath(KernelTools):
         )
         policy = in_turn(each.policy for each in pluggings)
         self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))
-        refused = self._bridge.wait_for(rows)
+        refused = self._bridge.wait_for(rows, numbers)
         faults |= {name: DatapathFault(reason) for name, reason in refused.items()}
         for each in pluggings:
             if each.wiring.port.interface not in faults:
                 with _noted(faults, each):
                     self._devices.plug(each.wiring)
-        come = [each.wiring.port for each in pluggings if each.wiring.port.interface not in faults]
-        self._uplinks.introduce(voices_of(come, self._vtep))
+        come = [each for each in pluggings if each.wiring.port.interface not in faults]
+        self._uplinks.introduce(voices_of((each.wiring.port for each in come), self._vtep))
         self._numbers = self._read_numbers()
-        if misplaced := [
-            each
-            for each in pluggings
-            if (name := each.wiring.port.interface) not in faults and self._numbers[name] != numbers[name]
-        ]:
+        places = [(each, each.wiring.port.interface) for each in come]
+        if misplaced := [each for each, name in places if self._numbers.get(name) != numbers[name]]:
             self._admit(misplaced, self._ground())  # somebody else was given the number in between
 
     def _admit(self, pluggings: Sequence[Plugging], ground: Ground) -> None:

@@ -5,7 +5,7 @@ own stack has no part in what goes through them (`guard`).
 
 The switch makes host ends and legs itself, as internal ports, and a macvlan stands on each, in the namespace it leads
 to. Where the switch forwards in its own process that is a tap, which it asks for packets at a fraction of what a veth
-costs it, whether there are any or not (docs/figures.md). Host ends that older agents made are veths, and stay so.
+costs it, whether there are any or not (docs/adr/0012). Host ends that older agents made are veths, and stay so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from weft.adapters.linux.netns import Namespace
 from weft.adapters.ovs.legs import LEG_PREFIX
 from weft.adapters.ovs.marks import owner_marks
 from weft.domain.addresses import Address, parse_address
-from weft.domain.errors import Conflict, DatapathFault, NotFound
+from weft.domain.errors import Conflict, DatapathFault, Invalid, NotFound
 from weft.domain.nodeview import Overlay, Peer
 from weft.domain.segments import Station
 from weft.ports.datapath import Wiring
@@ -99,7 +99,7 @@ class Devices:
             end = Device(name=wiring.interface, mtu=wiring.mtu)
             self._netlink.send_batch(
                 [
-                    alter_link(link.index, up=True, alias=_alias_of(wiring)),
+                    alter_link(link.index, up=True, alias=_alias_of(wiring), mac=own_mac(link, wiring.port.mac)),
                     create_macvlan(end, over=link.index, namespace=namespace.fd),
                 ]
             )
@@ -118,8 +118,10 @@ class Devices:
         try:
             with Namespace.open(Path(netns)) as namespace, NetlinkSocket(ROUTE, namespace=namespace) as inside:
                 return _end_of(link, inside) is None  # it may only be down
-        except NotFound:
+        except (NotFound, Invalid):  # a file is left where the namespace was
             return True
+        except DatapathFault:
+            return False
 
     def unplug(self, wiring: Wiring) -> None:
         """The workload's end is down and under another name, ours is as good as gone; gone already is fine."""
@@ -131,7 +133,7 @@ class Devices:
         self.retire([link])
 
     def _free_name(self, wiring: Wiring, link: Link) -> None:
-        with suppress(NotFound), pod.inside(wiring, home=self._namespace) as (_, inside), gone_is_fine():
+        with suppress(NotFound, Invalid), pod.inside(wiring, home=self._namespace) as (_, inside), gone_is_fine():
             if there := _end_of(link, inside):
                 away = [alter_link(there, up=False), alter_link(there, name=f"{_LEAVING_PREFIX}{there}")]
                 inside.send_batch([*pod.farewell(wiring, there), *away])
@@ -192,6 +194,11 @@ class Devices:
 def host_end(wiring: Wiring) -> Device:
     """What the switch is to make for a workload: the workload's end has the same MAC."""
     return Device(name=wiring.port.interface, mac=wiring.port.mac, mtu=wiring.mtu)
+
+
+def own_mac(link: Link, mac: str) -> str | None:
+    """The MAC that a device is to be given, None where it has it: others may have given it one by now, as udev does."""
+    return None if link.mac == mac else mac
 
 
 def remade(link: Link) -> Device | None:

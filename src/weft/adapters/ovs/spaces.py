@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from weft.adapters.linux.facts import overlay_name
+from weft.adapters.linux.facts import PORT_MAC, overlay_name
 from weft.adapters.linux.host_rules import HostSurroundings
 from weft.adapters.linux.host_side import HostSide
 from weft.adapters.linux.links import Device, alter_link, alter_protocols, create_macvlan, delete_link, read_link
@@ -23,6 +23,7 @@ from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.services import read_uses
 from weft.adapters.linux.space import TenantSpace
+from weft.adapters.ovs.devices import own_mac
 from weft.adapters.ovs.ground import prefix_of
 from weft.adapters.ovs.legs import LEG_PREFIX, far_leg, near_leg
 from weft.domain.addresses import Address
@@ -170,7 +171,7 @@ class Spaces:
         self._netlink.send_batch(
             [
                 alter_protocols(leg.index, link_local=False),
-                alter_link(leg.index, up=True),
+                alter_link(leg.index, up=True, mac=own_mac(leg, PORT_MAC)),
                 create_macvlan(Device(name=inside, mtu=self._mtu), over=leg.index, namespace=space.namespace.fd),
             ]
         )

@@ -70,12 +70,14 @@ def test_a_port_whose_device_is_gone_has_no_number(database: Database) -> None:
         database.tables["Interface"]["i-a"] = {"name": "a", "ofport": 1, "error": set_of(()), "ifindex": index}
         database.changes += 1
         assert numbers(bridge) == {"a": number, "b": 2}
+        assert bridge.ports()["a"].given == 1
 
 
 def test_numbers_of_all_ports_are_taken_and_used_ones_come_back_last(database: Database) -> None:
     """They are none that the switch would give to somebody who asks for no number."""
     first = PORT_NUMBERS.start
-    database.tables["Interface"]["i-theirs"] = {"name": "theirs", "ofport": first + 1, "error": set_of(())}
+    theirs = {"name": "theirs", "ofport": first + 1, "error": set_of(()), "ifindex": 0}  # a patch has no device
+    database.tables["Interface"]["i-theirs"] = theirs
     database.changes += 1
     bridge = SwitchBridge(database)
     assert bridge.promise(["c", "d"]) == {"c": first, "d": first + 2}

@@ -19,7 +19,7 @@ from weft.domain.ids import TenantName
 BLUE = TenantName("blue")
 A, B = Address(4, 0x0A010001), Address(4, 0x0A010002)
 PORTS = {
-    number: SwitchPort(name=name, row="", number=number, error="", marks={TENANT_MARK: BLUE})
+    number: SwitchPort(name=name, row="", number=number, given=number, error="", marks={TENANT_MARK: BLUE})
     for number, name in ((5, "wpa"), (6, "wpb"))
 }
 DATAGRAM = (
