@@ -170,8 +170,10 @@ class SwitchBridge:
 
         It has none that `DatapathFault` names: what else was asked for is there all the same.
         """
+        if not marks:
+            return
         numbers = self.promise(marks)
-        if marks and (failed := self.wait_for(self.ask_for(marks, numbers, made), numbers)):
+        if failed := self.wait_for(self.ask_for(marks, numbers, made), numbers):
             raise DatapathFault("; ".join(failed.values()))
 
     def promise(self, names: Iterable[str]) -> dict[str, int]:
@@ -235,6 +237,8 @@ class SwitchBridge:
 
     def drop(self, names: Set[str], *, wait: bool = False) -> None:
         """No ports of ours of these names; gone already is fine. With `wait` the switch has let go of their devices."""
+        if not names:
+            return
         self.database.look_alive()
         rows = {name: port.row for name, port in self.ports().items() if name in names}
         if rows:
