@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from weft.adapters.linux.links import Device
 from weft.adapters.linux.netns import NamespaceDirectory
 from weft.adapters.ovs.bridge import NAME, PORT_NUMBERS, SwitchBridge, open_database
 from weft.adapters.ovs.datapath import OvsDatapath
@@ -197,8 +196,7 @@ def test_a_port_that_was_given_another_number_asks_for_it_from_now_on(datapath: 
         bridge.prepare()
         for name in ("theirs", "ours"):
             wanted = {name: taken["theirs"]}
-            made = {name: Device(name=name, mac=PORT.mac, mtu=1450)}
-            assert bridge.wait_for(bridge.ask_for({name: {}}, wanted, made), wanted) == {}
+            assert bridge.wait_for(bridge.ask_for({name: {}}, wanted, {name: 1450}), wanted) == {}
     columns = ("ofport", "ofport_request", "ifindex")
     given, asked, index = (switch.configure("get", "interface", "ours", column) for column in columns)
     assert given == asked != str(taken["theirs"])

@@ -183,7 +183,7 @@ async def test_a_flood_of_refused_packets_and_a_reader_that_does_not_read_hold_n
         other = await host.pod("other", network="net", group="guests")
         assert await guest.reaches(other)
         await other.remove()
-        told = await drops(host)
+        told = await drops(host, "--pod", "lab/till")
     assert 1 <= len(told) <= 1000
     assert {drop["rule"] for drop in told} == {DENY_UDP}
 

@@ -23,7 +23,7 @@ from weft.testing.hosts import Host, Pod
 from weft.testing.modes import ALL_IN_SOAK, BRIDGE_IN_SOAK, ON_ALL, ON_OVS_AND_TAGS, ON_OVS_TOO, OVS_MODES_IN_SOAK
 from weft.testing.netlab import NetLab
 from weft.testing.traffic import QUIET_S, TCP, UDP, IPAddress
-from weft.testing.waiting import DEADLINE, eventually, until
+from weft.testing.waiting import DEADLINE, eventually, soon, until
 
 VXLAN_PORT = 4789
 LOOPBACK = ip_address("127.0.0.1")
@@ -396,7 +396,7 @@ async def test_a_port_of_loopback_is_the_hosts_own(lab: NetLab, closing: ExitSta
     host = traffic.Place(own_place(one, closing).namespace, LOOPBACK)
     with inside.place().listening(80, TCP) as ear:
         assert await answers(host, "127.0.0.1", 8080)
-        connection, (seen, _) = ear.accept()
+        connection, (seen, _) = await soon(asyncio.get_running_loop().sock_accept(ear))
         connection.close()
         assert seen == one.address
         assert not await answers(outside(closing), one.address, 8080)

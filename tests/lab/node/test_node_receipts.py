@@ -61,7 +61,7 @@ async def test_a_deletion_waits_too_and_an_agent_that_is_gone_is_named(lab: NetL
     one, _ = await asyncio.gather(lab.host("one"), lab.host("two"))
     (await write(lab, "blue", "wait=30")).accepted()
     one.kill()
-    gone = await lab.rest.send("DELETE", f"{API}/networks/default:blue/?wait=0.3")
+    gone = await lab.rest.send("DELETE", f"{API}/networks/default:blue/?wait=3")
     assert [each["node"] for each in gone.body["details"]["laggards"]] == ["one"]
     (await lab.rest.get("networks", "default:blue")).refused(404)
     await one.start()

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from weft.adapters.linux.links import Device
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.ovsdb import Database, Operation, Row
 from weft.adapters.ovs.values import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
@@ -77,7 +76,7 @@ class _Rows(NamedTuple):
 
 
 _NO_ROW: Final[Row] = {}
-_NO_DEVICES: Final[Mapping[str, Device]] = {}
+_NOTHING_MADE: Final[Mapping[str, int]] = {}
 
 
 def open_database(directory: Path) -> Database:
@@ -165,7 +164,7 @@ class SwitchBridge:
         self._read_ports()
         return self._ours
 
-    def add(self, marks: Mapping[str, Mapping[str, str]], made: Mapping[str, Device] = _NO_DEVICES) -> None:
+    def add(self, marks: Mapping[str, Mapping[str, str]], made: Mapping[str, int] = _NOTHING_MADE) -> None:
         """Ports of these names, each with its marks; the switch has them when this returns. See `ask_for`.
 
         It has none that `DatapathFault` names: what else was asked for is there all the same.
@@ -185,17 +184,17 @@ class SwitchBridge:
         self,
         marks: Mapping[str, Mapping[str, str]],
         numbers: Mapping[str, int],
-        made: Mapping[str, Device] = _NO_DEVICES,
+        made: Mapping[str, int] = _NOTHING_MADE,
     ) -> dict[str, str]:
-        """Ask the switch for ports, whose devices are there or are to be `made` by it; their rows by their names."""
+        """Ask the switch for ports, whose devices are there or `made` by it with an MTU; their rows by their names."""
         self._wait_until_let_go(marks)
         operations: list[Operation] = []
         for position, (name, own) in enumerate(marks.items()):
             interface: dict[str, Any] = {"name": name, "ofport_request": numbers[name]}
             port = {"name": name, "interfaces": new_row(f"i{position}"), "external_ids": map_of({_MARK: "", **own})}
             interface["external_ids"] = port["external_ids"]
-            if device := made.get(name):
-                interface |= {"type": "internal", "mac": device.mac, "mtu_request": device.mtu}
+            if mtu := made.get(name):
+                interface |= {"type": "internal", "mtu_request": mtu}
             operations += [
                 {"op": "insert", "table": "Interface", "uuid-name": f"i{position}", "row": interface},
                 {"op": "insert", "table": "Port", "uuid-name": f"p{position}", "row": port},

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 from weft.adapters.linux.facts import PORT_MAC, overlay_name
 from weft.adapters.linux.host_rules import HostSurroundings
-from weft.adapters.linux.links import Device, Link
+from weft.adapters.linux.links import Link
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
 from weft.adapters.linux.netns import Namespace
 from weft.adapters.linux.nftables import open_nftables
@@ -24,7 +24,7 @@ from weft.adapters.linux.tools import KernelTools
 from weft.adapters.linux.underlay import workload_mtu
 from weft.adapters.ovs.announcing import voices_of
 from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
-from weft.adapters.ovs.devices import Devices, Way, host_end, remade
+from weft.adapters.ovs.devices import Devices, Way, is_stood_on
 from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD, UNGUARD
@@ -205,7 +205,7 @@ class OvsDatapath(KernelTools):
             for name in marks.keys() & links.keys()
             if name not in ports or name in useless
         }
-        self._bridge.add(added, {name: device for name in added if (device := remade(links[name]))})
+        self._bridge.add(added, {name: links[name].mtu for name in added if is_stood_on(links[name])})
         return mended + [f"added port {name}" for name in added], links
 
     def apply(self, difference: Difference[Part]) -> None:
@@ -244,7 +244,7 @@ class OvsDatapath(KernelTools):
         marks = self._leg_marks(lame.keys())
         self._bridge.drop(marks.keys(), wait=True)
         self._spaces.clear(lame)
-        self._bridge.add(marks, {name: Device(name=name, mac=PORT_MAC, mtu=self._mtu) for name in marks})
+        self._bridge.add(marks, dict.fromkeys(marks, self._mtu))
         return self._spaces.make(lame)
 
     def _leg_marks(self, tenants: Set[TenantName]) -> dict[str, dict[str, str]]:
@@ -297,7 +297,7 @@ class OvsDatapath(KernelTools):
         rows = self._bridge.ask_for(
             {name: wiring_marks(each.wiring) for name, each in zip(numbers, pluggings, strict=True)},
             numbers,
-            {name: host_end(each.wiring) for name, each in zip(numbers, pluggings, strict=True)},
+            {name: each.wiring.mtu for name, each in zip(numbers, pluggings, strict=True)},
         )
         policy = in_turn(each.policy for each in pluggings)
         self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))

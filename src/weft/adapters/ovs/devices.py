@@ -99,7 +99,7 @@ class Devices:
             end = Device(name=wiring.interface, mtu=wiring.mtu)
             self._netlink.send_batch(
                 [
-                    alter_link(link.index, up=True, alias=_alias_of(wiring), mac=own_mac(link, wiring.port.mac)),
+                    alter_link(link.index, up=True, alias=_alias_of(wiring), mac=wiring.port.mac),
                     create_macvlan(end, over=link.index, namespace=namespace.fd),
                 ]
             )
@@ -113,7 +113,7 @@ class Devices:
 
         Where that is not known, nothing has been lost.
         """
-        if not _is_stood_on(link) or link.listeners or not netns:
+        if not is_stood_on(link) or link.listeners or not netns:
             return False
         try:
             with Namespace.open(Path(netns)) as namespace, NetlinkSocket(ROUTE, namespace=namespace) as inside:
@@ -191,28 +191,14 @@ class Devices:
         return link
 
 
-def host_end(wiring: Wiring) -> Device:
-    """What the switch is to make for a workload: the workload's end has the same MAC."""
-    return Device(name=wiring.port.interface, mac=wiring.port.mac, mtu=wiring.mtu)
-
-
-def own_mac(link: Link, mac: str) -> str | None:
-    """The MAC that a device is to be given, None where it has it: others may have given it one by now, as udev does."""
-    return None if link.mac == mac else mac
-
-
-def remade(link: Link) -> Device | None:
-    """What the switch is to make where there is a device that was a port; None when it was not made by the switch."""
-    return Device(name=link.name, mac=link.mac, mtu=link.mtu) if _is_stood_on(link) else None
-
-
-def _is_stood_on(link: Link) -> bool:
+def is_stood_on(link: Link) -> bool:
+    """Whether the switch has made a device."""
     return link.kind in {_TAP, _KERNELS_OWN}
 
 
 def _end_of(link: Link, inside: NetlinkSocket) -> int | None:
     """The index of the other end of a host end, in the namespace of a socket."""
-    if not _is_stood_on(link):
+    if not is_stood_on(link):
         return link.peer or None
     stands = (each.index for each in read_links(inside) if each.kind == "macvlan" and each.peer == link.index)
     return next(stands, None)

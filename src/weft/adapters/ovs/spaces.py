@@ -23,7 +23,6 @@ from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.services import read_uses
 from weft.adapters.linux.space import TenantSpace
-from weft.adapters.ovs.devices import own_mac
 from weft.adapters.ovs.ground import prefix_of
 from weft.adapters.ovs.legs import LEG_PREFIX, far_leg, near_leg
 from weft.domain.addresses import Address
@@ -171,7 +170,7 @@ class Spaces:
         self._netlink.send_batch(
             [
                 alter_protocols(leg.index, link_local=False),
-                alter_link(leg.index, up=True, mac=own_mac(leg, PORT_MAC)),
+                alter_link(leg.index, up=True, mac=PORT_MAC),
                 create_macvlan(Device(name=inside, mtu=self._mtu), over=leg.index, namespace=space.namespace.fd),
             ]
         )
