@@ -25,6 +25,9 @@ from weft.domain.addresses import Address
 LOOPBACK: Final = 1
 """The index of `lo`, in every namespace."""
 
+LINKS: Final = 1
+"""The group that is told of devices (`RTNLGRP_LINK`)."""
+
 SEND_REDIRECTS, RP_FILTER = 6, 8
 """IPv4 settings of a device, for `alter_protocols` (`IPV4_DEVCONF_…` in `ip.h`)."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import select
 import socket
 import struct
 import threading
@@ -27,7 +28,7 @@ ROUTE, NETFILTER = 0, 12
 _DEADLINE = 10
 """Seconds to wait for an answer. It waits already when we come to read it, so this only ends the impossible."""
 
-_SOL_NETLINK = 270
+_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 _CAP_ACK, _EXT_ACK, _STRICT_CHECK = 10, 11, 12
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _SEND_SPACE, _RECEIVE_SPACE = 8 << 20, 2 << 20
@@ -142,6 +143,19 @@ class NetlinkSocket:
                     raise _fault("read messages", error) from error
             else:
                 yield from messages(data)
+
+    def join(self, group: int) -> None:
+        """From now on what the kernel tells a group comes unasked too."""
+        try:
+            self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+        except OSError as error:
+            raise _fault(f"join group {group}", error) from error
+
+    def wait(self, *, within: float) -> None:
+        """Return when something has come unasked, or so many seconds have passed."""
+        news = select.poll()
+        news.register(self._socket, select.POLLIN)
+        news.poll(within * 1000)
 
     def close(self) -> None:
         self._socket.close()

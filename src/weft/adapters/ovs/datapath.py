@@ -124,6 +124,7 @@ class OvsDatapath(KernelTools):
         self._uplinks.close()
         self._database.close()
         self._nftables.close()
+        self._devices.close()
         self._netlink.close()
         self._namespace.close()
 
@@ -245,7 +246,10 @@ class OvsDatapath(KernelTools):
         self._bridge.drop(marks.keys(), wait=True)
         self._spaces.clear(lame)
         self._bridge.add(marks, dict.fromkeys(marks, self._mtu))
-        return self._spaces.make(lame)
+        made = self._spaces.make(lame)
+        if lame:
+            self._openflow.await_turn()  # it is to hear that they are up
+        return made
 
     def _leg_marks(self, tenants: Set[TenantName]) -> dict[str, dict[str, str]]:
         numbers = {tenant: number for tenant, number in self._bridge.tenants().items() if tenant in tenants}
@@ -301,12 +305,16 @@ class OvsDatapath(KernelTools):
         )
         policy = in_turn(each.policy for each in pluggings)
         self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))
+        self._devices.raise_made(each.wiring for each in pluggings)
         refused = self._bridge.wait_for(rows, numbers)
         faults |= {name: DatapathFault(reason) for name, reason in refused.items()}
+        are_heard_of = True
         for each in pluggings:
             if each.wiring.port.interface not in faults:
                 with _noted(faults, each):
-                    self._devices.plug(each.wiring)
+                    are_heard_of &= self._devices.plug(each.wiring)
+        if not are_heard_of:
+            self._openflow.await_turn()
         come = [each for each in pluggings if each.wiring.port.interface not in faults]
         self._uplinks.introduce(voices_of((each.wiring.port for each in come), self._vtep))
         self._numbers = self._read_numbers()
@@ -361,15 +369,7 @@ class OvsDatapath(KernelTools):
         return next((each.mac for each in own if question.target in each.addresses), mac_of(question.target))
 
     def tallies(self) -> list[Tallies]:
-        outcomes, reasons = self._flows.count()
-        return [
-            Tallies(
-                tenant=tenant,
-                outcomes={outcome: count for (number, outcome), count in outcomes.items() if number == own},
-                reasons={reason: count for (number, reason), count in reasons.items() if number == own},
-            )
-            for tenant, own in sorted(self._bridge.tenants().items())
-        ]
+        return self._flows.tallies(self._bridge.tenants())
 
     def service_uses(self) -> list[ServiceUse]:
         return self._spaces.uses()

@@ -10,6 +10,7 @@ costs it, whether there are any or not (docs/adr/0012). Host ends that older age
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from weft.adapters.linux import pod
 from weft.adapters.linux.facts import REAPED_GROUP, overlay_hop_mac, overlay_mac, overlay_name
 from weft.adapters.linux.judging import OVERLAY_PREFIX, PORT_PREFIX
 from weft.adapters.linux.links import (
+    LINKS,
     Device,
     Link,
     Vxlan,
@@ -43,6 +45,7 @@ from weft.ports.datapath import Wiring
 
 _LEAVING_PREFIX = "wgone"
 _LONGEST_ALIAS = 255
+_SOON_S, _MOST_NEWS = 1.0, 1000
 _TAP, _KERNELS_OWN = "tun", "openvswitch"
 """What the kernel calls the internal ports of a switch: of its own process, and of the kernel's module."""
 
@@ -56,7 +59,12 @@ class Devices:
     def __init__(self, namespace: Namespace, netlink: NetlinkSocket, *, vtep: Address, port: int, mtu: int) -> None:
         self._namespace = namespace
         self._netlink = netlink
+        self._news = NetlinkSocket(ROUTE, namespace=namespace)
+        self._news.join(LINKS)
         self._vtep, self._port, self._mtu = vtep, port, mtu
+
+    def close(self) -> None:
+        self._news.close()
 
     def read(self) -> dict[str, Link]:
         """Those that are there to stay, by name."""
@@ -90,23 +98,46 @@ class Devices:
         if read_link(self._netlink, wiring.port.interface) is not None:
             raise Conflict(f"the host end {wiring.port.interface} is there already")
 
-    def plug(self, wiring: Wiring) -> None:
-        """Join a workload to its host end, which the switch has made; the workload's end has all it needs."""
+    def raise_made(self, wirings: Iterable[Wiring]) -> None:
+        """Raise host ends as soon as the switch has made them; what does not come soon is left to `plug`.
+
+        The switch sends nothing to a device before it has heard that it is up. That it hears as soon as it is done with
+        the round in which it makes the device, and else after its next one.
+        """
+        waiting = {wiring.port.interface: wiring for wiring in wirings}
+        until = time.monotonic() + _SOON_S
+        while (left := until - time.monotonic()) > 0:
+            for _ in self._news.read_unasked(most=_MOST_NEWS):
+                pass  # that there are some says enough
+            for name in [*waiting]:
+                if (link := read_link(self._netlink, name)) is not None:
+                    self._raise(link, waiting.pop(name))
+            if not waiting:
+                return
+            self._news.wait(within=left)
+
+    def _raise(self, link: Link, wiring: Wiring) -> None:
+        # Else it has a route, and the switch looks at every route whenever some device changes.
+        self._namespace.write_sysctls({f"net/ipv6/conf/{link.name}/disable_ipv6": "1"})
+        told = alter_link(link.index, up=True, alias=_alias_of(wiring), mac=wiring.port.mac, mtu=wiring.mtu)
+        self._netlink.send_batch([told])
+
+    def plug(self, wiring: Wiring) -> bool:
+        """Join a workload to its host end, which the switch has made; the workload's end has all it needs.
+
+        Whether the host end was up by now. It may be down again: the switch writes back flags that it has read before.
+        """
         with pod.inside(wiring, home=self._namespace) as (namespace, inside):
             link = self._find(wiring.port.interface)
-            # Else it has a route, and the switch looks at every route whenever some device changes.
-            self._namespace.write_sysctls({f"net/ipv6/conf/{link.name}/disable_ipv6": "1"})
+            if not link.up:
+                self._raise(link, wiring)
             end = Device(name=wiring.interface, mtu=wiring.mtu)
-            self._netlink.send_batch(
-                [
-                    alter_link(link.index, up=True, alias=_alias_of(wiring), mac=wiring.port.mac),
-                    create_macvlan(end, over=link.index, namespace=namespace.fd),
-                ]
-            )
+            self._netlink.send_batch([create_macvlan(end, over=link.index, namespace=namespace.fd)])
             made = read_link(inside, wiring.interface)
             if made is None:
                 raise DatapathFault(f"interface {wiring.interface} is gone as soon as it was made")
             pod.furnish(wiring, made.index, namespace=namespace, inside=inside)
+        return link.up
 
     def is_lonely(self, link: Link, netns: str) -> bool:
         """Whether a host end has lost the workload's end, which was in the namespace at a path.

@@ -6,7 +6,7 @@ Their meters are there before them and go after them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 
 from weft.adapters.linux.judging import REASONS
 from weft.adapters.ovs.actions import SetField
@@ -21,6 +21,7 @@ from weft.adapters.ovs.shaping import meters_of
 from weft.adapters.ovs.tables import OUTCOME, TENANT, Table
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Part, Port, Shape
+from weft.ports.datapath import Tallies
 
 
 class FlowTable:
@@ -134,7 +135,19 @@ class FlowTable:
         there = {each.flow for each in self._openflow.read_flows()}
         return [flow for flow in self._made.get(part, ()) if flow not in there]
 
-    def count(self) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, str]]]:
+    def tallies(self, tenants: Mapping[TenantName, int]) -> list[Tallies]:
+        """The counts of tenants, by their numbers."""
+        outcomes, reasons = self._count()
+        return [
+            Tallies(
+                tenant=tenant,
+                outcomes={outcome: count for (number, outcome), count in outcomes.items() if number == own},
+                reasons={reason: count for (number, reason), count in reasons.items() if number == own},
+            )
+            for tenant, own in sorted(tenants.items())
+        ]
+
+    def _count(self) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, str]]]:
         """How many packets met each outcome, and each reason of our own, by the tenant's number."""
         outcomes: Counter[tuple[int, int]] = Counter()
         reasons: Counter[tuple[int, str]] = Counter()

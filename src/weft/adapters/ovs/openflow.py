@@ -103,6 +103,11 @@ class OpenFlow(Connection):
         self.look_alive()
         return self._guarded(self._count_flows)
 
+    def await_turn(self) -> None:
+        """Return when the switch has come to this: then it has heard what the kernel told it before."""
+        self.look_alive()
+        self._guarded(lambda stream: self._send_all(stream, ()))
+
     def take_told(self) -> list[Told]:
         """What was told about packets since the last call, oldest first; a sample when it is much."""
         self.look_alive()
