@@ -252,6 +252,7 @@ class Attachments:
             except BaseException:
                 self._reconciler.doubt()
                 raise
+            self._reconciler.forget(wiring.port)
         await self._holdings.detach(note.key)
 
     async def evict(self) -> None:

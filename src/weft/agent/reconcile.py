@@ -209,6 +209,11 @@ class Reconciler:
         """A workload is wired, whether it was missing or not."""
         self.missing.discard(port)
 
+    def forget(self, port: Port) -> None:
+        """A workload has left, whether it was missing or not."""
+        self.missing.discard(port)
+        self._given_up.discard(port)
+
     def give_up(self, port: Port) -> None:
         """What is missing cannot be had again; it is not missed until it was there once more."""
         self.missing.discard(port)

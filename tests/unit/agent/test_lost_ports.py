@@ -54,6 +54,19 @@ async def test_who_cannot_be_had_again_is_left_to_the_runtime() -> None:
         assert list(node.journal) == []
 
 
+async def test_who_leaves_before_it_is_wired_again_is_missed_by_nobody() -> None:
+    async with paper_node() as node:
+        for name in "ab":
+            await node.call("ADD", name)
+        await lose(node, "a", "b")
+        node.datapath.faults["a"] = DatapathFault("the switch is away")
+        assert not await node.attachments.plug_again()
+        await node.call("DEL", "a")
+        assert node.reconciler.missing == set()
+        assert await node.attachments.plug_again()
+        assert {each.container for each in node.datapath.plugged} == {"b"}
+
+
 async def test_who_is_just_being_wired_has_lost_nothing() -> None:
     """An ADD makes a doubtful agent look at everything while its own port is noted, and not there yet."""
     async with paper_node() as node:
