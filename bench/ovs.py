@@ -44,7 +44,7 @@ BEYOND = (100, 200, 300)
 """So many are there when pods and ports of a bare switch with as many come by turns."""
 TURNS, REST_S = 20, 0.2
 ROUNDS = 5
-RESTARTS = 3
+RESTARTS, SWITCH_RESTARTS = 3, 7
 RATE = 1000
 _CONFIG = json.dumps({"cniVersion": "1.1.0", "name": "weft", "type": "weft-cni"}).encode()
 _RULE = {"tenantName": "default", "policyName": "guard", "direction": "in", "priority": 2, "action": "allow"}
@@ -168,7 +168,7 @@ async def _measure_switch_restart(lab: NetLab, host: Host) -> dict[str, Figure]:
             Place(stack.enter_context(Namespace.open(path)), ip_address(address))
             for path, address in ((pair.asker, "10.97.0.1"), (pair.answerer, pair.address))
         ]
-        for number in range(RESTARTS):
+        for number in range(SWITCH_RESTARTS):
             ends = ((pods[0].place(), pods[1].place()), (theirs[0], theirs[1]))
             with ExitStack() as speaking:
                 streams = [speaking.enter_context(Stream(*each, port=5000 + number, rate=RATE)) for each in ends]
@@ -178,7 +178,10 @@ async def _measure_switch_restart(lab: NetLab, host: Host) -> dict[str, Figure]:
                 while not await asyncio.to_thread(hand.put_flows, switch):
                     pass
                 await _flow(streams)
-                lost.append([each.sent - each.arrived for each in streams])
+                for each in streams:
+                    each.stop()
+                await asyncio.sleep(REST_S)  # for what is under way
+                lost.append([each.count_missing() for each in streams])
         switch.configure("del-br", "hand")
     for pod in pods:
         await pod.remove()

@@ -64,6 +64,10 @@ class Stream:
             await until(lambda: self._listen() == self.sent)
         return sorted(set(range(self.sent)) - self._heard)
 
+    def count_missing(self) -> int:
+        """How many have not arrived so far. Stopped first."""
+        return self.sent - self._listen()
+
     @property
     def arrived(self) -> int:
         """How many have arrived."""

@@ -1,0 +1,63 @@
+"""When a switch has a flow, by the word of `ovs-ofctl monitor`, which it tells of each change as it makes it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import time
+from types import TracebackType
+from typing import Self
+
+from weft.adapters.ovs.bridge import NAME
+from weft.testing.switches import Switch
+from weft.testing.waiting import DEADLINE
+
+_EVENT = b" event="
+_OF_NOBODY = "table=250,reg15=1"
+"""What shows that it is listening."""
+
+
+class FlowWatch:
+    """Changes of the flows of our bridge, while the block runs."""
+
+    def __init__(self, switch: Switch) -> None:
+        command = ["ovs-ofctl", "-O", "OpenFlow14", "monitor", switch.management(NAME), "watch:!initial"]
+        environment = {**os.environ, "OVS_RUNDIR": str(switch.directory)}
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+        until = time.perf_counter() + DEADLINE
+        while not self._has_more(within=0.1) and time.perf_counter() < until:
+            switch.flows("add-flow", NAME, f"{_OF_NOBODY},actions=drop")
+            switch.flows("del-flows", NAME, _OF_NOBODY)
+        self.await_change()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate(timeout=DEADLINE)
+
+    def await_change(self) -> float:
+        """When the next change was told of, by `time.perf_counter`; what is told with it is passed over."""
+        if not self._has_more(within=DEADLINE) or _EVENT not in self._read():
+            raise SystemExit("bench.flow_watch: the switch tells of no change")
+        at = time.perf_counter()
+        while self._has_more(within=0.02):
+            self._read()
+        return at
+
+    def _has_more(self, *, within: float) -> bool:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._told, selectors.EVENT_READ)
+            return bool(selector.select(within))
+
+    def _read(self) -> bytes:
+        return os.read(self._told, 1 << 16)
+
+    @property
+    def _told(self) -> int:
+        assert self._process.stderr is not None
+        return self._process.stderr.fileno()
