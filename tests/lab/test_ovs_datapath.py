@@ -272,6 +272,94 @@ def test_a_switch_that_was_started_anew_has_its_flows_first(
     assert datapath.converge({*GROUND, PORT, shape}).mended == ()
 
 
+def test_what_is_withdrawn_while_the_switch_is_away_does_not_come_back_with_it(
+    datapath: OvsDatapath, switch: Switch
+) -> None:
+    """W28: neither what was refused to be taken away nor what a round did not come to."""
+    gone = Who(BLUE, Address(4, A.number + 9), WORKLOAD | 1)
+    later = Who(BLUE, Address(4, A.number + 8), WORKLOAD | 1)
+    datapath.converge(GROUND)
+    flows = switch.dump_flows(NAME)
+    for withdraw in (
+        lambda: datapath.apply(Difference((), (gone,))),
+        lambda: datapath.converge(GROUND | {later}),
+    ):
+        datapath.converge(GROUND | {gone})
+        switch.kill_daemon()
+        assert datapath.disturbed()
+        with pytest.raises(DatapathFault):
+            withdraw()
+        switch.start_daemon()
+        assert datapath.disturbed()
+        assert switch.dump_flows(NAME) == []
+        datapath.converge(GROUND)
+        assert switch.dump_flows(NAME) == flows
+
+
+@pytest.mark.parametrize("away", ["database", "both"])
+def test_what_stood_by_once_is_not_put_later(datapath: OvsDatapath, switch: Switch, away: str) -> None:
+    gone = Who(BLUE, Address(4, A.number + 9), WORKLOAD | 1)
+    datapath.converge(GROUND)
+    flows = switch.dump_flows(NAME)
+    datapath.converge(GROUND | {gone})
+    if away == "both":
+        switch.kill_daemon()
+    switch.kill_database()
+    assert datapath.disturbed()
+    switch.start_database()
+    if away == "both":
+        switch.start_daemon()
+    datapath.disturbed()
+    datapath.converge(GROUND | {gone})
+    datapath.apply(Difference((), (gone,)))
+    switch.kill_daemon()
+    switch.start_daemon()
+    datapath.apply(Difference((), (Peer(BLUE, 7, "192.0.2.2"),)))
+    datapath.disturbed()
+    assert not {*switch.dump_flows(NAME)} - {*flows}
+    datapath.converge(GROUND)
+    assert switch.dump_flows(NAME) == flows
+
+
+def test_one_with_no_memory_gives_a_switch_that_comes_back_its_flows(
+    datapath: OvsDatapath, switch: Switch, tmp_path: Path
+) -> None:
+    """W28: it has put none of them itself."""
+    datapath.converge(GROUND)
+    flows = switch.dump_flows(NAME)
+    with OvsDatapath(switch=switch.directory, directory=tmp_path / "spaces", vtep=VTEP, vxlan_port=4789) as other:
+        assert other.converge(GROUND).mended == ()
+        assert not other.disturbed()
+        switch.kill_daemon()
+        assert other.disturbed()
+        switch.start_daemon()
+        assert other.disturbed()
+        assert other._openflow.is_refilled  # with the first words, which nobody else can tell
+        assert switch.dump_flows(NAME) == flows
+        assert other.converge(GROUND).mended == (f"put all {len(flows)} flows into a switch that was started anew",)
+        assert not other.disturbed()
+
+
+def test_a_workload_with_a_limit_that_leaves_while_the_switch_is_away_holds_up_nobody(
+    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch
+) -> None:
+    """W28: its flows name a meter that nobody would put for them."""
+    shape = Shape(BLUE, PORT.interface, 6_000_000, 10_000, 46)
+    datapath.converge(GROUND)
+    flows = switch.dump_flows(NAME)
+    datapath.plug(wired := wiring(directory), Difference((shape,), ()))
+    switch.kill_daemon()
+    assert datapath.disturbed()
+    with pytest.raises(DatapathFault):
+        datapath.unplug(wired, Difference((), (shape,)))
+    datapath.reap()
+    switch.start_daemon()
+    assert datapath.disturbed()
+    datapath.converge(GROUND)
+    assert switch.dump_flows(NAME) == flows
+    assert not datapath.disturbed()
+
+
 def test_a_shape_comes_and_goes_with_its_port(
     datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch, tmp_path: Path
 ) -> None:

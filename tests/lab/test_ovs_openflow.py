@@ -114,6 +114,86 @@ def test_a_change_is_made_whole_or_not_at_all(switch: Switch, openflow: OpenFlow
     assert {each.flow for each in openflow.read_flows()} == set(FLOWS[1:3])
 
 
+def test_what_the_switch_has_taken_before_it_is_not_asked_about(switch: Switch, openflow: OpenFlow) -> None:
+    """Flows of one form are taken or refused alike; one of another form is asked about, whatever is beside it."""
+    known = Flow(1, 1, match({"eth_type": V4, "ip_proto": 6, "tcp_dst": 80}), (Output(9),))
+    openflow.change(put=[known])
+    another = Flow(1, 1, match({"eth_type": V4, "ip_proto": 6, "tcp_dst": 81}), (Output(8),))
+    assert another.form == known.form
+    openflow.change(put=[another])
+    before = switch.dump_flows("ours")
+    assert len(before) == 2
+    for broken in (
+        Flow(1, 1, match({"eth_type": V4, "ip_proto": 17, "tcp_dst": 82}), (Output(9),)),
+        Flow(1, 1, match({"eth_type": V6, "ip_proto": 6, "ip_src": 1}), (Output(9),)),
+        Flow(1, 1, match({"eth_type": V4, "ip_proto": 6, "tcp_dst": 83}), (Output(9),), 1, meter=5),
+    ):
+        assert broken.form != known.form
+        with pytest.raises(DatapathFault, match="refused"):
+            openflow.change(drop=[known.key], put=[another, broken])
+        assert switch.dump_flows("ours") == before
+
+
+def test_what_stands_by_is_given_to_a_switch_that_comes_back_without_flows(switch: Switch, openflow: OpenFlow) -> None:
+    """W28: with the first words. One that has its flows keeps them as they are; one that stands by stands by once."""
+    openflow.change(put=FLOWS)
+    switch.kill_daemon()
+    with pytest.raises(DatapathFault):
+        openflow.look()
+    openflow.stand_by(FLOWS)
+    switch.start_daemon()
+    openflow.look()
+    assert (openflow.began_empty, openflow.is_refilled) == (True, True)
+    assert {each.flow for each in openflow.read_flows()} == set(FLOWS)
+    openflow.stand_by(FLOWS)
+    openflow.change(drop=[FLOWS[0].key])
+    openflow.close()
+    openflow.look()
+    assert (openflow.began_empty, openflow.is_refilled) == (False, False)
+    assert {each.flow for each in openflow.read_flows()} == set(FLOWS[1:])
+    openflow.change(drop=[flow.key for flow in FLOWS])
+    openflow.close()
+    openflow.look()
+    assert (openflow.began_empty, openflow.is_refilled, openflow.count_flows()) == (True, False, 0)
+
+
+def test_a_form_that_is_refused_after_all_is_asked_about_from_then_on(switch: Switch, openflow: OpenFlow) -> None:
+    flow = Flow(1, 1, match({"eth_type": V4, "ip_src": 1}), (Output(9),))
+    refused = Flow(1, 1, match({"eth_type": V4, "ip_src": 2}), (Output(0xFFFFFEFF),))
+    assert flow.form == refused.form
+    openflow.change(put=[flow])
+    with pytest.raises(DatapathFault, match="refused"):
+        openflow.change(put=[refused, Flow(1, 1, match({"eth_type": V4, "ip_src": 3}), (Output(9),))])
+    before = switch.dump_flows("ours")
+    with pytest.raises(DatapathFault, match="refused"):
+        openflow.change(put=[refused, Flow(1, 1, match({"eth_type": V4, "ip_src": 4}), (Output(9),))])
+    assert switch.dump_flows("ours") == before
+
+
+@pytest.mark.parametrize("left", range(8))
+def test_numbers_of_messages_begin_anew(switch: Switch, openflow: OpenFlow, left: int) -> None:
+    openflow._number = 0xFFFFFFFF - left
+    openflow.change(put=FLOWS[:2])
+    openflow._number = 0xFFFFFFFF - left
+    openflow.change(put=FLOWS[:2])
+    assert len(switch.dump_flows("ours")) == 2
+
+
+def test_what_a_switch_has_never_taken_does_not_stand_by(switch: Switch, openflow: OpenFlow) -> None:
+    """Nor what needs a meter, which would have to be there first."""
+    openflow.put_meters([Meter(4, 6292, 1573)])
+    metered = Flow(1, 1, match({"in_port": 4}), (), 2, 4)
+    openflow.change(put=[FLOWS[0], metered])
+    for flows in ([FLOWS[0], FLOWS[1]], [FLOWS[0], metered]):
+        openflow.stand_by(flows)
+        switch.kill_daemon()
+        switch.start_daemon()
+        openflow.look_alive()
+        assert (openflow.began_empty, openflow.is_refilled) == (True, False)
+    openflow.change(put=FLOWS)
+    assert {each.flow for each in openflow.read_flows()} == set(FLOWS)
+
+
 def test_flows_of_others_are_not_seen_and_not_touched(switch: Switch, openflow: OpenFlow) -> None:
     switch.flows("add-flow", "ours", f"cookie=0x7,{FLOWS[0]}")
     openflow.change(put=FLOWS[1:3], drop=[FLOWS[0].key])

@@ -103,6 +103,8 @@ class OvsDatapath(KernelTools):
         self._numbers: dict[str, int] = {}
         self._count_at = 0.0
         self._faults: list[str] = []
+        self._mended: list[str] = []
+        """What was done beside rounds, in words, for the next one to tell."""
         self._met: _Met | None = _Met(_NEVER, {}, is_disturbed=False)
 
     def __enter__(self) -> Self:
@@ -150,7 +152,8 @@ class OvsDatapath(KernelTools):
             return []
 
     def converge(self, wanted: Set[Part]) -> Findings:
-        mended = [*self._bridge.prepare(), *self._refill(wanted), *self._prepare()]
+        self._flows.expect(wanted)
+        mended = [*self._mended, *self._bridge.prepare(), *self._refill(wanted), *self._prepare()]
         tenants = {part.tenant for part in wanted if isinstance(part, Space)}
         self._bridge.number(tenants)
         mended += self._make_spaces(tenants)
@@ -162,6 +165,7 @@ class OvsDatapath(KernelTools):
         self._uplinks.announce(voices_of(wanted, self._vtep))
         self._forget(self._bridge.tenants().keys() - tenants)
         self._connections, self._numbers = self._count_connections(), self._read_numbers()
+        self._mended = []
         _refuse([*not_carried(wanted), *self._faults])
         missing = {part for part in wanted if isinstance(part, Port) and part.interface not in self._numbers}
         return Findings(mended=tuple(mended), missing=frozenset(missing))
@@ -169,9 +173,11 @@ class OvsDatapath(KernelTools):
     def _refill(self, wanted: Set[Part]) -> list[str]:
         """A switch that was started anew forwards again at once: it asks for the same numbers for its ports.
 
-        Reading back all else takes longer than it took to start.
+        Reading back all else takes longer than it took to start. What it was given when it came back may be of before.
         """
-        return self._flows.fill(wanted, self._ground()) if self._flows.are_gone() else []
+        if self._flows.are_gone():
+            return self._flows.fill(wanted, self._ground())
+        return self._flows.converge(wanted, self._ground()) if self._mended else []
 
     def _converge_ports(self, wanted: Set[Part]) -> tuple[list[str], dict[str, Link]]:
         """Every wanted device that is there is a port, and no other of ours; what was done, and the devices."""
@@ -385,11 +391,22 @@ class OvsDatapath(KernelTools):
         """What there is at the moment; None while a daemon is away."""
         try:
             self._database.look()
-            self._openflow.look()
+            self._look_at_switch()
             self._uplinks.look()
         except DatapathFault:
             return None
         return _Met(self._count_connections(), self._read_numbers(), self._uplinks.is_disturbed())
+
+    def _look_at_switch(self) -> None:
+        """One that is back has its flows at once: all packets are lost until then."""
+        before = self._openflow.connections
+        try:
+            self._openflow.look()
+        except DatapathFault:
+            self._flows.stand_by()
+            raise
+        if self._openflow.connections != before:
+            self._mended += self._flows.restored()
 
     def _has_other_flows(self) -> bool:
         if time.monotonic() < self._count_at:

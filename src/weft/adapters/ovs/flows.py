@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.adapters.ovs.actions import Action, Unknown, decode_actions, encode_actions
-from weft.adapters.ovs.fields import Match, decode_match, encode_match, told, unpack
+from weft.adapters.ovs.actions import Action, Output, SetField, Unknown, decode_actions, encode_actions
+from weft.adapters.ovs.fields import FIELDS, Match, decode_match, encode_match, told, unpack
 from weft.domain.errors import DatapathFault
 
 OWNER = 0x77656674 << 32
@@ -27,6 +27,9 @@ _GOTO_FORM = struct.Struct("!HHB3x")
 _APPLY_FORM = struct.Struct("!HH4x")
 _METER_FORM = struct.Struct("!HHI")
 _GOTO, _APPLY, _METER = 1, 4, 6
+_RESERVED_PORTS = 0xFFFFFF00
+_PREREQUISITES = frozenset({"eth_type", "ip_proto", "icmpv6_type"})
+"""The fields whose values decide which others there may be."""
 
 
 class FlowKey(NamedTuple):
@@ -53,12 +56,32 @@ class Flow(msgspec.Struct, frozen=True, gc=False):
     def key(self) -> FlowKey:
         return FlowKey(self.table, self.priority, self.match)
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What a switch goes by when it takes or refuses a flow: flows of one form differ in numbers only."""
+        conditions = (
+            (each.name, each.mask == FIELDS[each.name].whole, each.value if each.name in _PREREQUISITES else 0)
+            for each in self.match
+        )
+        return (self.table, self.goto, bool(self.meter), *conditions, *map(_form_of, self.actions))
+
     def __str__(self) -> str:
         """As ovs-ofctl reads it."""
         conditions = f",{told(self.match)}" if self.match else ""
         meter = [f"meter:{self.meter}"] if self.meter else []
         actions = [*meter, *map(str, self.actions), *([] if self.goto is None else [f"goto_table:{self.goto}"])]
         return f"table={self.table},priority={self.priority}{conditions},actions={','.join(actions) or 'drop'}"
+
+
+def _form_of(action: Action) -> Action | str | int:
+    """What is left of an action without the number of a port and the value of a field."""
+    match action:
+        case SetField():
+            return action.name
+        case Output():
+            return max(action.port, _RESERVED_PORTS)
+        case _:
+            return action
 
 
 class FlowCount(NamedTuple):

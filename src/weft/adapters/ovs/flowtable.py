@@ -6,7 +6,7 @@ Their meters are there before them and go after them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from weft.adapters.linux.judging import REASONS
 from weft.adapters.ovs.actions import SetField
@@ -36,6 +36,15 @@ class FlowTable:
         self._shapes: dict[str, Shape] = {}
         """By the port, with which they go."""
         self._leavers = Leavers()
+        self._is_behind = False
+        """Whether the switch may not have what it should: a change has failed, or more is wanted than it was told."""
+        self._stands_by = False
+
+    def expect(self, wanted: Set[Part]) -> None:
+        """The switch is to have these parts as soon as it can: what it was told before may be withdrawn by now."""
+        if self._made.keys() != wanted:
+            self._is_behind = True
+            self._openflow.stand_by([])
 
     def converge(self, wanted: Set[Part], ground: Ground) -> list[str]:
         """The switch has exactly the flows of these parts, all at once; what was done, in words."""
@@ -51,8 +60,29 @@ class FlowTable:
         """The same for a switch that is known to have none, so that nobody waits until it has said so again."""
         return self._fit(wanted, ground, set(), set())
 
+    def stand_by(self) -> None:
+        """The switch is away: when it comes back without flows it is to have these again at once."""
+        if not self._stands_by and not self._is_behind:
+            self._openflow.stand_by([*self._all()])
+            self._stands_by = True
+
+    def restored(self) -> list[str]:
+        """What was done for a switch that has just come back, in words."""
+        self._stands_by = False
+        if not self._openflow.is_refilled:
+            return []
+        return [f"put all {len(self._keys)} flows into a switch that was started anew"]
+
+    def _all(self) -> Iterator[Flow]:
+        """What the switch has while it is not behind."""
+        if self._keys:
+            yield from base_flows()
+        yield from self._gatherings.flows
+        yield from (flow for flows in self._made.values() for flow in flows)
+
     def _fit(self, wanted: Set[Part], ground: Ground, actual: Set[Flow], found: Set[Meter]) -> list[str]:
         """The switch, which has these flows and meters, has exactly those of some parts."""
+        self._is_behind = True
         made = {part: flows_of(part, ground) for part in wanted}
         gatherings = Gatherings()
         _, joint = gatherings.change(drop=(), put=wanted, ground=ground)
@@ -67,6 +97,7 @@ class FlowTable:
         self._openflow.drop_meters(strange)
         self._made, self._gatherings, self._keys = made, gatherings, keys
         self._shapes = {part.interface: part for part in wanted if isinstance(part, Shape)}
+        self._is_behind = self._stands_by = False
         return [
             *(f"put meter {meter}" for meter in meters - found),
             *(f"put flow {flow}" for flow in missing),
@@ -82,6 +113,7 @@ class FlowTable:
         The shape of a port goes with it. Then the connections of who was at their addresses before are forgotten, and
         of those at `new` ones: the flows are others by then, so no connection comes back.
         """
+        was_behind, self._is_behind = self._is_behind, True
         drop, put = tuple(drop), tuple(put)
         forgotten = new | self._leavers.change(drop=drop, put=put)
         left = [self._shapes.get(part.interface) for part in drop if isinstance(part, Port)]
@@ -108,6 +140,7 @@ class FlowTable:
         self._shapes |= {part.interface: part for part in put if isinstance(part, Shape)}
         self._keys -= gone
         self._keys |= {flow.key for flow in flows}
+        self._is_behind, self._stands_by = was_behind, False
 
     def forget(self, tenants: Set[TenantName]) -> None:
         """Nothing is left of these tenants, nor of their connections."""

@@ -35,6 +35,11 @@ class Gatherings:
             self._made[place] = tuple(self._flows_at(place, ground))
         return before, tuple(flow for place in touched for flow in self._made.get(place, ()))
 
+    @property
+    def flows(self) -> Iterator[Flow]:
+        """Those of all segments."""
+        return (flow for made in self._made.values() for flow in made)
+
     def _flows_at(self, place: Place, ground: Ground) -> Iterator[Flow]:
         members = self._members.get(place, ())
         ports = [member for member in members if isinstance(member, Port)]

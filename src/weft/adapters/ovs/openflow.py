@@ -29,10 +29,10 @@ _PACKET_OUT_FORM, _NO_BUFFER = struct.Struct("!IIH6x"), 0xFFFFFFFF
 _MULTIPART, _MULTIPART_REPLY, _BARRIER, _BARRIER_REPLY, _BUNDLE, _BUNDLE_ADD = 18, 19, 20, 21, 33, 34
 _HELLO_BODY = struct.pack("!HHI", 1, 8, 1 << _VERSION)
 _BUNDLE_FORM = struct.Struct("!IHH")
-_OPEN, _COMMIT = 0, 4
+_OPEN, _COMMIT, _DISCARD = 0, 4, 6
 _ATOMIC_ORDERED = 3
 _MULTIPART_FORM = struct.Struct("!HH4x")
-_FLOWS, _TOTALS, _METERS, _MORE = 1, 2, 10, 1
+_DESCRIPTION, _FLOWS, _TOTALS, _METERS, _MORE = 0, 1, 2, 10, 1
 _TOTALS_FORM = struct.Struct("!QQI4x")
 _ERROR_FORM = struct.Struct("!HH")
 _CONFIG_FORM = struct.Struct("!HH")
@@ -75,6 +75,22 @@ class OpenFlow(Connection):
         self._waiting = b""
         self._number = 0
         self._told: deque[Told] = deque(maxlen=_TOLD_WAITING)
+        self._taken: set[object] = set()
+        """The forms of flows that this switch has taken, whatever it has been started since."""
+        self._described = b""
+        self._standby: Sequence[bytes] = ()
+        self.began_empty = False
+        """Whether the switch had no flows of ours when the connection was opened."""
+        self.is_refilled = False
+        """Whether it was given those that stood by."""
+
+    def stand_by(self, flows: Collection[Flow]) -> None:
+        """Have flows ready for the next connection: a switch that has none by then is given them with the greeting.
+
+        Only what such a switch has taken before, and without meters, which it would have to be given first.
+        """
+        fitting = all(flow.form in self._taken and not flow.meter for flow in flows)
+        self._standby = [*map(add_flow, flows)] if fitting else ()
 
     def change(self, *, drop: Iterable[FlowKey] = (), put: Iterable[Flow] = (), forget: Iterable[Zoned] = ()) -> None:
         """Take flows of ours away and put others, all at once; `DatapathFault` names what the switch refuses.
@@ -83,20 +99,22 @@ class OpenFlow(Connection):
         nobody knows whether it was done.
         """
         told: list[Flow | FlowKey] = [*drop, *put]
+        self._standby = ()  # it would be of before
         if not told:
             self.forget_connections(forget)
             return
         self.look_alive()
-        bodies = [add_flow(each) if isinstance(each, Flow) else delete_flow(each) for each in told]
         flushes = [*_flushes(forget)]
-        self._guarded(lambda stream: self._commit(stream, bodies, told, flushes))
+        self._guarded(lambda stream: self._commit(stream, told, flushes))
 
     def read_flows(self) -> list[FlowCount]:
         """Every flow of ours that the switch has."""
         self.look_alive()
-        return self._guarded(
+        flows = self._guarded(
             lambda stream: [flow for part in self._ask(stream, _FLOWS, flows_request()) for flow in decode_flows(part)]
         )
+        self._taken = self._taken or {each.flow.form for each in flows}
+        return flows
 
     def count_flows(self) -> int:
         """How many flows of ours the switch has."""
@@ -168,42 +186,70 @@ class OpenFlow(Connection):
     def _greet(self, stream: Stream) -> None:
         """All of it is said at once, and packets are told to us, but not more than we can hear: telling one costs much.
 
-        A switch that has just been started takes its time for each answer.
+        A switch that has just been started takes its time for each answer. What stands by is collected meanwhile, and
+        committed when it is known whom we speak to.
         """
+        standby, self._standby = self._standby, ()
         stream.send(_pack(_HELLO, self._next(), _HELLO_BODY))
-        first, done = self._post(
-            stream,
-            (
-                (_METER_MOD, delete_meter(_TELLING_METER.number)),
-                (_METER_MOD, add_meter(_TELLING_METER)),
-                (_SET_CONFIG, _CONFIG_FORM.pack(0, TOLD_BYTES)),
-            ),
+        greeting = (
+            (_METER_MOD, delete_meter(_TELLING_METER.number)),
+            (_METER_MOD, add_meter(_TELLING_METER)),
+            (_SET_CONFIG, _CONFIG_FORM.pack(0, TOLD_BYTES)),
+            (_MULTIPART, _MULTIPART_FORM.pack(_DESCRIPTION, 0)),
+            (_MULTIPART, _MULTIPART_FORM.pack(_TOTALS, 0) + flows_request()),
         )
+        numbers = [self._next() for _ in greeting]
+        wire = [_pack(kind, number, body) for number, (kind, body) in zip(numbers, greeting, strict=True)]
+        bundle = self._next()
+        wire += self._bundle(bundle, standby) if standby else ()
+        wire.append(_pack(_BARRIER, done := self._next(), b""))
+        stream.send(b"".join(wire))
         if next(self._messages(stream)).kind != _HELLO:
             raise DatapathFault(f"{self.address}: does not speak OpenFlow 1.4")
-        self._answer(stream, _BARRIER_REPLY, done, since=first)
+        described = self._answer(stream, _MULTIPART_REPLY, numbers[-2], since=numbers[0])
+        self.began_empty = not _totals(self._answer(stream, _MULTIPART_REPLY, numbers[-1])[_MULTIPART_FORM.size :])
+        self._answer(stream, _BARRIER_REPLY, done, since=bundle)
+        is_same, self._described = described == self._described, described
+        if not is_same:  # another version may not take what this one took
+            self._taken.clear()
+        self.is_refilled = bool(standby) and is_same and self.began_empty
+        if standby:
+            end = _COMMIT if self.is_refilled else _DISCARD
+            self._send_all(stream, [(_BUNDLE, _BUNDLE_FORM.pack(bundle, end, _ATOMIC_ORDERED))])
 
-    def _commit(
-        self, stream: Stream, bodies: Sequence[bytes], told: Sequence[Flow | FlowKey], flushes: Sequence[bytes]
-    ) -> None:
-        """Collect everything first: what the switch refuses it leaves out, and would commit the rest without it.
-
-        It does things in the order in which they are said, so connections are forgotten when the flows are others.
-        """
-        bundle = self._next()
-        wire = [_pack(_BUNDLE, bundle, _BUNDLE_FORM.pack(bundle, _OPEN, _ATOMIC_ORDERED))]
+    def _bundle(self, bundle: int, bodies: Iterable[bytes]) -> Iterator[bytes]:
+        """The messages that collect changes of flows under a number."""
+        yield _pack(_BUNDLE, bundle, _BUNDLE_FORM.pack(bundle, _OPEN, _ATOMIC_ORDERED))
         for body in bodies:
             number = self._next()
             inner = _pack(_FLOW_MOD, number, body)
-            wire.append(_pack(_BUNDLE_ADD, number, _BUNDLE_FORM.pack(bundle, 0, _ATOMIC_ORDERED) + inner))
-        wire.append(_pack(_BARRIER, collected := self._next(), b""))
+            yield _pack(_BUNDLE_ADD, number, _BUNDLE_FORM.pack(bundle, 0, _ATOMIC_ORDERED) + inner)
+
+    def _commit(self, stream: Stream, told: Sequence[Flow | FlowKey], flushes: Sequence[bytes]) -> None:
+        """What the switch refuses it leaves out of the bundle, and would commit the rest without it.
+
+        So everything is collected first, and nothing committed when something was refused; but for forms of flows that
+        it has taken before it is not asked, which saves a turn of the switch. It does things in the order in which they
+        are said, so connections are forgotten when the flows are others.
+        """
+        forms = {each.form for each in told if isinstance(each, Flow)}
+        is_known = forms <= self._taken
+        self._taken -= forms  # they are not when it refuses one after all
+        bundle = self._next()
+        bodies = (add_flow(each) if isinstance(each, Flow) else delete_flow(each) for each in told)
+        wire = [*self._bundle(bundle, bodies)]
+        if not is_known:
+            wire.append(_pack(_BARRIER, collected := self._next(), b""))
+            stream.send(b"".join(wire))
+            wire.clear()
+            self._answer(stream, _BARRIER_REPLY, collected, since=bundle, told=told)
+        wire.append(_pack(_BUNDLE, committed := self._next(), _BUNDLE_FORM.pack(bundle, _COMMIT, _ATOMIC_ORDERED)))
+        wire += [_pack(_EXPERIMENTER, self._next(), each) for each in flushes]
+        wire.append(_pack(_BARRIER, done := self._next(), b""))
         stream.send(b"".join(wire))
-        self._answer(stream, _BARRIER_REPLY, collected, since=bundle, told=told)
-        commit = _BUNDLE_FORM.pack(bundle, _COMMIT, _ATOMIC_ORDERED)
-        stream.send(_pack(_BUNDLE, committed := self._next(), commit))
-        first, done = self._post(stream, [(_EXPERIMENTER, each) for each in flushes])
         self._answer(stream, _BUNDLE, committed, since=bundle, told=told)
-        self._answer(stream, _BARRIER_REPLY, done, since=first)
+        self._answer(stream, _BARRIER_REPLY, done, since=committed)
+        self._taken |= forms
 
     def _send_all(self, stream: Stream, messages: Iterable[tuple[int, bytes]]) -> None:
         """Messages of these kinds; the switch has done what they say."""
@@ -220,7 +266,7 @@ class OpenFlow(Connection):
 
     def _count_flows(self, stream: Stream) -> int:
         (body,) = self._ask(stream, _TOTALS, flows_request())
-        return unpack(_TOTALS_FORM, body)[2]
+        return _totals(body)
 
     def _ask(self, stream: Stream, kind: int, question: bytes) -> Iterator[bytes]:
         """The parts of the answer to a question of a kind."""
@@ -281,6 +327,11 @@ class OpenFlow(Connection):
 
 def _pack(kind: int, number: int, body: bytes) -> bytes:
     return _HEADER.pack(_VERSION, kind, _HEADER.size + len(body), number) + body
+
+
+def _totals(body: bytes) -> int:
+    """How many flows there are, out of the body of an answer."""
+    return unpack(_TOTALS_FORM, body)[2]
 
 
 def _flushes(zoned: Iterable[Zoned]) -> Iterator[bytes]:
