@@ -115,6 +115,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     port: PortFlags | None = None
     listeners: int = 0
     """How many take all frames from it: a macvlan that is up and stands on it alone, and programs that capture."""
+    other_names: tuple[str, ...] = ()
+    """What it may be called as well; see `add_name`."""
 
 
 def create_veth(end: Device, peer: Device, *, peer_namespace: int, master: int = 0, group: int = 0) -> Request:
@@ -291,6 +293,7 @@ def parse_link(payload: bytes) -> Link:
         vxlan=_parse_vxlan(info.get(_DATA, b"")) if kind == "vxlan" else None,
         port=_parse_port(info.get(_PORT_DATA, b"")) if wire.to_text(info.get(_PORT_KIND)) == "bridge" else None,
         listeners=max(wire.to_number(found.get(_PROMISCUITY)) - bool(flags & _PROMISCUOUS), 0),
+        other_names=tuple(wire.to_text(name) for _, name in wire.attribute_list(found.get(_PROPERTIES, b""))),
     )
 
 

@@ -8,6 +8,7 @@ are left alone. A port that stands is never deleted and made again. The bridge f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,6 +25,10 @@ NAME: Final = "contivVxlanBridge"
 _MARK: Final = "weft"
 TENANT_MARK: Final = "weft-tenant"
 """What says whose workload's port it is."""
+INTERFACE_MARK: Final = "iface-id"
+"""What says which host end it is (facts 6.3): a port that was made in advance has another name."""
+SPARE_MARK: Final = "weft-spare"
+"""What says that it is nobody's yet (`spares`), and its MTU."""
 _NUMBER_PREFIX = "weft-tenant-"
 _TENANTS = range(1, 1 << 16)
 PORT_NUMBERS: Final = range(0x1000, 0x8000)
@@ -38,7 +43,7 @@ _COLUMNS = {
     "Open_vSwitch": ("bridges", "next_cfg", "cur_cfg", "datapath_types", "other_config"),
     "Bridge": ("name", "ports", "external_ids", "datapath_type", "fail_mode", "protocols"),
     "Port": ("name", "interfaces", "external_ids"),
-    "Interface": ("name", "ofport", "error", "ifindex"),
+    "Interface": ("name", "ofport", "ofport_request", "error", "ifindex"),
 }
 PROTOCOLS: Final = ("OpenFlow13", "OpenFlow14", "OpenFlow15")
 LOST_CHECKSUMS: Final = (
@@ -58,8 +63,15 @@ class SwitchPort(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     given: int
     """The number that it has in the switch, also when its device is gone or it needs none."""
+    asked: int = 0
+    """The number that it asked for; 0: none."""
     error: str
     marks: Mapping[str, str]
+
+    @property
+    def interface(self) -> str:
+        """What it is known by: the host end that it is, which may have another name in the switch."""
+        return self.marks.get(INTERFACE_MARK, self.name)
 
     @property
     def is_ours(self) -> bool:
@@ -104,6 +116,8 @@ class SwitchBridge:
         self._rows: dict[str, _Rows] = {}
         self._all: Sequence[SwitchPort] = ()
         self._ours: Mapping[str, SwitchPort] = {}
+        self._spares: Mapping[str, SwitchPort] = {}
+        self._numbers: Mapping[str, int] = {}
         self._read_at = (0, 0)
         self._let_go_at: dict[str, tuple[int, int]] = {}
         """Of ports that were dropped: the connection to the database, and what the switch counts to when it follows."""
@@ -160,9 +174,19 @@ class SwitchBridge:
         return [f"left bridge {self.name} to ports of others: {', '.join(sorted(others))}"]
 
     def ports(self) -> Mapping[str, SwitchPort]:
-        """Those of ours, by name."""
+        """Those of ours that are somebody's, by what they are known by."""
         self._read_ports()
         return self._ours
+
+    def numbers(self) -> Mapping[str, int]:
+        """The numbers of `ports` that the switch has."""
+        self._read_ports()
+        return self._numbers
+
+    def spares(self) -> Mapping[str, SwitchPort]:
+        """Those of ours that are nobody's yet, by name."""
+        self._read_ports()
+        return self._spares
 
     def add(self, marks: Mapping[str, Mapping[str, str]], made: Mapping[str, int] = _NOTHING_MADE) -> None:
         """Ports of these names, each with its marks; the switch has them when this returns. See `ask_for`.
@@ -187,6 +211,8 @@ class SwitchBridge:
         made: Mapping[str, int] = _NOTHING_MADE,
     ) -> dict[str, str]:
         """Ask the switch for ports, whose devices are there or `made` by it with an MTU; their rows by their names."""
+        if not marks:
+            return {}
         self._wait_until_let_go(marks)
         operations: list[Operation] = []
         for position, (name, own) in enumerate(marks.items()):
@@ -208,6 +234,8 @@ class SwitchBridge:
 
         Those that were given other numbers ask for these from now on, else the switch would make them again one day.
         """
+        if not rows:
+            return {}
         interfaces = self.database.tables["Interface"]
 
         def number(row: str) -> int:
@@ -234,19 +262,46 @@ class SwitchBridge:
             )
         return {name: f"ovs: {name}: {error(row)}" for name, row in rows.items() if number(row) <= 0}
 
+    @contextmanager
+    def handing_over(self, marks: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
+        """Spares of these names are somebody's, with these marks, when the block ends.
+
+        The switch is not waited for: it has them.
+        """
+        if not marks:
+            yield
+            return
+        operations = [
+            {
+                "op": "update",
+                "table": table,
+                "where": [["name", "==", name]],
+                "row": {"external_ids": map_of({_MARK: "", **own})},
+            }
+            for name, own in marks.items()
+            for table in ("Port", "Interface")
+        ]
+        with self.database.transacting(operations):
+            yield
+        self.database.wait_until(lambda: not self.spares().keys() & marks.keys(), doing="hand over ports")
+
     def drop(self, names: Set[str], *, wait: bool = False) -> None:
-        """No ports of ours of these names; gone already is fine. With `wait` the switch has let go of their devices."""
+        """No ports of ours that are known by these names; gone already is fine.
+
+        With `wait` the switch has let go of their devices.
+        """
         if not names:
             return
         self.database.look_alive()
-        rows = {name: port.row for name, port in self.ports().items() if name in names}
+        there = {**self.ports(), **self.spares()}
+        rows = {port.name: port.row for name, port in there.items() if name in names}
         if rows:
             followed = self._ask_to_settle([self.mutate("ports", "delete", set_of(map(uuid, rows.values())))])
             now = self.database.connections, self._root()["cur_cfg"]
             self._let_go_at = {name: at for name, at in self._let_go_at.items() if at[0] == now[0] and at[1] > now[1]}
             self._let_go_at |= dict.fromkeys(rows, (now[0], followed))
         if wait:
-            self._wait_until_let_go(names)
+            self._wait_until_let_go([*names, *rows])
 
     def _wait_until_let_go(self, names: Iterable[str]) -> None:
         """Return when the switch has followed in dropping ports of these names: it takes one for another of its name.
@@ -323,7 +378,7 @@ class SwitchBridge:
 
     def _free_numbers(self) -> Iterator[int]:
         """Numbers that no port has; those used last come back last, so that nobody inherits a flow or a mistake."""
-        taken = {port.given for port in self._read_ports()}
+        taken = {number for port in self._read_ports() for number in (port.given, port.asked)}
         for number in chain(
             range(self._last_number + 1, PORT_NUMBERS.stop), range(PORT_NUMBERS.start, self._last_number + 1)
         ):
@@ -340,7 +395,10 @@ class SwitchBridge:
             keys = () if row is None else items_of(row[1]["ports"])
             self._rows = {key: rows for key in keys if (rows := self._read_port(key, before.get(key))) is not None}
             self._all = [rows.made for rows in self._rows.values()]
-            self._ours = {port.name: port for port in self._all if _MARK in port.marks}
+            ours = [port for port in self._all if _MARK in port.marks]
+            self._ours = {port.interface: port for port in ours if SPARE_MARK not in port.marks}
+            self._spares = {port.name: port for port in ours if SPARE_MARK in port.marks}
+            self._numbers = {name: port.number for name, port in self._ours.items() if port.number}
             self._read_at = news
         return self._all
 
@@ -361,6 +419,7 @@ class SwitchBridge:
             row=key,
             number=number,
             given=given,
+            asked=one_of(interface.get("ofport_request"), 0),
             error="" if number else one_of(interface.get("error"), ""),
             marks=mapping_of(port["external_ids"]),
         )

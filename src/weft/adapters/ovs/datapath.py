@@ -24,18 +24,20 @@ from weft.adapters.linux.tools import KernelTools
 from weft.adapters.linux.underlay import workload_mtu
 from weft.adapters.ovs.announcing import voices_of
 from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
-from weft.adapters.ovs.devices import Devices, Way, is_stood_on
+from weft.adapters.ovs.devices import Devices, Way
+from weft.adapters.ovs.fitting import fit_ports
 from weft.adapters.ovs.flowtable import FlowTable
 from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD, UNGUARD
 from weft.adapters.ovs.health import examine_switch
 from weft.adapters.ovs.leavers import owned
 from weft.adapters.ovs.legs import legs_of
-from weft.adapters.ovs.marks import NAMESPACE_MARK, overlay_marks, port_marks, told_owner, wiring_marks
+from weft.adapters.ovs.marks import overlay_marks, port_marks, wiring_marks
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import not_carried, without_uplinks
 from weft.adapters.ovs.settling import settle
 from weft.adapters.ovs.spaces import Spaces
+from weft.adapters.ovs.spares import Spares
 from weft.adapters.ovs.telling import drop_of
 from weft.adapters.ovs.tracing import foretell
 from weft.adapters.ovs.uplinks import Uplinks
@@ -100,7 +102,7 @@ class OvsDatapath(KernelTools):
         self._flows = FlowTable(self._openflow)
         self._leaving: set[str] = set()
         self._connections = _NEVER
-        self._numbers: dict[str, int] = {}
+        self._numbers: Mapping[str, int] = {}
         self._count_at = 0.0
         self._faults: list[str] = []
         self._mended: list[str] = []
@@ -116,6 +118,7 @@ class OvsDatapath(KernelTools):
         self._spaces = Spaces(
             self._directory, self._namespace, self._netlink, mtu=self._mtu, surroundings=self._surroundings
         )
+        self._spares = Spares(self._bridge, self._devices, mtu=self._mtu)
         return self
 
     def __exit__(
@@ -192,28 +195,9 @@ class OvsDatapath(KernelTools):
                 mended.append(f"made device {self._devices.put_overlay(overlay)}")
         if mended:
             links = self._devices.read()
-        ports = self._bridge.ports()
-        lonely = {
-            name
-            for name, port in ports.items()
-            if name in links and self._devices.is_lonely(links[name], port.marks.get(NAMESPACE_MARK, ""))
-        }
-        strange = [links.pop(name) for name in (links.keys() - marks.keys()) | lonely]
-        self._devices.retire(strange)
+        mended += fit_ports(self._bridge, self._devices, links, marks)
         self._leaving.clear()
-        self._devices.reap()
-        mended += [f"removed device {link.name}" for link in strange]
-        useless = {name for name, port in ports.items() if name not in marks or name not in links or port.error}
-        self._bridge.drop(useless, wait=True)
-        mended += [" ".join((f"removed port {name}", ports[name].error)).strip() for name in useless]
-        mended += [f"raised device {name}" for name in self._devices.raise_all(links.values())]
-        added = {
-            name: {**marks[name], **told_owner(links[name])}
-            for name in marks.keys() & links.keys()
-            if name not in ports or name in useless
-        }
-        self._bridge.add(added, {name: links[name].mtu for name in added if is_stood_on(links[name])})
-        return mended + [f"added port {name}" for name in added], links
+        return mended, links
 
     def apply(self, difference: Difference[Part]) -> None:
         if self._connections == _NEVER:
@@ -280,7 +264,7 @@ class OvsDatapath(KernelTools):
         """
         faults: dict[str, WeftError] = {}
         for each in pluggings:
-            with _noted(faults, each):
+            with _noted(faults, each.wiring.port.interface):
                 self._find_room(each)
         coming = [each for each in pluggings if each.wiring.port.interface not in faults]
         try:
@@ -295,30 +279,36 @@ class OvsDatapath(KernelTools):
         wiring = plugging.wiring
         _refuse(not_carried(plugging.policy.put))
         if wiring.port.interface in self._leaving:
-            self.reap()
+            self._let_go()
             self._bridge.drop({wiring.port.interface}, wait=True)  # its name is to be free
         self._devices.refuse_taken(wiring)
 
     def _add_ports(self, pluggings: Sequence[Plugging], faults: dict[str, WeftError]) -> None:
         """Flows, ports and devices of workloads for which there is room."""
         self._bridge.database.look_alive()
-        numbers = self._bridge.promise(each.wiring.port.interface for each in pluggings)
+        wirings = {each.wiring.port.interface: each.wiring for each in pluggings}
+        spares = self._spares.take(wirings.values())
+        new = {name: wiring for name, wiring in wirings.items() if name not in spares}
+        numbers = {name: port.number for name, port in spares.items()} | self._bridge.promise(new)
         self._admit(pluggings, self._ground(numbers))
         rows = self._bridge.ask_for(
-            {name: wiring_marks(each.wiring) for name, each in zip(numbers, pluggings, strict=True)},
+            {name: wiring_marks(wiring) for name, wiring in new.items()},
             numbers,
-            {name: each.wiring.mtu for name, each in zip(numbers, pluggings, strict=True)},
+            {name: wiring.mtu for name, wiring in new.items()},
         )
         policy = in_turn(each.policy for each in pluggings)
-        self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))
-        self._devices.raise_made(each.wiring for each in pluggings)
+        with self._bridge.handing_over({port.name: wiring_marks(wirings[name]) for name, port in spares.items()}):
+            self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))
+        self._devices.raise_made(new.values())
         refused = self._bridge.wait_for(rows, numbers)
         faults |= {name: DatapathFault(reason) for name, reason in refused.items()}
+        gone = DatapathFault("the port was taken away as soon as it was asked for")
+        faults |= dict.fromkeys(spares.keys() - self._bridge.ports().keys(), gone)
         are_heard_of = True
-        for each in pluggings:
-            if each.wiring.port.interface not in faults:
-                with _noted(faults, each):
-                    are_heard_of &= self._devices.plug(each.wiring)
+        for name, wiring in wirings.items():
+            if name not in faults:
+                with _noted(faults, name):
+                    are_heard_of &= self._devices.plug(wiring, spare=spares[name].name if name in spares else "")
         if not are_heard_of:
             self._openflow.await_turn()
         come = [each for each in pluggings if each.wiring.port.interface not in faults]
@@ -342,7 +332,7 @@ class OvsDatapath(KernelTools):
     def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
         self._devices.unplug(wiring)
         self._leaving.add(wiring.port.interface)
-        self._numbers.pop(wiring.port.interface, None)
+        self._numbers = {name: each for name, each in self._numbers.items() if name != wiring.port.interface}
         drop, left = (*policy.drop, wiring.port), owned([wiring.port])
         self._flows.change(drop=drop, put=policy.put, ground=self._ground(), new=left)
         self._spaces.change(drop=policy.drop, put=policy.put)
@@ -450,11 +440,15 @@ class OvsDatapath(KernelTools):
 
         One by one the switch would wait for the kernel to delete them, and forward nothing meanwhile.
         """
+        self._let_go()
+        self._spaces.reap()
+        self._leaving |= self._spares.tend()
+
+    def _let_go(self) -> None:
         if self._leaving:
             self._devices.reap()
             self._bridge.drop(self._leaving)
             self._leaving.clear()
-        self._spaces.reap()
 
     def withdraw(self) -> list[str]:
         """See `weft.ports.datapath`. Devices go before their ports, as in `reap`."""
@@ -463,7 +457,7 @@ class OvsDatapath(KernelTools):
         links = self._devices.read()
         self._devices.retire(links.values())
         self._devices.reap()
-        self._bridge.drop(self._bridge.ports().keys(), wait=True)
+        self._bridge.drop({*self._bridge.ports(), *self._bridge.spares()}, wait=True)
         mended += self._spaces.converge(frozenset())
         mended += [f"removed device {name}" for name in links]
         mended += self._bridge.remove(self._openflow)
@@ -479,20 +473,20 @@ class OvsDatapath(KernelTools):
         self._flows.forget({*gone})
 
     def _ground(self, promised: Mapping[str, int] | None = None) -> Ground:
-        ports = {name: port.number for name, port in self._bridge.ports().items() if port.number}
+        ports = self._bridge.numbers()
         return Ground(
             tenants=self._bridge.tenants(),
-            ports=ports | dict(promised or {}),
+            ports={**ports, **promised} if promised else ports,
             vtep=self._vtep,
             trunk=self._uplinks.trunk,
         )
 
-    def _read_numbers(self) -> dict[str, int]:
-        return {
-            name: port.number
-            for name, port in self._bridge.ports().items()
-            if port.number and name not in self._leaving
-        }
+    def _read_numbers(self) -> Mapping[str, int]:
+        """Of ports that do not leave."""
+        numbers = self._bridge.numbers()
+        if self._leaving.isdisjoint(numbers):
+            return numbers
+        return {name: number for name, number in numbers.items() if name not in self._leaving}
 
     def _count_connections(self) -> tuple[int, int]:
         return self._database.connections, self._openflow.connections + self._uplinks.connections
@@ -504,12 +498,12 @@ def _unplugged(parts: Iterable[Part]) -> list[Part]:
 
 
 @contextmanager
-def _noted(faults: dict[str, WeftError], plugging: Plugging) -> Iterator[None]:
-    """What goes wrong in the block concerns this workload alone."""
+def _noted(faults: dict[str, WeftError], interface: str) -> Iterator[None]:
+    """What goes wrong in the block concerns the workload of this host end alone."""
     try:
         yield
     except WeftError as error:
-        faults[plugging.wiring.port.interface] = error
+        faults[interface] = error
 
 
 def _refuse(faults: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from weft.adapters.linux.links import (
     Device,
     Link,
     Vxlan,
+    add_name,
     alter_link,
     alter_protocols,
     create_macvlan,
@@ -67,9 +68,9 @@ class Devices:
         self._news.close()
 
     def read(self) -> dict[str, Link]:
-        """Those that are there to stay, by name."""
+        """Those that are there to stay, by what they are known by."""
         return {
-            link.name: link
+            _known_as(link): link
             for link in read_links(self._netlink)
             if link.name.startswith((PORT_PREFIX, OVERLAY_PREFIX, LEG_PREFIX)) and link.group != REAPED_GROUP
         }
@@ -111,25 +112,48 @@ class Devices:
                 pass  # that there are some says enough
             for name in [*waiting]:
                 if (link := read_link(self._netlink, name)) is not None:
-                    self._raise(link, waiting.pop(name))
+                    with suppress(DatapathFault):  # it is gone again: whoever is to be joined to it finds out
+                        self._raise(link, waiting.pop(name))
             if not waiting:
                 return
             self._news.wait(within=left)
 
     def _raise(self, link: Link, wiring: Wiring) -> None:
-        # Else it has a route, and the switch looks at every route whenever some device changes.
-        self._namespace.write_sysctls({f"net/ipv6/conf/{link.name}/disable_ipv6": "1"})
+        self._refuse_addresses(link)
         told = alter_link(link.index, up=True, alias=_alias_of(wiring), mac=wiring.port.mac, mtu=wiring.mtu)
         self._netlink.send_batch([told])
 
-    def plug(self, wiring: Wiring) -> bool:
+    def raise_spares(self, names: Iterable[str]) -> set[str]:
+        """Raise host ends of nobody; the names of those that are there."""
+        raised = set()
+        for name in names:
+            with suppress(DatapathFault):  # as above
+                if (link := read_link(self._netlink, name)) is not None:
+                    self._refuse_addresses(link)
+                    self._netlink.send_batch([alter_link(link.index, up=True)])
+                    raised.add(name)
+        return raised
+
+    def _hand_over(self, link: Link, wiring: Wiring) -> None:
+        """A host end of nobody is that of a workload, and known by its name."""
+        told = alter_link(link.index, up=True, alias=_alias_of(wiring), mac=wiring.port.mac)
+        self._netlink.send_batch([told, add_name(link.index, wiring.port.interface)])
+
+    def _refuse_addresses(self, link: Link) -> None:
+        """Else it has a route, and the switch looks at every route whenever some device changes."""
+        self._namespace.write_sysctls({f"net/ipv6/conf/{link.name}/disable_ipv6": "1"})
+
+    def plug(self, wiring: Wiring, *, spare: str = "") -> bool:
         """Join a workload to its host end, which the switch has made; the workload's end has all it needs.
 
         Whether the host end was up by now. It may be down again: the switch writes back flags that it has read before.
+        One that was made in advance is still called otherwise.
         """
         with pod.inside(wiring, home=self._namespace) as (namespace, inside):
-            link = self._find(wiring.port.interface)
-            if not link.up:
+            link = self._find(spare or wiring.port.interface)
+            if spare:
+                self._hand_over(link, wiring)
+            elif not link.up:
                 self._raise(link, wiring)
             end = Device(name=wiring.interface, mtu=wiring.mtu)
             self._netlink.send_batch([create_macvlan(end, over=link.index, namespace=namespace.fd)])
@@ -174,6 +198,13 @@ class Devices:
         with gone_is_fine():
             own = [link for link in links if link.kind != _KERNELS_OWN]
             self._netlink.send_batch([alter_link(link.index, group=REAPED_GROUP) for link in own])
+
+    def are_there(self, names: Iterable[str]) -> set[str]:
+        """Those of some names that devices have."""
+        return {name for name in names if read_link(self._netlink, name) is not None}
+
+    def retire_named(self, names: Iterable[str]) -> None:
+        self.retire(link for name in names if (link := read_link(self._netlink, name)) is not None)
 
     def reap(self) -> None:
         self._netlink.send_batch([delete_group(REAPED_GROUP)])
@@ -220,6 +251,11 @@ class Devices:
         if link is None:
             raise DatapathFault(f"device {name} is gone as soon as it was made")
         return link
+
+
+def _known_as(link: Link) -> str:
+    """Its name, or that of the host end which it has become (`hand_over`)."""
+    return next((name for name in link.other_names if name.startswith(PORT_PREFIX)), link.name)
 
 
 def is_stood_on(link: Link) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from weft.adapters.linux.links import Link
-from weft.adapters.ovs.bridge import TENANT_MARK
+from weft.adapters.ovs.bridge import INTERFACE_MARK, TENANT_MARK
 from weft.domain.nodeview import Overlay, Port
 from weft.ports.datapath import Wiring
 
@@ -16,7 +16,7 @@ NAMESPACE_MARK: Final = "weft-netns"
 def port_marks(port: Port) -> dict[str, str]:
     """What others look for at a port (facts 6.3), and whose it is."""
     return {
-        "iface-id": port.interface,
+        INTERFACE_MARK: port.interface,
         "iface-status": "active",
         "attached-mac": port.mac,
         TENANT_MARK: port.tenant,

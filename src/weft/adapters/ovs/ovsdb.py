@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from weft.adapters.ovs.connection import Connection
@@ -49,14 +50,25 @@ class Database(Connection):
 
         When the connection is lost meanwhile nobody knows which of the two it was.
         """
+        with self.transacting(operations) as results:
+            pass
+        return results
+
+    @contextmanager
+    def transacting(self, operations: Sequence[Operation]) -> Iterator[list[Any]]:
+        """The same, carried out while the block runs: the results are there when it ends."""
         self.look_alive()
-        results: list[Any] = self._call("transact", [DATABASE, *operations])
+        number = self._send("transact", [DATABASE, *operations])
+        results: list[Any] = []
+        try:
+            yield results
+        finally:
+            results += self._answer_to(number, "transact")
         for position, result in enumerate(results):
             if isinstance(result, dict) and (fault := result.get("error")):
                 doing = operations[position] if position < len(operations) else {"op": "commit"}
                 words = f"{result.get('details', '')}".strip()
                 raise DatapathFault(f"ovsdb: {doing['op']} {doing.get('table', '')}: {fault} {words}".rstrip())
-        return results
 
     def wait_until(self, holds: Callable[[], bool], *, doing: str) -> None:
         """Return when the copy has come to what is expected; `DatapathFault` when that takes too long."""
@@ -83,16 +95,24 @@ class Database(Connection):
         self._take(stream.receive_waiting())
 
     def _call(self, method: str, params: Sequence[object]) -> Any:
-        self._last_id += 1
-        number, until = self._last_id, time.monotonic() + DEADLINE
+        return self._answer_to(self._send(method, params), method)
 
-        def exchange(stream: Stream) -> Message:
-            stream.send(encode({"method": method, "params": params, "id": number}))
+    def _send(self, method: str, params: Sequence[object]) -> int:
+        """Ask; the number that the answer will have."""
+        self._last_id += 1
+        question = encode({"method": method, "params": params, "id": self._last_id})
+        self._guarded(lambda stream: stream.send(question))
+        return self._last_id
+
+    def _answer_to(self, number: int, method: str) -> Any:
+        until = time.monotonic() + DEADLINE
+
+        def wait(stream: Stream) -> Message:
             while number not in self._answers:
                 self._take(stream.receive(until=until))
             return self._answers.pop(number)
 
-        answer = self._guarded(exchange)
+        answer = self._guarded(wait)
         if answer.error is not None:
             raise DatapathFault(f"ovsdb: {method}: {answer.error}")
         return answer.result

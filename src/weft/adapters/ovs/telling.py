@@ -47,8 +47,8 @@ def drop_of(told: Told, tenants: Mapping[int, TenantName], ports: Mapping[int, S
         protocol=packet.protocol,
         source_port=packet.source_port,
         target_port=packet.target_port,
-        came_by=came_by.name if came_by else "",
-        leaves_by=leaves_by.name if leaves_by else "",
+        came_by=came_by.interface if came_by else "",
+        leaves_by=leaves_by.interface if leaves_by else "",
         at=told.at,
     )
 

@@ -63,7 +63,7 @@ def foretell(
         target=question.target,
         protocol=question.protocol,
         target_port=question.target_port,
-        came_by=own.name,
+        came_by=own.interface,
     )
 
 

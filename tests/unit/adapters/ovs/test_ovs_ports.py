@@ -82,3 +82,14 @@ def test_numbers_of_all_ports_are_taken_and_used_ones_come_back_last(database: D
     bridge = SwitchBridge(database)
     assert bridge.promise(["c", "d"]) == {"c": first, "d": first + 2}
     assert bridge.promise(["e"]) == {"e": first + 3}
+
+
+def test_a_port_is_known_by_the_host_end_that_it_has_become(database: Database) -> None:
+    """One that is nobody's yet is among no others; the names of both are taken."""
+    bridge = SwitchBridge(database)
+    for key, marks in (("a", {"weft": "", "iface-id": "wp1"}), ("b", {"weft": "", "weft-spare": ""})):
+        database.tables["Port"][key] = {**database.tables["Port"][key], "external_ids": map_of(marks)}
+    database.changes += 1
+    assert numbers(bridge) == dict(bridge.numbers()) == {"wp1": 1}
+    assert {name: port.name for name, port in bridge.ports().items()} == {"wp1": "a"}
+    assert {name: port.number for name, port in bridge.spares().items()} == {"b": 2}
