@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -25,16 +27,20 @@ from weft.domain.segments import Segment, Station
 from weft.ports.datapath import NO_CHANGE, Plugging, WiredAddress, Wiring
 from weft.testing import inventory, switch_inventory
 from weft.testing.switches import Switch, running_switch
-from weft.testing.waiting import until
+from weft.testing.traffic import UDP, Place
+from weft.testing.waiting import soon, until
 
 BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")
 A = Address(4, 0x0A010001)
+GATEWAY = Address(4, 0x0A01FFFE)
+_STILL_S = 0.5
+"""Long enough for a newcomer to be answered, and for a packet to be sent to it, by who does not wait for the switch."""
 PORT = Port(BLUE, "wp0000000000a", "02:02:0a:01:00:01", (A,))
 GROUND: frozenset[Part] = frozenset(
     {
         Space(BLUE),
-        Gateway(BLUE, Address(4, 0x0A01FFFE)),
+        Gateway(BLUE, GATEWAY),
         Overlay(BLUE, 7),
         Peer(BLUE, 7, "192.0.2.2"),
         Remote(BLUE, Prefix(4, 0x0A010040, 26), 7, "192.0.2.2"),
@@ -62,7 +68,7 @@ def wiring(directory: NamespaceDirectory) -> Wiring:
         port=PORT,
         netns=str(directory.path / "pod"),
         interface="eth0",
-        addresses=(WiredAddress(A, 16, Address(4, 0x0A01FFFE)),),
+        addresses=(WiredAddress(A, 16, GATEWAY),),
         mtu=1450,
         endpoint="e1",
         workload="c1",
@@ -74,7 +80,7 @@ def other_wiring(directory: NamespaceDirectory, number: int) -> Wiring:
     address = Address(4, A.number + number)
     port = Port(BLUE, f"wp{number:011x}", mac_of(address), (address,))
     netns = str(directory.path / f"pod{number}")
-    return Wiring(port=port, netns=netns, interface="eth0", addresses=(WiredAddress(address, 16),), mtu=1450)
+    return Wiring(port=port, netns=netns, interface="eth0", addresses=(WiredAddress(address, 16, GATEWAY),), mtu=1450)
 
 
 def test_what_stands_is_left_as_it_is(datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch) -> None:
@@ -94,7 +100,7 @@ def test_news_of_others_leave_alone_who_is_here(datapath: OvsDatapath, directory
     ground: set[Part] = {
         Space(BLUE),
         Segment(BLUE, segment, floods=False),
-        Gateway(BLUE, Address(4, 0x0A01FFFE), segment),
+        Gateway(BLUE, GATEWAY, segment),
     }
     ground |= {Overlay(BLUE, segment), Peer(BLUE, segment, "192.0.2.2"), Who(BLUE, A, WORKLOAD | 1)}
     ground |= {Station(BLUE, segment, "192.0.2.2", "02:02:0a:01:00:02", (Address(4, A.number + 1),))}
@@ -126,6 +132,33 @@ def test_workloads_that_come_at_once_share_what_the_switch_does(
         wirings[place].port.interface for place in (0, 1, 3)
     ]
     assert all(datapath.check(wirings[place]) == [] for place in (0, 1, 3))
+
+
+async def test_the_first_packet_passes_however_late_the_device_was_up(
+    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Design 5: the switch was done with the round in which it made the device, and has not looked up since."""
+    wirings = first, late = other_wiring(directory, 1), other_wiring(directory, 2)
+    addresses = [each.port.addresses[0] for each in wirings]
+    datapath.converge(GROUND | {Who(BLUE, address, WORKLOAD | 1) for address in addresses})
+    with ExitStack() as closing, ExitStack() as still:
+        spaces = [closing.enter_context(directory.create(Path(each.netns).name)) for each in wirings]
+        places = [Place(space, ip_address(str(address))) for space, address in zip(spaces, addresses, strict=True)]
+        datapath.plug(first)
+        raise_made = datapath._devices.raise_made
+
+        def raise_late(made: Iterable[Wiring]) -> None:
+            switch.configure("wait-until", "interface", late.port.interface, "ofport>0")
+            switch.command("version")
+            still.enter_context(switch.held_still())
+            threading.Timer(_STILL_S, still.close).start()
+            raise_made(made)
+
+        monkeypatch.setattr(datapath._devices, "raise_made", raise_late)
+        datapath.plug(late)
+        with places[0].open_caller(UDP) as mouth, places[1].listening(80, UDP) as ear:
+            mouth.sendto(b"first", (str(places[1].address), 80))
+            assert await soon(asyncio.get_running_loop().sock_recv(ear, 64)) == b"first"
 
 
 def test_a_port_says_whose_it_is(datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch) -> None:

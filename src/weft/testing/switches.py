@@ -10,7 +10,7 @@ import os
 import subprocess
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from weft.testing.processes import Child
@@ -69,6 +69,11 @@ class Switch:
         if self._daemon is not None:
             with self._daemon:
                 self._daemon = None
+
+    def held_still(self) -> AbstractContextManager[None]:
+        """While the block runs ovs-vswitchd does nothing."""
+        assert self._daemon is not None
+        return self._daemon.held_still()
 
     def close(self) -> None:
         self.kill_daemon()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -300,16 +300,17 @@ class OvsDatapath(KernelTools):
         with self._bridge.handing_over({port.name: wiring_marks(wirings[name]) for name, port in spares.items()}):
             self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))
         self._devices.raise_made(new.values())
-        refused = self._bridge.wait_for(rows, numbers)
-        faults |= {name: DatapathFault(reason) for name, reason in refused.items()}
-        gone = DatapathFault("the port was taken away as soon as it was asked for")
-        faults |= dict.fromkeys(spares.keys() - self._bridge.ports().keys(), gone)
-        are_heard_of = True
-        for name, wiring in wirings.items():
-            if name not in faults:
-                with _noted(faults, name):
-                    are_heard_of &= self._devices.plug(wiring, spare=spares[name].name if name in spares else "")
-        if not are_heard_of:
+        with self._openflow.turning() if new else nullcontext():  # it hears that they are up, however late they were
+            refused = self._bridge.wait_for(rows, numbers)
+            faults |= {name: DatapathFault(reason) for name, reason in refused.items()}
+            gone = DatapathFault("the port was taken away as soon as it was asked for")
+            faults |= dict.fromkeys(spares.keys() - self._bridge.ports().keys(), gone)
+            are_up = True
+            for name, wiring in wirings.items():
+                if name not in faults:
+                    with _noted(faults, name):
+                        are_up &= self._devices.plug(wiring, spare=spares[name].name if name in spares else "")
+        if not are_up:
             self._openflow.await_turn()
         come = [each for each in pluggings if each.wiring.port.interface not in faults]
         self._uplinks.introduce(voices_of((each.wiring.port for each in come), self._vtep))

@@ -10,6 +10,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from weft.adapters.ovs.actions import NORMAL, TOLD_BYTES, Output, encode_actions
@@ -123,8 +124,16 @@ class OpenFlow(Connection):
 
     def await_turn(self) -> None:
         """Return when the switch has come to this: then it has heard what the kernel told it before."""
+        with self.turning():
+            pass
+
+    @contextmanager
+    def turning(self) -> Iterator[None]:
+        """The same, while the block runs: what the switch has heard when it ends is what was told before it began."""
         self.look_alive()
-        self._guarded(lambda stream: self._send_all(stream, ()))
+        first, done = self._guarded(lambda stream: self._post(stream, ()))
+        yield
+        self._guarded(lambda stream: self._answer(stream, _BARRIER_REPLY, done, since=first))
 
     def take_told(self) -> list[Told]:
         """What was told about packets since the last call, oldest first; a sample when it is much."""
