@@ -322,6 +322,10 @@ class SwitchBridge:
             if key.startswith(_NUMBER_PREFIX) and number.isdecimal()
         }
 
+    def numbers_of(self, tenants: Set[TenantName]) -> dict[TenantName, int]:
+        """The numbers of these tenants, as far as they have any."""
+        return {tenant: number for tenant, number in self.tenants().items() if tenant in tenants}
+
     def number(self, tenants: Iterable[TenantName]) -> None:
         """Give numbers to tenants that have none. They keep them until they are forgotten, whoever dies meanwhile."""
         known = self.tenants()

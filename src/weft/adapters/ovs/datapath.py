@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from weft.adapters.linux.facts import PORT_MAC, overlay_name
+from weft.adapters.linux.facts import overlay_name
 from weft.adapters.linux.host_rules import HostSurroundings
 from weft.adapters.linux.links import Link
 from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
@@ -31,8 +31,7 @@ from weft.adapters.ovs.ground import Ground
 from weft.adapters.ovs.guard import GUARD, UNGUARD
 from weft.adapters.ovs.health import examine_switch
 from weft.adapters.ovs.leavers import owned
-from weft.adapters.ovs.legs import legs_of
-from weft.adapters.ovs.marks import overlay_marks, port_marks, wiring_marks
+from weft.adapters.ovs.marks import leg_marks, overlay_marks, port_marks, wiring_marks
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.pipeline import not_carried, without_uplinks
 from weft.adapters.ovs.settling import settle
@@ -41,12 +40,11 @@ from weft.adapters.ovs.spares import Spares
 from weft.adapters.ovs.telling import drop_of
 from weft.adapters.ovs.tracing import foretell
 from weft.adapters.ovs.uplinks import Uplinks
-from weft.domain.addresses import Address, Subnet, mac_of
+from weft.domain.addresses import Address, Subnet
 from weft.domain.diff import Difference, in_turn
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Part, Port, Space
-from weft.domain.segments import Station
 from weft.ports.datapath import (
     NO_CHANGE,
     Drop,
@@ -187,7 +185,7 @@ class OvsDatapath(KernelTools):
         mended: list[str] = []
         marks = {part.interface: port_marks(part) for part in wanted if isinstance(part, Port)}
         overlays = [part for part in wanted if isinstance(part, Overlay)]
-        marks |= self._leg_marks({part.tenant for part in wanted if isinstance(part, Space)})
+        marks |= leg_marks(self._bridge.numbers_of({part.tenant for part in wanted if isinstance(part, Space)}))
         links = self._devices.read()
         for overlay in overlays:
             marks[overlay_name(overlay.vni)] = overlay_marks(overlay)
@@ -215,7 +213,7 @@ class OvsDatapath(KernelTools):
         left = {part.tenant for part in drop if isinstance(part, Space)} - come
         gone = {overlay_name(part.vni) for part in drop if isinstance(part, Overlay)}
         gone -= {overlay_name(part.vni) for part in put if isinstance(part, Overlay)}
-        gone |= self._leg_marks(left).keys()
+        gone |= leg_marks(self._bridge.numbers_of(left)).keys()
         if gone:
             self._devices.retire(link for name, link in self._devices.read().items() if name in gone)
             self._devices.reap()
@@ -230,9 +228,8 @@ class OvsDatapath(KernelTools):
 
     def _make_spaces(self, tenants: Set[TenantName]) -> list[str]:
         """Tenants, which have numbers, have a space with legs; what was made, in words."""
-        numbers = {tenant: number for tenant, number in self._bridge.tenants().items() if tenant in tenants}
-        lame = self._spaces.lame(numbers)
-        marks = self._leg_marks(lame.keys())
+        lame = self._spaces.lame(self._bridge.numbers_of(tenants))
+        marks = leg_marks(lame)
         self._bridge.drop(marks.keys(), wait=True)
         self._spaces.clear(lame)
         self._bridge.add(marks, dict.fromkeys(marks, self._mtu))
@@ -240,10 +237,6 @@ class OvsDatapath(KernelTools):
         if lame:
             self._openflow.await_turn()  # it is to hear that they are up
         return made
-
-    def _leg_marks(self, tenants: Set[TenantName]) -> dict[str, dict[str, str]]:
-        numbers = {tenant: number for tenant, number in self._bridge.tenants().items() if tenant in tenants}
-        return {name: {"weft-space-of": tenant} for name, tenant in legs_of(numbers).items()}
 
     def _add_overlays(self, overlays: Iterable[Overlay]) -> None:
         known = self._bridge.ports()
@@ -354,16 +347,8 @@ class OvsDatapath(KernelTools):
         return [drop for drop in told if drop is not None]
 
     def foretell(self, question: Question) -> str | Drop:
-        ports, trunk = self._bridge.ports(), self._uplinks.trunk
-        return foretell(self._switch, question, ports, trunk=trunk, target_mac=self._mac_at(question))
-
-    def _mac_at(self, question: Question) -> str:
-        """Whom the workload speaks to: its neighbour on a segment, else its host end."""
-        if not question.port.segment:
-            return PORT_MAC
-        known = (part for part in self._flows.parts if isinstance(part, Port | Station))
-        own = (each for each in known if each.tenant == question.port.tenant)
-        return next((each.mac for each in own if question.target in each.addresses), mac_of(question.target))
+        parts = self._flows.parts
+        return foretell(self._switch, question, self._bridge.ports(), trunk=self._uplinks.trunk, parts=parts)
 
     def tallies(self) -> list[Tallies]:
         return self._flows.tallies(self._bridge.tenants())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from weft.adapters.linux.links import Link
 from weft.adapters.ovs.bridge import INTERFACE_MARK, TENANT_MARK
+from weft.adapters.ovs.legs import legs_of
+from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Port
 from weft.ports.datapath import Wiring
 
@@ -30,6 +33,11 @@ def wiring_marks(wiring: Wiring) -> dict[str, str]:
 
 def overlay_marks(overlay: Overlay) -> dict[str, str]:
     return {"weft-vni": str(overlay.vni), "weft-overlay-of": overlay.tenant}
+
+
+def leg_marks(tenants: Mapping[TenantName, int]) -> dict[str, dict[str, str]]:
+    """Those of all legs of some tenants, by the legs' names."""
+    return {name: {"weft-space-of": tenant} for name, tenant in legs_of(tenants).items()}
 
 
 def owner_marks(wiring: Wiring) -> dict[str, str]:

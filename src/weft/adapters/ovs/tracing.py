@@ -7,17 +7,21 @@ half is asked for by itself, with them, from the table and with the registers to
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from weft.adapters.linux.facts import PORT_MAC
 from weft.adapters.linux.judging import REASONS
 from weft.adapters.ovs.bridge import NAME, SwitchPort
 from weft.adapters.ovs.tables import OUTCOME, TENANT
 from weft.adapters.ovs.unixctl import ask_switch
 from weft.adapters.ovs.uplinks import PATCH
+from weft.domain.addresses import mac_of
 from weft.domain.errors import DatapathFault
+from weft.domain.nodeview import Part, Port
 from weft.domain.policy.protocols import SCTP, TCP, UDP
+from weft.domain.segments import Station
 from weft.ports.datapath import Drop, Question
 
 _TRACE, _TRACE_ON = "ofproto/trace", "ofproto/trace-packet-out"
@@ -41,13 +45,13 @@ class Verdict(NamedTuple):
 
 
 def foretell(
-    directory: Path, question: Question, ports: Mapping[str, SwitchPort], *, trunk: int, target_mac: str
+    directory: Path, question: Question, ports: Mapping[str, SwitchPort], *, trunk: int, parts: Iterable[Part]
 ) -> str | Drop:
-    """See `weft.ports.datapath.Datapath.foretell`; the workload speaks to a MAC, and the trunk is none of the ports."""
+    """See `weft.ports.datapath.Datapath.foretell`; the switch has these parts, and the trunk is none of the ports."""
     own = ports.get(question.port.interface)
     if own is None or not own.number:
         raise DatapathFault(f"{question.port.interface} is not a port of {NAME}")
-    packet = packet_of(question, in_port=own.number, target_mac=target_mac)
+    packet = packet_of(question, in_port=own.number, target_mac=_mac_at(question, parts))
     answer = ask_switch(directory, _TRACE, NAME, packet)
     if more := second_half(answer, question, packet):
         answer = ask_switch(directory, _TRACE_ON, NAME, *more)
@@ -65,6 +69,14 @@ def foretell(
         target_port=question.target_port,
         came_by=own.interface,
     )
+
+
+def _mac_at(question: Question, parts: Iterable[Part]) -> str:
+    """Whom the workload speaks to: its neighbour on a segment, else its host end."""
+    if not question.port.segment:
+        return PORT_MAC
+    known = (part for part in parts if isinstance(part, Port | Station) and part.tenant == question.port.tenant)
+    return next((each.mac for each in known if question.target in each.addresses), mac_of(question.target))
 
 
 def packet_of(question: Question, *, in_port: int, target_mac: str) -> str:
