@@ -28,7 +28,7 @@ _APPLY_FORM = struct.Struct("!HH4x")
 _METER_FORM = struct.Struct("!HHI")
 _GOTO, _APPLY, _METER = 1, 4, 6
 _RESERVED_PORTS = 0xFFFFFF00
-_PREREQUISITES = frozenset({"eth_type", "ip_proto", "icmpv6_type"})
+_PREREQUISITES = frozenset({"eth_type", "ip_proto", "icmpv6_type", "ct_state", "ct_nw_proto"})
 """The fields whose values decide which others there may be."""
 
 
@@ -60,7 +60,7 @@ class Flow(msgspec.Struct, frozen=True, gc=False):
     def form(self) -> tuple[object, ...]:
         """What a switch goes by when it takes or refuses a flow: flows of one form differ in numbers only."""
         conditions = (
-            (each.name, each.mask == FIELDS[each.name].whole, each.value if each.name in _PREREQUISITES else 0)
+            each if each.name in _PREREQUISITES else (each.name, each.mask == FIELDS[each.name].whole)
             for each in self.match
         )
         return (self.table, self.goto, bool(self.meter), *conditions, *map(_form_of, self.actions))
