@@ -98,7 +98,7 @@ async def until_ready(datapath: OvsDatapath, count: int) -> None:
     def are_ready() -> bool:
         datapath.disturbed()  # hears what the database tells, as the agent does all the time
         datapath.reap()
-        ready = len(datapath._spares._ready)  # nobody else can tell
+        ready = len(datapath._spares.ready)  # nobody else can tell
         return ready >= count if count else not ready
 
     await until(are_ready)
@@ -317,6 +317,47 @@ async def test_they_outlive_the_switch(datapath: OvsDatapath, directory: Namespa
     await until_ready(datapath, 1)
     datapath.plug(second := wiring(directory, 2))
     assert datapath.check(wired) == datapath.check(second) == []
+
+
+async def test_those_that_a_switch_makes_anew_are_raised_again(
+    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch
+) -> None:
+    """`exit --cleanup` takes their devices along; new ones are down, and would have addresses of the machine's."""
+    await until_ready(datapath, 2)
+    switch.command("exit", "--cleanup")
+    await until(lambda: not host_ends())
+    switch.kill_daemon()
+    datapath.disturbed()
+    switch.start_daemon()
+    datapath.converge(GROUND)
+    await until_ready(datapath, 2)
+    assert all(is_bare(name) for name in spare_names(switch))
+    before = spare_names(switch)
+    datapath.plug(wired := wiring(directory))
+    (taken,) = before - spare_names(switch)
+    assert is_bare(taken)
+    assert datapath.check(wired) == []
+
+
+def is_bare(device: str) -> bool:
+    """Whether a device is up and the machine has no address on it."""
+    (link,) = json.loads(ip("-j", "address", "show", "dev", device))
+    return "UP" in link["flags"] and link["addr_info"] == []
+
+
+async def test_who_comes_and_goes_has_nobody_make_ports(
+    datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that has just ports enough for one to spare keeps it when it has one port less."""
+    monkeypatch.setattr(spares, "PORTS_FOR_ONE", 4)
+    await until_ready(datapath, 0)
+    datapath.plug(wired := wiring(directory))
+    await until_ready(datapath, 1)
+    before = spare_names(switch)
+    datapath.unplug(wired)
+    datapath.reap()
+    datapath.reap()
+    assert spare_names(switch) == before != set()
 
 
 async def test_a_node_with_few_ports_has_none(

@@ -43,8 +43,9 @@ _COLUMNS = {
     "Open_vSwitch": ("bridges", "next_cfg", "cur_cfg", "datapath_types", "other_config"),
     "Bridge": ("name", "ports", "external_ids", "datapath_type", "fail_mode", "protocols"),
     "Port": ("name", "interfaces", "external_ids"),
-    "Interface": ("name", "ofport", "ofport_request", "error", "ifindex"),
+    "Interface": ("name", "ofport", "ofport_request", "error", "ifindex", "admin_state"),
 }
+_UP = "up"
 PROTOCOLS: Final = ("OpenFlow13", "OpenFlow14", "OpenFlow15")
 LOST_CHECKSUMS: Final = (
     "without other_config:userspace-tso-enable=true in table Open_vSwitch workloads send wrong checksums"
@@ -65,6 +66,8 @@ class SwitchPort(msgspec.Struct, frozen=True, kw_only=True):
     """The number that it has in the switch, also when its device is gone or it needs none."""
     asked: int = 0
     """The number that it asked for; 0: none."""
+    is_up: bool = False
+    """Whether the switch has heard that its device is up."""
     error: str
     marks: Mapping[str, str]
 
@@ -299,9 +302,9 @@ class SwitchBridge:
             followed = self._ask_to_settle([self.mutate("ports", "delete", set_of(map(uuid, rows.values())))])
             now = self.database.connections, self._root()["cur_cfg"]
             self._let_go_at = {name: at for name, at in self._let_go_at.items() if at[0] == now[0] and at[1] > now[1]}
-            self._let_go_at |= dict.fromkeys(rows, (now[0], followed))
+            self._let_go_at |= dict.fromkeys([*names, *rows], (now[0], followed))
         if wait:
-            self._wait_until_let_go([*names, *rows])
+            self._wait_until_let_go(names)
 
     def _wait_until_let_go(self, names: Iterable[str]) -> None:
         """Return when the switch has followed in dropping ports of these names: it takes one for another of its name.
@@ -424,6 +427,7 @@ class SwitchBridge:
             number=number,
             given=given,
             asked=one_of(interface.get("ofport_request"), 0),
+            is_up=one_of(interface.get("admin_state"), "") == _UP,
             error="" if number else one_of(interface.get("error"), ""),
             marks=mapping_of(port["external_ids"]),
         )

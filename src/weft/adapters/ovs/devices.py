@@ -123,16 +123,13 @@ class Devices:
         told = alter_link(link.index, up=True, alias=_alias_of(wiring), mac=wiring.port.mac, mtu=wiring.mtu)
         self._netlink.send_batch([told])
 
-    def raise_spares(self, names: Iterable[str]) -> set[str]:
-        """Raise host ends of nobody; the names of those that are there."""
-        raised = set()
+    def raise_spares(self, names: Iterable[str]) -> None:
+        """Raise host ends of nobody, as far as they are there."""
         for name in names:
             with suppress(DatapathFault):  # as above
                 if (link := read_link(self._netlink, name)) is not None:
                     self._refuse_addresses(link)
                     self._netlink.send_batch([alter_link(link.index, up=True)])
-                    raised.add(name)
-        return raised
 
     def _hand_over(self, link: Link, wiring: Wiring) -> None:
         """A host end of nobody is that of a workload, and known by its name."""

@@ -30,44 +30,42 @@ class Spares:
         self._bridge = bridge
         self._devices = devices
         self._mtu = mtu
-        self._raised: set[str] = set()
-        self._ready: set[str] = set()
         self._taken: set[str] = set()
+
+    @property
+    def ready(self) -> list[SwitchPort]:
+        """Those that a workload can have: the switch sends nothing to one of which it has not heard that it is up."""
+        there = self._bridge.spares()
+        return [port for name, port in sorted(there.items()) if port.number and port.is_up and self._is_good(port)]
 
     def take(self, wirings: Iterable[Wiring]) -> dict[str, SwitchPort]:
         """Ports for workloads, by their host ends, as far as there are any; they are not handed out again."""
-        there = self._bridge.spares()
-        ready = iter([there[name] for name in sorted(self._ready & there.keys()) if there[name].number])
         fitting = (wiring.port.interface for wiring in wirings if wiring.mtu == self._mtu)
-        taken = dict(zip(fitting, ready, strict=False))
+        taken = dict(zip(fitting, self.ready, strict=False))
         self._taken |= {port.name for port in taken.values()}
-        self._ready -= self._taken
         return taken
 
     def tend(self) -> set[str]:
         """Have as many as this node should have; the names of the others, whose devices are as good as gone.
 
-        Waits for nothing: what the switch has made by the next call is raised then, and by the one after it the switch
-        has heard of it.
+        Waits for nothing: what the switch has made by the next call is raised then.
         """
-        there = self._bridge.spares()
-        self._taken &= there.keys()  # handing those over has failed, and their numbers may have flows
-        useless = self._taken | {name for name, port in there.items() if not self._is_as_asked_for(port)}
-        good = there.keys() - useless
-        made = {name for name in good if there[name].number}
-        self._ready = self._raised & made
-        self._raised = self._ready | self._devices.raise_spares(made - self._raised)
-        wanted = min(len(self._bridge.ports()) // PORTS_FOR_ONE, MOST)
+        there, ports = self._bridge.spares(), len(self._bridge.ports())
+        self._taken &= there.keys()
+        good = {name for name, port in there.items() if self._is_good(port)}
+        self._devices.raise_spares(name for name in good if there[name].number and not there[name].is_up)
+        useless, wanted = there.keys() - good, min(ports // PORTS_FOR_ONE, MOST)
         if len(good) <= wanted // 2 < wanted:
             self._ask_for(wanted - len(good))
-        elif len(good) > 2 * wanted:
+        elif len(good) > 2 * ports // PORTS_FOR_ONE:  # twice as many as wanted, or one where none is by far
             useless |= {*sorted(good)[wanted:]}
-        self._ready -= useless
         self._devices.retire_named(useless)
         return useless
 
-    def _is_as_asked_for(self, port: SwitchPort) -> bool:
-        return port.marks[SPARE_MARK] == str(self._mtu) and port.given in {port.asked, 0}
+    def _is_good(self, port: SwitchPort) -> bool:
+        """Whether it is as it was asked for. When handing one over has failed its number may have flows."""
+        as_asked = port.marks[SPARE_MARK] == str(self._mtu) and port.given in {port.asked, 0}
+        return as_asked and port.name not in self._taken
 
     def _ask_for(self, count: int) -> None:
         promised = self._bridge.promise(map(str, range(count))).values()
