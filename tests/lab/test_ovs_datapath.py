@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from weft.adapters.linux.netns import NamespaceDirectory
+from weft.adapters.ovs import ovsdb
 from weft.adapters.ovs.bridge import NAME, PORT_NUMBERS, SwitchBridge, open_database
 from weft.adapters.ovs.datapath import OvsDatapath
 from weft.adapters.ovs.tables import Table
@@ -306,20 +307,26 @@ def test_a_switch_that_was_started_anew_has_its_flows_first(
 
 
 def test_what_is_withdrawn_while_the_switch_is_away_does_not_come_back_with_it(
-    datapath: OvsDatapath, switch: Switch
+    datapath: OvsDatapath, switch: Switch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """W28: neither what was refused to be taken away nor what a round did not come to."""
     gone = Who(BLUE, Address(4, A.number + 9), WORKLOAD | 1)
     later = Who(BLUE, Address(4, A.number + 8), WORKLOAD | 1)
+    shape = Shape(BLUE, PORT.interface, 6_000_000, 10_000, 46)
+    monkeypatch.setattr(ovsdb, "DEADLINE", 1.0)  # a switch that is away numbers no ports
     datapath.converge(GROUND)
     flows = switch.dump_flows(NAME)
     for withdraw in (
         lambda: datapath.apply(Difference((), (gone,))),
+        lambda: datapath.apply(Difference((shape,), (gone,))),
+        lambda: datapath.apply(Difference((Space(TenantName("red")),), (gone,))),
         lambda: datapath.converge(GROUND | {later}),
     ):
         datapath.converge(GROUND | {gone})
         switch.kill_daemon()
         assert datapath.disturbed()
+        with pytest.raises(DatapathFault):
+            datapath.converge(GROUND | {gone})
         with pytest.raises(DatapathFault):
             withdraw()
         switch.start_daemon()
@@ -327,6 +334,21 @@ def test_what_is_withdrawn_while_the_switch_is_away_does_not_come_back_with_it(
         assert switch.dump_flows(NAME) == []
         datapath.converge(GROUND)
         assert switch.dump_flows(NAME) == flows
+
+
+def test_nothing_comes_back_with_the_switch_that_may_not_be_wanted_any_more(
+    datapath: OvsDatapath, switch: Switch
+) -> None:
+    """W28: the agent has heard of something that it could not tell yet."""
+    datapath.converge(GROUND)
+    flows = switch.dump_flows(NAME)
+    switch.kill_daemon()
+    assert datapath.disturbed()
+    switch.start_daemon()
+    assert datapath.disturbed(is_current=False)
+    assert switch.dump_flows(NAME) == []
+    datapath.converge(GROUND)
+    assert switch.dump_flows(NAME) == flows
 
 
 @pytest.mark.parametrize("away", ["database", "both"])

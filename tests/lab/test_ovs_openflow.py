@@ -142,19 +142,39 @@ def test_what_stands_by_is_given_to_a_switch_that_comes_back_without_flows(switc
         openflow.look()
     openflow.stand_by(FLOWS)
     switch.start_daemon()
-    openflow.look()
+    openflow.look_anew(refill=True)
     assert (openflow.began_empty, openflow.is_refilled) == (True, True)
     assert {each.flow for each in openflow.read_flows()} == set(FLOWS)
     openflow.stand_by(FLOWS)
     openflow.change(drop=[FLOWS[0].key])
     openflow.close()
-    openflow.look()
+    openflow.look_anew(refill=True)
     assert (openflow.began_empty, openflow.is_refilled) == (False, False)
     assert {each.flow for each in openflow.read_flows()} == set(FLOWS[1:])
     openflow.change(drop=[flow.key for flow in FLOWS])
     openflow.close()
-    openflow.look()
+    openflow.look_anew(refill=True)
     assert (openflow.began_empty, openflow.is_refilled, openflow.count_flows()) == (True, False, 0)
+
+
+@pytest.mark.parametrize("way", ["look", "change", "meters"])
+def test_what_stands_by_is_given_to_nobody_who_did_not_ask_for_it(switch: Switch, openflow: OpenFlow, way: str) -> None:
+    """W28: whoever else opens the connection may have more to tell; and nothing stands by any more then."""
+    openflow.change(put=FLOWS)
+    openflow.stand_by(FLOWS)
+    switch.kill_daemon()
+    switch.start_daemon()
+    if way == "look":
+        openflow.look_alive()
+    elif way == "change":
+        openflow.change(put=FLOWS[:1])
+    else:
+        openflow.put_meters([Meter(4, 6292, 1573)])
+    assert not openflow.is_refilled
+    assert openflow.count_flows() == (1 if way == "change" else 0)
+    openflow.close()
+    openflow.look_anew(refill=True)
+    assert not openflow.is_refilled
 
 
 def test_a_form_that_is_refused_after_all_is_asked_about_from_then_on(switch: Switch, openflow: OpenFlow) -> None:
@@ -187,8 +207,10 @@ def test_what_a_switch_has_never_taken_does_not_stand_by(switch: Switch, openflo
     for flows in ([FLOWS[0], FLOWS[1]], [FLOWS[0], metered]):
         openflow.stand_by(flows)
         switch.kill_daemon()
+        with pytest.raises(DatapathFault):
+            openflow.look()
         switch.start_daemon()
-        openflow.look_alive()
+        openflow.look_anew(refill=True)
         assert (openflow.began_empty, openflow.is_refilled) == (True, False)
     openflow.change(put=FLOWS)
     assert {each.flow for each in openflow.read_flows()} == set(FLOWS)

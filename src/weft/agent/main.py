@@ -47,6 +47,7 @@ from weft.drivers import (
     open_datapath,
     open_store,
 )
+from weft.ports.datapath import Datapath
 from weft.ports.orchestrator import Meeting, Pods
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
@@ -273,22 +274,29 @@ class Agent:
             backoff.reset()
 
     async def _reap_for_ever(self) -> None:
-        never = asyncio.Event()
+        never, told = asyncio.Event(), ""
         while not await happens(never, within=REAP_S):
             try:
                 await self._kernel.call(lambda datapath: datapath.reap())
+                told = ""
             except DatapathFault as error:
-                log.error("not reaped", reason=error.message)
+                if error.message != told:
+                    log.error("not reaped", reason=error.message)
+                told = error.message
 
     async def _listen_for_ever(self) -> None:
         never = asyncio.Event()
         while not await happens(never, within=LISTEN_AWAY_S if self._reconciler.fault else LISTEN_S):
             try:
-                if await self._kernel.call(lambda datapath: datapath.disturbed()):
+                if await self._kernel.call(self._look_at):
                     self._reconciler.doubt()
             except DatapathFault as error:
                 log.error("not known whether others have changed the datapath", reason=error.message)
             await self._hearing.listen()
+
+    def _look_at(self, datapath: Datapath) -> bool:
+        """On the kernel's thread: what is heard until then counts."""
+        return datapath.disturbed(is_current=self._reconciler.is_current)
 
     async def _evict_for_ever(self) -> None:
         """At the word of the store's news; what is noted by other roads, or was refused, is found soon after."""

@@ -93,6 +93,11 @@ class Reconciler:
         """How many revisions of the store are known here and not carried out yet."""
         return max(self._seen - self.realised, 0)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing was heard that the datapath has not been told of, be it in vain."""
+        return not (self.lag or self._touched or self._all_touched)
+
     def replace(self, listing: Listing) -> None:
         self._cluster.replace(listing)
         self._seen = listing.revision

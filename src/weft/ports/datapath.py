@@ -261,8 +261,12 @@ class Datapath(Protocol):
         """Who uses which service through this node, and who answers."""
         ...
 
-    def disturbed(self) -> bool:
-        """Whether somebody else may have changed something of ours since the last `converge`, which would mend it."""
+    def disturbed(self, *, is_current: bool = True) -> bool:
+        """Whether somebody else may have changed something of ours since the last `converge`, which would mend it.
+
+        What was lost altogether may be put again by this, but only where it `is_current`: where nothing has been heard
+        that the datapath was not told of.
+        """
         ...
 
     def check(self, wiring: Wiring) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+from functools import partial
 
 import pytest
 
@@ -11,9 +13,13 @@ from weft.cni.errors import CniError
 from weft.testing.hosts import Host
 from weft.testing.modes import OVS_IN_ALL_MODES, OVS_WITH_TAGS_AND_MORE
 from weft.testing.netlab import NetLab
+from weft.testing.streams import Stream
 from weft.testing.switch_inventory import BRIDGE, VLAN_BRIDGE, ports
 from weft.testing.switches import Switch
-from weft.testing.waiting import eventually, until
+from weft.testing.waiting import DEADLINE, eventually, until
+
+_PAUSES_GROW = 5
+"""After so many tries the agent pauses for more than a second before the next."""
 
 
 async def busy_host(lab: NetLab) -> tuple[Host, Switch]:
@@ -113,6 +119,39 @@ async def test_a_switch_that_is_killed_is_filled_again(lab: NetLab) -> None:
     d = await one.pod("d", network="wide", group="guarded")
     e = await one.pod("e", network="wide", group="guarded")
     assert await d.reaches(e)
+
+
+@OVS_IN_ALL_MODES
+async def test_a_rule_of_meanwhile_holds_as_soon_as_the_switch_is_back(lab: NetLab) -> None:
+    """W28: the agent has heard of it and pauses before its next try; no packet passes by the flows of before."""
+    one, switch = await busy_host(lab)
+    d, e = [await one.pod(name, network="wide", group="guarded") for name in "de"]
+    rule = {"tenantName": "default", "policyName": "guard", "ruleId": "2", "direction": "in", "priority": 1}
+    with Stream(d.place(), e.place(), port=82, rate=1000) as stream:
+        await until(lambda: stream.arrived > 0)
+        switch.kill_daemon()
+        await until(lambda: faults(one) > _PAUSES_GROW)
+        (await lab.rest.put("rules", **rule, action="deny", protocol="udp", port=82)).accepted()
+        await eventually(partial(lag, one), bool)
+        arrived = stream.arrived
+        switch.start_daemon(wait=False)
+        await eventually(partial(lag, one), lambda revisions: not revisions)
+        await settled(switch)
+        stream.stop()
+        assert stream.sent - stream.count_missing() == arrived
+
+
+def faults(host: Host) -> int:
+    """How often the agent has tried in vain to tell the switch."""
+    return (host.home / "netplugin.log").read_text().count("datapath fault")
+
+
+async def lag(host: Host) -> int:
+    """How many revisions of the store the agent knows and has not carried out."""
+    question = ["nsenter", f"--net={host.machine}", "--", "curl", "-sf", "http://127.0.0.1:9090/metrics"]
+    told = await asyncio.to_thread(subprocess.check_output, question, timeout=DEADLINE, text=True)
+    (line,) = [line for line in told.splitlines() if line.startswith("weft_agent_reconcile_lag_revisions ")]
+    return int(float(line.split()[1]))
 
 
 @OVS_IN_ALL_MODES

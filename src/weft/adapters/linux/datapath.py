@@ -267,7 +267,7 @@ class LinuxDatapath(KernelTools):
     def settle(self) -> None:
         """See `weft.ports.datapath`: the kernel asks its rules for every packet."""
 
-    def disturbed(self) -> bool:
+    def disturbed(self, *, is_current: bool = True) -> bool:  # noqa: ARG002 (nothing is lost altogether)
         return self._host.is_disturbed() or any(space.table.is_disturbed() for space in self._spaces.values())
 
     def survey(self) -> list[SpaceSurvey]:

@@ -198,6 +198,10 @@ class OvsDatapath(KernelTools):
         return mended, links
 
     def apply(self, difference: Difference[Part]) -> None:
+        with self._flows.telling():
+            self._apply(difference)
+
+    def _apply(self, difference: Difference[Part]) -> None:
         if self._connections == _NEVER:
             self._prepare()
         come = {part.tenant for part in difference.put if isinstance(part, Space)}
@@ -262,7 +266,8 @@ class OvsDatapath(KernelTools):
         coming = [each for each in pluggings if each.wiring.port.interface not in faults]
         try:
             if coming:
-                self._add_ports(coming, faults)
+                with self._flows.telling():
+                    self._add_ports(coming, faults)
         except DatapathFault as error:
             faults |= {each.wiring.port.interface: error for each in coming}
         yield from (faults.get(each.wiring.port.interface) for each in pluggings)
@@ -328,8 +333,9 @@ class OvsDatapath(KernelTools):
         self._leaving.add(wiring.port.interface)
         self._numbers = {name: each for name, each in self._numbers.items() if name != wiring.port.interface}
         drop, left = (*policy.drop, wiring.port), owned([wiring.port])
-        self._flows.change(drop=drop, put=policy.put, ground=self._ground(), new=left)
-        self._spaces.change(drop=policy.drop, put=policy.put)
+        with self._flows.telling():
+            self._flows.change(drop=drop, put=policy.put, ground=self._ground(), new=left)
+            self._spaces.change(drop=policy.drop, put=policy.put)
         self._spaces.dismiss(wiring.port)
 
     def check(self, wiring: Wiring) -> list[str]:
@@ -356,33 +362,22 @@ class OvsDatapath(KernelTools):
     def service_uses(self) -> list[ServiceUse]:
         return self._spaces.uses()
 
-    def disturbed(self) -> bool:
+    def disturbed(self, *, is_current: bool = True) -> bool:
         """See `weft.ports.datapath`. A daemon that is away is told of once, and once more when it is back."""
-        before, self._met = self._met, self._look()
+        before, self._met = self._met, self._look(is_current=is_current)
         if self._met == _Met(self._connections, self._numbers, is_disturbed=False):
             return self._spaces.is_disturbed() or self._has_other_flows()
         return self._met != before
 
-    def _look(self) -> _Met | None:
+    def _look(self, *, is_current: bool) -> _Met | None:
         """What there is at the moment; None while a daemon is away."""
         try:
             self._database.look()
-            self._look_at_switch()
+            self._mended += self._flows.look(is_current=is_current)
             self._uplinks.look()
         except DatapathFault:
             return None
         return _Met(self._count_connections(), self._read_numbers(), self._uplinks.is_disturbed())
-
-    def _look_at_switch(self) -> None:
-        """One that is back has its flows at once: all packets are lost until then."""
-        before = self._openflow.connections
-        try:
-            self._openflow.look()
-        except DatapathFault:
-            self._flows.stand_by()
-            raise
-        if self._openflow.connections != before:
-            self._mended += self._flows.restored()
 
     def _has_other_flows(self) -> bool:
         if time.monotonic() < self._count_at:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 
 from weft.adapters.linux.judging import REASONS
 from weft.adapters.ovs.actions import SetField
@@ -19,6 +20,7 @@ from weft.adapters.ovs.openflow import OpenFlow, Zoned
 from weft.adapters.ovs.pipeline import base_flows, flows_of
 from weft.adapters.ovs.shaping import meters_of
 from weft.adapters.ovs.tables import OUTCOME, TENANT, Table
+from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Part, Port, Shape
 from weft.ports.datapath import Tallies
@@ -44,7 +46,13 @@ class FlowTable:
         """The switch is to have these parts as soon as it can: what it was told before may be withdrawn by now."""
         if self._made.keys() != wanted:
             self._is_behind = True
-            self._openflow.stand_by([])
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """While the block runs, and when it fails until all fits again, the switch is behind."""
+        was_behind, self._is_behind = self._is_behind, True
+        yield
+        self._is_behind, self._stands_by = was_behind, False
 
     def converge(self, wanted: Set[Part], ground: Ground) -> list[str]:
         """The switch has exactly the flows of these parts, all at once; what was done, in words."""
@@ -60,18 +68,28 @@ class FlowTable:
         """The same for a switch that is known to have none, so that nobody waits until it has said so again."""
         return self._fit(wanted, ground, set(), set())
 
-    def stand_by(self) -> None:
-        """The switch is away: when it comes back without flows it is to have these again at once."""
+    def look(self, *, is_current: bool) -> list[str]:
+        """Hear the switch, as `Connection.look`; what was done for one that has just come back, in words.
+
+        All packets are lost until it has its flows, so they stand by while it is away, and it has them at once if what
+        it was told before still `is_current`.
+        """
+        before = self._openflow.connections
+        try:
+            self._openflow.look_anew(refill=is_current and not self._is_behind)
+        except DatapathFault:
+            self._stand_by()
+            raise
+        if self._openflow.connections == before:
+            return []
+        self._stands_by = False
+        refilled = f"put all {len(self._keys)} flows into a switch that was started anew"
+        return [refilled] if self._openflow.is_refilled else []
+
+    def _stand_by(self) -> None:
         if not self._stands_by and not self._is_behind:
             self._openflow.stand_by([*self._all()])
             self._stands_by = True
-
-    def restored(self) -> list[str]:
-        """What was done for a switch that has just come back, in words."""
-        self._stands_by = False
-        if not self._openflow.is_refilled:
-            return []
-        return [f"put all {len(self._keys)} flows into a switch that was started anew"]
 
     def _all(self) -> Iterator[Flow]:
         """What the switch has while it is not behind."""
@@ -113,7 +131,6 @@ class FlowTable:
         The shape of a port goes with it. Then the connections of who was at their addresses before are forgotten, and
         of those at `new` ones: the flows are others by then, so no connection comes back.
         """
-        was_behind, self._is_behind = self._is_behind, True
         drop, put = tuple(drop), tuple(put)
         forgotten = new | self._leavers.change(drop=drop, put=put)
         left = [self._shapes.get(part.interface) for part in drop if isinstance(part, Port)]
@@ -140,7 +157,6 @@ class FlowTable:
         self._shapes |= {part.interface: part for part in put if isinstance(part, Shape)}
         self._keys -= gone
         self._keys |= {flow.key for flow in flows}
-        self._is_behind, self._stands_by = was_behind, False
 
     def forget(self, tenants: Set[TenantName]) -> None:
         """Nothing is left of these tenants, nor of their connections."""

@@ -80,18 +80,30 @@ class OpenFlow(Connection):
         """The forms of flows that this switch has taken, whatever it has been started since."""
         self._described = b""
         self._standby: Sequence[bytes] = ()
+        self._refills = False
         self.began_empty = False
         """Whether the switch had no flows of ours when the connection was opened."""
         self.is_refilled = False
         """Whether it was given those that stood by."""
 
     def stand_by(self, flows: Collection[Flow]) -> None:
-        """Have flows ready for the next connection: a switch that has none by then is given them with the greeting.
+        """Have flows ready for `look_anew`.
 
         Only what such a switch has taken before, and without meters, which it would have to be given first.
         """
         fitting = all(flow.form in self._taken and not flow.meter for flow in flows)
         self._standby = [*map(add_flow, flows)] if fitting else ()
+
+    def look_anew(self, *, refill: bool) -> None:
+        """As `look`. A switch that is back without flows is given those that stand by with the greeting, if asked to.
+
+        Nothing stands by any more when it is back, whatever it was opened for.
+        """
+        self._refills = refill
+        try:
+            self.look()
+        finally:
+            self._refills = False
 
     def change(self, *, drop: Iterable[FlowKey] = (), put: Iterable[Flow] = (), forget: Iterable[Zoned] = ()) -> None:
         """Take flows of ours away and put others, all at once; `DatapathFault` names what the switch refuses.
@@ -198,7 +210,7 @@ class OpenFlow(Connection):
         A switch that has just been started takes its time for each answer. What stands by is collected meanwhile, and
         committed when it is known whom we speak to.
         """
-        standby, self._standby = self._standby, ()
+        standby, self._standby = self._standby if self._refills else (), ()
         stream.send(_pack(_HELLO, self._next(), _HELLO_BODY))
         greeting = (
             (_METER_MOD, delete_meter(_TELLING_METER.number)),
