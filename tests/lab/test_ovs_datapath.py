@@ -37,6 +37,8 @@ A = Address(4, 0x0A010001)
 GATEWAY = Address(4, 0x0A01FFFE)
 _STILL_S = 0.5
 """Long enough for a newcomer to be answered, and for a packet to be sent to it, by who does not wait for the switch."""
+_OTHERS = 100
+"""So many ports take the switch some milliseconds to go over."""
 PORT = Port(BLUE, "wp0000000000a", "02:02:0a:01:00:01", (A,))
 GROUND: frozenset[Part] = frozenset(
     {
@@ -138,10 +140,14 @@ def test_workloads_that_come_at_once_share_what_the_switch_does(
 async def test_the_first_packet_passes_however_late_the_device_was_up(
     datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Design 5: the switch was done with the round in which it made the device, and has not looked up since."""
+    """Design 5: the switch was done with the round in which it made the device, and has not looked up since.
+
+    When it does it answers, goes over all ports, forwards, and only then hears that the device is up.
+    """
     wirings = first, late = other_wiring(directory, 1), other_wiring(directory, 2)
     addresses = [each.port.addresses[0] for each in wirings]
     datapath.converge(GROUND | {Who(BLUE, address, WORKLOAD | 1) for address in addresses})
+    switch.configure(*f"add-br others -- set bridge others datapath_type=netdev {_ports('others', _OTHERS)}".split())
     with ExitStack() as closing, ExitStack() as still:
         spaces = [closing.enter_context(directory.create(Path(each.netns).name)) for each in wirings]
         places = [Place(space, ip_address(str(address))) for space, address in zip(spaces, addresses, strict=True)]
@@ -160,6 +166,12 @@ async def test_the_first_packet_passes_however_late_the_device_was_up(
         with places[0].open_caller(UDP) as mouth, places[1].listening(80, UDP) as ear:
             mouth.sendto(b"first", (str(places[1].address), 80))
             assert await soon(asyncio.get_running_loop().sock_recv(ear, 64)) == b"first"
+
+
+def _ports(bridge: str, count: int) -> str:
+    """Ports that the switch makes, in the words of `ovs-vsctl`."""
+    each = "-- add-port {0} {0}{1} -- set interface {0}{1} type=internal"
+    return " ".join(each.format(bridge, number) for number in range(count))
 
 
 def test_a_port_says_whose_it_is(datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch) -> None:

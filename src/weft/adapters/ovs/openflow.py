@@ -141,8 +141,13 @@ class OpenFlow(Connection):
 
     @contextmanager
     def turning(self) -> Iterator[None]:
-        """The same, while the block runs: what the switch has heard when it ends is what was told before it began."""
+        """The same, mostly while the block runs: what the switch has heard by its end is what was told before it.
+
+        In one turn it answers and forwards twice, before it goes over its ports and after that, and only then takes in
+        what the kernel has told. So it is asked again when it has answered.
+        """
         self.look_alive()
+        self._guarded(lambda stream: self._send_all(stream, ()))
         first, done = self._guarded(lambda stream: self._post(stream, ()))
         yield
         self._guarded(lambda stream: self._answer(stream, _BARRIER_REPLY, done, since=first))
