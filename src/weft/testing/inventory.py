@@ -14,6 +14,8 @@ from weft.testing.netlab import NetLab
 from weft.testing.switch_inventory import heard, reachable
 from weft.testing.waiting import DEADLINE, eventually
 
+_ANY_NAMESPACE = Path("/proc/self/ns/net")
+
 
 class Held(NamedTuple):
     """An address in use: of which tenant, on which host."""
@@ -27,12 +29,14 @@ def ask(namespace: Path, *command: str) -> Any:
     """What a tool that speaks JSON prints inside a network namespace; it must succeed.
 
     `FileNotFoundError` when the namespace is gone, as a tenant's is when its last pod leaves, or is only being made.
+    It is opened first: whoever looks when a tool has failed may find the next one of its name.
     """
-    done = subprocess.run(
-        ["nsenter", f"--net={namespace}", "--", *command], capture_output=True, check=False, timeout=DEADLINE
-    )
-    if done.returncode != 0 and not os.path.ismount(namespace):
-        raise FileNotFoundError(f"{namespace} is not there")
+    with namespace.open("rb") as opened:
+        number = opened.fileno()
+        if os.fstat(number).st_dev != _ANY_NAMESPACE.stat().st_dev:
+            raise FileNotFoundError(f"{namespace} is only being made")
+        inside = ["nsenter", f"--net=/proc/self/fd/{number}", "--", *command]
+        done = subprocess.run(inside, capture_output=True, check=False, timeout=DEADLINE, pass_fds=[number])
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.decode()}"
     return json.loads(done.stdout or b"[]")
 
