@@ -95,7 +95,7 @@ class Reconciler:
 
     @property
     def is_current(self) -> bool:
-        """Whether nothing was heard that the datapath has not been told of, be it in vain."""
+        """Whether all that was heard is carried out; what was told in vain is not."""
         return not (self.lag or self._touched or self._all_touched)
 
     def replace(self, listing: Listing) -> None:
