@@ -9,8 +9,8 @@ from itertools import count, islice
 from pathlib import Path
 
 from bench.labs import Pair, ip
-from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.ovs.bridge import SwitchBridge, open_database
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.testing.switches import Switch, running_switch
 
 _PIPELINE = (

@@ -25,9 +25,6 @@ from typing import NamedTuple
 import msgspec
 
 from bench.figures import Figure, figure
-from weft.adapters.linux.links import LOOPBACK, alter_link
-from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
-from weft.adapters.linux.netns import NamespaceDirectory
 from weft.dns.client import tell
 from weft.dns.encode import encode_name, question_key
 from weft.dns.handover import Everything
@@ -36,6 +33,9 @@ from weft.domain.addresses import parse_address
 from weft.domain.errors import Unavailable
 from weft.domain.ids import TenantName
 from weft.domain.names import Entry, Rank, Zone, address_records, both_ways
+from weft.kernel.netlink.link import LOOPBACK, alter_link
+from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
+from weft.kernel.netns import NamespaceDirectory
 from weft.runtime.backoff import Backoff
 from weft.testing.apart import step_apart, unmount
 from weft.testing.processes import DEADLINE, Child

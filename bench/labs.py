@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.adapters.linux.netns import Namespace
 from weft.cni.errors import CniError, Code
+from weft.kernel.netns import Namespace
 from weft.runtime.backoff import Backoff
 from weft.testing.hosts import Host, Pod
 from weft.testing.processes import Child

@@ -15,7 +15,7 @@ from statistics import median
 from bench.figures import Figure, Skipped, figure, paired_figure
 from bench.labs import AT_ONCE, NETWORK, Pair, attach, create_remote, ip, open_answerers, pair_of, restart, take_turns
 from bench.memory import resident_mb
-from weft.adapters.linux.netns import Namespace, NamespaceDirectory
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.testing.apart import stepped_apart
 from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab, open_lab

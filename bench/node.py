@@ -13,10 +13,10 @@ import socket
 import sys
 from pathlib import Path
 
-from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.cni.install import PROGRAM
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT
 from weft.domain.placing import GROUP_LABEL
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.runtime.backoff import Backoff
 from weft.testing.libcni import Output, execute_here
 from weft.testing.masters import MasterProcess, client

@@ -24,11 +24,11 @@ from bench import rule_changes
 from bench.bare_switch import BareSwitch, HandMade
 from bench.figures import Figure, Skipped, figure
 from bench.labs import AT_ONCE, NETWORK, attach, open_answerers, pair_of, restart, take_turns
-from weft.adapters.linux.netns import Namespace
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.openflow import OpenFlow
 from weft.cni.errors import Code
+from weft.kernel.netns import Namespace
 from weft.testing.apart import stepped_apart
 from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab, open_lab

@@ -16,8 +16,8 @@ from itertools import product
 
 import pytest
 
-from weft.adapters.linux.netns import Namespace
 from weft.domain.addresses import Address, parse_address
+from weft.kernel.netns import Namespace
 from weft.testing.floods import Flood, Shot, Tap
 from weft.testing.hosts import Host, Pod
 from weft.testing.netlab import NetLab

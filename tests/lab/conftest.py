@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from weft.adapters.linux.netlink import NETFILTER, ROUTE, NetlinkSocket
-from weft.adapters.linux.netns import Namespace, NamespaceDirectory
-from weft.adapters.linux.wire import Request
+from weft.kernel.netlink.codec import Request
+from weft.kernel.netlink.socket import NETFILTER, ROUTE, NetlinkSocket
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.testing.apart import stepped_apart
 from weft.testing.judged import Ward, open_ward
 from weft.testing.processes import DEADLINE

@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weft.adapters.linux import conntrack
-from weft.adapters.linux.conntrack import (
-    Direction,
-    Pattern,
-    forget_connections,
-    forget_endpoints,
-    read_connections,
-)
-from weft.adapters.linux.links import LOOPBACK
-from weft.adapters.linux.nftables import open_nftables
-from weft.adapters.linux.routes import LinkAddress, Prefix, Route, local_route, put_address, put_route
 from weft.domain.addresses import BITS, Address, parse_address
+from weft.kernel.netlink import conntrack
+from weft.kernel.netlink.conntrack import Direction, Pattern, forget_connections, forget_endpoints, read_connections
+from weft.kernel.netlink.link import LOOPBACK
+from weft.kernel.netlink.route import LinkAddress, Prefix, Route, local_route, put_address, put_route
+from weft.kernel.nftables import open_nftables
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Space

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from weft.adapters.linux.elements import (
+from weft.domain.addresses import parse_address
+from weft.kernel.netlink.codec import pack_address, pack_mac
+from weft.kernel.netlink.nft_set import (
     ACCEPT,
     DROP,
     INET,
@@ -28,10 +30,8 @@ from weft.adapters.linux.elements import (
     put_elements,
     read_elements,
 )
-from weft.adapters.linux.netlink import Refused
-from weft.adapters.linux.nftables import open_nftables
-from weft.adapters.linux.wire import pack_address, pack_mac
-from weft.domain.addresses import parse_address
+from weft.kernel.netlink.socket import Refused
+from weft.kernel.nftables import open_nftables
 from weft.testing.processes import DEADLINE
 from weft.testing.waiting import until
 

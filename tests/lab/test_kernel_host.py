@@ -11,7 +11,6 @@ import pytest
 
 from weft.adapters.linux.host_rules import HostSurroundings
 from weft.adapters.linux.host_side import HostSide, host_link_name
-from weft.adapters.linux.netns import NamespaceDirectory
 from weft.adapters.linux.space import TenantSpace
 from weft.adapters.linux.survey import foreign_drops
 from weft.domain.addresses import Address, Range, parse_address, parse_subnet_v4
@@ -19,6 +18,7 @@ from weft.domain.hosting.parts import Door, Ground, HostLink, HostPort, NodePort
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Part
 from weft.domain.policy.protocols import TCP, UDP
+from weft.kernel.netns import NamespaceDirectory
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Space

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from weft.adapters.linux.links import (
+from weft.domain.addresses import parse_address
+from weft.kernel.netlink.link import (
     LOOPBACK,
     RP_FILTER,
     SEND_REDIRECTS,
@@ -28,8 +29,7 @@ from weft.adapters.linux.links import (
     read_link,
     read_links,
 )
-from weft.adapters.linux.netlink import Refused
-from weft.domain.addresses import parse_address
+from weft.kernel.netlink.socket import Refused
 
 if TYPE_CHECKING:
     from tests.lab.conftest import MakeSpace, Space

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weft.adapters.linux.links import Device, Vxlan, alter_link, create_bridge, create_vxlan
-from weft.adapters.linux.neighbours import (
+from weft.domain.addresses import Address, parse_address
+from weft.kernel.netlink.link import Device, Vxlan, alter_link, create_bridge, create_vxlan
+from weft.kernel.netlink.neigh import (
     Forwarding,
     Neighbour,
     Proxy,
@@ -21,7 +22,6 @@ from weft.adapters.linux.neighbours import (
     read_neighbours,
     read_proxies,
 )
-from weft.domain.addresses import Address, parse_address
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Space

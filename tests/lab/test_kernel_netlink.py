@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weft.adapters.linux.links import LOOPBACK, Device, create_bridge, read_link, read_links
-from weft.adapters.linux.netlink import NETFILTER, NetlinkSocket, Refused
-from weft.adapters.linux.routes import Prefix, Route, drop_route, put_route, read_routes
 from weft.domain.addresses import Address, parse_address
+from weft.kernel.netlink.link import LOOPBACK, Device, create_bridge, read_link, read_links
+from weft.kernel.netlink.route import Prefix, Route, drop_route, put_route, read_routes
+from weft.kernel.netlink.socket import NETFILTER, NetlinkSocket, Refused
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Space

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.domain.errors import DatapathFault, Invalid, NotFound
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.testing.processes import Child
 
 if TYPE_CHECKING:

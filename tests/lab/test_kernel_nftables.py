@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weft.adapters.linux import nftables
-from weft.adapters.linux.nftables import Nftables, NftablesLibrary, NftablesProgram, open_nftables
 from weft.domain.errors import DatapathFault
+from weft.kernel import nftables
+from weft.kernel.nftables import Nftables, NftablesLibrary, NftablesProgram, open_nftables
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Space

@@ -6,10 +6,10 @@ import subprocess
 
 import msgspec
 
-from weft.adapters.linux.elements import read_generation
 from weft.domain.diff import Difference
 from weft.domain.errors import DatapathFault, NotFound
 from weft.domain.policy.protocols import UDP
+from weft.kernel.netlink.nft_set import read_generation
 from weft.ports.datapath import Plugging
 from weft.testing.judged import Pod, Ward
 from weft.testing.waiting import DEADLINE

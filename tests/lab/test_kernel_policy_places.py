@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weft.adapters.linux.judging import UNJUDGED
-from weft.adapters.linux.netns import Namespace
 from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.policy.parts import REFUSES, STRANGER, Where, Who
 from weft.domain.policy.protocols import ICMP, ICMPV6, TCP, UDP
 from weft.domain.policy.rules import Direction
+from weft.kernel.netns import Namespace
 from weft.testing.judged import TENANT, Ward, row
 from weft.testing.waiting import DEADLINE
 

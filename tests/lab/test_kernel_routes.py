@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from weft.adapters.linux.links import LOOPBACK, Device, alter_link, alter_protocols, create_bridge
-from weft.adapters.linux.routes import (
+from weft.domain.addresses import Address, parse_address
+from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, alter_protocols, create_bridge
+from weft.kernel.netlink.route import (
     BLACKHOLE,
     LOCAL,
     PROHIBIT,
@@ -28,7 +29,6 @@ from weft.adapters.linux.routes import (
     read_routes,
     read_rules,
 )
-from weft.domain.addresses import Address, parse_address
 from weft.testing.processes import DEADLINE
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from weft.adapters.linux.facts import REAPED_GROUP
-from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, delete_link, read_links
-from weft.adapters.linux.nftables import Nftables, open_nftables
-from weft.adapters.linux.routes import LinkAddress, Prefix, put_address
 from weft.adapters.linux.ruleset import TABLE
 from weft.adapters.linux.shapes import Shapes
 from weft.domain.addresses import parse_address
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Shape
+from weft.kernel.netlink.link import Device, alter_link, create_veth, delete_group, delete_link, read_links
+from weft.kernel.netlink.route import LinkAddress, Prefix, put_address
+from weft.kernel.nftables import Nftables, open_nftables
 from weft.testing.processes import DEADLINE
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from weft.adapters.linux.links import LOOPBACK, Device, alter_link, create_ifb, create_veth, delete_link
-from weft.adapters.linux.routes import LinkAddress, Prefix, put_address
-from weft.adapters.linux.shaping import (
+from weft.domain.addresses import parse_address
+from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, create_ifb, create_veth, delete_link
+from weft.kernel.netlink.route import LinkAddress, Prefix, put_address
+from weft.kernel.netlink.tc import (
     Diversion,
     Limit,
     drop_diversion,
@@ -22,7 +23,6 @@ from weft.adapters.linux.shaping import (
     read_diversions,
     read_limits,
 )
-from weft.domain.addresses import parse_address
 from weft.testing.processes import DEADLINE
 
 if TYPE_CHECKING:

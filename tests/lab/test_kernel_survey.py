@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weft.adapters.linux.links import LOOPBACK, Device, alter_link, create_veth, read_link
-from weft.adapters.linux.netns import Namespace, NamespaceDirectory
-from weft.adapters.linux.routes import LinkAddress, Prefix, put_address
 from weft.adapters.linux.space import TenantSpace
 from weft.adapters.linux.survey import foreign_drops, probe_kernel, probe_macvlan, survey_space
 from weft.ctl import echo
@@ -18,6 +15,9 @@ from weft.domain.addresses import parse_address
 from weft.domain.errors import NotFound
 from weft.domain.ids import TenantName
 from weft.drivers import datapath_tools
+from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, create_veth, read_link
+from weft.kernel.netlink.route import LinkAddress, Prefix, put_address
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.testing.apart import MS_BIND, mount, unmount
 from weft.testing.processes import DEADLINE
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weft.adapters.linux.links import LOOPBACK, Device, alter_link, alter_protocols, create_veth
-from weft.adapters.linux.neighbours import Neighbour, put_neighbour
-from weft.adapters.linux.routes import LinkAddress, Prefix, Route, local_route, put_address, put_route
 from weft.domain.addresses import BITS, Address, mac_of, parse_address
+from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, alter_protocols, create_veth
+from weft.kernel.netlink.neigh import Neighbour, put_neighbour
+from weft.kernel.netlink.route import LinkAddress, Prefix, Route, local_route, put_address, put_route
 from weft.testing.processes import DEADLINE
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from weft.adapters.linux.netns import NamespaceDirectory
 from weft.adapters.ovs import ovsdb
 from weft.adapters.ovs.bridge import NAME, PORT_NUMBERS, SwitchBridge, open_database
 from weft.adapters.ovs.datapath import OvsDatapath
@@ -25,6 +24,7 @@ from weft.domain.ids import TenantName
 from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space
 from weft.domain.policy.parts import WORKLOAD, Who
 from weft.domain.segments import Segment, Station
+from weft.kernel.netns import NamespaceDirectory
 from weft.ports.datapath import NO_CHANGE, Plugging, WiredAddress, Wiring
 from weft.testing import inventory, switch_inventory
 from weft.testing.switches import Switch, running_switch

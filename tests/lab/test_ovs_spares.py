@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.linux.netns import NamespaceDirectory
 from weft.adapters.ovs import spares
 from weft.adapters.ovs.bridge import NAME, SwitchBridge, open_database
 from weft.adapters.ovs.datapath import OvsDatapath
@@ -20,6 +19,7 @@ from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Gateway, Overlay, Part, Port, Space
 from weft.domain.policy.parts import WORKLOAD, Who
+from weft.kernel.netns import NamespaceDirectory
 from weft.ports.datapath import Plugging, WiredAddress, Wiring
 from weft.testing import inventory
 from weft.testing.switches import Switch, running_switch

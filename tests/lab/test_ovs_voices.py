@@ -6,10 +6,10 @@ import subprocess
 from contextlib import closing
 from pathlib import Path
 
-from weft.adapters.linux.netns import Namespace
 from weft.adapters.ovs.actions import LOCAL
 from weft.adapters.ovs.announcing import announcement
 from weft.adapters.ovs.openflow import OpenFlow
+from weft.kernel.netns import Namespace
 from weft.testing.frames import is_from, tag_heard, wire_of
 from weft.testing.switches import running_switch
 from weft.testing.waiting import DEADLINE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing import inventory
 from weft.testing.probing import Ears, Question, ask
 from weft.testing.traffic import TCP, Place

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from weft.adapters.linux.links import LOOPBACK, alter_link
-from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
-from weft.adapters.linux.netns import CLONE_NEWNET, Namespace
 from weft.domain.errors import DatapathFault
+from weft.kernel.netlink.link import LOOPBACK, alter_link
+from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
+from weft.kernel.netns import CLONE_NEWNET, Namespace
 
 CLONE_FS, CLONE_NEWNS = 0x00000200, 0x00020000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 1 << 18

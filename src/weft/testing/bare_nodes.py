@@ -12,11 +12,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from weft import drivers
-from weft.adapters.linux.links import LOOPBACK, Device, alter_link, create_veth, read_link
-from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
-from weft.adapters.linux.netns import Namespace, NamespaceDirectory
-from weft.adapters.linux.routes import LinkAddress, put_address
-from weft.adapters.linux.routes import Prefix as LinkPrefix
 from weft.domain.addresses import BITS, Address, mac_of, parse_address
 from weft.domain.diff import Difference, diff
 from weft.domain.errors import Unavailable
@@ -27,6 +22,11 @@ from weft.domain.policy.engine import Engine, Touched
 from weft.domain.policy.parts import REFUSES, PolicyPart
 from weft.domain.policy.tables import Tables
 from weft.domain.segments import Segment, Station, wire_number
+from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, create_veth, read_link
+from weft.kernel.netlink.route import LinkAddress, put_address
+from weft.kernel.netlink.route import Prefix as LinkPrefix
+from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.ports.datapath import Datapath, WiredAddress, Wiring
 from weft.testing.lab_names import lab_modes
 from weft.testing.switches import running_switch

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.linux.netns import NamespaceDirectory
 from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.diff import Difference, diff
 from weft.domain.errors import Conflict, NotFound
@@ -24,6 +23,7 @@ from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Rem
 from weft.domain.policy.parts import REFUSES, WORKLOAD, Row, Tally, Who
 from weft.domain.policy.rules import Direction
 from weft.drivers import DatapathSettings, open_datapath
+from weft.kernel.netns import NamespaceDirectory
 from weft.ports.datapath import Datapath, Drop, Plugging, WiredAddress, Wiring
 from weft.testing import traffic
 from weft.testing.inventory import devices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing.waiting import DEADLINE
 
 

@@ -7,7 +7,7 @@ import secrets
 import socket
 import struct
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing.traffic import Place
 
 ECHO = {4: 8, 6: 128}

@@ -8,8 +8,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from weft.adapters.linux.netns import Namespace
-from weft.adapters.linux.packets import Packet, parse_packet
+from weft.kernel.netns import Namespace
+from weft.kernel.packet_headers import Packet, parse_packet
 from weft.testing.waiting import DEADLINE
 
 _ALL_PROTOCOLS = 0x0003

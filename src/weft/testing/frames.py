@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from weft.adapters.linux.netns import Namespace
-from weft.adapters.linux.wire import pack_address, pack_mac
 from weft.domain.addresses import Address
+from weft.kernel.netlink.codec import pack_address, pack_mac
+from weft.kernel.netns import Namespace
 from weft.testing.traffic import QUIET_S
 
 ARP: Final = 0x0806

@@ -8,10 +8,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.cni.errors import CniError
 from weft.cni.install import PROGRAM
 from weft.cni.result import Result
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.runtime.backoff import Backoff
 from weft.testing import traffic
 from weft.testing.cni_cache import Attachment, ResultCache

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.adapters.linux.datapath import LinuxDatapath
-from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.space import TenantSpace
 from weft.domain.addresses import BITS, Address, mac_of, parse_address
 from weft.domain.diff import Difference
@@ -23,6 +22,7 @@ from weft.domain.policy.parts import WORKLOAD, PolicyPart, Row, Tally, Who
 from weft.domain.policy.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
 from weft.domain.policy.rules import Direction
 from weft.domain.segments import Segment
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.ports.datapath import Drop, WiredAddress, Wiring
 from weft.testing.waiting import DEADLINE
 

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from weft.adapters.linux.netns import Namespace
 from weft.dns.client import tell
 from weft.dns.handover import Look, Message, Report
 from weft.domain.errors import Unavailable
+from weft.kernel.netns import Namespace
 from weft.runtime.backoff import Backoff
 from weft.testing.digging import dig, dig_in_full
 from weft.testing.processes import DEADLINE, Child

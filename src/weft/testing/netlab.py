@@ -18,13 +18,13 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TypeVar
 
-from weft.adapters.linux.links import LOOPBACK, Device, alter_link, create_bridge, create_veth, delete_link, read_link
-from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
-from weft.adapters.linux.netns import Namespace, NamespaceDirectory
-from weft.adapters.linux.routes import LinkAddress, Prefix, put_address
 from weft.cni.install import PROGRAM, WEFT_CONF, build_program, install
 from weft.cni.wishes import CAPABILITIES
 from weft.domain.addresses import parse_address
+from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, create_bridge, create_veth, delete_link, read_link
+from weft.kernel.netlink.route import LinkAddress, Prefix, put_address
+from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.testing.apart import mount, unmount
 from weft.testing.doors import Door, Place
 from weft.testing.etcd import Etcd, running_etcd

@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 
-from weft.adapters.linux.netns import NamespaceDirectory
 from weft.ctl.oracle_table import Moment, Row
 from weft.domain.addresses import parse_address
 from weft.domain.policy.engine import Engine
 from weft.domain.policy.identities import Identity
+from weft.kernel.netns import NamespaceDirectory
 from weft.testing.apart import mount, stepped_apart, unmount
 from weft.testing.bare_nodes import BareNode, open_nodes
 from weft.testing.probing import Ears, Question, ask

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing import inventory
 from weft.testing.answering import Answer, ask
 from weft.testing.hosts import Host, Pod

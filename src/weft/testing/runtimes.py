@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from weft.adapters.linux.netns import NamespaceDirectory
+from weft.kernel.netns import NamespaceDirectory
 from weft.testing.apart import mount
 from weft.testing.cgroups import own_cgroup
 from weft.testing.hosts import NETWORK

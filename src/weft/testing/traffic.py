@@ -12,7 +12,7 @@ from enum import Enum
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.runtime.backoff import Backoff, happens
 from weft.testing.waiting import DEADLINE
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from weft.adapters.linux.netns import NamespaceDirectory
+from weft.kernel.netns import NamespaceDirectory
 from weft.testing.netdns import Netdns, Pod
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import dns.message
 import pytest
 
-from weft.adapters.linux.netns import NamespaceDirectory
 from weft.dns.client import conversation_with
 from weft.dns.handover import Entries, Everything, Look, Tenant
 from weft.dns.push import NamePusher
@@ -21,6 +20,7 @@ from weft.domain.cluster_names import Backend, ServicePort, external_service_ent
 from weft.domain.commits import Change, Event
 from weft.domain.ids import StoreKey, TenantName
 from weft.domain.names import Entry, Rank, Record, Zone, address_records, both_ways
+from weft.kernel.netns import NamespaceDirectory
 from weft.runtime.tasks import beside
 from weft.testing.netdns import GATEWAYS, POD, POD_V6, Netdns, Pod
 from weft.testing.processes import DEADLINE

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from weft.adapters.linux.netns import Namespace
 from weft.cni.errors import CniError, Code
 from weft.cni.request import AttachmentId
+from weft.kernel.netns import Namespace
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod
 from weft.testing.libcni import Output

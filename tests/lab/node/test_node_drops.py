@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing import inventory
 from weft.testing.floods import Flood, Shot
 from weft.testing.hosts import Host, Pod

@@ -12,8 +12,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.adapters.linux.netns import Namespace
 from weft.ctl.echo import checksum
+from weft.kernel.netns import Namespace
 from weft.testing import inventory, traffic
 from weft.testing.hosts import Host, Pod
 from weft.testing.modes import BRIDGE_IN_SOAK, OVS_MODES_IN_SOAK

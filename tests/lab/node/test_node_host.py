@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.linux.conntrack import read_connections
-from weft.adapters.linux.netlink import NETFILTER, NetlinkSocket
-from weft.adapters.linux.netns import Namespace
 from weft.cni.errors import CniError
+from weft.kernel.netlink.conntrack import read_connections
+from weft.kernel.netlink.socket import NETFILTER, NetlinkSocket
+from weft.kernel.netns import Namespace
 from weft.testing import inventory, switch_inventory, traffic
 from weft.testing.hosts import Host, Pod
 from weft.testing.modes import ALL_IN_SOAK, BRIDGE_IN_SOAK, ON_ALL, ON_OVS_AND_TAGS, ON_OVS_TOO, OVS_MODES_IN_SOAK

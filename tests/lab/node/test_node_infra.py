@@ -10,7 +10,7 @@ from ipaddress import ip_address, ip_interface
 
 import pytest
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing import inventory, traffic
 from weft.testing.hosts import Host
 from weft.testing.modes import BRIDGE_IN_SOAK, ON_ALL, ON_OVS_TOO, OVS_MODES_IN_SOAK

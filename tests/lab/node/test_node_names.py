@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing.hosts import Host, Pod
 from weft.testing.modes import BRIDGE_IN_SOAK, ON_OVS_TOO, OVS_MODES_IN_SOAK
 from weft.testing.netlab import NetLab

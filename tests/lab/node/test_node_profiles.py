@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing import inventory, switch_inventory
 from weft.testing.hosts import Host, Pod
 from weft.testing.masters import MasterProcess, client

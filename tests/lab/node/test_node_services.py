@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import product
 from typing import Any
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing.hosts import Host, Pod
 from weft.testing.masters import MasterProcess, client
 from weft.testing.modes import ALL_IN_SOAK, BOTH_MODES, BRIDGE_IN_SOAK, ON_ALL, ON_OVS_TOO, OVS_MODES_IN_SOAK

@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing.hosts import Host
 from weft.testing.modes import ON_ALL
 from weft.testing.netlab import NetLab

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing import inventory
 from weft.testing.echoes import is_answered
 from weft.testing.netlab import NetLab

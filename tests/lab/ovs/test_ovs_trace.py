@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing.hosts import Host
 from weft.testing.netlab import NetLab
 from weft.testing.switch_inventory import BRIDGE

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from weft.adapters.linux.facts import overlay_mac
-from weft.adapters.linux.netns import Namespace
 from weft.domain.addresses import Address, parse_address
+from weft.kernel.netns import Namespace
 from weft.testing import inventory, traffic
 from weft.testing.frames import (
     ARP,

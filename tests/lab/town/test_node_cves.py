@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.linux.netns import Namespace
 from weft.domain.addresses import parse_address
+from weft.kernel.netns import Namespace
 from weft.testing import inventory
 from weft.testing.fire import Fire
 from weft.testing.floods import Tap

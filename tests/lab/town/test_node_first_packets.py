@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.runtime.backoff import Backoff
 from weft.testing.floods import Tap
 from weft.testing.hosts import Host, Pod

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.linux.netns import Namespace
 from weft.domain.cluster import Cluster
 from weft.domain.hosting.doors import doors
 from weft.domain.ids import StoreKey, TenantName
 from weft.drivers import EtcdStoreSettings, open_store
+from weft.kernel.netns import Namespace
 from weft.testing import inventory
 from weft.testing.answering import answering, ask, is_ignored, is_refused
 from weft.testing.hosts import Host

@@ -15,15 +15,11 @@ from weft.adapters.linux import pod
 from weft.adapters.linux.facts import PORT_MAC, REAPED_GROUP
 from weft.adapters.linux.host_rules import HostSurroundings
 from weft.adapters.linux.host_side import HostSide
-from weft.adapters.linux.links import Device, alter_link, create_veth, delete_group, gone_is_fine, read_link
-from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
-from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.services import read_uses
 from weft.adapters.linux.space import TenantSpace
 from weft.adapters.linux.survey import survey_space
 from weft.adapters.linux.telling import read_drops, tell_tallies
 from weft.adapters.linux.tools import KernelTools
-from weft.adapters.linux.underlay import workload_mtu
 from weft.domain.addresses import Address, Subnet
 from weft.domain.diff import Difference, in_turn
 from weft.domain.errors import Conflict, DatapathFault, NotFound, Unavailable, WeftError
@@ -31,6 +27,10 @@ from weft.domain.hosting.parts import HostLink
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Part, Port, Shape, Space
 from weft.domain.segments import Segment
+from weft.kernel.mtu import workload_mtu
+from weft.kernel.netlink.link import Device, alter_link, create_veth, delete_group, gone_is_fine, read_link
+from weft.kernel.netlink.socket import ROUTE, NetlinkSocket, Refused
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.ports.datapath import (
     NO_CHANGE,
     Drop,

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from weft.adapters.linux.bridging import BRIDGE_TABLE, STATION_SETS
-from weft.adapters.linux.elements import (
+from weft.adapters.linux.hosting import HOME_TABLE, HOMES
+from weft.adapters.linux.ruleset import TABLE, VOICE_SETS
+from weft.kernel.netlink.codec import Request, to_address, to_mac, to_number, to_text
+from weft.kernel.netlink.nft_set import (
     BRIDGE,
     INET,
     NETDEV,
@@ -17,10 +20,7 @@ from weft.adapters.linux.elements import (
     put_elements,
     read_elements,
 )
-from weft.adapters.linux.hosting import HOME_TABLE, HOMES
-from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.ruleset import TABLE, VOICE_SETS
-from weft.adapters.linux.wire import Request, to_address, to_mac, to_number, to_text
+from weft.kernel.netlink.socket import NetlinkSocket
 
 
 class Entry(NamedTuple):

@@ -20,10 +20,7 @@ from weft.adapters.linux.host_entries import (
     link_routes,
 )
 from weft.adapters.linux.judging import BRIDGE_PREFIX, INSIDE, OVERLAY_PREFIX
-from weft.adapters.linux.links import LOOPBACK
-from weft.adapters.linux.neighbours import EVERYONE, Forwarding, Neighbour
 from weft.adapters.linux.policy import entries_of
-from weft.adapters.linux.routes import LinkAddress, Prefix, Route
 from weft.adapters.linux.services import service_entries
 from weft.adapters.linux.voices import segment_entry, voices_of
 from weft.domain.addresses import BITS, Address, parse_address
@@ -32,6 +29,9 @@ from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, Homeward, H
 from weft.domain.nodeview import Gateway, Part, Peer, Port, Remote
 from weft.domain.policy.parts import Row, Tally, Where, Who
 from weft.domain.segments import Segment, Station
+from weft.kernel.netlink.link import LOOPBACK
+from weft.kernel.netlink.neigh import EVERYONE, Forwarding, Neighbour
+from weft.kernel.netlink.route import LinkAddress, Prefix, Route
 
 T = TypeVar("T")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.adapters.linux.elements import Element, interface, mark
 from weft.adapters.linux.entries import Entry
 from weft.adapters.linux.judging import INSIDE
-from weft.adapters.linux.neighbours import Neighbour
-from weft.adapters.linux.routes import UNREACHABLE, Prefix, Route
-from weft.adapters.linux.wire import pack_address
 from weft.domain.addresses import Address
 from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, Homeward, HostLink
+from weft.kernel.netlink.codec import pack_address
+from weft.kernel.netlink.neigh import Neighbour
+from weft.kernel.netlink.nft_set import Element, interface, mark
+from weft.kernel.netlink.route import UNREACHABLE, Prefix, Route
 
 HOST_MAC = "ee:ee:ee:ee:ee:e0"
 HOST_HOPS = {4: Address(4, 0xA9FE0102), 6: Address(6, 0xFE80 << 112 | 2)}

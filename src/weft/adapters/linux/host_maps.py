@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import NamedTuple
 
-from weft.adapters.linux.elements import (
+from weft.adapters.linux.host_rules import (
+    HOST_TABLE,
+    HostRules,
+    audience_sets,
+    leading_doors,
+    leading_ports,
+)
+from weft.domain.hosting.parts import HostPort, NodePort, Reach
+from weft.kernel.netlink.codec import pack_address
+from weft.kernel.netlink.nft_set import (
     INET,
     Element,
     SetName,
@@ -16,16 +25,7 @@ from weft.adapters.linux.elements import (
     protocol,
     put_elements,
 )
-from weft.adapters.linux.host_rules import (
-    HOST_TABLE,
-    HostRules,
-    audience_sets,
-    leading_doors,
-    leading_ports,
-)
-from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.wire import pack_address
-from weft.domain.hosting.parts import HostPort, NodePort, Reach
+from weft.kernel.netlink.socket import NetlinkSocket
 
 
 class HostEntry(NamedTuple):

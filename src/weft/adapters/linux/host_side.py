@@ -12,8 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
-from weft.adapters.linux.conntrack import forget_each, read_connections
-from weft.adapters.linux.elements import INET, SetName, has_set, read_generation
 from weft.adapters.linux.facts import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
 from weft.adapters.linux.host_entries import HOST_MAC
 from weft.adapters.linux.host_maps import HostEntry, change_host_entries, host_entries_of, place_of
@@ -28,7 +26,14 @@ from weft.adapters.linux.host_rules import (
     rules_of,
 )
 from weft.adapters.linux.judging import INSIDE
-from weft.adapters.linux.links import (
+from weft.adapters.linux.space import TenantSpace
+from weft.domain.addresses import BITS, Address, Range
+from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, HostLink, HostPort, NodePort, Reach, is_hosts
+from weft.domain.ids import TenantName
+from weft.domain.nodeview import Part
+from weft.domain.policy.protocols import UDP
+from weft.kernel.netlink.conntrack import forget_each, read_connections
+from weft.kernel.netlink.link import (
     Device,
     alter_link,
     alter_protocols,
@@ -37,25 +42,12 @@ from weft.adapters.linux.links import (
     read_link,
     read_links,
 )
-from weft.adapters.linux.neighbours import Neighbour, put_neighbour
-from weft.adapters.linux.netlink import NETFILTER, NetlinkSocket, Refused
-from weft.adapters.linux.netns import Namespace
-from weft.adapters.linux.nftables import open_nftables
-from weft.adapters.linux.routes import (
-    LinkAddress,
-    Prefix,
-    Route,
-    drop_route,
-    put_address,
-    put_route,
-    read_routes,
-)
-from weft.adapters.linux.space import TenantSpace
-from weft.domain.addresses import BITS, Address, Range
-from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, HostLink, HostPort, NodePort, Reach, is_hosts
-from weft.domain.ids import TenantName
-from weft.domain.nodeview import Part
-from weft.domain.policy.protocols import UDP
+from weft.kernel.netlink.neigh import Neighbour, put_neighbour
+from weft.kernel.netlink.nft_set import INET, SetName, has_set, read_generation
+from weft.kernel.netlink.route import LinkAddress, Prefix, Route, drop_route, put_address, put_route, read_routes
+from weft.kernel.netlink.socket import NETFILTER, NetlinkSocket, Refused
+from weft.kernel.netns import Namespace
+from weft.kernel.nftables import open_nftables
 
 _ALIAS = "weft:host:"
 """Begins what a person is told about a link; the rest is the tenant's name."""

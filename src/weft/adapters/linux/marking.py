@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from weft.adapters.linux.bridging import BRIDGE_TABLE
-from weft.adapters.linux.elements import (
+from weft.adapters.linux.ruleset import TABLE
+from weft.kernel.netlink.codec import Request, to_text
+from weft.kernel.netlink.nft_set import (
     BRIDGE,
     INET,
     JUMP,
@@ -23,9 +25,7 @@ from weft.adapters.linux.elements import (
     put_elements,
     read_elements,
 )
-from weft.adapters.linux.netlink import NetlinkSocket, Refused
-from weft.adapters.linux.ruleset import TABLE
-from weft.adapters.linux.wire import Request, to_text
+from weft.kernel.netlink.socket import NetlinkSocket, Refused
 
 ROUTED_MARKS: Final = SetName(INET, TABLE, "dscp")
 BRIDGED_MARKS: Final = SetName(BRIDGE, BRIDGE_TABLE, "dscp")

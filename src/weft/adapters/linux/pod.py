@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from weft.adapters.linux.facts import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
-from weft.adapters.linux.links import LOOPBACK, add_name, alter_link, read_link
-from weft.adapters.linux.neighbours import Neighbour, put_neighbour, read_neighbours
-from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
-from weft.adapters.linux.netns import Namespace
-from weft.adapters.linux.routes import (
+from weft.domain.addresses import BITS, Address
+from weft.kernel.netlink.codec import Request
+from weft.kernel.netlink.link import LOOPBACK, add_name, alter_link, read_link
+from weft.kernel.netlink.neigh import Neighbour, put_neighbour, read_neighbours
+from weft.kernel.netlink.route import (
     MAIN_TABLE,
     LinkAddress,
     Prefix,
@@ -27,8 +27,8 @@ from weft.adapters.linux.routes import (
     read_routes,
     read_rules,
 )
-from weft.adapters.linux.wire import Request
-from weft.domain.addresses import BITS, Address
+from weft.kernel.netlink.socket import ROUTE, NetlinkSocket, Refused
+from weft.kernel.netns import Namespace
 from weft.ports.datapath import WiredAddress, Wiring
 
 _RULE_PRIORITY = 1000

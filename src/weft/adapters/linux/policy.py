@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.adapters.linux.elements import Element, key, mark, port, protocol, read_counts
 from weft.adapters.linux.entries import Entry, set_named
 from weft.adapters.linux.judging import REASONS, map_name, policed_name
-from weft.adapters.linux.netlink import NetlinkSocket
 from weft.adapters.linux.ways import middle, prefixes
-from weft.adapters.linux.wire import pack_address, to_number
 from weft.domain.addresses import BITS, Address
 from weft.domain.policy.parts import PolicyPart, Row, Tally, Where, Who
 from weft.domain.policy.rules import Direction
+from weft.kernel.netlink.codec import pack_address, to_number
+from weft.kernel.netlink.nft_set import Element, key, mark, port, protocol, read_counts
+from weft.kernel.netlink.socket import NetlinkSocket
 
 _TALLIES, _REASONS = "tallies", "reasons"
 _ENDS = ("asks", "answers")

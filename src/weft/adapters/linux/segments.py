@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from weft.adapters.linux.bridging import BRIDGE_SYSCTLS
 from weft.adapters.linux.facts import PORT_MAC, segment_name
 from weft.adapters.linux.judging import OVERLAY_PREFIX
-from weft.adapters.linux.links import Device, PortFlags, alter_link, alter_port, create_bridge, delete_link, read_links
-from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.netns import Namespace
-from weft.adapters.linux.wire import Request
 from weft.domain.errors import DatapathFault
 from weft.domain.segments import Segment
+from weft.kernel.netlink.codec import Request
+from weft.kernel.netlink.link import Device, PortFlags, alter_link, alter_port, create_bridge, delete_link, read_links
+from weft.kernel.netlink.socket import NetlinkSocket
+from weft.kernel.netns import Namespace
 
 
 class Segments:

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from weft.adapters.linux.balancing import ANSWERED, ASKED, OUTSIDE, Spread, spread_number
-from weft.adapters.linux.conntrack import (
+from weft.adapters.linux.entries import Entry, set_named
+from weft.domain.addresses import Address
+from weft.domain.balancing.parts import Backend, Front, Frontend, ServicePart, Vip
+from weft.domain.ids import TenantName
+from weft.domain.policy.protocols import UDP
+from weft.kernel.netlink.codec import pack_address, to_big_number, to_number
+from weft.kernel.netlink.conntrack import (
     Connection,
     Direction,
     Pattern,
@@ -15,14 +21,8 @@ from weft.adapters.linux.conntrack import (
     forget_each,
     read_connections,
 )
-from weft.adapters.linux.elements import Count, Element, mark, read_counts
-from weft.adapters.linux.entries import Entry, set_named
-from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.wire import pack_address, to_big_number, to_number
-from weft.domain.addresses import Address
-from weft.domain.balancing.parts import Backend, Front, Frontend, ServicePart, Vip
-from weft.domain.ids import TenantName
-from weft.domain.policy.protocols import UDP
+from weft.kernel.netlink.nft_set import Count, Element, mark, read_counts
+from weft.kernel.netlink.socket import NetlinkSocket
 from weft.ports.datapath import ServiceUse
 
 _PROTOCOL_AND_PORT = struct.Struct(">B3xH2x")  # fields of a key, each filled up to four bytes

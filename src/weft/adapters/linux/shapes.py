@@ -10,14 +10,15 @@ import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from weft.adapters.linux.elements import apply_changes
 from weft.adapters.linux.facts import REAPED_GROUP
 from weft.adapters.linux.judging import PORT_PREFIX
-from weft.adapters.linux.links import Device, alter_link, create_ifb, read_link
 from weft.adapters.linux.marking import BRIDGED_MARKS, ROUTED_MARKS, drop_marks, marking, put_marks, read_marks
-from weft.adapters.linux.netlink import NetlinkSocket, Refused
-from weft.adapters.linux.nftables import Nftables
-from weft.adapters.linux.shaping import (
+from weft.domain.nodeview import Shape
+from weft.kernel.netlink.codec import Request
+from weft.kernel.netlink.link import Device, alter_link, create_ifb, read_link
+from weft.kernel.netlink.nft_set import apply_changes
+from weft.kernel.netlink.socket import NetlinkSocket, Refused
+from weft.kernel.netlink.tc import (
     Diversion,
     Limit,
     drop_diversion,
@@ -27,8 +28,7 @@ from weft.adapters.linux.shaping import (
     read_diversions,
     read_limits,
 )
-from weft.adapters.linux.wire import Request
-from weft.domain.nodeview import Shape
+from weft.kernel.nftables import Nftables
 
 METER_PREFIX = "wi"
 _LEAVING_PREFIX = "wmgone"

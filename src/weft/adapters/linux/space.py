@@ -14,7 +14,6 @@ from typing import Self
 
 import msgspec
 
-from weft.adapters.linux.conntrack import forget_endpoints
 from weft.adapters.linux.facts import (
     ENTRY_PARTS,
     REAPED_GROUP,
@@ -28,7 +27,22 @@ from weft.adapters.linux.facts import (
     segment_name,
 )
 from weft.adapters.linux.judging import BRIDGE_PREFIX, DROP_GROUP, INSIDE, OVERLAY_PREFIX, PORT_PREFIX
-from weft.adapters.linux.links import (
+from weft.adapters.linux.own_stations import OwnStations
+from weft.adapters.linux.ruleset import SELF_SETS, VOICE_SETS
+from weft.adapters.linux.segments import Segments
+from weft.adapters.linux.services import forget_stale, forget_untrue
+from weft.adapters.linux.shapes import Shapes
+from weft.adapters.linux.table import ALL_SETS, SMALL_SETS, Table
+from weft.adapters.linux.voices import voices_of
+from weft.domain.addresses import Address
+from weft.domain.diff import Difference
+from weft.domain.hosting.parts import Homeward
+from weft.domain.nodeview import Overlay, Part, Port, Shape
+from weft.domain.policy.parts import Who
+from weft.domain.segments import Segment
+from weft.kernel.netlink.codec import Request
+from weft.kernel.netlink.conntrack import forget_endpoints
+from weft.kernel.netlink.link import (
     LOOPBACK,
     Device,
     Link,
@@ -39,7 +53,7 @@ from weft.adapters.linux.links import (
     read_links,
     settle_link,
 )
-from weft.adapters.linux.neighbours import (
+from weft.kernel.netlink.neigh import (
     drop_forwarding,
     drop_neighbour,
     put_forwarding,
@@ -47,32 +61,11 @@ from weft.adapters.linux.neighbours import (
     read_forwardings,
     read_neighbours,
 )
-from weft.adapters.linux.netlink import NETFILTER, ROUTE, NetlinkSocket
-from weft.adapters.linux.netns import Namespace
-from weft.adapters.linux.nflog import PacketLog, Told
-from weft.adapters.linux.nftables import open_nftables
-from weft.adapters.linux.own_stations import OwnStations
-from weft.adapters.linux.routes import (
-    drop_address,
-    drop_route,
-    put_address,
-    put_route,
-    read_addresses,
-    read_routes,
-)
-from weft.adapters.linux.ruleset import SELF_SETS, VOICE_SETS
-from weft.adapters.linux.segments import Segments
-from weft.adapters.linux.services import forget_stale, forget_untrue
-from weft.adapters.linux.shapes import Shapes
-from weft.adapters.linux.table import ALL_SETS, SMALL_SETS, Table
-from weft.adapters.linux.voices import voices_of
-from weft.adapters.linux.wire import Request
-from weft.domain.addresses import Address
-from weft.domain.diff import Difference
-from weft.domain.hosting.parts import Homeward
-from weft.domain.nodeview import Overlay, Part, Port, Shape
-from weft.domain.policy.parts import Who
-from weft.domain.segments import Segment
+from weft.kernel.netlink.nflog import PacketLog, Told
+from weft.kernel.netlink.route import drop_address, drop_route, put_address, put_route, read_addresses, read_routes
+from weft.kernel.netlink.socket import NETFILTER, ROUTE, NetlinkSocket
+from weft.kernel.netns import Namespace
+from weft.kernel.nftables import open_nftables
 
 _LOOPBACKS = (Address(4, 0x7F000001), Address(6, 1))
 _MOST_DATAGRAMS = 64

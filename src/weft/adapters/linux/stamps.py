@@ -10,11 +10,11 @@ more is to be asked have another stamp, that of the watched, which these hooks d
 
 from __future__ import annotations
 
-from weft.adapters.linux import wire
-from weft.adapters.linux.elements import ACCEPT, GOTO, INET, SUBSYSTEM, mark, table_header, verdict_data
 from weft.adapters.linux.judging import KNOWN, STAMP, STAMP_WATCHED, UNKNOWN_CHAINS
 from weft.adapters.linux.ruleset import TABLE
-from weft.adapters.linux.wire import APPEND, CREATE, Request
+from weft.kernel.netlink import codec
+from weft.kernel.netlink.codec import APPEND, CREATE, Request
+from weft.kernel.netlink.nft_set import ACCEPT, GOTO, INET, SUBSYSTEM, mark, table_header, verdict_data
 
 _NEW_RULE, _DELETE_RULE = (SUBSYSTEM << 8 | number for number in (6, 8))
 _CHAIN, _EXPRESSIONS = 2, 4
@@ -71,27 +71,27 @@ def stamp_requests(stamp: int) -> list[Request]:
 
 
 def _place(chain: str) -> bytes:
-    return table_header(INET, TABLE) + wire.text(_CHAIN, chain)
+    return table_header(INET, TABLE) + codec.text(_CHAIN, chain)
 
 
 def _rule(chain: str, *expressions: bytes) -> bytes:
-    return _place(chain) + wire.nest(_EXPRESSIONS, *expressions)
+    return _place(chain) + codec.nest(_EXPRESSIONS, *expressions)
 
 
 def _expression(name: str, *data: bytes) -> bytes:
-    return wire.nest(_ITEM, wire.text(_NAME, name), wire.nest(_DATA, *data))
+    return codec.nest(_ITEM, codec.text(_NAME, name), codec.nest(_DATA, *data))
 
 
 _BLANK, _BLANK_WATCHED = mark(_IS_STAMP - 1), mark(_IS_STAMP - 2)
-_ACCEPT = _expression("immediate", wire.be32(1, _VERDICT_REGISTER), wire.nest(2, verdict_data(ACCEPT)))
+_ACCEPT = _expression("immediate", codec.be32(1, _VERDICT_REGISTER), codec.nest(2, verdict_data(ACCEPT)))
 
 
 def _knows(chain: str, blank: bytes) -> bytes:
     return _rule(
         chain,
-        _expression("ct", wire.be32(1, _REGISTER), wire.be32(2, _MARK_KEY)),
+        _expression("ct", codec.be32(1, _REGISTER), codec.be32(2, _MARK_KEY)),
         _expression(
-            "cmp", wire.be32(1, _REGISTER), wire.be32(2, _IS_EQUAL), wire.nest(3, wire.attribute(_VALUE, blank))
+            "cmp", codec.be32(1, _REGISTER), codec.be32(2, _IS_EQUAL), codec.nest(3, codec.attribute(_VALUE, blank))
         ),
         _ACCEPT,
     )
@@ -100,15 +100,15 @@ def _knows(chain: str, blank: bytes) -> bytes:
 def _stamps(chain: str, blank: bytes) -> bytes:
     return _rule(
         chain,
-        _expression("immediate", wire.be32(1, _REGISTER), wire.nest(2, wire.attribute(_VALUE, blank))),
-        _expression("ct", wire.be32(2, _MARK_KEY), wire.be32(4, _REGISTER)),
+        _expression("immediate", codec.be32(1, _REGISTER), codec.nest(2, codec.attribute(_VALUE, blank))),
+        _expression("ct", codec.be32(2, _MARK_KEY), codec.be32(4, _REGISTER)),
         _ACCEPT,
     )
 
 
 def _leads_on(chain: str, then: str) -> bytes:
     verdict = verdict_data(GOTO, then)
-    return _rule(chain, _expression("immediate", wire.be32(1, _VERDICT_REGISTER), wire.nest(2, verdict)))
+    return _rule(chain, _expression("immediate", codec.be32(1, _VERDICT_REGISTER), codec.nest(2, verdict)))
 
 
 _RULES = (

@@ -10,7 +10,12 @@ from weft.adapters.linux.bridging import BRIDGE_BASE, BRIDGE_SYSCTLS
 from weft.adapters.linux.host_rules import COMMENT
 from weft.adapters.linux.hosting import HOME_BASE
 from weft.adapters.linux.judging import INSIDE, PORT_PREFIX
-from weft.adapters.linux.links import (
+from weft.adapters.linux.ruleset import BASE, TABLE
+from weft.adapters.linux.space import SYSCTLS, TenantSpace
+from weft.domain.addresses import Address
+from weft.domain.errors import DatapathFault
+from weft.domain.ids import TenantName
+from weft.kernel.netlink.link import (
     LOOPBACK,
     Device,
     Vxlan,
@@ -20,15 +25,10 @@ from weft.adapters.linux.links import (
     create_veth,
     create_vxlan,
 )
-from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
-from weft.adapters.linux.netns import Namespace
-from weft.adapters.linux.nftables import open_nftables
-from weft.adapters.linux.ruleset import BASE, TABLE
-from weft.adapters.linux.shaping import Diversion, Limit, put_diversion, put_limit
-from weft.adapters.linux.space import SYSCTLS, TenantSpace
-from weft.domain.addresses import Address
-from weft.domain.errors import DatapathFault
-from weft.domain.ids import TenantName
+from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
+from weft.kernel.netlink.tc import Diversion, Limit, put_diversion, put_limit
+from weft.kernel.netns import Namespace
+from weft.kernel.nftables import open_nftables
 from weft.ports.datapath import SpaceSurvey
 
 _SYSCTL_ROOT = Path("/proc/sys")

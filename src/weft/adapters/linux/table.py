@@ -7,18 +7,18 @@ from collections.abc import Collection, Iterable, Sequence, Set
 
 from weft.adapters.linux.balancing import SERVICE_SETS, Spread, spread_commands
 from weft.adapters.linux.bridging import BRIDGE_BASE, BRIDGE_REBUILD, SEGMENTS, STATION_SETS
-from weft.adapters.linux.elements import apply_changes, has_set, read_generation
 from weft.adapters.linux.entries import Entry, drop_entries, put_entries, read_entries, set_named
 from weft.adapters.linux.hosting import HOME_BASE, HOME_REBUILD, HOMES, HOST_SETS
-from weft.adapters.linux.netlink import NetlinkSocket, Refused
-from weft.adapters.linux.nftables import Nftables
 from weft.adapters.linux.policy import POLICY_SETS
 from weft.adapters.linux.ruleset import BASE, REBUILD, SELF_SETS, TABLE, VOICE_SETS
 from weft.adapters.linux.services import spreads_of
 from weft.adapters.linux.stamps import stamp_commands, stamp_of, stamp_requests
 from weft.adapters.linux.ways import Way, way_commands, ways_of
-from weft.adapters.linux.wire import Request
 from weft.domain.errors import DatapathFault
+from weft.kernel.netlink.codec import Request
+from weft.kernel.netlink.nft_set import apply_changes, has_set, read_generation
+from weft.kernel.netlink.socket import NetlinkSocket, Refused
+from weft.kernel.nftables import Nftables
 
 SMALL_SETS = (*VOICE_SETS, *SELF_SETS, *HOST_SETS, SEGMENTS)
 ALL_SETS = (*SMALL_SETS, *POLICY_SETS, *SERVICE_SETS)

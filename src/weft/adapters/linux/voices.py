@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.adapters.linux.bridging import SEGMENTS
-from weft.adapters.linux.elements import Element, interface, key
 from weft.adapters.linux.entries import Entry
-from weft.adapters.linux.wire import pack_address, pack_mac
 from weft.domain.addresses import Address
 from weft.domain.nodeview import Port
+from weft.kernel.netlink.codec import pack_address, pack_mac
+from weft.kernel.netlink.nft_set import Element, interface, key
 
 _LINK_LOCAL = 0xFE80 << 112
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from weft.adapters.linux.elements import Element
 from weft.adapters.linux.judging import ADDRESS_ENDS, map_name, pair_key, ports_then
 from weft.domain.addresses import BITS, Address
 from weft.domain.policy.protocols import protocol_name
 from weft.domain.policy.rules import Direction
+from weft.kernel.netlink.nft_set import Element
 
 _FAMILIES: Final = (4, 6)
 _PORT_BITS: Final = 16

@@ -10,10 +10,10 @@ import struct
 from collections.abc import Iterable
 
 from weft.adapters.linux.facts import overlay_mac
-from weft.adapters.linux.wire import pack_mac
 from weft.domain.addresses import Address
 from weft.domain.nodeview import Part, Port, Trunk
 from weft.domain.segments import vlan_tag
+from weft.kernel.netlink.codec import pack_mac
 
 Voice = tuple[str, int]
 """A MAC, and the tag it speaks with."""

@@ -15,13 +15,8 @@ from typing import NamedTuple, Self
 
 from weft.adapters.linux.facts import overlay_name
 from weft.adapters.linux.host_rules import HostSurroundings
-from weft.adapters.linux.links import Link
-from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
-from weft.adapters.linux.netns import Namespace
-from weft.adapters.linux.nftables import open_nftables
 from weft.adapters.linux.survey import probe_macvlan
 from weft.adapters.linux.tools import KernelTools
-from weft.adapters.linux.underlay import workload_mtu
 from weft.adapters.ovs.announcing import voices_of
 from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
 from weft.adapters.ovs.devices import Devices, Way
@@ -45,6 +40,11 @@ from weft.domain.diff import Difference, in_turn
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Part, Port, Space
+from weft.kernel.mtu import workload_mtu
+from weft.kernel.netlink.link import Link
+from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
+from weft.kernel.netns import Namespace
+from weft.kernel.nftables import open_nftables
 from weft.ports.datapath import (
     NO_CHANGE,
     Drop,

@@ -18,7 +18,13 @@ from pathlib import Path
 from weft.adapters.linux import pod
 from weft.adapters.linux.facts import REAPED_GROUP, overlay_hop_mac, overlay_mac, overlay_name
 from weft.adapters.linux.judging import OVERLAY_PREFIX, PORT_PREFIX
-from weft.adapters.linux.links import (
+from weft.adapters.ovs.legs import LEG_PREFIX
+from weft.adapters.ovs.marks import owner_marks
+from weft.domain.addresses import Address, parse_address
+from weft.domain.errors import Conflict, DatapathFault, Invalid, NotFound
+from weft.domain.nodeview import Overlay, Peer
+from weft.domain.segments import Station
+from weft.kernel.netlink.link import (
     LINKS,
     Device,
     Link,
@@ -33,15 +39,9 @@ from weft.adapters.linux.links import (
     read_link,
     read_links,
 )
-from weft.adapters.linux.neighbours import EVERYONE, Forwarding, drop_forwarding, put_forwarding, read_forwardings
-from weft.adapters.linux.netlink import ROUTE, NetlinkSocket
-from weft.adapters.linux.netns import Namespace
-from weft.adapters.ovs.legs import LEG_PREFIX
-from weft.adapters.ovs.marks import owner_marks
-from weft.domain.addresses import Address, parse_address
-from weft.domain.errors import Conflict, DatapathFault, Invalid, NotFound
-from weft.domain.nodeview import Overlay, Peer
-from weft.domain.segments import Station
+from weft.kernel.netlink.neigh import EVERYONE, Forwarding, drop_forwarding, put_forwarding, read_forwardings
+from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
+from weft.kernel.netns import Namespace
 from weft.ports.datapath import Wiring
 
 _LEAVING_PREFIX = "wgone"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.adapters.linux.links import Link
 from weft.adapters.ovs.bridge import SwitchBridge
 from weft.adapters.ovs.devices import Devices, is_stood_on
 from weft.adapters.ovs.marks import NAMESPACE_MARK, told_owner
+from weft.kernel.netlink.link import Link
 
 
 def fit_ports(

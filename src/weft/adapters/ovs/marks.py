@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from weft.adapters.linux.links import Link
 from weft.adapters.ovs.bridge import INTERFACE_MARK, TENANT_MARK
 from weft.adapters.ovs.legs import legs_of
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Overlay, Port
+from weft.kernel.netlink.link import Link
 from weft.ports.datapath import Wiring
 
 NAMESPACE_MARK: Final = "weft-netns"

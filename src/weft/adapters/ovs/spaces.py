@@ -18,9 +18,6 @@ from msgspec.structs import replace
 from weft.adapters.linux.facts import PORT_MAC, overlay_name
 from weft.adapters.linux.host_rules import HostSurroundings
 from weft.adapters.linux.host_side import HostSide
-from weft.adapters.linux.links import Device, alter_link, alter_protocols, create_macvlan, delete_link, read_link
-from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.netns import Namespace, NamespaceDirectory
 from weft.adapters.linux.services import read_uses
 from weft.adapters.linux.space import TenantSpace
 from weft.adapters.ovs.ground import prefix_of
@@ -32,6 +29,9 @@ from weft.domain.hosting.parts import HostLink, is_hosts
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Gateway, Overlay, Part, Port, Remote, Space
 from weft.domain.segments import Station
+from weft.kernel.netlink.link import Device, alter_link, alter_protocols, create_macvlan, delete_link, read_link
+from weft.kernel.netlink.socket import NetlinkSocket
+from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.ports.datapath import NO_CHANGE, ServiceUse
 
 _FAR = 0

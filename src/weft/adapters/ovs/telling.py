@@ -6,7 +6,6 @@ import struct
 from collections.abc import Mapping
 
 from weft.adapters.linux.judging import REASONS
-from weft.adapters.linux.packets import Packet, parse_packet
 from weft.adapters.ovs.bridge import TENANT_MARK, SwitchPort
 from weft.adapters.ovs.fields import decode_match, unpack
 from weft.adapters.ovs.flows import OWNER, OWNER_MASK
@@ -15,6 +14,7 @@ from weft.adapters.ovs.openflow import Told
 from weft.adapters.ovs.tables import LEAVES_BY, OUTCOME, TENANT
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
+from weft.kernel.packet_headers import Packet, parse_packet
 from weft.ports.datapath import Drop
 
 _FORM = struct.Struct("!IHBBQ")

@@ -13,9 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from weft.adapters.linux.links import alter_link, read_link
-from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.routes import read_addresses
 from weft.adapters.ovs.actions import NORMAL, Output
 from weft.adapters.ovs.announcing import Voice, announcement
 from weft.adapters.ovs.bridge import SwitchBridge
@@ -25,6 +22,9 @@ from weft.adapters.ovs.openflow import OpenFlow
 from weft.adapters.ovs.ovsdb import Database, Operation
 from weft.adapters.ovs.values import items_of, map_of, new_row, one_of, set_of, uuid
 from weft.domain.errors import DatapathFault
+from weft.kernel.netlink.link import alter_link, read_link
+from weft.kernel.netlink.route import read_addresses
+from weft.kernel.netlink.socket import NetlinkSocket
 
 VLAN_BRIDGE: Final = "contivVlanBridge"
 UPLINKS: Final = "uplinkPort"

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from weft.adapters.linux.netns import Namespace
+from weft.kernel.netns import Namespace
 from weft.testing import inventory
 from weft.testing.cgroups import make_cgroup, own_cgroup
 from weft.testing.kubernetes.api import Api

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from weft.adapters.linux.netns import NamespaceDirectory
+from weft.kernel.netns import NamespaceDirectory
 from weft.testing.machines import Machine
 from weft.testing.processes import Child
 from weft.testing.runtimes import must, run

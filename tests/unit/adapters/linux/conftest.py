@@ -12,7 +12,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.ndmsg import ndmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
-from weft.adapters.linux.wire import Request
+from weft.kernel.netlink.codec import Request
 
 _FORMS = {16: ifinfmsg, 20: ifaddrmsg, 24: rtmsg, 28: ndmsg, 32: fibmsg}
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.adapters.linux.conntrack import Connection, Direction, Pattern, encode_filter, parse_connection
-from weft.adapters.linux.wire import attributes, to_number
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import DatapathFault
+from weft.kernel.netlink.codec import attributes, to_number
+from weft.kernel.netlink.conntrack import Connection, Direction, Pattern, encode_filter, parse_connection
 
 
 def at(text: str) -> Address:

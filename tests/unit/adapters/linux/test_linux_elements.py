@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.adapters.linux import wire
-from weft.adapters.linux.elements import (
+from weft.domain.errors import DatapathFault
+from weft.kernel.netlink import codec
+from weft.kernel.netlink.nft_set import (
     INET,
     Count,
     Element,
@@ -26,7 +27,6 @@ from weft.adapters.linux.elements import (
     protocol,
     put_elements,
 )
-from weft.domain.errors import DatapathFault
 
 TARGET = SetName(INET, "weft", "blocked")
 
@@ -81,7 +81,9 @@ def test_elements_there_and_back(elements: list[Element]) -> None:
     assert found == elements
 
 
-@given(st.binary(max_size=120) | st.binary(max_size=100).map(lambda data: bytes(4) + wire.nest(3, wire.nest(1, data))))
+@given(
+    st.binary(max_size=120) | st.binary(max_size=100).map(lambda data: bytes(4) + codec.nest(3, codec.nest(1, data)))
+)
 def test_any_bytes_are_elements_or_a_fault(payload: bytes) -> None:
     try:
         list(parse_elements(payload))
@@ -97,9 +99,9 @@ def test_a_number_that_does_not_fit_its_field_is_an_error_of_ours(number: int) -
 
 def counted(key: bytes, packets: int, octets: int, *, swapped: bool = False) -> bytes:
     """An element with a counter as the kernel writes it, or with its two numbers the other way round."""
-    numbers = [wire.attribute(kind, number.to_bytes(8, "big")) for kind, number in ((1, octets), (2, packets))]
-    counter = wire.attribute(1, b"counter\0") + wire.nest(2, *(reversed(numbers) if swapped else numbers))
-    return wire.nest(1, wire.nest(1, wire.attribute(1, key)), wire.attribute(7, counter))
+    numbers = [codec.attribute(kind, number.to_bytes(8, "big")) for kind, number in ((1, octets), (2, packets))]
+    counter = codec.attribute(1, b"counter\0") + codec.nest(2, *(reversed(numbers) if swapped else numbers))
+    return codec.nest(1, codec.nest(1, codec.attribute(1, key)), codec.attribute(7, counter))
 
 
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -113,11 +115,11 @@ def test_counts_are_read_whatever_the_form_of_elements(size: int, data: st.DataO
     expected = data.draw(st.lists(st.tuples(keys, NUMBERS, NUMBERS), max_size=9))
     swapped = data.draw(st.sets(st.integers(0, 8)))
     elements = [counted(*each, swapped=place in swapped) for place, each in enumerate(expected)]
-    found = parse_counts(bytes(4) + wire.nest(3, *elements))
+    found = parse_counts(bytes(4) + codec.nest(3, *elements))
     assert list(found) == [(key, Count(packets, octets)) for key, packets, octets in expected]
 
 
-@given(st.binary(max_size=130).map(lambda data: bytes(4) + wire.nest(3, data)))
+@given(st.binary(max_size=130).map(lambda data: bytes(4) + codec.nest(3, data)))
 def test_any_bytes_are_counts_or_a_fault(payload: bytes) -> None:
     with suppress(DatapathFault):
         list(parse_counts(payload))

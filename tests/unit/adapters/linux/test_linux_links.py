@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.adapters.linux.links import (
+from weft.domain.addresses import parse_address
+from weft.domain.errors import DatapathFault
+from weft.kernel.netlink.link import (
     RP_FILTER,
     Device,
     Link,
@@ -24,8 +26,6 @@ from weft.adapters.linux.links import (
     delete_link,
     parse_link,
 )
-from weft.domain.addresses import parse_address
-from weft.domain.errors import DatapathFault
 
 if TYPE_CHECKING:
     from tests.unit.adapters.linux.conftest import Judge

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.adapters.linux.neighbours import (
+from weft.domain.addresses import Address, parse_address
+from weft.domain.errors import DatapathFault
+from weft.kernel.netlink.neigh import (
     Forwarding,
     Neighbour,
     Proxy,
@@ -19,8 +21,6 @@ from weft.adapters.linux.neighbours import (
     put_neighbour,
     put_proxy,
 )
-from weft.domain.addresses import Address, parse_address
-from weft.domain.errors import DatapathFault
 
 if TYPE_CHECKING:
     from tests.unit.adapters.linux.conftest import Judge

@@ -11,10 +11,10 @@ from typing import cast
 
 import pytest
 
-from weft.adapters.linux.netlink import ROUTE, NetlinkSocket, Refused
-from weft.adapters.linux.netns import Namespace
-from weft.adapters.linux.wire import HEADER, Message, Request, attribute, messages, text
 from weft.domain.errors import DatapathFault
+from weft.kernel.netlink.codec import HEADER, Message, Request, attribute, messages, text
+from weft.kernel.netlink.socket import ROUTE, NetlinkSocket, Refused
+from weft.kernel.netns import Namespace
 
 ERROR, DONE, ROW = 2, 3, 24
 INTERRUPTED, CAPPED, HAS_WORDS = 0x10, 0x100, 0x200

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.adapters.linux.packets import Packet, parse_packet
 from weft.domain.addresses import parse_address
 from weft.domain.errors import DatapathFault
+from weft.kernel.packet_headers import Packet, parse_packet
 
 TCP, UDP, ICMP, ICMPV6, SCTP = 6, 17, 1, 58, 132
 ONE4, TWO4 = (parse_address(text, field="address") for text in ("10.0.0.1", "10.0.0.2"))

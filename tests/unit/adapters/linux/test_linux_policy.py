@@ -6,17 +6,17 @@ import itertools
 
 import pytest
 
-from weft.adapters.linux.elements import Element, key, mark, port, protocol
 from weft.adapters.linux.entries import Entry
 from weft.adapters.linux.judging import REASONS, chains, declarations
 from weft.adapters.linux.policy import POLICY_SETS, entries_of
 from weft.adapters.linux.stamps import stamp_of, watched
 from weft.adapters.linux.ways import WAY_CHAINS
-from weft.adapters.linux.wire import pack_address
 from weft.domain.addresses import Range, parse_address
 from weft.domain.ids import TenantName
 from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD, PolicyPart, Row, Tally, Where, Who
 from weft.domain.policy.rules import Direction
+from weft.kernel.netlink.codec import pack_address
+from weft.kernel.netlink.nft_set import Element, key, mark, port, protocol
 
 BLUE = TenantName("blue")
 ADDRESSES = {family: parse_address(text, field="address") for family, text in ((4, "10.0.0.1"), (6, "fd00::1"))}

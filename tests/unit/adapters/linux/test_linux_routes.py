@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.adapters.linux.routes import (
+from weft.domain import addresses
+from weft.domain.addresses import BITS, Address
+from weft.domain.errors import DatapathFault
+from weft.kernel.netlink.route import (
     BLACKHOLE,
     LOCAL,
     LOCAL_TABLE,
@@ -28,9 +31,6 @@ from weft.adapters.linux.routes import (
     put_route,
     put_rule,
 )
-from weft.domain import addresses
-from weft.domain.addresses import BITS, Address
-from weft.domain.errors import DatapathFault
 
 if TYPE_CHECKING:
     from tests.unit.adapters.linux.conftest import Judge

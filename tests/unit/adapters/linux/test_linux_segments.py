@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from weft.adapters.linux.bridging import STATION_SETS
-from weft.adapters.linux.elements import BRIDGE, INET
 from weft.adapters.linux.entries import set_named
 from weft.adapters.linux.facts import facts_of
-from weft.adapters.linux.neighbours import EVERYONE, Forwarding, Neighbour
 from weft.adapters.linux.own_stations import OwnStations
-from weft.adapters.linux.routes import Prefix, Route
 from weft.adapters.linux.segments import flags_of
 from weft.adapters.linux.voices import link_local, voices_of
 from weft.domain.addresses import parse_address
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Gateway, Peer, Port
 from weft.domain.segments import Station
+from weft.kernel.netlink.neigh import EVERYONE, Forwarding, Neighbour
+from weft.kernel.netlink.nft_set import BRIDGE, INET
+from weft.kernel.netlink.route import Prefix, Route
 
 BLUE = TenantName("blue")
 V4, V6 = (parse_address(text, field="test") for text in ("10.1.0.5", "2001:db8::5"))

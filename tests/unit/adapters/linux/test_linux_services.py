@@ -16,15 +16,15 @@ from weft.adapters.linux.balancing import (
     spread_commands,
     spread_number,
 )
-from weft.adapters.linux.elements import Element, key, mark, port, protocol
 from weft.adapters.linux.entries import Entry
 from weft.adapters.linux.services import service_entries, spreads_of
-from weft.adapters.linux.wire import pack_address
 from weft.domain.addresses import parse_address
 from weft.domain.balancing.parts import Backend, Front, Frontend, ServicePart, Vip
 from weft.domain.balancing.table import LONGEST_AFFINITY_S, MOST_BACKENDS
 from weft.domain.ids import TenantName
 from weft.domain.policy.protocols import TCP
+from weft.kernel.netlink.codec import pack_address
+from weft.kernel.netlink.nft_set import Element, key, mark, port, protocol
 
 BLUE = TenantName("blue")
 VIPS = {4: parse_address("10.0.9.9", field="vip"), 6: parse_address("fd00::9:9", field="vip")}

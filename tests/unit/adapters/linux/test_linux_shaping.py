@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.adapters.linux.shaping import (
+from weft.domain.errors import DatapathFault
+from weft.kernel.netlink.tc import (
     Diversion,
     Limit,
     drop_diversion,
@@ -15,7 +16,6 @@ from weft.adapters.linux.shaping import (
     put_diversion,
     put_limit,
 )
-from weft.domain.errors import DatapathFault
 
 LINKS = st.integers(1, (1 << 31) - 1)
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.adapters.linux import wire
-from weft.adapters.linux.wire import ACK, CREATE, Message, Request
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import DatapathFault
+from weft.kernel.netlink import codec
+from weft.kernel.netlink.codec import ACK, CREATE, Message, Request
 
 little_endian = pytest.mark.skipif(sys.byteorder != "little", reason="the bytes are written down for this order")
 
 
 @little_endian
 def test_a_request_byte_by_byte() -> None:
-    request = Request(16, CREATE, wire.u32(4, 1450), "create", "eth0")
+    request = Request(16, CREATE, codec.u32(4, 1450), "create", "eth0")
     assert request.encode(sequence=7, flags=ACK) == bytes.fromhex(
         "18000000 1000 0504 07000000 00000000 0800 0400 aa050000"
     )
@@ -30,18 +30,18 @@ def test_a_request_byte_by_byte() -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (wire.attribute(1, b""), "0400 0100"),
-        (wire.attribute(1, b"a"), "0500 0100 61000000"),
-        (wire.attribute(1, b"abcd"), "0800 0100 61626364"),
-        (wire.u8(2, 255), "0500 0200 ff000000"),
-        (wire.u32(2, 1), "0800 0200 01000000"),
-        (wire.be16(2, 1), "0600 0200 00010000"),
-        (wire.be32(2, 1), "0800 0200 00000001"),
-        (wire.be32(2, -3), "0800 0200 fffffffd"),
-        (wire.text(3, "lo"), "0700 0300 6c6f0000"),
-        (wire.mac(1, "02:03:04:05:06:07"), "0a00 0100 020304050607 0000"),
-        (wire.nest(18, wire.u32(1, 2), wire.u32(3, 4)), "1400 1280 0800 0100 02000000 0800 0300 04000000"),
-        (wire.nest(18), "0400 1280"),
+        (codec.attribute(1, b""), "0400 0100"),
+        (codec.attribute(1, b"a"), "0500 0100 61000000"),
+        (codec.attribute(1, b"abcd"), "0800 0100 61626364"),
+        (codec.u8(2, 255), "0500 0200 ff000000"),
+        (codec.u32(2, 1), "0800 0200 01000000"),
+        (codec.be16(2, 1), "0600 0200 00010000"),
+        (codec.be32(2, 1), "0800 0200 00000001"),
+        (codec.be32(2, -3), "0800 0200 fffffffd"),
+        (codec.text(3, "lo"), "0700 0300 6c6f0000"),
+        (codec.mac(1, "02:03:04:05:06:07"), "0a00 0100 020304050607 0000"),
+        (codec.nest(18, codec.u32(1, 2), codec.u32(3, 4)), "1400 1280 0800 0100 02000000 0800 0300 04000000"),
+        (codec.nest(18), "0400 1280"),
     ],
 )
 def test_attributes_byte_by_byte(data: bytes, expected: str) -> None:
@@ -51,28 +51,28 @@ def test_attributes_byte_by_byte(data: bytes, expected: str) -> None:
 @pytest.mark.parametrize("text", ["0.0.0.0", "10.1.2.3", "255.255.255.255", "::", "fd00::1", "fe80::ffff:1"])
 def test_addresses_there_and_back(text: str) -> None:
     value = parse_address(text, field="address")
-    ((kind, data),) = wire.attribute_list(wire.address(5, value))
-    assert (kind, wire.to_address(data)) == (5, value)
+    ((kind, data),) = codec.attribute_list(codec.address(5, value))
+    assert (kind, codec.to_address(data)) == (5, value)
 
 
 def test_what_is_absent_is_nothing() -> None:
-    assert (wire.to_number(None), wire.to_big_number(None), wire.to_text(None), wire.to_mac(None)) == (0, 0, "", "")
+    assert (codec.to_number(None), codec.to_big_number(None), codec.to_text(None), codec.to_mac(None)) == (0, 0, "", "")
 
 
 def test_a_foreign_name_of_any_bytes_can_be_shown() -> None:
-    assert wire.to_text(b"caf\xe9\0") == "caf\\xe9"
+    assert codec.to_text(b"caf\xe9\0") == "caf\\xe9"
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0", b"\0" * 5, b"\0" * 17])
 def test_an_address_of_another_size_is_a_fault(data: bytes) -> None:
     with pytest.raises(DatapathFault):
-        wire.to_address(data)
+        codec.to_address(data)
 
 
 @pytest.mark.parametrize("number", [0, 1, 7, 28])
 def test_another_family_is_a_fault(number: int) -> None:
     with pytest.raises(DatapathFault):
-        wire.to_family(number)
+        codec.to_family(number)
 
 
 NESTS = st.recursive(
@@ -87,7 +87,7 @@ def encode(tree: object) -> bytes:
         return tree
     assert isinstance(tree, list)
     return b"".join(
-        wire.attribute(kind, inner) if isinstance(inner, bytes) else wire.nest(kind, encode(inner))
+        codec.attribute(kind, inner) if isinstance(inner, bytes) else codec.nest(kind, encode(inner))
         for kind, inner in tree
     )
 
@@ -96,7 +96,7 @@ def decode(data: bytes, shape: object) -> object:
     if isinstance(shape, bytes):
         return data
     assert isinstance(shape, list)
-    found = wire.attribute_list(data)
+    found = codec.attribute_list(data)
     assert len(found) == len(shape)
     return [(kind, decode(inner, like)) for (kind, inner), (_, like) in zip(found, shape, strict=True)]
 
@@ -110,15 +110,15 @@ def test_attributes_there_and_back(tree: list[tuple[int, object]]) -> None:
 def test_messages_there_and_back(sent: list[tuple[int, int, bytes]]) -> None:
     padded = [(kind, sequence, data + bytes(-len(data) % 4)) for kind, sequence, data in sent]
     datagram = b"".join(Request(kind, 0, data, "", "").encode(sequence=number) for kind, number, data in padded)
-    assert list(wire.messages(datagram)) == [
-        Message(kind, wire.REQUEST, sequence, data) for kind, sequence, data in padded
+    assert list(codec.messages(datagram)) == [
+        Message(kind, codec.REQUEST, sequence, data) for kind, sequence, data in padded
     ]
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_messages_or_a_fault(data: bytes) -> None:
     try:
-        found = list(wire.messages(data))
+        found = list(codec.messages(data))
     except DatapathFault:
         return
     assert sum(16 + len(message.payload) for message in found) <= len(data)
@@ -127,7 +127,7 @@ def test_any_bytes_are_messages_or_a_fault(data: bytes) -> None:
 @given(st.binary(max_size=200), st.integers(0, 20))
 def test_any_bytes_are_attributes_or_a_fault(data: bytes, offset: int) -> None:
     try:
-        found = wire.attribute_list(data, offset)
+        found = codec.attribute_list(data, offset)
     except DatapathFault:
         return
     assert sum(4 + len(value) for _, value in found) <= len(data)
@@ -135,16 +135,16 @@ def test_any_bytes_are_attributes_or_a_fault(data: bytes, offset: int) -> None:
 
 def test_a_message_that_claims_to_be_longer_than_its_datagram() -> None:
     with pytest.raises(DatapathFault):
-        list(wire.messages(struct.pack("=IHHII", 17, 2, 0, 0, 0)))
+        list(codec.messages(struct.pack("=IHHII", 17, 2, 0, 0, 0)))
 
 
 def test_a_message_of_no_length_does_not_go_on_for_ever() -> None:
     with pytest.raises(DatapathFault):
-        list(wire.messages(bytes(32)))
+        list(codec.messages(bytes(32)))
     with pytest.raises(DatapathFault):
-        wire.attribute_list(bytes(32))
+        codec.attribute_list(bytes(32))
 
 
 def test_addresses_know_their_family() -> None:
-    assert wire.to_address(bytes(4)) == Address(4, 0)
-    assert wire.to_address(bytes(16)) == Address(6, 0)
+    assert codec.to_address(bytes(4)) == Address(4, 0)
+    assert codec.to_address(bytes(16)) == Address(6, 0)

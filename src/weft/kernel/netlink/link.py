@@ -17,10 +17,10 @@ from typing import Final
 
 import msgspec
 
-from weft.adapters.linux import wire
-from weft.adapters.linux.netlink import NetlinkSocket, Refused
-from weft.adapters.linux.wire import CREATE, EXCLUSIVE, Request
 from weft.domain.addresses import Address
+from weft.kernel.netlink import codec
+from weft.kernel.netlink.codec import CREATE, EXCLUSIVE, Request
+from weft.kernel.netlink.socket import NetlinkSocket, Refused
 
 LOOPBACK: Final = 1
 """The index of `lo`, in every namespace."""
@@ -125,15 +125,15 @@ def create_veth(end: Device, peer: Device, *, peer_namespace: int, master: int =
     Indexes are chosen for both ends or for neither. With one queue each they are made in two thirds of the time and
     carry as much.
     """
-    born = _device(peer) + wire.u32(_NAMESPACE_FD, peer_namespace)
+    born = _device(peer) + codec.u32(_NAMESPACE_FD, peer_namespace)
     belonging = _numbers({_MASTER: master or None, _GROUP: group or None})
-    payload = _device(end) + belonging + _info("veth", wire.nest(_VETH_PEER, born))
+    payload = _device(end) + belonging + _info("veth", codec.nest(_VETH_PEER, born))
     return Request(_NEWLINK, CREATE | EXCLUSIVE, payload, "create veth", end.name)
 
 
 def create_bridge(device: Device) -> Request:
     """A bridge, without spanning tree and without multicast snooping: nobody would ask, so it would forget members."""
-    payload = _device(device) + _info("bridge", wire.u8(_BRIDGE_SNOOPING, 0))
+    payload = _device(device) + _info("bridge", codec.u8(_BRIDGE_SNOOPING, 0))
     return Request(_NEWLINK, CREATE | EXCLUSIVE, payload, "create bridge", device.name)
 
 
@@ -149,9 +149,9 @@ def create_macvlan(device: Device, *, over: int, namespace: int) -> Request:
     """
     payload = (
         _device(device)
-        + wire.u32(_LINK, over)
-        + wire.u32(_NAMESPACE_FD, namespace)
-        + _info("macvlan", wire.u32(_MACVLAN_MODE, _PASSES_ALL))
+        + codec.u32(_LINK, over)
+        + codec.u32(_NAMESPACE_FD, namespace)
+        + _info("macvlan", codec.u32(_MACVLAN_MODE, _PASSES_ALL))
     )
     return Request(_NEWLINK, CREATE | EXCLUSIVE, payload, "create macvlan", device.name)
 
@@ -163,14 +163,14 @@ def create_vxlan(device: Device, tunnel: Vxlan, *, namespace: int | None = None)
     """
     payload = (
         _device(device)
-        + (b"" if namespace is None else wire.u32(_NAMESPACE_FD, namespace))
+        + (b"" if namespace is None else codec.u32(_NAMESPACE_FD, namespace))
         + _info(
             "vxlan",
-            wire.u32(_VXLAN_VNI, tunnel.vni),
-            wire.address(_VXLAN_LOCAL if tunnel.local.family == 4 else _VXLAN_LOCAL6, tunnel.local),
-            wire.be16(_VXLAN_PORT, tunnel.port),
-            wire.u8(_VXLAN_LEARNING, tunnel.learning),
-            wire.u8(_VXLAN_TOS, _AS_INSIDE),
+            codec.u32(_VXLAN_VNI, tunnel.vni),
+            codec.address(_VXLAN_LOCAL if tunnel.local.family == 4 else _VXLAN_LOCAL6, tunnel.local),
+            codec.be16(_VXLAN_PORT, tunnel.port),
+            codec.u8(_VXLAN_LEARNING, tunnel.learning),
+            codec.u8(_VXLAN_TOS, _AS_INSIDE),
         )
     )
     return Request(_NEWLINK, CREATE | EXCLUSIVE, payload, "create vxlan", device.name)
@@ -197,10 +197,10 @@ def alter_link(
     flags = (_UP if up else 0) | (_NO_RESOLUTION if resolves is False else 0)
     change = (0 if up is None else _UP) | (0 if resolves is None else _NO_RESOLUTION)
     payload = (
-        _HEADER.pack(wire.AF_UNSPEC, 0, index, flags, change)
-        + (b"" if name is None else wire.text(_NAME, name))
-        + (b"" if mac is None else wire.mac(_ADDRESS, mac))
-        + (b"" if alias is None else wire.attribute(_ALIAS, alias.encode()))
+        _HEADER.pack(codec.AF_UNSPEC, 0, index, flags, change)
+        + (b"" if name is None else codec.text(_NAME, name))
+        + (b"" if mac is None else codec.mac(_ADDRESS, mac))
+        + (b"" if alias is None else codec.attribute(_ALIAS, alias.encode()))
         + _numbers({_MTU: mtu, _GROUP: group, _MASTER: master, _NAMESPACE_FD: namespace})
     )
     return Request(_NEWLINK, 0, payload, "alter link", name or index)
@@ -208,8 +208,8 @@ def alter_link(
 
 def add_name(index: int, name: str) -> Request:
     """Another name for a device, of up to 127 characters; one that it has already is fine."""
-    names = wire.nest(_PROPERTIES, wire.text(_OTHER_NAME, name))
-    payload = _HEADER.pack(wire.AF_UNSPEC, 0, index, 0, 0) + names
+    names = codec.nest(_PROPERTIES, codec.text(_OTHER_NAME, name))
+    payload = _HEADER.pack(codec.AF_UNSPEC, 0, index, 0, 0) + names
     return Request(_NEWPROPERTY, CREATE | EXCLUSIVE, payload, "add name", name, frozenset({errno.EEXIST}))
 
 
@@ -219,17 +219,19 @@ def alter_protocols(index: int, *, link_local: bool, v4: Mapping[int, int] | Non
     The address comes as soon as the device is up, therefore this goes before the request that brings it up: inside a
     single message the kernel would have it the other way round.
     """
-    mode = wire.nest(wire.AF_INET6, wire.u8(_INET6_GENERATION, _GENERATION_EUI64 if link_local else _GENERATION_NONE))
-    settings = wire.nest(wire.AF_INET, wire.nest(_INET_CONF, _numbers(v4))) if v4 else b""
-    payload = _HEADER.pack(wire.AF_UNSPEC, 0, index, 0, 0) + wire.nest(_AF_SPEC, settings, mode)
+    mode = codec.nest(
+        codec.AF_INET6, codec.u8(_INET6_GENERATION, _GENERATION_EUI64 if link_local else _GENERATION_NONE)
+    )
+    settings = codec.nest(codec.AF_INET, codec.nest(_INET_CONF, _numbers(v4))) if v4 else b""
+    payload = _HEADER.pack(codec.AF_UNSPEC, 0, index, 0, 0) + codec.nest(_AF_SPEC, settings, mode)
     return Request(_NEWLINK, 0, payload, "alter protocols of link", index)
 
 
 def alter_port(index: int, flags: PortFlags) -> Request:
     """Say how its bridge treats a port. The kernel wants it in a message after the one that made it a port."""
-    data = [wire.u8(number, getattr(flags, name)) for name, number in _PORT_FLAGS.items()]
-    info = wire.nest(_INFO, wire.attribute(_PORT_KIND, b"bridge"), wire.nest(_PORT_DATA, *data))
-    return Request(_NEWLINK, 0, _HEADER.pack(wire.AF_UNSPEC, 0, index, 0, 0) + info, "alter port", index)
+    data = [codec.u8(number, getattr(flags, name)) for name, number in _PORT_FLAGS.items()]
+    info = codec.nest(_INFO, codec.attribute(_PORT_KIND, b"bridge"), codec.nest(_PORT_DATA, *data))
+    return Request(_NEWLINK, 0, _HEADER.pack(codec.AF_UNSPEC, 0, index, 0, 0) + info, "alter port", index)
 
 
 @contextmanager
@@ -249,87 +251,87 @@ def delete_link(index: int) -> Request:
 
 def delete_group(group: int) -> Request:
     """No device of the group, which costs hardly more time than deleting a single one."""
-    payload = _HEADER.pack(0, 0, 0, 0, 0) + wire.u32(_GROUP, group)
+    payload = _HEADER.pack(0, 0, 0, 0, 0) + codec.u32(_GROUP, group)
     return Request(_DELLINK, 0, payload, "delete link group", group, _GONE)
 
 
 def read_links(netlink: NetlinkSocket, *, marked: str = "") -> list[Link]:
     """The devices of the namespace whose alias starts with the mark."""
-    payload = _HEADER.pack(0, 0, 0, 0, 0) + wire.u32(_EXTENT, _WITHOUT_STATISTICS)
+    payload = _HEADER.pack(0, 0, 0, 0, 0) + codec.u32(_EXTENT, _WITHOUT_STATISTICS)
     links = map(parse_link, netlink.dump(Request(_GETLINK, 0, payload, "read", "links")))
     return [link for link in links if link.alias.startswith(marked)]
 
 
 def read_link(netlink: NetlinkSocket, name: str) -> Link | None:
     """The device of that name, if there is one."""
-    payload = _HEADER.pack(0, 0, 0, 0, 0) + wire.u32(_EXTENT, _WITHOUT_STATISTICS) + wire.text(_NAME, name)
+    payload = _HEADER.pack(0, 0, 0, 0, 0) + codec.u32(_EXTENT, _WITHOUT_STATISTICS) + codec.text(_NAME, name)
     answer = netlink.get(Request(_GETLINK, 0, payload, "read link", name, _GONE))
     return None if answer is None else parse_link(answer)
 
 
 def settle_link(netlink: NetlinkSocket, index: int) -> None:
     """Have the kernel find out now whether a device carries packets; else it does so when it gets round to it."""
-    payload = _HEADER.pack(0, 0, index, 0, 0) + wire.u32(_EXTENT, _WITHOUT_STATISTICS)
+    payload = _HEADER.pack(0, 0, index, 0, 0) + codec.u32(_EXTENT, _WITHOUT_STATISTICS)
     netlink.get(Request(_GETLINK, 0, payload, "settle link", index, _GONE))
 
 
 def parse_link(payload: bytes) -> Link:
     """A device out of the kernel's description."""
-    _, _, index, flags, _ = wire.unpack_header(_HEADER, payload)
-    found = wire.attributes(payload, _HEADER.size)
-    info = wire.attributes(found.get(_INFO, b""))
-    kind = wire.to_text(info.get(_KIND))
+    _, _, index, flags, _ = codec.unpack_header(_HEADER, payload)
+    found = codec.attributes(payload, _HEADER.size)
+    info = codec.attributes(found.get(_INFO, b""))
+    kind = codec.to_text(info.get(_KIND))
     return Link(
         index=index,
-        name=wire.to_text(found.get(_NAME)),
+        name=codec.to_text(found.get(_NAME)),
         kind=kind,
-        mac=wire.to_mac(found.get(_ADDRESS)),
-        mtu=wire.to_number(found.get(_MTU)),
+        mac=codec.to_mac(found.get(_ADDRESS)),
+        mtu=codec.to_number(found.get(_MTU)),
         up=bool(flags & _UP),
-        alias=wire.to_text(found.get(_ALIAS)),
-        group=wire.to_number(found.get(_GROUP)),
-        master=wire.to_number(found.get(_MASTER)),
-        peer=wire.to_number(found.get(_LINK)) if kind in _JOINED else 0,
+        alias=codec.to_text(found.get(_ALIAS)),
+        group=codec.to_number(found.get(_GROUP)),
+        master=codec.to_number(found.get(_MASTER)),
+        peer=codec.to_number(found.get(_LINK)) if kind in _JOINED else 0,
         vxlan=_parse_vxlan(info.get(_DATA, b"")) if kind == "vxlan" else None,
-        port=_parse_port(info.get(_PORT_DATA, b"")) if wire.to_text(info.get(_PORT_KIND)) == "bridge" else None,
-        listeners=max(wire.to_number(found.get(_PROMISCUITY)) - bool(flags & _PROMISCUOUS), 0),
-        other_names=tuple(wire.to_text(name) for _, name in wire.attribute_list(found.get(_PROPERTIES, b""))),
+        port=_parse_port(info.get(_PORT_DATA, b"")) if codec.to_text(info.get(_PORT_KIND)) == "bridge" else None,
+        listeners=max(codec.to_number(found.get(_PROMISCUITY)) - bool(flags & _PROMISCUOUS), 0),
+        other_names=tuple(codec.to_text(name) for _, name in codec.attribute_list(found.get(_PROPERTIES, b""))),
     )
 
 
 def _parse_vxlan(data: bytes) -> Vxlan | None:
     """Nothing for a tunnel without a local address, which is none of ours."""
-    found = wire.attributes(data)
+    found = codec.attributes(data)
     local = found.get(_VXLAN_LOCAL) or found.get(_VXLAN_LOCAL6)
     if local is None:
         return None
     return Vxlan(
-        vni=wire.to_number(found.get(_VXLAN_VNI)),
-        port=wire.to_big_number(found.get(_VXLAN_PORT)),
-        local=wire.to_address(local),
-        learning=bool(wire.to_number(found.get(_VXLAN_LEARNING))),
+        vni=codec.to_number(found.get(_VXLAN_VNI)),
+        port=codec.to_big_number(found.get(_VXLAN_PORT)),
+        local=codec.to_address(local),
+        learning=bool(codec.to_number(found.get(_VXLAN_LEARNING))),
     )
 
 
 def _parse_port(data: bytes) -> PortFlags:
-    found = wire.attributes(data)
-    return PortFlags(**{name: bool(wire.to_number(found.get(number))) for name, number in _PORT_FLAGS.items()})
+    found = codec.attributes(data)
+    return PortFlags(**{name: bool(codec.to_number(found.get(number))) for name, number in _PORT_FLAGS.items()})
 
 
 def _device(device: Device) -> bytes:
     return (
-        _HEADER.pack(wire.AF_UNSPEC, 0, device.index, 0, 0)
-        + wire.text(_NAME, device.name)
-        + (wire.mac(_ADDRESS, device.mac) if device.mac else b"")
-        + (wire.u32(_MTU, device.mtu) if device.mtu else b"")
-        + wire.u32(_TX_QUEUES, 1)
-        + wire.u32(_RX_QUEUES, 1)
+        _HEADER.pack(codec.AF_UNSPEC, 0, device.index, 0, 0)
+        + codec.text(_NAME, device.name)
+        + (codec.mac(_ADDRESS, device.mac) if device.mac else b"")
+        + (codec.u32(_MTU, device.mtu) if device.mtu else b"")
+        + codec.u32(_TX_QUEUES, 1)
+        + codec.u32(_RX_QUEUES, 1)
     )
 
 
 def _numbers(values: Mapping[int, int | None]) -> bytes:
-    return b"".join(wire.u32(kind, value) for kind, value in values.items() if value is not None)
+    return b"".join(codec.u32(kind, value) for kind, value in values.items() if value is not None)
 
 
 def _info(kind: str, *data: bytes) -> bytes:
-    return wire.nest(_INFO, wire.attribute(_KIND, kind.encode()), wire.nest(_DATA, *data))
+    return codec.nest(_INFO, codec.attribute(_KIND, kind.encode()), codec.nest(_DATA, *data))

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weft.adapters.linux import wire
-from weft.adapters.linux.netlink import NETFILTER, NetlinkSocket
-from weft.adapters.linux.netns import Namespace
-from weft.adapters.linux.packets import Packet, parse_packet
-from weft.adapters.linux.wire import Request
+from weft.kernel.netlink import codec
+from weft.kernel.netlink.codec import Request
+from weft.kernel.netlink.socket import NETFILTER, NetlinkSocket
+from weft.kernel.netns import Namespace
+from weft.kernel.packet_headers import Packet, parse_packet
 
 _SUBSYSTEM = 4
 _PACKET, _CONFIG = (_SUBSYSTEM << 8 | number for number in (0, 1))
@@ -49,11 +49,11 @@ class PacketLog:
     def __init__(self, group: int, *, namespace: Namespace) -> None:
         """`Refused` when somebody else hears the group already."""
         self._netlink = NetlinkSocket(NETFILTER, namespace=namespace)
-        header = _HEADER.pack(wire.AF_UNSPEC, 0, group)
+        header = _HEADER.pack(codec.AF_UNSPEC, 0, group)
         settings = (
-            wire.u8(_COMMAND, _BIND),
-            wire.attribute(_MODE, _COPY.pack(_COPIED_BYTES, _COPY_PACKET)),
-            wire.be32(_GATHERING, _GATHERING_TIME),
+            codec.u8(_COMMAND, _BIND),
+            codec.attribute(_MODE, _COPY.pack(_COPIED_BYTES, _COPY_PACKET)),
+            codec.be32(_GATHERING, _GATHERING_TIME),
         )
         try:
             self._netlink.send_batch(
@@ -75,13 +75,13 @@ class PacketLog:
 
 def parse_told(payload: bytes) -> Told:
     """A packet out of the kernel's message."""
-    wire.unpack_header(_HEADER, payload)
-    found = wire.attributes(payload, _HEADER.size)
+    codec.unpack_header(_HEADER, payload)
+    found = codec.attributes(payload, _HEADER.size)
     return Told(
         packet=parse_packet(found.get(_PAYLOAD, b"")),
-        mark=wire.to_big_number(found.get(_MARK)),
-        came_by=wire.to_big_number(found.get(_INPUT_PORT) or found.get(_INPUT)),
-        leaves_by=wire.to_big_number(found.get(_OUTPUT_PORT) or found.get(_OUTPUT)),
+        mark=codec.to_big_number(found.get(_MARK)),
+        came_by=codec.to_big_number(found.get(_INPUT_PORT) or found.get(_INPUT)),
+        leaves_by=codec.to_big_number(found.get(_OUTPUT_PORT) or found.get(_OUTPUT)),
         at=_to_time(found.get(_TIME)),
     )
 
@@ -90,5 +90,5 @@ def _to_time(data: bytes | None) -> float:
     """The kernel does not always say; then it was a moment ago."""
     if data is None:
         return time.time()
-    seconds, microseconds = wire.unpack_header(_TIMESTAMP, data)
+    seconds, microseconds = codec.unpack_header(_TIMESTAMP, data)
     return seconds + microseconds / 1e6

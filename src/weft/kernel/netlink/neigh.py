@@ -11,10 +11,10 @@ import struct
 
 import msgspec
 
-from weft.adapters.linux import wire
-from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.wire import AF, AF_BRIDGE, AF_INET, AF_INET6, APPEND, CREATE, REPLACE, Request
 from weft.domain.addresses import Address
+from weft.kernel.netlink import codec
+from weft.kernel.netlink.codec import AF, AF_BRIDGE, AF_INET, AF_INET6, APPEND, CREATE, REPLACE, Request
+from weft.kernel.netlink.socket import NetlinkSocket
 
 _NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
 _HEADER = struct.Struct("=BxxxiHBB")  # family, device, state, flags, kind
@@ -110,29 +110,29 @@ def read_forwardings(netlink: NetlinkSocket) -> list[Forwarding]:
 
 def parse_neighbour(payload: bytes) -> Neighbour | None:
     """A neighbour, or nothing when it is not permanent."""
-    _, link, state, _, _ = wire.unpack_header(_HEADER, payload)
-    found = wire.attributes(payload, _HEADER.size)
+    _, link, state, _, _ = codec.unpack_header(_HEADER, payload)
+    found = codec.attributes(payload, _HEADER.size)
     if not state & _PERMANENT or _MAC not in found:
         return None
-    return Neighbour(link=link, address=wire.to_address(found.get(_ADDRESS, b"")), mac=wire.to_mac(found[_MAC]))
+    return Neighbour(link=link, address=codec.to_address(found.get(_ADDRESS, b"")), mac=codec.to_mac(found[_MAC]))
 
 
 def parse_proxy(payload: bytes) -> Proxy:
-    _, link, _, _, _ = wire.unpack_header(_HEADER, payload)
-    found = wire.attributes(payload, _HEADER.size)
-    return Proxy(link=link, address=wire.to_address(found.get(_ADDRESS, b"")))
+    _, link, _, _, _ = codec.unpack_header(_HEADER, payload)
+    found = codec.attributes(payload, _HEADER.size)
+    return Proxy(link=link, address=codec.to_address(found.get(_ADDRESS, b"")))
 
 
 def parse_forwarding(payload: bytes) -> Forwarding | None:
     """An entry, or nothing when it was learnt or is about a device's own MAC."""
-    _, link, state, flags, _ = wire.unpack_header(_HEADER, payload)
-    found = wire.attributes(payload, _HEADER.size)
-    remote = wire.to_address(found[_ADDRESS]) if _ADDRESS in found else None
+    _, link, state, flags, _ = codec.unpack_header(_HEADER, payload)
+    found = codec.attributes(payload, _HEADER.size)
+    remote = codec.to_address(found[_ADDRESS]) if _ADDRESS in found else None
     if remote is None and (_MASTER not in found or flags & _SELF or state != _NO_ARP):
         return None
     if remote is not None and not state & _PERMANENT:
         return None
-    return Forwarding(link=link, mac=wire.to_mac(found.get(_MAC)), remote=remote)
+    return Forwarding(link=link, mac=codec.to_mac(found.get(_MAC)), remote=remote)
 
 
 def _read(netlink: NetlinkSocket, *, flags: int) -> list[bytes]:
@@ -146,21 +146,21 @@ def _read(netlink: NetlinkSocket, *, flags: int) -> list[bytes]:
 def _encode_neighbour(neighbour: Neighbour) -> bytes:
     return (
         _HEADER.pack(AF[neighbour.address.family], neighbour.link, _PERMANENT, 0, 0)
-        + wire.address(_ADDRESS, neighbour.address)
-        + wire.mac(_MAC, neighbour.mac)
+        + codec.address(_ADDRESS, neighbour.address)
+        + codec.mac(_MAC, neighbour.mac)
     )
 
 
 def _encode_proxy(proxy: Proxy) -> bytes:
     header = _HEADER.pack(AF[proxy.address.family], proxy.link, _PERMANENT, _PROXY, 0)
-    return header + wire.address(_ADDRESS, proxy.address)
+    return header + codec.address(_ADDRESS, proxy.address)
 
 
 def _encode_forwarding(entry: Forwarding) -> bytes:
     if entry.remote is None:
-        return _HEADER.pack(AF_BRIDGE, entry.link, _NO_ARP, _ON_MASTER, 0) + wire.mac(_MAC, entry.mac)
+        return _HEADER.pack(AF_BRIDGE, entry.link, _NO_ARP, _ON_MASTER, 0) + codec.mac(_MAC, entry.mac)
     return (
         _HEADER.pack(AF_BRIDGE, entry.link, _NO_ARP | _PERMANENT, _SELF, 0)
-        + wire.mac(_MAC, entry.mac)
-        + wire.address(_ADDRESS, entry.remote)
+        + codec.mac(_MAC, entry.mac)
+        + codec.address(_ADDRESS, entry.remote)
     )

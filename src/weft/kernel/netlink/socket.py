@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from weft.adapters.linux.netns import Namespace
-from weft.adapters.linux.wire import ACK, DUMP, HEADER, Message, Request, attributes, messages, to_text, unpack_header
 from weft.domain.errors import DatapathFault
+from weft.kernel.netlink.codec import ACK, DUMP, HEADER, Message, Request, attributes, messages, to_text, unpack_header
+from weft.kernel.netns import Namespace
 
 ROUTE, NETFILTER = 0, 12
 

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
-from weft.adapters.linux import wire
-from weft.adapters.linux.netlink import NetlinkSocket, Refused
-from weft.adapters.linux.wire import AF, Request
 from weft.domain.addresses import Address
+from weft.kernel.netlink import codec
+from weft.kernel.netlink.codec import AF, Request
+from weft.kernel.netlink.socket import NetlinkSocket, Refused
 
 _SUBSYSTEM = 1
 _GET, _DELETE = (_SUBSYSTEM << 8 | number for number in (1, 2))
@@ -123,15 +123,15 @@ def read_connections(netlink: NetlinkSocket, *, family: int) -> list[Connection]
 
 def parse_connection(payload: bytes) -> Connection:
     """A connection out of the kernel's description."""
-    number, _, _ = wire.unpack_header(_HEADER, payload)
-    found = wire.attributes(payload, _HEADER.size)
-    family = wire.to_family(number)
+    number, _, _ = codec.unpack_header(_HEADER, payload)
+    found = codec.attributes(payload, _HEADER.size)
+    family = codec.to_family(number)
     original = found.get(_ORIGINAL, b"")
     return Connection(
         original=_parse_direction(original, family),
         reply=_parse_direction(found.get(_REPLY, b""), family),
-        handle=wire.nest(_ORIGINAL, original)
-        + b"".join(wire.attribute(kind, found[kind]) for kind in (_ID, _ZONE) if kind in found),
+        handle=codec.nest(_ORIGINAL, original)
+        + b"".join(codec.attribute(kind, found[kind]) for kind in (_ID, _ZONE) if kind in found),
     )
 
 
@@ -142,18 +142,18 @@ def encode_filter(pattern: Pattern) -> bytes:
     for kind, direction in ((_ORIGINAL, pattern.original), (_REPLY, pattern.reply)):
         addresses, by_address = _encode_addresses(direction)
         protocol, by_protocol = _encode_protocol(direction)
-        directions += wire.nest(kind, wire.nest(_ADDRESSES, addresses), wire.nest(_PROTOCOL, protocol))
-        flags += wire.u32(kind, by_address | by_protocol)
-    return directions + wire.nest(_FILTER, flags)
+        directions += codec.nest(kind, codec.nest(_ADDRESSES, addresses), codec.nest(_PROTOCOL, protocol))
+        flags += codec.u32(kind, by_address | by_protocol)
+    return directions + codec.nest(_FILTER, flags)
 
 
 def _encode_addresses(direction: Direction) -> tuple[bytes, int]:
     data, flags = b"", 0
     if direction.source is not None:
-        data += wire.address(_SOURCE[direction.source.family], direction.source)
+        data += codec.address(_SOURCE[direction.source.family], direction.source)
         flags |= _BY_SOURCE
     if direction.destination is not None:
-        data += wire.address(_DESTINATION[direction.destination.family], direction.destination)
+        data += codec.address(_DESTINATION[direction.destination.family], direction.destination)
         flags |= _BY_DESTINATION
     return data, flags
 
@@ -161,25 +161,25 @@ def _encode_addresses(direction: Direction) -> tuple[bytes, int]:
 def _encode_protocol(direction: Direction) -> tuple[bytes, int]:
     data, flags = b"", 0
     if direction.protocol:
-        data += wire.u8(_NUMBER, direction.protocol)
+        data += codec.u8(_NUMBER, direction.protocol)
         flags |= _BY_PROTOCOL
     if direction.source_port:
-        data += wire.be16(_SOURCE_PORT, direction.source_port)
+        data += codec.be16(_SOURCE_PORT, direction.source_port)
         flags |= _BY_SOURCE_PORT
     if direction.destination_port:
-        data += wire.be16(_DESTINATION_PORT, direction.destination_port)
+        data += codec.be16(_DESTINATION_PORT, direction.destination_port)
         flags |= _BY_DESTINATION_PORT
     return data, flags
 
 
 def _parse_direction(data: bytes, family: int) -> Direction:
-    found = wire.attributes(data)
-    addresses = wire.attributes(found.get(_ADDRESSES, b""))
-    protocol = wire.attributes(found.get(_PROTOCOL, b""))
+    found = codec.attributes(data)
+    addresses = codec.attributes(found.get(_ADDRESSES, b""))
+    protocol = codec.attributes(found.get(_PROTOCOL, b""))
     return Direction(
-        source=wire.to_address(addresses.get(_SOURCE[family], b"")),
-        destination=wire.to_address(addresses.get(_DESTINATION[family], b"")),
-        protocol=wire.to_number(protocol.get(_NUMBER)),
-        source_port=wire.to_big_number(protocol.get(_SOURCE_PORT)),
-        destination_port=wire.to_big_number(protocol.get(_DESTINATION_PORT)),
+        source=codec.to_address(addresses.get(_SOURCE[family], b"")),
+        destination=codec.to_address(addresses.get(_DESTINATION[family], b"")),
+        protocol=codec.to_number(protocol.get(_NUMBER)),
+        source_port=codec.to_big_number(protocol.get(_SOURCE_PORT)),
+        destination_port=codec.to_big_number(protocol.get(_DESTINATION_PORT)),
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from weft.adapters.linux.links import read_links
-from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.routes import read_addresses
 from weft.domain.addresses import Address
+from weft.kernel.netlink.link import read_links
+from weft.kernel.netlink.route import read_addresses
+from weft.kernel.netlink.socket import NetlinkSocket
 
 _ENCAPSULATION = {4: 50, 6: 70}
 """What vxlan adds to a packet, by the underlay's family."""

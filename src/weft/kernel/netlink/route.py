@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from weft.adapters.linux import wire
-from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.wire import AF, AF_INET, AF_INET6, CREATE, EXCLUSIVE, REPLACE, Request
 from weft.domain.addresses import BITS, Address
+from weft.kernel.netlink import codec
+from weft.kernel.netlink.codec import AF, AF_INET, AF_INET6, CREATE, EXCLUSIVE, REPLACE, Request
+from weft.kernel.netlink.socket import NetlinkSocket
 
 OURS: Final = 87
 """Who made a route or a rule: in the kernel's words, its *protocol*. No routing daemon uses this number."""
@@ -145,7 +145,7 @@ def drop_rule(rule: Rule) -> Request:
 
 def read_addresses(netlink: NetlinkSocket, *, link: int) -> list[LinkAddress]:
     """All addresses of a device, also those which the kernel gave it by itself; none when there is no such device."""
-    payload = _ADDRESS_HEADER.pack(wire.AF_UNSPEC, 0, 0, 0, link)
+    payload = _ADDRESS_HEADER.pack(codec.AF_UNSPEC, 0, 0, 0, link)
     return [parse_address(answer) for answer in netlink.dump(Request(_GETADDR, 0, payload, "read", "addresses", _GONE))]
 
 
@@ -171,67 +171,67 @@ def read_rules(netlink: NetlinkSocket) -> list[Rule]:
 
 
 def parse_address(payload: bytes) -> LinkAddress:
-    _, length, _, _, link = wire.unpack_header(_ADDRESS_HEADER, payload)
-    found = wire.attributes(payload, _ADDRESS_HEADER.size)
+    _, length, _, _, link = codec.unpack_header(_ADDRESS_HEADER, payload)
+    found = codec.attributes(payload, _ADDRESS_HEADER.size)
     own = found.get(_OWN_ADDRESS) or found.get(_PEER_ADDRESS, b"")
-    flags = wire.to_number(found.get(_ADDRESS_FLAGS))
+    flags = codec.to_number(found.get(_ADDRESS_FLAGS))
     return LinkAddress(
-        link=link, prefix=Prefix(wire.to_address(own), length), prefix_route=not flags & _NO_PREFIX_ROUTE
+        link=link, prefix=Prefix(codec.to_address(own), length), prefix_route=not flags & _NO_PREFIX_ROUTE
     )
 
 
 def parse_route(payload: bytes) -> Route:
-    number, length, _, _, table, _, _, kind, flags = wire.unpack_header(_ROUTE_HEADER, payload)
-    found = wire.attributes(payload, _ROUTE_HEADER.size)
-    family = wire.to_family(number)
-    metric = wire.to_number(found.get(_METRIC))
+    number, length, _, _, table, _, _, kind, flags = codec.unpack_header(_ROUTE_HEADER, payload)
+    found = codec.attributes(payload, _ROUTE_HEADER.size)
+    family = codec.to_family(number)
+    metric = codec.to_number(found.get(_METRIC))
     return Route(
-        to=Prefix(wire.to_address(found[_TO]) if _TO in found else Address(family, 0), length),
+        to=Prefix(codec.to_address(found[_TO]) if _TO in found else Address(family, 0), length),
         # In v6 a route to nowhere leads to the loopback device.
-        link=wire.to_number(found.get(_DEVICE)) if kind in (UNICAST, LOCAL) else 0,
+        link=codec.to_number(found.get(_DEVICE)) if kind in (UNICAST, LOCAL) else 0,
         via=_parse_next_hop(found),
         on_link=bool(flags & _ON_LINK),
-        source=wire.to_address(found[_SOURCE]) if _SOURCE in found else None,
-        table=wire.to_number(found.get(_TABLE)) or table,
+        source=codec.to_address(found[_SOURCE]) if _SOURCE in found else None,
+        table=codec.to_number(found.get(_TABLE)) or table,
         metric=0 if family == 6 and metric == _V6_METRIC else metric,
-        mtu=wire.to_number(wire.attributes(found.get(_METRICS, b"")).get(_METRICS_MTU)),
+        mtu=codec.to_number(codec.attributes(found.get(_METRICS, b"")).get(_METRICS_MTU)),
         kind=kind,
     )
 
 
 def parse_rule(payload: bytes) -> Rule | None:
     """A rule, or nothing when it is not one of ours."""
-    number, length, source_length, _, table, _, _ = wire.unpack_header(_RULE_HEADER, payload)
-    found = wire.attributes(payload, _RULE_HEADER.size)
-    if wire.to_number(found.get(_RULE_PROTOCOL)) != OURS:
+    number, length, source_length, _, table, _, _ = codec.unpack_header(_RULE_HEADER, payload)
+    found = codec.attributes(payload, _RULE_HEADER.size)
+    if codec.to_number(found.get(_RULE_PROTOCOL)) != OURS:
         return None
     return Rule(
-        family=wire.to_family(number),
-        priority=wire.to_number(found.get(_RULE_PRIORITY)),
-        table=wire.to_number(found.get(_RULE_TABLE)) or table,
-        input_link=wire.to_text(found.get(_RULE_INPUT)),
-        mark=wire.to_number(found.get(_RULE_MARK)),
-        mask=wire.to_number(found.get(_RULE_MASK)),
-        source=Prefix(wire.to_address(found[_RULE_SOURCE]), source_length) if _RULE_SOURCE in found else None,
-        to=Prefix(wire.to_address(found[_RULE_TO]), length) if _RULE_TO in found else None,
+        family=codec.to_family(number),
+        priority=codec.to_number(found.get(_RULE_PRIORITY)),
+        table=codec.to_number(found.get(_RULE_TABLE)) or table,
+        input_link=codec.to_text(found.get(_RULE_INPUT)),
+        mark=codec.to_number(found.get(_RULE_MARK)),
+        mask=codec.to_number(found.get(_RULE_MASK)),
+        source=Prefix(codec.to_address(found[_RULE_SOURCE]), source_length) if _RULE_SOURCE in found else None,
+        to=Prefix(codec.to_address(found[_RULE_TO]), length) if _RULE_TO in found else None,
     )
 
 
 def _parse_next_hop(found: dict[int, bytes]) -> Address | None:
     if _GATEWAY in found:
-        return wire.to_address(found[_GATEWAY])
-    return wire.to_address(found[_VIA][2:]) if _VIA in found else None
+        return codec.to_address(found[_GATEWAY])
+    return codec.to_address(found[_VIA][2:]) if _VIA in found else None
 
 
 def _encode_address(address: LinkAddress) -> bytes:
     own = address.prefix.address
-    packed = wire.pack_address(own)
+    packed = codec.pack_address(own)
     flags = (_NO_DETECTION if own.family == 6 else 0) | (0 if address.prefix_route else _NO_PREFIX_ROUTE)
     return (
         _ADDRESS_HEADER.pack(AF[own.family], address.prefix.length, 0, _UNIVERSE, address.link)
-        + wire.attribute(_OWN_ADDRESS, packed)
-        + wire.attribute(_PEER_ADDRESS, packed)
-        + wire.u32(_ADDRESS_FLAGS, flags)
+        + codec.attribute(_OWN_ADDRESS, packed)
+        + codec.attribute(_PEER_ADDRESS, packed)
+        + codec.u32(_ADDRESS_FLAGS, flags)
     )
 
 
@@ -245,20 +245,20 @@ def _encode_route(route: Route) -> bytes:
     # The header has room for small table numbers only; the attribute takes any.
     return (
         _ROUTE_HEADER.pack(AF[family], route.to.length, 0, 0, 0, OURS, scope, route.kind, flags)
-        + (wire.address(_TO, route.to.address) if route.to.length else b"")
-        + wire.u32(_TABLE, route.table)
-        + (wire.u32(_DEVICE, route.link) if route.link else b"")
+        + (codec.address(_TO, route.to.address) if route.to.length else b"")
+        + codec.u32(_TABLE, route.table)
+        + (codec.u32(_DEVICE, route.link) if route.link else b"")
         + (b"" if route.via is None else _next_hop(route.via, family))
-        + (b"" if route.source is None else wire.address(_SOURCE, route.source))
-        + (wire.u32(_METRIC, route.metric) if route.metric else b"")
-        + (wire.nest(_METRICS, wire.u32(_METRICS_MTU, route.mtu)) if route.mtu else b"")
+        + (b"" if route.source is None else codec.address(_SOURCE, route.source))
+        + (codec.u32(_METRIC, route.metric) if route.metric else b"")
+        + (codec.nest(_METRICS, codec.u32(_METRICS_MTU, route.mtu)) if route.mtu else b"")
     )
 
 
 def _next_hop(via: Address, family: int) -> bytes:
     if via.family == family:
-        return wire.address(_GATEWAY, via)
-    return wire.attribute(_VIA, struct.pack("=H", AF[via.family]) + wire.pack_address(via))
+        return codec.address(_GATEWAY, via)
+    return codec.attribute(_VIA, struct.pack("=H", AF[via.family]) + codec.pack_address(via))
 
 
 def _encode_rule(rule: Rule) -> bytes:
@@ -272,11 +272,11 @@ def _encode_rule(rule: Rule) -> bytes:
             _LOOK_UP,
             0,
         )
-        + wire.u32(_RULE_PRIORITY, rule.priority)
-        + wire.u32(_RULE_TABLE, rule.table)
-        + wire.u8(_RULE_PROTOCOL, OURS)
-        + (wire.text(_RULE_INPUT, rule.input_link) if rule.input_link else b"")
-        + (wire.u32(_RULE_MARK, rule.mark) + wire.u32(_RULE_MASK, rule.mask) if rule.mask else b"")
-        + (b"" if rule.source is None else wire.address(_RULE_SOURCE, rule.source.address))
-        + (b"" if rule.to is None else wire.address(_RULE_TO, rule.to.address))
+        + codec.u32(_RULE_PRIORITY, rule.priority)
+        + codec.u32(_RULE_TABLE, rule.table)
+        + codec.u8(_RULE_PROTOCOL, OURS)
+        + (codec.text(_RULE_INPUT, rule.input_link) if rule.input_link else b"")
+        + (codec.u32(_RULE_MARK, rule.mark) + codec.u32(_RULE_MASK, rule.mask) if rule.mask else b"")
+        + (b"" if rule.source is None else codec.address(_RULE_SOURCE, rule.source.address))
+        + (b"" if rule.to is None else codec.address(_RULE_TO, rule.to.address))
     )

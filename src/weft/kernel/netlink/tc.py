@@ -15,9 +15,9 @@ import struct
 
 import msgspec
 
-from weft.adapters.linux import wire
-from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.wire import CREATE, EXCLUSIVE, REPLACE, Request
+from weft.kernel.netlink import codec
+from weft.kernel.netlink.codec import CREATE, EXCLUSIVE, REPLACE, Request
+from weft.kernel.netlink.socket import NetlinkSocket
 
 _NEWQDISC, _DELQDISC, _GETQDISC = 36, 37, 38
 _NEWFILTER, _GETFILTER = 44, 46
@@ -76,13 +76,13 @@ def put_limit(limit: Limit) -> Request:
     small = min(limit.rate, _LARGEST_SMALL_RATE)
     queue = limit.burst + _room(limit.rate)
     payload = (
-        _HEADER.pack(wire.AF_UNSPEC, limit.link, _LIMIT_HANDLE, _ROOT, 0)
-        + wire.text(_KIND, "tbf")
-        + wire.nest(
+        _HEADER.pack(codec.AF_UNSPEC, limit.link, _LIMIT_HANDLE, _ROOT, 0)
+        + codec.text(_KIND, "tbf")
+        + codec.nest(
             _OPTIONS,
-            wire.attribute(_BUCKET_FORM, _BUCKET.pack(0, _ETHERNET, 0, 0, 0, small, queue, 0, 0)),
-            wire.attribute(_BUCKET_RATE, struct.pack("=Q", limit.rate)),
-            wire.u32(_BUCKET_BURST, limit.burst),
+            codec.attribute(_BUCKET_FORM, _BUCKET.pack(0, _ETHERNET, 0, 0, 0, small, queue, 0, 0)),
+            codec.attribute(_BUCKET_RATE, struct.pack("=Q", limit.rate)),
+            codec.u32(_BUCKET_BURST, limit.burst),
         )
     )
     return Request(_NEWQDISC, CREATE | REPLACE, payload, "put limit", limit)
@@ -90,24 +90,26 @@ def put_limit(limit: Limit) -> Request:
 
 def drop_limit(link: int) -> Request:
     """The device sends as fast as it can."""
-    payload = _HEADER.pack(wire.AF_UNSPEC, link, _LIMIT_HANDLE, _ROOT, 0)
+    payload = _HEADER.pack(codec.AF_UNSPEC, link, _LIMIT_HANDLE, _ROOT, 0)
     return Request(_DELQDISC, 0, payload, "drop limit of", link, _GONE)
 
 
 def put_diversion(diversion: Diversion) -> list[Request]:
     """The diversion, in place of any other of the device."""
-    entrance = _HEADER.pack(wire.AF_UNSPEC, diversion.link, _INGRESS_HANDLE, _INGRESS, 0) + wire.text(_KIND, "ingress")
+    entrance = _HEADER.pack(codec.AF_UNSPEC, diversion.link, _INGRESS_HANDLE, _INGRESS, 0) + codec.text(
+        _KIND, "ingress"
+    )
     redirection = _REDIRECTION.pack(0, 0, _STOLEN, 0, 0, _AS_SENT, diversion.into)
-    action = wire.text(_ACTION_KIND, "mirred") + wire.nest(
-        _ACTION_OPTIONS, wire.attribute(_REDIRECTION_FORM, redirection)
+    action = codec.text(_ACTION_KIND, "mirred") + codec.nest(
+        _ACTION_OPTIONS, codec.attribute(_REDIRECTION_FORM, redirection)
     )
     everything = (
-        _HEADER.pack(wire.AF_UNSPEC, diversion.link, _FILTER_HANDLE, _INGRESS_HANDLE, _FILTER_INFO)
-        + wire.text(_KIND, "u32")
-        + wire.nest(
+        _HEADER.pack(codec.AF_UNSPEC, diversion.link, _FILTER_HANDLE, _INGRESS_HANDLE, _FILTER_INFO)
+        + codec.text(_KIND, "u32")
+        + codec.nest(
             _OPTIONS,
-            wire.attribute(_FILTER_SELECTOR, _EVERYTHING),
-            wire.nest(_FILTER_ACTIONS, wire.nest(1, action)),
+            codec.attribute(_FILTER_SELECTOR, _EVERYTHING),
+            codec.nest(_FILTER_ACTIONS, codec.nest(1, action)),
         )
     )
     return [
@@ -118,7 +120,7 @@ def put_diversion(diversion: Diversion) -> list[Request]:
 
 def drop_diversion(link: int) -> Request:
     """What comes in by the device is diverted no more; what was, is on its way."""
-    payload = _HEADER.pack(wire.AF_UNSPEC, link, _INGRESS_HANDLE, _INGRESS, 0)
+    payload = _HEADER.pack(codec.AF_UNSPEC, link, _INGRESS_HANDLE, _INGRESS, 0)
     return Request(_DELQDISC, 0, payload, "close the entrance of", link, _GONE)
 
 
@@ -132,16 +134,16 @@ def read_diversions(netlink: NetlinkSocket) -> list[Diversion]:
     """All our diversions; into link 0 where the other device is gone, so that packets go nowhere."""
     found: list[Diversion | None] = []
     for answer in _read_queues(netlink):
-        _, link, handle, _, _ = wire.unpack_header(_HEADER, answer)
+        _, link, handle, _, _ = codec.unpack_header(_HEADER, answer)
         if handle == _INGRESS_HANDLE:
-            question = _HEADER.pack(wire.AF_UNSPEC, link, 0, _INGRESS_HANDLE, 0)
+            question = _HEADER.pack(codec.AF_UNSPEC, link, 0, _INGRESS_HANDLE, 0)
             request = Request(_GETFILTER, 0, question, "read diversion of", link, _GONE)
             found += map(parse_diversion, netlink.dump(request))
     return [diversion for diversion in found if diversion is not None]
 
 
 def _read_queues(netlink: NetlinkSocket) -> list[bytes]:
-    return netlink.dump(Request(_GETQDISC, 0, _HEADER.pack(wire.AF_UNSPEC, 0, 0, 0, 0), "read", "queues"))
+    return netlink.dump(Request(_GETQDISC, 0, _HEADER.pack(codec.AF_UNSPEC, 0, 0, 0, 0), "read", "queues"))
 
 
 def parse_limit(payload: bytes) -> Limit | None:
@@ -149,28 +151,28 @@ def parse_limit(payload: bytes) -> Limit | None:
 
     The kernel tells a burst as a rounded time only. The queue's length, which was made from it, is exact.
     """
-    _, link, handle, parent, _ = wire.unpack_header(_HEADER, payload)
-    found = wire.attributes(payload, _HEADER.size)
-    if handle != _LIMIT_HANDLE or parent != _ROOT or wire.to_text(found.get(_KIND)) != "tbf":
+    _, link, handle, parent, _ = codec.unpack_header(_HEADER, payload)
+    found = codec.attributes(payload, _HEADER.size)
+    if handle != _LIMIT_HANDLE or parent != _ROOT or codec.to_text(found.get(_KIND)) != "tbf":
         return None
-    options = wire.attributes(found.get(_OPTIONS, b""))
-    _, _, _, _, _, small, queue, _, _ = wire.unpack_header(_BUCKET, options.get(_BUCKET_FORM, b""))
-    rate = wire.to_number(options.get(_BUCKET_RATE)) or small
+    options = codec.attributes(found.get(_OPTIONS, b""))
+    _, _, _, _, _, small, queue, _, _ = codec.unpack_header(_BUCKET, options.get(_BUCKET_FORM, b""))
+    rate = codec.to_number(options.get(_BUCKET_RATE)) or small
     return Limit(link=link, rate=rate, burst=queue - _room(rate))
 
 
 def parse_diversion(payload: bytes) -> Diversion | None:
     """A diversion, or nothing when the filter is not the one that we put."""
-    _, link, handle, _, _ = wire.unpack_header(_HEADER, payload)
-    found = wire.attributes(payload, _HEADER.size)
-    if handle != _FILTER_HANDLE or wire.to_text(found.get(_KIND)) != "u32":
+    _, link, handle, _, _ = codec.unpack_header(_HEADER, payload)
+    found = codec.attributes(payload, _HEADER.size)
+    if handle != _FILTER_HANDLE or codec.to_text(found.get(_KIND)) != "u32":
         return None
-    options = wire.attributes(found.get(_OPTIONS, b""))
-    first = wire.attributes(wire.attributes(options.get(_FILTER_ACTIONS, b"")).get(1, b""))
-    form = wire.attributes(first.get(_ACTION_OPTIONS, b"")).get(_REDIRECTION_FORM)
+    options = codec.attributes(found.get(_OPTIONS, b""))
+    first = codec.attributes(codec.attributes(options.get(_FILTER_ACTIONS, b"")).get(1, b""))
+    form = codec.attributes(first.get(_ACTION_OPTIONS, b"")).get(_REDIRECTION_FORM)
     if form is None:
         return None
-    *_, how, into = wire.unpack_header(_REDIRECTION, form)
+    *_, how, into = codec.unpack_header(_REDIRECTION, form)
     return Diversion(link=link, into=into) if how == _AS_SENT else None
 
 

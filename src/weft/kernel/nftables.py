@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import msgspec
 
-from weft.adapters.linux.netns import Namespace
 from weft.domain.errors import DatapathFault
+from weft.kernel.netns import Namespace
 
 _LIBRARY = "libnftables.so.1"
 _PROGRAM = "nft"

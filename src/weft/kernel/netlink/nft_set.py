@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.adapters.linux import wire
-from weft.adapters.linux.netlink import NetlinkSocket
-from weft.adapters.linux.wire import CREATE, Request
+from weft.kernel.netlink import codec
+from weft.kernel.netlink.codec import CREATE, Request
+from weft.kernel.netlink.socket import NetlinkSocket
 
 INET, IPV4, NETDEV, BRIDGE, IPV6 = 1, 2, 5, 7, 10
 DROP, ACCEPT, CONTINUE, JUMP, GOTO, RETURN = 0, 1, -1, -3, -4, -5
@@ -36,12 +36,12 @@ _VALUE, _VERDICT = 1, 2
 _CODE, _CHAIN = 1, 2
 _COUNTED_LEAST = 56  # bytes of an element with a counter, besides its key
 _STATE_DATA, _OCTETS, _PACKETS = 2, 1, 2
-_NUMBER_HEADS = tuple(wire.attribute(kind, bytes(8))[:4] for kind in (_OCTETS, _PACKETS))
+_NUMBER_HEADS = tuple(codec.attribute(kind, bytes(8))[:4] for kind in (_OCTETS, _PACKETS))
 _INTERFACE_BYTES = 16
 _GONE = frozenset({errno.ENOENT})
 _LIST_BYTES = 60_000  # an attribute's length is a 16-bit number
 
-_FRAME = _HEADER.pack(wire.AF_UNSPEC, 0, SUBSYSTEM)
+_FRAME = _HEADER.pack(codec.AF_UNSPEC, 0, SUBSYSTEM)
 _BEGIN = Request(_BATCH_BEGIN, 0, _FRAME, "change", "nf_tables")
 _END = Request(_BATCH_END, 0, _FRAME, "change", "nf_tables")
 
@@ -124,9 +124,9 @@ def read_elements(netlink: NetlinkSocket, target: SetName) -> list[Element]:
 
 def parse_elements(payload: bytes) -> Iterator[Element]:
     """The elements out of one message."""
-    wire.unpack_header(_HEADER, payload)
-    elements = wire.attributes(payload, _HEADER.size).get(_ELEMENTS, b"")
-    return (_parse_element(data) for _, data in wire.attribute_list(elements))
+    codec.unpack_header(_HEADER, payload)
+    elements = codec.attributes(payload, _HEADER.size).get(_ELEMENTS, b"")
+    return (_parse_element(data) for _, data in codec.attribute_list(elements))
 
 
 def has_set(netlink: NetlinkSocket, target: SetName) -> bool:
@@ -137,7 +137,7 @@ def has_set(netlink: NetlinkSocket, target: SetName) -> bool:
 def read_generation(netlink: NetlinkSocket) -> int:
     """A number that every transaction in the namespace, whoever makes it, increases by one."""
     answer = netlink.get(Request(_GET_GENERATION, 0, _FRAME, "read", "the generation of nf_tables"))
-    return wire.to_big_number(wire.attributes(answer or b"", _HEADER.size).get(_GENERATION))
+    return codec.to_big_number(codec.attributes(answer or b"", _HEADER.size).get(_GENERATION))
 
 
 class Count(NamedTuple):
@@ -155,8 +155,8 @@ def read_counts(netlink: NetlinkSocket, target: SetName) -> dict[bytes, Count]:
 
 def parse_counts(payload: bytes) -> Iterable[tuple[bytes, Count]]:
     """Keys and counts out of one message."""
-    wire.unpack_header(_HEADER, payload)
-    elements = wire.attributes(payload, _HEADER.size).get(_ELEMENTS, b"")
+    codec.unpack_header(_HEADER, payload)
+    elements = codec.attributes(payload, _HEADER.size).get(_ELEMENTS, b"")
     return _parse_alike(elements) or _parse_counts(elements)
 
 
@@ -177,16 +177,16 @@ def _parse_alike(elements: bytes) -> list[tuple[bytes, Count]]:
 
 
 def _parse_counts(elements: bytes) -> Iterator[tuple[bytes, Count]]:
-    for _, data in wire.attribute_list(elements):
-        found = wire.attributes(data)
-        counter = wire.attributes(wire.attributes(found.get(_STATE, b"")).get(_STATE_DATA, b""))
-        packets, octets = (wire.to_big_number(counter.get(kind)) for kind in (_PACKETS, _OCTETS))
+    for _, data in codec.attribute_list(elements):
+        found = codec.attributes(data)
+        counter = codec.attributes(codec.attributes(found.get(_STATE, b"")).get(_STATE_DATA, b""))
+        packets, octets = (codec.to_big_number(counter.get(kind)) for kind in (_PACKETS, _OCTETS))
         yield _parse_value(found.get(_KEY, b"")), Count(packets, octets)
 
 
 def _parse_element(data: bytes) -> Element:
-    found = wire.attributes(data)
-    content = wire.attributes(found.get(_DATA, b""))
+    found = codec.attributes(data)
+    content = codec.attributes(found.get(_DATA, b""))
     return Element(
         key=_parse_value(found.get(_KEY, b"")),
         value=content.get(_VALUE, b""),
@@ -195,13 +195,13 @@ def _parse_element(data: bytes) -> Element:
 
 
 def _parse_value(data: bytes) -> bytes:
-    return wire.attributes(data).get(_VALUE, b"")
+    return codec.attributes(data).get(_VALUE, b"")
 
 
 def _parse_verdict(data: bytes) -> Verdict:
-    found = wire.attributes(data)
+    found = codec.attributes(data)
     code = int.from_bytes(found.get(_CODE, b""), "big", signed=True)
-    return Verdict(code, wire.to_text(found.get(_CHAIN)))
+    return Verdict(code, codec.to_text(found.get(_CHAIN)))
 
 
 def _lists(target: SetName, elements: Iterable[Element]) -> Iterator[bytes]:
@@ -212,32 +212,32 @@ def _lists(target: SetName, elements: Iterable[Element]) -> Iterator[bytes]:
     for element in elements:
         data = _encode_element(element)
         if size + len(data) > _LIST_BYTES:
-            yield name + wire.nest(_ELEMENTS, *batch)
+            yield name + codec.nest(_ELEMENTS, *batch)
             batch, size = [], 0
         batch.append(data)
         size += len(data)
     if batch:
-        yield name + wire.nest(_ELEMENTS, *batch)
+        yield name + codec.nest(_ELEMENTS, *batch)
 
 
 def _name(target: SetName) -> bytes:
-    return table_header(target.family, target.table) + wire.text(_SET, target.name)
+    return table_header(target.family, target.table) + codec.text(_SET, target.name)
 
 
 def table_header(family: int, table: str) -> bytes:
     """What every message about a part of a table begins with."""
-    return _HEADER.pack(family, 0, 0) + wire.text(_TABLE, table)
+    return _HEADER.pack(family, 0, 0) + codec.text(_TABLE, table)
 
 
 def _encode_element(element: Element) -> bytes:
-    data = wire.nested(_KEY, _VALUE, element.key)
+    data = codec.nested(_KEY, _VALUE, element.key)
     if element.value:
-        data += wire.nested(_DATA, _VALUE, element.value)
+        data += codec.nested(_DATA, _VALUE, element.value)
     if element.verdict is not None:
-        data += wire.nest(_DATA, verdict_data(element.verdict.code, element.verdict.chain))
-    return wire.nest(_ELEMENT, data)
+        data += codec.nest(_DATA, verdict_data(element.verdict.code, element.verdict.chain))
+    return codec.nest(_ELEMENT, data)
 
 
 def verdict_data(code: int, chain: str = "") -> bytes:
     """A verdict as the value of an element or of an expression."""
-    return wire.nest(_VERDICT, wire.be32(_CODE, code), wire.text(_CHAIN, chain) if chain else b"")
+    return codec.nest(_VERDICT, codec.be32(_CODE, code), codec.text(_CHAIN, chain) if chain else b"")
