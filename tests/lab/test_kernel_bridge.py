@@ -9,7 +9,7 @@ import subprocess
 import msgspec
 import pytest
 
-from weft.adapters.linux.bridging import BRIDGE_SYSCTLS
+from weft.adapters.netns.nft.bridge_filter import BRIDGE_SYSCTLS
 from weft.domain.addresses import Address
 from weft.domain.diff import Difference
 from weft.domain.nodeview import Gateway

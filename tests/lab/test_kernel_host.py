@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from weft.adapters.linux.host_rules import HostSurroundings
-from weft.adapters.linux.host_side import HostSide, host_link_name
-from weft.adapters.linux.space import TenantSpace
-from weft.adapters.linux.survey import foreign_drops
+from weft.adapters.netns.diagnostics import foreign_drops
+from weft.adapters.netns.host.network import HostSide, host_link_name
+from weft.adapters.netns.host.ruleset import HostSurroundings
+from weft.adapters.netns.tenant_netns import TenantSpace
 from weft.domain.addresses import Address, Range, parse_address, parse_subnet_v4
 from weft.domain.hosting.parts import Door, Ground, HostLink, HostPort, NodePort, Reach
 from weft.domain.ids import TenantName

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weft.adapters.linux.judging import UNJUDGED
+from weft.adapters.netns.nft.policy_chains import UNJUDGED
 from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.policy.parts import REFUSES, STRANGER, Where, Who
 from weft.domain.policy.protocols import ICMP, ICMPV6, TCP, UDP

@@ -11,8 +11,8 @@ import subprocess
 
 import pytest
 
-from weft.adapters.linux.entries import Entry
-from weft.adapters.linux.policy import entries_of
+from weft.adapters.netns.nft.entries import Entry
+from weft.adapters.netns.nft.policy_maps import entries_of
 from weft.domain.addresses import Address, Range
 from weft.domain.diff import Difference
 from weft.domain.policy.parts import REFUSES, WORKLOAD, PolicyPart, Row, Tally, Where, Who

@@ -16,8 +16,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from weft.adapters.linux import table
-from weft.adapters.linux.services import service_entries
+from weft.adapters.netns.nft import table
+from weft.adapters.netns.nft.service_maps import service_entries
 from weft.domain.addresses import Address, parse_address
 from weft.domain.balancing.parts import Front
 from weft.domain.balancing.table import BalancingTable, Target, pool_of

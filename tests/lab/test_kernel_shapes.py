@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from weft.adapters.linux.facts import REAPED_GROUP
-from weft.adapters.linux.ruleset import TABLE
-from weft.adapters.linux.shapes import Shapes
+from weft.adapters.netns.kernel_state import REAPED_GROUP
+from weft.adapters.netns.nft.base import TABLE
+from weft.adapters.netns.qos.qos import Shapes
 from weft.domain.addresses import parse_address
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Shape

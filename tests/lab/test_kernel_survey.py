@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weft.adapters.linux.space import TenantSpace
-from weft.adapters.linux.survey import foreign_drops, probe_kernel, probe_macvlan, survey_space
+from weft.adapters.netns.diagnostics import foreign_drops, probe_kernel, probe_macvlan, survey_space
+from weft.adapters.netns.tenant_netns import TenantSpace
 from weft.ctl import echo
 from weft.domain.addresses import parse_address
 from weft.domain.errors import NotFound

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.adapters.linux.datapath import LinuxDatapath
-from weft.adapters.linux.space import TenantSpace
+from weft.adapters.netns.tenant_netns import TenantSpace
 from weft.domain.addresses import BITS, Address, mac_of, parse_address
 from weft.domain.diff import Difference
 from weft.domain.ids import TenantName

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.linux.facts import overlay_mac
+from weft.adapters.netns.kernel_state import overlay_mac
 from weft.domain.addresses import Address, parse_address
 from weft.kernel.netns import Namespace
 from weft.testing import inventory, traffic

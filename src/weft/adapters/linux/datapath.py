@@ -11,15 +11,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from weft.adapters.linux import pod
-from weft.adapters.linux.facts import PORT_MAC, REAPED_GROUP
-from weft.adapters.linux.host_rules import HostSurroundings
-from weft.adapters.linux.host_side import HostSide
-from weft.adapters.linux.services import read_uses
-from weft.adapters.linux.space import TenantSpace
-from weft.adapters.linux.survey import survey_space
-from weft.adapters.linux.telling import read_drops, tell_tallies
-from weft.adapters.linux.tools import KernelTools
+from weft.adapters.linux.drop_reader import read_drops, tell_tallies
+from weft.adapters.netns import pod_netns
+from weft.adapters.netns.diagnostics import survey_space
+from weft.adapters.netns.host.network import HostSide
+from weft.adapters.netns.host.ruleset import HostSurroundings
+from weft.adapters.netns.kernel_state import PORT_MAC, REAPED_GROUP
+from weft.adapters.netns.nft.service_maps import read_uses
+from weft.adapters.netns.tenant_netns import TenantSpace
+from weft.adapters.netns.tools import KernelTools
 from weft.domain.addresses import Address, Subnet
 from weft.domain.diff import Difference, in_turn
 from weft.domain.errors import Conflict, DatapathFault, NotFound, Unavailable, WeftError
@@ -165,9 +165,9 @@ class LinuxDatapath(KernelTools):
     def _wire(self, wiring: Wiring) -> None:
         """All that a workload needs, but for the right to speak."""
         space = self._spaces[wiring.port.tenant]
-        with pod.inside(wiring, home=self._underlay_namespace) as (namespace, inside):
+        with pod_netns.inside(wiring, home=self._underlay_namespace) as (namespace, inside):
             there = self._make_pair(space, wiring, namespace=namespace, inside=inside)
-            pod.furnish(wiring, there, namespace=namespace, inside=inside)
+            pod_netns.furnish(wiring, there, namespace=namespace, inside=inside)
             space.rouse(wiring.port, there - 1)
 
     def _admit(self, pluggings: Sequence[Plugging]) -> None:
@@ -226,8 +226,10 @@ class LinuxDatapath(KernelTools):
         if not wiring.netns:
             return
         name = f"{_LEAVING_PREFIX}{next(self._indexes)}"
-        with suppress(NotFound), pod.inside(wiring, home=self._underlay_namespace) as (_, inside), gone_is_fine():
-            inside.send_batch([*pod.farewell(wiring, there), alter_link(there, up=False), alter_link(there, name=name)])
+        with suppress(NotFound), pod_netns.inside(wiring, home=self._underlay_namespace) as (_, inside), gone_is_fine():
+            inside.send_batch(
+                [*pod_netns.farewell(wiring, there), alter_link(there, up=False), alter_link(there, name=name)]
+            )
 
     def check(self, wiring: Wiring) -> list[str]:
         space = self._spaces.get(wiring.port.tenant)
@@ -235,8 +237,8 @@ class LinuxDatapath(KernelTools):
             return [f"the space of tenant {wiring.port.tenant} is missing"]
         found = space.differences(wiring.port)
         try:
-            with pod.inside(wiring, home=self._underlay_namespace) as (_, inside):
-                found += pod.differences(wiring, inside)
+            with pod_netns.inside(wiring, home=self._underlay_namespace) as (_, inside):
+                found += pod_netns.differences(wiring, inside)
         except NotFound as error:
             found.append(error.message)
         return found

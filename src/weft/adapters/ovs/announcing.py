@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from weft.adapters.linux.facts import overlay_mac
+from weft.adapters.netns.kernel_state import overlay_mac
 from weft.domain.addresses import Address
 from weft.domain.nodeview import Part, Port, Trunk
 from weft.domain.segments import vlan_tag

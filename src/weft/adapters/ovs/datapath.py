@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from weft.adapters.linux.facts import overlay_name
-from weft.adapters.linux.host_rules import HostSurroundings
-from weft.adapters.linux.survey import probe_macvlan
-from weft.adapters.linux.tools import KernelTools
+from weft.adapters.netns.diagnostics import probe_macvlan
+from weft.adapters.netns.host.ruleset import HostSurroundings
+from weft.adapters.netns.kernel_state import overlay_name
+from weft.adapters.netns.tools import KernelTools
 from weft.adapters.ovs.announcing import voices_of
 from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
 from weft.adapters.ovs.devices import Devices, Way

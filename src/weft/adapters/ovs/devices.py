@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from weft.adapters.linux import pod
-from weft.adapters.linux.facts import REAPED_GROUP, overlay_hop_mac, overlay_mac, overlay_name
-from weft.adapters.linux.judging import OVERLAY_PREFIX, PORT_PREFIX
+from weft.adapters.netns import pod_netns
+from weft.adapters.netns.kernel_state import REAPED_GROUP, overlay_hop_mac, overlay_mac, overlay_name
+from weft.adapters.netns.nft.policy_chains import OVERLAY_PREFIX, PORT_PREFIX
 from weft.adapters.ovs.legs import LEG_PREFIX
 from weft.adapters.ovs.marks import owner_marks
 from weft.domain.addresses import Address, parse_address
@@ -93,7 +93,7 @@ class Devices:
 
     def refuse_taken(self, wiring: Wiring) -> None:
         """`Conflict` when one end's name is taken, `NotFound` when the workload's namespace is gone."""
-        with pod.inside(wiring, home=self._namespace) as (_, inside):
+        with pod_netns.inside(wiring, home=self._namespace) as (_, inside):
             if read_link(inside, wiring.interface) is not None:
                 raise Conflict(f"interface {wiring.interface} is in {wiring.netns} already", field="CNI_IFNAME")
         if read_link(self._netlink, wiring.port.interface) is not None:
@@ -146,7 +146,7 @@ class Devices:
         Whether the host end was up by now. It may be down again: the switch writes back flags that it has read before.
         One that was made in advance is still called otherwise.
         """
-        with pod.inside(wiring, home=self._namespace) as (namespace, inside):
+        with pod_netns.inside(wiring, home=self._namespace) as (namespace, inside):
             link = self._find(spare or wiring.port.interface)
             if spare:
                 self._hand_over(link, wiring)
@@ -157,7 +157,7 @@ class Devices:
             made = read_link(inside, wiring.interface)
             if made is None:
                 raise DatapathFault(f"interface {wiring.interface} is gone as soon as it was made")
-            pod.furnish(wiring, made.index, namespace=namespace, inside=inside)
+            pod_netns.furnish(wiring, made.index, namespace=namespace, inside=inside)
         return link.up
 
     def is_lonely(self, link: Link, netns: str) -> bool:
@@ -185,10 +185,10 @@ class Devices:
         self.retire([link])
 
     def _free_name(self, wiring: Wiring, link: Link) -> None:
-        with suppress(NotFound, Invalid), pod.inside(wiring, home=self._namespace) as (_, inside), gone_is_fine():
+        with suppress(NotFound, Invalid), pod_netns.inside(wiring, home=self._namespace) as (_, inside), gone_is_fine():
             if there := _end_of(link, inside):
                 away = [alter_link(there, up=False), alter_link(there, name=f"{_LEAVING_PREFIX}{there}")]
-                inside.send_batch([*pod.farewell(wiring, there), *away])
+                inside.send_batch([*pod_netns.farewell(wiring, there), *away])
 
     def retire(self, links: Iterable[Link]) -> None:
         """They are as good as gone: `reap` deletes them, but those that only the switch can delete."""
@@ -213,8 +213,8 @@ class Devices:
             return [f"host end {wiring.port.interface} is missing"]
         found = [] if link.up else [f"host end {wiring.port.interface} is down"]
         try:
-            with pod.inside(wiring, home=self._namespace) as (_, inside):
-                return [*found, *pod.differences(wiring, inside)]
+            with pod_netns.inside(wiring, home=self._namespace) as (_, inside):
+                return [*found, *pod_netns.differences(wiring, inside)]
         except NotFound as error:
             return [*found, error.message]
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 
-from weft.adapters.linux.judging import REASONS
+from weft.adapters.netns.nft.policy_chains import REASONS
 from weft.adapters.ovs.actions import SetField
 from weft.adapters.ovs.flows import Flow, FlowKey
 from weft.adapters.ovs.gatherings import Gatherings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weft.adapters.linux.facts import PORT_MAC, overlay_hop_mac, overlay_mac, overlay_name
-from weft.adapters.linux.judging import INVALID as OF_NO_CONNECTION
-from weft.adapters.linux.judging import ROUTER, SPOOFED
+from weft.adapters.netns.kernel_state import PORT_MAC, overlay_hop_mac, overlay_mac, overlay_name
+from weft.adapters.netns.nft.policy_chains import INVALID as OF_NO_CONNECTION
+from weft.adapters.netns.nft.policy_chains import ROUTER, SPOOFED
 from weft.adapters.ovs.actions import (
     IN_PORT,
     Action,

@@ -35,7 +35,7 @@ class Ground(msgspec.Struct, frozen=True):
 
 
 def refused(reason: int) -> tuple[Action, ...]:
-    """What becomes of a packet that is refused for a reason of our own (`weft.adapters.linux.judging`)."""
+    """What becomes of a packet that is refused for a reason of our own (`weft.adapters.netns.nft.policy_chains`)."""
     return SetField(OUTCOME, reason), Tell()
 
 

@@ -7,7 +7,7 @@ what comes from our devices, by their names. Where the kernel forwards for the s
 
 from __future__ import annotations
 
-from weft.adapters.linux.judging import OVERLAY_PREFIX, PORT_PREFIX
+from weft.adapters.netns.nft.policy_chains import OVERLAY_PREFIX, PORT_PREFIX
 from weft.adapters.ovs.legs import LEG_PREFIX
 
 _TABLE = "weft_ovs"

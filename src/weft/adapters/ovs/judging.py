@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.adapters.linux.judging import NOT_READY, TRANSIT, UNJUDGED, UNKNOWN
+from weft.adapters.netns.nft.policy_chains import NOT_READY, TRANSIT, UNJUDGED, UNKNOWN
 from weft.adapters.ovs.actions import Action, Move, SetField, Tell
 from weft.adapters.ovs.fields import IS_LATER_PIECE, match
 from weft.adapters.ovs.flows import Flow

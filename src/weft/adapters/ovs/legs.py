@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from weft.adapters.linux.judging import BETWEEN, SPOOFED
+from weft.adapters.netns.nft.policy_chains import BETWEEN, SPOOFED
 from weft.adapters.ovs.actions import Action, SetField
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow

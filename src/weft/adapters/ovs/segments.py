@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weft.adapters.linux.facts import overlay_mac
-from weft.adapters.linux.judging import BETWEEN
-from weft.adapters.linux.voices import link_local
+from weft.adapters.netns.kernel_state import overlay_mac
+from weft.adapters.netns.nft.anti_spoofing import link_local
+from weft.adapters.netns.nft.policy_chains import BETWEEN
 from weft.adapters.ovs.actions import Action, Output, PopVlan, SetField
 from weft.adapters.ovs.fields import match
 from weft.adapters.ovs.flows import Flow

@@ -15,11 +15,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from weft.adapters.linux.facts import PORT_MAC, overlay_name
-from weft.adapters.linux.host_rules import HostSurroundings
-from weft.adapters.linux.host_side import HostSide
-from weft.adapters.linux.services import read_uses
-from weft.adapters.linux.space import TenantSpace
+from weft.adapters.netns.host.network import HostSide
+from weft.adapters.netns.host.ruleset import HostSurroundings
+from weft.adapters.netns.kernel_state import PORT_MAC, overlay_name
+from weft.adapters.netns.nft.service_maps import read_uses
+from weft.adapters.netns.tenant_netns import TenantSpace
 from weft.adapters.ovs.ground import prefix_of
 from weft.adapters.ovs.legs import LEG_PREFIX, far_leg, near_leg
 from weft.domain.addresses import Address

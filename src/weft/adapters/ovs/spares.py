@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from weft.adapters.linux.judging import PORT_PREFIX
+from weft.adapters.netns.nft.policy_chains import PORT_PREFIX
 from weft.adapters.ovs.bridge import SPARE_MARK, SwitchBridge, SwitchPort
 from weft.adapters.ovs.devices import Devices
 from weft.ports.datapath import Wiring

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-from weft.adapters.linux.judging import REASONS
+from weft.adapters.netns.nft.policy_chains import REASONS
 from weft.adapters.ovs.bridge import TENANT_MARK, SwitchPort
 from weft.adapters.ovs.fields import decode_match, unpack
 from weft.adapters.ovs.flows import OWNER, OWNER_MASK

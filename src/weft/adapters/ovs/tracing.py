@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.adapters.linux.facts import PORT_MAC
-from weft.adapters.linux.judging import REASONS
+from weft.adapters.netns.kernel_state import PORT_MAC
+from weft.adapters.netns.nft.policy_chains import REASONS
 from weft.adapters.ovs.bridge import NAME, SwitchPort
 from weft.adapters.ovs.tables import OUTCOME, TENANT
 from weft.adapters.ovs.unixctl import ask_switch

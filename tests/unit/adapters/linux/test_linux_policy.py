@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from weft.adapters.linux.entries import Entry
-from weft.adapters.linux.judging import REASONS, chains, declarations
-from weft.adapters.linux.policy import POLICY_SETS, entries_of
-from weft.adapters.linux.stamps import stamp_of, watched
-from weft.adapters.linux.ways import WAY_CHAINS
+from weft.adapters.netns.nft.entries import Entry
+from weft.adapters.netns.nft.policy_chains import REASONS, chains, declarations
+from weft.adapters.netns.nft.policy_epoch import stamp_of, watched
+from weft.adapters.netns.nft.policy_maps import POLICY_SETS, entries_of
+from weft.adapters.netns.nft.prefix_lookup import WAY_CHAINS
 from weft.domain.addresses import Range, parse_address
 from weft.domain.ids import TenantName
 from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD, PolicyPart, Row, Tally, Where, Who

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from weft.adapters.linux.bridging import STATION_SETS
-from weft.adapters.linux.entries import set_named
-from weft.adapters.linux.facts import facts_of
-from weft.adapters.linux.own_stations import OwnStations
-from weft.adapters.linux.segments import flags_of
-from weft.adapters.linux.voices import link_local, voices_of
+from weft.adapters.netns.bridge.bridges import flags_of
+from weft.adapters.netns.bridge.local_fdb import OwnStations
+from weft.adapters.netns.kernel_state import facts_of
+from weft.adapters.netns.nft.anti_spoofing import link_local, voices_of
+from weft.adapters.netns.nft.bridge_filter import STATION_SETS
+from weft.adapters.netns.nft.entries import set_named
 from weft.domain.addresses import parse_address
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Gateway, Peer, Port

@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
-from weft.adapters.linux import judging
-from weft.adapters.linux.balancing import (
+from weft.adapters.netns.nft import policy_chains
+from weft.adapters.netns.nft.entries import Entry
+from weft.adapters.netns.nft.service_chains import (
     OUTSIDE,
     SERVICE_SETS,
     Spread,
@@ -16,8 +17,7 @@ from weft.adapters.linux.balancing import (
     spread_commands,
     spread_number,
 )
-from weft.adapters.linux.entries import Entry
-from weft.adapters.linux.services import service_entries, spreads_of
+from weft.adapters.netns.nft.service_maps import service_entries, spreads_of
 from weft.domain.addresses import parse_address
 from weft.domain.balancing.parts import Backend, Front, Frontend, ServicePart, Vip
 from weft.domain.balancing.table import LONGEST_AFFINITY_S, MOST_BACKENDS
@@ -95,4 +95,4 @@ def test_every_chain_that_is_gone_to_is_there() -> None:
     targets = {after for verb, after in itertools.pairwise(words) if verb in ("goto", "jump")}
     declared = {after for verb, after in itertools.pairwise(spreads.split()) if verb == "weft"}
     assert targets <= made.keys() | declared
-    assert not made.keys() & judging.chains().keys()
+    assert not made.keys() & policy_chains.chains().keys()

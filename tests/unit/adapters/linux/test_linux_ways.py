@@ -7,7 +7,7 @@ import ipaddress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.adapters.linux.ways import Way, middle, prefixes, way_commands, ways_of
+from weft.adapters.netns.nft.prefix_lookup import Way, middle, prefixes, way_commands, ways_of
 from weft.kernel.netlink.nft_set import Element, key, mark, port, protocol
 
 PORTS = st.integers(0, 65535)

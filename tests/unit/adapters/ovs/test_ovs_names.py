@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from weft.adapters.linux.facts import overlay_hop_mac, overlay_mac, overlay_name
+from weft.adapters.netns.kernel_state import overlay_hop_mac, overlay_mac, overlay_name
 from weft.domain.addresses import parse_address
 
 ALIKE = ("10.1.11.1", "10.11.1.1", "101.1.1.1", "1.0.111.1", "10.1.1.11")

@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.adapters.linux.judging import BETWEEN
+from weft.adapters.netns.nft.policy_chains import BETWEEN
 from weft.adapters.ovs.actions import Output, PopVlan, PushVlan, SetField
 from weft.adapters.ovs.flows import Flow
 from weft.adapters.ovs.forwarding import PORT_MAC_NUMBER

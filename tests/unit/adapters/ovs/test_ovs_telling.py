@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from weft.adapters.linux.judging import SPOOFED
+from weft.adapters.netns.nft.policy_chains import SPOOFED
 from weft.adapters.ovs.bridge import TENANT_MARK, SwitchPort
 from weft.adapters.ovs.fields import encode_match, match
 from weft.adapters.ovs.flows import OWNER

@@ -8,8 +8,9 @@ what host and tenant are to each other in `hosting`, and what passes a bridge in
 
 from __future__ import annotations
 
-from weft.adapters.linux import balancing, bridging, hosting, judging
-from weft.adapters.linux.judging import (
+from weft.adapters.netns.host import nat_tenant
+from weft.adapters.netns.nft import bridge_filter, policy_chains, service_chains
+from weft.adapters.netns.nft.policy_chains import (
     BRIDGE_PREFIX,
     KNOWN,
     OVERLAY_PREFIX,
@@ -21,7 +22,7 @@ from weft.adapters.linux.judging import (
     STAMP_WATCHED,
     refusal,
 )
-from weft.adapters.linux.ways import WAY_CHAINS
+from weft.adapters.netns.nft.prefix_lookup import WAY_CHAINS
 
 TABLE = "weft"
 
@@ -64,14 +65,14 @@ _CHAINS = {
 
 def _base() -> str:
     """Declare, empty, and fill: one transaction, in which sets, maps and their counts stay as they are."""
-    chains = judging.chains() | balancing.chains() | hosting.chains() | bridging.chains() | _CHAINS
+    chains = policy_chains.chains() | service_chains.chains() | nat_tenant.chains() | bridge_filter.chains() | _CHAINS
     lines = [f"add table inet {TABLE}", f"table inet {TABLE} {{"]
     lines += [
         *_SETS,
-        *judging.declarations(),
-        *balancing.declarations(),
-        *hosting.declarations(),
-        *bridging.declarations(),
+        *policy_chains.declarations(),
+        *service_chains.declarations(),
+        *nat_tenant.declarations(),
+        *bridge_filter.declarations(),
     ]
     lines += [f"chain {name} {{ }}" for name in (KNOWN, STAMP, STAMP_WATCHED, *WAY_CHAINS)]
     lines += [f"chain {name} {{ {rules[0] if _is_hook(rules[0]) else ''} }}" for name, rules in chains.items()]

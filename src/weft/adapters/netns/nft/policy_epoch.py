@@ -10,8 +10,8 @@ more is to be asked have another stamp, that of the watched, which these hooks d
 
 from __future__ import annotations
 
-from weft.adapters.linux.judging import KNOWN, STAMP, STAMP_WATCHED, UNKNOWN_CHAINS
-from weft.adapters.linux.ruleset import TABLE
+from weft.adapters.netns.nft.base import TABLE
+from weft.adapters.netns.nft.policy_chains import KNOWN, STAMP, STAMP_WATCHED, UNKNOWN_CHAINS
 from weft.kernel.netlink import codec
 from weft.kernel.netlink.codec import APPEND, CREATE, Request
 from weft.kernel.netlink.nft_set import ACCEPT, GOTO, INET, SUBSYSTEM, mark, table_header, verdict_data

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from weft.adapters.linux.judging import INSIDE
+from weft.adapters.netns.nft.policy_chains import INSIDE
 from weft.domain.policy.protocols import PORTED, protocol_name
 
 _COUNT_BITS = 12

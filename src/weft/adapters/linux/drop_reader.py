@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from weft.adapters.linux.judging import REASONS
-from weft.adapters.linux.policy import read_tallies
-from weft.adapters.linux.space import TenantSpace
+from weft.adapters.netns.nft.policy_chains import REASONS
+from weft.adapters.netns.nft.policy_maps import read_tallies
+from weft.adapters.netns.tenant_netns import TenantSpace
 from weft.domain.ids import TenantName
 from weft.ports.datapath import Drop, Tallies
 

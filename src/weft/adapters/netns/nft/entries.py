@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from weft.adapters.linux.bridging import BRIDGE_TABLE, STATION_SETS
-from weft.adapters.linux.hosting import HOME_TABLE, HOMES
-from weft.adapters.linux.ruleset import TABLE, VOICE_SETS
+from weft.adapters.netns.host.nat_tenant import HOME_TABLE, HOMES
+from weft.adapters.netns.nft.base import TABLE, VOICE_SETS
+from weft.adapters.netns.nft.bridge_filter import BRIDGE_TABLE, STATION_SETS
 from weft.kernel.netlink.codec import Request, to_address, to_mac, to_number, to_text
 from weft.kernel.netlink.nft_set import (
     BRIDGE,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.adapters.linux.entries import Entry, set_named
-from weft.adapters.linux.judging import REASONS, map_name, policed_name
-from weft.adapters.linux.ways import middle, prefixes
+from weft.adapters.netns.nft.entries import Entry, set_named
+from weft.adapters.netns.nft.policy_chains import REASONS, map_name, policed_name
+from weft.adapters.netns.nft.prefix_lookup import middle, prefixes
 from weft.domain.addresses import BITS, Address
 from weft.domain.policy.parts import PolicyPart, Row, Tally, Where, Who
 from weft.domain.policy.rules import Direction

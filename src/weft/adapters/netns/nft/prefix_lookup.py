@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from weft.adapters.linux.judging import ADDRESS_ENDS, map_name, pair_key, ports_then
+from weft.adapters.netns.nft.policy_chains import ADDRESS_ENDS, map_name, pair_key, ports_then
 from weft.domain.addresses import BITS, Address
 from weft.domain.policy.protocols import protocol_name
 from weft.domain.policy.rules import Direction

@@ -5,15 +5,15 @@ from __future__ import annotations
 import errno
 from collections.abc import Collection, Iterable, Sequence, Set
 
-from weft.adapters.linux.balancing import SERVICE_SETS, Spread, spread_commands
-from weft.adapters.linux.bridging import BRIDGE_BASE, BRIDGE_REBUILD, SEGMENTS, STATION_SETS
-from weft.adapters.linux.entries import Entry, drop_entries, put_entries, read_entries, set_named
-from weft.adapters.linux.hosting import HOME_BASE, HOME_REBUILD, HOMES, HOST_SETS
-from weft.adapters.linux.policy import POLICY_SETS
-from weft.adapters.linux.ruleset import BASE, REBUILD, SELF_SETS, TABLE, VOICE_SETS
-from weft.adapters.linux.services import spreads_of
-from weft.adapters.linux.stamps import stamp_commands, stamp_of, stamp_requests
-from weft.adapters.linux.ways import Way, way_commands, ways_of
+from weft.adapters.netns.host.nat_tenant import HOME_BASE, HOME_REBUILD, HOMES, HOST_SETS
+from weft.adapters.netns.nft.base import BASE, REBUILD, SELF_SETS, TABLE, VOICE_SETS
+from weft.adapters.netns.nft.bridge_filter import BRIDGE_BASE, BRIDGE_REBUILD, SEGMENTS, STATION_SETS
+from weft.adapters.netns.nft.entries import Entry, drop_entries, put_entries, read_entries, set_named
+from weft.adapters.netns.nft.policy_epoch import stamp_commands, stamp_of, stamp_requests
+from weft.adapters.netns.nft.policy_maps import POLICY_SETS
+from weft.adapters.netns.nft.prefix_lookup import Way, way_commands, ways_of
+from weft.adapters.netns.nft.service_chains import SERVICE_SETS, Spread, spread_commands
+from weft.adapters.netns.nft.service_maps import spreads_of
 from weft.domain.errors import DatapathFault
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.nft_set import apply_changes, has_set, read_generation

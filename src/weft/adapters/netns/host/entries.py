@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.adapters.linux.entries import Entry
-from weft.adapters.linux.judging import INSIDE
+from weft.adapters.netns.nft.entries import Entry
+from weft.adapters.netns.nft.policy_chains import INSIDE
 from weft.domain.addresses import Address
 from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, Homeward, HostLink
 from weft.kernel.netlink.codec import pack_address

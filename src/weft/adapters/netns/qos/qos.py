@@ -10,9 +10,9 @@ import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from weft.adapters.linux.facts import REAPED_GROUP
-from weft.adapters.linux.judging import PORT_PREFIX
-from weft.adapters.linux.marking import BRIDGED_MARKS, ROUTED_MARKS, drop_marks, marking, put_marks, read_marks
+from weft.adapters.netns.kernel_state import REAPED_GROUP
+from weft.adapters.netns.nft.policy_chains import PORT_PREFIX
+from weft.adapters.netns.qos.dscp import BRIDGED_MARKS, ROUTED_MARKS, drop_marks, marking, put_marks, read_marks
 from weft.domain.nodeview import Shape
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.link import Device, alter_link, create_ifb, read_link

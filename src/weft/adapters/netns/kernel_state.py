@@ -10,8 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from weft.adapters.linux.entries import Entry
-from weft.adapters.linux.host_entries import (
+from weft.adapters.netns.host.entries import (
     ground_route,
     homeward_entries,
     host_entries,
@@ -19,10 +18,11 @@ from weft.adapters.linux.host_entries import (
     link_neighbours,
     link_routes,
 )
-from weft.adapters.linux.judging import BRIDGE_PREFIX, INSIDE, OVERLAY_PREFIX
-from weft.adapters.linux.policy import entries_of
-from weft.adapters.linux.services import service_entries
-from weft.adapters.linux.voices import segment_entry, voices_of
+from weft.adapters.netns.nft.anti_spoofing import segment_entry, voices_of
+from weft.adapters.netns.nft.entries import Entry
+from weft.adapters.netns.nft.policy_chains import BRIDGE_PREFIX, INSIDE, OVERLAY_PREFIX
+from weft.adapters.netns.nft.policy_maps import entries_of
+from weft.adapters.netns.nft.service_maps import service_entries
 from weft.domain.addresses import BITS, Address, parse_address
 from weft.domain.balancing.parts import Backend, Frontend, Vip
 from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, Homeward, HostLink

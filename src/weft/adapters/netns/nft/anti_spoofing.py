@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.adapters.linux.bridging import SEGMENTS
-from weft.adapters.linux.entries import Entry
+from weft.adapters.netns.nft.bridge_filter import SEGMENTS
+from weft.adapters.netns.nft.entries import Entry
 from weft.domain.addresses import Address
 from weft.domain.nodeview import Port
 from weft.kernel.netlink.codec import pack_address, pack_mac

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from weft.adapters.linux.facts import Facts, segment_name
+from weft.adapters.netns.kernel_state import Facts, segment_name
 from weft.domain.addresses import Address
 from weft.domain.nodeview import Port
 

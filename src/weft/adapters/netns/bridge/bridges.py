@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from weft.adapters.linux.bridging import BRIDGE_SYSCTLS
-from weft.adapters.linux.facts import PORT_MAC, segment_name
-from weft.adapters.linux.judging import OVERLAY_PREFIX
+from weft.adapters.netns.kernel_state import PORT_MAC, segment_name
+from weft.adapters.netns.nft.bridge_filter import BRIDGE_SYSCTLS
+from weft.adapters.netns.nft.policy_chains import OVERLAY_PREFIX
 from weft.domain.errors import DatapathFault
 from weft.domain.segments import Segment
 from weft.kernel.netlink.codec import Request

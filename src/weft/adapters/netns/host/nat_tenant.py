@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from weft.adapters.linux.judging import INSIDE, OVERLAY_PREFIX
+from weft.adapters.netns.nft.policy_chains import INSIDE, OVERLAY_PREFIX
 
 _HOMEWARD_MARK = 0x08000000
 """Of packets that go back by the overlay, from when they are judged until they are sent."""

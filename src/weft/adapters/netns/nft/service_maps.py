@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from weft.adapters.linux.balancing import ANSWERED, ASKED, OUTSIDE, Spread, spread_number
-from weft.adapters.linux.entries import Entry, set_named
+from weft.adapters.netns.nft.entries import Entry, set_named
+from weft.adapters.netns.nft.service_chains import ANSWERED, ASKED, OUTSIDE, Spread, spread_number
 from weft.domain.addresses import Address
 from weft.domain.balancing.parts import Backend, Front, Frontend, ServicePart, Vip
 from weft.domain.ids import TenantName

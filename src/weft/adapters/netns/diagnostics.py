@@ -6,12 +6,12 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from weft.adapters.linux.bridging import BRIDGE_BASE, BRIDGE_SYSCTLS
-from weft.adapters.linux.host_rules import COMMENT
-from weft.adapters.linux.hosting import HOME_BASE
-from weft.adapters.linux.judging import INSIDE, PORT_PREFIX
-from weft.adapters.linux.ruleset import BASE, TABLE
-from weft.adapters.linux.space import SYSCTLS, TenantSpace
+from weft.adapters.netns.host.nat_tenant import HOME_BASE
+from weft.adapters.netns.host.ruleset import COMMENT
+from weft.adapters.netns.nft.base import BASE, TABLE
+from weft.adapters.netns.nft.bridge_filter import BRIDGE_BASE, BRIDGE_SYSCTLS
+from weft.adapters.netns.nft.policy_chains import INSIDE, PORT_PREFIX
+from weft.adapters.netns.tenant_netns import SYSCTLS, TenantSpace
 from weft.domain.addresses import Address
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName

@@ -14,7 +14,9 @@ from typing import Self
 
 import msgspec
 
-from weft.adapters.linux.facts import (
+from weft.adapters.netns.bridge.bridges import Segments
+from weft.adapters.netns.bridge.local_fdb import OwnStations
+from weft.adapters.netns.kernel_state import (
     ENTRY_PARTS,
     REAPED_GROUP,
     Facts,
@@ -26,14 +28,12 @@ from weft.adapters.linux.facts import (
     port_routes,
     segment_name,
 )
-from weft.adapters.linux.judging import BRIDGE_PREFIX, DROP_GROUP, INSIDE, OVERLAY_PREFIX, PORT_PREFIX
-from weft.adapters.linux.own_stations import OwnStations
-from weft.adapters.linux.ruleset import SELF_SETS, VOICE_SETS
-from weft.adapters.linux.segments import Segments
-from weft.adapters.linux.services import forget_stale, forget_untrue
-from weft.adapters.linux.shapes import Shapes
-from weft.adapters.linux.table import ALL_SETS, SMALL_SETS, Table
-from weft.adapters.linux.voices import voices_of
+from weft.adapters.netns.nft.anti_spoofing import voices_of
+from weft.adapters.netns.nft.base import SELF_SETS, VOICE_SETS
+from weft.adapters.netns.nft.policy_chains import BRIDGE_PREFIX, DROP_GROUP, INSIDE, OVERLAY_PREFIX, PORT_PREFIX
+from weft.adapters.netns.nft.service_maps import forget_stale, forget_untrue
+from weft.adapters.netns.nft.table import ALL_SETS, SMALL_SETS, Table
+from weft.adapters.netns.qos.qos import Shapes
 from weft.domain.addresses import Address
 from weft.domain.diff import Difference
 from weft.domain.hosting.parts import Homeward

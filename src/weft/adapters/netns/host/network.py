@@ -12,10 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
-from weft.adapters.linux.facts import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
-from weft.adapters.linux.host_entries import HOST_MAC
-from weft.adapters.linux.host_maps import HostEntry, change_host_entries, host_entries_of, place_of
-from weft.adapters.linux.host_rules import (
+from weft.adapters.netns.host.entries import HOST_MAC
+from weft.adapters.netns.host.maps import HostEntry, change_host_entries, host_entries_of, place_of
+from weft.adapters.netns.host.ruleset import (
     COMMENT,
     HOST_PREFIX,
     HOST_TABLE,
@@ -25,8 +24,9 @@ from weft.adapters.linux.host_rules import (
     passing_rules,
     rules_of,
 )
-from weft.adapters.linux.judging import INSIDE
-from weft.adapters.linux.space import TenantSpace
+from weft.adapters.netns.kernel_state import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
+from weft.adapters.netns.nft.policy_chains import INSIDE
+from weft.adapters.netns.tenant_netns import TenantSpace
 from weft.domain.addresses import BITS, Address, Range
 from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, HostLink, HostPort, NodePort, Reach, is_hosts
 from weft.domain.ids import TenantName

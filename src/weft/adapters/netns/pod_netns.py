@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft.adapters.linux.facts import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
+from weft.adapters.netns.kernel_state import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
 from weft.domain.addresses import BITS, Address
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.link import LOOPBACK, add_name, alter_link, read_link

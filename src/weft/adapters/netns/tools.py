@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from weft.adapters.linux.survey import foreign_drops, probe_kernel
+from weft.adapters.netns.diagnostics import foreign_drops, probe_kernel
 from weft.domain.ids import TenantName
 from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.ports.datapath import Finding

@@ -10,8 +10,8 @@ import errno
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from weft.adapters.linux.bridging import BRIDGE_TABLE
-from weft.adapters.linux.ruleset import TABLE
+from weft.adapters.netns.nft.base import TABLE
+from weft.adapters.netns.nft.bridge_filter import BRIDGE_TABLE
 from weft.kernel.netlink.codec import Request, to_text
 from weft.kernel.netlink.nft_set import (
     BRIDGE,

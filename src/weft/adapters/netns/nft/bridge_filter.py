@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from weft.adapters.linux.judging import (
+from weft.adapters.netns.nft.policy_chains import (
     ADDRESS_ENDS,
     BETWEEN,
     BRIDGED,
