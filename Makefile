@@ -52,7 +52,7 @@ docs: $(READY)
 	$(BIN)/python -m weft.ctl.reference > docs/reference/netctl.md
 	$(BIN)/python -m weft.master.reference objects > docs/reference/objects.md
 	$(BIN)/python -m weft.master.reference rest > docs/reference/rest.md
-	$(BIN)/python -m weft.adapters.ovs.tables > docs/reference/ovs-tables.md
+	$(BIN)/python -m weft.adapters.ovs.pipeline.tables > docs/reference/ovs-tables.md
 	scripts/write-manifest > packaging/kubernetes/weft.yaml
 
 format: $(READY)

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from itertools import count, islice
 from pathlib import Path
 
+from weft.adapters.ovs.ovsdb.client.bridge import SwitchBridge, open_database
+
 from bench.labs import Pair, ip
-from weft.adapters.ovs.bridge import SwitchBridge, open_database
 from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.testing.switches import Switch, running_switch
 

@@ -9,7 +9,8 @@ import time
 from types import TracebackType
 from typing import Self
 
-from weft.adapters.ovs.bridge import NAME
+from weft.adapters.ovs.ovsdb.client.bridge import NAME
+
 from weft.testing.switches import Switch
 from weft.testing.waiting import DEADLINE
 

@@ -20,13 +20,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from statistics import median
 
+from weft.adapters.ovs.openflow.client.client import OpenFlow
+from weft.adapters.ovs.openflow.client.fields import match
+from weft.adapters.ovs.openflow.client.flows import Flow
+
 from bench import rule_changes
 from bench.bare_switch import BareSwitch, HandMade
 from bench.figures import Figure, Skipped, figure
 from bench.labs import AT_ONCE, NETWORK, attach, open_answerers, pair_of, restart, take_turns
-from weft.adapters.ovs.fields import match
-from weft.adapters.ovs.flows import Flow
-from weft.adapters.ovs.openflow import OpenFlow
 from weft.cni.errors import Code
 from weft.kernel.netns import Namespace
 from weft.testing.apart import stepped_apart

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from weft.adapters.ovs.ovsdb.client.bridge import NAME, PORT_NUMBERS, SwitchBridge, open_database
+from weft.adapters.ovs.pipeline.pipeline.tables import Table
 
-from weft.adapters.ovs import ovsdb
-from weft.adapters.ovs.bridge import NAME, PORT_NUMBERS, SwitchBridge, open_database
 from weft.adapters.ovs.datapath import OvsDatapath
-from weft.adapters.ovs.tables import Table
+from weft.adapters.ovs.ovsdb.client import client
 from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.diff import Difference
 from weft.domain.errors import DatapathFault, NotFound

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from weft.adapters.ovs.actions import (
+from weft.adapters.ovs.openflow.client.actions import (
     IN_PORT,
     NORMAL,
     DecrementTtl,
@@ -20,10 +19,11 @@ from weft.adapters.ovs.actions import (
     SetField,
     Track,
 )
-from weft.adapters.ovs.fields import match
-from weft.adapters.ovs.flows import OWNER, Flow
-from weft.adapters.ovs.meters import Meter
-from weft.adapters.ovs.openflow import OpenFlow
+from weft.adapters.ovs.openflow.client.client import OpenFlow
+from weft.adapters.ovs.openflow.client.fields import match
+from weft.adapters.ovs.openflow.client.flows import OWNER, Flow
+from weft.adapters.ovs.openflow.client.meters import Meter
+
 from weft.domain.addresses import parse_address
 from weft.domain.errors import DatapathFault
 from weft.testing.switches import Switch, running_switch

@@ -9,11 +9,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from weft.adapters.ovs.ovsdb.client.bridge import NAME, SwitchBridge, open_database
+from weft.adapters.ovs.ovsdb.client.external_ids import wiring_marks
 
-from weft.adapters.ovs import spares
-from weft.adapters.ovs.bridge import NAME, SwitchBridge, open_database
 from weft.adapters.ovs.datapath import OvsDatapath
-from weft.adapters.ovs.marks import wiring_marks
+from weft.adapters.ovs.ports import pool
 from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName

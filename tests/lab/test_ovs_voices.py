@@ -6,9 +6,10 @@ import subprocess
 from contextlib import closing
 from pathlib import Path
 
-from weft.adapters.ovs.actions import LOCAL
-from weft.adapters.ovs.announcing import announcement
-from weft.adapters.ovs.openflow import OpenFlow
+from weft.adapters.ovs.openflow.client.actions import LOCAL
+from weft.adapters.ovs.openflow.client.client import OpenFlow
+
+from weft.adapters.ovs.ports.garp import announcement
 from weft.kernel.netns import Namespace
 from weft.testing.frames import is_from, tag_heard, wire_of
 from weft.testing.switches import running_switch

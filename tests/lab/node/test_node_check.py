@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from weft.adapters.ovs.ovsdb.client.bridge import PORT_NUMBERS
 
-from weft.adapters.ovs.bridge import PORT_NUMBERS
 from weft.cni.errors import CniError, Code
 from weft.testing import inventory
 from weft.testing.hosts import Host, Pod

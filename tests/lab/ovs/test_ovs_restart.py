@@ -7,8 +7,8 @@ import subprocess
 from functools import partial
 
 import pytest
+from weft.adapters.ovs.pipeline.pipeline.tables import Table
 
-from weft.adapters.ovs.tables import Table
 from weft.cni.errors import CniError
 from weft.testing.hosts import Host
 from weft.testing.modes import OVS_IN_ALL_MODES, OVS_WITH_TAGS_AND_MORE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from weft.adapters.netns.nft.policy_chains import REASONS
-from weft.adapters.ovs.tracing import NO_WAY
+from weft.adapters.ovs.control.trace import NO_WAY
 from weft.agent.drop_naming import OWN_REASONS, Hearing, Naming
 from weft.agent.drops import DropLog, End
 from weft.agent.enforcement import TenantPolicy

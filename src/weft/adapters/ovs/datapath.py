@@ -17,24 +17,24 @@ from weft.adapters.netns.diagnostics import probe_macvlan
 from weft.adapters.netns.host.ruleset import HostSurroundings
 from weft.adapters.netns.kernel_state import overlay_name
 from weft.adapters.netns.tools import KernelTools
-from weft.adapters.ovs.announcing import voices_of
-from weft.adapters.ovs.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
-from weft.adapters.ovs.devices import Devices, Way
-from weft.adapters.ovs.fitting import fit_ports
-from weft.adapters.ovs.flowtable import FlowTable
-from weft.adapters.ovs.ground import Ground
-from weft.adapters.ovs.guard import GUARD, UNGUARD
-from weft.adapters.ovs.health import examine_switch
-from weft.adapters.ovs.leavers import owned
-from weft.adapters.ovs.marks import leg_marks, overlay_marks, port_marks, wiring_marks
-from weft.adapters.ovs.openflow import OpenFlow
-from weft.adapters.ovs.pipeline import not_carried, without_uplinks
-from weft.adapters.ovs.settling import settle
-from weft.adapters.ovs.spaces import Spaces
-from weft.adapters.ovs.spares import Spares
-from weft.adapters.ovs.telling import drop_of
-from weft.adapters.ovs.tracing import foretell
-from weft.adapters.ovs.uplinks import Uplinks
+from weft.adapters.ovs.control.health import examine_switch
+from weft.adapters.ovs.control.packet_in import drop_of
+from weft.adapters.ovs.control.revalidation import settle
+from weft.adapters.ovs.control.trace import foretell
+from weft.adapters.ovs.openflow.client.client import OpenFlow
+from weft.adapters.ovs.ovsdb.client.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
+from weft.adapters.ovs.ovsdb.client.external_ids import leg_marks, overlay_marks, port_marks, wiring_marks
+from weft.adapters.ovs.ovsdb.client.uplinks import Uplinks
+from weft.adapters.ovs.pipeline.pipeline.conntrack_flush import owned
+from weft.adapters.ovs.pipeline.pipeline.context import Ground
+from weft.adapters.ovs.pipeline.pipeline.flow_table import FlowTable
+from weft.adapters.ovs.pipeline.pipeline.pipeline import not_carried, without_uplinks
+from weft.adapters.ovs.ports.devices import Devices, Way
+from weft.adapters.ovs.ports.garp import voices_of
+from weft.adapters.ovs.ports.isolation import GUARD, UNGUARD
+from weft.adapters.ovs.ports.pool import Spares
+from weft.adapters.ovs.ports.reconcile import fit_ports
+from weft.adapters.ovs.tenant_netns import Spaces
 from weft.domain.addresses import Address, Subnet
 from weft.domain.diff import Difference, in_turn
 from weft.domain.errors import DatapathFault, WeftError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.adapters.ovs.announcing import announcement, voices_of
+from weft.adapters.ovs.ports.garp import announcement, voices_of
 from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
 from weft.domain.model import NetworkTags

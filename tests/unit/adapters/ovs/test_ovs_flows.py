@@ -7,10 +7,18 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from weft.adapters.ovs.openflow.client.fields import (
+    FIELDS,
+    IS_LATER_PIECE,
+    Field,
+    Match,
+    decode_match,
+    encode_match,
+    match,
+)
+from weft.adapters.ovs.openflow.client.flows import OWNER, Flow, add_flow, decode_flows
 
-from weft.adapters.ovs import actions
-from weft.adapters.ovs.fields import FIELDS, IS_LATER_PIECE, Field, Match, decode_match, encode_match, match
-from weft.adapters.ovs.flows import OWNER, Flow, add_flow, decode_flows
+from weft.adapters.ovs.openflow.client import actions
 from weft.domain.errors import DatapathFault
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.ovs.streams import Stream
+from weft.adapters.ovs.control.stream import Stream
 from weft.domain.errors import DatapathFault
 
 _MANY = 1100

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.adapters.ovs.tracing import Verdict, packet_of, second_half, verdict
+from weft.adapters.ovs.control.trace import Verdict, packet_of, second_half, verdict
 from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Port

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.ovs.unixctl import ask_switch
+from weft.adapters.ovs.control.unixctl import ask_switch
 from weft.domain.errors import DatapathFault
 
 
