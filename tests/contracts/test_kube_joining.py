@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.kubernetes.access import Access
-from weft.adapters.kubernetes.meeting import AUDIENCE, CONFIG_MAP, ClusterMeeting
+from weft.adapters.kubernetes.credentials import Access
+from weft.adapters.kubernetes.netmaster_discovery import AUDIENCE, CONFIG_MAP, ClusterMeeting
 from weft.adapters.stores.memory import MemoryStore
 from weft.agent.membership import Membership
 from weft.domain.commits import Put

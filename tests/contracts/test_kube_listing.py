@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from weft.adapters.kubernetes.access import Access
-from weft.adapters.kubernetes.declared import ClusterDeclarations
+from weft.adapters.kubernetes.cluster_informers import ClusterDeclarations
+from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.pods import NodePods
 from weft.domain.errors import NotFound
 from weft.domain.kinds import Kind

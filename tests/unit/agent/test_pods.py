@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from weft.adapters.kubernetes import pods as pods_module
-from weft.adapters.kubernetes.access import Access
+from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.objects import Pod
 from weft.adapters.kubernetes.pods import NodePods
 from weft.agent.pods import Relabelling, telling_failures

@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from weft.adapters.kubernetes.access import Access
+from weft.adapters.kubernetes.credentials import Access
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.runtime.failover import Elsewhere, Servers
 from weft.runtime.rewritten import Rewritten

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from weft.adapters.kubernetes.access import find_access
-from weft.adapters.kubernetes.declared import ClusterDeclarations
-from weft.adapters.kubernetes.meeting import ClusterMeeting
+from weft.adapters.kubernetes.cluster_informers import ClusterDeclarations
+from weft.adapters.kubernetes.credentials import find_access
+from weft.adapters.kubernetes.netmaster_discovery import ClusterMeeting
 from weft.adapters.kubernetes.pods import NodePods
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from weft.adapters.kubernetes.access import Access
 from weft.adapters.kubernetes.api import OfApi
+from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.events import Events, Subject
 from weft.adapters.kubernetes.objects import Namespace, Pod
-from weft.adapters.kubernetes.watching import Form, Reflector, decoded
+from weft.adapters.kubernetes.reflector import Form, Reflector, decoded
 from weft.domain.errors import Denied, NotFound, Unavailable
 from weft.domain.model import PodPort
 from weft.domain.policy.protocols import protocol_number

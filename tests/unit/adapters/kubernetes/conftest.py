@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from weft.adapters.kubernetes.access import Access
+from weft.adapters.kubernetes.credentials import Access
 from weft.testing.kube_script import Scripted, scripted_server
 
 

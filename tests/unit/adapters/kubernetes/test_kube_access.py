@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.kubernetes.access import Access, find_access, read_contiv, read_kubeconfig
 from weft.adapters.kubernetes.api import Api
+from weft.adapters.kubernetes.credentials import Access, find_access, read_contiv, read_kubeconfig
 from weft.domain.errors import Invalid
 from weft.testing.certificates import Authority
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from weft.adapters.kubernetes.access import Access
 from weft.adapters.kubernetes.api import Api
+from weft.adapters.kubernetes.credentials import Access
 from weft.cni.files import place_file
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.runtime import failover

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from weft.adapters.kubernetes.access import Access
-from weft.adapters.kubernetes.declared import ClusterDeclarations, read_namespace, read_service
+from weft.adapters.kubernetes.cluster_informers import ClusterDeclarations, read_namespace, read_service
+from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.policies import read_policy
 from weft.adapters.kubernetes.slices import read_endpoints, read_slice, read_slice_v1beta1
 from weft.domain import kinds

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.adapters.kubernetes.api import refusal
-from weft.adapters.kubernetes.declared import read_namespace, read_service
+from weft.adapters.kubernetes.cluster_informers import read_namespace, read_service
 from weft.adapters.kubernetes.objects import Pod
 from weft.adapters.kubernetes.pods import facts_of
 from weft.adapters.kubernetes.policies import read_policy

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weft.adapters.kubernetes import pods as pods_module
-from weft.adapters.kubernetes.access import Access
+from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.pods import NodePods
 from weft.domain.errors import NotFound, Unavailable
 from weft.domain.model import PodPort

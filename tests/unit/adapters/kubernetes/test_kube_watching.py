@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from weft.adapters.kubernetes.access import Access
 from weft.adapters.kubernetes.api import Api
+from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.objects import Pod
-from weft.adapters.kubernetes.watching import Form, Reflector
+from weft.adapters.kubernetes.reflector import Form, Reflector
 from weft.runtime.tasks import beside
 from weft.testing.kube_script import ABORT, HANG, Scripted, bookmark, event, listing, pod
 from weft.testing.waiting import until

@@ -11,13 +11,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from weft.adapters.kubernetes.access import Access
 from weft.adapters.kubernetes.api import OfApi
+from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.events import Events, Subject
 from weft.adapters.kubernetes.objects import Metadata, Named
 from weft.adapters.kubernetes.policies import read_policy
+from weft.adapters.kubernetes.reflector import Form, Reflector
 from weft.adapters.kubernetes.slices import read_endpoints, read_slice, read_slice_v1beta1
-from weft.adapters.kubernetes.watching import Form, Reflector
 from weft.domain import kinds
 from weft.domain.balancing.kube_objects import DeclaredService, KubeService, KubeSlice
 from weft.domain.ids import DEFAULT_TENANT
