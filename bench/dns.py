@@ -25,7 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from bench.figures import Figure, figure
-from weft.dns.client import tell
+from weft.agent.dns.control_client import tell
 from weft.dns.encode import encode_name, question_key
 from weft.dns.handover import Everything
 from weft.dns.wire import Type

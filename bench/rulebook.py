@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from weft.agent.enforcement import TenantPolicy
+from weft.agent.dataplane.policy import TenantPolicy
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
 from weft.domain.cluster import Cluster

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from bench import dns
 from bench.figures import Figure, Skipped, figure
-from weft.agent.journal import Journal
-from weft.agent.services import Services
+from weft.agent.dataplane.services import Services
+from weft.agent.store.attachment_store import Journal
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
 from weft.domain.balancing.parts import Front

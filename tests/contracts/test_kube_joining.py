@@ -12,7 +12,7 @@ import pytest
 from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.netmaster_discovery import AUDIENCE, CONFIG_MAP, ClusterMeeting
 from weft.adapters.stores.memory import MemoryStore
-from weft.agent.membership import Membership
+from weft.agent.store.node_certificate import Membership
 from weft.domain.commits import Put
 from weft.domain.errors import Conflict, Denied
 from weft.domain.ids import NodeName, StoreKey

@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from weft.agent.holdings import Holdings
-from weft.agent.journal import Journal
-from weft.agent.kernel import Kernel
-from weft.agent.receipts import Receipts
-from weft.agent.reconcile import Reconciler
+from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.reconciler import Reconciler
+from weft.agent.observe.sync_status import Receipts
+from weft.agent.store.attachment_store import Journal
+from weft.agent.store.node_ipam import Holdings
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.ids import NodeName

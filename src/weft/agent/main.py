@@ -10,28 +10,28 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from weft import __version__
-from weft.agent.attach import Attachments
-from weft.agent.calls import calls
-from weft.agent.chaining import refusing_bad_chains
-from weft.agent.cni_server import cni_server
-from weft.agent.contiv_cni import ContivCni
-from weft.agent.drop_naming import Hearing, Naming
-from weft.agent.drops import DropLog
-from weft.agent.evictions import Evictions
-from weft.agent.health_ports import HealthPorts
-from weft.agent.holdings import Holdings
-from weft.agent.joining import Joining
-from weft.agent.journal import Stage
-from weft.agent.kernel import Kernel, kernel_thread
-from weft.agent.ledger import Ledger, read_boot_id
+from weft.agent.cni.attachments import Attachments
+from weft.agent.cni.chain_validation import refusing_bad_chains
+from weft.agent.cni.contiv import ContivCni
+from weft.agent.cni.inflight_requests import calls
+from weft.agent.cni.pods import PodWorkloads, Relabelling, telling_failures
+from weft.agent.cni.server import cni_server
+from weft.agent.dataplane.executor import Kernel, kernel_thread
+from weft.agent.dataplane.infra_attachment import Joining
+from weft.agent.dataplane.reconciler import Reconciler
+from weft.agent.dns.publisher import Names
 from weft.agent.metrics import Metrics
-from weft.agent.names import Names
-from weft.agent.pods import PodWorkloads, Relabelling, telling_failures
-from weft.agent.readiness import Readiness
-from weft.agent.receipts import Receipts
-from weft.agent.reconcile import Reconciler
+from weft.agent.observe.drop_attribution import Hearing, Naming
+from weft.agent.observe.drops import DropLog
+from weft.agent.observe.health_check_server import HealthPorts
+from weft.agent.observe.readiness import Readiness
+from weft.agent.observe.sync_status import Receipts
 from weft.agent.rest import AgentParts, AgentRest
 from weft.agent.settings import AgentSettings, read_agent_settings
+from weft.agent.store.attachment_store import Stage
+from weft.agent.store.attachment_wal import Ledger, read_boot_id
+from weft.agent.store.evictions import Evictions
+from weft.agent.store.node_ipam import Holdings
 from weft.cni.chains import Chains
 from weft.cni.install import NAMES
 from weft.domain import model
@@ -362,7 +362,7 @@ async def _join(
     stack: AsyncExitStack, meeting: Meeting, settings: AgentSettings, *, token: Path, stop: asyncio.Event
 ) -> StoreSettings | None:
     """The store of the netmaster that there is, and this node's certificate kept good; None when told to stop first."""
-    from weft.agent.membership import Membership  # noqa: PLC0415  10 MB that only this needs
+    from weft.agent.store.node_certificate import Membership  # noqa: PLC0415  10 MB that only this needs
 
     await stack.enter_async_context(meeting)
     membership = Membership(settings.data_dir / "membership", node=settings.host, meeting=meeting, token=token)

@@ -11,19 +11,19 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from weft import __version__
-from weft.agent.attach import Attachments
-from weft.agent.drops import DropLog
-from weft.agent.explaining import ExplainingRest
-from weft.agent.holdings import Holdings
-from weft.agent.journal import Attachment, Journal, Stage
-from weft.agent.kernel import Kernel
+from weft.agent.cni.attachments import Attachments
+from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.reconciler import Reconciler
+from weft.agent.dns.publisher import Names
 from weft.agent.metrics import Metrics
-from weft.agent.names import Names
-from weft.agent.readiness import Readiness
-from weft.agent.reconcile import Reconciler
+from weft.agent.observe.drops import DropLog
+from weft.agent.observe.readiness import Readiness
+from weft.agent.observe.rule_counters import Counts, count_rules
+from weft.agent.observe.svcstats import show_uses
+from weft.agent.observe.trace_api import ExplainingRest
 from weft.agent.settings import AgentSettings
-from weft.agent.svcstats import show_uses
-from weft.agent.tallies import Counts, count_rules
+from weft.agent.store.attachment_store import Attachment, Journal, Stage
+from weft.agent.store.node_ipam import Holdings
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import DatapathFault, WeftError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weft import __version__
-from weft.agent.own_address import default_address
+from weft.agent.node_ip import default_address
 from weft.cni.chains import CONF_DIR
 from weft.cni.wire import SOCKET_PATH
 from weft.dns.handover import SOCKET_NAME

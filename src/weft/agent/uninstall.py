@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from weft.agent.journal import WIRED
-from weft.agent.ledger import Ledger, read_boot_id
+from weft.agent.store.attachment_store import WIRED
+from weft.agent.store.attachment_wal import Ledger, read_boot_id
 from weft.cni.chains import CONF_DIR
 from weft.cni.install import uninstall as uninstall_cni
 from weft.domain.addresses import Address

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.agent.holdings import Holdings
-from weft.agent.journal import Journal
+from weft.agent.store.attachment_store import Journal
+from weft.agent.store.node_ipam import Holdings
 from weft.domain import model
 from weft.domain.cluster import Cluster
 from weft.domain.ids import EndpointKey, NodeName

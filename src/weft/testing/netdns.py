@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from weft.dns.client import tell
+from weft.agent.dns.control_client import tell
 from weft.dns.handover import Look, Message, Report
 from weft.domain.errors import Unavailable
 from weft.kernel.netns import Namespace

@@ -8,13 +8,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
 from weft.adapters.stores.memory import MemoryStore
-from weft.agent.attach import Attachments
-from weft.agent.evictions import Evictions
-from weft.agent.holdings import Holdings
-from weft.agent.journal import Journal
-from weft.agent.kernel import Kernel
-from weft.agent.pods import PodWorkloads
-from weft.agent.reconcile import Reconciler
+from weft.agent.cni.attachments import Attachments
+from weft.agent.cni.pods import PodWorkloads
+from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.reconciler import Reconciler
+from weft.agent.store.attachment_store import Journal
+from weft.agent.store.evictions import Evictions
+from weft.agent.store.node_ipam import Holdings
 from weft.cni.request import AttachmentId, Request, parse_request
 from weft.domain import model
 from weft.domain.cluster import Cluster

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import dns.message
 import pytest
 
-from weft.dns.client import conversation_with
+from weft.agent.dns.control_client import conversation_with
+from weft.agent.dns.zone_push import NamePusher
 from weft.dns.handover import Entries, Everything, Look, Tenant
-from weft.dns.push import NamePusher
 from weft.domain.addresses import parse_address
 from weft.domain.cluster_names import Backend, ServicePort, external_service_entry, headless_service_entry
 from weft.domain.commits import Change, Event

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.agent.metrics import Metrics
-from weft.agent.tallies import MOST_RULES, Counts, Deed, RuleCount
+from weft.agent.observe.rule_counters import MOST_RULES, Counts, Deed, RuleCount
 from weft.domain.ids import TenantName
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.agent.names import Names
+from weft.agent.dns.publisher import Names
 from weft.dns.handover import Entries, Everything, Message, Report, Tenant, decode_message, encode, read_body
 from weft.domain import kinds
 from weft.domain.commits import Change, Event, Listing

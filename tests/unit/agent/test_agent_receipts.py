@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
 from weft.adapters.stores.memory import MemoryStore
-from weft.agent.receipts import Receipts
-from weft.agent.reconcile import Reconciler
+from weft.agent.dataplane.reconciler import Reconciler
+from weft.agent.observe.sync_status import Receipts
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import Change, Compare, Listing, Put, Revision, Write

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from weft.agent.journal import Journal
-from weft.agent.services import Services
-from weft.agent.svcstats import show_uses
+from weft.agent.dataplane.services import Services
+from weft.agent.observe.svcstats import show_uses
+from weft.agent.store.attachment_store import Journal
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.balancing.kube_objects import DeclaredService, KubeService

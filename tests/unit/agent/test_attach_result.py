@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.agent.attach import result_of
+from weft.agent.cni.attachments import result_of
 from weft.cni.result import Dns, Interface, Result
 from weft.domain import model
 from weft.domain.addresses import parse_address

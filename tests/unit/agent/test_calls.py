@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from weft.agent.calls import Calls, calls
+from weft.agent.cni.inflight_requests import Calls, calls
 from weft.cni.request import Request
 from weft.testing.paper import request_of
 from weft.testing.waiting import soon, until

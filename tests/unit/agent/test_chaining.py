@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.agent.chaining import refusing_bad_chains
+from weft.agent.cni.chain_validation import refusing_bad_chains
 from weft.cni.chains import Chains
 from weft.cni.errors import CniError, Code
 from weft.cni.install import NAMES

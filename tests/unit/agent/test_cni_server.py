@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from weft.agent.cni_server import cni_server, time_to_work
+from weft.agent.cni.server import cni_server, time_to_work
 from weft.cni.request import Request
 from weft.cni.wire import HEADER_SIZE, Answer, Call, body_size, decode_answer, encode_call
 from weft.domain.errors import Exhausted, Unavailable, WeftError

@@ -11,8 +11,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from weft.agent.contiv_cni import ContivCni
-from weft.agent.journal import Attachment, Journal, Stage
+from weft.agent.cni.contiv import ContivCni
+from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.cni.errors import CniError, Code
 from weft.cni.request import Add, Del, Request
 from weft.domain import model

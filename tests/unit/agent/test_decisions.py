@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from weft.adapters.stores.memory import MemoryStore
-from weft.agent.decisions import Decisions
+from weft.agent.store.store_writer import Decisions
 from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER, At, Compare, Put, Revision, Write
 from weft.domain.errors import Conflict, Denied, Unavailable, WeftError

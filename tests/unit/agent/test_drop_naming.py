@@ -9,10 +9,10 @@ import pytest
 
 from weft.adapters.netns.nft.policy_chains import REASONS
 from weft.adapters.ovs.control.trace import NO_WAY
-from weft.agent.drop_naming import OWN_REASONS, Hearing, Naming
-from weft.agent.drops import DropLog, End
-from weft.agent.enforcement import TenantPolicy
-from weft.agent.kernel import Kernel
+from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.policy import TenantPolicy
+from weft.agent.observe.drop_attribution import OWN_REASONS, Hearing, Naming
+from weft.agent.observe.drops import DropLog, End
 from weft.domain import model
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import DatapathFault

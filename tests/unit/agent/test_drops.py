@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.agent.drops import (
-    KEPT,
-    MOST_FOLLOWERS,
-    STOPPING,
-    TOO_SLOW,
-    UNREAD,
-    DropLog,
-    End,
-    NamedDrop,
-    Wanted,
-)
+from weft.agent.observe.drops import KEPT, MOST_FOLLOWERS, STOPPING, TOO_SLOW, UNREAD, DropLog, End, NamedDrop, Wanted
 from weft.domain.errors import Unavailable
 from weft.domain.ids import TenantName
 from weft.domain.policy.protocols import TCP

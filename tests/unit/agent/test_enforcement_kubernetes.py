@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from weft.agent.enforcement import Policies
-from weft.agent.journal import Attachment, Journal, Stage
+from weft.agent.dataplane.policy import Policies
+from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import kinds, model
 from weft.domain.commits import Delete
 from weft.domain.ids import NodeName

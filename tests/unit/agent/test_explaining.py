@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from weft.agent import explaining
-from weft.agent.drops import MOST_FOLLOWERS, STOPPING, DropLog, End, NamedDrop
-from weft.agent.explaining import ExplainingRest
-from weft.agent.kernel import Kernel
+from weft.agent.dataplane.executor import Kernel
+from weft.agent.observe import trace_api
+from weft.agent.observe.drops import MOST_FOLLOWERS, STOPPING, DropLog, End, NamedDrop
+from weft.agent.observe.trace_api import ExplainingRest
 from weft.domain.policy.protocols import ICMP, ICMPV6, TCP
 from weft.ports.datapath import Datapath, Drop, Question
 from weft.runtime.http import errors_as_json, serving

@@ -11,10 +11,10 @@ import aiohttp
 import msgspec
 import pytest
 
-from weft.agent import health_ports
-from weft.agent.health_ports import HealthPorts
-from weft.agent.journal import Journal
-from weft.agent.services import Services
+from weft.agent.dataplane.services import Services
+from weft.agent.observe import health_check_server
+from weft.agent.observe.health_check_server import HealthPorts
+from weft.agent.store.attachment_store import Journal
 from weft.domain import codec, kinds
 from weft.domain.balancing.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, SliceEndpoint
 from weft.domain.ids import DEFAULT_TENANT, NodeName, StoreKey

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from weft.agent.enforcement import TenantPolicy
-from weft.agent.hosting import HostAccess
-from weft.agent.journal import Attachment, Journal, Stage
+from weft.agent.dataplane.host_access import HostAccess
+from weft.agent.dataplane.policy import TenantPolicy
+from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.cluster import Cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.agent.infra import host_endpoint, interface_name
+from weft.agent.dataplane.infra_networks import host_endpoint, interface_name
 from weft.domain import model
 from weft.domain.ids import EndpointId, NetworkName, NodeName, TenantName
 

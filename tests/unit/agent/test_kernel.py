@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from weft.agent.kernel import Kernel
+from weft.agent.dataplane.executor import Kernel
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
 from weft.domain.nodeview import Port

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.agent.journal import Attachment, Journal, Stage
 from weft.agent.rest import leaks
+from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import model
 from weft.domain.ids import EndpointId, NetworkName, TenantName
 from weft.domain.nodeview import port_of

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from weft.agent.journal import Attachment, Handle, Stage
-from weft.agent.ledger import REWRITE_AFTER, Ledger
+from weft.agent.store.attachment_store import Attachment, Handle, Stage
+from weft.agent.store.attachment_wal import REWRITE_AFTER, Ledger
 from weft.domain import model
 from weft.domain.errors import Unavailable
 from weft.domain.ids import EndpointId, NetworkName, TenantName

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.agent.own_address import choose_address, default_address
+from weft.agent.node_ip import choose_address, default_address
 from weft.domain.addresses import Address, parse_address
 
 

@@ -13,7 +13,7 @@ from weft.adapters.kubernetes import pods as pods_module
 from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.objects import Pod
 from weft.adapters.kubernetes.pods import NodePods
-from weft.agent.pods import Relabelling, telling_failures
+from weft.agent.cni.pods import Relabelling, telling_failures
 from weft.domain import kinds, model
 from weft.domain.errors import Invalid, NotFound, Unavailable
 from weft.domain.ids import TenantName

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.agent.journal import Attachment, Journal, Stage
-from weft.agent.profiles import Profiles
+from weft.agent.dataplane.qos import Profiles
+from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.diff import Difference

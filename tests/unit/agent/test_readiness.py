@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 
 from weft.adapters.stores.memory import MemoryStore
-from weft.agent.attach import Attachments
-from weft.agent.holdings import Holdings
-from weft.agent.readiness import Readiness
-from weft.agent.reconcile import Reconciler
+from weft.agent.cni.attachments import Attachments
+from weft.agent.dataplane.reconciler import Reconciler
+from weft.agent.observe.readiness import Readiness
+from weft.agent.store.node_ipam import Holdings
 from weft.domain.commits import Put, Revision
 from weft.domain.ids import StoreKey
 from weft.runtime.mirror import Mirror

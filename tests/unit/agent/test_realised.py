@@ -9,10 +9,10 @@ from typing import cast
 import msgspec
 import pytest
 
-from weft.agent import reconcile
-from weft.agent.journal import Journal
-from weft.agent.kernel import Kernel
-from weft.agent.reconcile import Reconciler
+from weft.agent.dataplane import reconciler
+from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.reconciler import Reconciler
+from weft.agent.store.attachment_store import Journal
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import Change, Entry, Event, Listing, Put

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.agent.tallies import MOST_RULES, Counts, Deed, RuleCount, count_rules
+from weft.agent.observe.rule_counters import MOST_RULES, Counts, Deed, RuleCount, count_rules
 from weft.domain.ids import TenantName
 from weft.domain.policy.rules import Action
 from weft.ports.datapath import Tallies

@@ -6,8 +6,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from weft.agent.journal import Attachment, Journal, Stage
-from weft.agent.traffic import published_ports, refuse_taken_ports, wished_rates
+from weft.agent.cni.port_mappings import published_ports, refuse_taken_ports, wished_rates
+from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.cni.traffic_wishes import Bandwidth, PortMapping
 from weft.domain import model
 from weft.domain.addresses import parse_address

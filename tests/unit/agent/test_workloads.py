@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.agent.workloads import Placement, place
+from weft.agent.cni.workload_identity import Placement, place
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Invalid

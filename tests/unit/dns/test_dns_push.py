@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from weft.dns import push
-from weft.dns.client import tell
+from weft.agent.dns import zone_push
+from weft.agent.dns.control_client import tell
+from weft.agent.dns.zone_push import NamePusher
 from weft.dns.door import handover_door
 from weft.dns.handover import Entries, Everything, Look, Tenant, encode
 from weft.dns.memory import Memory
-from weft.dns.push import NamePusher
 from weft.dns.spaces import Spaces
 from weft.dns.tenants import Tenants
 from weft.dns.upstream import Upstreams
@@ -219,7 +219,7 @@ async def test_a_netdns_that_hangs_is_waited_for_once_and_told_when_it_is_back(n
         async with netdns.hung():
             await soon(pusher.withdraw(red))
             assert red in netdns.tenants.zones, "it has not answered in time"
-            async with asyncio.timeout(push.WITHDRAWN_WITHIN_S / 2):
+            async with asyncio.timeout(zone_push.WITHDRAWN_WITHIN_S / 2):
                 await pusher.withdraw(DEFAULT)
         await until(lambda: netdns.knows(world))
 

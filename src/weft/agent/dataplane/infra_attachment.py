@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from weft.agent.attach import Attachments
-from weft.agent.infra import host_endpoint
-from weft.agent.journal import Journal, Stage
+from weft.agent.cni.attachments import Attachments
+from weft.agent.dataplane.infra_networks import host_endpoint
+from weft.agent.store.attachment_store import Journal, Stage
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.errors import WeftError

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from weft.agent.enforcement import TenantPolicy
-from weft.dns.push import NamePusher
+from weft.agent.dataplane.policy import TenantPolicy
+from weft.agent.dns.zone_push import NamePusher
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.cluster_names import CLUSTER_DOMAIN

@@ -1,11 +1,11 @@
-"""How this node's host and its tenants reach each other and the world, as a topic (`weft.agent.topics`)."""
+"""How this node's host and its tenants reach each other and the world, as a topic (`weft.agent.dataplane.features`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from weft.agent.journal import WIRED, Journal
-from weft.agent.topics import NOTHING
+from weft.agent.dataplane.features import NOTHING
+from weft.agent.store.attachment_store import WIRED, Journal
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.diff import Difference, diff

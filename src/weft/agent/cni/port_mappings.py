@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from weft.agent.journal import WIRED, Journal
+from weft.agent.store.attachment_store import WIRED, Journal
 from weft.cni.traffic_wishes import Bandwidth, PortMapping
 from weft.domain.addresses import parse_address
 from weft.domain.errors import Conflict

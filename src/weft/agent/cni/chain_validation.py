@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.agent.calls import Serve
+from weft.agent.cni.inflight_requests import Serve
 from weft.cni.chains import Chains
 from weft.cni.errors import CniError, Code
 from weft.cni.request import Add, Request

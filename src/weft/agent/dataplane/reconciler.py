@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 
-from weft.agent.enforcement import Policies
-from weft.agent.hosting import HostAccess
-from weft.agent.journal import WIRED, Journal, Stage
-from weft.agent.kernel import Kernel
-from weft.agent.profiles import Profiles
-from weft.agent.services import Services
-from weft.agent.spaces import Nobody, SpaceWatch
-from weft.agent.topics import NOTHING, Topic, joined
+from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.features import NOTHING, Topic, joined
+from weft.agent.dataplane.host_access import HostAccess
+from weft.agent.dataplane.netns_lifecycle import Nobody, SpaceWatch
+from weft.agent.dataplane.policy import Policies
+from weft.agent.dataplane.qos import Profiles
+from weft.agent.dataplane.services import Services
+from weft.agent.store.attachment_store import WIRED, Journal, Stage
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import NEVER, Change, Listing, Revision

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from weft.agent.enforcement import TenantPolicy
+from weft.agent.dataplane.policy import TenantPolicy
 from weft.domain.ids import TenantName
 from weft.domain.policy.rules import Action
 from weft.ports.datapath import Tallies

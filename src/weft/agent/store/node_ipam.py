@@ -21,8 +21,8 @@ from functools import partial
 
 import msgspec
 
-from weft.agent.decisions import Decisions
-from weft.agent.journal import Attachment, Journal, Stage
+from weft.agent.store.attachment_store import Attachment, Journal, Stage
+from weft.agent.store.store_writer import Decisions
 from weft.domain import ipam, kinds, model
 from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.allocator import EMPTY, NumberSet

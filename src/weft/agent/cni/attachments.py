@@ -14,13 +14,13 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6
 
 import msgspec
 
-from weft.agent.holdings import Holdings, Meanwhile
-from weft.agent.infra import HOST_NETNS, host_endpoint, host_wiring
-from weft.agent.journal import Attachment, Handle, Journal, Stage
-from weft.agent.kernel import Kernel
-from weft.agent.reconcile import Reconciler
-from weft.agent.traffic import published_ports, refuse_taken_ports, wished_rates
-from weft.agent.workloads import PlainWorkloads, Workload, Workloads
+from weft.agent.cni.port_mappings import published_ports, refuse_taken_ports, wished_rates
+from weft.agent.cni.workload_identity import PlainWorkloads, Workload, Workloads
+from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.infra_networks import HOST_NETNS, host_endpoint, host_wiring
+from weft.agent.dataplane.reconciler import Reconciler
+from weft.agent.store.attachment_store import Attachment, Handle, Journal, Stage
+from weft.agent.store.node_ipam import Holdings, Meanwhile
 from weft.cni import request as cni
 from weft.cni import result
 from weft.cni.errors import CniError, Code

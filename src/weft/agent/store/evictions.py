@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from weft.agent.journal import Attachment, Journal, Stage
+from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.commits import Change, Listing

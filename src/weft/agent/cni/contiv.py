@@ -11,9 +11,9 @@ from time import perf_counter
 import msgspec
 from aiohttp import web
 
-from weft.agent.calls import Serve
-from weft.agent.cni_server import Observe, cni_error, read_request
-from weft.agent.journal import Attachment, Handle, Journal
+from weft.agent.cni.inflight_requests import Serve
+from weft.agent.cni.server import Observe, cni_error, read_request
+from weft.agent.store.attachment_store import Attachment, Handle, Journal
 from weft.cni.errors import CniError, Code
 from weft.cni.request import Verb
 from weft.domain.errors import Denied, Malformed, WeftError

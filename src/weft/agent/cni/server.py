@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from time import perf_counter
 
-from weft.agent.calls import Serve
+from weft.agent.cni.inflight_requests import Serve
 from weft.cni.errors import CniError, Code
 from weft.cni.request import Add, Request, parse_request
 from weft.cni.versions import answer_version

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
-from weft.agent.services import TenantServices
+from weft.agent.dataplane.services import TenantServices
 from weft.domain.addresses import Address
 from weft.domain.balancing.parts import Front
 from weft.domain.ids import TenantName

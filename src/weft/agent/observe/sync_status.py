@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.agent.reconcile import Reconciler
+from weft.agent.dataplane.reconciler import Reconciler
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.commits import Event, Put

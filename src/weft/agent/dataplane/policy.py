@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
-from weft.agent.journal import WIRED, Journal
-from weft.agent.topics import NOTHING, joined
+from weft.agent.dataplane.features import NOTHING, joined
+from weft.agent.store.attachment_store import WIRED, Journal
 from weft.domain import ipam, kinds, model
 from weft.domain.addresses import Address, Range
 from weft.domain.changes.endpoints import is_same
@@ -134,7 +134,7 @@ class TenantPolicy:
 
 
 class Policies:
-    """A topic (`weft.agent.topics`): the policy of every tenant with workloads on this node."""
+    """A topic (`weft.agent.dataplane.features`): the policy of every tenant with workloads on this node."""
 
     def __init__(self, cluster: Cluster, *, node: NodeName, journal: Journal) -> None:
         self._cluster = cluster

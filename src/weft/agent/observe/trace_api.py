@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from weft.agent.drop_naming import Naming
-from weft.agent.drops import DropLog, Follower, NamedDrop, Wanted
-from weft.agent.enforcement import Policies
-from weft.agent.journal import Attachment, Journal, Stage
-from weft.agent.kernel import Kernel
+from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.policy import Policies
+from weft.agent.observe.drop_attribution import Naming
+from weft.agent.observe.drops import DropLog, Follower, NamedDrop, Wanted
+from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.cluster import Cluster

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from weft.agent.attach import Attachments
-from weft.agent.holdings import Holdings
-from weft.agent.reconcile import Reconciler
+from weft.agent.cni.attachments import Attachments
+from weft.agent.dataplane.reconciler import Reconciler
+from weft.agent.store.node_ipam import Holdings
 from weft.domain.commits import NEVER, Quiet, Revision
 from weft.domain.errors import Stale, Unavailable
 from weft.ports.store import Store

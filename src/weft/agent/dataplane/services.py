@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Set
 
-from weft.agent import kube_services
-from weft.agent.journal import WIRED, Journal
-from weft.agent.kube_services import KubeIndex, KubeTenant
-from weft.agent.name_service import NameService
-from weft.agent.topics import NOTHING, joined
+from weft.agent.dataplane import kube_services
+from weft.agent.dataplane.cluster_dns import NameService
+from weft.agent.dataplane.features import NOTHING, joined
+from weft.agent.dataplane.kube_services import KubeIndex, KubeTenant
+from weft.agent.store.attachment_store import WIRED, Journal
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
 from weft.domain.balancing.kube_objects import KubeService
@@ -127,7 +127,7 @@ class TenantServices:
 
 
 class Services:
-    """A topic (`weft.agent.topics`): the services of every tenant with workloads on this node."""
+    """A topic (`weft.agent.dataplane.features`): the services of every tenant with workloads on this node."""
 
     def __init__(self, cluster: Cluster, *, node: NodeName, journal: Journal) -> None:
         self._cluster = cluster

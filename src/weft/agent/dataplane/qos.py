@@ -1,11 +1,11 @@
-"""What profiles, and the wishes of callers, make of this node's workloads, as a topic (`weft.agent.topics`)."""
+"""What profiles, and the wishes of callers, make of this node's workloads, as a topic (`weft.agent.dataplane.features`)."""
 
 from __future__ import annotations
 
 from collections.abc import Set
 
-from weft.agent.journal import WIRED, Journal
-from weft.agent.topics import NOTHING
+from weft.agent.dataplane.features import NOTHING
+from weft.agent.store.attachment_store import WIRED, Journal
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.diff import Difference, diff

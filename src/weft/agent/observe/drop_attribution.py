@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from weft.agent.drops import DropLog, End, NamedDrop
-from weft.agent.enforcement import TenantPolicy
-from weft.agent.journal import Journal
-from weft.agent.kernel import Kernel
+from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.policy import TenantPolicy
+from weft.agent.observe.drops import DropLog, End, NamedDrop
+from weft.agent.store.attachment_store import Journal
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
 from weft.domain.cluster import Cluster

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.dns.client import Conversation, conversation_with, tell
+from weft.agent.dns.control_client import Conversation, conversation_with, tell
 from weft.dns.handover import Entries, Everything, Look, Message, Tenant
 from weft.domain import kinds
 from weft.domain.addresses import Address, parse_address

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from weft.agent.calls import Serve
-from weft.agent.holdings import Holdings
-from weft.agent.journal import Journal, Stage
-from weft.agent.workloads import PlainWorkloads, Workload, place
+from weft.agent.cni.inflight_requests import Serve
+from weft.agent.cni.workload_identity import PlainWorkloads, Workload, place
+from weft.agent.store.attachment_store import Journal, Stage
+from weft.agent.store.node_ipam import Holdings
 from weft.cni.errors import CniError
 from weft.cni.request import Add, Request
 from weft.domain import kinds, model

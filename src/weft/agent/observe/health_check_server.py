@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 from aiohttp import web
 
-from weft.agent.services import Services
+from weft.agent.dataplane.services import Services
 from weft.domain import kinds
 from weft.domain.balancing.health import Health, health_of
 from weft.domain.cluster import Cluster

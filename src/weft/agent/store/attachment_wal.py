@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from weft.agent.journal import Attachment, Journal, Stage
+from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain.errors import Malformed, Unavailable
 from weft.domain.ids import EndpointKey
 from weft.runtime.logs import Log
