@@ -30,9 +30,9 @@ from weft.dns.encode import encode_name, question_key
 from weft.dns.handover import Everything
 from weft.dns.wire import Type
 from weft.domain.addresses import parse_address
+from weft.domain.dns.names import Entry, Rank, Zone, address_records, both_ways
 from weft.domain.errors import Unavailable
 from weft.domain.ids import TenantName
-from weft.domain.names import Entry, Rank, Zone, address_records, both_ways
 from weft.kernel.netlink.link import LOOPBACK, alter_link
 from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
 from weft.kernel.netns import NamespaceDirectory

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from weft.cni.install import PROGRAM
+from weft.domain.desired.placement import GROUP_LABEL
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT
-from weft.domain.placing import GROUP_LABEL
 from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.runtime.backoff import Backoff
 from weft.testing.libcni import Output, execute_here

@@ -26,7 +26,7 @@ from bench.figures import Figure, Skipped, figure, paired_figure
 from bench.labs import Pair, open_answerers, round_trips
 from bench.rulebook import GROUPS, OPEN, RULES_EACH, MakeRule, Rulebook, exact_rule, range_rule
 from weft.domain import model
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
 from weft.kernel.netns import NamespaceDirectory
 from weft.testing.apart import stepped_apart
 from weft.testing.judged import Pod, Ward, open_ward

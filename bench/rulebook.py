@@ -14,10 +14,10 @@ from weft.domain import kinds, model
 from weft.domain.addresses import Address
 from weft.domain.cluster import Cluster
 from weft.domain.codec import encode
-from weft.domain.commits import Change, Entry, Event, Listing
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.state import Part
 from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, PolicyName, RuleId, StoreKey
-from weft.domain.nodeview import Part
+from weft.domain.store_types import Change, Entry, Event, Listing
 from weft.testing.judged import TENANT
 
 GROUPS, RULES_EACH = 1_000, 10

@@ -24,15 +24,15 @@ from weft.agent.dataplane.services import Services
 from weft.agent.store.attachment_store import Journal
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
-from weft.domain.balancing.parts import Front
-from weft.domain.balancing.table import BalancingTable, Target, pool_of
 from weft.domain.cluster import Cluster
 from weft.domain.codec import encode
-from weft.domain.commits import Change, Entry, Event, Listing
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.state import Part
 from weft.domain.ids import EndpointId, NetworkName, NodeName, ServiceName
-from weft.domain.nodeview import Part
+from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.table import BalancingTable, Target, pool_of
 from weft.domain.policy.protocols import TCP, UDP
+from weft.domain.store_types import Change, Entry, Event, Listing
 from weft.testing.apart import stepped_apart
 from weft.testing.judged import TENANT, Pod, Ward, open_ward
 

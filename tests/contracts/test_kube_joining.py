@@ -13,9 +13,9 @@ from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.netmaster_discovery import AUDIENCE, CONFIG_MAP, ClusterMeeting
 from weft.adapters.stores.memory import MemoryStore
 from weft.agent.store.node_certificate import Membership
-from weft.domain.commits import Put
 from weft.domain.errors import Conflict, Denied
 from weft.domain.ids import NodeName, StoreKey
+from weft.domain.store_types import Put
 from weft.drivers import open_store
 from weft.master.joining import joining
 from weft.master.store_server import serving_store

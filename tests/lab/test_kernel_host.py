@@ -14,9 +14,9 @@ from weft.adapters.netns.host.network import HostSide, host_link_name
 from weft.adapters.netns.host.ruleset import HostSurroundings
 from weft.adapters.netns.tenant_netns import TenantSpace
 from weft.domain.addresses import Address, Range, parse_address, parse_subnet_v4
-from weft.domain.hosting.parts import Door, Ground, HostLink, HostPort, NodePort, Reach
+from weft.domain.desired.state import Part
+from weft.domain.host_access.state import Door, Ground, HostLink, HostPort, NodePort, Reach
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Part
 from weft.domain.policy.protocols import TCP, UDP
 from weft.kernel.netns import NamespaceDirectory
 

@@ -6,7 +6,7 @@ import subprocess
 
 import msgspec
 
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
 from weft.domain.errors import DatapathFault, NotFound
 from weft.domain.policy.protocols import UDP
 from weft.kernel.netlink.nft_set import read_generation

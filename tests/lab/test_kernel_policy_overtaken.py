@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from weft.domain.addresses import Range
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
 from weft.domain.policy.parts import REFUSES, WORKLOAD, PolicyPart, Row, Where
 from weft.domain.policy.protocols import UDP
 from weft.domain.policy.rules import Direction

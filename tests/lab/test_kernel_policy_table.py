@@ -14,7 +14,7 @@ import pytest
 from weft.adapters.netns.nft.entries import Entry
 from weft.adapters.netns.nft.policy_maps import entries_of
 from weft.domain.addresses import Address, Range
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
 from weft.domain.policy.parts import REFUSES, WORKLOAD, PolicyPart, Row, Tally, Where, Who
 from weft.domain.policy.protocols import TCP, UDP
 from weft.domain.policy.rules import Direction

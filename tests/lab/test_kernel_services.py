@@ -19,10 +19,10 @@ import pytest
 from weft.adapters.netns.nft import table
 from weft.adapters.netns.nft.service_maps import service_entries
 from weft.domain.addresses import Address, parse_address
-from weft.domain.balancing.parts import Front
-from weft.domain.balancing.table import BalancingTable, Target, pool_of
-from weft.domain.diff import Difference
-from weft.domain.nodeview import Gateway, Part
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.state import Gateway, Part
+from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.table import BalancingTable, Target, pool_of
 from weft.domain.policy.parts import REFUSES
 from weft.domain.policy.protocols import ICMP, SCTP, TCP, UDP
 from weft.domain.policy.rules import Direction

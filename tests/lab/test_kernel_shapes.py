@@ -13,8 +13,8 @@ from weft.adapters.netns.kernel_state import REAPED_GROUP
 from weft.adapters.netns.nft.base import TABLE
 from weft.adapters.netns.qos.qos import Shapes
 from weft.domain.addresses import parse_address
+from weft.domain.desired.state import Shape
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Shape
 from weft.kernel.netlink.link import Device, alter_link, create_veth, delete_group, delete_link, read_links
 from weft.kernel.netlink.route import LinkAddress, Prefix, put_address
 from weft.kernel.nftables import Nftables, open_nftables

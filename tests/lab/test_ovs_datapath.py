@@ -18,12 +18,12 @@ from weft.adapters.ovs.pipeline.pipeline.tables import Table
 from weft.adapters.ovs.datapath import OvsDatapath
 from weft.adapters.ovs.ovsdb.client import client
 from weft.domain.addresses import Address, mac_of, parse_address
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.segments import Segment, Station
+from weft.domain.desired.state import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space
 from weft.domain.errors import DatapathFault, NotFound
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space
 from weft.domain.policy.parts import WORKLOAD, Who
-from weft.domain.segments import Segment, Station
 from weft.kernel.netns import NamespaceDirectory
 from weft.ports.datapath import NO_CHANGE, Plugging, WiredAddress, Wiring
 from weft.testing import inventory, switch_inventory

@@ -15,9 +15,9 @@ from weft.adapters.ovs.ovsdb.client.external_ids import wiring_marks
 from weft.adapters.ovs.datapath import OvsDatapath
 from weft.adapters.ovs.ports import pool
 from weft.domain.addresses import Address, mac_of, parse_address
+from weft.domain.desired.state import Gateway, Overlay, Part, Port, Space
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Gateway, Overlay, Part, Port, Space
 from weft.domain.policy.parts import WORKLOAD, Who
 from weft.kernel.netns import NamespaceDirectory
 from weft.ports.datapath import Plugging, WiredAddress, Wiring

@@ -16,8 +16,8 @@ from weft.agent.store.attachment_store import Journal
 from weft.agent.store.node_ipam import Holdings
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
+from weft.domain.desired.state import Part
 from weft.domain.ids import NodeName
-from weft.domain.nodeview import Part
 from weft.drivers import RemoteStoreSettings, open_store
 from weft.ports.datapath import Datapath, Findings
 from weft.runtime.mirror import Mirror

@@ -24,7 +24,6 @@ from weft.adapters.stores.memory import MemoryStore
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import format_address
 from weft.domain.cluster import Cluster
-from weft.domain.commits import NEVER, At, Compare
 from weft.domain.errors import Conflict, NotFound, Unavailable, WeftError
 from weft.domain.ids import (
     EndpointId,
@@ -38,6 +37,7 @@ from weft.domain.ids import (
     TenantName,
 )
 from weft.domain.kinds import Kind
+from weft.domain.store_types import NEVER, At, Compare
 from weft.master.collector import collect_once
 from weft.master.control import Condition, ControlPlane
 from weft.ports.store import Store

@@ -36,8 +36,8 @@ from weft.cni.chains import Chains
 from weft.cni.install import NAMES
 from weft.domain import model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import NEVER
 from weft.domain.errors import DatapathFault, NotFound, Unavailable, WeftError
+from weft.domain.store_types import NEVER
 from weft.drivers import (
     DatapathSettings,
     LinuxDatapathSettings,

@@ -26,8 +26,8 @@ from weft.dns.wire import (
     Question,
     Type,
 )
+from weft.domain.dns.names import Record
 from weft.domain.errors import Invalid
-from weft.domain.names import Record
 
 _OWNER = b"\xc0\x0c"
 """The name that was asked for, by a pointer to it: the question always stands right behind the header."""

@@ -14,9 +14,9 @@ import struct
 
 import msgspec
 
+from weft.domain.dns.names import Entry, Zone
 from weft.domain.errors import Malformed
 from weft.domain.ids import TenantName
-from weft.domain.names import Entry, Zone
 
 SOCKET_NAME = "dns.sock"
 """Of the socket, in the directory that agent and netdns share."""

@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeVar, get_args
 from weft.dns.encode import encode_name, encode_record, question_key
 from weft.dns.reverse import Prefix, parse_prefix, reverse_prefix
 from weft.dns.wire import Type
+from weft.domain.dns.names import Entry, Rank, RecordType, Zone
 from weft.domain.errors import Invalid
-from weft.domain.names import Entry, Rank, RecordType, Zone
 
 MOST_ANSWERS = 10
 """How many members of a group are told at once (facts 7.14)."""

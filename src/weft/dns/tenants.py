@@ -14,9 +14,9 @@ from weft.dns.server import TenantServer
 from weft.dns.spaces import Spaces
 from weft.dns.table import Table
 from weft.dns.upstream import Upstreams
+from weft.domain.dns.names import Zone
 from weft.domain.errors import DatapathFault, Invalid, NotFound
 from weft.domain.ids import TenantName, check_name
-from weft.domain.names import Zone
 from weft.runtime.logs import Log
 
 log = Log("dns")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from weft.domain import model
-from weft.domain.balancing.kube_objects import KubeService, KubeSlice
 from weft.domain.errors import Invalid, Malformed
 from weft.domain.ids import StoreKey, store_key
+from weft.domain.loadbalancer.kube_objects import KubeService, KubeSlice
 from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
 
 T = TypeVar("T", bound=model.Value)

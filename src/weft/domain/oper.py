@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from weft.domain import ipam, kinds, model
-from weft.domain.balancing.kube_objects import KubeService
-from weft.domain.balancing.kube_services import faults_of, known_addresses
-from weft.domain.balancing.outer import outer_rules
+from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.ids import GroupKey
+from weft.domain.ipam.ipam import ipam
 from weft.domain.kinds import Kind
-from weft.domain.receipts import node_status
+from weft.domain.lifecycle.sync_status import node_status
+from weft.domain.loadbalancer.external_ips import outer_rules
+from weft.domain.loadbalancer.kube_objects import KubeService
+from weft.domain.loadbalancer.kube_services import faults_of, known_addresses
 from weft.domain.services import providers
 
 Oper = dict[str, Any]

@@ -23,9 +23,9 @@ from weft.domain.addresses import (
     parse_subnet_v4,
     parse_subnet_v6,
 )
-from weft.domain.balancing.kube_objects import KubeService, KubeSlice
 from weft.domain.errors import Invalid
 from weft.domain.ids import GLOBAL_NAME, MAX_LONG_NAME, check_endpoint_id, check_name
+from weft.domain.loadbalancer.kube_objects import KubeService, KubeSlice
 from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
 from weft.domain.policy.netpol import validate
 from weft.domain.selectors import Label, parse_labels

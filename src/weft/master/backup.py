@@ -17,9 +17,9 @@ from weft import __version__
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.codec import NOT_JSON
-from weft.domain.commits import At, Compare, Delete, Entry, Listing, Put, Write
 from weft.domain.errors import Conflict, Invalid, Malformed
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, StoreKey
+from weft.domain.store_types import At, Compare, Delete, Entry, Listing, Put, Write
 from weft.domain.validation import check
 from weft.master.objects import API
 from weft.ports.store import Store

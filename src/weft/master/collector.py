@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from weft.domain import collection, kinds
+from weft.domain import kinds
 from weft.domain.errors import WeftError
 from weft.domain.ids import NodeName
-from weft.domain.planning import Plan, Reading
+from weft.domain.lifecycle import node_gc
+from weft.domain.transaction import Plan, Reading
 from weft.master.control import ControlPlane
 from weft.runtime.backoff import happens
 from weft.runtime.logs import Log
@@ -39,11 +40,11 @@ async def collect_for_ever(control: ControlPlane, *, limit: float, pause: float 
 async def collect_once(control: ControlPlane, *, clock: Clock, limit: float) -> None:
     """One round."""
     cluster = control.cluster
-    for name in list(collection.nodes_to_mark(cluster)):
+    for name in list(node_gc.nodes_to_mark(cluster)):
         await control.carry_out(partial(_mark, name, clock))
         log.info("node silent" if cluster.is_silent(name) else "node heard again", node=name)
-    for name in list(collection.nodes_to_collect(cluster, now=clock(), limit=limit)):
-        while name in collection.nodes_to_collect(cluster, now=clock(), limit=limit):
+    for name in list(node_gc.nodes_to_collect(cluster, now=clock(), limit=limit)):
+        while name in node_gc.nodes_to_collect(cluster, now=clock(), limit=limit):
             await control.carry_out(partial(_collect, name, clock, limit))
         if cluster.get(kinds.NODE, name) is None:
             log.info("node collected", node=name)
@@ -53,8 +54,8 @@ async def collect_once(control: ControlPlane, *, clock: Clock, limit: float) -> 
 
 
 def _mark(name: NodeName, clock: Clock, reading: Reading) -> Plan:
-    return collection.plan_mark(reading, name, now=clock())
+    return node_gc.plan_mark(reading, name, now=clock())
 
 
 def _collect(name: NodeName, clock: Clock, limit: float, reading: Reading) -> Plan:
-    return collection.plan_collect(reading, name, now=clock(), limit=limit)
+    return node_gc.plan_collect(reading, name, now=clock(), limit=limit)

@@ -1,6 +1,6 @@
 """The control plane's use cases: decide on the cluster in memory, commit, and decide again when the state moved.
 
-Each is one commit. A decision is pure (`weft.domain.changes`); here it is carried out, fenced by the leadership, and
+Each is one commit. A decision is pure (`weft.domain.lifecycle.changes`); here it is carried out, fenced by the leadership, and
 written through to the snapshot, so that the next decision sees it.
 """
 
@@ -13,17 +13,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from weft.domain import changes, kinds, model
+from weft.domain import kinds, model
 from weft.domain.addresses import Address, address_from_hex
-from weft.domain.allocator import NumberSet
-from weft.domain.changes import endpoints
 from weft.domain.cluster import Cluster, Stored
-from weft.domain.commits import NEVER, At, Compare, Delete, DeleteAll, Event, Put, Revision, Write
 from weft.domain.errors import Mismatch, NotFound, Stale, Unavailable
 from weft.domain.ids import EndpointKey, NetworkKey, NetworkName, TenantName
+from weft.domain.ipam.ipam.address_cooldown import Resting
+from weft.domain.ipam.ipam.allocator import NumberSet
 from weft.domain.kinds import Kind
-from weft.domain.planning import Plan, Reading
-from weft.domain.resting import Resting
+from weft.domain.lifecycle import changes
+from weft.domain.lifecycle.changes import endpoints
+from weft.domain.store_types import NEVER, At, Compare, Delete, DeleteAll, Event, Put, Revision, Write
+from weft.domain.transaction import Plan, Reading
 from weft.ports.store import Store
 from weft.runtime.mirror import Mirror
 

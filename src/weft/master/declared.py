@@ -15,15 +15,15 @@ from typing import Any
 import msgspec
 
 from weft.domain import codec, kinds, model
-from weft.domain.balancing.kube_objects import KubeService, KubeSlice
 from weft.domain.cluster import Cluster
-from weft.domain.commits import LARGEST_VALUE, Delete, Put, Write
+from weft.domain.desired.placement import TENANT_LABEL
 from weft.domain.errors import Invalid, WeftError
 from weft.domain.ids import DEFAULT_TENANT, TenantName, check_name
 from weft.domain.kinds import Kind
-from weft.domain.placing import TENANT_LABEL
-from weft.domain.planning import Plan, Reading, put
+from weft.domain.loadbalancer.kube_objects import KubeService, KubeSlice
 from weft.domain.policy.kube_objects import KubePolicy
+from weft.domain.store_types import LARGEST_VALUE, Delete, Put, Write
+from weft.domain.transaction import Plan, Reading, put
 from weft.domain.validation import check
 from weft.master.control import ControlPlane
 from weft.master.in_force import InForce, Settle

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Delete
 from weft.domain.errors import Conflict
+from weft.domain.store_types import Delete
 from weft.master.control import ControlPlane
 from weft.master.declared import batches, plan_writes
 from weft.master.objects import API

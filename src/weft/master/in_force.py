@@ -12,9 +12,9 @@ from typing import Protocol
 
 from weft.domain import codec, kinds
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Delete, Put
 from weft.domain.errors import Behind
 from weft.domain.policy.kube_objects import KubePolicy
+from weft.domain.store_types import Delete, Put
 from weft.runtime.backoff import Backoff
 
 AGAIN_FIRST_S, AGAIN_CAP_S = 5.0, 300.0

@@ -14,8 +14,8 @@ from typing import cast
 from weft import __version__
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import NEVER, At
 from weft.domain.errors import Unavailable, WeftError
+from weft.domain.store_types import NEVER, At
 from weft.drivers import SqliteStoreSettings, find_orchestrator, open_store
 from weft.master.about import About
 from weft.master.backup import Backups

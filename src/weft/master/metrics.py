@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
-from weft.domain.receipts import State, state_of
+from weft.domain.lifecycle.sync_status import State, state_of
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 

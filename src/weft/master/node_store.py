@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from weft.domain.commits import NEVER, At, Compare, LeaseId, Put, Revision, Write
 from weft.domain.errors import Denied, NotFound, Stale
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.kinds import ALIVE
-from weft.domain.ownership import check_ownership, still_needed
+from weft.domain.lifecycle.node_permissions import check_ownership, still_needed
+from weft.domain.store_types import NEVER, At, Compare, LeaseId, Put, Revision, Write
 from weft.ports.store import Entry, Store
 
 _TRIES = 4

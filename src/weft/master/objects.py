@@ -19,9 +19,9 @@ from weft.domain.cluster import Cluster, Stored
 from weft.domain.errors import Invalid, Malformed, NotFound, Unavailable
 from weft.domain.ids import StoreKey
 from weft.domain.kinds import Kind
+from weft.domain.lifecycle.sync_status import node_status
 from weft.domain.links import Links, links_of
 from weft.domain.oper import endpoint_oper, oper_of
-from weft.domain.receipts import node_status
 from weft.master.control import Condition, ControlPlane
 from weft.ports.store import Store
 from weft.runtime.http import Handler, json_response, read_json

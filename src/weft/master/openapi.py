@@ -10,8 +10,8 @@ import msgspec
 
 from weft import __version__
 from weft.domain import kinds
+from weft.domain.field_docs import MEMBERS
 from weft.domain.kinds import Kind
-from weft.domain.members import MEMBERS
 from weft.master.objects import DECORATION
 from weft.runtime.routes import Route
 

@@ -8,18 +8,19 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from weft.domain import changes, codec, kinds, model
+from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Change, Listing
 from weft.domain.errors import Invalid, Malformed, NotFound
 from weft.domain.ids import StoreKey
 from weft.domain.kinds import Kind
-from weft.domain.planning import Reading
+from weft.domain.lifecycle import changes
 from weft.domain.policy.diff import FlowChange, diff
 from weft.domain.policy.engine import Engine
 from weft.domain.policy.explain import Explanation, explain
 from weft.domain.policy.following import CONCERNED, SHARED, follow
 from weft.domain.policy.protocols import parse_service
+from weft.domain.store_types import Change, Listing
+from weft.domain.transaction import Reading
 from weft.master.objects import API, read_object
 from weft.runtime.http import json_response
 from weft.runtime.logs import Log

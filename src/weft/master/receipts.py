@@ -15,9 +15,9 @@ from aiohttp import web
 
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
-from weft.domain.commits import NEVER, Put, Revision
 from weft.domain.errors import Behind, Malformed, Unavailable
-from weft.domain.receipts import is_behind, laggards, node_status
+from weft.domain.lifecycle.sync_status import is_behind, laggards, node_status
+from weft.domain.store_types import NEVER, Put, Revision
 from weft.master.objects import API
 from weft.ports.store import Store
 from weft.runtime.http import json_response

@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from weft.domain import kinds
+from weft.domain.field_docs import MEMBERS
 from weft.domain.kinds import Kind
-from weft.domain.members import MEMBERS
 from weft.drivers import MemoryStoreSettings, open_store
 from weft.master.main import Netmaster
 from weft.master.settings import read_master_settings

@@ -12,9 +12,9 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from weft.domain.commits import DeleteAll, LeaseId, Quiet, Revision
 from weft.domain.errors import Invalid, Malformed, Unavailable, WeftError
 from weft.domain.ids import NodeName, StoreKey
+from weft.domain.store_types import DeleteAll, LeaseId, Quiet, Revision
 from weft.master.node_store import NodeStore
 from weft.master.peers import node_of
 from weft.ports.store import Entry, Listing, Store

@@ -1,4 +1,4 @@
-"""The Datapath port: what carries packets on a node, told in parts (`weft.domain.nodeview`).
+"""The Datapath port: what carries packets on a node, told in parts (`weft.domain.desired.state`).
 
 Contract, for every adapter:
 
@@ -20,12 +20,12 @@ from typing import Protocol
 import msgspec
 
 from weft.domain.addresses import Address
-from weft.domain.balancing.parts import Front
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.state import NO_RATES, Part, Port, Rates
 from weft.domain.errors import DatapathFault, WeftError
-from weft.domain.hosting.view import PublishedPort
+from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import NO_RATES, Part, Port, Rates
+from weft.domain.loadbalancer.state import Front
 
 _ICMP, _ICMPV6 = 1, 58
 NO_CHANGE: Difference[Part] = Difference((), ())

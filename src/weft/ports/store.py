@@ -23,7 +23,8 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from weft.domain.commits import (
+from weft.domain.ids import StoreKey
+from weft.domain.store_types import (
     NEVER,
     At,
     Change,
@@ -39,7 +40,6 @@ from weft.domain.commits import (
     Revision,
     Write,
 )
-from weft.domain.ids import StoreKey
 
 __all__ = [
     "NEVER",

@@ -13,15 +13,15 @@ from typing import TypeVar
 
 from weft import drivers
 from weft.domain.addresses import BITS, Address, mac_of, parse_address
-from weft.domain.diff import Difference, diff
+from weft.domain.desired.diff import Difference, diff
+from weft.domain.desired.segments import Segment, Station, wire_number
+from weft.domain.desired.state import Beyond, Part, Peer, Port, Prefix, Remote, Space, host_end, rank, way_of
 from weft.domain.errors import Unavailable
 from weft.domain.ids import DEFAULT_TENANT, EndpointId, EndpointKey, NetworkName, NodeName
 from weft.domain.model import NetworkTags
-from weft.domain.nodeview import Beyond, Part, Peer, Port, Prefix, Remote, Space, host_end, rank, way_of
 from weft.domain.policy.engine import Engine, Touched
 from weft.domain.policy.parts import REFUSES, PolicyPart
 from weft.domain.policy.tables import Tables
-from weft.domain.segments import Segment, Station, wire_number
 from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, create_veth, read_link
 from weft.kernel.netlink.route import LinkAddress, put_address
 from weft.kernel.netlink.route import Prefix as LinkPrefix

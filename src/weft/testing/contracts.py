@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import pytest
 
-from weft.domain.commits import LARGEST_VALUE
 from weft.domain.errors import Compacted, Invalid, NotFound, Stale
 from weft.domain.ids import StoreKey
+from weft.domain.store_types import LARGEST_VALUE
 from weft.ports.store import NEVER, At, Change, Delete, DeleteAll, Event, LeaseId, Put, Quiet, Revision, Store, Write
 from weft.testing.waiting import DEADLINE, soon, until
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from weft.domain.addresses import Address, mac_of, parse_address
-from weft.domain.diff import Difference, diff
+from weft.domain.desired.diff import Difference, diff
+from weft.domain.desired.state import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Space, rank
 from weft.domain.errors import Conflict, NotFound
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Space, rank
 from weft.domain.policy.parts import REFUSES, WORKLOAD, Row, Tally, Who
 from weft.domain.policy.rules import Direction
 from weft.drivers import DatapathSettings, open_datapath

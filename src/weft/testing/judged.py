@@ -15,13 +15,13 @@ from typing import NamedTuple
 from weft.adapters.linux.datapath import LinuxDatapath
 from weft.adapters.netns.tenant_netns import TenantSpace
 from weft.domain.addresses import BITS, Address, mac_of, parse_address
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.segments import Segment
+from weft.domain.desired.state import Part, Port, Space
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Part, Port, Space
 from weft.domain.policy.parts import WORKLOAD, PolicyPart, Row, Tally, Who
 from weft.domain.policy.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
 from weft.domain.policy.rules import Direction
-from weft.domain.segments import Segment
 from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.ports.datapath import Drop, WiredAddress, Wiring
 from weft.testing.waiting import DEADLINE

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from weft.domain import codec, kinds
-from weft.domain.balancing.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice
-from weft.domain.commits import Delete, DeleteAll, Put, Write
 from weft.domain.ids import TenantName
+from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice
+from weft.domain.store_types import Delete, DeleteAll, Put, Write
 from weft.drivers import EtcdStoreSettings, open_store
 from weft.ports.store import Store
 from weft.testing.hosts import Pod

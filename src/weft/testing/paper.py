@@ -18,11 +18,11 @@ from weft.agent.store.node_ipam import Holdings
 from weft.cni.request import AttachmentId, Request, parse_request
 from weft.domain import model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Put
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.state import Part, Port
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import NodeName, StoreKey
-from weft.domain.nodeview import Part, Port
+from weft.domain.store_types import Put
 from weft.ports.datapath import NO_CHANGE, Datapath, Findings, Plugging, Wiring, one_by_one
 from weft.ports.orchestrator import Pods
 from weft.runtime.mirror import Mirror

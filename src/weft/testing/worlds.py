@@ -8,15 +8,16 @@ from typing import TypeVar
 
 import pytest
 
-from weft.domain import changes, kinds, model
-from weft.domain.changes import endpoints
-from weft.domain.changes.endpoints import Busy
+from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import NEVER, At, Change, Compare, Delete, Event, Put
 from weft.domain.errors import Stale, WeftError
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, StoreKey, TenantName
 from weft.domain.kinds import Kind
-from weft.domain.planning import Plan, Reading
+from weft.domain.lifecycle import changes
+from weft.domain.lifecycle.changes import endpoints
+from weft.domain.lifecycle.changes.endpoints import Busy
+from weft.domain.store_types import NEVER, At, Change, Compare, Delete, Event, Put
+from weft.domain.transaction import Plan, Reading
 
 T = TypeVar("T", bound=model.Value)
 

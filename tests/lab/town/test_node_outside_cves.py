@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from weft.domain.cluster import Cluster
-from weft.domain.hosting.doors import doors
+from weft.domain.host_access.nodeport_vips import doors
 from weft.domain.ids import StoreKey, TenantName
 from weft.drivers import EtcdStoreSettings, open_store
 from weft.kernel.netns import Namespace

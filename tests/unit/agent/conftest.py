@@ -8,8 +8,8 @@ import pytest
 from weft.agent.dataplane.policy import Policies
 from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import model
+from weft.domain.desired.state import Port, host_end
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.nodeview import Port, host_end
 from weft.domain.policy.rules import Action
 from weft.domain.policy.services import Outcome
 from weft.ports.datapath import Wiring

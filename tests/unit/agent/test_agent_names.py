@@ -12,9 +12,9 @@ import pytest
 from weft.agent.dns.publisher import Names
 from weft.dns.handover import Entries, Everything, Message, Report, Tenant, decode_message, encode, read_body
 from weft.domain import kinds
-from weft.domain.commits import Change, Event, Listing
+from weft.domain.dns.names import Entry, Zone
 from weft.domain.ids import EndpointKey, TenantName
-from weft.domain.names import Entry, Zone
+from weft.domain.store_types import Change, Event, Listing
 from weft.ports.store import Compare, Revision, Write
 from weft.runtime.mirror import EVERYTHING
 from weft.runtime.tasks import beside

@@ -12,9 +12,9 @@ from weft.agent.dataplane.reconciler import Reconciler
 from weft.agent.observe.sync_status import Receipts
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Change, Compare, Listing, Put, Revision, Write
 from weft.domain.errors import Unavailable
 from weft.domain.ids import NodeName
+from weft.domain.store_types import Change, Compare, Listing, Put, Revision, Write
 from weft.runtime.mirror import Mirror
 from weft.runtime.tasks import beside
 from weft.testing.waiting import until

@@ -10,14 +10,14 @@ from weft.agent.observe.svcstats import show_uses
 from weft.agent.store.attachment_store import Journal
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
-from weft.domain.balancing.kube_objects import DeclaredService, KubeService
-from weft.domain.balancing.parts import Backend, Front
-from weft.domain.changes import endpoints
-from weft.domain.changes.endpoints import Busy
-from weft.domain.diff import Difference
-from weft.domain.hosting.parts import Door, NodePort, Reach, is_hosts
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.state import Part
+from weft.domain.host_access.state import Door, NodePort, Reach, is_hosts
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.nodeview import Part
+from weft.domain.lifecycle.changes import endpoints
+from weft.domain.lifecycle.changes.endpoints import Busy
+from weft.domain.loadbalancer.kube_objects import DeclaredService, KubeService
+from weft.domain.loadbalancer.state import Backend, Front
 from weft.domain.policy.protocols import TCP, UDP
 from weft.ports.datapath import ServiceUse
 from weft.testing.worlds import World, endpoint, network, service

@@ -11,8 +11,8 @@ import pytest
 
 from weft.cni.errors import CniError, Code
 from weft.domain import kinds
-from weft.domain.commits import Delete
 from weft.domain.errors import Unavailable
+from weft.domain.store_types import Delete
 from weft.testing.paper import PaperNode, paper_node
 from weft.testing.waiting import DEADLINE, soon, until
 

@@ -8,8 +8,8 @@ from weft.agent.cni.attachments import result_of
 from weft.cni.result import Dns, Interface, Result
 from weft.domain import model
 from weft.domain.addresses import parse_address
+from weft.domain.desired.state import port_of
 from weft.domain.ids import EndpointId, NetworkName, TenantName
-from weft.domain.nodeview import port_of
 from weft.ports.datapath import WiredAddress, Wiring
 
 ENDPOINT = model.Endpoint(

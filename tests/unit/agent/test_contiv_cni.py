@@ -17,9 +17,9 @@ from weft.cni.errors import CniError, Code
 from weft.cni.request import Add, Del, Request
 from weft.domain import model
 from weft.domain.addresses import parse_address
+from weft.domain.desired.state import port_of
 from weft.domain.errors import Exhausted
 from weft.domain.ids import EndpointId, NetworkName, TenantName
-from weft.domain.nodeview import port_of
 from weft.ports.datapath import WiredAddress, Wiring
 from weft.runtime.http import serving_privately
 from weft.testing.waiting import DEADLINE

@@ -12,10 +12,10 @@ import pytest
 from weft.adapters.stores.memory import MemoryStore
 from weft.agent.store.store_writer import Decisions
 from weft.domain.cluster import Cluster
-from weft.domain.commits import NEVER, At, Compare, Put, Revision, Write
 from weft.domain.errors import Conflict, Denied, Unavailable, WeftError
 from weft.domain.ids import StoreKey
-from weft.domain.planning import Plan, Reading
+from weft.domain.store_types import NEVER, At, Compare, Put, Revision, Write
+from weft.domain.transaction import Plan, Reading
 from weft.runtime.mirror import follow
 from weft.testing.waiting import soon, until
 

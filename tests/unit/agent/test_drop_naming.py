@@ -15,9 +15,9 @@ from weft.agent.observe.drop_attribution import OWN_REASONS, Hearing, Naming
 from weft.agent.observe.drops import DropLog, End
 from weft.domain import model
 from weft.domain.addresses import Address, parse_address
+from weft.domain.desired.state import host_end
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import host_end
 from weft.domain.policy.protocols import ICMP, TCP
 from weft.domain.policy.rules import Action, Direction, RuleId
 from weft.domain.policy.services import Outcome

@@ -8,15 +8,15 @@ import pytest
 from weft.agent.dataplane.policy import Policies
 from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import kinds, model
-from weft.domain.commits import Delete
+from weft.domain.desired.state import Port, host_end
 from weft.domain.ids import NodeName
 from weft.domain.model import PodIdentity, PodPort
-from weft.domain.nodeview import Port, host_end
-from weft.domain.planning import put
 from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
 from weft.domain.policy.netpol import IngressRule, PolicyPeer, PolicyPort, PolicySpec
 from weft.domain.policy.protocols import TCP
 from weft.domain.selectors import LabelSelector
+from weft.domain.store_types import Delete
+from weft.domain.transaction import put
 from weft.ports.datapath import Wiring
 from weft.testing.worlds import DEFAULT, World, network
 

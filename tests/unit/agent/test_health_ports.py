@@ -16,8 +16,8 @@ from weft.agent.observe import health_check_server
 from weft.agent.observe.health_check_server import HealthPorts
 from weft.agent.store.attachment_store import Journal
 from weft.domain import codec, kinds
-from weft.domain.balancing.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, SliceEndpoint
 from weft.domain.ids import DEFAULT_TENANT, NodeName, StoreKey
+from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, SliceEndpoint
 from weft.domain.model import Value
 from weft.runtime.tasks import beside
 from weft.testing.processes import free_port

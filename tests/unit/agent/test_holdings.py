@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
-from weft.domain.commits import Compare, Put, Revision, Write
 from weft.domain.errors import Unavailable
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, NodeName, StoreKey, TenantName
-from weft.domain.planning import put
+from weft.domain.store_types import Compare, Put, Revision, Write
+from weft.domain.transaction import put
 from weft.runtime.tasks import beside
 from weft.testing.agents import ReferenceAgent
 from weft.testing.waiting import eventually, soon, until

@@ -10,11 +10,11 @@ from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.cluster import Cluster
-from weft.domain.diff import Difference
-from weft.domain.hosting.parts import Alias, Disguise, Ground, HostLink, HostPort
-from weft.domain.hosting.view import PublishedPort
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.state import Part, port_of
+from weft.domain.host_access.state import Alias, Disguise, Ground, HostLink, HostPort
+from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import EndpointId, NetworkName, NodeName, TenantName
-from weft.domain.nodeview import Part, port_of
 from weft.domain.policy.identities import Kind
 from weft.domain.policy.protocols import TCP
 from weft.ports.datapath import Wiring

@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from weft.agent.dataplane.executor import Kernel
+from weft.domain.desired.state import Port
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Port
 from weft.ports.datapath import Datapath, Plugging, Wiring
 from weft.runtime.one_thread import OneThread
 from weft.testing.waiting import DEADLINE

@@ -5,8 +5,8 @@ from __future__ import annotations
 from weft.agent.rest import leaks
 from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import model
+from weft.domain.desired.state import port_of
 from weft.domain.ids import EndpointId, NetworkName, TenantName
-from weft.domain.nodeview import port_of
 from weft.ports.datapath import SpaceSurvey, Wiring
 
 BLUE = TenantName("blue")

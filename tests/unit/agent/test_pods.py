@@ -15,12 +15,12 @@ from weft.adapters.kubernetes.objects import Pod
 from weft.adapters.kubernetes.pods import NodePods
 from weft.agent.cni.pods import Relabelling, telling_failures
 from weft.domain import kinds, model
+from weft.domain.desired.placement import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL
 from weft.domain.errors import Invalid, NotFound, Unavailable
 from weft.domain.ids import TenantName
 from weft.domain.model import PodIdentity, PodPort
-from weft.domain.placing import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL
-from weft.domain.planning import put
 from weft.domain.policy.kube_objects import KubeNamespace
+from weft.domain.transaction import put
 from weft.runtime.tasks import beside
 from weft.testing.kube_script import Scripted, listing, pod, scripted_server
 from weft.testing.paper import PaperNode, paper_node, request_of

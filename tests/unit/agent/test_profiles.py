@@ -8,9 +8,9 @@ from weft.agent.dataplane.qos import Profiles
 from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.state import Shape, host_end
 from weft.domain.ids import EndpointId, GroupName, NetworkName, ProfileName, TenantName
-from weft.domain.nodeview import Shape, host_end
 
 BLUE = TenantName("blue")
 HERE = frozenset({BLUE})

@@ -15,10 +15,10 @@ from weft.agent.dataplane.reconciler import Reconciler
 from weft.agent.store.attachment_store import Journal
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Change, Entry, Event, Listing, Put
+from weft.domain.desired.state import Part
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName
-from weft.domain.nodeview import Part
+from weft.domain.store_types import Change, Entry, Event, Listing, Put
 from weft.ports.datapath import Datapath, Findings
 from weft.runtime.one_thread import OneThread
 from weft.runtime.tasks import beside

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Set
 import pytest
 
 from weft.domain import model
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.state import Part, Space
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Part, Space
 from weft.ports.datapath import Findings
 from weft.testing.paper import PaperDatapath, PaperNode, paper_node
 from weft.testing.worlds import DEFAULT

@@ -11,10 +11,10 @@ from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.cni.traffic_wishes import Bandwidth, PortMapping
 from weft.domain import model
 from weft.domain.addresses import parse_address
+from weft.domain.desired.state import Rates, port_of
 from weft.domain.errors import Conflict
-from weft.domain.hosting.view import PublishedPort
+from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
-from weft.domain.nodeview import Rates, port_of
 from weft.domain.policy.protocols import TCP, UDP
 from weft.ports.datapath import Wiring
 

@@ -7,9 +7,9 @@ import pytest
 from weft.agent.cni.workload_identity import Placement, place
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
+from weft.domain.desired.placement import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL
 from weft.domain.errors import Invalid
 from weft.domain.ids import GroupName, NetworkName, TenantName
-from weft.domain.placing import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from weft.dns.encode import (
     with_owner,
 )
 from weft.dns.wire import AA, RD, Code, read_question
+from weft.domain.dns.names import Rank, Record, RecordType
 from weft.domain.errors import Invalid
-from weft.domain.names import Rank, Record, RecordType
 
 text_labels = st.from_regex(r"[a-zA-Z0-9_-]{1,30}", fullmatch=True)
 text_names = st.lists(text_labels, min_size=1, max_size=6).map(".".join)

@@ -10,8 +10,8 @@ import pytest
 from weft.dns import memory as module
 from weft.dns.handover import Entries, Everything, Message, Tenant
 from weft.dns.memory import Memory
+from weft.domain.dns.names import Entry, Rank, Record, Zone
 from weft.domain.ids import TenantName
-from weft.domain.names import Entry, Rank, Record, Zone
 
 BLUE = TenantName("blue")
 WEB = Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),), ("10.0.0.2",))

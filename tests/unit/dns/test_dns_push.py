@@ -21,7 +21,11 @@ from weft.dns.tenants import Tenants
 from weft.dns.upstream import Upstreams
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
-from weft.domain.balancing.kube_objects import (
+from weft.domain.dns.names import Entry, Rank, Record, Zone
+from weft.domain.dns.zones import tenant_zone
+from weft.domain.errors import Unavailable
+from weft.domain.ids import EndpointId, NetworkName, TenantName
+from weft.domain.loadbalancer.kube_objects import (
     DeclaredService,
     EndpointSlice,
     KubeService,
@@ -29,12 +33,8 @@ from weft.domain.balancing.kube_objects import (
     ServiceSpec,
     SliceEndpoint,
 )
-from weft.domain.commits import Change, Delete, Event
-from weft.domain.errors import Unavailable
-from weft.domain.ids import EndpointId, NetworkName, TenantName
-from weft.domain.names import Entry, Rank, Record, Zone
-from weft.domain.planning import put
-from weft.domain.zones import tenant_zone
+from weft.domain.store_types import Change, Delete, Event
+from weft.domain.transaction import put
 from weft.runtime.tasks import beside
 from weft.testing.waiting import soon, until
 from weft.testing.worlds import DEFAULT, World, group, kind_of, network, service

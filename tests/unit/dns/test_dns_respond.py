@@ -18,8 +18,8 @@ from weft.dns.respond import Responder, Statistics
 from weft.dns.table import Table
 from weft.dns.wire import read_question
 from weft.domain.addresses import parse_address
-from weft.domain.cluster_names import Backend, ServicePort, external_service_entry, headless_service_entry
-from weft.domain.names import Entry, Rank, Record, Zone, both_ways
+from weft.domain.dns.cluster_names import Backend, ServicePort, external_service_entry, headless_service_entry
+from weft.domain.dns.names import Entry, Rank, Record, Zone, both_ways
 
 CLIENT = "::ffff:10.1.0.9"
 MEMBERS = 30

@@ -21,7 +21,7 @@ from weft.dns.server import TenantServer
 from weft.dns.spaces import Sockets
 from weft.dns.table import Table
 from weft.dns.upstream import Upstream, Upstreams
-from weft.domain.names import Entry, Rank, Record, Zone
+from weft.domain.dns.names import Entry, Rank, Record, Zone
 from weft.runtime.tasks import beside
 from weft.testing.waiting import eventually, soon, until
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from weft.dns.encode import encode_name, question_key
 from weft.dns.table import MOST_ANSWERS, Table
 from weft.dns.wire import Type
+from weft.domain.dns.names import Entry, Rank, Record, Zone
 from weft.domain.errors import Invalid
-from weft.domain.names import Entry, Rank, Record, Zone
 
 records = st.builds(
     Record,

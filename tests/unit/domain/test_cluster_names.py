@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.domain.addresses import Address, parse_address
-from weft.domain.cluster_names import (
+from weft.domain.dns.cluster_names import (
     CLUSTER_DOMAIN,
     Backend,
     ServicePort,
@@ -12,7 +12,7 @@ from weft.domain.cluster_names import (
     headless_service_entry,
     pod_entry,
 )
-from weft.domain.names import Entry, Rank
+from weft.domain.dns.names import Entry, Rank
 
 PORTS = (ServicePort("http", "TCP", 80), ServicePort("", "UDP", 53))
 

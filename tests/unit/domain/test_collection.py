@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from weft.domain import codec, collection, ipam, kinds, model
-from weft.domain.changes.endpoints import plan_publish
-from weft.domain.commits import Delete, Put
+from weft.domain import codec, kinds, model
 from weft.domain.errors import Stale
 from weft.domain.ids import NodeName
-from weft.domain.planning import Plan
+from weft.domain.ipam.ipam import ipam
+from weft.domain.lifecycle import node_gc
+from weft.domain.lifecycle.changes.endpoints import plan_publish
+from weft.domain.store_types import Delete, Put
+from weft.domain.transaction import Plan
 from weft.testing.worlds import World, endpoint, network
 
 NODE = NodeName("n1")
@@ -36,8 +38,8 @@ def fall_silent(world: World) -> None:
 
 
 def mark(world: World, now: float) -> None:
-    for name in list(collection.nodes_to_mark(world.cluster)):
-        world.carry_out(collection.plan_mark(world.reading(), name, now=now))
+    for name in list(node_gc.nodes_to_mark(world.cluster)):
+        world.carry_out(node_gc.plan_mark(world.reading(), name, now=now))
 
 
 def silent_since(world: World) -> float:
@@ -49,8 +51,8 @@ def silent_since(world: World) -> float:
 def collect(world: World, now: float) -> int:
     """Collect all that is due; how many commits it took."""
     count = 0
-    for name in list(collection.nodes_to_collect(world.cluster, now=now, limit=LIMIT)):
-        while (plan := collection.plan_collect(world.reading(), name, now=now, limit=LIMIT)).writes:
+    for name in list(node_gc.nodes_to_collect(world.cluster, now=now, limit=LIMIT)):
+        while (plan := node_gc.plan_collect(world.reading(), name, now=now, limit=LIMIT)).writes:
             world.carry_out(plan)
             count += 1
     return count
@@ -61,7 +63,7 @@ def test_silence_is_marked_when_it_begins_and_when_it_ends() -> None:
     mark(world, 100)
     assert silent_since(world) == 0
     fall_silent(world)
-    assert list(collection.nodes_to_mark(world.cluster)) == [NODE]
+    assert list(node_gc.nodes_to_mark(world.cluster)) == [NODE]
     mark(world, 100)
     mark(world, 200)
     assert silent_since(world) == 100
@@ -72,7 +74,7 @@ def test_silence_is_marked_when_it_begins_and_when_it_ends() -> None:
 
 def test_a_node_that_shows_itself_meanwhile_is_not_marked() -> None:
     world = world_with_node(alive=False)
-    plan = collection.plan_mark(world.reading(), NODE, now=100)
+    plan = node_gc.plan_mark(world.reading(), NODE, now=100)
     show(world)
     with pytest.raises(Stale):
         world.carry_out(plan)
@@ -84,7 +86,7 @@ def test_a_dead_node_is_collected_with_all_it_had() -> None:
     blue = world.put(network(subnet="10.1.0.0/16"))
     before = {key for key in world.entries if not key.startswith(("nodes/", "alive/"))}
     world.carry_out(Plan((), (Put(kinds.receipt_of(NODE), codec.encode(model.Receipt(revision=1))),)))
-    for _ in range(collection.BATCH + 2):
+    for _ in range(node_gc.BATCH + 2):
         reading = world.reading()
         block, writes = ipam.take_block(reading, blue, NODE, family=4)
         world.carry_out(reading.plan(writes))
@@ -115,7 +117,7 @@ def test_endpoints_of_others_stay() -> None:
 def test_a_node_that_comes_back_keeps_what_is_left() -> None:
     world = world_with_node(alive=False)
     mark(world, 100)
-    plan = collection.plan_collect(world.reading(), NODE, now=200 + LIMIT, limit=LIMIT)
+    plan = node_gc.plan_collect(world.reading(), NODE, now=200 + LIMIT, limit=LIMIT)
     show(world)
     with pytest.raises(Stale):
         world.carry_out(plan)
@@ -125,5 +127,5 @@ def test_a_node_that_comes_back_keeps_what_is_left() -> None:
 
 def test_an_unknown_node_is_nothing_to_do() -> None:
     world = World()
-    assert collection.plan_mark(world.reading(), NODE, now=1) == Plan()
-    assert collection.plan_collect(world.reading(), NODE, now=1, limit=1) == Plan()
+    assert node_gc.plan_mark(world.reading(), NODE, now=1) == Plan()
+    assert node_gc.plan_collect(world.reading(), NODE, now=1, limit=1) == Plan()

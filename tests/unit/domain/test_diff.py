@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.domain.diff import Difference, diff, in_turn
+from weft.domain.desired.diff import Difference, diff, in_turn
 
 NUMBERS = st.frozensets(st.integers(0, 50))
 

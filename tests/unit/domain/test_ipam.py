@@ -6,13 +6,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from weft.domain.ipam.ipam.allocator import NumberSet
 
-from weft.domain import ipam, model
+from weft.domain import model
 from weft.domain.addresses import Address, parse_address
-from weft.domain.allocator import NumberSet
-from weft.domain.changes.endpoints import plan_publish
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import NodeName
+from weft.domain.ipam.ipam import ipam
+from weft.domain.lifecycle.changes.endpoints import plan_publish
 from weft.testing.worlds import World, endpoint, group, network
 
 NODE = NodeName("n1")

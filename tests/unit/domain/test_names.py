@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from weft.domain import model
-from weft.domain.names import NOTHING, Entry, Rank, Record, Zone, endpoint_entry, service_entry, show_names
-from weft.domain.zones import tenant_zone
+from weft.domain.dns.names import NOTHING, Entry, Rank, Record, Zone, endpoint_entry, service_entry, show_names
+from weft.domain.dns.zones import tenant_zone
 from weft.testing.worlds import DEFAULT, World, endpoint, group, network, service
 
 

@@ -8,17 +8,7 @@ import pytest
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import Address, address_hex, parse_address
 from weft.domain.cluster import Cluster
-from weft.domain.ids import (
-    EndpointId,
-    EndpointKey,
-    GroupName,
-    NetworkName,
-    NodeName,
-    ProfileName,
-    StoreKey,
-    TenantName,
-)
-from weft.domain.nodeview import (
+from weft.domain.desired.state import (
     Gateway,
     Overlay,
     Peer,
@@ -33,6 +23,16 @@ from weft.domain.nodeview import (
     rank,
     shape_of,
     wished_shape,
+)
+from weft.domain.ids import (
+    EndpointId,
+    EndpointKey,
+    GroupName,
+    NetworkName,
+    NodeName,
+    ProfileName,
+    StoreKey,
+    TenantName,
 )
 
 BLUE = TenantName("blue")

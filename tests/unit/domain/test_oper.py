@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.domain import codec, ipam, kinds, model
-from weft.domain.balancing.kube_objects import DeclaredService, KubeService, ServiceSpec
-from weft.domain.changes.endpoints import plan_publish
+from weft.domain import codec, kinds, model
 from weft.domain.ids import NodeName
+from weft.domain.ipam.ipam import ipam
+from weft.domain.lifecycle.changes.endpoints import plan_publish
+from weft.domain.loadbalancer.kube_objects import DeclaredService, KubeService, ServiceSpec
 from weft.domain.oper import endpoint_oper, oper_of
 from weft.testing.worlds import DEFAULT, World, endpoint, group, network, policy, profile, rule, service
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from weft.domain import codec
-from weft.domain.commits import Delete, DeleteAll, Put, Write
 from weft.domain.errors import Denied, Malformed
 from weft.domain.ids import EndpointId, NetworkName, NodeName, StoreKey, TenantName
+from weft.domain.lifecycle.node_permissions import check_ownership, still_needed
 from weft.domain.model import Block, Claim, Endpoint, Node, Receipt, Tenant, Value
-from weft.domain.ownership import check_ownership, still_needed
+from weft.domain.store_types import Delete, DeleteAll, Put, Write
 
 ME, OTHER = NodeName("node-1"), NodeName("node-2")
 

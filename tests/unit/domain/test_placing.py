@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from weft.domain.desired.placement import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL, bound_by, over_defaults
 from weft.domain.errors import Invalid
-from weft.domain.placing import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL, bound_by, over_defaults
 
 NAMES = {"t": TENANT_LABEL, "n": NETWORK_LABEL, "g": GROUP_LABEL}
 

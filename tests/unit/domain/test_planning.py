@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from weft.domain import codec, kinds, model
-from weft.domain.commits import NEVER, At, Put, Quiet
 from weft.domain.errors import Invalid
 from weft.domain.ids import TenantName
-from weft.domain.planning import Plan, holder_of, put, put_claim
+from weft.domain.store_types import NEVER, At, Put, Quiet
+from weft.domain.transaction import Plan, holder_of, put, put_claim
 from weft.testing.worlds import World, network, service
 
 

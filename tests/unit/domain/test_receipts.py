@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from weft.domain import codec, kinds, model
-from weft.domain.commits import Delete, Put, Write
 from weft.domain.ids import NodeName, StoreKey
+from weft.domain.lifecycle.sync_status import is_behind, laggards, node_status
 from weft.domain.oper import oper_of
-from weft.domain.planning import Plan
-from weft.domain.receipts import is_behind, laggards, node_status
+from weft.domain.store_types import Delete, Put, Write
+from weft.domain.transaction import Plan
 from weft.testing.worlds import World
 
 A, B = NodeName("a"), NodeName("b")

@@ -8,9 +8,9 @@ import pytest
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import Address, address_hex, parse_address
 from weft.domain.cluster import Cluster
+from weft.domain.desired.segments import Segment, Station, segment_number, tags_of, vlan_tag, wire_number
+from weft.domain.desired.state import Gateway, Overlay, Peer, Remote, Space, Trunk, ground_of, node_view, rank
 from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, ServiceName, StoreKey, TenantName
-from weft.domain.nodeview import Gateway, Overlay, Peer, Remote, Space, Trunk, ground_of, node_view, rank
-from weft.domain.segments import Segment, Station, segment_number, tags_of, vlan_tag, wire_number
 
 BLUE = TenantName("blue")
 HERE, THERE = NodeName("here"), NodeName("there")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain import kinds, model
-from weft.domain.changes import endpoints
 from weft.domain.ids import TenantName
+from weft.domain.lifecycle.changes import endpoints
 from weft.domain.services import providers, services_of
 from weft.testing.worlds import World, endpoint, network, service
 

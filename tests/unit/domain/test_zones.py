@@ -5,7 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from weft.domain import kinds, model
-from weft.domain.balancing.kube_objects import (
+from weft.domain.dns.names import NOTHING, Zone
+from weft.domain.dns.zones import kube_entry, stored_kube_entry, tenant_zone
+from weft.domain.ids import DEFAULT_TENANT, TenantName
+from weft.domain.loadbalancer.kube_objects import (
     Conditions,
     DeclaredService,
     EndpointSlice,
@@ -16,11 +19,8 @@ from weft.domain.balancing.kube_objects import (
     SliceEndpoint,
     SlicePort,
 )
-from weft.domain.ids import DEFAULT_TENANT, TenantName
 from weft.domain.model import PodIdentity
-from weft.domain.names import NOTHING, Zone
-from weft.domain.planning import put
-from weft.domain.zones import kube_entry, stored_kube_entry, tenant_zone
+from weft.domain.transaction import put
 from weft.testing.worlds import World, network
 
 BLUE = TenantName("blue")

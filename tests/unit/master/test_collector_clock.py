@@ -10,7 +10,7 @@ import pytest
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
 from weft.domain.ids import NodeName
-from weft.domain.planning import put
+from weft.domain.transaction import put
 from weft.testing.masters import Rest, running_master
 from weft.testing.waiting import eventually
 

@@ -10,9 +10,9 @@ import pytest
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import NEVER, At, Compare, Delete, Put, Revision, Write
 from weft.domain.errors import Unavailable
 from weft.domain.ids import NetworkName, StoreKey, TenantName
+from weft.domain.store_types import NEVER, At, Compare, Delete, Put, Revision, Write
 from weft.master.control import Condition, ControlPlane
 from weft.runtime.mirror import Mirror
 from weft.runtime.tasks import beside

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
-from weft.domain.balancing.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, ServiceSpec
 from weft.domain.cluster import Cluster
-from weft.domain.commits import LARGEST_VALUE, NEVER, At, Compare, Delete, Put, Revision, Write
+from weft.domain.desired.placement import TENANT_LABEL
 from weft.domain.errors import Invalid, Unavailable
 from weft.domain.ids import DEFAULT_TENANT, StoreKey, TenantName
 from weft.domain.kinds import Kind
-from weft.domain.placing import TENANT_LABEL
-from weft.domain.planning import put
+from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, ServiceSpec
 from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
 from weft.domain.policy.netpol import EgressRule, IpBlock, PolicyPeer, PolicySpec
 from weft.domain.selectors import LabelSelector
+from weft.domain.store_types import LARGEST_VALUE, NEVER, At, Compare, Delete, Put, Revision, Write
+from weft.domain.transaction import put
 from weft.master.control import ControlPlane
 from weft.master.declared import MOST_BYTES, MOST_WRITES, Declared, batches, keep, plan_writes
 from weft.runtime.mirror import Mirror

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from weft.domain import kinds, model
-from weft.domain.commits import Delete, Put
 from weft.domain.errors import Behind
 from weft.domain.ids import NodeName
-from weft.domain.planning import put
 from weft.domain.policy.kube_objects import KubePolicy
+from weft.domain.store_types import Delete, Put
+from weft.domain.transaction import put
 from weft.master import in_force
 from weft.master.in_force import InForce
 from weft.runtime.tasks import beside

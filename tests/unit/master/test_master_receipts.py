@@ -10,9 +10,9 @@ import pytest
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Compare, Delete, Put, Revision, Write
 from weft.domain.errors import Behind, Malformed, Unavailable
 from weft.domain.ids import NodeName, StoreKey
+from weft.domain.store_types import Compare, Delete, Put, Revision, Write
 from weft.master.metrics import Metrics
 from weft.master.receipts import Patience, Receipts, read_patience
 from weft.runtime.mirror import Mirror

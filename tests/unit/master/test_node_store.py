@@ -8,10 +8,10 @@ import pytest
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import codec
-from weft.domain.commits import NEVER, At, Compare, Delete, LeaseId, Put, Revision, Write
 from weft.domain.errors import Denied, NotFound, Stale
 from weft.domain.ids import EndpointId, NetworkName, NodeName, StoreKey, TenantName
 from weft.domain.model import Block, Endpoint
+from weft.domain.store_types import NEVER, At, Compare, Delete, LeaseId, Put, Revision, Write
 from weft.master.node_store import NodeStore, lease_key
 
 ME, OTHER = NodeName("node-1"), NodeName("node-2")

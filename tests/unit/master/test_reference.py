@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.domain import kinds
-from weft.domain.members import MEMBERS
+from weft.domain.field_docs import MEMBERS
 from weft.master.reference import PAGES
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from weft.domain.commits import Delete, DeleteAll, Put, Write
 from weft.domain.errors import Invalid, Stale, Unavailable
 from weft.domain.ids import StoreKey
+from weft.domain.store_types import Delete, DeleteAll, Put, Write
 from weft.runtime.commits import GroupCommit, check_writes
 
 

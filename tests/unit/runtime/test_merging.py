@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.adapters.stores.memory import open_store
-from weft.domain.commits import NEVER, At, Compare, Delete, DeleteAll, Put, Quiet, Write
 from weft.domain.errors import Stale
 from weft.domain.ids import StoreKey
+from weft.domain.store_types import NEVER, At, Compare, Delete, DeleteAll, Put, Quiet, Write
 from weft.ports.store import Store
 from weft.runtime.merging import Commit, mergeable, merged
 from weft.runtime.mirror import EVERYTHING

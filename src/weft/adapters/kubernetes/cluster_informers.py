@@ -19,9 +19,9 @@ from weft.adapters.kubernetes.policies import read_policy
 from weft.adapters.kubernetes.reflector import Form, Reflector
 from weft.adapters.kubernetes.slices import read_endpoints, read_slice, read_slice_v1beta1
 from weft.domain import kinds
-from weft.domain.balancing.kube_objects import DeclaredService, KubeService, KubeSlice
 from weft.domain.ids import DEFAULT_TENANT
 from weft.domain.kinds import Kind
+from weft.domain.loadbalancer.kube_objects import DeclaredService, KubeService, KubeSlice
 from weft.domain.model import Value
 from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
 from weft.ports.orchestrator import Keeper

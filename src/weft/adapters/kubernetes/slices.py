@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from weft.adapters.kubernetes.objects import SERVICE_LABEL, Metadata, Named, Object
-from weft.domain.balancing.kube_objects import Conditions, EndpointSlice, KubeSlice, SliceEndpoint, SlicePort
 from weft.domain.ids import DEFAULT_TENANT
+from weft.domain.loadbalancer.kube_objects import Conditions, EndpointSlice, KubeSlice, SliceEndpoint, SlicePort
 
 _HOSTNAME = "kubernetes.io/hostname"
 """In the topology of v1beta1: the node."""

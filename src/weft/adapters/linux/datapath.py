@@ -21,12 +21,12 @@ from weft.adapters.netns.nft.service_maps import read_uses
 from weft.adapters.netns.tenant_netns import TenantSpace
 from weft.adapters.netns.tools import KernelTools
 from weft.domain.addresses import Address, Subnet
-from weft.domain.diff import Difference, in_turn
+from weft.domain.desired.diff import Difference, in_turn
+from weft.domain.desired.segments import Segment
+from weft.domain.desired.state import Overlay, Part, Port, Shape, Space
 from weft.domain.errors import Conflict, DatapathFault, NotFound, Unavailable, WeftError
-from weft.domain.hosting.parts import HostLink
+from weft.domain.host_access.state import HostLink
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Overlay, Part, Port, Shape, Space
-from weft.domain.segments import Segment
 from weft.kernel.mtu import workload_mtu
 from weft.kernel.netlink.link import Device, alter_link, create_veth, delete_group, gone_is_fine, read_link
 from weft.kernel.netlink.socket import ROUTE, NetlinkSocket, Refused

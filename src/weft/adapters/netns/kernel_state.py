@@ -24,11 +24,11 @@ from weft.adapters.netns.nft.policy_chains import BRIDGE_PREFIX, INSIDE, OVERLAY
 from weft.adapters.netns.nft.policy_maps import entries_of
 from weft.adapters.netns.nft.service_maps import service_entries
 from weft.domain.addresses import BITS, Address, parse_address
-from weft.domain.balancing.parts import Backend, Frontend, Vip
-from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, Homeward, HostLink
-from weft.domain.nodeview import Gateway, Part, Peer, Port, Remote
+from weft.domain.desired.segments import Segment, Station
+from weft.domain.desired.state import Gateway, Part, Peer, Port, Remote
+from weft.domain.host_access.state import Alias, Disguise, Door, Ground, Homeward, HostLink
+from weft.domain.loadbalancer.state import Backend, Frontend, Vip
 from weft.domain.policy.parts import Row, Tally, Where, Who
-from weft.domain.segments import Segment, Station
 from weft.kernel.netlink.link import LOOPBACK
 from weft.kernel.netlink.neigh import EVERYONE, Forwarding, Neighbour
 from weft.kernel.netlink.route import LinkAddress, Prefix, Route

@@ -35,11 +35,11 @@ from weft.adapters.netns.nft.service_maps import forget_stale, forget_untrue
 from weft.adapters.netns.nft.table import ALL_SETS, SMALL_SETS, Table
 from weft.adapters.netns.qos.qos import Shapes
 from weft.domain.addresses import Address
-from weft.domain.diff import Difference
-from weft.domain.hosting.parts import Homeward
-from weft.domain.nodeview import Overlay, Part, Port, Shape
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.segments import Segment
+from weft.domain.desired.state import Overlay, Part, Port, Shape
+from weft.domain.host_access.state import Homeward
 from weft.domain.policy.parts import Who
-from weft.domain.segments import Segment
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.conntrack import forget_endpoints
 from weft.kernel.netlink.link import (

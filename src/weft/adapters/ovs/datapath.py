@@ -36,10 +36,10 @@ from weft.adapters.ovs.ports.pool import Spares
 from weft.adapters.ovs.ports.reconcile import fit_ports
 from weft.adapters.ovs.tenant_netns import Spaces
 from weft.domain.addresses import Address, Subnet
-from weft.domain.diff import Difference, in_turn
+from weft.domain.desired.diff import Difference, in_turn
+from weft.domain.desired.state import Overlay, Part, Port, Space
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Overlay, Part, Port, Space
 from weft.kernel.mtu import workload_mtu
 from weft.kernel.netlink.link import Link
 from weft.kernel.netlink.socket import ROUTE, NetlinkSocket

@@ -23,12 +23,12 @@ from weft.adapters.netns.tenant_netns import TenantSpace
 from weft.adapters.ovs.pipeline.pipeline.context import prefix_of
 from weft.adapters.ovs.pipeline.pipeline.tenant_netns_flows import LEG_PREFIX, far_leg, near_leg
 from weft.domain.addresses import Address
-from weft.domain.balancing.parts import Backend, Frontend, Vip
+from weft.domain.desired.segments import Station
+from weft.domain.desired.state import Gateway, Overlay, Part, Port, Remote, Space
 from weft.domain.errors import DatapathFault
-from weft.domain.hosting.parts import HostLink, is_hosts
+from weft.domain.host_access.state import HostLink, is_hosts
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Gateway, Overlay, Part, Port, Remote, Space
-from weft.domain.segments import Station
+from weft.domain.loadbalancer.state import Backend, Frontend, Vip
 from weft.kernel.netlink.link import Device, alter_link, alter_protocols, create_macvlan, delete_link, read_link
 from weft.kernel.netlink.socket import NetlinkSocket
 from weft.kernel.netns import Namespace, NamespaceDirectory

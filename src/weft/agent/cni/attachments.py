@@ -26,12 +26,13 @@ from weft.cni import result
 from weft.cni.errors import CniError, Code
 from weft.cni.result import encode_result
 from weft.cni.versions import encode_versions
-from weft.domain import ipam, kinds, model
+from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
+from weft.domain.desired.segments import segment_number, tags_of
+from weft.domain.desired.state import port_of
 from weft.domain.errors import DatapathFault, Invalid, NotFound, Unavailable, WeftError
 from weft.domain.ids import EndpointKey, check_endpoint_id
-from weft.domain.nodeview import port_of
-from weft.domain.segments import segment_number, tags_of
+from weft.domain.ipam.ipam import ipam
 from weft.ports.datapath import Plugging, WiredAddress, Wiring
 from weft.runtime.logs import Log
 from weft.runtime.turns import Turns

@@ -17,8 +17,8 @@ from weft.cni.errors import CniError
 from weft.cni.request import Add, Request
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
+from weft.domain.desired.placement import bound_by, over_defaults
 from weft.domain.errors import NotFound, Unavailable, WeftError
-from weft.domain.placing import bound_by, over_defaults
 from weft.ports.orchestrator import PodRef, Pods
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.logs import Log

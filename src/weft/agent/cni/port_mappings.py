@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from weft.agent.store.attachment_store import WIRED, Journal
 from weft.cni.traffic_wishes import Bandwidth, PortMapping
 from weft.domain.addresses import parse_address
+from weft.domain.desired.state import Rates
 from weft.domain.errors import Conflict
-from weft.domain.hosting.view import PublishedPort
+from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import EndpointKey
-from weft.domain.nodeview import Rates
 from weft.domain.policy.protocols import protocol_name, protocol_number
 
 

@@ -9,10 +9,10 @@ from typing import Protocol
 from weft.cni.request import Add
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
+from weft.domain.desired.placement import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL
 from weft.domain.errors import Invalid
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, GroupName, NetworkName, TenantName, check_name
 from weft.domain.model import PodIdentity
-from weft.domain.placing import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL
 
 
 @dataclass(frozen=True, slots=True)

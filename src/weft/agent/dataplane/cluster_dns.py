@@ -1,15 +1,16 @@
-"""Where pods of a tenant ask for names by a service of Kubernetes (`weft.domain.balancing.resolving`)."""
+"""Where pods of a tenant ask for names by a service of Kubernetes (`weft.domain.loadbalancer.cluster_dns`)."""
 
 from __future__ import annotations
 
-from weft.domain import ipam, kinds
+from weft.domain import kinds
 from weft.domain.addresses import Address
-from weft.domain.balancing.parts import Front
-from weft.domain.balancing.resolving import pools_for_names
-from weft.domain.balancing.table import Pool
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Invalid
 from weft.domain.ids import TenantName
+from weft.domain.ipam.ipam import ipam
+from weft.domain.loadbalancer.cluster_dns import pools_for_names
+from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.table import Pool
 from weft.runtime.logs import Log
 
 log = Log("services")

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Set
 from typing import Protocol
 
 from weft.domain import model
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.state import Part
 from weft.domain.ids import StoreKey, TenantName
-from weft.domain.nodeview import Part
 
 NOTHING: Difference[Part] = Difference((), ())
 

@@ -8,11 +8,11 @@ from weft.agent.dataplane.features import NOTHING
 from weft.agent.store.attachment_store import WIRED, Journal
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.diff import Difference, diff
-from weft.domain.hosting.parts import Disguise
-from weft.domain.hosting.view import Guest, host_view
+from weft.domain.desired.diff import Difference, diff
+from weft.domain.desired.state import Part, rank
+from weft.domain.host_access.state import Disguise
+from weft.domain.host_access.view import Guest, host_view
 from weft.domain.ids import EndpointKey, NetworkKey, NetworkName, NodeName, StoreKey, TenantName
-from weft.domain.nodeview import Part, rank
 
 _FOLDERS = (kinds.NETWORK.prefix, kinds.NODE.prefix, kinds.GLOBAL.prefix)
 _USES = (kinds.ENDPOINT.prefix, kinds.BLOCKS)

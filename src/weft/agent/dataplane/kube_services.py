@@ -7,19 +7,19 @@ from collections.abc import Container, Iterable, Iterator
 
 from weft.domain import kinds
 from weft.domain.addresses import Address
-from weft.domain.balancing.kube_objects import KubeService
-from weft.domain.balancing.kube_services import KubeServices, ServiceKey, Surroundings, known_addresses
-from weft.domain.balancing.kubernetes import is_outward
-from weft.domain.balancing.outer import outer_rules
-from weft.domain.balancing.parts import Front
-from weft.domain.balancing.table import Pool
 from weft.domain.cluster import Cluster
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
 from weft.domain.errors import Invalid
-from weft.domain.hosting.doors import doors
-from weft.domain.hosting.openings import Openings
-from weft.domain.hosting.parts import Door, HostPart, Reach
+from weft.domain.host_access.nodeport_vips import doors
+from weft.domain.host_access.refcounts import Openings
+from weft.domain.host_access.state import Door, HostPart, Reach
 from weft.domain.ids import NodeName, StoreKey, TenantName
+from weft.domain.loadbalancer.external_ips import outer_rules
+from weft.domain.loadbalancer.kube_objects import KubeService
+from weft.domain.loadbalancer.kube_services import KubeServices, ServiceKey, Surroundings, known_addresses
+from weft.domain.loadbalancer.kubernetes import is_outward
+from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.table import Pool
 from weft.runtime.logs import Log
 
 log = Log("services")

@@ -11,15 +11,16 @@ from typing import Any
 
 from weft.agent.dataplane.features import NOTHING, joined
 from weft.agent.store.attachment_store import WIRED, Journal
-from weft.domain import ipam, kinds, model
+from weft.domain import kinds, model
 from weft.domain.addresses import Address, Range
-from weft.domain.changes.endpoints import is_same
 from weft.domain.cluster import Cluster
-from weft.domain.diff import Difference, diff
+from weft.domain.desired.diff import Difference, diff
+from weft.domain.desired.state import Part, rank
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointKey, NodeName, StoreKey, TenantName
+from weft.domain.ipam.ipam import ipam
 from weft.domain.kinds import Kind
-from weft.domain.nodeview import Part, rank
+from weft.domain.lifecycle.changes.endpoints import is_same
 from weft.domain.policy.asking import kept_in_by
 from weft.domain.policy.engine import Engine
 from weft.domain.policy.following import CONCERNED, CONCERNED_FOLDERS, SHARED, SHARED_FOLDERS, follow

@@ -8,10 +8,10 @@ from weft.agent.dataplane.features import NOTHING
 from weft.agent.store.attachment_store import WIRED, Journal
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.diff import Difference, diff
+from weft.domain.desired.diff import Difference, diff
+from weft.domain.desired.state import NO_RATES, Part, Shape, rank, shape_of, wished_shape
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointKey, StoreKey, TenantName
-from weft.domain.nodeview import NO_RATES, Part, Shape, rank, shape_of, wished_shape
 from weft.runtime.logs import Log
 
 log = Log("profiles")

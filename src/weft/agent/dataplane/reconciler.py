@@ -17,12 +17,12 @@ from weft.agent.dataplane.services import Services
 from weft.agent.store.attachment_store import WIRED, Journal, Stage
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import NEVER, Change, Listing, Revision
-from weft.domain.diff import Difference, diff
+from weft.domain.desired.diff import Difference, diff
+from weft.domain.desired.segments import is_bridged, tags_of
+from weft.domain.desired.state import Beyond, Part, Port, Space, ground_of, node_view, rank, remotes_of, way_of
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.nodeview import Beyond, Part, Port, Space, ground_of, node_view, rank, remotes_of, way_of
-from weft.domain.segments import is_bridged, tags_of
+from weft.domain.store_types import NEVER, Change, Listing, Revision
 from weft.ports.datapath import Findings
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.lean import give_back_memory

@@ -16,16 +16,16 @@ from weft.agent.dataplane.kube_services import KubeIndex, KubeTenant
 from weft.agent.store.attachment_store import WIRED, Journal
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
-from weft.domain.balancing.kube_objects import KubeService
-from weft.domain.balancing.parts import Front
-from weft.domain.balancing.providers import Providers
-from weft.domain.balancing.table import BalancingTable
 from weft.domain.cluster import Cluster
-from weft.domain.diff import Difference, diff
+from weft.domain.desired.diff import Difference, diff
+from weft.domain.desired.state import Part, rank
 from weft.domain.errors import Invalid
-from weft.domain.hosting.parts import is_hosts
+from weft.domain.host_access.state import is_hosts
 from weft.domain.ids import EndpointKey, NodeName, StoreKey, TenantName
-from weft.domain.nodeview import Part, rank
+from weft.domain.loadbalancer.kube_objects import KubeService
+from weft.domain.loadbalancer.providers import Providers
+from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.table import BalancingTable
 from weft.runtime.logs import Log
 
 log = Log("services")

@@ -14,10 +14,10 @@ from weft.agent.dataplane.policy import TenantPolicy
 from weft.agent.dns.zone_push import NamePusher
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.cluster_names import CLUSTER_DOMAIN
-from weft.domain.commits import Change, Listing
+from weft.domain.dns.cluster_names import CLUSTER_DOMAIN
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.policy.following import CONCERNED_FOLDERS, SHARED_FOLDERS
+from weft.domain.store_types import Change, Listing
 from weft.runtime.mirror import Sink
 
 _RULE_FOLDERS = CONCERNED_FOLDERS - {kinds.ENDPOINT.prefix, kinds.NETWORK.prefix}

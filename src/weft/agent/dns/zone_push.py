@@ -13,12 +13,8 @@ from weft.dns.handover import Entries, Everything, Look, Message, Tenant
 from weft.domain import kinds
 from weft.domain.addresses import Address, parse_address
 from weft.domain.cluster import Cluster
-from weft.domain.cluster_names import CLUSTER_DOMAIN
-from weft.domain.commits import Change
-from weft.domain.errors import Unavailable
-from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
-from weft.domain.model import Endpoint
-from weft.domain.names import (
+from weft.domain.dns.cluster_names import CLUSTER_DOMAIN
+from weft.domain.dns.names import (
     NOTHING,
     Entry,
     KeepsIn,
@@ -29,7 +25,11 @@ from weft.domain.names import (
     service_owner,
     show_names,
 )
-from weft.domain.zones import is_everywhere, kube_owner, stored_kube_entry, tenant_zone, workload_entry
+from weft.domain.dns.zones import is_everywhere, kube_owner, stored_kube_entry, tenant_zone, workload_entry
+from weft.domain.errors import Unavailable
+from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
+from weft.domain.model import Endpoint
+from weft.domain.store_types import Change
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.logs import Log
 

@@ -8,10 +8,10 @@ from aiohttp import web
 
 from weft.agent.dataplane.services import Services
 from weft.domain import kinds
-from weft.domain.balancing.health import Health, health_of
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable
 from weft.domain.ids import NodeName
+from weft.domain.loadbalancer.health import Health, health_of
 from weft.runtime.backoff import happens
 from weft.runtime.http import json_response, serving
 from weft.runtime.logs import Log

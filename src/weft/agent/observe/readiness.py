@@ -12,8 +12,8 @@ from contextlib import suppress
 from weft.agent.cni.attachments import Attachments
 from weft.agent.dataplane.reconciler import Reconciler
 from weft.agent.store.node_ipam import Holdings
-from weft.domain.commits import NEVER, Quiet, Revision
 from weft.domain.errors import Stale, Unavailable
+from weft.domain.store_types import NEVER, Quiet, Revision
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff
 from weft.runtime.mirror import EVERYTHING, Mirror

@@ -8,8 +8,8 @@ from typing import Any
 
 from weft.agent.dataplane.services import TenantServices
 from weft.domain.addresses import Address
-from weft.domain.balancing.parts import Front
 from weft.domain.ids import TenantName
+from weft.domain.loadbalancer.state import Front
 from weft.domain.policy.protocols import protocol_name
 from weft.ports.datapath import ServiceUse
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from weft.agent.dataplane.reconciler import Reconciler
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Event, Put
 from weft.domain.errors import WeftError
 from weft.domain.ids import NodeName
+from weft.domain.store_types import Event, Put
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.logs import Log

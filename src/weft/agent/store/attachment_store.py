@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from weft.domain import model
-from weft.domain.allocator import NumberSet
 from weft.domain.ids import EndpointKey, NetworkKey
+from weft.domain.ipam.ipam.allocator import NumberSet
 from weft.ports.datapath import Wiring
 
 

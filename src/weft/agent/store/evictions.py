@@ -10,8 +10,8 @@ import asyncio
 from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
-from weft.domain.commits import Change, Listing
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
+from weft.domain.store_types import Change, Listing
 from weft.runtime.mirror import Sink
 
 

@@ -23,16 +23,17 @@ import msgspec
 
 from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.agent.store.store_writer import Decisions
-from weft.domain import ipam, kinds, model
+from weft.domain import kinds, model
 from weft.domain.addresses import Address, mac_of, parse_address
-from weft.domain.allocator import EMPTY, NumberSet
-from weft.domain.changes import endpoints
 from weft.domain.cluster import Cluster
-from weft.domain.commits import NEVER, At, Put
 from weft.domain.errors import Conflict, Exhausted, Invalid, NotFound, Stale, Unavailable, WeftError
 from weft.domain.ids import EndpointKey, GroupKey, GroupName, NetworkKey, NodeName
-from weft.domain.planning import Plan, Reading, put
-from weft.domain.resting import Resting
+from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam.ipam.address_cooldown import Resting
+from weft.domain.ipam.ipam.allocator import EMPTY, NumberSet
+from weft.domain.lifecycle.changes import endpoints
+from weft.domain.store_types import NEVER, At, Put
+from weft.domain.transaction import Plan, Reading, put
 from weft.ports.store import LeaseId, Store
 from weft.runtime.backoff import Backoff
 from weft.runtime.mirror import Mirror

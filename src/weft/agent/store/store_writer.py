@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
-from weft.domain.commits import NEVER, At, Event
 from weft.domain.errors import Denied, Invalid, Stale, Unavailable, WeftError
-from weft.domain.planning import Plan, Reading
+from weft.domain.store_types import NEVER, At, Event
+from weft.domain.transaction import Plan, Reading
 from weft.ports.store import Store
 from weft.runtime.merging import Commit, mergeable, merged
 from weft.runtime.mirror import Mirror

@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 from weft.domain import model
 from weft.domain.addresses import Address
+from weft.domain.dns.names import KeepsIn
 from weft.domain.ids import NodeName
-from weft.domain.names import KeepsIn
 from weft.domain.policy.decide import Flow
 from weft.domain.policy.engine import Engine
 from weft.domain.policy.identities import IdentityKey

@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
-from weft.domain.hosting.view import host_addresses
+from weft.domain.host_access.view import host_addresses
 from weft.domain.ids import EndpointKey, GroupKey, NetworkKey, NodeName, StoreKey
 from weft.domain.kinds import Kind
 from weft.domain.policy.engine import Engine, Touched

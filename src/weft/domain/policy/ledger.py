@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
 from weft.domain.policy.parts import PolicyPart, Row, Tally, Where, Who
 
 

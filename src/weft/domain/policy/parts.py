@@ -1,4 +1,4 @@
-"""Policy as a datapath carries it out: lookups by number, made of small frozen parts (`weft.domain.nodeview`).
+"""Policy as a datapath carries it out: lookups by number, made of small frozen parts (`weft.domain.desired.state`).
 
 A packet's source and target become numbers (`Who`, else `Where`, else 0), and the numbers with protocol and port become
 an outcome (`Row`). A connection meets the outcome of its source's egress rows and, when that lets it pass, of its

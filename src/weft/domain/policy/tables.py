@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from weft.domain.addresses import Address, Range
-from weft.domain.diff import Difference
+from weft.domain.desired.diff import Difference
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.policy.classes import FLAGS, Class, Standing
 from weft.domain.policy.engine import Engine, Touched

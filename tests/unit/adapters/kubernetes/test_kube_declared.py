@@ -13,9 +13,9 @@ from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.policies import read_policy
 from weft.adapters.kubernetes.slices import read_endpoints, read_slice, read_slice_v1beta1
 from weft.domain import kinds
-from weft.domain.balancing.kube_objects import Conditions, SliceEndpoint, SlicePort
 from weft.domain.errors import Invalid
 from weft.domain.kinds import Kind
+from weft.domain.loadbalancer.kube_objects import Conditions, SliceEndpoint, SlicePort
 from weft.domain.model import Value
 from weft.domain.policy.kube_objects import KubeNamespace
 from weft.runtime.tasks import beside

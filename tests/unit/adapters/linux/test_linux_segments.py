@@ -9,9 +9,9 @@ from weft.adapters.netns.nft.anti_spoofing import link_local, voices_of
 from weft.adapters.netns.nft.bridge_filter import STATION_SETS
 from weft.adapters.netns.nft.entries import set_named
 from weft.domain.addresses import parse_address
+from weft.domain.desired.segments import Station
+from weft.domain.desired.state import Gateway, Peer, Port
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Gateway, Peer, Port
-from weft.domain.segments import Station
 from weft.kernel.netlink.neigh import EVERYONE, Forwarding, Neighbour
 from weft.kernel.netlink.nft_set import BRIDGE, INET
 from weft.kernel.netlink.route import Prefix, Route

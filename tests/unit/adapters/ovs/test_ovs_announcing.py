@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from weft.adapters.ovs.ports.garp import announcement, voices_of
 from weft.domain.addresses import Address
+from weft.domain.desired.segments import wire_number
+from weft.domain.desired.state import Overlay, Part, Port, Trunk
 from weft.domain.ids import TenantName
 from weft.domain.model import NetworkTags
-from weft.domain.nodeview import Overlay, Part, Port, Trunk
-from weft.domain.segments import wire_number
 
 BLUE = TenantName("blue")
 NUMBER = wire_number(NetworkTags(vlan=7))

@@ -6,11 +6,11 @@ import pytest
 from weft.adapters.ovs.pipeline.pipeline.conntrack_flush import Leavers
 
 from weft.domain.addresses import Address
-from weft.domain.balancing.parts import Vip
+from weft.domain.desired.segments import Station
+from weft.domain.desired.state import Gateway, Part, Port
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Gateway, Part, Port
+from weft.domain.loadbalancer.state import Vip
 from weft.domain.policy.parts import WORKLOAD, Who
-from weft.domain.segments import Station
 
 BLUE, RED = TenantName("blue"), TenantName("red")
 A = Address(4, 0x0A010001)

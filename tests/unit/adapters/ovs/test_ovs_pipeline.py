@@ -19,14 +19,14 @@ from weft.adapters.ovs.pipeline.pipeline.tables import FROM_WORKLOAD, PURPOSES, 
 
 from weft.adapters.netns.nft.policy_chains import BETWEEN
 from weft.domain.addresses import Address, Range
-from weft.domain.balancing.parts import Vip
-from weft.domain.hosting.parts import Homeward, HostLink
+from weft.domain.desired.segments import Segment, Station, wire_number
+from weft.domain.desired.state import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space, Trunk
+from weft.domain.host_access.state import Homeward, HostLink
 from weft.domain.ids import TenantName
+from weft.domain.loadbalancer.state import Vip
 from weft.domain.model import NetworkTags
-from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space, Trunk
 from weft.domain.policy.parts import REFUSES, WORKLOAD, Row, Tally, Where, Who
 from weft.domain.policy.rules import Direction
-from weft.domain.segments import Segment, Station, wire_number
 
 BLUE, RED = TenantName("blue"), TenantName("red")
 TAGGED = wire_number(NetworkTags(vlan=7))

@@ -9,8 +9,8 @@ from weft.adapters.ovs.pipeline.pipeline.context import Ground
 from weft.adapters.ovs.pipeline.pipeline.qos import meters_of, shape_flows
 
 from weft.domain.addresses import Address
+from weft.domain.desired.state import Port, Shape
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Port, Shape
 
 BLUE = TenantName("blue")
 GROUND = Ground(tenants={BLUE: 1}, ports={"wpa": 5, "wpb": 6}, vtep=Address(4, 0xC0000201))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from weft.adapters.ovs.control.trace import Verdict, packet_of, second_half, verdict
 from weft.domain.addresses import Address
+from weft.domain.desired.state import Port
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Port
 from weft.domain.policy.protocols import ICMPV6, TCP
 from weft.ports.datapath import Question
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from weft.domain.balancing.health import Health, health_of
-from weft.domain.balancing.kube_objects import (
+from weft.domain.ids import DEFAULT_TENANT, NodeName
+from weft.domain.loadbalancer.health import Health, health_of
+from weft.domain.loadbalancer.kube_objects import (
     Conditions,
     DeclaredService,
     EndpointSlice,
@@ -11,7 +12,6 @@ from weft.domain.balancing.kube_objects import (
     KubeSlice,
     SliceEndpoint,
 )
-from weft.domain.ids import DEFAULT_TENANT, NodeName
 
 SERVICE = KubeService(tenant=DEFAULT_TENANT, namespace="shop", name="web", service=DeclaredService())
 

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from weft.domain.addresses import Address, Range, parse_address
-from weft.domain.balancing.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice
-from weft.domain.balancing.kube_services import KubeServices, KubeView, ServiceKey, Surroundings
-from weft.domain.balancing.outer import OuterRules
-from weft.domain.balancing.parts import Front
-from weft.domain.hosting.parts import HostPort, NodePort, Reach
+from weft.domain.host_access.state import HostPort, NodePort, Reach
 from weft.domain.ids import NodeName, TenantName
+from weft.domain.loadbalancer.external_ips import OuterRules
+from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice
+from weft.domain.loadbalancer.kube_services import KubeServices, KubeView, ServiceKey, Surroundings
+from weft.domain.loadbalancer.state import Front
 from weft.domain.policy.protocols import TCP
 
 BLUE = TenantName("blue")

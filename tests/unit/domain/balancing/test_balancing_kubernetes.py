@@ -8,17 +8,17 @@ import msgspec
 import pytest
 
 from weft.domain.addresses import Address, parse_address
-from weft.domain.balancing.kube_objects import DeclaredService, EndpointSlice
-from weft.domain.balancing.kubernetes import (
+from weft.domain.errors import Invalid
+from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice
+from weft.domain.loadbalancer.kubernetes import (
     is_outward,
     node_ports,
     pools_for_outside,
     pools_for_pods,
     wanted_addresses,
 )
-from weft.domain.balancing.parts import Front
-from weft.domain.balancing.table import Pool
-from weft.domain.errors import Invalid
+from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.table import Pool
 from weft.domain.policy.protocols import SCTP, TCP, UDP
 
 OUTER = parse_address("198.51.100.7", field="outer")

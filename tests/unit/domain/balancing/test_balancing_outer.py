@@ -6,9 +6,9 @@ import pytest
 
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
-from weft.domain.balancing.outer import outer_rules
 from weft.domain.errors import Conflict, Invalid
 from weft.domain.ids import NodeName, TenantName
+from weft.domain.loadbalancer.external_ips import outer_rules
 from weft.testing.worlds import World, network
 
 BLUE = TenantName("blue")

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from weft.domain import model
 from weft.domain.addresses import Address, parse_address
-from weft.domain.balancing.parts import Front
-from weft.domain.balancing.providers import Providers, offer_of, pools_of
-from weft.domain.balancing.table import Pool, Target, pool_of
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, ServiceName, TenantName
+from weft.domain.loadbalancer.providers import Providers, offer_of, pools_of
+from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.table import Pool, Target, pool_of
 from weft.domain.policy.protocols import TCP, UDP
 from weft.domain.selectors import parse_pairs
 

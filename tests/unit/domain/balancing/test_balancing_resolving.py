@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from weft.domain.addresses import parse_address
-from weft.domain.balancing.kube_objects import DeclaredService, ServicePort, ServiceSpec
-from weft.domain.balancing.parts import Front
-from weft.domain.balancing.resolving import pools_for_names
-from weft.domain.balancing.table import Target
+from weft.domain.loadbalancer.cluster_dns import pools_for_names
+from weft.domain.loadbalancer.kube_objects import DeclaredService, ServicePort, ServiceSpec
+from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.table import Target
 
 
 def test_fronts_of_both_families_lead_to_gateways_of_their_own() -> None:

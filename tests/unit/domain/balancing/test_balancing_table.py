@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.addresses import Address
-from weft.domain.balancing.parts import Backend, Front, Frontend, ServicePart, Vip
-from weft.domain.balancing.table import LONGEST_AFFINITY_S, MOST_BACKENDS, BalancingTable, Pool, Target, pool_of
 from weft.domain.ids import TenantName
+from weft.domain.loadbalancer.state import Backend, Front, Frontend, ServicePart, Vip
+from weft.domain.loadbalancer.table import LONGEST_AFFINITY_S, MOST_BACKENDS, BalancingTable, Pool, Target, pool_of
 from weft.domain.policy.protocols import TCP, UDP
 
 BLUE = TenantName("blue")

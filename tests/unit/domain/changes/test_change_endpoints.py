@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from weft.domain.ipam.ipam.allocator import NumberSet
 
 from weft.domain import kinds, model
-from weft.domain.allocator import NumberSet
-from weft.domain.changes import endpoints
-from weft.domain.changes.endpoints import Busy
 from weft.domain.errors import Conflict, Exhausted, Invalid, NotFound
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName
+from weft.domain.lifecycle.changes import endpoints
+from weft.domain.lifecycle.changes.endpoints import Busy
 from weft.testing.worlds import DEFAULT, World, endpoint, group, network
 
 E1 = EndpointKey(DEFAULT, NetworkName("blue"), EndpointId("e1"))

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain import kinds, model
-from weft.domain.changes import groups
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import StoreKey, TenantName
+from weft.domain.lifecycle.changes import groups
 from weft.testing.worlds import World, group, network, policy, profile, rule
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain import model
-from weft.domain.changes import endpoints
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import TenantName
+from weft.domain.lifecycle.changes import endpoints
 from weft.testing.worlds import World, endpoint, group, network, service
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from weft.domain import changes, kinds, model
+from weft.domain import kinds, model
 from weft.domain.errors import Conflict, Invalid, NotFound
 from weft.domain.ids import NodeName, TenantName
+from weft.domain.lifecycle import changes
 from weft.testing.worlds import DEFAULT, World, group, network, policy, profile, service
 
 T1 = TenantName("t1")

@@ -11,12 +11,14 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.domain import changes, ipam, kinds, model
-from weft.domain.changes import endpoints
-from weft.domain.changes.endpoints import Busy
+from weft.domain import kinds, model
 from weft.domain.errors import Stale
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, NodeName, TenantName
-from weft.domain.planning import Plan
+from weft.domain.ipam.ipam import ipam
+from weft.domain.lifecycle import changes
+from weft.domain.lifecycle.changes import endpoints
+from weft.domain.lifecycle.changes.endpoints import Busy
+from weft.domain.transaction import Plan
 from weft.testing.worlds import DEFAULT, World, endpoint, group, kind_of, network, policy, profile, rule, service
 
 Decision = Callable[[World], Plan]

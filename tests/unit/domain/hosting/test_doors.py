@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.hosting.doors import doors
+from weft.domain.host_access.nodeport_vips import doors
 from weft.domain.ids import TenantName
 
 

@@ -9,12 +9,12 @@ import msgspec
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import Address, parse_address, parse_subnet_v4
 from weft.domain.cluster import Cluster
-from weft.domain.hosting.parts import Alias, Disguise, Ground, Homeward, HostLink, HostPart, HostPort
-from weft.domain.hosting.view import Guest, PublishedPort, host_addresses, host_view
+from weft.domain.desired.segments import vlan_tag
+from weft.domain.desired.state import rank
+from weft.domain.host_access.state import Alias, Disguise, Ground, Homeward, HostLink, HostPart, HostPort
+from weft.domain.host_access.view import Guest, PublishedPort, host_addresses, host_view
 from weft.domain.ids import EndpointId, NetworkName, NodeName, TenantName
-from weft.domain.nodeview import rank
 from weft.domain.policy.protocols import TCP
-from weft.domain.segments import vlan_tag
 
 BLUE, RED = TenantName("blue"), TenantName("red")
 HERE, THERE = NodeName("here"), NodeName("there")

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.addresses import Address
-from weft.domain.hosting.openings import Openings
-from weft.domain.hosting.parts import HostPart, Reach
+from weft.domain.host_access.refcounts import Openings
+from weft.domain.host_access.state import HostPart, Reach
 from weft.domain.ids import TenantName
 
 PARTS: list[HostPart] = [Reach(TenantName("blue"), Address(4, number), "world") for number in range(4)]

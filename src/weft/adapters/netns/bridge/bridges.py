@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from weft.adapters.netns.kernel_state import PORT_MAC, segment_name
 from weft.adapters.netns.nft.bridge_filter import BRIDGE_SYSCTLS
 from weft.adapters.netns.nft.policy_chains import OVERLAY_PREFIX
+from weft.domain.desired.segments import Segment
 from weft.domain.errors import DatapathFault
-from weft.domain.segments import Segment
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.link import Device, PortFlags, alter_link, alter_port, create_bridge, delete_link, read_links
 from weft.kernel.netlink.socket import NetlinkSocket

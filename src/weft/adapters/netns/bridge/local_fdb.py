@@ -12,7 +12,7 @@ import msgspec
 
 from weft.adapters.netns.kernel_state import Facts, segment_name
 from weft.domain.addresses import Address
-from weft.domain.nodeview import Port
+from weft.domain.desired.state import Port
 
 
 class OwnStations:

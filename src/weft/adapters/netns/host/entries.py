@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from weft.adapters.netns.nft.entries import Entry
 from weft.adapters.netns.nft.policy_chains import INSIDE
 from weft.domain.addresses import Address
-from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, Homeward, HostLink
+from weft.domain.host_access.state import Alias, Disguise, Door, Ground, Homeward, HostLink
 from weft.kernel.netlink.codec import pack_address
 from weft.kernel.netlink.neigh import Neighbour
 from weft.kernel.netlink.nft_set import Element, interface, mark

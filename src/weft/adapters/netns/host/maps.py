@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 from weft.adapters.netns.host.ruleset import HOST_TABLE, HostRules, audience_sets, leading_doors, leading_ports
-from weft.domain.hosting.parts import HostPort, NodePort, Reach
+from weft.domain.host_access.state import HostPort, NodePort, Reach
 from weft.kernel.netlink.codec import pack_address
 from weft.kernel.netlink.nft_set import (
     INET,

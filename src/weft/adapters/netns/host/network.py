@@ -28,9 +28,9 @@ from weft.adapters.netns.kernel_state import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
 from weft.adapters.netns.nft.policy_chains import INSIDE
 from weft.adapters.netns.tenant_netns import TenantSpace
 from weft.domain.addresses import BITS, Address, Range
-from weft.domain.hosting.parts import Alias, Disguise, Door, Ground, HostLink, HostPort, NodePort, Reach, is_hosts
+from weft.domain.desired.state import Part
+from weft.domain.host_access.state import Alias, Disguise, Door, Ground, HostLink, HostPort, NodePort, Reach, is_hosts
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Part
 from weft.domain.policy.protocols import UDP
 from weft.kernel.netlink.conntrack import forget_each, read_connections
 from weft.kernel.netlink.link import (

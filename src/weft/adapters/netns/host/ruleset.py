@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from weft.domain.addresses import Address, Range, Subnet
-from weft.domain.hosting.parts import Audience, Door, HostLink, HostPort, NodePort, Reach
+from weft.domain.host_access.state import Audience, Door, HostLink, HostPort, NodePort, Reach
 from weft.domain.policy.protocols import PORTED, protocol_name
 from weft.domain.policy.ranges import AddressSet, address_set
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from weft.adapters.netns.nft.bridge_filter import SEGMENTS
 from weft.adapters.netns.nft.entries import Entry
 from weft.domain.addresses import Address
-from weft.domain.nodeview import Port
+from weft.domain.desired.state import Port
 from weft.kernel.netlink.codec import pack_address, pack_mac
 from weft.kernel.netlink.nft_set import Element, interface, key
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from weft.adapters.netns.nft.entries import Entry, set_named
 from weft.adapters.netns.nft.service_chains import ANSWERED, ASKED, OUTSIDE, Spread, spread_number
 from weft.domain.addresses import Address
-from weft.domain.balancing.parts import Backend, Front, Frontend, ServicePart, Vip
 from weft.domain.ids import TenantName
+from weft.domain.loadbalancer.state import Backend, Front, Frontend, ServicePart, Vip
 from weft.domain.policy.protocols import UDP
 from weft.kernel.netlink.codec import pack_address, to_big_number, to_number
 from weft.kernel.netlink.conntrack import (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from weft.adapters.netns.kernel_state import REAPED_GROUP
 from weft.adapters.netns.nft.policy_chains import PORT_PREFIX
 from weft.adapters.netns.qos.dscp import BRIDGED_MARKS, ROUTED_MARKS, drop_marks, marking, put_marks, read_marks
-from weft.domain.nodeview import Shape
+from weft.domain.desired.state import Shape
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.link import Device, alter_link, create_ifb, read_link
 from weft.kernel.netlink.nft_set import apply_changes

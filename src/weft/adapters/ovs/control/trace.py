@@ -18,10 +18,10 @@ from weft.adapters.ovs.ovsdb.client.bridge import NAME, SwitchPort
 from weft.adapters.ovs.ovsdb.client.uplinks import PATCH
 from weft.adapters.ovs.pipeline.pipeline.tables import OUTCOME, TENANT
 from weft.domain.addresses import mac_of
+from weft.domain.desired.segments import Station
+from weft.domain.desired.state import Part, Port
 from weft.domain.errors import DatapathFault
-from weft.domain.nodeview import Part, Port
 from weft.domain.policy.protocols import SCTP, TCP, UDP
-from weft.domain.segments import Station
 from weft.ports.datapath import Drop, Question
 
 _TRACE, _TRACE_ON = "ofproto/trace", "ofproto/trace-packet-out"

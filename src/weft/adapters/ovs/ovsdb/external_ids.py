@@ -7,8 +7,8 @@ from typing import Final
 
 from weft.adapters.ovs.ovsdb.client.bridge import INTERFACE_MARK, TENANT_MARK
 from weft.adapters.ovs.pipeline.pipeline.tenant_netns_flows import legs_of
+from weft.domain.desired.state import Overlay, Port
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Overlay, Port
 from weft.kernel.netlink.link import Link
 from weft.ports.datapath import Wiring
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from weft.domain.addresses import Address
-from weft.domain.balancing.parts import Vip
+from weft.domain.desired.segments import Station
+from weft.domain.desired.state import Gateway, Part, Port
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Gateway, Part, Port
+from weft.domain.loadbalancer.state import Vip
 from weft.domain.policy.parts import Who
-from weft.domain.segments import Station
 
 Owned = tuple[TenantName, Address]
 _UNJUDGED = (Gateway, Vip)

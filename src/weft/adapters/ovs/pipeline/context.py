@@ -9,8 +9,8 @@ import msgspec
 from weft.adapters.ovs.openflow.client.actions import Action, SetField, Tell
 from weft.adapters.ovs.pipeline.pipeline.tables import OUTCOME
 from weft.domain.addresses import BITS, Address
+from weft.domain.desired.state import Prefix
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Prefix
 
 V4, V6, ARP = 0x0800, 0x86DD, 0x0806
 ETHER_TYPES: Mapping[int, int] = {4: V4, 6: V6}

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from weft.adapters.ovs.openflow.client.flows import Flow
 from weft.adapters.ovs.pipeline.pipeline.context import Ground
 from weft.adapters.ovs.pipeline.pipeline.l2 import gathering_flows
+from weft.domain.desired.segments import Segment
+from weft.domain.desired.state import Overlay, Part, Port, Trunk
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Overlay, Part, Port, Trunk
-from weft.domain.segments import Segment
 
 Place = tuple[TenantName, int]
 """A segment by its tenant and its number."""

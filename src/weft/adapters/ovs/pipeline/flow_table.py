@@ -20,9 +20,9 @@ from weft.adapters.ovs.pipeline.pipeline.flood_groups import Gatherings
 from weft.adapters.ovs.pipeline.pipeline.pipeline import base_flows, flows_of
 from weft.adapters.ovs.pipeline.pipeline.qos import meters_of
 from weft.adapters.ovs.pipeline.pipeline.tables import OUTCOME, TENANT, Table
+from weft.domain.desired.state import Part, Port, Shape
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Part, Port, Shape
 from weft.ports.datapath import Tallies
 
 

@@ -51,8 +51,8 @@ from weft.adapters.ovs.pipeline.pipeline.tables import (
     Table,
 )
 from weft.domain.addresses import Address, parse_address
-from weft.domain.nodeview import Gateway, Overlay, Port, Prefix, Remote, Space, Trunk
-from weft.domain.segments import vlan_tag
+from weft.domain.desired.segments import vlan_tag
+from weft.domain.desired.state import Gateway, Overlay, Port, Prefix, Remote, Space, Trunk
 
 _ICMP, ICMPV6 = 1, 58
 SOLICITATION, ADVERTISEMENT, _ROUTER, _REDIRECT = 135, 136, 134, 137

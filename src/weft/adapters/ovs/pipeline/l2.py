@@ -56,8 +56,8 @@ from weft.adapters.ovs.pipeline.pipeline.tables import (
     Table,
 )
 from weft.domain.addresses import Address
-from weft.domain.nodeview import Port
-from weft.domain.segments import Segment, Station, vlan_tag
+from weft.domain.desired.segments import Segment, Station, vlan_tag
+from weft.domain.desired.state import Port
 
 _FLOODED = (GATEWAY + LOCAL) // 2
 """Priority in `NEIGHBOURS`: the node answers for itself, and for others only where nothing is flooded."""

@@ -11,11 +11,11 @@ from typing import Any, get_args
 from weft.adapters.ovs.openflow.client.flows import Flow
 from weft.adapters.ovs.pipeline.pipeline import forwarding, l2, policy, qos, tenant_netns_flows
 from weft.adapters.ovs.pipeline.pipeline.context import Ground
-from weft.domain.balancing.parts import ServicePart, Vip
-from weft.domain.hosting.parts import Homeward, HostLink, HostPart
-from weft.domain.nodeview import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space, Trunk
+from weft.domain.desired.segments import Segment, Station, vlan_tag
+from weft.domain.desired.state import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space, Trunk
+from weft.domain.host_access.state import Homeward, HostLink, HostPart
+from weft.domain.loadbalancer.state import ServicePart, Vip
 from weft.domain.policy.parts import Row, Tally, Where, Who
-from weft.domain.segments import Segment, Station, vlan_tag
 
 _MAKERS: Mapping[type, tuple[Callable[[Any, Ground], Iterator[Flow]], ...]] = {
     Space: (forwarding.space_flows, policy.space_flows, tenant_netns_flows.space_flows),

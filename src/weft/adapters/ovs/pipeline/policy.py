@@ -41,11 +41,11 @@ from weft.adapters.ovs.pipeline.pipeline.tables import (
     Table,
 )
 from weft.domain.addresses import BITS
-from weft.domain.nodeview import Prefix, Space
+from weft.domain.desired.segments import Segment
+from weft.domain.desired.state import Prefix, Space
 from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD, Row, Tally, Where, Who
 from weft.domain.policy.protocols import PORTED, SCTP
 from weft.domain.policy.rules import Direction
-from weft.domain.segments import Segment
 
 _PORT_BITS = 16
 _ENDS = (

@@ -14,7 +14,7 @@ from weft.adapters.ovs.openflow.client.flows import Flow
 from weft.adapters.ovs.openflow.client.meters import Meter
 from weft.adapters.ovs.pipeline.pipeline.context import ETHER_TYPES, Ground
 from weft.adapters.ovs.pipeline.pipeline.tables import LEAVES_BY, Table
-from weft.domain.nodeview import Part, Shape
+from weft.domain.desired.state import Part, Shape
 
 _BURSTS_PER_S = 4
 """A second's bits divided by this may come at once, whatever was asked for."""

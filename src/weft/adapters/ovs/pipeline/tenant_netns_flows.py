@@ -49,13 +49,13 @@ from weft.adapters.ovs.pipeline.pipeline.tables import (
     TENANT,
     Table,
 )
-from weft.domain.balancing.parts import Vip
-from weft.domain.balancing.resolving import DNS_PORT
-from weft.domain.hosting.parts import Homeward, HostLink
+from weft.domain.desired.segments import Segment
+from weft.domain.desired.state import Gateway, Space
+from weft.domain.host_access.state import Homeward, HostLink
 from weft.domain.ids import TenantName
-from weft.domain.nodeview import Gateway, Space
+from weft.domain.loadbalancer.cluster_dns import DNS_PORT
+from weft.domain.loadbalancer.state import Vip
 from weft.domain.policy.protocols import TCP, UDP
-from weft.domain.segments import Segment
 
 LEG_PREFIX: Final = "wl"
 OPENED_BY_SPACE, ASKS_SPACE = 1, 2

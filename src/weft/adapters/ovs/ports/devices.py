@@ -21,9 +21,9 @@ from weft.adapters.netns.nft.policy_chains import OVERLAY_PREFIX, PORT_PREFIX
 from weft.adapters.ovs.ovsdb.client.external_ids import owner_marks
 from weft.adapters.ovs.pipeline.pipeline.tenant_netns_flows import LEG_PREFIX
 from weft.domain.addresses import Address, parse_address
+from weft.domain.desired.segments import Station
+from weft.domain.desired.state import Overlay, Peer
 from weft.domain.errors import Conflict, DatapathFault, Invalid, NotFound
-from weft.domain.nodeview import Overlay, Peer
-from weft.domain.segments import Station
 from weft.kernel.netlink.link import (
     LINKS,
     Device,

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from weft.adapters.netns.kernel_state import overlay_mac
 from weft.domain.addresses import Address
-from weft.domain.nodeview import Part, Port, Trunk
-from weft.domain.segments import vlan_tag
+from weft.domain.desired.segments import vlan_tag
+from weft.domain.desired.state import Part, Port, Trunk
 from weft.kernel.netlink.codec import pack_mac
 
 Voice = tuple[str, int]

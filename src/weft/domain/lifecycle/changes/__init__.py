@@ -1,0 +1,72 @@
+"""What may be created, changed and deleted, and what that writes: one pure decision per kind of object (facts 2.3).
+
+`plan_put` creates an object or changes it, `plan_delete` removes it. Both look at the cluster through a `Reading`, so
+that their commit holds only if what they saw is still so. Asking for what is already there is a plan without writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from weft.domain import kinds, model
+from weft.domain.errors import NotFound
+from weft.domain.kinds import Kind
+from weft.domain.lifecycle.changes import globals as global_changes
+from weft.domain.lifecycle.changes import groups, networks, policies, profiles, services, tenants
+from weft.domain.store_types import Delete, Write
+from weft.domain.transaction import Plan, Reading, put
+from weft.domain.validation import check
+
+T = TypeVar("T", bound=model.Value)
+
+Put = Callable[[Reading, Any, Any], list[Write]]
+Remove = Callable[[Reading, Any], list[Write]]
+
+
+def _put_bgp(_: Reading, wanted: model.BgpPeer, present: model.BgpPeer | None) -> list[Write]:
+    return [] if wanted == present else [put(kinds.BGP, wanted)]
+
+
+def _delete_bgp(_: Reading, present: model.BgpPeer) -> list[Write]:
+    return [Delete(kinds.BGP.store_key(present.hostname))]
+
+
+_PUT: dict[str, Put] = {
+    kinds.TENANT.name: tenants.put_tenant,
+    kinds.NETWORK.name: networks.put_network,
+    kinds.GROUP.name: groups.put_group,
+    kinds.POLICY.name: policies.put_policy,
+    kinds.RULE.name: policies.put_rule,
+    kinds.PROFILE.name: profiles.put_profile,
+    kinds.SERVICE.name: services.put_service,
+    kinds.BGP.name: _put_bgp,
+    kinds.GLOBAL.name: global_changes.put_global,
+}
+
+_DELETE: dict[str, Remove] = {
+    kinds.TENANT.name: tenants.delete_tenant,
+    kinds.NETWORK.name: networks.delete_network,
+    kinds.GROUP.name: groups.delete_group,
+    kinds.POLICY.name: policies.delete_policy,
+    kinds.RULE.name: policies.delete_rule,
+    kinds.PROFILE.name: profiles.delete_profile,
+    kinds.SERVICE.name: services.delete_service,
+    kinds.BGP.name: _delete_bgp,
+    kinds.GLOBAL.name: global_changes.delete_global,
+}
+
+
+def plan_put(reading: Reading, kind: Kind[T], wanted: T) -> Plan:
+    """Create the object, or change the one that is there."""
+    wanted = check(wanted)
+    present = reading.get(kind, *kind.key_parts(wanted))
+    return reading.plan(_PUT[kind.name](reading, wanted, present))
+
+
+def plan_delete(reading: Reading, kind: Kind[T], *parts: str) -> Plan:
+    """Remove the object and all that was given to it; `NotFound` when there is none, `Conflict` while it is in use."""
+    present = reading.get(kind, *parts)
+    if present is None:
+        raise NotFound(f"{kind.name} {':'.join(parts)!r} does not exist")
+    return reading.plan(_DELETE[kind.name](reading, present))

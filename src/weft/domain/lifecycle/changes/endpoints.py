@@ -1,0 +1,162 @@
+"""Endpoints: created, updated and deleted one commit each, with their addresses (facts 2.4, 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from weft.domain import kinds, model
+from weft.domain.addresses import Address, mac_of, parse_address
+from weft.domain.errors import Conflict, Invalid, NotFound
+from weft.domain.ids import EndpointKey, NetworkKey, NodeName
+from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam.ipam.allocator import EMPTY, NumberSet
+from weft.domain.store_types import Delete, Write
+from weft.domain.transaction import Plan, Reading, holder_of, put
+from weft.domain.validation import check
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """What the deciding process knows beyond the store: addresses being claimed right now, and those that rest."""
+
+    held: Mapping[tuple[NetworkKey, int], NumberSet] = field(default_factory=dict)
+    resting: Mapping[tuple[NetworkKey, int], NumberSet] = field(default_factory=dict)
+
+
+def plan_create(reading: Reading, wanted: model.Endpoint, *, busy: Busy) -> tuple[model.Endpoint, Plan]:
+    """The endpoint as it will be, and its commit. One that exists is given back unchanged, with an empty plan."""
+    wanted = check(wanted)
+    present = reading.get(kinds.ENDPOINT, *wanted.key)
+    if present is not None:
+        return present, Plan()
+    if reading.cluster.get(kinds.TENANT, wanted.tenant) is None:  # not compared: its network keeps a tenant alive
+        raise Invalid(f"TenantName: tenant {wanted.tenant!r} does not exist: create it first", field="TenantName")
+    network = reading.require(kinds.NETWORK, wanted.tenant, wanted.network, field="NetworkName")
+    group = reading.require(kinds.GROUP, wanted.tenant, wanted.group, field="ServiceName") if wanted.group else None
+    if group is not None and group.network != wanted.network:
+        raise Conflict(
+            f"group {group.key} belongs to network {group.network!r}, not {wanted.network!r}", field="ServiceName"
+        )
+    writes: list[Write] = []
+    chosen: dict[int, Address] = {}
+    holder = holder_of(kinds.ENDPOINT, wanted)
+    for family, asked, member in ((4, wanted.ip_address, "IPAddress"), (6, wanted.ipv6_address, "IPv6Address")):
+        if not asked and ipam.subnet_of(network, family) is None:
+            continue
+        address = (
+            parse_address(asked, field=member, family=family)
+            if asked
+            else _choose(reading, network, group, family=family, busy=busy)
+        )
+        writes += ipam.claim(reading, network, group, address=address, holder=holder, field=member)
+        chosen[family] = address
+    endpoint = msgspec.structs.replace(
+        wanted,
+        ip_address=str(chosen[4]),
+        ipv6_address=str(chosen[6]) if 6 in chosen else "",
+        mac_address=wanted.mac_address or mac_of(chosen[4]),
+    )
+    return endpoint, reading.plan([put(kinds.ENDPOINT, endpoint), *writes])
+
+
+def _choose(reading: Reading, network: model.Network, group: model.Group | None, *, family: int, busy: Busy) -> Address:
+    return ipam.choose_address(
+        reading.cluster,
+        network,
+        group,
+        family=family,
+        held=busy.held.get((network.key, family), EMPTY),
+        resting=busy.resting.get((network.key, family), EMPTY),
+    )
+
+
+def is_same(present: model.Endpoint, endpoint: model.Endpoint) -> bool:
+    """Whether it is one endpoint at two times: all but what `plan_update` changes is the same."""
+    return endpoint == msgspec.structs.replace(
+        present, labels=endpoint.labels, container_id=endpoint.container_id, container_name=endpoint.container_name
+    )
+
+
+def plan_publish(reading: Reading, endpoint: model.Endpoint) -> Plan:
+    """Make known an endpoint to which its node has given addresses of its own blocks, maybe while the store was away.
+
+    Empty when it is known already. `Conflict` when another endpoint has its key, `Conflict` or `Invalid` when its
+    blocks, network or group are gone: then the node must take it down.
+    """
+    present = reading.get(kinds.ENDPOINT, *endpoint.key)
+    if present is not None and is_same(present, endpoint):
+        return Plan()
+    if present is not None:
+        raise Conflict(f"endpoint {endpoint.key} is on node {present.host!r} already")
+    network = reading.require(kinds.NETWORK, endpoint.tenant, endpoint.network, field="networkName")
+    if endpoint.group:
+        reading.require(kinds.GROUP, endpoint.tenant, endpoint.group, field="serviceName")
+    for text in (endpoint.ip_address, endpoint.ipv6_address):
+        if text:
+            ipam.hold_block(reading, network, NodeName(endpoint.host), parse_address(text, field="ipAddress"))
+    return reading.plan([put(kinds.ENDPOINT, endpoint)])
+
+
+def plan_delete(reading: Reading, key: EndpointKey) -> tuple[model.Endpoint, Plan]:
+    """The endpoint that goes, and its commit; every address it had is free again (W19)."""
+    present = reading.get(kinds.ENDPOINT, *key)
+    if present is None:
+        raise NotFound(f"endpoint {key} does not exist")
+    network = reading.get(kinds.NETWORK, key.tenant, key.network)
+    freed = ipam.release(network, present.ip_address, present.ipv6_address) if network else []
+    return present, reading.plan([Delete(kinds.ENDPOINT.store_key(*key)), *freed])
+
+
+def plan_update(
+    reading: Reading, key: EndpointKey, *, labels: Mapping[str, str], container_id: str, container_name: str
+) -> tuple[model.Endpoint, Plan]:
+    """What a container's start or end changes: its labels (which services it provides for), id and name."""
+    present = reading.get(kinds.ENDPOINT, *key)
+    if present is None:
+        raise NotFound(f"endpoint {key} does not exist")
+    changed = check(
+        msgspec.structs.replace(present, labels=dict(labels), container_id=container_id, container_name=container_name)
+    )
+    return changed, reading.plan([] if changed == present else [put(kinds.ENDPOINT, changed)])
+
+
+def plan_reserve(
+    reading: Reading, network: model.Network, group: model.Group | None, *, asked: str, busy: Busy
+) -> tuple[Address, Plan]:
+    """An address ahead of its endpoint (`/plugin/allocAddress`); a requested one must be free (W17).
+
+    `NotFound` when the network or group, which the caller looked up before, is gone.
+    """
+    if reading.get(kinds.NETWORK, *network.key) != network:
+        raise NotFound(f"network {network.key} was deleted just now")
+    if group is not None and reading.get(kinds.GROUP, *group.key) is None:
+        raise NotFound(f"group {group.key} was deleted just now")
+    family = parse_address(asked, field="PreferredIPv4Address").family if asked else 4
+    address = (
+        parse_address(asked, field="PreferredIPv4Address")
+        if asked
+        else _choose(reading, network, group, family=family, busy=busy)
+    )
+    pool = reading.cluster.address_pool(network.key, family)
+    if address.number in pool.holders:
+        raise Conflict(
+            f"address {address} is taken by {pool.holders[address.number].value.holder}", field="PreferredIPv4Address"
+        )
+    holder = ipam.reservation(group.key if group else network.key)
+    writes = ipam.claim(reading, network, group, address=address, holder=holder, field="PreferredIPv4Address")
+    return address, reading.plan(writes)
+
+
+def plan_release(reading: Reading, network: model.Network, text: str) -> Plan:
+    """Give back an address that was reserved; one that an endpoint or service holds goes with its holder only."""
+    address = parse_address(text, field="IPv4Address")
+    stored = reading.cluster.address_pool(network.key, address.family).holders.get(address.number)
+    if stored is None:
+        return Plan()
+    if not stored.value.holder.startswith(ipam.RESERVED):
+        raise Conflict(f"address {address} is held by {stored.value.holder}: delete that instead", field="IPv4Address")
+    reading.at(ipam.claim_key(network, address), stored.revision)
+    return reading.plan(ipam.release(network, text))

@@ -1,0 +1,113 @@
+"""Endpoint groups: members of one network, with policies, a profile, maybe a part of its addresses or an own tag."""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.domain import kinds, model
+from weft.domain.errors import Conflict, Exhausted, Invalid
+from weft.domain.ids import NetworkKey, StoreKey
+from weft.domain.ipam.ipam import ipam
+from weft.domain.lifecycle.changes.tags import take_vlan
+from weft.domain.store_types import NEVER, Delete, Write
+from weft.domain.transaction import Reading, holder_of, put, put_claim
+
+GROUP_IDS = (1, (1 << 15) - 1)
+"""15 bits, as much as flow metadata carries; claims in the store, never a counter (W6)."""
+
+
+def put_group(reading: Reading, wanted: model.Group, present: model.Group | None) -> list[Write]:
+    """Network, pool and tag on the wire never change (E7, O16); policies, profile and the tag of others do."""
+    reading.require(kinds.TENANT, wanted.tenant, field="tenantName")
+    for policy in wanted.policies:
+        reading.require(kinds.POLICY, wanted.tenant, policy, field="policies")
+    if wanted.net_profile:
+        reading.require(kinds.PROFILE, wanted.tenant, wanted.net_profile, field="netProfile")
+    if present is not None:
+        for member, mine, theirs in (
+            ("networkName", wanted.network, present.network),
+            ("ipPool", wanted.ip_pool, present.ip_pool),
+            ("pktTag", wanted.pkt_tag, present.pkt_tag),
+        ):
+            if mine != theirs:
+                raise Conflict(
+                    f"{member} of group {present.key} cannot change: delete and create the group", field=member
+                )
+        changed = msgspec.structs.replace(wanted, group_id=present.group_id)
+        return [] if changed == present else [put(kinds.GROUP, changed)]
+    network = reading.require(kinds.NETWORK, wanted.tenant, wanted.network, field="networkName")
+    if reading.get(kinds.NETWORK, wanted.tenant, wanted.name):
+        raise Conflict(
+            f"groupName {wanted.name!r} is the name of a network of the tenant: choose another", field="groupName"
+        )
+    if wanted.ip_pool:
+        _check_pool(reading, network, wanted)
+    number, write = _take_group_id(reading, wanted)
+    tags = [_take_tag(reading, network, wanted)] if wanted.pkt_tag else []
+    return [put(kinds.GROUP, msgspec.structs.replace(wanted, group_id=number)), write, *tags]
+
+
+def _check_pool(reading: Reading, network: model.Network, wanted: model.Group) -> None:
+    """Inside the network's usable addresses and wholly unused (E6)."""
+    pool, subnet = ipam.pool_of(wanted), ipam.subnet_of(network, 4)
+    assert pool is not None
+    assert subnet is not None
+    if not subnet.usable.covers(pool):
+        raise Invalid(
+            f"ipPool {pool} is not inside the usable addresses {subnet.usable} of {network.name}", field="ipPool"
+        )
+    for other in reading.all(kinds.GROUP, wanted.tenant):
+        theirs = ipam.pool_of(other) if other.network == wanted.network else None
+        if theirs and theirs.overlaps(pool):
+            raise Conflict(f"ipPool {pool} overlaps {theirs} of group {other.key}", field="ipPool")
+    gateway = ipam.gateway_of(network, 4)
+    if gateway and pool.holds(gateway):
+        raise Conflict(f"ipPool {pool} contains the network's gateway {gateway}", field="ipPool")
+    reading.quiet(kinds.address_claims(network.tenant, network.name))
+    claims = reading.cluster.address_pool(network.key, 4)
+    used = claims.taken.next_taken(pool.first, pool.last)
+    if used is not None:
+        raise Conflict(f"ipPool {pool} contains an address held by {claims.holders[used].value.holder}", field="ipPool")
+    reading.quiet(kinds.blocks_of(network.tenant, network.name))
+    for block, stored in reading.cluster.blocks.get(network.key, {}).items():
+        if (
+            stored.value.owner
+            and block.family == 4
+            and block.number <= pool.last
+            and pool.first < block.number + ipam.BLOCK_SIZE
+        ):
+            raise Conflict(f"ipPool {pool} overlaps an address block of node {stored.value.owner}", field="ipPool")
+
+
+def _take_group_id(reading: Reading, wanted: model.Group) -> tuple[int, Write]:
+    number = reading.cluster.number_pool("group-id").taken.next_free(*GROUP_IDS)
+    if number is None:
+        raise Exhausted(f"all {GROUP_IDS[1]} group ids are taken: delete groups that are not needed")
+    key = StoreKey(kinds.number_claims("group-id") + str(number))
+    reading.at(key, NEVER)
+    return number, put_claim(key, holder_of(kinds.GROUP, wanted))
+
+
+def _take_tag(reading: Reading, network: model.Network, wanted: model.Group) -> Write:
+    if network.encap != "vlan":
+        raise Invalid(
+            f"pktTag is for groups of networks of encap vlan, and {network.name} is of {network.encap}", field="pktTag"
+        )
+    return take_vlan(reading, wanted=wanted.pkt_tag, holder=holder_of(kinds.GROUP, wanted))[1]
+
+
+def delete_group(reading: Reading, present: model.Group) -> list[Write]:
+    """Refused while it has endpoints (E3) or reserved addresses. Rules that name it then match nothing (W23)."""
+    reading.quiet(kinds.ENDPOINT.store_prefix(present.tenant, present.network))
+    count = sum(1 for _ in reading.cluster.group_members(present))
+    if count:
+        raise Conflict(f"group {present.key} has {count} endpoints: delete them first", details={"endpoints": count})
+    reading.quiet(kinds.address_claims(present.tenant, present.network))
+    reserved = list(ipam.reserved_for(reading.cluster, NetworkKey(present.tenant, present.network), present.key))
+    if reserved:
+        raise Conflict(f"address {reserved[0]} is reserved for group {present.key}: release it first")
+    numbers = {"group-id": present.group_id, "vlan": present.pkt_tag}
+    return [
+        Delete(kinds.GROUP.store_key(present.tenant, present.name)),
+        *(Delete(StoreKey(kinds.number_claims(pool) + str(each))) for pool, each in numbers.items() if each),
+    ]

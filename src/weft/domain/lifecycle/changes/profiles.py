@@ -1,0 +1,28 @@
+"""Network profiles."""
+
+from __future__ import annotations
+
+from weft.domain import kinds, model
+from weft.domain.errors import Conflict
+from weft.domain.store_types import Delete, Write
+from weft.domain.transaction import Reading, put
+
+
+def put_profile(reading: Reading, wanted: model.Profile, present: model.Profile | None) -> list[Write]:
+    reading.require(kinds.TENANT, wanted.tenant, field="tenantName")
+    return [] if wanted == present else [put(kinds.PROFILE, wanted)]
+
+
+def delete_profile(reading: Reading, present: model.Profile) -> list[Write]:
+    """Refused while a group uses it (O19, Q6)."""
+    groups = [
+        kinds.GROUP.key_text(group)
+        for group in reading.all(kinds.GROUP, present.tenant)
+        if group.net_profile == present.name
+    ]
+    if groups:
+        raise Conflict(
+            f"netprofile {present.name!r} is used by {', '.join(groups[:5])}: detach it first",
+            details={"groups": groups[:100]},
+        )
+    return [Delete(kinds.PROFILE.store_key(present.tenant, present.name))]

@@ -1,0 +1,54 @@
+"""Services: an address of each family of the network, taken at creation and kept until deletion."""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.domain import kinds, model
+from weft.domain.addresses import Address, parse_address
+from weft.domain.errors import Conflict, Invalid
+from weft.domain.ipam.ipam import ipam
+from weft.domain.store_types import Delete, Write
+from weft.domain.transaction import Reading, holder_of, put
+
+
+def put_service(reading: Reading, wanted: model.Service, present: model.Service | None) -> list[Write]:
+    """A change of ports or selectors keeps the addresses (S4); another one is taken before the old one is freed."""
+    reading.require(kinds.TENANT, wanted.tenant, field="tenantName")
+    network = reading.require(kinds.NETWORK, wanted.tenant, wanted.network, field="networkName")
+    if present is not None and wanted.network != present.network:
+        raise Conflict(
+            f"networkName of service {wanted.name!r} cannot change: delete and create the service", field="networkName"
+        )
+    writes: list[Write] = []
+    held = (present.vip, present.ipv6_vip) if present else ("", "")
+    given: dict[int, str] = {}
+    for family, asked, had in zip((4, 6), (wanted.ip_address, wanted.ipv6_address), held, strict=True):
+        given[family] = had
+        if had and asked in {"", had}:
+            continue
+        field = "ipAddress" if family == 4 else "ipv6Address"
+        if address := _choose(reading, network, asked, family=family, field=field):
+            holder = holder_of(kinds.SERVICE, wanted)
+            writes += ipam.claim(reading, network, None, address=address, holder=holder, field=field)
+            writes += ipam.release(network, had)
+            given[family] = str(address)
+    changed = msgspec.structs.replace(wanted, vip=given[4], ipv6_vip=given[6])
+    return [] if changed == present else [put(kinds.SERVICE, changed), *writes]
+
+
+def _choose(reading: Reading, network: model.Network, asked: str, *, family: int, field: str) -> Address | None:
+    """The address asked for, else the lowest free one; None where the network has no subnet of the family."""
+    if ipam.subnet_of(network, family) is not None:
+        if asked:
+            return parse_address(asked, field=field, family=family)
+        return ipam.choose_address(reading.cluster, network, None, family=family)
+    if asked:
+        raise Invalid(f"{field} {asked}: network {network.key} has no IPv{family} subnet: leave it empty", field=field)
+    return None
+
+
+def delete_service(reading: Reading, present: model.Service) -> list[Write]:
+    network = reading.get(kinds.NETWORK, present.tenant, present.network)
+    freed = ipam.release(network, present.vip, present.ipv6_vip) if network else []
+    return [Delete(kinds.SERVICE.store_key(present.tenant, present.name)), *freed]

@@ -1,0 +1,36 @@
+"""Tags on the wire: numbers of the cluster's ranges, each with one holder."""
+
+from __future__ import annotations
+
+from weft.domain import kinds, model
+from weft.domain.errors import Conflict, Exhausted, Invalid
+from weft.domain.ids import StoreKey
+from weft.domain.store_types import NEVER, Write
+from weft.domain.transaction import Reading, put_claim
+from weft.domain.validation import MAX_VLAN, parse_tag_range
+
+
+def take_vlan(reading: Reading, *, wanted: int, holder: str) -> tuple[int, Write]:
+    """A VLAN tag of the cluster's range: the one that is wanted or, for 0, the lowest free one."""
+    settings = reading.get(kinds.GLOBAL, "global") or model.Global()
+    span = parse_tag_range(settings.vlans, field="vlans", highest=MAX_VLAN, widest=MAX_VLAN)
+    return take_number(reading, "vlan", span, wanted=wanted, holder=holder)
+
+
+def take_number(reading: Reading, pool: str, span: tuple[int, int], *, wanted: int, holder: str) -> tuple[int, Write]:
+    """A number of a pool and the claim on it: the one that is wanted or, for 0, the lowest free one."""
+    first, last = span
+    numbers = reading.cluster.number_pool(pool)
+    if wanted:
+        if not first <= wanted <= last:
+            raise Invalid(f"pktTag {wanted} is outside the {pool} range {first}-{last} of the cluster", field="pktTag")
+        if wanted in numbers.holders:
+            raise Conflict(f"pktTag {wanted} is taken by {numbers.holders[wanted].value.holder}", field="pktTag")
+        number: int | None = wanted
+    else:
+        number = numbers.taken.next_free(first, last)
+    if number is None:
+        raise Exhausted(f"no {pool} tag is free in {first}-{last}: widen the range with netctl global set")
+    key = StoreKey(kinds.number_claims(pool) + str(number))
+    reading.at(key, NEVER)
+    return number, put_claim(key, holder)

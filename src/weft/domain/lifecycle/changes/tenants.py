@@ -1,0 +1,54 @@
+"""Tenants: the roof under which everything else stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.domain import kinds, model
+from weft.domain.addresses import Range, parse_prefix_or_range
+from weft.domain.errors import Conflict
+from weft.domain.ids import DEFAULT_TENANT
+from weft.domain.kinds import Kind
+from weft.domain.store_types import Delete, Write
+from weft.domain.transaction import Reading, put
+
+_MEMBERS: tuple[Kind[Any], ...] = (
+    kinds.NETWORK, kinds.GROUP, kinds.POLICY, kinds.PROFILE, kinds.SERVICE, kinds.KUBE_SERVICE,
+)  # fmt: skip
+
+
+def put_tenant(reading: Reading, wanted: model.Tenant, present: model.Tenant | None) -> list[Write]:
+    """External ranges are one tenant's alone, so that nobody takes a neighbour's address (CVE-2026-53935)."""
+    if wanted.external_ranges:
+        _refuse_shared_ranges(reading, wanted)
+    return [] if wanted == present else [put(kinds.TENANT, wanted)]
+
+
+def _refuse_shared_ranges(reading: Reading, wanted: model.Tenant) -> None:
+    for other in reading.all(kinds.TENANT):
+        for theirs in other.external_ranges if other.name != wanted.name else ():
+            for ours in wanted.external_ranges:
+                if _range(ours).overlaps(_range(theirs)):
+                    raise Conflict(
+                        f"externalRanges {ours} overlaps {theirs} of tenant {other.name!r}: choose another range",
+                        field="externalRanges",
+                    )
+
+
+def _range(text: str) -> Range:
+    return parse_prefix_or_range(text, field="externalRanges")
+
+
+def delete_tenant(reading: Reading, present: model.Tenant) -> list[Write]:
+    """Refused while anything is left in the tenant, services too, and always for `default` (O1, W16)."""
+    if present.name == DEFAULT_TENANT:
+        raise Conflict(f"tenant {DEFAULT_TENANT!r} cannot be deleted")
+    for kind in _MEMBERS:
+        left = [kind.key_text(member) for member in reading.all(kind, present.name)]
+        if left:
+            shown = ", ".join(left[:5])
+            raise Conflict(
+                f"tenant {present.name!r} still has {len(left)} {kind.plural} ({shown}): delete them first",
+                details={kind.plural: left[:100]},
+            )
+    return [Delete(kinds.TENANT.store_key(present.name))]
