@@ -16,14 +16,14 @@ from random import Random
 from typing import ParamSpec
 
 import msgspec
+from weft.domain.policy.engine.engine.engine import Engine
+from weft.domain.policy.engine.engine.facts import Fact
+from weft.domain.policy.explain.explain.diff import diff
+from weft.domain.policy.explain.explain.explain import explain
 
 from bench.figures import Figure, figure
-from weft.domain.policy.diff import diff
-from weft.domain.policy.engine import Engine
-from weft.domain.policy.explain import explain
-from weft.domain.policy.facts import Fact
-from weft.domain.policy.identities import Pod
-from weft.domain.policy.netpol import NetworkPolicy
+from weft.domain.policy.model.identities import Pod
+from weft.domain.policy.model.netpol import NetworkPolicy
 from weft.testing.clusters import large_cluster
 from weft.testing.judge import Judge, Question
 

@@ -31,7 +31,7 @@ from weft.domain.desired.state import Part
 from weft.domain.ids import EndpointId, NetworkName, NodeName, ServiceName
 from weft.domain.loadbalancer.state import Front
 from weft.domain.loadbalancer.table import BalancingTable, Target, pool_of
-from weft.domain.policy.protocols import TCP, UDP
+from weft.domain.policy.model.protocols import TCP, UDP
 from weft.domain.store_types import Change, Entry, Event, Listing
 from weft.testing.apart import stepped_apart
 from weft.testing.judged import TENANT, Pod, Ward, open_ward

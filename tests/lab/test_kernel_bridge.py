@@ -13,7 +13,7 @@ from weft.adapters.netns.nft.bridge_filter import BRIDGE_SYSCTLS
 from weft.domain.addresses import Address
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.state import Gateway
-from weft.domain.policy.protocols import ICMP, ICMPV6, TCP, UDP
+from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP
 from weft.testing.frames import ARP, BROADCAST, IPV4, REPLY, VLAN, arp, datagram, frame, hears, is_arp, is_from, wire_of
 from weft.testing.judged import TENANT, Pod, Ward
 from weft.testing.traffic import QUIET_S

@@ -17,7 +17,7 @@ from weft.domain.addresses import Address, Range, parse_address, parse_subnet_v4
 from weft.domain.desired.state import Part
 from weft.domain.host_access.state import Door, Ground, HostLink, HostPort, NodePort, Reach
 from weft.domain.ids import TenantName
-from weft.domain.policy.protocols import TCP, UDP
+from weft.domain.policy.model.protocols import TCP, UDP
 from weft.kernel.netns import NamespaceDirectory
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import msgspec
 
 from weft.domain.desired.diff import Difference
 from weft.domain.errors import DatapathFault, NotFound
-from weft.domain.policy.protocols import UDP
+from weft.domain.policy.model.protocols import UDP
 from weft.kernel.netlink.nft_set import read_generation
 from weft.ports.datapath import Plugging
 from weft.testing.judged import Pod, Ward

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from weft.domain.policy.parts import REFUSES
-from weft.domain.policy.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import REFUSES
 from weft.testing.judged import Ward, row
 from weft.testing.modes import BOTH_MODES
 

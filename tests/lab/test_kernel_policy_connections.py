@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from weft.domain.policy.parts import REFUSES
-from weft.domain.policy.protocols import ICMP, ICMPV6, TCP, UDP
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import REFUSES
 from weft.testing.judged import Pod, Ward, row
 from weft.testing.modes import BOTH_MODES
 from weft.testing.waiting import DEADLINE

@@ -8,9 +8,9 @@ import pytest
 
 from weft.domain.addresses import Range
 from weft.domain.desired.diff import Difference
-from weft.domain.policy.parts import REFUSES, WORKLOAD, PolicyPart, Row, Where
-from weft.domain.policy.protocols import UDP
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.protocols import UDP
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, PolicyPart, Row, Where
 from weft.testing.floods import Flood, Shot, Tap
 from weft.testing.judged import TENANT, Pod, Ward, row, tallies_of
 from weft.testing.waiting import until

@@ -14,9 +14,9 @@ import pytest
 
 from weft.adapters.netns.nft.policy_chains import UNJUDGED
 from weft.domain.addresses import Address, Range, parse_address
-from weft.domain.policy.parts import REFUSES, STRANGER, Where, Who
-from weft.domain.policy.protocols import ICMP, ICMPV6, TCP, UDP
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import REFUSES, STRANGER, Where, Who
 from weft.kernel.netns import Namespace
 from weft.testing.judged import TENANT, Ward, row
 from weft.testing.waiting import DEADLINE

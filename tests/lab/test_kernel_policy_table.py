@@ -15,9 +15,9 @@ from weft.adapters.netns.nft.entries import Entry
 from weft.adapters.netns.nft.policy_maps import entries_of
 from weft.domain.addresses import Address, Range
 from weft.domain.desired.diff import Difference
-from weft.domain.policy.parts import REFUSES, WORKLOAD, PolicyPart, Row, Tally, Where, Who
-from weft.domain.policy.protocols import TCP, UDP
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.protocols import TCP, UDP
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, PolicyPart, Row, Tally, Where, Who
 from weft.testing.judged import TENANT, Ward, row, tallies_of
 from weft.testing.modes import BRIDGE_IN_SOAK
 from weft.testing.waiting import DEADLINE

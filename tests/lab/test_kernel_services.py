@@ -23,9 +23,9 @@ from weft.domain.desired.diff import Difference
 from weft.domain.desired.state import Gateway, Part
 from weft.domain.loadbalancer.state import Front
 from weft.domain.loadbalancer.table import BalancingTable, Target, pool_of
-from weft.domain.policy.parts import REFUSES
-from weft.domain.policy.protocols import ICMP, SCTP, TCP, UDP
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.protocols import ICMP, SCTP, TCP, UDP
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import REFUSES
 from weft.testing.judged import TENANT, Pod, Ward, row
 from weft.testing.modes import BOTH_MODES
 from weft.testing.waiting import DEADLINE

@@ -23,7 +23,7 @@ from weft.domain.desired.segments import Segment, Station
 from weft.domain.desired.state import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space
 from weft.domain.errors import DatapathFault, NotFound
 from weft.domain.ids import TenantName
-from weft.domain.policy.parts import WORKLOAD, Who
+from weft.domain.policy.policymap.policy_state import WORKLOAD, Who
 from weft.kernel.netns import NamespaceDirectory
 from weft.ports.datapath import NO_CHANGE, Plugging, WiredAddress, Wiring
 from weft.testing import inventory, switch_inventory

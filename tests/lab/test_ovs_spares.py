@@ -18,7 +18,7 @@ from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.desired.state import Gateway, Overlay, Part, Port, Space
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
-from weft.domain.policy.parts import WORKLOAD, Who
+from weft.domain.policy.policymap.policy_state import WORKLOAD, Who
 from weft.kernel.netns import NamespaceDirectory
 from weft.ports.datapath import Plugging, WiredAddress, Wiring
 from weft.testing import inventory

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from weft.ctl.oracle_table import Moment, Row, read_cases, walk
-from weft.domain.policy.rules import Action
+from weft.domain.policy.model.rules import Action
 
 _PACKETS = "weft.testing.oracle_packets"
 """Where packets are judged; it is above this layer, so only who asks for it gets it."""

@@ -19,11 +19,11 @@ import msgspec
 
 from weft.domain.errors import Malformed
 from weft.domain.model import PodPort
-from weft.domain.policy.decide import Flow
-from weft.domain.policy.engine import Engine, Touched
-from weft.domain.policy.identities import IdentityKey, Namespace, Pod
-from weft.domain.policy.netpol import read_network_policy
-from weft.domain.policy.protocols import protocol_number
+from weft.domain.policy.engine.engine.decide import Flow
+from weft.domain.policy.engine.engine.engine import Engine, Touched
+from weft.domain.policy.model.identities import IdentityKey, Namespace, Pod
+from weft.domain.policy.model.netpol import read_network_policy
+from weft.domain.policy.model.protocols import protocol_number
 
 _GZIP_MAGIC = b"\x1f\x8b"
 

@@ -20,7 +20,7 @@ from weft.ctl.client import decode_row, decode_rows
 from weft.ctl.failures import Refused
 from weft.ctl.probes import Probe, Tap, Way, open_probe
 from weft.domain.ids import TenantName
-from weft.domain.policy.protocols import PORTED
+from weft.domain.policy.model.protocols import PORTED
 from weft.drivers import datapath_tools
 
 EXIT_AGREE, EXIT_DIFFER, EXIT_UNSEEN = 0, 1, 6

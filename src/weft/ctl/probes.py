@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Self
 
 from weft.ctl.echo import checksum
 from weft.ctl.failures import Refused, Usage
-from weft.domain.policy.protocols import ICMP, ICMPV6, TCP, UDP, protocol_name
+from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP, protocol_name
 
 _FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
 _ECHO_REQUEST: Final = {4: 8, 6: 128}

@@ -12,7 +12,7 @@ from weft.domain import model
 from weft.domain.errors import Invalid, Malformed
 from weft.domain.ids import StoreKey, store_key
 from weft.domain.loadbalancer.kube_objects import KubeService, KubeSlice
-from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
+from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
 
 T = TypeVar("T", bound=model.Value)
 

@@ -26,8 +26,8 @@ from weft.domain.addresses import (
 from weft.domain.errors import Invalid
 from weft.domain.ids import GLOBAL_NAME, MAX_LONG_NAME, check_endpoint_id, check_name
 from weft.domain.loadbalancer.kube_objects import KubeService, KubeSlice
-from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
-from weft.domain.policy.netpol import validate
+from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
+from weft.domain.policy.model.netpol import validate
 from weft.domain.selectors import Label, parse_labels
 
 T = TypeVar("T", bound=model.Value)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from weft.domain.addresses import Address
 from weft.domain.errors import DatapathFault
-from weft.domain.policy.protocols import PORTED
+from weft.domain.policy.model.protocols import PORTED
 
 _V4 = struct.Struct(">B5xHxB2x4s4s")  # version and length, fragment, protocol, source, target
 _V6 = struct.Struct(">6xBx16s16s")  # next header, source, target

@@ -21,7 +21,7 @@ from weft.domain.errors import Invalid, WeftError
 from weft.domain.ids import DEFAULT_TENANT, TenantName, check_name
 from weft.domain.kinds import Kind
 from weft.domain.loadbalancer.kube_objects import KubeService, KubeSlice
-from weft.domain.policy.kube_objects import KubePolicy
+from weft.domain.policy.compile.kube_objects import KubePolicy
 from weft.domain.store_types import LARGEST_VALUE, Delete, Put, Write
 from weft.domain.transaction import Plan, Reading, put
 from weft.domain.validation import check

@@ -13,7 +13,7 @@ from typing import Protocol
 from weft.domain import codec, kinds
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Behind
-from weft.domain.policy.kube_objects import KubePolicy
+from weft.domain.policy.compile.kube_objects import KubePolicy
 from weft.domain.store_types import Delete, Put
 from weft.runtime.backoff import Backoff
 

@@ -8,7 +8,7 @@ Contract, for every adapter:
 - `converge` needs no memory of earlier calls: it finds everything of ours, and touches nothing of others'.
 - A port lets nothing through before it is whole: both ends are wired, then its checks and its policy let it speak and
   be spoken to, all at once.
-- Policy parts (`weft.domain.policy.parts`) given together come into force together: no packet meets a half of them.
+- Policy parts (`weft.domain.policy.policymap.policy_state`) given together come into force together: no packet meets a half of them.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from weft.domain.desired.diff import Difference, diff
 from weft.domain.desired.state import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Space, rank
 from weft.domain.errors import Conflict, NotFound
 from weft.domain.ids import TenantName
-from weft.domain.policy.parts import REFUSES, WORKLOAD, Row, Tally, Who
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, Row, Tally, Who
 from weft.drivers import DatapathSettings, open_datapath
 from weft.kernel.netns import NamespaceDirectory
 from weft.ports.datapath import Datapath, Drop, Plugging, WiredAddress, Wiring

@@ -19,9 +19,9 @@ from weft.domain.desired.diff import Difference
 from weft.domain.desired.segments import Segment
 from weft.domain.desired.state import Part, Port, Space
 from weft.domain.ids import TenantName
-from weft.domain.policy.parts import WORKLOAD, PolicyPart, Row, Tally, Who
-from weft.domain.policy.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import WORKLOAD, PolicyPart, Row, Tally, Who
 from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.ports.datapath import Drop, WiredAddress, Wiring
 from weft.testing.waiting import DEADLINE

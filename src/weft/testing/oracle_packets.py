@@ -15,8 +15,8 @@ from pathlib import Path
 
 from weft.ctl.oracle_table import Moment, Row
 from weft.domain.addresses import parse_address
-from weft.domain.policy.engine import Engine
-from weft.domain.policy.identities import Identity
+from weft.domain.policy.engine.engine.engine import Engine
+from weft.domain.policy.model.identities import Identity
 from weft.kernel.netns import NamespaceDirectory
 from weft.testing.apart import mount, stepped_apart, unmount
 from weft.testing.bare_nodes import BareNode, open_nodes

@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 
-from weft.domain.policy.protocols import SCTP
+from weft.domain.policy.model.protocols import SCTP
 from weft.runtime.backoff import Backoff
 from weft.testing.hosts import Pod
 from weft.testing.judged import sctp_packet

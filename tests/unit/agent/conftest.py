@@ -10,8 +10,8 @@ from weft.agent.store.attachment_store import Attachment, Journal, Stage
 from weft.domain import model
 from weft.domain.desired.state import Port, host_end
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.policy.rules import Action
-from weft.domain.policy.services import Outcome
+from weft.domain.policy.model.rules import Action
+from weft.domain.policy.policymap.l4_partition import Outcome
 from weft.ports.datapath import Wiring
 from weft.testing.worlds import DEFAULT, World, group, network, policy, rule
 

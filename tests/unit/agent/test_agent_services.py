@@ -18,7 +18,7 @@ from weft.domain.lifecycle.changes import endpoints
 from weft.domain.lifecycle.changes.endpoints import Busy
 from weft.domain.loadbalancer.kube_objects import DeclaredService, KubeService
 from weft.domain.loadbalancer.state import Backend, Front
-from weft.domain.policy.protocols import TCP, UDP
+from weft.domain.policy.model.protocols import TCP, UDP
 from weft.ports.datapath import ServiceUse
 from weft.testing.worlds import World, endpoint, network, service
 

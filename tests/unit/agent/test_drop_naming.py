@@ -18,9 +18,9 @@ from weft.domain.addresses import Address, parse_address
 from weft.domain.desired.state import host_end
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
-from weft.domain.policy.protocols import ICMP, TCP
-from weft.domain.policy.rules import Action, Direction, RuleId
-from weft.domain.policy.services import Outcome
+from weft.domain.policy.model.protocols import ICMP, TCP
+from weft.domain.policy.model.rules import Action, Direction, RuleId
+from weft.domain.policy.policymap.l4_partition import Outcome
 from weft.ports.datapath import Datapath, Drop, PartlyTold
 from weft.runtime.one_thread import OneThread
 from weft.testing.worlds import DEFAULT

@@ -7,7 +7,7 @@ import pytest
 from weft.agent.observe.drops import KEPT, MOST_FOLLOWERS, STOPPING, TOO_SLOW, UNREAD, DropLog, End, NamedDrop, Wanted
 from weft.domain.errors import Unavailable
 from weft.domain.ids import TenantName
-from weft.domain.policy.protocols import TCP
+from weft.domain.policy.model.protocols import TCP
 
 
 def told(number: int = 0, *, tenant: str = "default", pod: str = "lab/a") -> NamedDrop:

@@ -11,9 +11,9 @@ from weft.domain import kinds, model
 from weft.domain.desired.state import Port, host_end
 from weft.domain.ids import NodeName
 from weft.domain.model import PodIdentity, PodPort
-from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
-from weft.domain.policy.netpol import IngressRule, PolicyPeer, PolicyPort, PolicySpec
-from weft.domain.policy.protocols import TCP
+from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
+from weft.domain.policy.model.netpol import IngressRule, PolicyPeer, PolicyPort, PolicySpec
+from weft.domain.policy.model.protocols import TCP
 from weft.domain.selectors import LabelSelector
 from weft.domain.store_types import Delete
 from weft.domain.transaction import put

@@ -17,7 +17,7 @@ from weft.agent.dataplane.executor import Kernel
 from weft.agent.observe import trace_api
 from weft.agent.observe.drops import MOST_FOLLOWERS, STOPPING, DropLog, End, NamedDrop
 from weft.agent.observe.trace_api import ExplainingRest
-from weft.domain.policy.protocols import ICMP, ICMPV6, TCP
+from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP
 from weft.ports.datapath import Datapath, Drop, Question
 from weft.runtime.http import errors_as_json, serving
 from weft.runtime.one_thread import OneThread

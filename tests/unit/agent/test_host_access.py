@@ -15,8 +15,8 @@ from weft.domain.desired.state import Part, port_of
 from weft.domain.host_access.state import Alias, Disguise, Ground, HostLink, HostPort
 from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import EndpointId, NetworkName, NodeName, TenantName
-from weft.domain.policy.identities import Kind
-from weft.domain.policy.protocols import TCP
+from weft.domain.policy.model.identities import Kind
+from weft.domain.policy.model.protocols import TCP
 from weft.ports.datapath import Wiring
 
 BLUE, RED = TenantName("blue"), TenantName("red")

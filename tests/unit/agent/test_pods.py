@@ -19,7 +19,7 @@ from weft.domain.desired.placement import GROUP_LABEL, NETWORK_LABEL, TENANT_LAB
 from weft.domain.errors import Invalid, NotFound, Unavailable
 from weft.domain.ids import TenantName
 from weft.domain.model import PodIdentity, PodPort
-from weft.domain.policy.kube_objects import KubeNamespace
+from weft.domain.policy.compile.kube_objects import KubeNamespace
 from weft.domain.transaction import put
 from weft.runtime.tasks import beside
 from weft.testing.kube_script import Scripted, listing, pod, scripted_server

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weft.agent.observe.rule_counters import MOST_RULES, Counts, Deed, RuleCount, count_rules
 from weft.domain.ids import TenantName
-from weft.domain.policy.rules import Action
+from weft.domain.policy.model.rules import Action
 from weft.ports.datapath import Tallies
 from weft.testing.worlds import DEFAULT
 

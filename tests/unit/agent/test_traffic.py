@@ -15,7 +15,7 @@ from weft.domain.desired.state import Rates, port_of
 from weft.domain.errors import Conflict
 from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
-from weft.domain.policy.protocols import TCP, UDP
+from weft.domain.policy.model.protocols import TCP, UDP
 from weft.ports.datapath import Wiring
 
 OTHER = EndpointKey(TenantName("blue"), NetworkName("net"), EndpointId("other"))

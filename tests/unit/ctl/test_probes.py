@@ -14,7 +14,7 @@ from weft.ctl.echo import checksum
 from weft.ctl.failures import Refused, Usage
 from weft.ctl.probes import Probe, Way, open_elsewhere, open_probe
 from weft.domain.errors import NotFound
-from weft.domain.policy.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
+from weft.domain.policy.model.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
 
 ENDS = {4: ("10.1.1.1", "10.1.1.2"), 6: ("2001:db8::1", "2001:db8::2")}
 MARK = b"mark"

@@ -45,5 +45,5 @@ def test_what_is_no_command_is_refused(argv: list[str], capsys: pytest.CaptureFi
 def test_only_the_subcommand_asked_for_is_imported() -> None:
     program = "import sys, weft.ctl.weft; print([m for m in sys.modules if m.startswith('weft.') or m == 'msgspec'])"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert "weft.domain.policy.engine" not in loaded.stdout
+    assert "weft.domain.policy.engine.engine" not in loaded.stdout
     assert "msgspec" not in loaded.stdout

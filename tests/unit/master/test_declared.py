@@ -17,8 +17,8 @@ from weft.domain.errors import Invalid, Unavailable
 from weft.domain.ids import DEFAULT_TENANT, StoreKey, TenantName
 from weft.domain.kinds import Kind
 from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, ServiceSpec
-from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
-from weft.domain.policy.netpol import EgressRule, IpBlock, PolicyPeer, PolicySpec
+from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
+from weft.domain.policy.model.netpol import EgressRule, IpBlock, PolicyPeer, PolicySpec
 from weft.domain.selectors import LabelSelector
 from weft.domain.store_types import LARGEST_VALUE, NEVER, At, Compare, Delete, Put, Revision, Write
 from weft.domain.transaction import put

@@ -9,7 +9,7 @@ import pytest
 from weft.domain import kinds, model
 from weft.domain.errors import Behind
 from weft.domain.ids import NodeName
-from weft.domain.policy.kube_objects import KubePolicy
+from weft.domain.policy.compile.kube_objects import KubePolicy
 from weft.domain.store_types import Delete, Put
 from weft.domain.transaction import put
 from weft.master import in_force

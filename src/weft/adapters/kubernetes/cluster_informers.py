@@ -23,7 +23,7 @@ from weft.domain.ids import DEFAULT_TENANT
 from weft.domain.kinds import Kind
 from weft.domain.loadbalancer.kube_objects import DeclaredService, KubeService, KubeSlice
 from weft.domain.model import Value
-from weft.domain.policy.kube_objects import KubeNamespace, KubePolicy
+from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
 from weft.ports.orchestrator import Keeper
 
 T = TypeVar("T", bound=Value)

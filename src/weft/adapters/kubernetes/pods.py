@@ -14,7 +14,7 @@ from weft.adapters.kubernetes.objects import Namespace, Pod
 from weft.adapters.kubernetes.reflector import Form, Reflector, decoded
 from weft.domain.errors import Denied, NotFound, Unavailable
 from weft.domain.model import PodPort
-from weft.domain.policy.protocols import protocol_number
+from weft.domain.policy.model.protocols import protocol_number
 from weft.ports.orchestrator import PodFacts, PodRef
 from weft.runtime.tasks import beside
 

@@ -13,8 +13,8 @@ import msgspec
 
 from weft.adapters.kubernetes.objects import Metadata
 from weft.domain.errors import Invalid
-from weft.domain.policy.kube_objects import KubePolicy
-from weft.domain.policy.netpol import DRY_RUN_ANNOTATION, EgressRule, IngressRule, PolicySpec, validate
+from weft.domain.policy.compile.kube_objects import KubePolicy
+from weft.domain.policy.model.netpol import DRY_RUN_ANNOTATION, EgressRule, IngressRule, PolicySpec, validate
 from weft.domain.selectors import LabelSelector
 
 R = TypeVar("R", IngressRule, EgressRule)

@@ -28,7 +28,7 @@ from weft.domain.desired.segments import Segment, Station
 from weft.domain.desired.state import Gateway, Part, Peer, Port, Remote
 from weft.domain.host_access.state import Alias, Disguise, Door, Ground, Homeward, HostLink
 from weft.domain.loadbalancer.state import Backend, Frontend, Vip
-from weft.domain.policy.parts import Row, Tally, Where, Who
+from weft.domain.policy.policymap.policy_state import Row, Tally, Where, Who
 from weft.kernel.netlink.link import LOOPBACK
 from weft.kernel.netlink.neigh import EVERYONE, Forwarding, Neighbour
 from weft.kernel.netlink.route import LinkAddress, Prefix, Route

@@ -39,7 +39,7 @@ from weft.domain.desired.diff import Difference
 from weft.domain.desired.segments import Segment
 from weft.domain.desired.state import Overlay, Part, Port, Shape
 from weft.domain.host_access.state import Homeward
-from weft.domain.policy.parts import Who
+from weft.domain.policy.policymap.policy_state import Who
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.conntrack import forget_endpoints
 from weft.kernel.netlink.link import (

@@ -12,7 +12,7 @@ from weft.domain.desired.state import Rates
 from weft.domain.errors import Conflict
 from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import EndpointKey
-from weft.domain.policy.protocols import protocol_name, protocol_number
+from weft.domain.policy.model.protocols import protocol_name, protocol_number
 
 
 def published_ports(mappings: Iterable[PortMapping]) -> tuple[PublishedPort, ...]:

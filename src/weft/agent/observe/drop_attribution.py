@@ -19,10 +19,10 @@ from weft.domain.addresses import Address
 from weft.domain.cluster import Cluster
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
-from weft.domain.policy.identities import Identity, Kind, identity_of_world
-from weft.domain.policy.kubernetes import is_isolation
-from weft.domain.policy.protocols import service_name
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.compile.kubernetes import is_isolation
+from weft.domain.policy.model.identities import Identity, Kind, identity_of_world
+from weft.domain.policy.model.protocols import service_name
+from weft.domain.policy.model.rules import Direction
 from weft.ports.datapath import Drop, PartlyTold
 from weft.runtime.logs import Log
 

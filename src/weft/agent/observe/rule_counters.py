@@ -15,7 +15,7 @@ import msgspec
 
 from weft.agent.dataplane.policy import TenantPolicy
 from weft.domain.ids import TenantName
-from weft.domain.policy.rules import Action
+from weft.domain.policy.model.rules import Action
 from weft.ports.datapath import Tallies
 
 MOST_RULES = 1000

@@ -10,7 +10,7 @@ from weft.agent.dataplane.services import TenantServices
 from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import Front
-from weft.domain.policy.protocols import protocol_name
+from weft.domain.policy.model.protocols import protocol_name
 from weft.ports.datapath import ServiceUse
 
 

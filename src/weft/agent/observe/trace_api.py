@@ -20,10 +20,10 @@ from weft.domain import kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Conflict, Invalid, Malformed, NotFound
-from weft.domain.policy.decide import Flow
-from weft.domain.policy.explain import Explanation, explain
-from weft.domain.policy.identities import Identity
-from weft.domain.policy.protocols import parse_service
+from weft.domain.policy.engine.engine.decide import Flow
+from weft.domain.policy.explain.explain.explain import Explanation, explain
+from weft.domain.policy.model.identities import Identity
+from weft.domain.policy.model.protocols import parse_service
 from weft.ports.datapath import Question
 from weft.runtime.http import json_response
 from weft.runtime.routes import Query, Route

@@ -43,7 +43,7 @@ from weft.domain.host_access.state import (
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
 from weft.domain.ipam.ipam import ipam
 from weft.domain.loadbalancer.state import Backend, Frontend, ServicePart, Vip
-from weft.domain.policy.parts import PolicyPart, Row, Tally, Where, Who
+from weft.domain.policy.policymap.policy_state import PolicyPart, Row, Tally, Where, Who
 from weft.domain.validation import check, parse_bandwidth
 
 _LARGEST_PACKET = 9 << 10

@@ -14,7 +14,7 @@ import msgspec
 
 from weft.domain.addresses import Address, Range, Subnet
 from weft.domain.ids import TenantName
-from weft.domain.policy.protocols import protocol_name
+from weft.domain.policy.model.protocols import protocol_name
 
 
 class HostLink(msgspec.Struct, frozen=True, gc=False):

@@ -13,7 +13,7 @@ from weft.domain.loadbalancer.kube_objects import DeclaredService
 from weft.domain.loadbalancer.kubernetes import own_addresses
 from weft.domain.loadbalancer.state import Front
 from weft.domain.loadbalancer.table import Pool, Target, pool_of
-from weft.domain.policy.protocols import protocol_number
+from weft.domain.policy.model.protocols import protocol_number
 
 DNS_PORT = 53
 

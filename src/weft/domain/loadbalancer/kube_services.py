@@ -24,7 +24,7 @@ from weft.domain.loadbalancer.kubernetes import (
 )
 from weft.domain.loadbalancer.state import Front
 from weft.domain.loadbalancer.table import Pool
-from weft.domain.policy.protocols import protocol_number
+from weft.domain.policy.model.protocols import protocol_number
 from weft.domain.validation import check
 
 

@@ -19,8 +19,8 @@ from weft.domain.loadbalancer.kube_objects import (
 )
 from weft.domain.loadbalancer.state import Front
 from weft.domain.loadbalancer.table import Pool, Target, pool_of
-from weft.domain.policy.protocols import protocol_number
-from weft.domain.policy.ranges import parse_cidr
+from weft.domain.policy.model.protocols import protocol_number
+from weft.domain.policy.model.ranges import parse_cidr
 
 
 def pools_for_pods(

@@ -16,7 +16,7 @@ from weft.domain.addresses import Address
 from weft.domain.ids import EndpointKey
 from weft.domain.loadbalancer.state import Front
 from weft.domain.loadbalancer.table import Pool, Target, pool_of
-from weft.domain.policy.protocols import protocol_number
+from weft.domain.policy.model.protocols import protocol_number
 from weft.domain.selectors import Label
 from weft.domain.validation import ServicePort, parse_selectors, parse_service_ports
 

@@ -13,7 +13,7 @@ import msgspec
 
 from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
-from weft.domain.policy.protocols import protocol_name
+from weft.domain.policy.model.protocols import protocol_name
 
 
 class Front(NamedTuple):

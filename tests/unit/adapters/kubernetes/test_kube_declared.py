@@ -17,7 +17,7 @@ from weft.domain.errors import Invalid
 from weft.domain.kinds import Kind
 from weft.domain.loadbalancer.kube_objects import Conditions, SliceEndpoint, SlicePort
 from weft.domain.model import Value
-from weft.domain.policy.kube_objects import KubeNamespace
+from weft.domain.policy.compile.kube_objects import KubeNamespace
 from weft.runtime.tasks import beside
 from weft.testing.kube_script import HANG, Scripted, event, listing
 from weft.testing.waiting import until

@@ -13,8 +13,8 @@ from weft.adapters.netns.nft.policy_maps import POLICY_SETS, entries_of
 from weft.adapters.netns.nft.prefix_lookup import WAY_CHAINS
 from weft.domain.addresses import Range, parse_address
 from weft.domain.ids import TenantName
-from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD, PolicyPart, Row, Tally, Where, Who
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import REFUSES, STRANGER, WORKLOAD, PolicyPart, Row, Tally, Where, Who
 from weft.kernel.netlink.codec import pack_address
 from weft.kernel.netlink.nft_set import Element, key, mark, port, protocol
 

@@ -22,7 +22,7 @@ from weft.domain.addresses import parse_address
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import Backend, Front, Frontend, ServicePart, Vip
 from weft.domain.loadbalancer.table import LONGEST_AFFINITY_S, MOST_BACKENDS
-from weft.domain.policy.protocols import TCP
+from weft.domain.policy.model.protocols import TCP
 from weft.kernel.netlink.codec import pack_address
 from weft.kernel.netlink.nft_set import Element, key, mark, port, protocol
 

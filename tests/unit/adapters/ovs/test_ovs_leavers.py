@@ -10,7 +10,7 @@ from weft.domain.desired.segments import Station
 from weft.domain.desired.state import Gateway, Part, Port
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import Vip
-from weft.domain.policy.parts import WORKLOAD, Who
+from weft.domain.policy.policymap.policy_state import WORKLOAD, Who
 
 BLUE, RED = TenantName("blue"), TenantName("red")
 A = Address(4, 0x0A010001)

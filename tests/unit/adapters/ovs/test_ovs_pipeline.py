@@ -25,8 +25,8 @@ from weft.domain.host_access.state import Homeward, HostLink
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import Vip
 from weft.domain.model import NetworkTags
-from weft.domain.policy.parts import REFUSES, WORKLOAD, Row, Tally, Where, Who
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, Row, Tally, Where, Who
 
 BLUE, RED = TenantName("blue"), TenantName("red")
 TAGGED = wire_number(NetworkTags(vlan=7))

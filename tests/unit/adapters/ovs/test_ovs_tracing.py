@@ -6,7 +6,7 @@ from weft.adapters.ovs.control.trace import Verdict, packet_of, second_half, ver
 from weft.domain.addresses import Address
 from weft.domain.desired.state import Port
 from weft.domain.ids import TenantName
-from weft.domain.policy.protocols import ICMPV6, TCP
+from weft.domain.policy.model.protocols import ICMPV6, TCP
 from weft.ports.datapath import Question
 
 A, B = Address(4, 0x0A010001), Address(4, 0x0A010002)

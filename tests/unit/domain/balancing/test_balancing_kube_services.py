@@ -13,7 +13,7 @@ from weft.domain.loadbalancer.external_ips import OuterRules
 from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice
 from weft.domain.loadbalancer.kube_services import KubeServices, KubeView, ServiceKey, Surroundings
 from weft.domain.loadbalancer.state import Front
-from weft.domain.policy.protocols import TCP
+from weft.domain.policy.model.protocols import TCP
 
 BLUE = TenantName("blue")
 KEY = ServiceKey("prod", "shop")

@@ -19,7 +19,7 @@ from weft.domain.loadbalancer.kubernetes import (
 )
 from weft.domain.loadbalancer.state import Front
 from weft.domain.loadbalancer.table import Pool
-from weft.domain.policy.protocols import SCTP, TCP, UDP
+from weft.domain.policy.model.protocols import SCTP, TCP, UDP
 
 OUTER = parse_address("198.51.100.7", field="outer")
 DOOR = parse_address("172.19.255.1", field="door")

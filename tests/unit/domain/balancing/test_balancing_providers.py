@@ -14,7 +14,7 @@ from weft.domain.ids import EndpointId, EndpointKey, NetworkName, ServiceName, T
 from weft.domain.loadbalancer.providers import Providers, offer_of, pools_of
 from weft.domain.loadbalancer.state import Front
 from weft.domain.loadbalancer.table import Pool, Target, pool_of
-from weft.domain.policy.protocols import TCP, UDP
+from weft.domain.policy.model.protocols import TCP, UDP
 from weft.domain.selectors import parse_pairs
 
 BLUE, NET = TenantName("blue"), NetworkName("net")

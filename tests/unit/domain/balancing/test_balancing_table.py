@@ -11,7 +11,7 @@ from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import Backend, Front, Frontend, ServicePart, Vip
 from weft.domain.loadbalancer.table import LONGEST_AFFINITY_S, MOST_BACKENDS, BalancingTable, Pool, Target, pool_of
-from weft.domain.policy.protocols import TCP, UDP
+from weft.domain.policy.model.protocols import TCP, UDP
 
 BLUE = TenantName("blue")
 VIP = Address(4, 0x0A000909)

@@ -14,7 +14,7 @@ from weft.domain.desired.state import rank
 from weft.domain.host_access.state import Alias, Disguise, Ground, Homeward, HostLink, HostPart, HostPort
 from weft.domain.host_access.view import Guest, PublishedPort, host_addresses, host_view
 from weft.domain.ids import EndpointId, NetworkName, NodeName, TenantName
-from weft.domain.policy.protocols import TCP
+from weft.domain.policy.model.protocols import TCP
 
 BLUE, RED = TenantName("blue"), TenantName("red")
 HERE, THERE = NodeName("here"), NodeName("there")

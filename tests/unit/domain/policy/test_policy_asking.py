@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from weft.domain.policy.engine.engine.engine import Engine
+from weft.domain.policy.explain.explain.dns_egress import kept_in_by
 
 from weft.domain import model
 from weft.domain.addresses import parse_address
 from weft.domain.ids import NodeName
-from weft.domain.policy.asking import kept_in_by
-from weft.domain.policy.engine import Engine
 from weft.testing.worlds import endpoint, group, network, policy, rule
 
 HERE = NodeName("here")

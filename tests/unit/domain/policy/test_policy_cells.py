@@ -5,10 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-
-from weft.domain.addresses import Address
-from weft.domain.model import PodPort
-from weft.domain.policy.cells import (
+from weft.domain.policy.engine.engine.engine import Engine
+from weft.domain.policy.explain.explain.header_space import (
     AddressCells,
     ServiceCell,
     overlay,
@@ -16,8 +14,10 @@ from weft.domain.policy.cells import (
     service_cells,
     service_texts,
 )
-from weft.domain.policy.engine import Engine
-from weft.domain.policy.rules import FlowRule
+
+from weft.domain.addresses import Address
+from weft.domain.model import PodPort
+from weft.domain.policy.model.rules import FlowRule
 from weft.testing.clusters import random_cluster
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from weft.domain.policy.engine.engine.decide import Flow, matches
+from weft.domain.policy.engine.engine.engine import Engine
 
 from weft.domain.addresses import parse_address
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointId, GroupName, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Endpoint, Group, Policy, Rule
-from weft.domain.policy.decide import Flow, matches
-from weft.domain.policy.engine import Engine
-from weft.domain.policy.identities import Namespace, Pod, identity_of_world
-from weft.domain.policy.netpol import NetworkPolicy, read_network_policy
-from weft.domain.policy.ranges import AddressSet
-from weft.domain.policy.rules import Action, Direction, FlowRule, Peer, PodsOfNamespaces, Tier
-from weft.domain.policy.rules import RuleId as FlowRuleId
+from weft.domain.policy.model.identities import Namespace, Pod, identity_of_world
+from weft.domain.policy.model.netpol import NetworkPolicy, read_network_policy
+from weft.domain.policy.model.ranges import AddressSet
+from weft.domain.policy.model.rules import Action, Direction, FlowRule, Peer, PodsOfNamespaces, Tier
+from weft.domain.policy.model.rules import RuleId as FlowRuleId
 from weft.domain.selectors import EVERYTHING, parse_selector
 from weft.testing.clusters import random_cluster, random_question
 from weft.testing.judge import Judge

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
+from weft.domain.policy.engine.engine.decide import decide
 
-from weft.domain.policy.decide import decide
-from weft.domain.policy.rules import Action, Direction, FlowRule, RuleId, Tier
+from weft.domain.policy.model.rules import Action, Direction, FlowRule, RuleId, Tier
 
 ADMIN, GROUP, NAMESPACE, BASELINE = Tier
 DENY, ALLOW, PASS = Action

@@ -7,15 +7,15 @@ from ipaddress import ip_address, ip_network
 from random import Random
 
 import pytest
+from weft.domain.policy.engine.engine.engine import Engine
+from weft.domain.policy.explain.explain.diff import FlowChange, diff
+from weft.domain.policy.explain.explain.header_space import portless_protocols
 
 from weft.domain.ids import EndpointId, GroupName, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Endpoint, Group, Policy, Rule
-from weft.domain.policy.cells import portless_protocols
-from weft.domain.policy.diff import FlowChange, diff
-from weft.domain.policy.engine import Engine
-from weft.domain.policy.identities import IdentityKey, Namespace, Pod
-from weft.domain.policy.netpol import read_network_policy
-from weft.domain.policy.protocols import protocol_name
+from weft.domain.policy.model.identities import IdentityKey, Namespace, Pod
+from weft.domain.policy.model.netpol import read_network_policy
+from weft.domain.policy.model.protocols import protocol_name
 from weft.testing.clusters import random_cluster, random_fact, remove_fact
 
 DEFAULT, NET = TenantName("default"), NetworkName("net")

@@ -6,14 +6,14 @@ from collections.abc import Hashable
 from random import Random
 
 import pytest
+from weft.domain.policy.engine.engine.decide import Flow
+from weft.domain.policy.engine.engine.engine import Engine
+from weft.domain.policy.engine.engine.facts import Fact
 
 from weft.domain.addresses import parse_address
-from weft.domain.policy.decide import Flow
-from weft.domain.policy.engine import Engine
-from weft.domain.policy.facts import Fact
-from weft.domain.policy.identities import Namespace, Pod, identity_of_world
-from weft.domain.policy.netpol import read_network_policy
-from weft.domain.policy.rules import Action, MemberSet
+from weft.domain.policy.model.identities import Namespace, Pod, identity_of_world
+from weft.domain.policy.model.netpol import read_network_policy
+from weft.domain.policy.model.rules import Action, MemberSet
 from weft.testing.clusters import (
     key_of,
     large_cluster,

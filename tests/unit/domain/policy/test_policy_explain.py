@@ -6,14 +6,14 @@ from random import Random
 
 import msgspec
 import pytest
+from weft.domain.policy.engine.engine.engine import Engine
+from weft.domain.policy.explain.explain.explain import Explanation, explain
 
 from weft.domain.ids import EndpointId, GroupName, NetworkName, PolicyName, TenantName
 from weft.domain.model import Endpoint, Group, Policy, Rule
-from weft.domain.policy.engine import Engine
-from weft.domain.policy.explain import Explanation, explain
-from weft.domain.policy.identities import Host, Namespace, Pod
-from weft.domain.policy.netpol import read_network_policy
-from weft.domain.policy.protocols import parse_service
+from weft.domain.policy.model.identities import Host, Namespace, Pod
+from weft.domain.policy.model.netpol import read_network_policy
+from weft.domain.policy.model.protocols import parse_service
 from weft.testing.clusters import random_cluster, random_question
 
 DEFAULT, NET = TenantName("default"), NetworkName("net")

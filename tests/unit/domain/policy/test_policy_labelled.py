@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.addresses import BITS, Address, Range
-from weft.domain.policy.labelled import LabelledAddresses
+from weft.domain.policy.policymap.interval_map import LabelledAddresses
 
 LAST = {family: (1 << bits) - 1 for family, bits in BITS.items()}
 NUMBERS = {family: [*range(12), *range(last - 3, last + 1)] for family, last in LAST.items()}

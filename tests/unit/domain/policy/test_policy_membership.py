@@ -5,11 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from weft.domain.policy.engine.engine.namespace_selector_index import CrossingSets
+from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.engine.engine.selector_index import SelectorIndex
 
-from weft.domain.policy.crossing import CrossingSets
-from weft.domain.policy.index import Index
-from weft.domain.policy.rules import PodsOfNamespaces
-from weft.domain.policy.selector_index import SelectorIndex
+from weft.domain.policy.model.rules import PodsOfNamespaces
 from weft.domain.selectors import EVERYTHING, Operator, Requirement, Selector, select
 
 KEYS, VALUES = ["a", "b", "c"], ["1", "2", "3"]

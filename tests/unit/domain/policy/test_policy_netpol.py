@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from weft.domain.errors import Invalid, Malformed
-from weft.domain.policy.netpol import NetworkPolicy, read_network_policy
+from weft.domain.policy.model.netpol import NetworkPolicy, read_network_policy
 from weft.testing.clusters import random_fact
 
 Json = Mapping[str, object]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.domain.policy.numbers import Numbers
+from weft.domain.policy.policymap.stable_ids import Numbers
 
 KEYS = st.text(alphabet="abcd", min_size=1, max_size=3)
 

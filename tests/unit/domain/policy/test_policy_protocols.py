@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.errors import Invalid
-from weft.domain.policy.protocols import parse_service, protocol_name, protocol_number, service_name
+from weft.domain.policy.model.protocols import parse_service, protocol_name, protocol_number, service_name
 
 
 @pytest.mark.parametrize(

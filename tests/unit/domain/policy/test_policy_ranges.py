@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from weft.domain.addresses import Range, parse_address
 from weft.domain.errors import Invalid
-from weft.domain.policy.ranges import AddressSet, address_set, overlap, parse_cidr, range_text
+from weft.domain.policy.model.ranges import AddressSet, address_set, overlap, parse_cidr, range_text
 
 spans = st.builds(
     lambda family, first, size: Range(family, first, first + size),

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.model import PodPort
-from weft.domain.policy.protocols import PORTED
-from weft.domain.policy.rules import Action, Direction, FlowRule, PortMatch, RuleId, Tier
-from weft.domain.policy.services import EVERYTHING, Outcome, Service, outcome_of, outcomes_of
+from weft.domain.policy.model.protocols import PORTED
+from weft.domain.policy.model.rules import Action, Direction, FlowRule, PortMatch, RuleId, Tier
+from weft.domain.policy.policymap.l4_partition import EVERYTHING, Outcome, Service, outcome_of, outcomes_of
 
 PORTS = [0, 1, 2, 79, 80, 81, 65534, 65535]
 NAMED = (PodPort("http", 6, 80), PodPort("http", 17, 81), PodPort("dns", 17, 2))

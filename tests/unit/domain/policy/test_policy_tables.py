@@ -9,19 +9,19 @@ from random import Random
 
 import msgspec
 import pytest
+from weft.domain.policy.engine.engine.decide import Flow, Miss, decide, first_word, matches, misses
+from weft.domain.policy.engine.engine.engine import Engine
+from weft.domain.policy.engine.engine.facts import Fact
 
 from weft.ctl.oracle_table import read_cases, walk
 from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.policy.decide import Flow, Miss, decide, first_word, matches, misses
-from weft.domain.policy.engine import Engine
-from weft.domain.policy.facts import Fact
-from weft.domain.policy.identities import Identity, Kind
-from weft.domain.policy.numbers import Numbers
-from weft.domain.policy.parts import WORKLOAD, PolicyPart, Row, Tally
-from weft.domain.policy.rules import DEFAULT_ALLOW_ID, OWN_HOST_ID, Action, Direction
-from weft.domain.policy.services import Outcome
-from weft.domain.policy.tables import Tables
+from weft.domain.policy.model.identities import Identity, Kind
+from weft.domain.policy.model.rules import DEFAULT_ALLOW_ID, OWN_HOST_ID, Action, Direction
+from weft.domain.policy.policymap.l4_partition import Outcome
+from weft.domain.policy.policymap.policy_map import Tables
+from weft.domain.policy.policymap.policy_state import WORKLOAD, PolicyPart, Row, Tally
+from weft.domain.policy.policymap.stable_ids import Numbers
 from weft.testing.clusters import key_of, random_cluster, random_fact, remove_fact
 
 TABLE = Path(__file__).parents[5] / "shared" / "oracles" / "netpol-cases.json.gz"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from weft.domain.policy.engine.engine.engine import Engine
+from weft.domain.policy.engine.engine.facts import Fact
 
 from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, PolicyName, RuleId, TenantName
 from weft.domain.model import Endpoint, Group, PodPort, Policy, Rule
-from weft.domain.policy.engine import Engine
-from weft.domain.policy.facts import Fact
-from weft.domain.policy.identities import Host, Namespace, Pod
-from weft.domain.policy.lookup import Lookup
-from weft.domain.policy.netpol import read_network_policy
-from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD, Row, Tally, Where, Who
-from weft.domain.policy.rules import Action
-from weft.domain.policy.tables import Tables
+from weft.domain.policy.model.identities import Host, Namespace, Pod
+from weft.domain.policy.model.netpol import read_network_policy
+from weft.domain.policy.model.rules import Action
+from weft.domain.policy.policymap.lookup import Lookup
+from weft.domain.policy.policymap.policy_map import Tables
+from weft.domain.policy.policymap.policy_state import REFUSES, STRANGER, WORKLOAD, Row, Tally, Where, Who
 
 DEFAULT, NET, NODE = TenantName("default"), NetworkName("net"), NodeName("n1")
 WEB, WEB_AGAIN, CLIENT, LONER = "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"

@@ -31,7 +31,7 @@ from weft.domain.addresses import BITS, Address, Range
 from weft.domain.desired.state import Part
 from weft.domain.host_access.state import Alias, Disguise, Door, Ground, HostLink, HostPort, NodePort, Reach, is_hosts
 from weft.domain.ids import TenantName
-from weft.domain.policy.protocols import UDP
+from weft.domain.policy.model.protocols import UDP
 from weft.kernel.netlink.conntrack import forget_each, read_connections
 from weft.kernel.netlink.link import (
     Device,

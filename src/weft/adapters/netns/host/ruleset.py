@@ -12,8 +12,8 @@ import msgspec
 
 from weft.domain.addresses import Address, Range, Subnet
 from weft.domain.host_access.state import Audience, Door, HostLink, HostPort, NodePort, Reach
-from weft.domain.policy.protocols import PORTED, protocol_name
-from weft.domain.policy.ranges import AddressSet, address_set
+from weft.domain.policy.model.protocols import PORTED, protocol_name
+from weft.domain.policy.model.ranges import AddressSet, address_set
 
 HOST_TABLE = "weft_host"
 HOST_PREFIX = "wefth-"

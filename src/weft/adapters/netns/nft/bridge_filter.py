@@ -22,7 +22,7 @@ from weft.adapters.netns.nft.policy_chains import (
     SPOOFED,
     refusal,
 )
-from weft.domain.policy.parts import STRANGER, WORKLOAD
+from weft.domain.policy.policymap.policy_state import STRANGER, WORKLOAD
 
 BRIDGE_TABLE: Final = "weft"
 STATION_SETS: Final = ("stations4", "stations6", "owners6", "solicited6")

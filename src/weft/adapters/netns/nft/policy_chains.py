@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD
-from weft.domain.policy.protocols import PORTED, protocol_name
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.protocols import PORTED, protocol_name
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import REFUSES, STRANGER, WORKLOAD
 
 PORT_PREFIX = "wp"
 OVERLAY_PREFIX = "wx"

@@ -8,8 +8,8 @@ from weft.adapters.netns.nft.entries import Entry, set_named
 from weft.adapters.netns.nft.policy_chains import REASONS, map_name, policed_name
 from weft.adapters.netns.nft.prefix_lookup import middle, prefixes
 from weft.domain.addresses import BITS, Address
-from weft.domain.policy.parts import PolicyPart, Row, Tally, Where, Who
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import PolicyPart, Row, Tally, Where, Who
 from weft.kernel.netlink.codec import pack_address, to_number
 from weft.kernel.netlink.nft_set import Element, key, mark, port, protocol, read_counts
 from weft.kernel.netlink.socket import NetlinkSocket

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 from weft.adapters.netns.nft.policy_chains import ADDRESS_ENDS, map_name, pair_key, ports_then
 from weft.domain.addresses import BITS, Address
-from weft.domain.policy.protocols import protocol_name
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.protocols import protocol_name
+from weft.domain.policy.model.rules import Direction
 from weft.kernel.netlink.nft_set import Element
 
 _FAMILIES: Final = (4, 6)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from weft.adapters.netns.nft.policy_chains import INSIDE
-from weft.domain.policy.protocols import PORTED, protocol_name
+from weft.domain.policy.model.protocols import PORTED, protocol_name
 
 _COUNT_BITS = 12
 HAIRPIN = {4: "169.254.1.1", 6: "100::1"}

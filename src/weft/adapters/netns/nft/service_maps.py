@@ -11,7 +11,7 @@ from weft.adapters.netns.nft.service_chains import ANSWERED, ASKED, OUTSIDE, Spr
 from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import Backend, Front, Frontend, ServicePart, Vip
-from weft.domain.policy.protocols import UDP
+from weft.domain.policy.model.protocols import UDP
 from weft.kernel.netlink.codec import pack_address, to_big_number, to_number
 from weft.kernel.netlink.conntrack import (
     Connection,

@@ -21,7 +21,7 @@ from weft.domain.addresses import mac_of
 from weft.domain.desired.segments import Station
 from weft.domain.desired.state import Part, Port
 from weft.domain.errors import DatapathFault
-from weft.domain.policy.protocols import SCTP, TCP, UDP
+from weft.domain.policy.model.protocols import SCTP, TCP, UDP
 from weft.ports.datapath import Drop, Question
 
 _TRACE, _TRACE_ON = "ofproto/trace", "ofproto/trace-packet-out"

@@ -14,7 +14,7 @@ from weft.domain.desired.segments import Station
 from weft.domain.desired.state import Gateway, Part, Port
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import Vip
-from weft.domain.policy.parts import Who
+from weft.domain.policy.policymap.policy_state import Who
 
 Owned = tuple[TenantName, Address]
 _UNJUDGED = (Gateway, Vip)

@@ -15,7 +15,7 @@ from weft.domain.desired.segments import Segment, Station, vlan_tag
 from weft.domain.desired.state import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space, Trunk
 from weft.domain.host_access.state import Homeward, HostLink, HostPart
 from weft.domain.loadbalancer.state import ServicePart, Vip
-from weft.domain.policy.parts import Row, Tally, Where, Who
+from weft.domain.policy.policymap.policy_state import Row, Tally, Where, Who
 
 _MAKERS: Mapping[type, tuple[Callable[[Any, Ground], Iterator[Flow]], ...]] = {
     Space: (forwarding.space_flows, policy.space_flows, tenant_netns_flows.space_flows),

@@ -43,9 +43,9 @@ from weft.adapters.ovs.pipeline.pipeline.tables import (
 from weft.domain.addresses import BITS
 from weft.domain.desired.segments import Segment
 from weft.domain.desired.state import Prefix, Space
-from weft.domain.policy.parts import REFUSES, STRANGER, WORKLOAD, Row, Tally, Where, Who
-from weft.domain.policy.protocols import PORTED, SCTP
-from weft.domain.policy.rules import Direction
+from weft.domain.policy.model.protocols import PORTED, SCTP
+from weft.domain.policy.model.rules import Direction
+from weft.domain.policy.policymap.policy_state import REFUSES, STRANGER, WORKLOAD, Row, Tally, Where, Who
 
 _PORT_BITS = 16
 _ENDS = (

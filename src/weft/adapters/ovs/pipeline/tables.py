@@ -49,7 +49,7 @@ PURPOSES: Final[dict[Table, str]] = {
     "Packets without a connection are dropped. Writes the port to leave by, and what kind of one it is.",
     Table.SERVICE: "Writes the protocol of the connection and the port that its first packet went to; of SCTP, of "
     "which not every tracker knows ports, the packet's own. What is asked of the space itself is not judged.",
-    Table.ASKS: "The number of who opened the connection (`weft.domain.policy.parts`).",
+    Table.ASKS: "The number of who opened the connection (`weft.domain.policy.policymap.policy_state`).",
     Table.ANSWERS: "The number of who it was opened to.",
     Table.PLACES: "What is decided by where a packet comes from and goes to: nothing passes from overlay to overlay, "
     "or to and from a port that is nobody's; what a node does not know is judged by the node that does.",

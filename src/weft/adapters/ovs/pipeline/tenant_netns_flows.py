@@ -55,7 +55,7 @@ from weft.domain.host_access.state import Homeward, HostLink
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.cluster_dns import DNS_PORT
 from weft.domain.loadbalancer.state import Vip
-from weft.domain.policy.protocols import TCP, UDP
+from weft.domain.policy.model.protocols import TCP, UDP
 
 LEG_PREFIX: Final = "wl"
 OPENED_BY_SPACE, ASKS_SPACE = 1, 2

@@ -1,0 +1,213 @@
+"""Contiv's groups, policies and rules -> the intermediate form.
+
+A rule of direction `in` speaks about flows into the members of every group that attaches its policy, `out` about flows
+out of them. `from*` describes the source and `to*` the target; parts given together must all hold. A name that refers
+to nothing matches nothing (W23), for deny rules as for allow rules. A network stands for its subnets.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Self
+
+from weft.domain.addresses import Range, parse_subnet_v4, parse_subnet_v6
+from weft.domain.ids import GroupKey, GroupName, NetworkKey, NetworkName, PolicyName, RuleId, TenantName
+from weft.domain.model import Group, Network, Policy, Rule
+from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.model import rules as ir
+from weft.domain.policy.model.protocols import ICMP_EITHER, PORTED, protocol_number
+from weft.domain.policy.model.ranges import AddressSet, address_set, overlap
+from weft.domain.validation import parse_rule_address
+
+PolicyKey = tuple[TenantName, PolicyName]
+RuleKey = tuple[TenantName, PolicyName, RuleId]
+
+_ACTIONS = {"allow": ir.Action.ALLOW, "deny": ir.Action.DENY}
+
+
+def unit_id(policy: PolicyKey) -> ir.UnitId:
+    return ir.UnitId(f"contiv/{policy[0]}/{policy[1]}")
+
+
+class ContivTables:
+    """The Contiv objects, and which policies must be compiled again when one of them changes.
+
+    Every `put_` and `remove_` gives those policies. Removing what is not there changes nothing (W24).
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[GroupKey, Group] = {}
+        self._policies: dict[PolicyKey, Policy] = {}
+        self._rules: dict[RuleKey, Rule] = {}
+        self._networks: dict[NetworkKey, Network] = {}
+        self._rules_of_policy: dict[PolicyKey, tuple[RuleKey, ...]] = {}
+        self._rules_of_network: Index[NetworkKey, RuleKey] = Index()
+        self._groups_of_policy: Index[PolicyKey, GroupKey] = Index()
+        self._compiled: dict[RuleKey, ir.FlowRule] = {}
+        self._uncompiled: Index[PolicyKey, RuleKey] = Index()
+
+    def copy(self) -> Self:
+        """A twin that can be changed alone."""
+        twin = type(self)()
+        for name, table in vars(self).items():
+            setattr(twin, name, table.copy())
+        return twin
+
+    def put_policy(self, policy: Policy) -> set[PolicyKey]:
+        key = (policy.tenant, policy.name)
+        old = self._policies.get(key)
+        if old is not None and old.dry_run is not policy.dry_run:
+            self._forget_compiled(self._rules_of_policy.get(key, ()))
+        self._policies[key] = policy
+        return {key}
+
+    def remove_policy(self, key: PolicyKey) -> set[PolicyKey]:
+        self._policies.pop(key, None)
+        self._forget_compiled(self._rules_of_policy.get(key, ()))
+        return {key}
+
+    def put_rule(self, rule: Rule) -> set[PolicyKey]:
+        check_rule(rule)
+        key = (rule.tenant, rule.policy, rule.rule_id)
+        changed = self.remove_rule(key)
+        self._rules[key] = rule
+        self._uncompiled.add(key[:2], key)
+        before = self._rules_of_policy.get(key[:2], ())
+        place = bisect_left(before, key)
+        self._rules_of_policy[key[:2]] = (*before[:place], key, *before[place:])
+        for network in _networks_of(rule):
+            self._rules_of_network.add(network, key)
+        return changed
+
+    def remove_rule(self, key: RuleKey) -> set[PolicyKey]:
+        rule = self._rules.pop(key, None)
+        if rule is None:
+            return {key[:2]}
+        self._compiled.pop(key, None)
+        self._uncompiled.discard(key[:2], key)
+        before = self._rules_of_policy.pop(key[:2])
+        place = bisect_left(before, key)
+        if len(before) > 1:
+            self._rules_of_policy[key[:2]] = (*before[:place], *before[place + 1 :])
+        for network in _networks_of(rule):
+            self._rules_of_network.discard(network, key)
+        return {key[:2]}
+
+    def put_group(self, group: Group) -> set[PolicyKey]:
+        detached = self.remove_group(group.key)
+        self._groups[group.key] = group
+        attached = _policies_of(group)
+        for policy in attached:
+            self._groups_of_policy.add(policy, group.key)
+        return detached | attached
+
+    def remove_group(self, key: GroupKey) -> set[PolicyKey]:
+        group = self._groups.pop(key, None)
+        detached = _policies_of(group) if group else set()
+        for policy in detached:
+            self._groups_of_policy.discard(policy, key)
+        return detached
+
+    def put_network(self, network: Network) -> set[PolicyKey]:
+        _subnets(network)  # refuses a network that no rule could refer to
+        self._networks[network.key] = network
+        return self._users(network.key)
+
+    def remove_network(self, key: NetworkKey) -> set[PolicyKey]:
+        self._networks.pop(key, None)
+        return self._users(key)
+
+    def _users(self, network: NetworkKey) -> set[PolicyKey]:
+        rules = self._rules_of_network[network]
+        self._forget_compiled(rules)
+        return {rule[:2] for rule in rules}
+
+    def _forget_compiled(self, rules: Iterable[RuleKey]) -> None:
+        for rule in rules:
+            self._compiled.pop(rule, None)
+            self._uncompiled.add(rule[:2], rule)
+
+    def compile(self, key: PolicyKey) -> ir.Unit | None:
+        """The policy as a unit, or None while it does not exist."""
+        policy = self._policies.get(key)
+        if policy is None:
+            return None
+        groups = sorted(self._groups_of_policy[key])
+        for rule in tuple(self._uncompiled[key]):
+            self._compiled[rule] = self._compile_rule(self._rules[rule], dry_run=policy.dry_run)
+            self._uncompiled.discard(key, rule)
+        return ir.Unit(
+            id=unit_id(key),
+            subjects=tuple(ir.GroupMembers(group.tenant, group.group) for group in groups),
+            rules=tuple(map(self._compiled.__getitem__, self._rules_of_policy.get(key, ()))),
+        )
+
+    def _compile_rule(self, rule: Rule, *, dry_run: bool) -> ir.FlowRule:
+        source = self._end(rule.tenant, rule.from_endpoint_group, rule.from_network, rule.from_ip_address)
+        target = self._end(rule.tenant, rule.to_endpoint_group, rule.to_network, rule.to_ip_address)
+        inward = rule.direction == "in"
+        local, remote = (target, source) if inward else (source, target)
+        return ir.FlowRule(
+            id=ir.RuleId(f"contiv/{rule.tenant}/{rule.policy}/{rule.rule_id}"),
+            tier=ir.Tier.GROUP,
+            direction=ir.Direction.INGRESS if inward else ir.Direction.EGRESS,
+            action=_ACTIONS[rule.action],
+            priority=rule.priority,
+            peers=None if remote is None else (remote,),
+            services=_services(rule),
+            local=local,
+            dry_run=dry_run,
+        )
+
+    def _end(self, tenant: TenantName, group: str, network: str, address: str) -> ir.Peer | None:
+        if not (group or network or address):
+            return None
+        return ir.Peer(
+            members=ir.GroupMembers(tenant, GroupName(group)) if group else None,
+            addresses=self._addresses(NetworkKey(tenant, NetworkName(network)), address),
+        )
+
+    def _addresses(self, network: NetworkKey, address: str) -> AddressSet | None:
+        if not network.network:
+            return address_set([parse_rule_address(address, field="ipAddress")]) if address else None
+        known = self._networks.get(network)
+        subnets = _subnets(known) if known else []
+        return address_set(overlap(subnets, [parse_rule_address(address, field="ipAddress")]) if address else subnets)
+
+
+def check_rule(rule: Rule) -> None:
+    """Raise `Invalid` when a rule cannot be compiled, whatever the other objects are."""
+    _services(rule)
+    for text, field in ((rule.from_ip_address, "fromIpAddress"), (rule.to_ip_address, "toIpAddress")):
+        if text:
+            parse_rule_address(text, field=field)
+
+
+def _services(rule: Rule) -> tuple[ir.PortMatch, ...] | None:
+    if not rule.protocol and not rule.port:
+        return None
+    if not rule.protocol:
+        protocols: tuple[int, ...] = PORTED
+    elif rule.protocol == "icmp":
+        protocols = ICMP_EITHER
+    else:
+        protocols = (protocol_number(rule.protocol),)
+    if not rule.port or not set(protocols) <= set(PORTED):
+        return (ir.PortMatch(protocols=protocols),)
+    return (ir.PortMatch(protocols=protocols, first=rule.port, last=rule.port),)
+
+
+def _policies_of(group: Group) -> set[PolicyKey]:
+    return {(group.tenant, name) for name in group.policies}
+
+
+def _networks_of(rule: Rule) -> set[NetworkKey]:
+    return {NetworkKey(rule.tenant, NetworkName(name)) for name in (rule.from_network, rule.to_network) if name}
+
+
+def _subnets(network: Network) -> list[Range]:
+    subnets = [parse_subnet_v4(network.subnet).whole]
+    if network.ipv6_subnet:
+        subnets.append(parse_subnet_v6(network.ipv6_subnet).whole)
+    return subnets

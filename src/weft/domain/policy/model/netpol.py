@@ -1,0 +1,194 @@
+"""NetworkPolicy of networking.k8s.io/v1 as typed values, and what makes one invalid.
+
+The members below `spec` are read strictly: an unknown one may narrow a rule in a way we do not know, and leaving it out
+would widen the rule. Absent (`None`) and empty (`()`, `{}`) are kept apart in both directions of the codec.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from weft.domain.addresses import Range
+from weft.domain.errors import Invalid, Malformed
+from weft.domain.policy.model.protocols import MAX_PORT
+from weft.domain.policy.model.ranges import parse_cidr
+from weft.domain.selectors import LabelSelector, parse_label_selector
+
+API_VERSION = "networking.k8s.io/v1"
+KIND = "NetworkPolicy"
+DRY_RUN_ANNOTATION = "weft/dry-run"
+PROTOCOLS = ("TCP", "UDP", "SCTP")
+
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_DNS_LABEL = re.compile(_LABEL)
+_DNS_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
+_PORT_NAME = re.compile(r"(?=.{1,15}\Z)(?=.*[a-z])[a-z0-9]+(?:-[a-z0-9]+)*")
+
+
+class _Strict(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
+):
+    """The base of everything below `spec`: unknown members are refused."""
+
+
+class IpBlock(_Strict, frozen=True, kw_only=True):
+    """Addresses of `cidr` less those of `except`."""
+
+    cidr: str
+    except_: tuple[str, ...] | None = msgspec.field(name="except", default=None)
+
+
+class PolicyPeer(_Strict, frozen=True, kw_only=True):
+    """Either `ipBlock`, or one or both selectors. An absent namespaceSelector means the policy's own namespace."""
+
+    pod_selector: LabelSelector | None = None
+    namespace_selector: LabelSelector | None = None
+    ip_block: IpBlock | None = None
+
+
+class PolicyPort(_Strict, frozen=True, kw_only=True):
+    """A protocol (TCP when absent) with all its ports, one port by number or name, or a range to `endPort`."""
+
+    protocol: str | None = None
+    port: int | str | None = None
+    end_port: int | None = None
+
+
+class IngressRule(_Strict, frozen=True, kw_only=True):
+    """Absent or empty `from` means anyone, absent or empty `ports` means every service."""
+
+    from_: tuple[PolicyPeer, ...] | None = msgspec.field(name="from", default=None)
+    ports: tuple[PolicyPort, ...] | None = None
+
+
+class EgressRule(_Strict, frozen=True, kw_only=True):
+    """Absent or empty `to` means anyone, absent or empty `ports` means every service."""
+
+    to: tuple[PolicyPeer, ...] | None = None
+    ports: tuple[PolicyPort, ...] | None = None
+
+
+class PolicySpec(_Strict, frozen=True, kw_only=True):
+    """An absent podSelector is the empty one: every pod of the namespace."""
+
+    pod_selector: LabelSelector | None = None
+    policy_types: tuple[str, ...] | None = None
+    ingress: tuple[IngressRule, ...] | None = None
+    egress: tuple[EgressRule, ...] | None = None
+
+    @property
+    def isolates_ingress(self) -> bool:
+        return "Ingress" in self.policy_types if self.policy_types else True
+
+    @property
+    def isolates_egress(self) -> bool:
+        return "Egress" in self.policy_types if self.policy_types else bool(self.egress)
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of an object's metadata that matters here."""
+
+    name: str
+    namespace: str = "default"
+    annotations: dict[str, str] | None = None
+
+
+class NetworkPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """A NetworkPolicy object."""
+
+    api_version: str = API_VERSION
+    kind: str = KIND
+    metadata: Metadata
+    spec: PolicySpec = PolicySpec()
+
+    @property
+    def dry_run(self) -> bool:
+        """Evaluated and reported, but never deciding, by the annotation `weft/dry-run: "true"`."""
+        return (self.metadata.annotations or {}).get(DRY_RUN_ANNOTATION) == "true"
+
+
+def read_network_policy(document: object) -> NetworkPolicy:
+    """The valid policy that a decoded JSON document holds; `Malformed` or `Invalid` with the field at fault."""
+    try:
+        policy = msgspec.convert(document, NetworkPolicy)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$")
+        raise Malformed(f"not a NetworkPolicy: {reason}", field=path.strip(".`")) from error
+    validate(policy)
+    return policy
+
+
+def validate(policy: NetworkPolicy) -> None:
+    """Raise `Invalid` for the first member that Kubernetes' own rules refuse."""
+    if (policy.api_version, policy.kind) != (API_VERSION, KIND):
+        raise Invalid(f"expected {KIND} of {API_VERSION}, not {policy.kind} of {policy.api_version}", field="kind")
+    if not _DNS_NAME.fullmatch(policy.metadata.name):
+        raise Invalid(f"{policy.metadata.name!r} is not a DNS name in lower case", field="metadata.name")
+    if not _DNS_LABEL.fullmatch(policy.metadata.namespace):
+        raise Invalid(f"{policy.metadata.namespace!r} is not a DNS label in lower case", field="metadata.namespace")
+    spec = policy.spec
+    if spec.pod_selector is not None:
+        parse_label_selector(spec.pod_selector, field="spec.podSelector")
+    if len(spec.policy_types or ()) > 2:
+        raise Invalid("there are two policyTypes at most: Ingress, Egress", field="spec.policyTypes")
+    for index, kind in enumerate(spec.policy_types or ()):
+        if kind not in ("Ingress", "Egress"):
+            raise Invalid(f"{kind!r} is unknown: use Ingress, Egress", field=f"spec.policyTypes[{index}]")
+    for index, ingress in enumerate(spec.ingress or ()):
+        _validate_rule(ingress.from_, ingress.ports, field=f"spec.ingress[{index}]", peers_field="from")
+    for index, egress in enumerate(spec.egress or ()):
+        _validate_rule(egress.to, egress.ports, field=f"spec.egress[{index}]", peers_field="to")
+
+
+def _validate_rule(
+    peers: tuple[PolicyPeer, ...] | None, ports: tuple[PolicyPort, ...] | None, *, field: str, peers_field: str
+) -> None:
+    for index, port in enumerate(ports or ()):
+        _validate_port(port, field=f"{field}.ports[{index}]")
+    for index, peer in enumerate(peers or ()):
+        _validate_peer(peer, field=f"{field}.{peers_field}[{index}]")
+
+
+def _validate_port(port: PolicyPort, *, field: str) -> None:
+    if port.protocol is not None and port.protocol not in PROTOCOLS:
+        raise Invalid(f"protocol {port.protocol!r} is unknown: use {', '.join(PROTOCOLS)}", field=f"{field}.protocol")
+    if isinstance(port.port, int) and not 1 <= port.port <= MAX_PORT:
+        raise Invalid(f"port {port.port} is not between 1 and {MAX_PORT}", field=f"{field}.port")
+    if isinstance(port.port, str) and not _PORT_NAME.fullmatch(port.port):
+        raise Invalid(
+            f"{port.port!r} is not a port name: at most 15 lower-case letters, digits and inner hyphens, one letter",
+            field=f"{field}.port",
+        )
+    if port.end_port is None:
+        return
+    if not isinstance(port.port, int):
+        raise Invalid("endPort needs a port given by number", field=f"{field}.endPort")
+    if not port.port <= port.end_port <= MAX_PORT:
+        raise Invalid(f"endPort {port.end_port} is not between {port.port} and {MAX_PORT}", field=f"{field}.endPort")
+
+
+def _validate_peer(peer: PolicyPeer, *, field: str) -> None:
+    selectors = (peer.pod_selector, peer.namespace_selector)
+    if peer.ip_block is not None:
+        if selectors != (None, None):
+            raise Invalid("ipBlock stands alone: leave out the selectors", field=field)
+        parse_ip_block(peer.ip_block, field=f"{field}.ipBlock")
+    elif selectors == (None, None):
+        raise Invalid("a peer needs podSelector, namespaceSelector or ipBlock", field=field)
+    for selector, name in zip(selectors, ("podSelector", "namespaceSelector"), strict=True):
+        if selector is not None:
+            parse_label_selector(selector, field=f"{field}.{name}")
+
+
+def parse_ip_block(block: IpBlock, *, field: str) -> tuple[Range, tuple[Range, ...]]:
+    """The block's range and its exceptions, each of which must be a part of the block, and not the whole."""
+    whole = parse_cidr(block.cidr, field=f"{field}.cidr")
+    holes = []
+    for index, text in enumerate(block.except_ or ()):
+        hole = parse_cidr(text, field=f"{field}.except[{index}]")
+        if not whole.covers(hole) or hole == whole:
+            raise Invalid(f"{text} is not a part of {block.cidr}", field=f"{field}.except[{index}]")
+        holes.append(hole)
+    return whole, tuple(holes)
