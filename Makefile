@@ -50,8 +50,8 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m weft.ctl.reference > docs/reference/netctl.md
-	$(BIN)/python -m weft.master.reference objects > docs/reference/objects.md
-	$(BIN)/python -m weft.master.reference rest > docs/reference/rest.md
+	$(BIN)/python -m weft.master.api.reference objects > docs/reference/objects.md
+	$(BIN)/python -m weft.master.api.reference rest > docs/reference/rest.md
 	$(BIN)/python -m weft.adapters.ovs.pipeline.tables > docs/reference/ovs-tables.md
 	scripts/write-manifest > packaging/kubernetes/weft.yaml
 

@@ -17,8 +17,8 @@ from weft.domain.errors import Conflict, Denied
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.store_types import Put
 from weft.drivers import open_store
-from weft.master.joining import joining
-from weft.master.store_server import serving_store
+from weft.master.nodes.enrollment import joining
+from weft.master.nodes.store_server import serving_store
 from weft.ports.orchestrator import Notice
 from weft.ports.store import Store
 from weft.runtime.tasks import beside

@@ -14,7 +14,7 @@ from weft.adapters.stores import etcd as etcd_store
 from weft.adapters.stores import memory, remote, sqlite
 from weft.domain.errors import Stale, Unavailable
 from weft.domain.ids import StoreKey
-from weft.master.store_server import serving_store
+from weft.master.nodes.store_server import serving_store
 from weft.ports.store import Delete, LeaseId, Put, Store
 from weft.runtime.election import holders, lead
 from weft.runtime.registry import Joined, Left, members, present

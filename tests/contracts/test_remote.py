@@ -10,7 +10,7 @@ import pytest
 from weft.adapters.stores.remote import open_store
 from weft.drivers import SqliteStoreSettings
 from weft.drivers import open_store as open_any
-from weft.master.store_server import serving_store
+from weft.master.nodes.store_server import serving_store
 from weft.ports.store import Store
 from weft.runtime.http import server_tls
 from weft.testing.certificates import Authority

@@ -13,7 +13,7 @@ import pytest
 from weft.adapters.stores.remote import open_store
 from weft.drivers import RemoteStoreSettings, SqliteStoreSettings
 from weft.drivers import open_store as open_any
-from weft.master.store_server import serving_store
+from weft.master.nodes.store_server import serving_store
 from weft.runtime.http import server_tls
 from weft.testing.certificates import Authority
 from weft.testing.processes import free_port

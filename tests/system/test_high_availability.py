@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from weft.master.forward import FORWARDED
+from weft.master.api.leader_proxy import FORWARDED
 from weft.runtime.tasks import beside
 from weft.testing.audit import audit
 from weft.testing.etcd import Etcd, running_etcd

@@ -13,7 +13,7 @@ import pytest
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import codec, kinds, model
 from weft.domain.ids import NodeName
-from weft.master.forward import FORWARDED
+from weft.master.api.leader_proxy import FORWARDED
 from weft.ports.store import Delete, Put
 from weft.runtime.backoff import Backoff
 from weft.testing.masters import API, Rest, running_master

@@ -19,6 +19,8 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from weft.master.control.control.control import Condition, ControlPlane
+from weft.master.control.control.node_gc import collect_once
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import codec, kinds, model
@@ -38,8 +40,6 @@ from weft.domain.ids import (
 )
 from weft.domain.kinds import Kind
 from weft.domain.store_types import NEVER, At, Compare
-from weft.master.collector import collect_once
-from weft.master.control import Condition, ControlPlane
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.election import Leadership, lead

@@ -17,22 +17,22 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable, WeftError
 from weft.domain.store_types import NEVER, At
 from weft.drivers import SqliteStoreSettings, find_orchestrator, open_store
-from weft.master.about import About
-from weft.master.backup import Backups
-from weft.master.bootstrap import first_start
-from weft.master.collector import collect_for_ever
-from weft.master.control import ControlPlane
-from weft.master.declared import keep_declared
-from weft.master.forgetting import Forgetting, tell_leftovers
-from weft.master.forward import Forwarder
+from weft.master.api.backup import Backups
+from weft.master.api.contiv_api import Plugin
+from weft.master.api.info_api import About
+from weft.master.api.leader_proxy import Forwarder
+from weft.master.api.objects import Objects
+from weft.master.api.policy_api import PolicyQuestions, PolicyView
+from weft.master.api.server import make_app
+from weft.master.api.sync_wait import Patience, Receipts
+from weft.master.control.control.bootstrap import first_start
+from weft.master.control.control.control import ControlPlane
+from weft.master.control.control.kube_purge import Forgetting, tell_leftovers
+from weft.master.control.control.kube_sync import keep_declared
+from weft.master.control.control.node_gc import collect_for_ever
 from weft.master.metrics import Metrics
-from weft.master.objects import Objects
-from weft.master.plugin import Plugin
-from weft.master.policy import PolicyQuestions, PolicyView
-from weft.master.receipts import Patience, Receipts
-from weft.master.server import make_app
+from weft.master.nodes.store_server import serving_store
 from weft.master.settings import MasterSettings, read_master_settings
-from weft.master.store_server import serving_store
 from weft.ports.store import Store
 from weft.runtime.election import Leadership, lead
 from weft.runtime.http import server_tls, serving
@@ -137,7 +137,7 @@ class Netmaster:
     async def _let_nodes_join(
         self, stack: AsyncExitStack, store: tuple[str, int], join: tuple[str, int]
     ) -> ssl.SSLContext:
-        from weft.master.joining import joining  # noqa: PLC0415  10 MB that only this needs
+        from weft.master.nodes.enrollment import joining  # noqa: PLC0415  10 MB that only this needs
 
         assert self._orchestrator is not None
         settings = self._settings

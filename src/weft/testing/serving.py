@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from weft.drivers import SqliteStoreSettings, open_store
-from weft.master.store_server import serving_store
+from weft.master.nodes.store_server import serving_store
 from weft.testing.processes import Child
 
 HISTORY = 1_000_000

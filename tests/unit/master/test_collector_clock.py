@@ -27,7 +27,7 @@ async def silences(rest: Rest) -> dict[str, float]:
 @pytest.mark.parametrize("jump", [YEARS, -YEARS])
 async def test_a_clock_that_is_set_collects_nobody(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     offset = 0.0
-    monkeypatch.setattr("weft.master.collector.time", SimpleNamespace(time=lambda: time.time() + offset))
+    monkeypatch.setattr("weft.master.control.node_gc.time", SimpleNamespace(time=lambda: time.time() + offset))
     began = time.time()
     async with MemoryStore() as store, running_master("--offline-limit", "3600", store=store) as rest:
         await store.commit([], [put(kinds.NODE, model.Node(name=NodeName("first")))])

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from weft.master.control.control.control import ControlPlane
+from weft.master.control.control.kube_sync import MOST_BYTES, MOST_WRITES, Declared, batches, keep, plan_writes
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
@@ -22,8 +24,6 @@ from weft.domain.policy.model.netpol import EgressRule, IpBlock, PolicyPeer, Pol
 from weft.domain.selectors import LabelSelector
 from weft.domain.store_types import LARGEST_VALUE, NEVER, At, Compare, Delete, Put, Revision, Write
 from weft.domain.transaction import put
-from weft.master.control import ControlPlane
-from weft.master.declared import MOST_BYTES, MOST_WRITES, Declared, batches, keep, plan_writes
 from weft.runtime.mirror import Mirror
 from weft.runtime.tasks import beside
 from weft.testing.worlds import World

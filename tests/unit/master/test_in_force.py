@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from weft.master.control.control.policy_status import InForce
 
 from weft.domain import kinds, model
 from weft.domain.errors import Behind
@@ -12,8 +13,7 @@ from weft.domain.ids import NodeName
 from weft.domain.policy.compile.kube_objects import KubePolicy
 from weft.domain.store_types import Delete, Put
 from weft.domain.transaction import put
-from weft.master import in_force
-from weft.master.in_force import InForce
+from weft.master.control.control import policy_status
 from weft.runtime.tasks import beside
 from weft.testing.waiting import until
 from weft.testing.worlds import World

@@ -13,8 +13,8 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Behind, Malformed, Unavailable
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.store_types import Compare, Delete, Put, Revision, Write
+from weft.master.api.sync_wait import Patience, Receipts, read_patience
 from weft.master.metrics import Metrics
-from weft.master.receipts import Patience, Receipts, read_patience
 from weft.runtime.mirror import Mirror
 from weft.runtime.tasks import beside
 from weft.testing.waiting import soon, until

@@ -12,7 +12,7 @@ from weft.domain.errors import Denied, NotFound, Stale
 from weft.domain.ids import EndpointId, NetworkName, NodeName, StoreKey, TenantName
 from weft.domain.model import Block, Endpoint
 from weft.domain.store_types import NEVER, At, Compare, Delete, LeaseId, Put, Revision, Write
-from weft.master.node_store import NodeStore, lease_key
+from weft.master.nodes.node_authorizer import NodeStore, lease_key
 
 ME, OTHER = NodeName("node-1"), NodeName("node-2")
 E = StoreKey("endpoints/red/blue/e")

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientSession, TCPConnector, web
 
 from weft.domain.errors import Denied
-from weft.master.peers import check_peer, node_of
+from weft.master.nodes.node_authn import check_peer, node_of
 from weft.runtime.http import server_tls, serving
 from weft.testing.certificates import Authority
 from weft.testing.processes import free_port

@@ -8,7 +8,7 @@ import pytest
 
 from weft.domain import kinds
 from weft.domain.field_docs import MEMBERS
-from weft.master.reference import PAGES
+from weft.master.api.reference import PAGES
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"
 

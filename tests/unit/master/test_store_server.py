@@ -18,7 +18,7 @@ from weft.adapters.stores.memory import open_store
 from weft.adapters.stores.remote import open_store as open_remote
 from weft.domain.errors import Denied, Invalid, Unavailable
 from weft.domain.ids import StoreKey
-from weft.master.store_server import MAX_BODY, serving_store
+from weft.master.nodes.store_server import MAX_BODY, serving_store
 from weft.ports.store import At, Put, Quiet, Store
 from weft.runtime import failover
 from weft.runtime import store_wire as wire

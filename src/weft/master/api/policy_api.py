@@ -21,7 +21,7 @@ from weft.domain.policy.explain.explain.explain import Explanation, explain
 from weft.domain.policy.model.protocols import parse_service
 from weft.domain.store_types import Change, Listing
 from weft.domain.transaction import Reading
-from weft.master.objects import API, read_object
+from weft.master.api.objects import API, read_object
 from weft.runtime.http import json_response
 from weft.runtime.logs import Log
 from weft.runtime.routes import Query, Route

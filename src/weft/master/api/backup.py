@@ -21,7 +21,7 @@ from weft.domain.errors import Conflict, Invalid, Malformed
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, StoreKey
 from weft.domain.store_types import At, Compare, Delete, Entry, Listing, Put, Write
 from weft.domain.validation import check
-from weft.master.objects import API
+from weft.master.api.objects import API
 from weft.ports.store import Store
 from weft.runtime.http import json_response
 from weft.runtime.logs import Log

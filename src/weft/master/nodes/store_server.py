@@ -15,8 +15,8 @@ from aiohttp import web
 from weft.domain.errors import Invalid, Malformed, Unavailable, WeftError
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.store_types import DeleteAll, LeaseId, Quiet, Revision
-from weft.master.node_store import NodeStore
-from weft.master.peers import node_of
+from weft.master.nodes.node_authn import node_of
+from weft.master.nodes.node_authorizer import NodeStore
 from weft.ports.store import Entry, Listing, Store
 from weft.runtime import store_wire as wire
 from weft.runtime.backoff import Backoff

@@ -1,4 +1,4 @@
-"""The reference of objects and of REST in Markdown, written from the code: `python -m weft.master.reference PAGE`."""
+"""The reference of objects and of REST in Markdown, written from the code: `python -m weft.master.api.reference PAGE`."""
 
 from __future__ import annotations
 

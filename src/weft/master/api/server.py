@@ -10,10 +10,10 @@ from typing import Any
 from aiohttp import web
 
 from weft.domain.errors import Denied
-from weft.master.forward import Forwarder
+from weft.master.api.leader_proxy import Forwarder
+from weft.master.api.objects import STOPPING
+from weft.master.api.openapi import openapi_document
 from weft.master.metrics import Metrics
-from weft.master.objects import STOPPING
-from weft.master.openapi import openapi_document
 from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response, own_pages_only
 from weft.runtime.routes import Route, register
 

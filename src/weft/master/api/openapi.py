@@ -12,7 +12,7 @@ from weft import __version__
 from weft.domain import kinds
 from weft.domain.field_docs import MEMBERS
 from weft.domain.kinds import Kind
-from weft.master.objects import DECORATION
+from weft.master.api.objects import DECORATION
 from weft.runtime.routes import Route
 
 _REF = "#/components/schemas/{name}"

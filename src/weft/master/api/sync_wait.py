@@ -18,7 +18,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Behind, Malformed, Unavailable
 from weft.domain.lifecycle.sync_status import is_behind, laggards, node_status
 from weft.domain.store_types import NEVER, Put, Revision
-from weft.master.objects import API
+from weft.master.api.objects import API
 from weft.ports.store import Store
 from weft.runtime.http import json_response
 from weft.runtime.mirror import Mirror
