@@ -12,9 +12,9 @@ from weft.adapters.stores.etcd import open_store
 from weft.domain.errors import Denied, Invalid, Stale, Unavailable
 from weft.domain.ids import StoreKey
 from weft.ports.store import NEVER, At, Put, Store
-from weft.runtime import failover
-from weft.runtime.failover import client_tls
-from weft.runtime.mirror import EVERYTHING
+from weft.runtime import http_failover
+from weft.runtime.http_failover import client_tls
+from weft.runtime.store.mirror import EVERYTHING
 from weft.testing.certificates import Authority, Certificate
 from weft.testing.contracts import take
 from weft.testing.etcd import Etcd, demand_passwords, running_etcd

@@ -10,7 +10,7 @@ import pytest
 
 from weft.adapters.stores.etcd import open_store
 from weft.drivers import EtcdStoreSettings
-from weft.runtime.mirror import EVERYTHING
+from weft.runtime.store.mirror import EVERYTHING
 from weft.testing.etcd import Etcd, running_etcd
 from weft.testing.proxy import Proxy
 from weft.testing.siege import besieged

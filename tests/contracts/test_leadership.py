@@ -16,8 +16,8 @@ from weft.domain.errors import Stale, Unavailable
 from weft.domain.ids import StoreKey
 from weft.master.nodes.store_server import serving_store
 from weft.ports.store import Delete, LeaseId, Put, Store
-from weft.runtime.election import holders, lead
-from weft.runtime.registry import Joined, Left, members, present
+from weft.runtime.store.election import holders, lead
+from weft.runtime.store.registry import Joined, Left, members, present
 from weft.testing.etcd import Etcd
 from weft.testing.waiting import soon
 

@@ -17,7 +17,7 @@ from weft.adapters.stores.sqlite_file import Transaction
 from weft.domain.errors import Unavailable
 from weft.domain.ids import StoreKey
 from weft.ports.store import At, Delete, Event, LeaseId, Put, Revision, Store
-from weft.runtime.mirror import EVERYTHING
+from weft.runtime.store.mirror import EVERYTHING
 from weft.testing.contracts import CompactionContract, StoreContract, take
 from weft.testing.waiting import soon
 

@@ -12,7 +12,7 @@ import pytest
 from weft.adapters.stores.sqlite import open_store
 from weft.drivers import SqliteStoreSettings
 from weft.ports.store import Revision
-from weft.runtime.mirror import EVERYTHING
+from weft.runtime.store.mirror import EVERYTHING
 from weft.testing.stress import Commit, Ledger, stress_process
 from weft.testing.waiting import soon
 

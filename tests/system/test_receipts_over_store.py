@@ -20,9 +20,9 @@ from weft.domain.desired.state import Part
 from weft.domain.ids import NodeName
 from weft.drivers import RemoteStoreSettings, open_store
 from weft.ports.datapath import Datapath, Findings
-from weft.runtime.mirror import Mirror
-from weft.runtime.one_thread import OneThread
+from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
+from weft.runtime.worker_thread import OneThread
 from weft.testing.masters import MasterProcess, Rest, client
 from weft.testing.waiting import DEADLINE, eventually, until
 

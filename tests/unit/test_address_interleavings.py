@@ -42,8 +42,8 @@ from weft.domain.kinds import Kind
 from weft.domain.store_types import NEVER, At, Compare
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
-from weft.runtime.election import Leadership, lead
-from weft.runtime.mirror import Mirror
+from weft.runtime.store.election import Leadership, lead
+from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
 from weft.testing.agents import ReferenceAgent
 from weft.testing.audit import audit

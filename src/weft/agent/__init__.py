@@ -1,5 +1,5 @@
 """netplugin: the agent. One per node; gives workloads their network and keeps it as the store says."""
 
-from weft.runtime.lean import import_aiohttp
+from weft.runtime.memory_trim import import_aiohttp
 
 import_aiohttp()

@@ -53,8 +53,8 @@ from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.http import serving, serving_privately
 from weft.runtime.logs import Log, start_logging
-from weft.runtime.mirror import Mirror
 from weft.runtime.settings import BadSettings, refuse
+from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
 
 log = Log("netplugin")

@@ -34,13 +34,13 @@ from weft.master.metrics import Metrics
 from weft.master.nodes.store_server import serving_store
 from weft.master.settings import MasterSettings, read_master_settings
 from weft.ports.store import Store
-from weft.runtime.election import Leadership, lead
 from weft.runtime.http import server_tls, serving
 from weft.runtime.logs import Log, start_logging
-from weft.runtime.mirror import Mirror
-from weft.runtime.registry import present
 from weft.runtime.routes import Route
 from weft.runtime.settings import BadSettings, refuse
+from weft.runtime.store.election import Leadership, lead
+from weft.runtime.store.mirror import Mirror
+from weft.runtime.store.registry import present
 from weft.runtime.tasks import beside
 
 log = Log("netmaster")

@@ -8,7 +8,7 @@ from weft.domain import model
 from weft.domain.cluster import Cluster
 from weft.domain.ids import EndpointKey, NodeName
 from weft.ports.store import Store
-from weft.runtime.mirror import Mirror
+from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
 
 

@@ -16,7 +16,7 @@ from weft.domain.dns.names import Entry, Zone
 from weft.domain.ids import EndpointKey, TenantName
 from weft.domain.store_types import Change, Event, Listing
 from weft.ports.store import Compare, Revision, Write
-from weft.runtime.mirror import EVERYTHING
+from weft.runtime.store.mirror import EVERYTHING
 from weft.runtime.tasks import beside
 from weft.testing.paper import PaperNode, paper_node
 from weft.testing.waiting import until

@@ -22,7 +22,7 @@ from weft.domain.policy.model.protocols import ICMP, TCP
 from weft.domain.policy.model.rules import Action, Direction, RuleId
 from weft.domain.policy.policymap.l4_partition import Outcome
 from weft.ports.datapath import Datapath, Drop, PartlyTold
-from weft.runtime.one_thread import OneThread
+from weft.runtime.worker_thread import OneThread
 from weft.testing.worlds import DEFAULT
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from weft.domain.desired.state import Port
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
 from weft.ports.datapath import Datapath, Plugging, Wiring
-from weft.runtime.one_thread import OneThread
+from weft.runtime.worker_thread import OneThread
 from weft.testing.waiting import DEADLINE
 
 

@@ -16,7 +16,7 @@ from weft.agent.observe.readiness import Readiness
 from weft.agent.store.node_ipam import Holdings
 from weft.domain.ids import StoreKey
 from weft.domain.store_types import Put, Revision
-from weft.runtime.mirror import Mirror
+from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
 from weft.testing.waiting import until
 

@@ -14,7 +14,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable
 from weft.domain.ids import NetworkName, StoreKey, TenantName
 from weft.domain.store_types import NEVER, At, Compare, Delete, Put, Revision, Write
-from weft.runtime.mirror import Mirror
+from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
 
 RED = TenantName("red")

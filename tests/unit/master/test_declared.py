@@ -24,7 +24,7 @@ from weft.domain.policy.model.netpol import EgressRule, IpBlock, PolicyPeer, Pol
 from weft.domain.selectors import LabelSelector
 from weft.domain.store_types import LARGEST_VALUE, NEVER, At, Compare, Delete, Put, Revision, Write
 from weft.domain.transaction import put
-from weft.runtime.mirror import Mirror
+from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
 from weft.testing.worlds import World
 

@@ -15,7 +15,7 @@ from weft.domain.ids import NodeName, StoreKey
 from weft.domain.store_types import Compare, Delete, Put, Revision, Write
 from weft.master.api.sync_wait import Patience, Receipts, read_patience
 from weft.master.metrics import Metrics
-from weft.runtime.mirror import Mirror
+from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
 from weft.testing.waiting import soon, until
 

@@ -20,10 +20,10 @@ from weft.domain.errors import Denied, Invalid, Unavailable
 from weft.domain.ids import StoreKey
 from weft.master.nodes.store_server import MAX_BODY, serving_store
 from weft.ports.store import At, Put, Quiet, Store
-from weft.runtime import failover
-from weft.runtime import store_wire as wire
+from weft.runtime import http_failover
 from weft.runtime.http import server_tls
-from weft.runtime.mirror import EVERYTHING
+from weft.runtime.store import wire
+from weft.runtime.store.mirror import EVERYTHING
 from weft.testing.certificates import Authority
 from weft.testing.processes import free_port
 from weft.testing.waiting import soon

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from weft.domain.errors import Invalid, Malformed
-from weft.runtime.authority import Authority, new_request, read_end, read_name
+from weft.runtime.ca import Authority, new_request, read_end, read_name
 from weft.testing.certificates import Authority as Issuer
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)

@@ -10,7 +10,7 @@ import pytest
 from weft.domain.errors import Invalid, Stale, Unavailable
 from weft.domain.ids import StoreKey
 from weft.domain.store_types import Delete, DeleteAll, Put, Write
-from weft.runtime.commits import GroupCommit, check_writes
+from weft.runtime.store.group_commit import GroupCommit, check_writes
 
 
 class Carrier:

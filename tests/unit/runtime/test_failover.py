@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 
 from weft.domain.errors import Denied, Invalid, Unavailable
-from weft.runtime import failover
-from weft.runtime.failover import Elsewhere, Servers, client_tls
+from weft.runtime import http_failover
 from weft.runtime.http import server_tls
+from weft.runtime.http_failover import Elsewhere, Servers, client_tls
 from weft.testing.certificates import Authority
 from weft.testing.processes import free_port
 from weft.testing.waiting import soon
@@ -222,7 +222,7 @@ def test_no_endpoint_is_refused() -> None:
 async def test_who_names_no_authority_trusts_those_of_the_system(
     farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where aiohttp was imported without them (`weft.runtime.lean`)."""
+    """Also where aiohttp was imported without them (`weft.runtime.memory_trim`)."""
     issued = Authority(tmp_path).issue("server", subject="/CN=server")
     url = await farm.add("one", echo, tls=server_tls(issued.cert, issued.key))
     with pytest.raises(Unavailable):

@@ -40,7 +40,7 @@ def test_where_the_certificates_are_is_said_as_before() -> None:
 
 GIVE_BACK = """
 from pathlib import Path
-from weft.runtime.lean import give_back_memory
+from weft.runtime.memory_trim import give_back_memory
 def resident_pages(): return int(Path("/proc/self/statm").read_text().split()[1])
 chunks = [bytes(4000) for _ in range(10_000)]
 del chunks[:-1]  # the last one keeps the heap from shrinking by itself

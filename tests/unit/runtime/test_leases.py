@@ -8,7 +8,7 @@ import pytest
 
 from weft.domain.errors import NotFound
 from weft.ports.store import LeaseId
-from weft.runtime.leases import LeaseClock
+from weft.runtime.store.leases import LeaseClock
 from weft.testing.waiting import until
 
 ONE, TWO = LeaseId(1), LeaseId(2)

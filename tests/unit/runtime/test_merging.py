@@ -13,8 +13,8 @@ from weft.domain.errors import Stale
 from weft.domain.ids import StoreKey
 from weft.domain.store_types import NEVER, At, Compare, Delete, DeleteAll, Put, Quiet, Write
 from weft.ports.store import Store
-from weft.runtime.merging import Commit, mergeable, merged
-from weft.runtime.mirror import EVERYTHING
+from weft.runtime.store.commit_merge import Commit, mergeable, merged
+from weft.runtime.store.mirror import EVERYTHING
 
 LIMITS = {"operations": 128, "size": 1_000}
 

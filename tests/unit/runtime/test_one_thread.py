@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from weft.runtime.one_thread import OneThread
+from weft.runtime.worker_thread import OneThread
 from weft.testing.waiting import DEADLINE
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weft.domain import errors
 from weft.domain.ids import StoreKey
 from weft.ports.store import Change, Event
-from weft.runtime.store_wire import SIGN_OF_LIFE, Frame, error_of, fault_of, framed, frames
+from weft.runtime.store.wire import SIGN_OF_LIFE, Frame, error_of, fault_of, framed, frames
 
 changes = st.builds(
     Change,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from weft.runtime.turns import Turns
+from weft.runtime.keyed_lock import Turns
 
 
 async def test_one_at_a_time_for_each_key_in_the_order_of_coming() -> None:

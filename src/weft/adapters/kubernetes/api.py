@@ -19,8 +19,8 @@ import msgspec
 
 from weft.adapters.kubernetes.credentials import Access
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
-from weft.runtime.failover import Elsewhere, Servers
-from weft.runtime.rewritten import Rewritten
+from weft.runtime.file_change import Rewritten
+from weft.runtime.http_failover import Elsewhere, Servers
 
 T = TypeVar("T")
 

@@ -36,9 +36,9 @@ from weft.ports.store import (
     Write,
 )
 from weft.runtime.backoff import Backoff
-from weft.runtime.commits import GroupCommit, check_writes
-from weft.runtime.failover import Servers, client_tls
-from weft.runtime.merging import Commit, mergeable, merged
+from weft.runtime.http_failover import Servers, client_tls
+from weft.runtime.store.commit_merge import Commit, mergeable, merged
+from weft.runtime.store.group_commit import GroupCommit, check_writes
 
 DEFAULT_ROOT = "/weft/"
 _MAX_OPERATIONS = 128

@@ -11,7 +11,7 @@ import msgspec
 
 from weft.adapters.stores import etcd_wire as wire
 from weft.domain.errors import Compacted, Denied, Invalid, NotFound, Unavailable, WeftError
-from weft.runtime.failover import Elsewhere, Servers
+from weft.runtime.http_failover import Elsewhere, Servers
 
 T = TypeVar("T")
 

@@ -25,9 +25,9 @@ from weft.ports.store import (
     Revision,
     Write,
 )
-from weft.runtime.commits import check_writes
-from weft.runtime.feed import Feed
-from weft.runtime.leases import LeaseClock
+from weft.runtime.store.feed import Feed
+from weft.runtime.store.group_commit import check_writes
+from weft.runtime.store.leases import LeaseClock
 
 DEFAULT_HISTORY = 10_000
 _FIRST_REVISION = 1

@@ -12,11 +12,11 @@ import msgspec
 from weft.domain.errors import Compacted, Invalid, Unavailable, WeftError
 from weft.domain.ids import StoreKey
 from weft.ports.store import Change, Compare, Entry, LeaseId, Listing, Revision, Write
-from weft.runtime import store_wire as wire
 from weft.runtime.backoff import Backoff
-from weft.runtime.commits import check_writes
-from weft.runtime.failover import Servers, client_tls, show_certificate
-from weft.runtime.rewritten import Rewritten
+from weft.runtime.file_change import Rewritten
+from weft.runtime.http_failover import Servers, client_tls, show_certificate
+from weft.runtime.store import wire
+from weft.runtime.store.group_commit import check_writes
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from weft.adapters.stores.sqlite_file import StoreFile, Transaction
 from weft.domain.errors import Unavailable
 from weft.domain.ids import StoreKey
 from weft.ports.store import Change, Compare, Entry, LeaseId, Listing, Revision, Write
-from weft.runtime.commits import GroupCommit, check_writes
-from weft.runtime.feed import Feed
-from weft.runtime.leases import LeaseClock
+from weft.runtime.store.feed import Feed
+from weft.runtime.store.group_commit import GroupCommit, check_writes
+from weft.runtime.store.leases import LeaseClock
 
 DEFAULT_HISTORY = 10_000
 _RECENT = 1_000

@@ -34,8 +34,8 @@ from weft.domain.errors import DatapathFault, Invalid, NotFound, Unavailable, We
 from weft.domain.ids import EndpointKey, check_endpoint_id
 from weft.domain.ipam.ipam import ipam
 from weft.ports.datapath import Plugging, WiredAddress, Wiring
+from weft.runtime.keyed_lock import Turns
 from weft.runtime.logs import Log
-from weft.runtime.turns import Turns
 
 log = Log("attach")
 

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from weft.ports.datapath import Datapath, Plugging
-from weft.runtime.one_thread import OneThread, answer_all
+from weft.runtime.worker_thread import OneThread, answer_all
 
 R = TypeVar("R")
 

@@ -25,8 +25,8 @@ from weft.domain.ids import NodeName, TenantName
 from weft.domain.store_types import NEVER, Change, Listing, Revision
 from weft.ports.datapath import Findings
 from weft.runtime.backoff import Backoff, happens
-from weft.runtime.lean import give_back_memory
 from weft.runtime.logs import Log
+from weft.runtime.memory_trim import give_back_memory
 
 log = Log("reconcile")
 

@@ -18,7 +18,7 @@ from weft.domain.dns.cluster_names import CLUSTER_DOMAIN
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.policy.engine.engine.engine_sync import CONCERNED_FOLDERS, SHARED_FOLDERS
 from weft.domain.store_types import Change, Listing
-from weft.runtime.mirror import Sink
+from weft.runtime.store.mirror import Sink
 
 _RULE_FOLDERS = CONCERNED_FOLDERS - {kinds.ENDPOINT.prefix, kinds.NETWORK.prefix}
 """What changes the rules of workloads, but not their names."""

@@ -16,7 +16,7 @@ from weft.domain.errors import Stale, Unavailable
 from weft.domain.store_types import NEVER, Quiet, Revision
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff
-from weft.runtime.mirror import EVERYTHING, Mirror
+from weft.runtime.store.mirror import EVERYTHING, Mirror
 
 
 class Readiness:

@@ -17,7 +17,7 @@ from weft.domain.store_types import Event, Put
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.logs import Log
-from weft.runtime.mirror import Mirror
+from weft.runtime.store.mirror import Mirror
 
 log = Log("receipts")
 

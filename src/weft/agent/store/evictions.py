@@ -12,7 +12,7 @@ from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
 from weft.domain.store_types import Change, Listing
-from weft.runtime.mirror import Sink
+from weft.runtime.store.mirror import Sink
 
 
 class Evictions:

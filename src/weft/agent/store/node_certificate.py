@@ -17,9 +17,9 @@ from weft.domain.errors import Denied, Invalid, Unavailable, WeftError
 from weft.domain.ids import NodeName
 from weft.drivers import RemoteStoreSettings
 from weft.ports.orchestrator import Meeting, Notice
-from weft.runtime.authority import new_request, read_end, read_name
 from weft.runtime.backoff import Backoff, happens
-from weft.runtime.failover import Servers
+from weft.runtime.ca import new_request, read_end, read_name
+from weft.runtime.http_failover import Servers
 from weft.runtime.join_wire import PATH, Joined
 from weft.runtime.logs import Log
 

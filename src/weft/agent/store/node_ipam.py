@@ -36,9 +36,9 @@ from weft.domain.store_types import NEVER, At, Put
 from weft.domain.transaction import Plan, Reading, put
 from weft.ports.store import LeaseId, Store
 from weft.runtime.backoff import Backoff
-from weft.runtime.mirror import Mirror
+from weft.runtime.keyed_lock import Turns
+from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
-from weft.runtime.turns import Turns
 
 Meanwhile = Callable[[model.Endpoint], Awaitable[None]]
 

@@ -17,8 +17,8 @@ from weft.domain.errors import Denied, Invalid, Stale, Unavailable, WeftError
 from weft.domain.store_types import NEVER, At, Event
 from weft.domain.transaction import Plan, Reading
 from weft.ports.store import Store
-from weft.runtime.merging import Commit, mergeable, merged
-from weft.runtime.mirror import Mirror
+from weft.runtime.store.commit_merge import Commit, mergeable, merged
+from weft.runtime.store.mirror import Mirror
 
 R = TypeVar("R")
 Decide = Callable[[Reading], tuple[R, Plan]]

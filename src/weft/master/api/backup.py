@@ -25,8 +25,8 @@ from weft.master.api.objects import API
 from weft.ports.store import Store
 from weft.runtime.http import json_response
 from weft.runtime.logs import Log
-from weft.runtime.mirror import Mirror
 from weft.runtime.routes import Query, Route
+from weft.runtime.store.mirror import Mirror
 
 log = Log("backup")
 

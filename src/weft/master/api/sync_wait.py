@@ -21,8 +21,8 @@ from weft.domain.store_types import NEVER, Put, Revision
 from weft.master.api.objects import API
 from weft.ports.store import Store
 from weft.runtime.http import json_response
-from weft.runtime.mirror import Mirror
 from weft.runtime.routes import Query, Route
+from weft.runtime.store.mirror import Mirror
 
 LONGEST_WAIT_S = 60.0
 DEFAULT_WAIT_S = 10.0

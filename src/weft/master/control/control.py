@@ -26,7 +26,7 @@ from weft.domain.lifecycle.changes import endpoints
 from weft.domain.store_types import NEVER, At, Compare, Delete, DeleteAll, Event, Put, Revision, Write
 from weft.domain.transaction import Plan, Reading
 from weft.ports.store import Store
-from weft.runtime.mirror import Mirror
+from weft.runtime.store.mirror import Mirror
 
 T = TypeVar("T", bound=model.Value)
 R = TypeVar("R")

@@ -18,8 +18,8 @@ from weft.cni.files import place_file
 from weft.domain.errors import Conflict, Denied, Invalid, NotFound, Unavailable
 from weft.domain.ids import MAX_LONG_NAME, check_name
 from weft.ports.orchestrator import Meeting, Notice
-from weft.runtime.authority import Authority, new_request
 from weft.runtime.backoff import Backoff
+from weft.runtime.ca import Authority, new_request
 from weft.runtime.http import errors_as_json, json_response, server_tls, serving
 from weft.runtime.join_wire import LARGEST, PATH, Joined
 from weft.runtime.logs import Log

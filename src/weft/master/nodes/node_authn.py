@@ -12,7 +12,7 @@ from aiohttp import web
 from weft.domain.errors import Denied, Invalid
 from weft.domain.ids import MAX_LONG_NAME, NodeName, check_name
 from weft.runtime.join_wire import named_by
-from weft.runtime.store_wire import NODE_HEADER
+from weft.runtime.store.wire import NODE_HEADER
 from weft.runtime.unix import check_caller
 
 

@@ -18,10 +18,10 @@ from weft.domain.store_types import DeleteAll, LeaseId, Quiet, Revision
 from weft.master.nodes.node_authn import node_of
 from weft.master.nodes.node_authorizer import NodeStore
 from weft.ports.store import Entry, Listing, Store
-from weft.runtime import store_wire as wire
 from weft.runtime.backoff import Backoff
 from weft.runtime.http import Handler, status_of
 from weft.runtime.logs import Log
+from weft.runtime.store import wire
 from weft.runtime.tasks import beside
 from weft.runtime.unix import listen_privately
 

@@ -12,7 +12,7 @@ from weft.adapters.kubernetes.api import Api
 from weft.adapters.kubernetes.credentials import Access
 from weft.cni.files import place_file
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
-from weft.runtime import failover
+from weft.runtime import http_failover
 from weft.runtime.http import server_tls, serving
 from weft.testing.certificates import Authority
 from weft.testing.kube_script import Scripted

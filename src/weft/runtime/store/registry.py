@@ -11,8 +11,8 @@ from weft.domain.errors import NotFound, Unavailable
 from weft.domain.ids import StoreKey
 from weft.ports.store import LeaseId, Listing, Put, Store
 from weft.runtime.backoff import Backoff
-from weft.runtime.mirror import listings_and_changes
-from weft.runtime.renewal import renew_until_lost
+from weft.runtime.store.lease_keepalive import renew_until_lost
+from weft.runtime.store.mirror import listings_and_changes
 from weft.runtime.tasks import beside
 
 DEFAULT_TTL = 10.0

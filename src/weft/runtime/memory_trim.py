@@ -13,7 +13,7 @@ _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 def import_aiohttp() -> None:
     """Import aiohttp without the system's certificates, which it reads for whoever names no context of its own.
 
-    That takes an eighth of a second and 2 MB, and nobody here does so (`weft.runtime.failover`): who did would trust
+    That takes an eighth of a second and 2 MB, and nobody here does so (`weft.runtime.http_failover`): who did would trust
     nobody. To be called before anything else imports it.
     """
     told = {name: os.environ.get(name) for name in _CERTIFICATES}
