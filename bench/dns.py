@@ -27,7 +27,6 @@ import msgspec
 from bench.figures import Figure, figure
 from weft.agent.dns.control_client import tell
 from weft.dns.encode import encode_name, question_key
-from weft.dns.handover import Everything
 from weft.dns.wire import Type
 from weft.domain.addresses import parse_address
 from weft.domain.dns.names import Entry, Rank, Zone, address_records, both_ways
@@ -37,6 +36,7 @@ from weft.kernel.netlink.link import LOOPBACK, alter_link
 from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
 from weft.kernel.netns import NamespaceDirectory
 from weft.runtime.backoff import Backoff
+from weft.runtime.dns_control import Everything
 from weft.testing.apart import step_apart, unmount
 from weft.testing.processes import DEADLINE, Child
 

@@ -13,7 +13,6 @@ from weft import __version__
 from weft.agent.node_ip import default_address
 from weft.cni.chains import CONF_DIR
 from weft.cni.wire import SOCKET_PATH
-from weft.dns.handover import SOCKET_NAME
 from weft.domain.addresses import BITS, Address, Subnet, parse_address, parse_subnet
 from weft.domain.errors import Invalid
 from weft.domain.ids import MAX_LONG_NAME, NodeName, check_name
@@ -26,6 +25,7 @@ from weft.options import (
     readable_file,
     store_settings,
 )
+from weft.runtime.dns_control import SOCKET_NAME
 from weft.runtime.settings import BadSettings, Option, comma_list, host_port, one_of, read_settings, seconds
 
 DEFAULT_NETMASTER = "unix:/var/lib/weft/store.sock"

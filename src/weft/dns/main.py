@@ -8,12 +8,12 @@ import signal
 import sys
 
 from weft import __version__
-from weft.dns.door import handover_door
-from weft.dns.memory import Memory
+from weft.dns.control_socket import handover_door
 from weft.dns.settings import DnsSettings, read_dns_settings
-from weft.dns.spaces import Spaces
+from weft.dns.tenant_sockets import Spaces
 from weft.dns.tenants import Tenants
 from weft.dns.upstream import Upstreams
+from weft.dns.zone_cache import Memory
 from weft.domain.errors import WeftError
 from weft.runtime.logs import Log, start_logging
 from weft.runtime.settings import BadSettings, refuse

@@ -23,8 +23,8 @@ from weft.dns.encode import (
     srv_target,
     with_owner,
 )
-from weft.dns.outside import Outside
 from weft.dns.table import RecordSet, Table
+from weft.dns.upstream_query import Outside
 from weft.dns.wire import (
     AA,
     HEADER_SIZE,

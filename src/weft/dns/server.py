@@ -8,9 +8,9 @@ import struct
 
 from weft.dns.encode import encode_answer
 from weft.dns.forward import Forwarder
-from weft.dns.outside import Outside
 from weft.dns.respond import Responder
-from weft.dns.spaces import Sockets
+from weft.dns.tenant_sockets import Sockets
+from weft.dns.upstream_query import Outside
 from weft.dns.wire import LARGEST_MESSAGE, Code, Question
 from weft.domain.errors import Malformed, Unavailable
 from weft.runtime.backoff import Backoff

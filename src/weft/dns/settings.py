@@ -8,9 +8,9 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from weft import __version__
-from weft.dns.handover import SOCKET_NAME
 from weft.dns.upstream import DNS_PORT, Upstream
 from weft.options import DOMAIN_OPTION
+from weft.runtime.dns_control import SOCKET_NAME
 from weft.runtime.logs import LEVELS
 from weft.runtime.settings import Option, comma_list, host_port, one_of, read_settings
 

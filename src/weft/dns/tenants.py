@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from weft.dns.forward import Forwarder
-from weft.dns.handover import Entries, Everything, Look, Message, Report, Tenant
-from weft.dns.memory import Memory
 from weft.dns.respond import Responder, Statistics
 from weft.dns.server import TenantServer
-from weft.dns.spaces import Spaces
 from weft.dns.table import Table
+from weft.dns.tenant_sockets import Spaces
 from weft.dns.upstream import Upstreams
+from weft.dns.zone_cache import Memory
 from weft.domain.dns.names import Zone
 from weft.domain.errors import DatapathFault, Invalid, NotFound
 from weft.domain.ids import TenantName, check_name
+from weft.runtime.dns_control import Entries, Everything, Look, Message, Report, Tenant
 from weft.runtime.logs import Log
 
 log = Log("dns")

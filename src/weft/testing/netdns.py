@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from weft.agent.dns.control_client import tell
-from weft.dns.handover import Look, Message, Report
 from weft.domain.errors import Unavailable
 from weft.kernel.netns import Namespace
 from weft.runtime.backoff import Backoff
+from weft.runtime.dns_control import Look, Message, Report
 from weft.testing.digging import dig, dig_in_full
 from weft.testing.processes import DEADLINE, Child
 

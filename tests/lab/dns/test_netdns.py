@@ -14,13 +14,13 @@ import pytest
 
 from weft.agent.dns.control_client import conversation_with
 from weft.agent.dns.zone_push import NamePusher
-from weft.dns.handover import Entries, Everything, Look, Tenant
 from weft.domain.addresses import parse_address
 from weft.domain.dns.cluster_names import Backend, ServicePort, external_service_entry, headless_service_entry
 from weft.domain.dns.names import Entry, Rank, Record, Zone, address_records, both_ways
 from weft.domain.ids import StoreKey, TenantName
 from weft.domain.store_types import Change, Event
 from weft.kernel.netns import NamespaceDirectory
+from weft.runtime.dns_control import Entries, Everything, Look, Tenant
 from weft.runtime.tasks import beside
 from weft.testing.netdns import GATEWAYS, POD, POD_V6, Netdns, Pod
 from weft.testing.processes import DEADLINE

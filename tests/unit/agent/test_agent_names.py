@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from weft.agent.dns.publisher import Names
-from weft.dns.handover import Entries, Everything, Message, Report, Tenant, decode_message, encode, read_body
 from weft.domain import kinds
 from weft.domain.dns.names import Entry, Zone
 from weft.domain.ids import EndpointKey, TenantName
 from weft.domain.store_types import Change, Event, Listing
 from weft.ports.store import Compare, Revision, Write
+from weft.runtime.dns_control import Entries, Everything, Message, Report, Tenant, decode_message, encode, read_body
 from weft.runtime.store.mirror import EVERYTHING
 from weft.runtime.tasks import beside
 from weft.testing.paper import PaperNode, paper_node

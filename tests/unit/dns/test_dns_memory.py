@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from weft.dns import memory as module
-from weft.dns.handover import Entries, Everything, Message, Tenant
-from weft.dns.memory import Memory
+from weft.dns import zone_cache as module
+from weft.dns.zone_cache import Memory
 from weft.domain.dns.names import Entry, Rank, Record, Zone
 from weft.domain.ids import TenantName
+from weft.runtime.dns_control import Entries, Everything, Message, Tenant
 
 BLUE = TenantName("blue")
 WEB = Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),), ("10.0.0.2",))

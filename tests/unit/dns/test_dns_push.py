@@ -13,12 +13,11 @@ import pytest
 from weft.agent.dns import zone_push
 from weft.agent.dns.control_client import tell
 from weft.agent.dns.zone_push import NamePusher
-from weft.dns.door import handover_door
-from weft.dns.handover import Entries, Everything, Look, Tenant, encode
-from weft.dns.memory import Memory
-from weft.dns.spaces import Spaces
+from weft.dns.control_socket import handover_door
+from weft.dns.tenant_sockets import Spaces
 from weft.dns.tenants import Tenants
 from weft.dns.upstream import Upstreams
+from weft.dns.zone_cache import Memory
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.dns.names import Entry, Rank, Record, Zone
@@ -35,6 +34,7 @@ from weft.domain.loadbalancer.kube_objects import (
 )
 from weft.domain.store_types import Change, Delete, Event
 from weft.domain.transaction import put
+from weft.runtime.dns_control import Entries, Everything, Look, Tenant, encode
 from weft.runtime.tasks import beside
 from weft.testing.waiting import soon, until
 from weft.testing.worlds import DEFAULT, World, group, kind_of, network, service

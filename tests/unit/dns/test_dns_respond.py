@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.dns.outside import Outside
 from weft.dns.respond import Responder, Statistics
 from weft.dns.table import Table
+from weft.dns.upstream_query import Outside
 from weft.dns.wire import read_question
 from weft.domain.addresses import parse_address
 from weft.domain.dns.cluster_names import Backend, ServicePort, external_service_entry, headless_service_entry

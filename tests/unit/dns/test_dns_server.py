@@ -18,8 +18,8 @@ from weft.dns import server as module
 from weft.dns.forward import Forwarder
 from weft.dns.respond import Responder, Statistics
 from weft.dns.server import TenantServer
-from weft.dns.spaces import Sockets
 from weft.dns.table import Table
+from weft.dns.tenant_sockets import Sockets
 from weft.dns.upstream import Upstream, Upstreams
 from weft.domain.dns.names import Entry, Rank, Record, Zone
 from weft.runtime.tasks import beside

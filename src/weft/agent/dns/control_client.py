@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from weft.dns.handover import Message, Report, decode_report, encode, read_body
 from weft.domain.errors import Malformed, Unavailable
+from weft.runtime.dns_control import Message, Report, decode_report, encode, read_body
 
 REPORT_WITHIN_S = 5.0
 """How long netdns may take to carry out a message."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from weft.agent.dns.control_client import Conversation, conversation_with, tell
-from weft.dns.handover import Entries, Everything, Look, Message, Tenant
 from weft.domain import kinds
 from weft.domain.addresses import Address, parse_address
 from weft.domain.cluster import Cluster
@@ -31,6 +30,7 @@ from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
 from weft.domain.model import Endpoint
 from weft.domain.store_types import Change
 from weft.runtime.backoff import Backoff, happens
+from weft.runtime.dns_control import Entries, Everything, Look, Message, Tenant
 from weft.runtime.logs import Log
 
 log = Log("names")

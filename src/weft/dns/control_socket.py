@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from weft.dns.handover import Entries, Everything, Message, Report, Tenant, decode_message, encode, read_body
 from weft.dns.tenants import Tenants
 from weft.domain.errors import Denied, Malformed
+from weft.runtime.dns_control import Entries, Everything, Message, Report, Tenant, decode_message, encode, read_body
 from weft.runtime.logs import Log
 from weft.runtime.unix import check_caller, listen_privately
 

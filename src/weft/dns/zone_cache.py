@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from weft.dns.handover import LENGTH, Everything, Message, decode_message, encode
 from weft.domain.errors import Malformed
+from weft.runtime.dns_control import LENGTH, Everything, Message, decode_message, encode
 from weft.runtime.logs import Log
 
 log = Log("dns")
