@@ -17,10 +17,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from weft.cni.capabilities import CAPABILITIES
 from weft.cni.chains import CONF_DIR, read_chain, read_chains
 from weft.cni.files import place_file, place_link, remove_file
 from weft.cni.versions import SpecVersion
-from weft.cni.wishes import CAPABILITIES
 
 PROGRAM = "weft-cni"
 ALIASES = ("contivk8s", "kuryr-cni", "netcontiv")

@@ -15,11 +15,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from weft.cni.arguments import Arguments, parse_arguments
-from weft.cni.documents import Document, decode_json
+from weft.cni.capabilities import Wishes, parse_wishes
 from weft.cni.errors import CniError, Code
+from weft.cni.json_reader import Document, decode_json
 from weft.cni.result import Result, parse_result
 from weft.cni.versions import SpecVersion, parse_version
-from weft.cni.wishes import Wishes, parse_wishes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MAX_NAME = 255

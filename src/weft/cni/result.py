@@ -26,8 +26,8 @@ from ipaddress import (
     ip_network,
 )
 
-from weft.cni.documents import Document
 from weft.cni.errors import CniError, Code
+from weft.cni.json_reader import Document
 from weft.cni.versions import SpecVersion, parse_version
 
 IPAddress = IPv4Address | IPv6Address

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from weft.cni.documents import Document
 from weft.cni.errors import CniError, Code
+from weft.cni.json_reader import Document
 
 KIND = "cniCacheV1"
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.cni.documents import Document, decode_json
 from weft.cni.errors import CniError, Code
+from weft.cni.json_reader import Document, decode_json
 from weft.cni.request import is_name
 from weft.cni.versions import SUPPORTED, UNSAID, SpecVersion
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from weft.cni.documents import Document
 from weft.cni.errors import CniError, Code
+from weft.cni.json_reader import Document
 from weft.cni.request import AttachmentId, Verb
 from weft.cni.result import Result, parse_result
 from weft.cni.versions import NEWEST, SpecVersion

@@ -18,8 +18,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TypeVar
 
+from weft.cni.capabilities import CAPABILITIES
 from weft.cni.install import PROGRAM, WEFT_CONF, build_program, install
-from weft.cni.wishes import CAPABILITIES
 from weft.domain.addresses import parse_address
 from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, create_bridge, create_veth, delete_link, read_link
 from weft.kernel.netlink.route import LinkAddress, Prefix, put_address

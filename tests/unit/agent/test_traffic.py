@@ -8,7 +8,7 @@ import pytest
 
 from weft.agent.cni.port_mappings import published_ports, refuse_taken_ports, wished_rates
 from weft.agent.store.attachment_store import Attachment, Journal, Stage
-from weft.cni.traffic_wishes import Bandwidth, PortMapping
+from weft.cni.portmap_bandwidth import Bandwidth, PortMapping
 from weft.domain import model
 from weft.domain.addresses import parse_address
 from weft.domain.desired.state import Rates, port_of

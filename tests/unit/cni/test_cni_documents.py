@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.cni.documents import Document, decode_json
 from weft.cni.errors import CniError, Code
+from weft.cni.json_reader import Document, decode_json
 
 
 @pytest.mark.parametrize(

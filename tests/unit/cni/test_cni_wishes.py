@@ -7,11 +7,11 @@ from ipaddress import ip_address
 import pytest
 
 from weft.cni.arguments import parse_arguments
-from weft.cni.documents import Document
+from weft.cni.capabilities import CAPABILITIES, Wishes, parse_wishes
 from weft.cni.errors import CniError, Code
+from weft.cni.json_reader import Document
+from weft.cni.portmap_bandwidth import Bandwidth, PortMapping
 from weft.cni.result import Dns
-from weft.cni.traffic_wishes import Bandwidth, PortMapping
-from weft.cni.wishes import CAPABILITIES, Wishes, parse_wishes
 
 ONE, TWO, THREE = (ip_address(f"10.1.0.{last}") for last in (1, 2, 3))
 

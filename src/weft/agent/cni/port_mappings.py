@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 
 from weft.agent.store.attachment_store import WIRED, Journal
-from weft.cni.traffic_wishes import Bandwidth, PortMapping
+from weft.cni.portmap_bandwidth import Bandwidth, PortMapping
 from weft.domain.addresses import parse_address
 from weft.domain.desired.state import Rates
 from weft.domain.errors import Conflict

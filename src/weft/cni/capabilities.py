@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.cni.arguments import Arguments, parse_addresses, parse_mac
-from weft.cni.documents import Document
 from weft.cni.errors import CniError, Code
+from weft.cni.json_reader import Document
+from weft.cni.portmap_bandwidth import NO_LIMITS, PORTS, RATES, Bandwidth, PortMapping, parse_bandwidth, parse_ports
 from weft.cni.result import Dns, IPAddress, parse_dns
-from weft.cni.traffic_wishes import NO_LIMITS, PORTS, RATES, Bandwidth, PortMapping, parse_bandwidth, parse_ports
 
 ANNOTATIONS = "io.kubernetes.cri.pod-annotations"
 """The capability by which containerd and CRI-O hand over a pod's annotations."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from weft.cni.documents import Document
 from weft.cni.errors import CniError, Code
+from weft.cni.json_reader import Document
 
 PORTS, RATES = "portMappings", "bandwidth"
 PROTOCOLS = ("tcp", "udp", "sctp")
