@@ -49,7 +49,7 @@ bench: $(READY)
 	$(BIN)/python -m bench $(BENCH)
 
 docs: $(READY)
-	$(BIN)/python -m weft.ctl.reference > docs/reference/netctl.md
+	$(BIN)/python -m weft.ctl.netctl.reference > docs/reference/netctl.md
 	$(BIN)/python -m weft.master.api.reference objects > docs/reference/objects.md
 	$(BIN)/python -m weft.master.api.reference rest > docs/reference/rest.md
 	$(BIN)/python -m weft.adapters.ovs.pipeline.tables > docs/reference/ovs-tables.md

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from weft.ctl.weft import main
+from weft.cli import main
 
 TABLE = Path(__file__).parents[3] / "shared" / "oracles" / "netpol-cases.json.gz"
 OTHER_MODES = itertools.product(("linux-vxlan-bridge", "ovs-vlan", "ovs-vxlan-bridge", "ovs-vlan-bridge"), ("1", "2"))

@@ -10,7 +10,7 @@ import pytest
 
 from weft.adapters.netns.diagnostics import foreign_drops, probe_kernel, probe_macvlan, survey_space
 from weft.adapters.netns.tenant_netns import TenantSpace
-from weft.ctl import echo
+from weft.cli import mtu_probe
 from weft.domain.addresses import parse_address
 from weft.domain.errors import NotFound
 from weft.domain.ids import TenantName
@@ -99,8 +99,8 @@ def test_a_full_packet_is_answered_and_one_too_large_never_leaves(
         prefix = Prefix(parse_address(text, field="address"), length)
         space.send(alter_link(LOOPBACK, up=True), alter_link(link.index, up=True))
         space.send(put_address(LinkAddress(link=link.index, prefix=prefix)))
-    assert echo.answers(other, size=1400, source=own, within=DEADLINE)
+    assert mtu_probe.answers(other, size=1400, source=own, within=DEADLINE)
     with pytest.raises(OSError, match="too long"):
-        echo.answers(other, size=1401, source=own, within=1)
+        mtu_probe.answers(other, size=1401, source=own, within=1)
     there.send(alter_link(LOOPBACK, up=True))
-    assert not echo.answers(f"{other}9", size=100, source=own, within=0.2)
+    assert not mtu_probe.answers(f"{other}9", size=100, source=own, within=0.2)

@@ -49,7 +49,7 @@ def weft_up(directory: Path, *flags: str) -> Iterator[Up]:
         "--host": "here",
     }
     arguments = [f"{name}={value}" for name, value in own.items()]
-    with Child.python("weft.ctl.weft", "up", *arguments, *flags, log=directory / "log") as child:
+    with Child.python("weft.cli", "up", *arguments, *flags, log=directory / "log") as child:
         yield Up(child, master=master, agent=agent)
 
 

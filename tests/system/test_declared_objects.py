@@ -92,7 +92,7 @@ async def test_what_kubernetes_declared_goes_when_it_is_told_to_and_not_by_itsel
                 for plural, name in DECLARED.items():
                     assert await names(rest, plural) == [name]
                 assert "netctl forget-kubernetes" in master.log.read_text()
-                netctl = (sys.executable, "-m", "weft.ctl.main", "--netmaster", master.url)
+                netctl = (sys.executable, "-m", "weft.ctl.netctl.main", "--netmaster", master.url)
                 forgotten = await run(*netctl, "forget-kubernetes")
                 assert forgotten == (0, "forgot 3 documents\n")
                 for plural in DECLARED:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-from weft.ctl.commands import COMMANDS, NOUNS
+from weft.ctl.netctl.commands import COMMANDS, NOUNS
 
 DEADLINE = 60.0
 
@@ -58,7 +58,7 @@ class Netmaster:
 
     def netctl(self, line: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "weft.ctl.main", *line.split()],
+            [sys.executable, "-m", "weft.ctl.netctl.main", *line.split()],
             env={**os.environ, "NETMASTER": self.url, "HOME": str(self._home), "NETCTL_TOKEN": ""},
             capture_output=True,
             text=True,

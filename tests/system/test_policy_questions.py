@@ -130,7 +130,7 @@ async def test_bad_proposals_are_refused(shop: Rest, changes: list[object], stat
 
 
 async def test_weft_trace_tells_it_to_people(shop: Rest) -> None:
-    command = [sys.executable, "-m", "weft.ctl.weft", "trace", "--netmaster", shop.url]
+    command = [sys.executable, "-m", "weft.cli", "trace", "--netmaster", shop.url]
     for service, code, text in (("tcp/80", 0, "ALLOWED"), ("tcp/81", 1, "nearest rule that would allow it")):
         process = await asyncio.create_subprocess_exec(
             *command, "client-1", "web-1", service, stdout=asyncio.subprocess.PIPE

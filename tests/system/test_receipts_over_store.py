@@ -65,7 +65,7 @@ async def node(name: str, master: MasterProcess) -> AsyncIterator[list[str]]:
 
 async def netctl(master: MasterProcess, line: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error."""
-    command = (sys.executable, "-m", "weft.ctl.main", "--netmaster", master.url, *line.split())
+    command = (sys.executable, "-m", "weft.ctl.netctl.main", "--netmaster", master.url, *line.split())
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     async with asyncio.timeout(DEADLINE):

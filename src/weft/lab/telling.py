@@ -38,7 +38,7 @@ class Story:
         prompt = f"{on.name} $" if on else "$"
         self.console.print(f"[bold green]{prompt}[/] {line}", highlight=False, soft_wrap=True)
         program, *words = line.split()
-        module = {"netctl": "weft.ctl.main", "weft": "weft.ctl.weft"}[program]
+        module = {"netctl": "weft.ctl.netctl.main", "weft": "weft.cli"}[program]
         there = ["weft.testing.inside", str(on.machine), str(on.boot_id)] if on else []
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *there, module, *words,

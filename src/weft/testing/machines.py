@@ -32,7 +32,7 @@ class Machine(Host):
         """Switch it on, unless it is, and start the agent with whatever there is on the disk."""
         if await self.switch_on():
             await must(*self.command("ln", "-s", str(self.home), "/run/weft"))
-            await must(*self.command(sys.executable, "-m", "weft.ctl.weft", "install-cni", "--shim", str(self.program)))
+            await must(*self.command(sys.executable, "-m", "weft.cli", "install-cni", "--shim", str(self.program)))
         await super().start()
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from weft.ctl.main import run
+from weft.ctl.netctl.main import run
 from weft.testing.hosts import Host, Pod
 from weft.testing.netlab import NetLab
 

@@ -23,7 +23,7 @@ from weft.testing.processes import DEADLINE
 from weft.testing.traffic import TCP, UDP, Transport
 from weft.testing.waiting import eventually
 
-WEFT = (sys.executable, "-m", "weft.ctl.weft")
+WEFT = (sys.executable, "-m", "weft.cli")
 DENY_TCP_81 = "contiv/default/shop/no-81"
 DENY_UDP = "contiv/default/shop/no-udp"
 DENY_ICMP = "contiv/default/shop/no-ping"

@@ -12,7 +12,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.ctl.echo import checksum
+from weft.cli.mtu_probe import checksum
+
 from weft.kernel.netns import Namespace
 from weft.testing import inventory, traffic
 from weft.testing.hosts import Host, Pod

@@ -128,7 +128,7 @@ async def outer_traffic_class(source: Pod, target: Pod) -> int:
 
 
 def netctl(lab: NetLab, command: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "weft.ctl.main", "--netmaster", lab.master.url, *command.split()]
+    words = [sys.executable, "-m", "weft.ctl.netctl.main", "--netmaster", lab.master.url, *command.split()]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=DEADLINE)
 
 

@@ -19,8 +19,8 @@ from weft.testing.netlab import NetLab
 from weft.testing.processes import DEADLINE
 from weft.testing.waiting import eventually
 
-WEFT = (sys.executable, "-m", "weft.ctl.weft")
-NETCTL = (sys.executable, "-m", "weft.ctl.main")
+WEFT = (sys.executable, "-m", "weft.cli")
+NETCTL = (sys.executable, "-m", "weft.ctl.netctl.main")
 
 
 async def run_on(host: Host, *command: str) -> subprocess.CompletedProcess[bytes]:

@@ -27,7 +27,7 @@ async def uninstall(host: Host, *flags: str) -> Ran:
     """Run it on the host."""
     home = host.home
     places = {"bin-dir": home / "bin", "conf-dir": home / "net.d", "run-dir": home / "run", "data-dir": home / "data"}
-    words = ("weft.ctl.weft", "uninstall-node", *(f"--{name}={path}" for name, path in places.items()), *flags)
+    words = ("weft.cli", "uninstall-node", *(f"--{name}={path}" for name, path in places.items()), *flags)
     if host.switch is not None:
         words += ("--datapath=ovs", f"--ovs-dir={host.switch.directory}")
     machine = (str(host.machine), str(host.boot_id))

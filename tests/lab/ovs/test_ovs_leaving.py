@@ -19,7 +19,7 @@ async def weft(host: Host, switch: Switch, *words: str) -> Ran:
     """A command of ours, run on the host."""
     where = ("--datapath=ovs", f"--ovs-dir={switch.directory}")
     machine = (str(host.machine), str(host.boot_id))
-    return await run(sys.executable, "-m", "weft.testing.inside", *machine, "weft.ctl.weft", *words, *where)
+    return await run(sys.executable, "-m", "weft.testing.inside", *machine, "weft.cli", *words, *where)
 
 
 def add_others(host: Host, switch: Switch) -> None:

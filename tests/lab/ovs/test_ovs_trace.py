@@ -24,7 +24,7 @@ RULES: dict[str, dict[str, object]] = {
 
 async def traced(host: Host, *words: str) -> subprocess.CompletedProcess[str]:
     """What a person sees on a host's machine."""
-    command = [sys.executable, "-m", "weft.ctl.weft", "trace", "--datapath", *words]
+    command = [sys.executable, "-m", "weft.cli", "trace", "--datapath", *words]
 
     def run() -> subprocess.CompletedProcess[str]:
         with Namespace.open(host.machine) as machine:

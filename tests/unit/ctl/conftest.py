@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import pytest
 
-from weft.ctl.main import run
+from weft.ctl.netctl.main import run
 
 
 class Asked(NamedTuple):

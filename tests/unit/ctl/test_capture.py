@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 
 import pytest
+from weft.cli.capture import find_port, main
 
-from weft.ctl import pcap
-from weft.ctl.capture import find_port, main
+from weft.cli import pcap
 from weft.domain.errors import Conflict, NotFound
 
 

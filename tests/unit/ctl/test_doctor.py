@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from weft.ctl import echo
-from weft.ctl.checks import (
+from weft.cli.checks import (
     Check,
     Health,
     check_agent,
@@ -21,6 +19,8 @@ from weft.ctl.checks import (
     check_spaces,
     check_switch,
 )
+
+from weft.cli import mtu_probe
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
 from weft.drivers import datapath_tools

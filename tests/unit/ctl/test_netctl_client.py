@@ -183,7 +183,7 @@ def test_output_that_nobody_takes_is_an_io_error(stub: Stub) -> None:
     os.close(reader)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "weft.ctl.main", "--netmaster", stub.url, "tenant", "ls"],
+            [sys.executable, "-m", "weft.ctl.netctl.main", "--netmaster", stub.url, "tenant", "ls"],
             stdout=writer,
             stderr=subprocess.PIPE,
             text=True,
@@ -199,8 +199,8 @@ def test_output_that_nobody_takes_is_an_io_error(stub: Stub) -> None:
 def test_nothing_heavy_is_imported() -> None:
     """The budget of 100 ms of CPU is kept by leaving these out of the ordinary path."""
     heavy = {"http.client", "ssl", "asyncio", "aiohttp", "msgspec", "rich", "dataclasses", "pathlib", "shutil"}
-    code = "import sys; before = {*sys.modules}; import weft.ctl.main; print(*({*sys.modules} - before))"
+    code = "import sys; before = {*sys.modules}; import weft.ctl.netctl.main; print(*({*sys.modules} - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     imported = done.stdout.split()
-    assert "weft.ctl.main" in imported
+    assert "weft.ctl.netctl.main" in imported
     assert not heavy.intersection(imported)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.ctl.completion import completion_script
+from weft.ctl.netctl.completion import completion_script
 
 CASES = [
     ("netctl ne", {"netprofile", "network"}),

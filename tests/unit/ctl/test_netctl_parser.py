@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from weft.ctl.commands import COMMANDS, NOUNS
 from weft.ctl.failures import Usage
-from weft.ctl.parser import Parsed, parse
+from weft.ctl.netctl.commands import COMMANDS, NOUNS
+from weft.ctl.netctl.parser import Parsed, parse
 
 LEAVES = [f"{noun.names[0]} {command.names[0]}" for noun in NOUNS for command in noun.commands]
 LEAVES += [command.names[0] for command in COMMANDS]

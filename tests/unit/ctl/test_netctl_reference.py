@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.ctl.reference import reference
+from weft.ctl.netctl.reference import reference
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "netctl.md"
 

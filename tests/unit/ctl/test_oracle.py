@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from weft.ctl.weft import main
+from weft.cli import main
 
 TABLE = Path(__file__).parents[4] / "shared" / "oracles" / "netpol-cases.json.gz"
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from weft.ctl.packet_trace import Fate, Seen, judge, tell
-from weft.ctl.trace import main
+from weft.cli.packet_trace import Fate, Seen, judge, tell
+from weft.cli.trace import main
 
 RULE = "contiv/default/p/1"
 

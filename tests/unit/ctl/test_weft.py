@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from weft import __version__
-from weft.ctl.weft import SUBCOMMANDS, main
+from weft.cli import SUBCOMMANDS, main
 
 
 def test_every_subcommand_exists() -> None:
@@ -43,7 +43,7 @@ def test_what_is_no_command_is_refused(argv: list[str], capsys: pytest.CaptureFi
 
 
 def test_only_the_subcommand_asked_for_is_imported() -> None:
-    program = "import sys, weft.ctl.weft; print([m for m in sys.modules if m.startswith('weft.') or m == 'msgspec'])"
+    program = "import sys, weft.cli; print([m for m in sys.modules if m.startswith('weft.') or m == 'msgspec'])"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert "weft.domain.policy.engine.engine" not in loaded.stdout
     assert "msgspec" not in loaded.stdout

@@ -7,8 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from weft.ctl.drops import main
+from weft.cli.drops import main
 
 if TYPE_CHECKING:
     from tests.unit.ctl.conftest import Stub

@@ -1,4 +1,4 @@
-"""Runs one of our programs for as long as its parent lives: `python -m weft.ctl.bound PARENT MODULE ARGUMENT…`."""
+"""Runs one of our programs for as long as its parent lives: `python -m weft.ctl.parent_death PARENT MODULE ARGUMENT…`."""
 
 from __future__ import annotations
 

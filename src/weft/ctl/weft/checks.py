@@ -12,12 +12,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.cli import mtu_probe
+from weft.cli.agent_client import inspect_agent
 from weft.cni.chains import read_chains
 from weft.cni.errors import CniError
 from weft.cni.install import NAMES
 from weft.cni.wire import HEADER_SIZE, Answer, Call, Unreadable, body_size, decode_answer, encode_call
-from weft.ctl import echo
-from weft.ctl.agent_client import inspect_agent
 from weft.ctl.failures import Failure
 from weft.domain.errors import WeftError
 from weft.ports.datapath import DatapathTools
@@ -187,9 +187,9 @@ def _check_peer(own: str, size: int, within: float, peer: Mapping[str, Any]) -> 
         return Check(name, Health.WARNING, "its agent is silent", "see netplugin on that machine")
     target = str(peer["vtepIp"])
     try:
-        if echo.answers(target, size=size, source=own, within=within):
+        if mtu_probe.answers(target, size=size, source=own, within=within):
             return Check(name, Health.WELL, f"packets of {size} bytes reach {target} uncut")
-        small = echo.answers(target, size=_SMALL_PACKET, source=own, within=within)
+        small = mtu_probe.answers(target, size=_SMALL_PACKET, source=own, within=within)
     except OSError as error:
         return Check(name, Health.FAILED, f"nothing can be sent to {target}: {error.strerror}", "see the routes")
     if small:

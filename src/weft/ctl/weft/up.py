@@ -79,7 +79,7 @@ async def _run(programs: Mapping[str, Sequence[str]]) -> int:
 
 
 async def _start(module: str, *arguments: str) -> Process:
-    bound = ("-m", "weft.ctl.bound", str(os.getpid()), module)
+    bound = ("-m", "weft.ctl.parent_death", str(os.getpid()), module)
     return await asyncio.create_subprocess_exec(sys.executable, *bound, *arguments)
 
 

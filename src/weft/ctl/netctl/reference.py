@@ -1,12 +1,12 @@
-"""The reference of netctl in Markdown, written from the table of commands: `python -m weft.ctl.reference`."""
+"""The reference of netctl in Markdown, written from the table of commands: `python -m weft.ctl.netctl.reference`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.ctl.commands import COMMANDS, GLOBAL_FLAGS, NOUNS
 from weft.ctl.files import CONFIG_FILE
-from weft.ctl.grammar import Command, Flag
+from weft.ctl.netctl.cli_spec import Command, Flag
+from weft.ctl.netctl.commands import COMMANDS, GLOBAL_FLAGS, NOUNS
 
 _START = f"""\
 # netctl

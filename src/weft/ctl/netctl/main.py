@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from weft.ctl.actions import Call
 from weft.ctl.client import Client
 from weft.ctl.failures import Failure, FileFault
-from weft.ctl.parser import parse
+from weft.ctl.netctl.actions import Call
+from weft.ctl.netctl.parser import parse
 
 _INTERRUPTED = 130
 

@@ -21,12 +21,12 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "lab": Subcommand("weft.lab.main:main", "show Weft at work on this machine"),
-    "up": Subcommand("weft.ctl.up:main", "run netmaster and netplugin together on this machine"),
-    "doctor": Subcommand("weft.ctl.doctor:main", "check this node, and say what to do"),
-    "capture": Subcommand("weft.ctl.capture:main", "write the packets of a workload to a file"),
-    "shell": Subcommand("weft.ctl.shell:main", "run a command inside a tenant's network space"),
-    "drops": Subcommand("weft.ctl.drops:main", "what was refused on this node, and why"),
-    "trace": Subcommand("weft.ctl.trace:main", "whether a flow would pass, and why; --packet tries it out"),
+    "up": Subcommand("weft.ctl.weft.up:main", "run netmaster and netplugin together on this machine"),
+    "doctor": Subcommand("weft.ctl.weft.doctor:main", "check this node, and say what to do"),
+    "capture": Subcommand("weft.ctl.weft.capture:main", "write the packets of a workload to a file"),
+    "shell": Subcommand("weft.ctl.weft.shell:main", "run a command inside a tenant's network space"),
+    "drops": Subcommand("weft.ctl.weft.drops:main", "what was refused on this node, and why"),
+    "trace": Subcommand("weft.ctl.weft.trace:main", "whether a flow would pass, and why; --packet tries it out"),
     "oracle": Subcommand("weft.ctl.oracle:main", "judge the policy engine by a table of right answers"),
     "install-cni": Subcommand("weft.cni.install:main", "install the CNI plugin and its configuration"),
     "uninstall-node": Subcommand("weft.agent.uninstall:main", "take everything of Weft off this machine"),

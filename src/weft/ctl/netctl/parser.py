@@ -8,9 +8,9 @@ from typing import NamedTuple, NoReturn
 
 from weft import __version__
 from weft.ctl.client import DEFAULT_WAIT, Connection
-from weft.ctl.commands import COMMANDS, GLOBAL_FLAGS, NOUNS
 from weft.ctl.failures import Usage
-from weft.ctl.grammar import Command, Flag, Noun
+from weft.ctl.netctl.cli_spec import Command, Flag, Noun
+from weft.ctl.netctl.commands import COMMANDS, GLOBAL_FLAGS, NOUNS
 
 _ENVIRONMENT = {"netmaster": "NETMASTER", "insecure": "INSECURE", "cacert": "NETCTL_CACERT"}
 _TRUE = frozenset({"1", "t", "true", "y", "yes"})

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from weft.ctl import pcap
-from weft.ctl.agent_client import add_agent_flag, inspect_agent
+from weft.cli import pcap
+from weft.cli.agent_client import add_agent_flag, inspect_agent
 from weft.ctl.failures import Failure, FileFault, Usage
 from weft.domain.errors import Conflict, NotFound
 from weft.domain.ids import TenantName

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weft.ctl.commands import COMMANDS, GLOBAL_FLAGS, NOUNS
-from weft.ctl.grammar import Command, Flag, Noun
+from weft.ctl.netctl.cli_spec import Command, Flag, Noun
+from weft.ctl.netctl.commands import COMMANDS, GLOBAL_FLAGS, NOUNS
 
 _HELP = Flag(("--help", "-h"), "show help", form="switch")
 _VERSION = Flag(("--version", "-v"), "show the version of netctl", form="switch")

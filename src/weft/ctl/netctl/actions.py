@@ -16,7 +16,7 @@ from weft.ctl import render
 from weft.ctl.client import DEFAULT_WAIT, Client, Row, Wait, decode_json, decode_row, decode_rows
 from weft.ctl.failures import Usage
 from weft.ctl.files import read_document, write_document
-from weft.ctl.kinds import API, FLOW_CHANGES, GLOBAL, INCOMING, NODE, OUTGOING, POLICY, RULE, TENANT, Kind
+from weft.ctl.netctl.kinds import API, FLOW_CHANGES, GLOBAL, INCOMING, NODE, OUTGOING, POLICY, RULE, TENANT, Kind
 
 _ADDED_BY_SERVER = frozenset({"key", "links", "link-sets"})
 _NOT_FOR = {
@@ -240,7 +240,7 @@ def forget_kubernetes(call: Call) -> Iterator[str]:
 
 def print_completion(call: Call) -> Iterator[str]:
     """Print a script that teaches a shell to complete netctl's words."""
-    from weft.ctl.completion import completion_script  # noqa: PLC0415 - made from the table that names this action
+    from weft.ctl.netctl.completion import completion_script  # noqa: PLC0415 - made from the table that names this action
 
     yield completion_script(str(call.given["shell"]))
 

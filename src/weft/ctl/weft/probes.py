@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from weft.ctl.echo import checksum
+from weft.cli.mtu_probe import checksum
 from weft.ctl.failures import Refused, Usage
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP, protocol_name
 

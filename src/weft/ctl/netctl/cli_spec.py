@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from weft.ctl.actions import Action
+from weft.ctl.netctl.actions import Action
 
 Form = Literal["text", "number", "list", "switch", "wait"]
 

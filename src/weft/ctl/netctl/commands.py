@@ -5,11 +5,11 @@ Parser, help, completion and reference are made from it. ACI and `login` are lef
 
 from __future__ import annotations
 
-from weft.ctl import actions, kinds
-from weft.ctl.actions import inspects, lists, removes, saves
 from weft.ctl.client import DEFAULT_WAIT
-from weft.ctl.grammar import Argument, Command, Flag, Noun
-from weft.ctl.kinds import Kind
+from weft.ctl.netctl import actions, kinds
+from weft.ctl.netctl.actions import inspects, lists, removes, saves
+from weft.ctl.netctl.cli_spec import Argument, Command, Flag, Noun
+from weft.ctl.netctl.kinds import Kind
 
 _TENANT = Flag(("--tenant", "-t"), "the tenant", member="tenantName", default="default")
 _ALL = Flag(("--all", "-a"), "of all tenants", form="switch")
