@@ -12,7 +12,7 @@ from weft.adapters.ovs.ovsdb.client.bridge import SwitchBridge, open_database
 
 from bench.labs import Pair, ip
 from weft.kernel.netns import Namespace, NamespaceDirectory
-from weft.testing.switches import Switch, running_switch
+from weft.lab.servers.openvswitch import Switch, running_switch
 
 _PIPELINE = (
     "table=0,priority=2,arp,actions=NORMAL",

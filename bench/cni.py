@@ -22,7 +22,7 @@ from typing import Any
 from bench.figures import Figure, Skipped, figure
 from bench.node import CNI_ARGS
 from weft.cni.install import PROGRAM, build_program, install
-from weft.testing.apart import stepped_apart
+from weft.lab.namespaces import stepped_apart
 
 CHECKOUT = Path(__file__).parents[1]
 DRIVER = CHECKOUT.parent / "shared" / "bench" / "cni_peer.py"

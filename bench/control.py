@@ -26,10 +26,10 @@ from bench.floor import same_commit
 from bench.memory import resident_mb
 from weft.domain.ids import StoreKey
 from weft.drivers import EtcdStoreSettings, SqliteStoreSettings, open_store
+from weft.lab.servers.etcd import running_etcd
+from weft.lab.servers.masters import MasterProcess
+from weft.lab.servers.processes import Child, free_port
 from weft.ports.store import Delete, Store
-from weft.testing.etcd import running_etcd
-from weft.testing.masters import MasterProcess
-from weft.testing.processes import Child, free_port
 
 ROUNDS = 5
 PRESENT = 5_000

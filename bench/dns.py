@@ -35,10 +35,10 @@ from weft.domain.ids import TenantName
 from weft.kernel.netlink.link import LOOPBACK, alter_link
 from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
 from weft.kernel.netns import NamespaceDirectory
+from weft.lab.namespaces import step_apart, unmount
+from weft.lab.servers.processes import DEADLINE, Child
 from weft.runtime.backoff import Backoff
 from weft.runtime.dns_control import Everything
-from weft.testing.apart import step_apart, unmount
-from weft.testing.processes import DEADLINE, Child
 
 NAMES, ABSENT, MEMBERS = 1_000, 100, 100
 QUESTIONS, ROUNDS, WINDOW = 30_000, 5, 32

@@ -11,8 +11,8 @@ from typing import Self
 
 from weft.adapters.ovs.ovsdb.client.bridge import NAME
 
-from weft.testing.switches import Switch
-from weft.testing.waiting import DEADLINE
+from weft.lab.servers.openvswitch import Switch
+from weft.lab.waiting import DEADLINE
 
 _EVENT = b" event="
 _OF_NOBODY = "table=250,reg15=1"

@@ -17,12 +17,12 @@ from typing import Any
 
 from bench.figures import Figure, figure
 from bench.memory import resident_mb
+from weft.lab.hosts import Pod
+from weft.lab.namespaces import stepped_apart
+from weft.lab.netlab import open_lab
+from weft.lab.waiting import DEADLINE, eventually
 from weft.testing.answering import answering, ask
-from weft.testing.apart import stepped_apart
-from weft.testing.hosts import Pod
 from weft.testing.kubernetes.paper_cluster import SERVICES, SLICES, PaperCluster, open_paper_cluster
-from weft.testing.netlab import open_lab
-from weft.testing.waiting import DEADLINE, eventually
 
 MANY, ENDPOINTS = 1_000, 3
 CHANGES, NOT_COUNTED = 100, 10

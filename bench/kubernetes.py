@@ -21,13 +21,13 @@ from typing import Any
 
 from bench import kube_services
 from bench.figures import Figure, Skipped, figure
-from weft.testing.apart import stepped_apart
+from weft.lab.namespaces import stepped_apart
+from weft.lab.netlab import open_lab
+from weft.lab.waiting import eventually
 from weft.testing.kubernetes.cluster import PODS, WITHIN, Cluster, holds, open_cluster
 from weft.testing.kubernetes.documents import IMAGE
 from weft.testing.kubernetes.node import Node
-from weft.testing.netlab import open_lab
 from weft.testing.runtimes import take_own_disk
-from weft.testing.waiting import eventually
 
 CHECKOUT = Path(__file__).parents[1]
 OURS, THEIRS = "ours", "theirs"

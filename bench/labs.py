@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from weft.cni.errors import CniError, Code
 from weft.kernel.netns import Namespace
+from weft.lab.hosts import Host, Pod
+from weft.lab.servers.processes import Child
+from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff
-from weft.testing.hosts import Host, Pod
-from weft.testing.processes import Child
-from weft.testing.waiting import DEADLINE
 
 ROUNDS = 7
 AT_ONCE = 8

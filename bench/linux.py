@@ -16,9 +16,9 @@ from bench.figures import Figure, Skipped, figure, paired_figure
 from bench.labs import AT_ONCE, NETWORK, Pair, attach, create_remote, ip, open_answerers, pair_of, restart, take_turns
 from bench.memory import resident_mb
 from weft.kernel.netns import Namespace, NamespaceDirectory
-from weft.testing.apart import stepped_apart
-from weft.testing.hosts import Host
-from weft.testing.netlab import NetLab, open_lab
+from weft.lab.hosts import Host
+from weft.lab.namespaces import stepped_apart
+from weft.lab.netlab import NetLab, open_lab
 
 LOCAL, REMOTE = 500, 5_000
 RESTARTS = 5

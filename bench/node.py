@@ -17,11 +17,11 @@ from weft.cni.install import PROGRAM
 from weft.domain.desired.placement import GROUP_LABEL
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT
 from weft.kernel.netns import Namespace, NamespaceDirectory
+from weft.lab.cni.libcni import Output, execute_here
+from weft.lab.servers.masters import MasterProcess, client
+from weft.lab.servers.processes import Child
+from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff
-from weft.testing.libcni import Output, execute_here
-from weft.testing.masters import MasterProcess, client
-from weft.testing.processes import Child
-from weft.testing.waiting import DEADLINE
 
 GROUP = "guarded"
 CNI_ARGS = f"IgnoreUnknown=1;{GROUP_LABEL}={GROUP}"

@@ -30,13 +30,13 @@ from bench.figures import Figure, Skipped, figure
 from bench.labs import AT_ONCE, NETWORK, attach, open_answerers, pair_of, restart, take_turns
 from weft.cni.errors import Code
 from weft.kernel.netns import Namespace
-from weft.testing.apart import stepped_apart
-from weft.testing.hosts import Host
-from weft.testing.netlab import NetLab, open_lab
+from weft.lab.hosts import Host
+from weft.lab.namespaces import stepped_apart
+from weft.lab.netlab import NetLab, open_lab
+from weft.lab.servers.openvswitch import running_switch
+from weft.lab.traffic import Place
+from weft.lab.waiting import DEADLINE, until
 from weft.testing.streams import Stream
-from weft.testing.switches import running_switch
-from weft.testing.traffic import Place
-from weft.testing.waiting import DEADLINE, until
 
 FLOWS = 10_000
 ALONE, LOCAL = 100, 200

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from weft.testing.apart import enter
+from weft.lab.namespaces import enter
 
 PORT = 4243
 CORE = 0

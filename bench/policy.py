@@ -28,9 +28,9 @@ from bench.rulebook import GROUPS, OPEN, RULES_EACH, MakeRule, Rulebook, exact_r
 from weft.domain import model
 from weft.domain.desired.diff import Difference
 from weft.kernel.netns import NamespaceDirectory
-from weft.testing.apart import stepped_apart
+from weft.lab.namespaces import stepped_apart
+from weft.lab.waiting import DEADLINE
 from weft.testing.judged import Pod, Ward, open_ward
-from weft.testing.waiting import DEADLINE
 
 ROUNDS = 9
 FEW, SOME, MANY = 10, 5_000, 10_000

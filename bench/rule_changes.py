@@ -17,12 +17,12 @@ from statistics import median
 
 from bench.figures import Figure, figure
 from bench.flow_watch import FlowWatch
-from weft.testing.apart import stepped_apart
-from weft.testing.hosts import Host, Pod
-from weft.testing.netlab import NetLab, open_lab
-from weft.testing.switches import Switch
-from weft.testing.traffic import UDP
-from weft.testing.waiting import DEADLINE
+from weft.lab.hosts import Host, Pod
+from weft.lab.namespaces import stepped_apart
+from weft.lab.netlab import NetLab, open_lab
+from weft.lab.servers.openvswitch import Switch
+from weft.lab.traffic import UDP
+from weft.lab.waiting import DEADLINE
 
 FEW, MANY = 100, 500
 CHANGES, NOT_COUNTED = 60, 20

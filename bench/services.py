@@ -33,7 +33,7 @@ from weft.domain.loadbalancer.state import Front
 from weft.domain.loadbalancer.table import BalancingTable, Target, pool_of
 from weft.domain.policy.model.protocols import TCP, UDP
 from weft.domain.store_types import Change, Entry, Event, Listing
-from weft.testing.apart import stepped_apart
+from weft.lab.namespaces import stepped_apart
 from weft.testing.judged import TENANT, Pod, Ward, open_ward
 
 FEW, SOME, MANY = 100, 5_000, 30_000

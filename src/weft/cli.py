@@ -27,7 +27,7 @@ SUBCOMMANDS = {
     "shell": Subcommand("weft.ctl.weft.shell:main", "run a command inside a tenant's network space"),
     "drops": Subcommand("weft.ctl.weft.drops:main", "what was refused on this node, and why"),
     "trace": Subcommand("weft.ctl.weft.trace:main", "whether a flow would pass, and why; --packet tries it out"),
-    "oracle": Subcommand("weft.ctl.oracle:main", "judge the policy engine by a table of right answers"),
+    "oracle": Subcommand("weft.lab.verify.main:main", "judge the policy engine by a table of right answers"),
     "install-cni": Subcommand("weft.cni.install:main", "install the CNI plugin and its configuration"),
     "uninstall-node": Subcommand("weft.agent.uninstall:main", "take everything of Weft off this machine"),
 }

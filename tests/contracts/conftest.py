@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from weft.testing.etcd import Etcd, running_etcd
+from weft.lab.servers.etcd import Etcd, running_etcd
 from weft.testing.kubernetes.api_server import ApiServer, running_api_server
 from weft.testing.kubernetes.manifests import RBAC, apply
 

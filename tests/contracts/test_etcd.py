@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 
 from weft.adapters.stores.etcd import open_store
+from weft.lab.servers.etcd import Etcd
 from weft.ports.store import Put, Store
 from weft.testing.contracts import CompactionContract, StoreContract
-from weft.testing.etcd import Etcd
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ import pytest
 from weft.adapters.stores.etcd import open_store
 from weft.domain.errors import Denied, Invalid, Stale, Unavailable
 from weft.domain.ids import StoreKey
+from weft.lab.servers.certificates import Authority, Certificate
+from weft.lab.servers.etcd import Etcd, demand_passwords, running_etcd
+from weft.lab.servers.processes import free_port
+from weft.lab.waiting import soon, until
 from weft.ports.store import NEVER, At, Put, Store
 from weft.runtime import http_failover
 from weft.runtime.http_failover import client_tls
 from weft.runtime.store.mirror import EVERYTHING
-from weft.testing.certificates import Authority, Certificate
 from weft.testing.contracts import take
-from weft.testing.etcd import Etcd, demand_passwords, running_etcd
-from weft.testing.processes import free_port
 from weft.testing.siege import besieged
-from weft.testing.waiting import soon, until
 
 A, B = StoreKey("a"), StoreKey("b")
 

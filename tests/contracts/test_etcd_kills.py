@@ -10,8 +10,8 @@ import pytest
 
 from weft.adapters.stores.etcd import open_store
 from weft.drivers import EtcdStoreSettings
+from weft.lab.servers.etcd import Etcd, running_etcd
 from weft.runtime.store.mirror import EVERYTHING
-from weft.testing.etcd import Etcd, running_etcd
 from weft.testing.proxy import Proxy
 from weft.testing.siege import besieged
 from weft.testing.stress import Commit, stress_process

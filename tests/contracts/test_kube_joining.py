@@ -17,6 +17,8 @@ from weft.domain.errors import Conflict, Denied
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.store_types import Put
 from weft.drivers import open_store
+from weft.lab.servers.processes import free_port
+from weft.lab.waiting import eventually
 from weft.master.nodes.enrollment import joining
 from weft.master.nodes.store_server import serving_store
 from weft.ports.orchestrator import Notice
@@ -25,8 +27,6 @@ from weft.runtime.tasks import beside
 from weft.testing.kubernetes.api import Api
 from weft.testing.kubernetes.api_server import ApiServer
 from weft.testing.kubernetes.manifests import token_of
-from weft.testing.processes import free_port
-from weft.testing.waiting import eventually
 
 AGENTS = "/api/v1/namespaces/kube-system/pods"
 

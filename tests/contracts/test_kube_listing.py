@@ -19,13 +19,13 @@ from weft.adapters.kubernetes.pods import NodePods
 from weft.domain.errors import NotFound
 from weft.domain.kinds import Kind
 from weft.domain.model import PodPort, Value
+from weft.lab.waiting import eventually, soon, until
 from weft.ports.orchestrator import PodRef
 from weft.runtime.tasks import beside
 from weft.testing.kubernetes.api import Api
 from weft.testing.kubernetes.api_server import ApiServer
 from weft.testing.kubernetes.manifests import token_of
 from weft.testing.proxy import Proxy
-from weft.testing.waiting import eventually, soon, until
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -14,12 +14,12 @@ from weft.adapters.stores import etcd as etcd_store
 from weft.adapters.stores import memory, remote, sqlite
 from weft.domain.errors import Stale, Unavailable
 from weft.domain.ids import StoreKey
+from weft.lab.servers.etcd import Etcd
+from weft.lab.waiting import soon
 from weft.master.nodes.store_server import serving_store
 from weft.ports.store import Delete, LeaseId, Put, Store
 from weft.runtime.store.election import holders, lead
 from weft.runtime.store.registry import Joined, Left, members, present
-from weft.testing.etcd import Etcd
-from weft.testing.waiting import soon
 
 FOLDER = "status/nodes/node-1/"
 LEADER = StoreKey(f"{FOLDER}leader")

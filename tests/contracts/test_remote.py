@@ -10,12 +10,12 @@ import pytest
 from weft.adapters.stores.remote import open_store
 from weft.drivers import SqliteStoreSettings
 from weft.drivers import open_store as open_any
+from weft.lab.servers.certificates import Authority
+from weft.lab.servers.processes import free_port
 from weft.master.nodes.store_server import serving_store
 from weft.ports.store import Store
 from weft.runtime.http import server_tls
-from weft.testing.certificates import Authority
 from weft.testing.contracts import CompactionContract, StoreContract
-from weft.testing.processes import free_port
 
 NODE = "node-1"
 OWN = f"status/nodes/{NODE}/"

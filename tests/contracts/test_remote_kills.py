@@ -13,10 +13,10 @@ import pytest
 from weft.adapters.stores.remote import open_store
 from weft.drivers import RemoteStoreSettings, SqliteStoreSettings
 from weft.drivers import open_store as open_any
+from weft.lab.servers.certificates import Authority
+from weft.lab.servers.processes import free_port
 from weft.master.nodes.store_server import serving_store
 from weft.runtime.http import server_tls
-from weft.testing.certificates import Authority
-from weft.testing.processes import free_port
 from weft.testing.proxy import Proxy
 from weft.testing.serving import HISTORY, serving_process
 from weft.testing.siege import besieged

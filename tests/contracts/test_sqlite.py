@@ -16,10 +16,10 @@ from weft.adapters.stores.sqlite import open_store
 from weft.adapters.stores.sqlite_file import Transaction
 from weft.domain.errors import Unavailable
 from weft.domain.ids import StoreKey
+from weft.lab.waiting import soon
 from weft.ports.store import At, Delete, Event, LeaseId, Put, Revision, Store
 from weft.runtime.store.mirror import EVERYTHING
 from weft.testing.contracts import CompactionContract, StoreContract, take
-from weft.testing.waiting import soon
 
 A, B = StoreKey("a"), StoreKey("b")
 

@@ -11,10 +11,10 @@ import pytest
 
 from weft.adapters.stores.sqlite import open_store
 from weft.drivers import SqliteStoreSettings
+from weft.lab.waiting import soon
 from weft.ports.store import Revision
 from weft.runtime.store.mirror import EVERYTHING
 from weft.testing.stress import Commit, Ledger, stress_process
-from weft.testing.waiting import soon
 
 HISTORY = 1_000_000
 WRITERS = ("a", "b", "c", "d")

@@ -11,12 +11,12 @@ import pytest
 
 from weft.cni import install
 from weft.cni.chains import CONF_DIR
+from weft.lab.hosts import Host
+from weft.lab.namespaces import stepped_apart
+from weft.lab.netlab import NetLab, open_lab
+from weft.lab.waiting import until
 from weft.testing import inventory
-from weft.testing.apart import stepped_apart
-from weft.testing.hosts import Host
-from weft.testing.netlab import NetLab, open_lab
 from weft.testing.runtimes import make_root, take_own_disk
-from weft.testing.waiting import until
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from weft.kernel.netns import Namespace
-from weft.testing import inventory, traffic
+from weft.lab import traffic
+from weft.testing import inventory
 from weft.testing.runtimes import Ran, run
 
 if TYPE_CHECKING:

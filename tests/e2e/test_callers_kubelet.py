@@ -7,8 +7,8 @@ import random
 from typing import TYPE_CHECKING
 
 from weft.cni.errors import CniError, Code
+from weft.lab.cni.libcni import Output
 from weft.testing import inventory
-from weft.testing.libcni import Output
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Machine

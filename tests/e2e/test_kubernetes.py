@@ -14,16 +14,16 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from weft.lab.dig import dig
+from weft.lab.traffic import never_reaches, reaches
+from weft.lab.waiting import eventually, until
 from weft.testing import inventory
-from weft.testing.digging import dig
 from weft.testing.kubernetes.apart import cluster_apart
 from weft.testing.kubernetes.cluster import WITHIN, Cluster
 from weft.testing.kubernetes.documents import PORT, deployment, pod
 from weft.testing.kubernetes.node import Node
 from weft.testing.runtimes import must, run
 from weft.testing.streams import Stream
-from weft.testing.traffic import never_reaches, reaches
-from weft.testing.waiting import eventually, until
 
 NODES = ("one", "two")
 RESOLV_CONF = "/etc/resolv.conf"

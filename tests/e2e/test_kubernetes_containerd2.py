@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from weft.lab.traffic import reaches
+from weft.lab.waiting import eventually, until
 from weft.testing.kubernetes.apart import cluster_apart
 from weft.testing.kubernetes.cluster import WITHIN, Cluster, holds
 from weft.testing.kubernetes.documents import pod
-from weft.testing.traffic import reaches
-from weft.testing.waiting import eventually, until
 
 
 async def is_ready(cluster: Cluster, node: str) -> bool:

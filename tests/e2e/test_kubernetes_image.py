@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from weft.lab.traffic import reaches
 from weft.testing.kubernetes.apart import cluster_apart
 from weft.testing.kubernetes.documents import deployment
 from weft.testing.kubernetes.installed import manifest_for, netctl, own_pods
-from weft.testing.traffic import reaches
 
 NODES = ("one", "two")
 

@@ -16,16 +16,16 @@ import pytest
 import pytest_asyncio
 
 import weft
+from weft.lab.dig import dig
+from weft.lab.traffic import never_reaches, reaches
+from weft.lab.waiting import eventually, until
 from weft.testing import inventory
-from weft.testing.digging import dig
 from weft.testing.kubernetes.apart import cluster_apart
 from weft.testing.kubernetes.cluster import WITHIN, Cluster
 from weft.testing.kubernetes.documents import deployment, pod
 from weft.testing.kubernetes.installed import bring_image, manifest_for, netctl, own_pods
 from weft.testing.kubernetes.manifests import UNINSTALL
 from weft.testing.streams import Stream
-from weft.testing.traffic import never_reaches, reaches
-from weft.testing.waiting import eventually, until
 
 NODES = ("one", "two")
 AGENT, NAMES = "weft-netplugin", "weft-netdns"

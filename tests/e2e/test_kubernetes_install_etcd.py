@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from weft.testing.doors import Door
-from weft.testing.etcd import running_etcd
+from weft.lab.partition import Door
+from weft.lab.servers.etcd import running_etcd
+from weft.lab.servers.processes import free_port
+from weft.lab.traffic import reaches
 from weft.testing.kubernetes.apart import cluster_apart
 from weft.testing.kubernetes.documents import deployment
 from weft.testing.kubernetes.installed import bring_image, manifest_for, netctl, own_pods
-from weft.testing.processes import free_port
-from weft.testing.traffic import reaches
 
 NODES = ("one", "two")
 CONTROLS = "node-role.kubernetes.io/control-plane"

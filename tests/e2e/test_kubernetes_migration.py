@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from weft.lab.waiting import until
 from weft.testing import inventory
 from weft.testing.kubernetes.apart import cluster_apart
 from weft.testing.kubernetes.cluster import Cluster
@@ -16,7 +17,6 @@ from weft.testing.kubernetes.documents import PORT, daemon_set, deployment
 from weft.testing.kubernetes.installed import bring_image, manifest_for, own_pods
 from weft.testing.kubernetes.node import Node
 from weft.testing.runtimes import must
-from weft.testing.waiting import until
 
 NODES = ("one", "two")
 FORMER = {"one": "10.77.1", "two": "10.77.2"}

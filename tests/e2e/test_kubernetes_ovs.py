@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from weft.lab.dig import dig
+from weft.lab.traffic import never_reaches, reaches
+from weft.lab.waiting import eventually, until
 from weft.testing import inventory
-from weft.testing.digging import dig
 from weft.testing.kubernetes.apart import cluster_apart
 from weft.testing.kubernetes.cluster import WITHIN, Cluster
 from weft.testing.kubernetes.documents import pod
 from weft.testing.switch_inventory import ports
-from weft.testing.traffic import never_reaches, reaches
-from weft.testing.waiting import eventually, until
 
 CLOSED = {
     "apiVersion": "networking.k8s.io/v1",

@@ -14,12 +14,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from weft.testing.hosts import Host, Pod
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import UDP
+from weft.lab.waiting import until
 from weft.testing.modes import ON_OVS_TOO
-from weft.testing.netlab import NetLab
 from weft.testing.streams import Stream
-from weft.testing.traffic import UDP
-from weft.testing.waiting import until
 
 OPEN, SHUT = 5000, 6000
 RATE = 1000

@@ -18,11 +18,11 @@ import pytest
 
 from weft.domain.addresses import Address, parse_address
 from weft.kernel.netns import Namespace
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import UDP
+from weft.lab.waiting import soon, until
 from weft.testing.floods import Flood, Shot, Tap
-from weft.testing.hosts import Host, Pod
-from weft.testing.netlab import NetLab
-from weft.testing.traffic import UDP
-from weft.testing.waiting import soon, until
 
 OPEN, SHUT = 5000, 6000
 FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}

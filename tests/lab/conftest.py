@@ -19,9 +19,9 @@ import pytest
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.socket import NETFILTER, ROUTE, NetlinkSocket
 from weft.kernel.netns import Namespace, NamespaceDirectory
-from weft.testing.apart import stepped_apart
+from weft.lab.namespaces import stepped_apart
+from weft.lab.servers.processes import DEADLINE
 from weft.testing.judged import Ward, open_ward
-from weft.testing.processes import DEADLINE
 
 
 class Space:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from weft.drivers import DatapathSettings, LinuxDatapathSettings, OvsDatapathSettings
+from weft.lab.servers.openvswitch import running_switch
 from weft.testing.datapath_contract import VTEP, DatapathContract
-from weft.testing.switches import running_switch
 
 
 class TestLinux(DatapathContract):

@@ -14,10 +14,10 @@ from weft.domain.addresses import Address
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.state import Gateway
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP
+from weft.lab.traffic import QUIET_S
+from weft.lab.waiting import DEADLINE
 from weft.testing.frames import ARP, BROADCAST, IPV4, REPLY, VLAN, arp, datagram, frame, hears, is_arp, is_from, wire_of
 from weft.testing.judged import TENANT, Pod, Ward
-from weft.testing.traffic import QUIET_S
-from weft.testing.waiting import DEADLINE
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ from weft.kernel.netlink.nft_set import (
 )
 from weft.kernel.netlink.socket import Refused
 from weft.kernel.nftables import open_nftables
-from weft.testing.processes import DEADLINE
-from weft.testing.waiting import until
+from weft.lab.servers.processes import DEADLINE
+from weft.lab.waiting import until
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Space

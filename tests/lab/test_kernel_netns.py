@@ -11,7 +11,7 @@ import pytest
 
 from weft.domain.errors import DatapathFault, Invalid, NotFound
 from weft.kernel.netns import Namespace, NamespaceDirectory
-from weft.testing.processes import Child
+from weft.lab.servers.processes import Child
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Space

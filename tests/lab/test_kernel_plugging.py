@@ -10,9 +10,9 @@ from weft.domain.desired.diff import Difference
 from weft.domain.errors import DatapathFault, NotFound
 from weft.domain.policy.model.protocols import UDP
 from weft.kernel.netlink.nft_set import read_generation
+from weft.lab.waiting import DEADLINE
 from weft.ports.datapath import Plugging
 from weft.testing.judged import Pod, Ward
-from weft.testing.waiting import DEADLINE
 
 
 def plugging(pod: Pod) -> Plugging:

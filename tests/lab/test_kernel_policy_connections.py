@@ -14,9 +14,9 @@ import pytest
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import REFUSES
+from weft.lab.waiting import DEADLINE
 from weft.testing.judged import Pod, Ward, row
 from weft.testing.modes import BOTH_MODES
-from weft.testing.waiting import DEADLINE
 
 pytestmark = BOTH_MODES
 

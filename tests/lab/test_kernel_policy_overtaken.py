@@ -11,9 +11,9 @@ from weft.domain.desired.diff import Difference
 from weft.domain.policy.model.protocols import UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, PolicyPart, Row, Where
+from weft.lab.waiting import until
 from weft.testing.floods import Flood, Shot, Tap
 from weft.testing.judged import TENANT, Pod, Ward, row, tallies_of
-from weft.testing.waiting import until
 
 ALLOW, DENY = 0x111, REFUSES | 0x222
 CHANGES, RANGE_CHANGES = 6000, 4000

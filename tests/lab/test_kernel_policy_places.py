@@ -18,8 +18,8 @@ from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import REFUSES, STRANGER, Where, Who
 from weft.kernel.netns import Namespace
+from weft.lab.waiting import DEADLINE
 from weft.testing.judged import TENANT, Ward, row
-from weft.testing.waiting import DEADLINE
 
 if TYPE_CHECKING:
     from tests.lab.conftest import MakeSpace

@@ -18,9 +18,9 @@ from weft.domain.desired.diff import Difference
 from weft.domain.policy.model.protocols import TCP, UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, PolicyPart, Row, Tally, Where, Who
+from weft.lab.waiting import DEADLINE
 from weft.testing.judged import TENANT, Ward, row, tallies_of
 from weft.testing.modes import BRIDGE_IN_SOAK
-from weft.testing.waiting import DEADLINE
 
 pytestmark = BRIDGE_IN_SOAK
 

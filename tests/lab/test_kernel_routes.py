@@ -29,7 +29,7 @@ from weft.kernel.netlink.route import (
     read_routes,
     read_rules,
 )
-from weft.testing.processes import DEADLINE
+from weft.lab.servers.processes import DEADLINE
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Space

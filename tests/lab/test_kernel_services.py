@@ -26,9 +26,9 @@ from weft.domain.loadbalancer.table import BalancingTable, Target, pool_of
 from weft.domain.policy.model.protocols import ICMP, SCTP, TCP, UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import REFUSES
+from weft.lab.waiting import DEADLINE
 from weft.testing.judged import TENANT, Pod, Ward, row
 from weft.testing.modes import BOTH_MODES
-from weft.testing.waiting import DEADLINE
 
 pytestmark = BOTH_MODES
 

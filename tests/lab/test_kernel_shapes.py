@@ -18,7 +18,7 @@ from weft.domain.ids import TenantName
 from weft.kernel.netlink.link import Device, alter_link, create_veth, delete_group, delete_link, read_links
 from weft.kernel.netlink.route import LinkAddress, Prefix, put_address
 from weft.kernel.nftables import Nftables, open_nftables
-from weft.testing.processes import DEADLINE
+from weft.lab.servers.processes import DEADLINE
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Space

@@ -23,7 +23,7 @@ from weft.kernel.netlink.tc import (
     read_diversions,
     read_limits,
 )
-from weft.testing.processes import DEADLINE
+from weft.lab.servers.processes import DEADLINE
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Space

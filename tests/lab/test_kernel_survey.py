@@ -18,8 +18,8 @@ from weft.drivers import datapath_tools
 from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, create_veth, read_link
 from weft.kernel.netlink.route import LinkAddress, Prefix, put_address
 from weft.kernel.netns import Namespace, NamespaceDirectory
-from weft.testing.apart import MS_BIND, mount, unmount
-from weft.testing.processes import DEADLINE
+from weft.lab.namespaces import MS_BIND, mount, unmount
+from weft.lab.servers.processes import DEADLINE
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Space

@@ -11,7 +11,7 @@ from weft.domain.addresses import BITS, Address, mac_of, parse_address
 from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, alter_protocols, create_veth
 from weft.kernel.netlink.neigh import Neighbour, put_neighbour
 from weft.kernel.netlink.route import LinkAddress, Prefix, Route, local_route, put_address, put_route
-from weft.testing.processes import DEADLINE
+from weft.lab.servers.processes import DEADLINE
 
 if TYPE_CHECKING:
     from tests.lab.conftest import MakeSpace, Space

@@ -10,9 +10,9 @@ from weft.adapters.ovs.ovsdb.client.client import Database, Operation
 from weft.adapters.ovs.ovsdb.client.types import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
 
 from weft.domain.errors import DatapathFault, Invalid
-from weft.testing.processes import free_port
-from weft.testing.switches import Switch, running_switch
-from weft.testing.waiting import until
+from weft.lab.servers.openvswitch import Switch, running_switch
+from weft.lab.servers.processes import free_port
+from weft.lab.waiting import until
 
 COLUMNS = {
     "Open_vSwitch": ("bridges", "cur_cfg"),

@@ -25,11 +25,11 @@ from weft.domain.errors import DatapathFault, NotFound
 from weft.domain.ids import TenantName
 from weft.domain.policy.policymap.policy_state import WORKLOAD, Who
 from weft.kernel.netns import NamespaceDirectory
+from weft.lab.servers.openvswitch import Switch, running_switch
+from weft.lab.traffic import UDP, Place
+from weft.lab.waiting import soon, until
 from weft.ports.datapath import NO_CHANGE, Plugging, WiredAddress, Wiring
 from weft.testing import inventory, switch_inventory
-from weft.testing.switches import Switch, running_switch
-from weft.testing.traffic import UDP, Place
-from weft.testing.waiting import soon, until
 
 BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")

@@ -9,7 +9,7 @@ import pytest
 from weft.adapters.ovs.ovsdb.client.bridge import NAME
 
 from weft.adapters.ovs.control.health import examine_switch
-from weft.testing.switches import Switch, running_switch
+from weft.lab.servers.openvswitch import Switch, running_switch
 
 TSO = "userspace-tso-enable"
 

@@ -26,7 +26,7 @@ from weft.adapters.ovs.openflow.client.meters import Meter
 
 from weft.domain.addresses import parse_address
 from weft.domain.errors import DatapathFault
-from weft.testing.switches import Switch, running_switch
+from weft.lab.servers.openvswitch import Switch, running_switch
 
 MAC = 0xEEEEEEEEEEEE
 TRACKED = (0x20, 0x30)

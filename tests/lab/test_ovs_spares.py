@@ -20,10 +20,10 @@ from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
 from weft.domain.policy.policymap.policy_state import WORKLOAD, Who
 from weft.kernel.netns import NamespaceDirectory
+from weft.lab.servers.openvswitch import Switch, running_switch
+from weft.lab.waiting import until
 from weft.ports.datapath import Plugging, WiredAddress, Wiring
 from weft.testing import inventory
-from weft.testing.switches import Switch, running_switch
-from weft.testing.waiting import until
 
 BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.testing.switches import Switch, running_switch
+from weft.lab.servers.openvswitch import Switch, running_switch
 
 
 def test_a_switch_answers_its_own_tools_and_survives_its_daemons(tmp_path: Path) -> None:

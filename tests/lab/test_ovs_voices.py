@@ -11,9 +11,9 @@ from weft.adapters.ovs.openflow.client.client import OpenFlow
 
 from weft.adapters.ovs.ports.garp import announcement
 from weft.kernel.netns import Namespace
+from weft.lab.servers.openvswitch import running_switch
+from weft.lab.waiting import DEADLINE
 from weft.testing.frames import is_from, tag_heard, wire_of
-from weft.testing.switches import running_switch
-from weft.testing.waiting import DEADLINE
 
 MAC = "02:02:0a:00:00:01"
 

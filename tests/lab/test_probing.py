@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from weft.kernel.netns import Namespace
+from weft.lab.traffic import TCP, Place
+from weft.lab.verify.packet_matrix import Ears, Question, ask
 from weft.testing import inventory
-from weft.testing.probing import Ears, Question, ask
-from weft.testing.traffic import TCP, Place
 
 HERE = Path("/proc/self/ns/net")
 LOSES_A_RESET = "tcp flags & rst == rst quota until 100 bytes counter drop"

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft.testing.processes import Child, free_port
-from weft.testing.waiting import until
+from weft.lab.servers.processes import Child, free_port
+from weft.lab.waiting import until
 
 MODULES = {"netmaster": "weft.master.main", "netplugin": "weft.agent.main", "netdns": "weft.dns.main"}
 

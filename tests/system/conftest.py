@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from weft.testing.masters import Rest, running_master
+from weft.lab.servers.masters import Rest, running_master
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds
 from weft.domain.errors import Unavailable
+from weft.lab.servers.masters import API, Answer, MasterProcess, Rest, client, running_master
 from weft.ports.store import Compare, Delete, Put, Revision, Write
-from weft.testing.masters import API, Answer, MasterProcess, Rest, client, running_master
 
 Document = dict[str, Any]
 

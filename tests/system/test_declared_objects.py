@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from weft.testing.etcd import running_etcd
+from weft.lab.servers.etcd import running_etcd
+from weft.lab.servers.masters import MasterProcess, Rest, client
+from weft.lab.waiting import eventually, until
 from weft.testing.kube_script import HANG, Scripted, event, listing, scripted_server
-from weft.testing.masters import MasterProcess, Rest, client
 from weft.testing.runtimes import run
-from weft.testing.waiting import eventually, until
 
 NAMESPACES = "/api/v1/namespaces"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"

@@ -10,7 +10,7 @@ import asyncio
 
 import pytest
 
-from weft.testing.masters import Answer, Rest
+from weft.lab.servers.masters import Answer, Rest
 
 
 async def put_network(rest: Rest, subnet: str, *, name: str = "blue", tenant: str = "default", **members: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from weft.lab.servers.masters import MasterProcess, Rest, client
 from weft.testing.audit import audit
-from weft.testing.masters import MasterProcess, Rest, client
 
 Document = dict[str, Any]
 

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from weft.lab.servers.masters import MasterProcess, Rest, client, until_told
+from weft.lab.waiting import until
 from weft.testing.audit import audit
-from weft.testing.masters import MasterProcess, Rest, client, until_told
-from weft.testing.waiting import until
 
 SUBNETS = {
     "small": {"subnet": "10.1.0.0/24", "ipv6Subnet": "fd01::/120"},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.testing.masters import Answer, Rest, running_master
+from weft.lab.servers.masters import Answer, Rest, running_master
 
 
 async def put_network(rest: Rest, name: str, subnet: str, /, *, tenant: str = "default", **members: object) -> Answer:

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from weft.testing.masters import Answer, Rest
+from weft.lab.servers.masters import Answer, Rest
 
 ALLOW_WEB = {"ruleId": "web", "direction": "in", "protocol": "tcp", "port": 80, "action": "allow", "priority": 10}
 DENY_ALL = {"ruleId": "rest", "direction": "in", "action": "deny", "priority": 1}

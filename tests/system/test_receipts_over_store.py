@@ -19,12 +19,12 @@ from weft.domain.cluster import Cluster
 from weft.domain.desired.state import Part
 from weft.domain.ids import NodeName
 from weft.drivers import RemoteStoreSettings, open_store
+from weft.lab.servers.masters import MasterProcess, Rest, client
+from weft.lab.waiting import DEADLINE, eventually, until
 from weft.ports.datapath import Datapath, Findings
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
 from weft.runtime.worker_thread import OneThread
-from weft.testing.masters import MasterProcess, Rest, client
-from weft.testing.waiting import DEADLINE, eventually, until
 
 
 class Obedient:

@@ -12,10 +12,10 @@ from weft import __version__
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds
 from weft.domain.ids import StoreKey
+from weft.lab.servers.masters import API, Rest, running_master
+from weft.lab.waiting import DEADLINE, soon
 from weft.ports.store import Compare, Put, Revision, Write
 from weft.runtime.backoff import Backoff
-from weft.testing.masters import API, Rest, running_master
-from weft.testing.waiting import DEADLINE, soon
 
 BLUE = {"tenantName": "default", "networkName": "blue", "encap": "vxlan", "subnet": "10.1.1.0/24"}
 

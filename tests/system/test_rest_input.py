@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from weft.domain import kinds
-from weft.testing.masters import API, Rest, running_master
+from weft.lab.servers.masters import API, Rest, running_master
 
 TENANT = {"tenantName": "t1"}
 NETWORK = {"tenantName": "default", "networkName": "red", "encap": "vxlan", "subnet": "10.9.0.0/24"}

@@ -9,8 +9,8 @@ import pytest
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain.errors import Unavailable
+from weft.lab.servers.masters import Answer, Rest, running_master
 from weft.ports.store import Compare, Delete, Revision, Write
-from weft.testing.masters import Answer, Rest, running_master
 
 ALLOC = "/plugin/allocAddress"
 RELEASE = "/plugin/releaseAddress"

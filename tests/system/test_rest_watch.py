@@ -13,9 +13,9 @@ import pytest
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain.ids import StoreKey
+from weft.lab.servers.masters import API, Rest, client, running_master
+from weft.lab.waiting import soon
 from weft.ports.store import Put
-from weft.testing.masters import API, Rest, client, running_master
-from weft.testing.waiting import soon
 
 
 class Watch:

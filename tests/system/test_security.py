@@ -12,10 +12,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from weft.testing.certificates import Authority, Certificate
-from weft.testing.etcd import running_etcd
-from weft.testing.masters import API, MasterProcess, client
-from weft.testing.waiting import soon
+from weft.lab.servers.certificates import Authority, Certificate
+from weft.lab.servers.etcd import running_etcd
+from weft.lab.servers.masters import API, MasterProcess, client
+from weft.lab.waiting import soon
 
 TOKEN = "a-token-that-nobody-guesses"
 

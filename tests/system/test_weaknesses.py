@@ -13,11 +13,11 @@ import pytest
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import codec, kinds, model
 from weft.domain.ids import NodeName
+from weft.lab.servers.masters import API, Rest, running_master
+from weft.lab.waiting import DEADLINE
 from weft.master.api.leader_proxy import FORWARDED
 from weft.ports.store import Delete, Put
 from weft.runtime.backoff import Backoff
-from weft.testing.masters import API, Rest, running_master
-from weft.testing.waiting import DEADLINE
 
 ROOT = Path(__file__).parents[2]
 BLUE = {"tenantName": "default", "networkName": "blue", "encap": "vxlan", "subnet": "10.1.1.0/24"}

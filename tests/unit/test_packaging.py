@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from weft import __version__
-from weft.testing.waiting import DEADLINE
+from weft.lab.waiting import DEADLINE
 
 ROOT = Path(__file__).parents[2]
 UNITS = sorted((ROOT / "packaging" / "systemd").glob("*.service"))

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from weft.lab.story import tell
-from weft.testing.apart import step_apart
-from weft.testing.netlab import open_lab
+from weft.lab.namespaces import step_apart
+from weft.lab.netlab import open_lab
+from weft.lab.scenario import tell
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
+from weft.lab.traffic import ONE_TRY_S, QUIET_S, TCP, Place, Transport
+from weft.lab.waiting import DEADLINE
 from weft.runtime.tasks import beside
-from weft.testing.traffic import ONE_TRY_S, QUIET_S, TCP, Place, Transport
-from weft.testing.waiting import DEADLINE
 
 
 class Answer(NamedTuple):

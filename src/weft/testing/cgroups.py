@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from weft.testing.waiting import until
+from weft.lab.waiting import until
 
 _ROOT = Path("/sys/fs/cgroup")
 _INHERITED = ("cpuset.cpus", "cpuset.mems")

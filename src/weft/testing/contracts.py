@@ -16,8 +16,8 @@ import pytest
 from weft.domain.errors import Compacted, Invalid, NotFound, Stale
 from weft.domain.ids import StoreKey
 from weft.domain.store_types import LARGEST_VALUE
+from weft.lab.waiting import DEADLINE, soon, until
 from weft.ports.store import NEVER, At, Change, Delete, DeleteAll, Event, LeaseId, Put, Quiet, Revision, Store, Write
-from weft.testing.waiting import DEADLINE, soon, until
 
 SHORT_LEASE = 1.0
 LONG_LEASE = 60.0

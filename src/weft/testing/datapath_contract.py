@@ -24,10 +24,10 @@ from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, Row, Tally, Who
 from weft.drivers import DatapathSettings, open_datapath
 from weft.kernel.netns import NamespaceDirectory
+from weft.lab import traffic
+from weft.lab.waiting import soon, until
 from weft.ports.datapath import Datapath, Drop, Plugging, WiredAddress, Wiring
-from weft.testing import traffic
 from weft.testing.inventory import devices
-from weft.testing.waiting import soon, until
 
 BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")

@@ -8,7 +8,7 @@ import socket
 import struct
 
 from weft.kernel.netns import Namespace
-from weft.testing.traffic import Place
+from weft.lab.traffic import Place
 
 ECHO = {4: 8, 6: 128}
 _ECHO_REPLY = {4: 0, 6: 129}

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+from weft.lab.hosts import Pod
+from weft.lab.traffic import UDP
+from weft.lab.waiting import until
 from weft.testing.floods import Flood, Shot, Tap
-from weft.testing.hosts import Pod
-from weft.testing.traffic import UDP
 from weft.testing.verdicts import FAMILIES
-from weft.testing.waiting import until
 
 
 class Fire:

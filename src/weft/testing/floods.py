@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 from weft.kernel.netns import Namespace
 from weft.kernel.packet_headers import Packet, parse_packet
-from weft.testing.waiting import DEADLINE
+from weft.lab.waiting import DEADLINE
 
 _ALL_PROTOCOLS = 0x0003
 _IP_PROTOCOLS = frozenset({0x0800, 0x86DD})

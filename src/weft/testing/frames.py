@@ -13,7 +13,7 @@ from typing import Final
 from weft.domain.addresses import Address
 from weft.kernel.netlink.codec import pack_address, pack_mac
 from weft.kernel.netns import Namespace
-from weft.testing.traffic import QUIET_S
+from weft.lab.traffic import QUIET_S
 
 ARP: Final = 0x0806
 VLAN: Final = 0x8100

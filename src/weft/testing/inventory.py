@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.testing.hosts import Host
-from weft.testing.netlab import NetLab
+from weft.lab.hosts import Host
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import DEADLINE, eventually
 from weft.testing.switch_inventory import heard, reachable
-from weft.testing.waiting import DEADLINE, eventually
 
 _ANY_NAMESPACE = Path("/proc/self/ns/net")
 

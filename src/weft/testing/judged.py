@@ -23,8 +23,8 @@ from weft.domain.policy.model.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import WORKLOAD, PolicyPart, Row, Tally, Who
 from weft.kernel.netns import Namespace, NamespaceDirectory
+from weft.lab.waiting import DEADLINE
 from weft.ports.datapath import Drop, WiredAddress, Wiring
-from weft.testing.waiting import DEADLINE
 
 TENANT = TenantName("blue")
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}

@@ -16,16 +16,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from weft.cni.errors import CniError
+from weft.lab.hosts import Host, Pod
+from weft.lab.namespaces import step_apart
+from weft.lab.netlab import NetLab, open_lab
+from weft.lab.servers.openvswitch import Switch
+from weft.lab.waiting import DEADLINE, until
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.tasks import beside
 from weft.testing import inventory
-from weft.testing.apart import step_apart
-from weft.testing.hosts import Host, Pod
 from weft.testing.inventory import Held
-from weft.testing.netlab import NetLab, open_lab
 from weft.testing.rulebooks import group_of, rules_hold, write_rules
-from weft.testing.switches import Switch
-from weft.testing.waiting import DEADLINE, until
 
 SLOTS = 4
 """Pods that come and go on each host, in each of two networks."""

@@ -13,9 +13,9 @@ from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice
 from weft.domain.store_types import Delete, DeleteAll, Put, Write
 from weft.drivers import EtcdStoreSettings, open_store
+from weft.lab.hosts import Pod
+from weft.lab.netlab import NetLab
 from weft.ports.store import Store
-from weft.testing.hosts import Pod
-from weft.testing.netlab import NetLab
 
 NAMESPACE = "lab"
 TARGET_PORT = 8080

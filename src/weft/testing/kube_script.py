@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from weft.testing.processes import free_port
+from weft.lab.servers.processes import free_port
 
 HANG = object()
 """A step of a script: the stream stays open, until the test ends."""

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from weft.testing.apart import MS_BIND, enter, mount, unmount
-from weft.testing.hosts import Host
-from weft.testing.processes import Child
+from weft.lab.hosts import Host
+from weft.lab.namespaces import MS_BIND, enter, mount, unmount
+from weft.lab.servers.processes import Child
 from weft.testing.runtimes import must
 
 _DISK = ("/etc/cni", "/opt", "/var/lib", "/var/log")
@@ -59,7 +59,7 @@ class Machine(Host):
         return Child(self.command(*words), env=env, log=self.home / log)
 
     def _run(self, module: str, *flags: str, log: str) -> Child:
-        inside = ("-m", "weft.testing.inside", str(self.machine), str(self.boot_id), module)
+        inside = ("-m", "weft.lab.run_in_netns", str(self.machine), str(self.boot_id), module)
         return self.daemon(sys.executable, *inside, *flags, log=log)
 
     async def switch_on(self) -> bool:

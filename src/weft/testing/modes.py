@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from weft.testing.netlab import NetLab
+from weft.lab.netlab import NetLab
 
 BOTH_MODES: Final = pytest.mark.parametrize("fwdmode", ["routing", "bridge"])
 BRIDGE_IN_SOAK: Final = pytest.mark.parametrize("fwdmode", ["routing", pytest.param("bridge", marks=pytest.mark.soak)])

@@ -9,10 +9,10 @@ from pathlib import Path
 from weft.agent.dns.control_client import tell
 from weft.domain.errors import Unavailable
 from weft.kernel.netns import Namespace
+from weft.lab.dig import dig, dig_in_full
+from weft.lab.servers.processes import DEADLINE, Child
 from weft.runtime.backoff import Backoff
 from weft.runtime.dns_control import Look, Message, Report
-from weft.testing.digging import dig, dig_in_full
-from weft.testing.processes import DEADLINE, Child
 
 GATEWAYS = ("10.1.0.1", "10.2.0.1", "fd00:1::1")
 POD = "10.1.0.5"

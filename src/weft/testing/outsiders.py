@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 
 from weft.kernel.netns import Namespace
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import TCP, Place, Transport
+from weft.lab.waiting import DEADLINE
 from weft.testing import inventory
 from weft.testing.answering import Answer, ask
-from weft.testing.hosts import Host, Pod
-from weft.testing.netlab import NetLab
-from weft.testing.traffic import TCP, Place, Transport
-from weft.testing.waiting import DEADLINE
 
 FAMILIES = (4, 6)
 NODE_PORT = 30080

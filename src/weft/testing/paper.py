@@ -23,12 +23,12 @@ from weft.domain.desired.state import Part, Port
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.store_types import Put
+from weft.lab.waiting import DEADLINE, until
 from weft.ports.datapath import NO_CHANGE, Datapath, Findings, Plugging, Wiring, one_by_one
 from weft.ports.orchestrator import Pods
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
 from weft.runtime.worker_thread import OneThread
-from weft.testing.waiting import DEADLINE, until
 from weft.testing.worlds import World, network
 
 NODE = NodeName("one")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from weft.testing.hosts import Pod
-from weft.testing.netlab import NetLab
+from weft.lab.hosts import Pod
+from weft.lab.netlab import NetLab
 from weft.testing.verdicts import between, obeyed
 
 OPEN = 5000

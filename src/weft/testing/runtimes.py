@@ -1,6 +1,6 @@
 """Real container runtimes on this machine, with a disk of their own: podman, and containerd with its `ctr`.
 
-The caller must be in network and mount namespaces of its own (`weft.testing.apart`). Containers share one root
+The caller must be in network and mount namespaces of its own (`weft.lab.namespaces`). Containers share one root
 directory with nothing but busybox in it, and each says its own name to whoever connects to it.
 """
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from weft.kernel.netns import NamespaceDirectory
-from weft.testing.apart import mount
+from weft.lab.hosts import NETWORK
+from weft.lab.namespaces import mount
+from weft.lab.servers.processes import Child
+from weft.lab.waiting import DEADLINE, eventually, until
 from weft.testing.cgroups import own_cgroup
-from weft.testing.hosts import NETWORK
-from weft.testing.processes import Child
-from weft.testing.waiting import DEADLINE, eventually, until
 
 PORT = 8080
 """Where every container says its name."""

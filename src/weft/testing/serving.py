@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from weft.drivers import SqliteStoreSettings, open_store
+from weft.lab.servers.processes import Child
 from weft.master.nodes.store_server import serving_store
-from weft.testing.processes import Child
 
 HISTORY = 1_000_000
 """Revisions kept for watchers: enough for all that a test writes."""

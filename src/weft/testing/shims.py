@@ -24,7 +24,7 @@ from weft.cni.install import PROGRAM, install
 from weft.cni.request import Add, AttachmentId, Check, Del, Gc, Status, parse_request
 from weft.cni.result import Address, Interface, Result, Route, encode_result
 from weft.cni.versions import answer_version
-from weft.testing.processes import DEADLINE
+from weft.lab.servers.processes import DEADLINE
 
 SOON_MS = 1_000
 """The deadline of an impatient call."""

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from weft.domain.ids import StoreKey
+from weft.lab.waiting import soon, until
 from weft.ports.store import Revision, Store
 from weft.runtime.tasks import beside
 from weft.testing.stress import Commit, Ledger, write_on
-from weft.testing.waiting import soon, until
 
 WRITERS = ("a", "b", "c", "d")
 

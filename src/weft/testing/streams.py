@@ -11,8 +11,8 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Self
 
-from weft.testing.traffic import UDP, Place
-from weft.testing.waiting import DEADLINE, until
+from weft.lab.traffic import UDP, Place
+from weft.lab.waiting import DEADLINE, until
 
 _PACE_S = 0.001
 _MOST_AT_ONCE = 50

@@ -18,9 +18,9 @@ import msgspec
 from weft.domain.errors import Stale, Unavailable
 from weft.domain.ids import StoreKey
 from weft.drivers import StoreSettings, open_store
+from weft.lab.servers.processes import Child
+from weft.lab.waiting import until
 from weft.ports.store import NEVER, At, Change, Put, Revision, Store
-from weft.testing.processes import Child
-from weft.testing.waiting import until
 
 Acknowledge = Callable[["Commit"], None]
 

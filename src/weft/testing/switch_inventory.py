@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weft.testing.switches import Switch
+from weft.lab.servers.openvswitch import Switch
 
 BRIDGE, VLAN_BRIDGE = "contivVxlanBridge", "contivVlanBridge"
 

@@ -6,8 +6,8 @@ import asyncio
 import os
 
 from weft.ctl.netctl.main import run
-from weft.testing.hosts import Host, Pod
-from weft.testing.netlab import NetLab
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
 
 WAIT = "--wait=30"
 """Said with every write: it returns when all nodes have carried it out."""

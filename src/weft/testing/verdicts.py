@@ -10,12 +10,12 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from weft.domain.addresses import parse_address
+from weft.lab.hosts import Pod
+from weft.lab.traffic import ONE_TRY_S, TCP, UDP
+from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff, happens
 from weft.testing.echoes import ECHO, icmp_of, open_echoes, ping
 from weft.testing.floods import Tap
-from weft.testing.hosts import Pod
-from weft.testing.traffic import ONE_TRY_S, TCP, UDP
-from weft.testing.waiting import DEADLINE
 
 FAMILIES = (4, 6)
 SILENCE_S = 0.3

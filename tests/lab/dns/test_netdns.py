@@ -20,12 +20,12 @@ from weft.domain.dns.names import Entry, Rank, Record, Zone, address_records, bo
 from weft.domain.ids import StoreKey, TenantName
 from weft.domain.store_types import Change, Event
 from weft.kernel.netns import NamespaceDirectory
+from weft.lab.servers.processes import DEADLINE
+from weft.lab.waiting import eventually
 from weft.runtime.dns_control import Entries, Everything, Look, Tenant
 from weft.runtime.tasks import beside
 from weft.testing.netdns import GATEWAYS, POD, POD_V6, Netdns, Pod
-from weft.testing.processes import DEADLINE
 from weft.testing.resolver import Resolver
-from weft.testing.waiting import eventually
 from weft.testing.worlds import DEFAULT, World, network
 from weft.testing.worlds import group as member_group
 

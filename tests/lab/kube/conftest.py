@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from weft.testing.apart import stepped_apart
+from weft.lab.namespaces import stepped_apart
+from weft.lab.netlab import open_lab
 from weft.testing.kubernetes.paper_cluster import PaperCluster, open_paper_cluster
-from weft.testing.netlab import open_lab
 
 
 @pytest.fixture(scope="module", autouse=True)

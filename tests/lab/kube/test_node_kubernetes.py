@@ -9,12 +9,12 @@ import pytest
 import pytest_asyncio
 
 from weft.cni.errors import CniError
+from weft.lab.dig import dig
+from weft.lab.hosts import Host, Pod
+from weft.lab.waiting import eventually
 from weft.testing import inventory
 from weft.testing.answering import answering, ask
-from weft.testing.digging import dig
-from weft.testing.hosts import Host, Pod
 from weft.testing.kubernetes.paper_cluster import POLICIES, SERVICES, PaperCluster
-from weft.testing.waiting import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

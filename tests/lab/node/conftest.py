@@ -1,6 +1,6 @@
 """A lab for each test, in namespaces of its own. What its programs logged is shown when a test fails.
 
-It is a usual one, unless the fixture is parametrized with another's name (`weft.testing.lab_names`). Its networks are
+It is a usual one, unless the fixture is parametrized with another's name (`weft.lab.lab_names`). Its networks are
 routed; a test that has a parameter `fwdmode` says otherwise.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from weft.testing.lab_names import lab_modes
-from weft.testing.netlab import NetLab, open_lab
+from weft.lab.lab_names import lab_modes
+from weft.lab.netlab import NetLab, open_lab
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from weft.cni.errors import CniError, Code
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import eventually
 from weft.testing import inventory
 from weft.testing.modes import ALL_IN_SOAK, ON_ALL
-from weft.testing.netlab import NetLab
-from weft.testing.waiting import eventually
 
 
 @ALL_IN_SOAK

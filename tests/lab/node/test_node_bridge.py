@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import UDP
+from weft.lab.waiting import eventually
 from weft.testing import inventory
-from weft.testing.hosts import Host, Pod
 from weft.testing.modes import ON_OVS_TOO
-from weft.testing.netlab import NetLab
 from weft.testing.switch_inventory import BRIDGE
-from weft.testing.traffic import UDP
-from weft.testing.waiting import eventually
 
 NETWORKS = {
     "net": {"subnet": "10.1.0.0/16", "gateway": "10.1.255.254", "ipv6Subnet": "2001:db8:1::/64"},

@@ -10,13 +10,13 @@ import pytest
 from weft.adapters.ovs.ovsdb.client.bridge import PORT_NUMBERS
 
 from weft.cni.errors import CniError, Code
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.servers.openvswitch import Switch
+from weft.lab.waiting import eventually, until
 from weft.testing import inventory
-from weft.testing.hosts import Host, Pod
 from weft.testing.modes import ALL_IN_SOAK, ON_ALL
-from weft.testing.netlab import NetLab
 from weft.testing.switch_inventory import BRIDGE
-from weft.testing.switches import Switch
-from weft.testing.waiting import eventually, until
 
 TRIES = 20
 

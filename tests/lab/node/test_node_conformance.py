@@ -15,12 +15,12 @@ import pytest
 from weft.cni.errors import CniError, Code
 from weft.cni.request import AttachmentId
 from weft.kernel.netns import Namespace
+from weft.lab.cni.libcni import Output
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.servers.processes import DEADLINE
+from weft.lab.waiting import until
 from weft.testing import inventory
-from weft.testing.hosts import Host, Pod
-from weft.testing.libcni import Output
-from weft.testing.netlab import NetLab
-from weft.testing.processes import DEADLINE
-from weft.testing.waiting import until
 
 NET = "net"
 CONFIG: dict[str, Any] = {"cniVersion": "1.1.0", "name": "weft", "type": "weft-cni"}

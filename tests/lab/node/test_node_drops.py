@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from weft.kernel.netns import Namespace
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.servers.processes import DEADLINE
+from weft.lab.traffic import TCP, UDP, Transport
+from weft.lab.waiting import eventually
 from weft.testing import inventory
 from weft.testing.floods import Flood, Shot
-from weft.testing.hosts import Host, Pod
 from weft.testing.modes import ON_ALL
-from weft.testing.netlab import NetLab
-from weft.testing.processes import DEADLINE
-from weft.testing.traffic import TCP, UDP, Transport
-from weft.testing.waiting import eventually
 
 WEFT = (sys.executable, "-m", "weft.cli")
 DENY_TCP_81 = "contiv/default/shop/no-81"

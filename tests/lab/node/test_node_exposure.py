@@ -15,13 +15,14 @@ from typing import NamedTuple
 from weft.cli.mtu_probe import checksum
 
 from weft.kernel.netns import Namespace
-from weft.testing import inventory, traffic
-from weft.testing.hosts import Host, Pod
+from weft.lab import traffic
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import TCP, UDP, IPAddress, Place
+from weft.lab.waiting import until
+from weft.testing import inventory
 from weft.testing.modes import BRIDGE_IN_SOAK, OVS_MODES_IN_SOAK
-from weft.testing.netlab import NetLab
-from weft.testing.traffic import TCP, UDP, IPAddress, Place
 from weft.testing.verdicts import SILENCE_S
-from weft.testing.waiting import until
 
 pytestmark = [BRIDGE_IN_SOAK, OVS_MODES_IN_SOAK]
 NET = {"subnet": "10.1.0.0/16", "gateway": "10.1.0.1", "ipv6Subnet": "fd00:1::/64", "ipv6Gateway": "fd00:1::1"}

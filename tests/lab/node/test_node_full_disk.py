@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from weft.cni.errors import CniError, Code
+from weft.lab.hosts import Host
+from weft.lab.namespaces import unmount
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import DEADLINE
 from weft.testing import inventory
-from weft.testing.apart import unmount
-from weft.testing.hosts import Host
-from weft.testing.netlab import NetLab
-from weft.testing.waiting import DEADLINE
 
 PIECE = 4096
 

@@ -6,13 +6,13 @@ import asyncio
 import socket
 
 from weft.cni.errors import CniError
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import UDP, IPAddress
+from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff, happens
-from weft.testing.hosts import Host, Pod
 from weft.testing.modes import ON_ALL
-from weft.testing.netlab import NetLab
-from weft.testing.traffic import UDP, IPAddress
 from weft.testing.verdicts import SILENCE_S
-from weft.testing.waiting import DEADLINE
 
 PORT, OTHER_PORT = 643, 644
 VIP = "10.1.0.200"

@@ -18,12 +18,13 @@ from weft.cni.errors import CniError
 from weft.kernel.netlink.conntrack import read_connections
 from weft.kernel.netlink.socket import NETFILTER, NetlinkSocket
 from weft.kernel.netns import Namespace
-from weft.testing import inventory, switch_inventory, traffic
-from weft.testing.hosts import Host, Pod
+from weft.lab import traffic
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import QUIET_S, TCP, UDP, IPAddress
+from weft.lab.waiting import DEADLINE, eventually, soon, until
+from weft.testing import inventory, switch_inventory
 from weft.testing.modes import ALL_IN_SOAK, BRIDGE_IN_SOAK, ON_ALL, ON_OVS_AND_TAGS, ON_OVS_TOO, OVS_MODES_IN_SOAK
-from weft.testing.netlab import NetLab
-from weft.testing.traffic import QUIET_S, TCP, UDP, IPAddress
-from weft.testing.waiting import DEADLINE, eventually, soon, until
 
 VXLAN_PORT = 4789
 LOOPBACK = ip_address("127.0.0.1")

@@ -11,11 +11,12 @@ from ipaddress import ip_address, ip_interface
 import pytest
 
 from weft.kernel.netns import Namespace
-from weft.testing import inventory, traffic
-from weft.testing.hosts import Host
+from weft.lab import traffic
+from weft.lab.hosts import Host
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import eventually
+from weft.testing import inventory
 from weft.testing.modes import BRIDGE_IN_SOAK, ON_ALL, ON_OVS_TOO, OVS_MODES_IN_SOAK
-from weft.testing.netlab import NetLab
-from weft.testing.waiting import eventually
 
 LONG = "an-infra-network-with-a-long-name"
 

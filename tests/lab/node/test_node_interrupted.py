@@ -12,12 +12,12 @@ from contextlib import contextmanager
 import pytest
 
 from weft.cni.errors import CniError, Code
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import DEADLINE, eventually, until
 from weft.runtime.backoff import Backoff
 from weft.testing import inventory
-from weft.testing.hosts import Host, Pod
 from weft.testing.modes import ALL_IN_SOAK
-from weft.testing.netlab import NetLab
-from weft.testing.waiting import DEADLINE, eventually, until
 
 BLOCKS, CLAIMS = "blocks", "claims"
 """A network whose addresses come from the node's own blocks, and one where the store is asked for each."""

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from weft.testing.processes import Child
-from weft.testing.waiting import until
+from weft.lab.servers.processes import Child
+from weft.lab.waiting import until
 
 # A shell starts what it puts into the background with SIGINT ignored, and children inherit that.
 PROGRAM = """
 import asyncio
 import signal
-from weft.testing.apart import step_apart
-from weft.testing.netlab import open_lab
+from weft.lab.namespaces import step_apart
+from weft.lab.netlab import open_lab
 
 async def main() -> None:
     async with open_lab() as lab:

@@ -10,12 +10,12 @@ import pytest
 
 from weft.cni.errors import CniError, Code
 from weft.cni.request import AttachmentId
+from weft.lab.cni.libcni import Output
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import until
 from weft.testing import inventory
-from weft.testing.hosts import Host, Pod
-from weft.testing.libcni import Output
 from weft.testing.modes import ALL_IN_SOAK
-from weft.testing.netlab import NetLab
-from weft.testing.waiting import until
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from weft.testing.certificates import Authority
-from weft.testing.netlab import NetLab
-from weft.testing.processes import DEADLINE, Child, free_port
-from weft.testing.waiting import until
+from weft.lab.netlab import NetLab
+from weft.lab.servers.certificates import Authority
+from weft.lab.servers.processes import DEADLINE, Child, free_port
+from weft.lab.waiting import until
 
 OWN = "192.0.2.254"
 """The address of the lab's own machine, where netmaster runs, on the underlay."""

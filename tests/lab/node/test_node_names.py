@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from weft.kernel.netns import Namespace
-from weft.testing.hosts import Host, Pod
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.servers.processes import DEADLINE
+from weft.lab.waiting import eventually, soon, until
 from weft.testing.modes import BRIDGE_IN_SOAK, ON_OVS_TOO, OVS_MODES_IN_SOAK
-from weft.testing.netlab import NetLab
-from weft.testing.processes import DEADLINE
 from weft.testing.resolver import Resolver
-from weft.testing.waiting import eventually, soon, until
 
 pytestmark = BRIDGE_IN_SOAK
 NET = {"subnet": "10.1.0.0/16", "gateway": "10.1.0.1", "ipv6Subnet": "fd00:1::/64", "ipv6Gateway": "fd00:1::1"}

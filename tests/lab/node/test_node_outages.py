@@ -8,11 +8,12 @@ from contextlib import suppress
 import pytest
 
 from weft.cni.errors import CniError, Code
-from weft.testing import inventory, traffic
-from weft.testing.hosts import Pod
+from weft.lab import traffic
+from weft.lab.hosts import Pod
+from weft.lab.netlab import NetLab, open_lab
+from weft.lab.waiting import eventually
+from weft.testing import inventory
 from weft.testing.modes import ALL_IN_SOAK
-from weft.testing.netlab import NetLab, open_lab
-from weft.testing.waiting import eventually
 
 
 @ALL_IN_SOAK

@@ -9,11 +9,11 @@ import struct
 
 import pytest
 
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import QUIET_S
 from weft.testing import inventory
-from weft.testing.hosts import Host, Pod
 from weft.testing.modes import BOTH_MODES, OVS_MODES_IN_SOAK
-from weft.testing.netlab import NetLab
-from weft.testing.traffic import QUIET_S
 
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _DO = 10, 23, 2
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from weft.lab.netlab import open_lab
 from weft.testing import inventory
 from weft.testing.answering import answering, ask, is_ignored, is_refused
 from weft.testing.kube_feed import TARGET_PORT, kube_feed
-from weft.testing.netlab import open_lab
 from weft.testing.outsiders import NODE_PORT, VIPS, give_v6, names, places, the_world
 
 

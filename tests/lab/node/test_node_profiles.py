@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from weft.kernel.netns import Namespace
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab, open_lab
+from weft.lab.servers.masters import MasterProcess, client
+from weft.lab.traffic import TCP, UDP
+from weft.lab.waiting import DEADLINE, eventually, until
 from weft.testing import inventory, switch_inventory
-from weft.testing.hosts import Host, Pod
-from weft.testing.masters import MasterProcess, client
 from weft.testing.modes import ALL_IN_SOAK, ON_ALL
-from weft.testing.netlab import NetLab, open_lab
 from weft.testing.switch_inventory import Limited
-from weft.testing.traffic import TCP, UDP
-from weft.testing.waiting import DEADLINE, eventually, until
 
 SIZE = 1_500_000
 TRIES = 8

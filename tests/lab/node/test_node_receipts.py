@@ -9,10 +9,10 @@ import msgspec
 
 from weft.domain.ids import StoreKey
 from weft.drivers import RemoteStoreSettings, open_store
-from weft.testing.masters import API, Answer
+from weft.lab.netlab import NetLab, open_lab
+from weft.lab.servers.masters import API, Answer
+from weft.lab.waiting import eventually
 from weft.testing.modes import ALL_IN_SOAK
-from weft.testing.netlab import NetLab, open_lab
-from weft.testing.waiting import eventually
 
 
 async def write(lab: NetLab, name: str, query: str) -> Answer:

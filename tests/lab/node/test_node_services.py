@@ -11,13 +11,13 @@ from itertools import product
 from typing import Any
 
 from weft.kernel.netns import Namespace
-from weft.testing.hosts import Host, Pod
-from weft.testing.masters import MasterProcess, client
+from weft.lab.hosts import Host, Pod
+from weft.lab.http_services import NOBODY, REFUSED, hears, saying_names
+from weft.lab.netlab import NetLab, open_lab
+from weft.lab.servers.masters import MasterProcess, client
+from weft.lab.traffic import TCP, UDP, IPAddress, Place, Transport
+from weft.lab.waiting import DEADLINE, eventually
 from weft.testing.modes import ALL_IN_SOAK, BOTH_MODES, BRIDGE_IN_SOAK, ON_ALL, ON_OVS_TOO, OVS_MODES_IN_SOAK
-from weft.testing.netlab import NetLab, open_lab
-from weft.testing.served import NOBODY, REFUSED, hears, saying_names
-from weft.testing.traffic import TCP, UDP, IPAddress, Place, Transport
-from weft.testing.waiting import DEADLINE, eventually
 
 LABELS = {"app": "web", "tier": "front", "zone": "a", "colour": "green"}
 SERVICE: dict[str, object] = {

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from weft.kernel.netns import Namespace
-from weft.testing.hosts import Host
+from weft.lab.hosts import Host
+from weft.lab.netlab import NetLab
+from weft.lab.servers.processes import DEADLINE
+from weft.lab.waiting import eventually
 from weft.testing.modes import ON_ALL
-from weft.testing.netlab import NetLab
-from weft.testing.processes import DEADLINE
-from weft.testing.waiting import eventually
 
 WEFT = (sys.executable, "-m", "weft.cli")
 NETCTL = (sys.executable, "-m", "weft.ctl.netctl.main")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from weft.lab.hosts import Host
+from weft.lab.netlab import UPLINKS, NetLab
 from weft.testing import inventory
-from weft.testing.hosts import Host
 from weft.testing.modes import ALL_IN_SOAK, ON_ALL
-from weft.testing.netlab import UPLINKS, NetLab
 from weft.testing.runtimes import Ran, run
 
 OTHERS = "99-others.conflist"
@@ -31,7 +31,7 @@ async def uninstall(host: Host, *flags: str) -> Ran:
     if host.switch is not None:
         words += ("--datapath=ovs", f"--ovs-dir={host.switch.directory}")
     machine = (str(host.machine), str(host.boot_id))
-    return await run(sys.executable, "-m", "weft.testing.inside", *machine, *words)
+    return await run(sys.executable, "-m", "weft.lab.run_in_netns", *machine, *words)
 
 
 def left(host: Host) -> list[object]:

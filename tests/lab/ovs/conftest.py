@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from weft.testing.netlab import NetLab, open_lab
+from weft.lab.netlab import NetLab, open_lab
 
 
 @pytest.fixture

@@ -11,15 +11,16 @@ from ipaddress import ip_address
 import pytest
 
 from weft.domain.addresses import Address, parse_address
-from weft.testing import inventory, traffic
+from weft.lab import traffic
+from weft.lab.hosts import Host, Pod
+from weft.lab.http_services import hears as heard_at
+from weft.lab.http_services import saying_names
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import DEADLINE, eventually
+from weft.testing import inventory
 from weft.testing.echoes import is_answered
 from weft.testing.frames import ARP, BROADCAST, IPV4, REPLY, VLAN, arp, datagram, frame, hears, is_arp, is_from, wire_of
-from weft.testing.hosts import Host, Pod
-from weft.testing.netlab import NetLab
 from weft.testing.outsiders import host_place
-from weft.testing.served import hears as heard_at
-from weft.testing.served import saying_names
-from weft.testing.waiting import DEADLINE, eventually
 
 GATEWAYS = {4: "10.1.255.254", 6: "2001:db8:1::1"}
 

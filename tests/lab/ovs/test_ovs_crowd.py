@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from weft.lab.netlab import NetLab
+from weft.lab.servers.openvswitch import Switch
+from weft.lab.waiting import until
 from weft.testing import inventory
 from weft.testing.modes import OVS_IN_ALL_MODES
-from weft.testing.netlab import NetLab
 from weft.testing.switch_inventory import BRIDGE, ports, tenants
-from weft.testing.switches import Switch
-from weft.testing.waiting import until
 
 CROWD = 20
 

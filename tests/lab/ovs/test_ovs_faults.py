@@ -8,13 +8,13 @@ from functools import partial
 import pytest
 
 from weft.cni.errors import CniError
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.servers.openvswitch import Switch
+from weft.lab.waiting import eventually, until
 from weft.testing import inventory
-from weft.testing.hosts import Host, Pod
 from weft.testing.modes import OVS_IN_ALL_MODES
-from weft.testing.netlab import NetLab
 from weft.testing.switch_inventory import BRIDGE, ports, tenants
-from weft.testing.switches import Switch
-from weft.testing.waiting import eventually, until
 
 OURS = f"cookie={0x77656674 << 32:#x}"
 

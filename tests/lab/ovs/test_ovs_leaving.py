@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from weft.lab.hosts import Host
+from weft.lab.netlab import NetLab
+from weft.lab.servers.openvswitch import Switch
 from weft.testing import inventory
-from weft.testing.hosts import Host
-from weft.testing.netlab import NetLab
 from weft.testing.runtimes import Ran, run
 from weft.testing.switch_inventory import BRIDGE
-from weft.testing.switches import Switch
 
 OTHER = "br-others"
 TAP = "tap-others"
@@ -19,7 +19,7 @@ async def weft(host: Host, switch: Switch, *words: str) -> Ran:
     """A command of ours, run on the host."""
     where = ("--datapath=ovs", f"--ovs-dir={switch.directory}")
     machine = (str(host.machine), str(host.boot_id))
-    return await run(sys.executable, "-m", "weft.testing.inside", *machine, "weft.cli", *words, *where)
+    return await run(sys.executable, "-m", "weft.lab.run_in_netns", *machine, "weft.cli", *words, *where)
 
 
 def add_others(host: Host, switch: Switch) -> None:

@@ -9,12 +9,12 @@ import struct
 
 import pytest
 
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import UDP
+from weft.lab.waiting import eventually
 from weft.testing.floods import Tap
-from weft.testing.hosts import Host, Pod
-from weft.testing.netlab import NetLab
-from weft.testing.traffic import UDP
 from weft.testing.verdicts import SILENCE_S
-from weft.testing.waiting import eventually
 
 _LET_GO = re.compile(r"frags expired: (\d+)")
 _PIECES = 20

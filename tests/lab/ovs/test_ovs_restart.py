@@ -10,13 +10,13 @@ import pytest
 from weft.adapters.ovs.pipeline.pipeline.tables import Table
 
 from weft.cni.errors import CniError
-from weft.testing.hosts import Host
+from weft.lab.hosts import Host
+from weft.lab.netlab import NetLab
+from weft.lab.servers.openvswitch import Switch
+from weft.lab.waiting import DEADLINE, eventually, until
 from weft.testing.modes import OVS_IN_ALL_MODES, OVS_WITH_TAGS_AND_MORE
-from weft.testing.netlab import NetLab
 from weft.testing.streams import Stream
 from weft.testing.switch_inventory import BRIDGE, VLAN_BRIDGE, ports
-from weft.testing.switches import Switch
-from weft.testing.waiting import DEADLINE, eventually, until
 
 _PAUSES_GROW = 5
 """After so many tries the agent pauses for more than a second before the next."""

@@ -8,13 +8,13 @@ import struct
 from collections.abc import AsyncIterator
 
 from weft.domain.policy.model.protocols import SCTP
+from weft.lab.hosts import Pod
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import IPAddress
+from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff
-from weft.testing.hosts import Pod
 from weft.testing.judged import sctp_packet
-from weft.testing.netlab import NetLab
-from weft.testing.traffic import IPAddress
 from weft.testing.verdicts import SILENCE_S
-from weft.testing.waiting import DEADLINE
 
 CALLER, OPEN, SHUT = 40000, 8, 7
 Ports = tuple[int, int]

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from weft.kernel.netns import Namespace
-from weft.testing.hosts import Host
-from weft.testing.netlab import NetLab
+from weft.lab.hosts import Host
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import DEADLINE
 from weft.testing.switch_inventory import BRIDGE
-from weft.testing.waiting import DEADLINE
 
 RULES: dict[str, dict[str, object]] = {
     "no-81": {"protocol": "tcp", "port": 81},

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
+from weft.lab.hosts import Host
+from weft.lab.netlab import UPLINKS, NetLab
+from weft.lab.waiting import until
 from weft.testing import inventory
-from weft.testing.hosts import Host
-from weft.testing.netlab import UPLINKS, NetLab
 from weft.testing.streams import Stream
 from weft.testing.switch_inventory import uplinks
-from weft.testing.waiting import until
 
 ONE, OTHER = UPLINKS
 RATE = 200

@@ -16,7 +16,11 @@ import pytest
 from weft.adapters.netns.kernel_state import overlay_mac
 from weft.domain.addresses import Address, parse_address
 from weft.kernel.netns import Namespace
-from weft.testing import inventory, traffic
+from weft.lab import traffic
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import DEADLINE, eventually, until
+from weft.testing import inventory
 from weft.testing.frames import (
     ARP,
     BROADCAST,
@@ -32,13 +36,10 @@ from weft.testing.frames import (
     tagged,
     wire_of,
 )
-from weft.testing.hosts import Host, Pod
 from weft.testing.modes import BOTH_MODES
-from weft.testing.netlab import NetLab
 from weft.testing.outsiders import host_place
 from weft.testing.switch_inventory import VLAN_BRIDGE, uplinks
 from weft.testing.verdicts import SILENCE_S
-from weft.testing.waiting import DEADLINE, eventually, until
 
 TAG = 100
 HERE = Path("/proc/self/ns/net")

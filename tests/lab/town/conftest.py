@@ -1,6 +1,6 @@
 """One lab with two hosts for a module's tests, each in a town of its own. A module's `STORE` says which store.
 
-It is a usual one, unless the fixture is parametrized with another's name (`weft.testing.lab_names`).
+It is a usual one, unless the fixture is parametrized with another's name (`weft.lab.lab_names`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from contextlib import ExitStack
 import pytest
 import pytest_asyncio
 
-from weft.testing.apart import stepped_apart
+from weft.lab.lab_names import lab_modes
+from weft.lab.namespaces import stepped_apart
+from weft.lab.netlab import NetLab, open_lab
+from weft.lab.traffic import Place
 from weft.testing.kube_feed import KubeFeed, kube_feed
-from weft.testing.lab_names import lab_modes
-from weft.testing.netlab import NetLab, open_lab
 from weft.testing.outsiders import RANGES, give_v6, the_world
 from weft.testing.towns import Town
-from weft.testing.traffic import Place
 
 
 @pytest.fixture(scope="module", autouse=True)

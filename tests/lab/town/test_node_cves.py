@@ -18,15 +18,15 @@ import pytest
 
 from weft.domain.addresses import parse_address
 from weft.kernel.netns import Namespace
+from weft.lab.hosts import Host, Pod
+from weft.lab.traffic import UDP
+from weft.lab.waiting import soon, until
 from weft.testing import inventory
 from weft.testing.fire import Fire
 from weft.testing.floods import Tap
-from weft.testing.hosts import Host, Pod
 from weft.testing.modes import TOWNS_ON_ALL
 from weft.testing.towns import Town
-from weft.testing.traffic import UDP
 from weft.testing.verdicts import FAMILIES, SILENCE_S, between, obeyed
-from weft.testing.waiting import soon, until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -14,14 +14,14 @@ import pytest
 import pytest_asyncio
 
 from weft.cni.errors import CniError, Code
+from weft.lab.hosts import Pod
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import eventually, until
 from weft.testing import inventory
 from weft.testing.fire import Fire
-from weft.testing.hosts import Pod
 from weft.testing.modes import TOWNS_ALL_IN_SOAK
-from weft.testing.netlab import NetLab
 from weft.testing.towns import Town
 from weft.testing.verdicts import between, obeyed
-from weft.testing.waiting import eventually, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), TOWNS_ALL_IN_SOAK]
 

@@ -14,15 +14,15 @@ import pytest
 import pytest_asyncio
 
 from weft.kernel.netns import Namespace
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import UDP
+from weft.lab.waiting import DEADLINE, until
 from weft.runtime.backoff import Backoff
 from weft.testing.floods import Tap
-from weft.testing.hosts import Host, Pod
 from weft.testing.modes import TOWNS_ON_ALL
-from weft.testing.netlab import NetLab
 from weft.testing.towns import Town
-from weft.testing.traffic import UDP
 from weft.testing.verdicts import FAMILIES
-from weft.testing.waiting import DEADLINE, until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from weft.lab.hosts import Host
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import TCP, UDP, Place, Transport
 from weft.testing import inventory
 from weft.testing.answering import Answer, answering, ask, ask_by, is_ignored, is_refused
-from weft.testing.hosts import Host
 from weft.testing.kube_feed import TARGET_PORT, KubeFeed, kube_feed
 from weft.testing.modes import TOWNS_ALL_IN_SOAK
-from weft.testing.netlab import NetLab
 from weft.testing.outsiders import (
     EXTERNAL,
     FAMILIES,
@@ -32,7 +33,6 @@ from weft.testing.outsiders import (
     who_answers,
 )
 from weft.testing.towns import Town
-from weft.testing.traffic import TCP, UDP, Place, Transport
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("underlay"), TOWNS_ALL_IN_SOAK]
 

@@ -16,15 +16,15 @@ from weft.domain.host_access.nodeport_vips import doors
 from weft.domain.ids import StoreKey, TenantName
 from weft.drivers import EtcdStoreSettings, open_store
 from weft.kernel.netns import Namespace
+from weft.lab.hosts import Host
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import QUIET_S, UDP, Place
 from weft.testing import inventory
 from weft.testing.answering import answering, ask, is_ignored, is_refused
-from weft.testing.hosts import Host
 from weft.testing.kube_feed import TARGET_PORT, KubeFeed
 from weft.testing.modes import TOWNS_ALL_IN_SOAK
-from weft.testing.netlab import NetLab
 from weft.testing.outsiders import EXTERNAL, NODE_PORT, VIPS, host_place, names, places, routed, who_answers
 from weft.testing.towns import WAIT, Town
-from weft.testing.traffic import QUIET_S, UDP, Place
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("underlay"), TOWNS_ALL_IN_SOAK]
 

@@ -11,12 +11,12 @@ import socket
 
 import pytest
 
-from weft.testing.hosts import Pod
+from weft.lab.hosts import Pod
+from weft.lab.traffic import TCP
+from weft.lab.waiting import soon
 from weft.testing.modes import TOWNS_ON_ALL, needs_routing
 from weft.testing.towns import Town
-from weft.testing.traffic import TCP
 from weft.testing.verdicts import FAMILIES, SILENCE_S, between, obeyed
-from weft.testing.waiting import soon
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -15,14 +15,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import pytest_asyncio
 
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.servers.masters import MasterProcess, client
+from weft.lab.waiting import DEADLINE, eventually
 from weft.testing import inventory
-from weft.testing.hosts import Host, Pod
-from weft.testing.masters import MasterProcess, client
 from weft.testing.modes import TOWNS_ALL_IN_SOAK, TOWNS_ON_ALL
-from weft.testing.netlab import NetLab
 from weft.testing.towns import Town
 from weft.testing.verdicts import between, obeyed
-from weft.testing.waiting import DEADLINE, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from weft.cni import install, main
-from weft.testing.processes import DEADLINE
+from weft.lab.servers.processes import DEADLINE
 from weft.testing.shims import AgentDouble, InstalledShim
 
 

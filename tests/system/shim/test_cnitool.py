@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from weft.cni.wire import Call
-from weft.testing.cni_cache import Attachment, ResultCache
-from weft.testing.cni_lists import read_network
-from weft.testing.libcni import Libcni
-from weft.testing.processes import DEADLINE
+from weft.lab.cni.libcni import Libcni
+from weft.lab.cni.network_lists import read_network
+from weft.lab.cni.result_cache import Attachment, ResultCache
+from weft.lab.servers.processes import DEADLINE
 from weft.testing.shims import AgentDouble, InstalledShim
 
 NETNS = "/proc/self/ns/net"

@@ -14,10 +14,10 @@ from weft.cni.errors import CniError, Code
 from weft.cni.request import AttachmentId
 from weft.cni.result import encode_result
 from weft.cni.versions import SUPPORTED, SpecVersion, encode_versions
-from weft.testing.cni_cache import Attachment, ResultCache
-from weft.testing.cni_lists import parse_list
-from weft.testing.libcni import Libcni
-from weft.testing.processes import DEADLINE
+from weft.lab.cni.libcni import Libcni
+from weft.lab.cni.network_lists import parse_list
+from weft.lab.cni.result_cache import Attachment, ResultCache
+from weft.lab.servers.processes import DEADLINE
 from weft.testing.shims import CONFIG, AgentDouble, InstalledShim, double_result, error_of
 
 

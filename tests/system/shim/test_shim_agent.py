@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from weft.cni import main, wire
-from weft.testing.processes import DEADLINE
+from weft.lab.servers.processes import DEADLINE
 from weft.testing.shims import CONFIG, SOON_MS, AgentDouble, InstalledShim, error_of
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from weft.cni import install, main, wire
-from weft.testing.processes import DEADLINE
+from weft.lab.servers.processes import DEADLINE
 from weft.testing.shims import CONFIG, AgentDouble, InstalledShim
 
 

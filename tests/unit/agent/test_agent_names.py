@@ -14,12 +14,12 @@ from weft.domain import kinds
 from weft.domain.dns.names import Entry, Zone
 from weft.domain.ids import EndpointKey, TenantName
 from weft.domain.store_types import Change, Event, Listing
+from weft.lab.waiting import until
 from weft.ports.store import Compare, Revision, Write
 from weft.runtime.dns_control import Entries, Everything, Message, Report, Tenant, decode_message, encode, read_body
 from weft.runtime.store.mirror import EVERYTHING
 from weft.runtime.tasks import beside
 from weft.testing.paper import PaperNode, paper_node
-from weft.testing.waiting import until
 from weft.testing.worlds import DEFAULT
 
 GONE = TenantName("gone")

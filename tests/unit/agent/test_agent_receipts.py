@@ -15,9 +15,9 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable
 from weft.domain.ids import NodeName
 from weft.domain.store_types import Change, Compare, Listing, Put, Revision, Write
+from weft.lab.waiting import until
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
-from weft.testing.waiting import until
 
 NODE = NodeName("one")
 

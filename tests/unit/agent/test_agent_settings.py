@@ -15,8 +15,8 @@ from weft.agent import settings as module
 from weft.agent.settings import AgentSettings, read_agent_settings
 from weft.domain.addresses import Address, parse_address, parse_subnet_v4
 from weft.drivers import EtcdStoreSettings, RemoteStoreSettings
+from weft.lab.waiting import DEADLINE
 from weft.runtime.settings import BadSettings
-from weft.testing.waiting import DEADLINE
 
 OWN = Address(4, 0x0A090807)
 

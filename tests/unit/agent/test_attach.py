@@ -13,8 +13,8 @@ from weft.cni.errors import CniError, Code
 from weft.domain import kinds
 from weft.domain.errors import Unavailable
 from weft.domain.store_types import Delete
+from weft.lab.waiting import DEADLINE, soon, until
 from weft.testing.paper import PaperNode, paper_node
-from weft.testing.waiting import DEADLINE, soon, until
 
 
 def stored(node: PaperNode) -> set[str]:

@@ -8,8 +8,8 @@ import pytest
 
 from weft.agent.cni.inflight_requests import Calls, calls
 from weft.cni.request import Request
+from weft.lab.waiting import soon, until
 from weft.testing.paper import request_of
-from weft.testing.waiting import soon, until
 
 
 class Slow:

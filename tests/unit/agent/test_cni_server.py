@@ -15,7 +15,7 @@ from weft.agent.cni.server import cni_server, time_to_work
 from weft.cni.request import Request
 from weft.cni.wire import HEADER_SIZE, Answer, Call, body_size, decode_answer, encode_call
 from weft.domain.errors import Exhausted, Unavailable, WeftError
-from weft.testing.waiting import DEADLINE, soon, until
+from weft.lab.waiting import DEADLINE, soon, until
 
 CONFIG = b'{"cniVersion":"1.0.0","name":"weft","type":"weft-cni"}'
 ADD = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "a", "CNI_IFNAME": "eth0", "CNI_NETNS": "/run/netns/a"}

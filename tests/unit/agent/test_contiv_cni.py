@@ -20,9 +20,9 @@ from weft.domain.addresses import parse_address
 from weft.domain.desired.state import port_of
 from weft.domain.errors import Exhausted
 from weft.domain.ids import EndpointId, NetworkName, TenantName
+from weft.lab.waiting import DEADLINE
 from weft.ports.datapath import WiredAddress, Wiring
 from weft.runtime.http import serving_privately
-from weft.testing.waiting import DEADLINE
 
 POD = {
     "K8S_POD_NAME": "web",

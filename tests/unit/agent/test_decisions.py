@@ -16,8 +16,8 @@ from weft.domain.errors import Conflict, Denied, Unavailable, WeftError
 from weft.domain.ids import StoreKey
 from weft.domain.store_types import NEVER, At, Compare, Put, Revision, Write
 from weft.domain.transaction import Plan, Reading
+from weft.lab.waiting import soon, until
 from weft.runtime.store.mirror import follow
-from weft.testing.waiting import soon, until
 
 FENCE = At(StoreKey("alive/nodes/n1"), NEVER)
 """It holds as long as nobody puts the key."""

@@ -18,12 +18,12 @@ from weft.agent.observe import trace_api
 from weft.agent.observe.drops import MOST_FOLLOWERS, STOPPING, DropLog, End, NamedDrop
 from weft.agent.observe.trace_api import ExplainingRest
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP
+from weft.lab.servers.processes import free_port
+from weft.lab.waiting import soon, until
 from weft.ports.datapath import Datapath, Drop, Question
 from weft.runtime.http import errors_as_json, serving
 from weft.runtime.routes import register
 from weft.runtime.worker_thread import OneThread
-from weft.testing.processes import free_port
-from weft.testing.waiting import soon, until
 from weft.testing.worlds import DEFAULT
 
 if TYPE_CHECKING:

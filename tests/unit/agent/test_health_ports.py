@@ -19,9 +19,9 @@ from weft.domain import codec, kinds
 from weft.domain.ids import DEFAULT_TENANT, NodeName, StoreKey
 from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, SliceEndpoint
 from weft.domain.model import Value
+from weft.lab.servers.processes import free_port
+from weft.lab.waiting import eventually, until
 from weft.runtime.tasks import beside
-from weft.testing.processes import free_port
-from weft.testing.waiting import eventually, until
 from weft.testing.worlds import World
 
 KEY = (DEFAULT_TENANT, "shop", "web")

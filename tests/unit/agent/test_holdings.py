@@ -12,9 +12,9 @@ from weft.domain.errors import Unavailable
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, NodeName, StoreKey, TenantName
 from weft.domain.store_types import Compare, Put, Revision, Write
 from weft.domain.transaction import put
+from weft.lab.waiting import eventually, soon, until
 from weft.runtime.tasks import beside
 from weft.testing.agents import ReferenceAgent
-from weft.testing.waiting import eventually, soon, until
 
 TENANT, NETWORK = TenantName("default"), NetworkName("blue")
 LARGE = model.Network(tenant=TENANT, name=NETWORK, encap="vxlan", subnet="10.1.0.0/16", gateway="10.1.0.1")

@@ -13,9 +13,9 @@ from weft.agent.dataplane.executor import Kernel
 from weft.domain.desired.state import Port
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
+from weft.lab.waiting import DEADLINE
 from weft.ports.datapath import Datapath, Plugging, Wiring
 from weft.runtime.worker_thread import OneThread
-from weft.testing.waiting import DEADLINE
 
 
 def plugging(name: str) -> Plugging:

@@ -21,10 +21,10 @@ from weft.domain.ids import TenantName
 from weft.domain.model import PodIdentity, PodPort
 from weft.domain.policy.compile.kube_objects import KubeNamespace
 from weft.domain.transaction import put
+from weft.lab.waiting import soon, until
 from weft.runtime.tasks import beside
 from weft.testing.kube_script import Scripted, listing, pod, scripted_server
 from weft.testing.paper import PaperNode, paper_node, request_of
-from weft.testing.waiting import soon, until
 from weft.testing.worlds import group, network
 
 PATH = "/api/v1/pods"

@@ -16,9 +16,9 @@ from weft.agent.observe.readiness import Readiness
 from weft.agent.store.node_ipam import Holdings
 from weft.domain.ids import StoreKey
 from weft.domain.store_types import Put, Revision
+from weft.lab.waiting import until
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
-from weft.testing.waiting import until
 
 NO_TIME = 1e-9
 """A limit that has always passed already."""

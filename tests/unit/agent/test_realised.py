@@ -19,11 +19,11 @@ from weft.domain.desired.state import Part
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName
 from weft.domain.store_types import Change, Entry, Event, Listing, Put
+from weft.lab.waiting import until
 from weft.ports.datapath import Datapath, Findings
 from weft.runtime.tasks import beside
 from weft.runtime.worker_thread import OneThread
 from weft.testing.paper import paper_node
-from weft.testing.waiting import until
 from weft.testing.worlds import endpoint
 
 

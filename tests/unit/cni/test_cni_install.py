@@ -12,8 +12,8 @@ import pytest
 
 from weft.cni.install import ALIASES, PROGRAM, build_program, main
 from weft.cni.request import is_name
-from weft.testing.cni_lists import parse_list, parse_single
-from weft.testing.waiting import DEADLINE
+from weft.lab.cni.network_lists import parse_list, parse_single
+from weft.lab.waiting import DEADLINE
 
 NAMES = {PROGRAM, *ALIASES}
 

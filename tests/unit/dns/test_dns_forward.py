@@ -20,8 +20,8 @@ from weft.dns.forward import Forwarder
 from weft.dns.upstream import Upstream, Upstreams
 from weft.dns.wire import Question, read_question
 from weft.domain.errors import Unavailable
-from weft.testing.processes import free_port
-from weft.testing.waiting import soon, until
+from weft.lab.servers.processes import free_port
+from weft.lab.waiting import soon, until
 
 Answers = Callable[[bytes], list[bytes]]
 

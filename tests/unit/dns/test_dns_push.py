@@ -34,9 +34,9 @@ from weft.domain.loadbalancer.kube_objects import (
 )
 from weft.domain.store_types import Change, Delete, Event
 from weft.domain.transaction import put
+from weft.lab.waiting import soon, until
 from weft.runtime.dns_control import Entries, Everything, Look, Tenant, encode
 from weft.runtime.tasks import beside
-from weft.testing.waiting import soon, until
 from weft.testing.worlds import DEFAULT, World, group, kind_of, network, service
 
 WEB = Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),))

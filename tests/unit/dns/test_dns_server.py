@@ -22,8 +22,8 @@ from weft.dns.table import Table
 from weft.dns.tenant_sockets import Sockets
 from weft.dns.upstream import Upstream, Upstreams
 from weft.domain.dns.names import Entry, Rank, Record, Zone
+from weft.lab.waiting import eventually, soon, until
 from weft.runtime.tasks import beside
-from weft.testing.waiting import eventually, soon, until
 
 WEB = dns.message.make_query("web", "A").to_wire()
 OUTSIDE = dns.message.make_query("www.example.org", "A").to_wire()

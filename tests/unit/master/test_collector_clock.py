@@ -11,8 +11,8 @@ from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
 from weft.domain.ids import NodeName
 from weft.domain.transaction import put
-from weft.testing.masters import Rest, running_master
-from weft.testing.waiting import eventually
+from weft.lab.servers.masters import Rest, running_master
+from weft.lab.waiting import eventually
 
 YEARS = 10 * 365 * 86_400.0
 

@@ -13,9 +13,9 @@ from weft.domain.ids import NodeName
 from weft.domain.policy.compile.kube_objects import KubePolicy
 from weft.domain.store_types import Delete, Put
 from weft.domain.transaction import put
+from weft.lab.waiting import until
 from weft.master.control.control import policy_status
 from weft.runtime.tasks import beside
-from weft.testing.waiting import until
 from weft.testing.worlds import World
 
 

@@ -13,11 +13,11 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Behind, Malformed, Unavailable
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.store_types import Compare, Delete, Put, Revision, Write
+from weft.lab.waiting import soon, until
 from weft.master.api.sync_wait import Patience, Receipts, read_patience
 from weft.master.metrics import Metrics
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
-from weft.testing.waiting import soon, until
 
 A, B = NodeName("a"), NodeName("b")
 LONG = Patience(60)

@@ -13,10 +13,10 @@ import pytest
 from aiohttp import ClientSession, TCPConnector, web
 
 from weft.domain.errors import Denied
+from weft.lab.servers.certificates import Authority
+from weft.lab.servers.processes import free_port
 from weft.master.nodes.node_authn import check_peer, node_of
 from weft.runtime.http import server_tls, serving
-from weft.testing.certificates import Authority
-from weft.testing.processes import free_port
 
 
 class Peer(socket.socket):

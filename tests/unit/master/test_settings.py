@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 
 from weft.drivers import EtcdStoreSettings, SqliteStoreSettings
+from weft.lab.servers.masters import client, running_master
+from weft.lab.servers.processes import free_port
+from weft.lab.waiting import DEADLINE
 from weft.master.settings import MasterSettings, read_master_settings
 from weft.runtime.settings import BadSettings
-from weft.testing.masters import client, running_master
-from weft.testing.processes import free_port
-from weft.testing.waiting import DEADLINE
 
 
 def read(*flags: str, **environ: str) -> MasterSettings:

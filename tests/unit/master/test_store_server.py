@@ -18,15 +18,15 @@ from weft.adapters.stores.memory import open_store
 from weft.adapters.stores.remote import open_store as open_remote
 from weft.domain.errors import Denied, Invalid, Unavailable
 from weft.domain.ids import StoreKey
+from weft.lab.servers.certificates import Authority
+from weft.lab.servers.processes import free_port
+from weft.lab.waiting import soon
 from weft.master.nodes.store_server import MAX_BODY, serving_store
 from weft.ports.store import At, Put, Quiet, Store
 from weft.runtime import http_failover
 from weft.runtime.http import server_tls
 from weft.runtime.store import wire
 from weft.runtime.store.mirror import EVERYTHING
-from weft.testing.certificates import Authority
-from weft.testing.processes import free_port
-from weft.testing.waiting import soon
 
 STATUS = StoreKey("status/nodes/node-1/x")
 

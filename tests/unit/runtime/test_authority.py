@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from weft.domain.errors import Invalid, Malformed
+from weft.lab.servers.certificates import Authority as Issuer
 from weft.runtime.ca import Authority, new_request, read_end, read_name
-from weft.testing.certificates import Authority as Issuer
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff, happens
-from weft.testing.waiting import DEADLINE
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 
 from weft.domain.errors import Denied, Invalid, Unavailable
+from weft.lab.servers.certificates import Authority
+from weft.lab.servers.processes import free_port
+from weft.lab.waiting import soon
 from weft.runtime import http_failover
 from weft.runtime.http import server_tls
 from weft.runtime.http_failover import Elsewhere, Servers, client_tls
-from weft.testing.certificates import Authority
-from weft.testing.processes import free_port
-from weft.testing.waiting import soon
 
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

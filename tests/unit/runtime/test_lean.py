@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from weft.testing.waiting import DEADLINE
+from weft.lab.waiting import DEADLINE
 
 LOOK = """
 import os, weft.agent.main, aiohttp.connector

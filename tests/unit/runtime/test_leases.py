@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from weft.domain.errors import NotFound
+from weft.lab.waiting import until
 from weft.ports.store import LeaseId
 from weft.runtime.store.leases import LeaseClock
-from weft.testing.waiting import until
 
 ONE, TWO = LeaseId(1), LeaseId(2)
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from weft.adapters.stores.memory import open_store
 from weft.domain.errors import Compacted, Unavailable
 from weft.domain.ids import StoreKey
+from weft.lab.waiting import DEADLINE, soon, until
 from weft.ports.store import NEVER, Change, Delete, Entry, Event, Listing, Put, Revision, Store
 from weft.runtime.store.mirror import EVERYTHING, Mirror, follow, listings_and_changes
-from weft.testing.waiting import DEADLINE, soon, until
 
 A, B = StoreKey("a"), StoreKey("b")
 

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
+from weft.lab.waiting import DEADLINE
 from weft.runtime.worker_thread import OneThread
-from weft.testing.waiting import DEADLINE
 
 
 async def test_what_is_asked_for_is_done_in_order_on_one_other_thread() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain.errors import Unavailable
+from weft.lab.waiting import soon, until
 from weft.ports.store import LeaseId
 from weft.runtime.store.lease_keepalive import renew_until_lost
-from weft.testing.waiting import soon, until
 
 TTL = 0.6
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.cni.errors import CniError, Code
-from weft.testing.cni_cache import Attachment, Cached, ResultCache
+from weft.lab.cni.result_cache import Attachment, Cached, ResultCache
 
 ATTACHMENT = Attachment(
     container="c1", netns="/run/netns/a", args=(("K", "v"),), capabilities={"mac": "02:00:00:00:00:01"}

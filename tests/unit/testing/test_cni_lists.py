@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.cni.errors import CniError, Code
-from weft.testing.cni_lists import NetworkList, parse_list, parse_single, read_network, read_networks
+from weft.lab.cni.network_lists import NetworkList, parse_list, parse_single, read_network, read_networks
 
 
 def network(folder: Path | None = None, /, **members: object) -> NetworkList:

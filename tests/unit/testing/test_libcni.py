@@ -15,9 +15,9 @@ import pytest
 from weft.cni.errors import CniError, Code
 from weft.cni.request import AttachmentId
 from weft.cni.result import Result
-from weft.testing.cni_cache import Attachment, ResultCache
-from weft.testing.cni_lists import NetworkList, parse_list
-from weft.testing.libcni import LOOPBACK, Libcni, Output, execute_here
+from weft.lab.cni.libcni import LOOPBACK, Libcni, Output, execute_here
+from weft.lab.cni.network_lists import NetworkList, parse_list
+from weft.lab.cni.result_cache import Attachment, ResultCache
 
 POD = Attachment(container="c1", netns="/run/netns/a", args=(("IgnoreUnknown", "1"), ("K8S_POD_NAME", "p")))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.testing.apart import stepped_apart
+from weft.lab.namespaces import stepped_apart
+from weft.lab.netlab import open_lab
 from weft.testing.kubernetes.cluster import Cluster, open_cluster
-from weft.testing.netlab import open_lab
 from weft.testing.runtimes import take_own_disk
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import aiohttp
 
-from weft.testing.certificates import Certificate
-from weft.testing.waiting import DEADLINE
+from weft.lab.servers.certificates import Certificate
+from weft.lab.waiting import DEADLINE
 
 _MERGE = "application/merge-patch+json"
 

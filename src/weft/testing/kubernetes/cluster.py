@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from weft.kernel.netns import Namespace
+from weft.lab.netlab import NetLab
+from weft.lab.servers.processes import Child
+from weft.lab.traffic import Place
+from weft.lab.waiting import eventually
 from weft.testing import inventory
 from weft.testing.cgroups import make_cgroup, own_cgroup
 from weft.testing.kubernetes.api import Api
@@ -19,11 +23,7 @@ from weft.testing.kubernetes.documents import IMAGE, PORT
 from weft.testing.kubernetes.images import write_image
 from weft.testing.kubernetes.manifests import DNS
 from weft.testing.kubernetes.node import BareNode, Node
-from weft.testing.netlab import NetLab
-from weft.testing.processes import Child
 from weft.testing.runtimes import make_root, must
-from weft.testing.traffic import Place
-from weft.testing.waiting import eventually
 
 PODS = "/api/v1/namespaces/default/pods"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import weft
+from weft.lab.waiting import eventually
 from weft.testing.kubernetes.cluster import WITHIN, Cluster, holds
 from weft.testing.kubernetes.manifests import WHOLE
 from weft.testing.kubernetes.own_image import write_own_image
-from weft.testing.waiting import eventually
 
 OWN_PODS = "/api/v1/namespaces/kube-system/pods"
 _NAMED_SERVERS = "# api-servers: https://192.0.2.10:6443"

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from weft.kernel.netns import NamespaceDirectory
+from weft.lab.servers.processes import Child
+from weft.lab.waiting import eventually
 from weft.testing.machines import Machine
-from weft.testing.processes import Child
 from weft.testing.runtimes import must, run
-from weft.testing.waiting import eventually
 
 _CONTAINERD = """\
 version = 2

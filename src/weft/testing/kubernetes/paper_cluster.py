@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.testing.hosts import Host, Pod
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
 from weft.testing.kubernetes.api import Api
 from weft.testing.kubernetes.api_server import ApiServer, running_api_server
 from weft.testing.kubernetes.manifests import RBAC, apply, token_of
-from weft.testing.netlab import NetLab
 
 NAMESPACE = "lab"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

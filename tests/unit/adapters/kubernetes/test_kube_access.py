@@ -10,7 +10,7 @@ import pytest
 from weft.adapters.kubernetes.api import Api
 from weft.adapters.kubernetes.credentials import Access, find_access, read_contiv, read_kubeconfig
 from weft.domain.errors import Invalid
-from weft.testing.certificates import Authority
+from weft.lab.servers.certificates import Authority
 
 KUBECONFIG = """
 apiVersion: v1

@@ -12,11 +12,11 @@ from weft.adapters.kubernetes.api import Api
 from weft.adapters.kubernetes.credentials import Access
 from weft.cni.files import place_file
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
+from weft.lab.servers.certificates import Authority
+from weft.lab.servers.processes import free_port
 from weft.runtime import http_failover
 from weft.runtime.http import server_tls, serving
-from weft.testing.certificates import Authority
 from weft.testing.kube_script import Scripted
-from weft.testing.processes import free_port
 
 
 async def test_a_token_that_was_replaced_is_read_anew(server: Scripted, access: Access, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from weft.domain.kinds import Kind
 from weft.domain.loadbalancer.kube_objects import Conditions, SliceEndpoint, SlicePort
 from weft.domain.model import Value
 from weft.domain.policy.compile.kube_objects import KubeNamespace
+from weft.lab.waiting import until
 from weft.runtime.tasks import beside
 from weft.testing.kube_script import HANG, Scripted, event, listing
-from weft.testing.waiting import until
 
 
 def data(**members: Any) -> bytes:

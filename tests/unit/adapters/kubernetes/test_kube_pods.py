@@ -13,10 +13,10 @@ from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.pods import NodePods
 from weft.domain.errors import NotFound, Unavailable
 from weft.domain.model import PodPort
+from weft.lab.waiting import until
 from weft.ports.orchestrator import PodRef
 from weft.runtime.tasks import beside
 from weft.testing.kube_script import HANG, Scripted, event, listing, pod
-from weft.testing.waiting import until
 
 PATH = "/api/v1/pods"
 

@@ -11,9 +11,9 @@ from weft.adapters.kubernetes.api import Api
 from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.objects import Pod
 from weft.adapters.kubernetes.reflector import Form, Reflector
+from weft.lab.waiting import until
 from weft.runtime.tasks import beside
 from weft.testing.kube_script import ABORT, HANG, Scripted, bookmark, event, listing, pod
-from weft.testing.waiting import until
 
 PATH = "/api/v1/pods"
 FORM = Form(PATH, msgspec.json.Decoder(Pod).decode, selector="spec.nodeName=n1")

@@ -13,7 +13,6 @@ from weft.domain.policy.engine.engine.decide import Flow, Miss, decide, first_wo
 from weft.domain.policy.engine.engine.engine import Engine
 from weft.domain.policy.engine.engine.facts import Fact
 
-from weft.ctl.oracle_table import read_cases, walk
 from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.policy.model.identities import Identity, Kind
@@ -22,6 +21,7 @@ from weft.domain.policy.policymap.l4_partition import Outcome
 from weft.domain.policy.policymap.policy_map import Tables
 from weft.domain.policy.policymap.policy_state import WORKLOAD, PolicyPart, Row, Tally
 from weft.domain.policy.policymap.stable_ids import Numbers
+from weft.lab.verify.oracle_table import read_cases, walk
 from weft.testing.clusters import key_of, random_cluster, random_fact, remove_fact
 
 TABLE = Path(__file__).parents[5] / "shared" / "oracles" / "netpol-cases.json.gz"

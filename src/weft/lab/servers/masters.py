@@ -25,14 +25,14 @@ from yarl import URL
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds
+from weft.lab.servers.certificates import Certificate
+from weft.lab.servers.processes import Child, free_port
+from weft.lab.waiting import DEADLINE, until
 from weft.master.main import Netmaster
 from weft.master.settings import format_host_port, read_master_settings
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff
 from weft.runtime.tasks import beside
-from weft.testing.certificates import Certificate
-from weft.testing.processes import Child, free_port
-from weft.testing.waiting import DEADLINE, until
 
 API = "/api/v1"
 

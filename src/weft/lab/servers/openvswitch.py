@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from weft.testing.processes import Child
-from weft.testing.waiting import DEADLINE
+from weft.lab.servers.processes import Child
+from weft.lab.waiting import DEADLINE
 
 _SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 

@@ -13,8 +13,8 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from weft.kernel.netns import Namespace
+from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff, happens
-from weft.testing.waiting import DEADLINE
 
 IPAddress = IPv4Address | IPv6Address
 

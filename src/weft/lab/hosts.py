@@ -12,17 +12,17 @@ from weft.cni.errors import CniError
 from weft.cni.install import PROGRAM
 from weft.cni.result import Result
 from weft.kernel.netns import Namespace, NamespaceDirectory
+from weft.lab import traffic
+from weft.lab.cni.libcni import Libcni, Output, execute_here
+from weft.lab.cni.network_lists import NetworkList, read_network
+from weft.lab.cni.result_cache import Attachment, ResultCache
+from weft.lab.dig import dig, dig_in_full
+from weft.lab.partition import Door
+from weft.lab.servers.openvswitch import Switch
+from weft.lab.servers.processes import Child
+from weft.lab.traffic import TCP, IPAddress, Transport
+from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff
-from weft.testing import traffic
-from weft.testing.cni_cache import Attachment, ResultCache
-from weft.testing.cni_lists import NetworkList, read_network
-from weft.testing.digging import dig, dig_in_full
-from weft.testing.doors import Door
-from weft.testing.libcni import Libcni, Output, execute_here
-from weft.testing.processes import Child
-from weft.testing.switches import Switch
-from weft.testing.traffic import TCP, IPAddress, Transport
-from weft.testing.waiting import DEADLINE
 
 NETWORK = "weft"
 """The CNI network of every host."""
@@ -110,7 +110,7 @@ class Host:
     def _run(self, module: str, *flags: str, log: str) -> Child:
         """One of our programs, as on this machine."""
         machine = (str(self.machine), str(self.boot_id))
-        return Child.python("weft.testing.inside", *machine, module, *flags, log=self.home / log)
+        return Child.python("weft.lab.run_in_netns", *machine, module, *flags, log=self.home / log)
 
     async def ready(self) -> None:
         """Return when the agent says that it could serve ADD; `TimeoutError` with its reason when that takes long."""

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 
 from weft.kernel.netns import Namespace
-from weft.testing.waiting import DEADLINE
+from weft.lab.waiting import DEADLINE
 
 
 async def dig(namespace: Namespace, *question: str, server: str) -> list[str]:

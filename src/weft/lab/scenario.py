@@ -8,11 +8,11 @@ from itertools import permutations
 from rich.console import Console
 from rich.table import Table
 
-from weft.lab.shop import show_services
-from weft.lab.telling import Story, Untrue
-from weft.testing.hosts import Host, Pod
-from weft.testing.netlab import NetLab
-from weft.testing.traffic import stream
+from weft.lab.console import Story, Untrue
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.services_demo import show_services
+from weft.lab.traffic import stream
 
 SUBNET = "10.1.0.0/16"
 TENANTS = ("blue", "red")

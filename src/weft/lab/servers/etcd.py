@@ -9,10 +9,10 @@ from pathlib import Path
 
 import aiohttp
 
+from weft.lab.servers.certificates import Certificate
+from weft.lab.servers.processes import Child, free_port
+from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff
-from weft.testing.certificates import Certificate
-from weft.testing.processes import Child, free_port
-from weft.testing.waiting import DEADLINE
 
 _QUICK = ("--heartbeat-interval", "20", "--election-timeout", "200")
 """Elections in a fifth of the usual time: a killed member is back soon, and leases of one second are possible."""

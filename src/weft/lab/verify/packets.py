@@ -13,21 +13,21 @@ from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 
-from weft.ctl.oracle_table import Moment, Row
 from weft.domain.addresses import parse_address
 from weft.domain.policy.engine.engine.engine import Engine
 from weft.domain.policy.model.identities import Identity
 from weft.kernel.netns import NamespaceDirectory
-from weft.testing.apart import mount, stepped_apart, unmount
-from weft.testing.bare_nodes import BareNode, open_nodes
-from weft.testing.probing import Ears, Question, ask
-from weft.testing.traffic import TCP, UDP, Place
+from weft.lab.namespaces import mount, stepped_apart, unmount
+from weft.lab.traffic import TCP, UDP, Place
+from weft.lab.verify.bare_nodes import BareNode, open_nodes
+from weft.lab.verify.oracle_table import Moment, Row
+from weft.lab.verify.packet_matrix import Ears, Question, ask
 
 _TRANSPORTS = {"TCP": TCP, "UDP": UDP}
 
 
 class PacketJudge:
-    """See `weft.ctl.oracle.Judge`."""
+    """See `weft.lab.verify.main.Judge`."""
 
     def __init__(self, nodes: Sequence[BareNode], directory: Path, closing: ExitStack) -> None:
         self._nodes = nodes
@@ -127,7 +127,7 @@ def _difference(row: Row, moment: Moment, *, arrived: bool, vanished: int) -> st
 
 @contextmanager
 def open_packet_judge(datapath: str, *, hosts: int) -> Iterator[PacketJudge]:
-    """A judge with hosts of its own, on a datapath in the modes that its name says (`weft.testing.lab_names`).
+    """A judge with hosts of its own, on a datapath in the modes that its name says (`weft.lab.lab_names`).
 
     The calling thread is in namespaces of its own meanwhile, which takes root.
     """

@@ -9,11 +9,11 @@ from ipaddress import ip_address
 
 from rich.table import Table
 
-from weft.lab.telling import Story, Untrue
-from weft.testing.hosts import Host, Pod
-from weft.testing.served import hears, saying_names
-from weft.testing.traffic import IPAddress, Place
-from weft.testing.waiting import eventually
+from weft.lab.console import Story, Untrue
+from weft.lab.hosts import Host, Pod
+from weft.lab.http_services import hears, saying_names
+from weft.lab.traffic import IPAddress, Place
+from weft.lab.waiting import eventually
 
 SHOP = "shop"
 CREATE = "netctl service create -t blue -s net -l app=shop -p 80:8080:TCP --wait shop"

@@ -9,9 +9,9 @@ from time import monotonic
 
 from rich.console import Console
 
-from weft.testing.hosts import Host, Pod
-from weft.testing.netlab import NetLab
-from weft.testing.waiting import DEADLINE
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import DEADLINE
 
 
 class Untrue(SystemExit):
@@ -39,7 +39,7 @@ class Story:
         self.console.print(f"[bold green]{prompt}[/] {line}", highlight=False, soft_wrap=True)
         program, *words = line.split()
         module = {"netctl": "weft.ctl.netctl.main", "weft": "weft.cli"}[program]
-        there = ["weft.testing.inside", str(on.machine), str(on.boot_id)] if on else []
+        there = ["weft.lab.run_in_netns", str(on.machine), str(on.boot_id)] if on else []
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *there, module, *words,
             env={**os.environ, "NETMASTER": self.lab.master.url},

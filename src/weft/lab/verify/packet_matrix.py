@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple, Self
 
-from weft.testing.traffic import TCP, UDP, Place, Transport
-from weft.testing.waiting import DEADLINE
+from weft.lab.traffic import TCP, UDP, Place, Transport
+from weft.lab.waiting import DEADLINE
 
 _SAID_AGAIN_S = 1.0
 """After this long a kernel repeats its SYN, which would be counted twice."""

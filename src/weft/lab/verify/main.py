@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-from weft.ctl.oracle_table import Moment, Row, read_cases, walk
 from weft.domain.policy.model.rules import Action
+from weft.lab.verify.oracle_table import Moment, Row, read_cases, walk
 
-_PACKETS = "weft.testing.oracle_packets"
+_PACKETS = "weft.lab.verify.packets"
 """Where packets are judged; it is above this layer, so only who asks for it gets it."""
 
 

@@ -1,6 +1,6 @@
 """The lab (design 12): hosts as namespaces on an underlay, our real programs in them, pods attached as runtimes do it.
 
-The caller must be in network and mount namespaces of its own (`weft.testing.apart`): the lab makes what it likes there.
+The caller must be in network and mount namespaces of its own (`weft.lab.namespaces`): the lab makes what it likes there.
 All of it is gone with those namespaces, and every process with the one that started it.
 """
 
@@ -25,13 +25,13 @@ from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, create_bridge
 from weft.kernel.netlink.route import LinkAddress, Prefix, put_address
 from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
 from weft.kernel.netns import Namespace, NamespaceDirectory
-from weft.testing.apart import mount, unmount
-from weft.testing.doors import Door, Place
-from weft.testing.etcd import Etcd, running_etcd
-from weft.testing.hosts import Host
-from weft.testing.masters import MasterProcess, Rest, client
-from weft.testing.switches import Switch
-from weft.testing.waiting import DEADLINE
+from weft.lab.hosts import Host
+from weft.lab.namespaces import mount, unmount
+from weft.lab.partition import Door, Place
+from weft.lab.servers.etcd import Etcd, running_etcd
+from weft.lab.servers.masters import MasterProcess, Rest, client
+from weft.lab.servers.openvswitch import Switch
+from weft.lab.waiting import DEADLINE
 
 H = TypeVar("H", bound=Host)
 

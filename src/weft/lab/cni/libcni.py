@@ -20,9 +20,9 @@ from weft.cni.json_reader import Document
 from weft.cni.request import AttachmentId, Verb
 from weft.cni.result import Result, parse_result
 from weft.cni.versions import NEWEST, SpecVersion
+from weft.lab.cni.network_lists import NetworkList, PluginConfig
+from weft.lab.cni.result_cache import Attachment, Cached, ResultCache
 from weft.runtime.backoff import Backoff
-from weft.testing.cni_cache import Attachment, Cached, ResultCache
-from weft.testing.cni_lists import NetworkList, PluginConfig
 
 DEADLINE = 90.0
 """Seconds within which a plugin must have answered."""

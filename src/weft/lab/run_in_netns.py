@@ -1,4 +1,4 @@
-"""Runs one of our programs as on a machine of its own: `python -m weft.testing.inside NETNS BOOT-ID MODULE ARGUMENT…`.
+"""Runs one of our programs as on a machine of its own: `python -m weft.lab.run_in_netns NETNS BOOT-ID MODULE ARGUMENT…`.
 
 The process enters the network namespace, sees the file BOOT-ID as the kernel's, and becomes the module.
 """
@@ -9,7 +9,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from weft.testing.apart import CLONE_NEWNS, MS_BIND, enter, mount, unshare
+from weft.lab.namespaces import CLONE_NEWNS, MS_BIND, enter, mount, unshare
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -1,6 +1,6 @@
 """Hosts with a datapath each and nothing else: pods are plugged by hand, and policy comes straight from an engine.
 
-The caller must be in network and mount namespaces of its own (`weft.testing.apart`).
+The caller must be in network and mount namespaces of its own (`weft.lab.namespaces`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from weft.kernel.netlink.route import LinkAddress, put_address
 from weft.kernel.netlink.route import Prefix as LinkPrefix
 from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
 from weft.kernel.netns import Namespace, NamespaceDirectory
+from weft.lab.lab_names import lab_modes
+from weft.lab.servers.openvswitch import running_switch
+from weft.lab.waiting import DEADLINE
 from weft.ports.datapath import Datapath, WiredAddress, Wiring
-from weft.testing.lab_names import lab_modes
-from weft.testing.switches import running_switch
-from weft.testing.waiting import DEADLINE
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from weft.testing.waiting import DEADLINE
+from weft.lab.waiting import DEADLINE
 
 __all__ = ["DEADLINE", "Child", "free_port"]
 

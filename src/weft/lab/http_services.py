@@ -7,9 +7,9 @@ import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+from weft.lab.hosts import Pod
+from weft.lab.traffic import ONE_TRY_S, TCP, UDP, IPAddress, Place, Transport
 from weft.runtime.tasks import beside
-from weft.testing.hosts import Pod
-from weft.testing.traffic import ONE_TRY_S, TCP, UDP, IPAddress, Place, Transport
 
 NOBODY = ""
 """Who is heard when nobody answers."""
