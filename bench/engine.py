@@ -16,6 +16,8 @@ from random import Random
 from typing import ParamSpec
 
 import msgspec
+from tests.support.cluster_samples import large_cluster
+from tests.support.policy_oracle import Judge, Question
 from weft.domain.policy.engine.engine.engine import Engine
 from weft.domain.policy.engine.engine.facts import Fact
 from weft.domain.policy.explain.explain.diff import diff
@@ -24,8 +26,6 @@ from weft.domain.policy.explain.explain.explain import explain
 from bench.figures import Figure, figure
 from weft.domain.policy.model.identities import Pod
 from weft.domain.policy.model.netpol import NetworkPolicy
-from weft.testing.clusters import large_cluster
-from weft.testing.judge import Judge, Question
 
 PODS, NAMESPACES, POLICIES = 10_000, 1_000, 5_000
 VERDICTS, LABEL_CHANGES, JUDGED = 5_000, 2_000, 20

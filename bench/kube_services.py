@@ -15,14 +15,15 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from tests.support.kubernetes.fake_cluster import SERVICES, SLICES, PaperCluster, open_paper_cluster
+from tests.support.responders import answering, ask
+
 from bench.figures import Figure, figure
 from bench.memory import resident_mb
 from weft.lab.hosts import Pod
 from weft.lab.namespaces import stepped_apart
 from weft.lab.netlab import open_lab
 from weft.lab.waiting import DEADLINE, eventually
-from weft.testing.answering import answering, ask
-from weft.testing.kubernetes.paper_cluster import SERVICES, SLICES, PaperCluster, open_paper_cluster
 
 MANY, ENDPOINTS = 1_000, 3
 CHANGES, NOT_COUNTED = 100, 10

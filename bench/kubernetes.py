@@ -19,15 +19,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tests.support.kubernetes.cluster import PODS, WITHIN, Cluster, holds, open_cluster
+from tests.support.kubernetes.documents import IMAGE
+from tests.support.kubernetes.node import Node
+from tests.support.runtimes import take_own_disk
+
 from bench import kube_services
 from bench.figures import Figure, Skipped, figure
 from weft.lab.namespaces import stepped_apart
 from weft.lab.netlab import open_lab
 from weft.lab.waiting import eventually
-from weft.testing.kubernetes.cluster import PODS, WITHIN, Cluster, holds, open_cluster
-from weft.testing.kubernetes.documents import IMAGE
-from weft.testing.kubernetes.node import Node
-from weft.testing.runtimes import take_own_disk
 
 CHECKOUT = Path(__file__).parents[1]
 OURS, THEIRS = "ours", "theirs"

@@ -20,6 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from statistics import median
 
+from tests.support.sequence_stream import Stream
 from weft.adapters.ovs.openflow.client.client import OpenFlow
 from weft.adapters.ovs.openflow.client.fields import match
 from weft.adapters.ovs.openflow.client.flows import Flow
@@ -36,7 +37,6 @@ from weft.lab.netlab import NetLab, open_lab
 from weft.lab.servers.openvswitch import running_switch
 from weft.lab.traffic import Place
 from weft.lab.waiting import DEADLINE, until
-from weft.testing.streams import Stream
 
 FLOWS = 10_000
 ALONE, LOCAL = 100, 200

@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from tests.support.policy_testbed import Pod, Ward, open_ward
+
 from bench import cni, rule_changes
 from bench.figures import Figure, Skipped, figure, paired_figure
 from bench.labs import Pair, open_answerers, round_trips
@@ -30,7 +32,6 @@ from weft.domain.desired.diff import Difference
 from weft.kernel.netns import NamespaceDirectory
 from weft.lab.namespaces import stepped_apart
 from weft.lab.waiting import DEADLINE
-from weft.testing.judged import Pod, Ward, open_ward
 
 ROUNDS = 9
 FEW, SOME, MANY = 10, 5_000, 10_000

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tests.support.policy_testbed import TENANT
+
 from weft.agent.dataplane.policy import TenantPolicy
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
@@ -18,7 +20,6 @@ from weft.domain.desired.diff import Difference
 from weft.domain.desired.state import Part
 from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, PolicyName, RuleId, StoreKey
 from weft.domain.store_types import Change, Entry, Event, Listing
-from weft.testing.judged import TENANT
 
 GROUPS, RULES_EACH = 1_000, 10
 OPEN = 4243

@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple
 
+from tests.support.policy_testbed import TENANT, Pod, Ward, open_ward
+
 from bench import dns
 from bench.figures import Figure, Skipped, figure
 from weft.agent.dataplane.services import Services
@@ -34,7 +36,6 @@ from weft.domain.loadbalancer.table import BalancingTable, Target, pool_of
 from weft.domain.policy.model.protocols import TCP, UDP
 from weft.domain.store_types import Change, Entry, Event, Listing
 from weft.lab.namespaces import stepped_apart
-from weft.testing.judged import TENANT, Pod, Ward, open_ward
 
 FEW, SOME, MANY = 100, 5_000, 30_000
 PROVIDERS = 2

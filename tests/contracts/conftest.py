@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.support.kubernetes.api_server import ApiServer, running_api_server
+from tests.support.kubernetes.manifests import RBAC, apply
 
 from weft.lab.servers.etcd import Etcd, running_etcd
-from weft.testing.kubernetes.api_server import ApiServer, running_api_server
-from weft.testing.kubernetes.manifests import RBAC, apply
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

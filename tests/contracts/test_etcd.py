@@ -10,7 +10,7 @@ import pytest
 from weft.adapters.stores.etcd import open_store
 from weft.lab.servers.etcd import Etcd
 from weft.ports.store import Put, Store
-from weft.testing.contracts import CompactionContract, StoreContract
+from weft.testing.store_contract import CompactionContract, StoreContract
 
 
 @pytest.fixture

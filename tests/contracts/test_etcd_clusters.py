@@ -7,6 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from tests.support.store_chaos import besieged
 
 from weft.adapters.stores.etcd import open_store
 from weft.domain.errors import Denied, Invalid, Stale, Unavailable
@@ -19,8 +20,7 @@ from weft.ports.store import NEVER, At, Put, Store
 from weft.runtime import http_failover
 from weft.runtime.http_failover import client_tls
 from weft.runtime.store.mirror import EVERYTHING
-from weft.testing.contracts import take
-from weft.testing.siege import besieged
+from weft.testing.store_contract import take
 
 A, B = StoreKey("a"), StoreKey("b")
 

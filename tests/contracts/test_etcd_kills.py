@@ -7,14 +7,14 @@ import random
 from pathlib import Path
 
 import pytest
+from tests.support.proxy import Proxy
+from tests.support.store_chaos import besieged
+from tests.support.store_load import Commit, stress_process
 
 from weft.adapters.stores.etcd import open_store
 from weft.drivers import EtcdStoreSettings
 from weft.lab.servers.etcd import Etcd, running_etcd
 from weft.runtime.store.mirror import EVERYTHING
-from weft.testing.proxy import Proxy
-from weft.testing.siege import besieged
-from weft.testing.stress import Commit, stress_process
 
 pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
 SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from weft.testing.kubernetes.api_server import running_api_server
+from tests.support.kubernetes.api_server import running_api_server
 
 PODS = "/api/v1/namespaces/default/pods"
 

@@ -8,6 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.kubernetes.api import Api
+from tests.support.kubernetes.api_server import ApiServer
+from tests.support.kubernetes.manifests import token_of
 
 from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.netmaster_discovery import AUDIENCE, CONFIG_MAP, ClusterMeeting
@@ -24,9 +27,6 @@ from weft.master.nodes.store_server import serving_store
 from weft.ports.orchestrator import Notice
 from weft.ports.store import Store
 from weft.runtime.tasks import beside
-from weft.testing.kubernetes.api import Api
-from weft.testing.kubernetes.api_server import ApiServer
-from weft.testing.kubernetes.manifests import token_of
 
 AGENTS = "/api/v1/namespaces/kube-system/pods"
 

@@ -12,6 +12,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.support.kubernetes.api import Api
+from tests.support.kubernetes.api_server import ApiServer
+from tests.support.kubernetes.manifests import token_of
+from tests.support.proxy import Proxy
 
 from weft.adapters.kubernetes.cluster_informers import ClusterDeclarations
 from weft.adapters.kubernetes.credentials import Access
@@ -22,10 +26,6 @@ from weft.domain.model import PodPort, Value
 from weft.lab.waiting import eventually, soon, until
 from weft.ports.orchestrator import PodRef
 from weft.runtime.tasks import beside
-from weft.testing.kubernetes.api import Api
-from weft.testing.kubernetes.api_server import ApiServer
-from weft.testing.kubernetes.manifests import token_of
-from weft.testing.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -8,7 +8,7 @@ import pytest
 
 from weft.adapters.stores.memory import open_store
 from weft.ports.store import Store
-from weft.testing.contracts import CompactionContract, StoreContract
+from weft.testing.store_contract import CompactionContract, StoreContract
 
 
 @pytest.fixture

@@ -9,6 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.support.proxy import Proxy
+from tests.support.store_chaos import besieged
+from tests.support.store_load import Commit, stress_process
+from tests.support.store_process import HISTORY, serving_process
 
 from weft.adapters.stores.remote import open_store
 from weft.drivers import RemoteStoreSettings, SqliteStoreSettings
@@ -17,10 +21,6 @@ from weft.lab.servers.certificates import Authority
 from weft.lab.servers.processes import free_port
 from weft.master.nodes.store_server import serving_store
 from weft.runtime.http import server_tls
-from weft.testing.proxy import Proxy
-from weft.testing.serving import HISTORY, serving_process
-from weft.testing.siege import besieged
-from weft.testing.stress import Commit, stress_process
 
 NODE = "node-1"
 SIEGE = f"status/nodes/{NODE}/siege/"

@@ -19,7 +19,7 @@ from weft.domain.ids import StoreKey
 from weft.lab.waiting import soon
 from weft.ports.store import At, Delete, Event, LeaseId, Put, Revision, Store
 from weft.runtime.store.mirror import EVERYTHING
-from weft.testing.contracts import CompactionContract, StoreContract, take
+from weft.testing.store_contract import CompactionContract, StoreContract, take
 
 A, B = StoreKey("a"), StoreKey("b")
 

@@ -8,13 +8,13 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from tests.support.store_load import Commit, Ledger, stress_process
 
 from weft.adapters.stores.sqlite import open_store
 from weft.drivers import SqliteStoreSettings
 from weft.lab.waiting import soon
 from weft.ports.store import Revision
 from weft.runtime.store.mirror import EVERYTHING
-from weft.testing.stress import Commit, Ledger, stress_process
 
 HISTORY = 1_000_000
 WRITERS = ("a", "b", "c", "d")

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests.support import inventory
+from tests.support.runtimes import make_root, take_own_disk
 
 from weft.cni import install
 from weft.cni.chains import CONF_DIR
@@ -15,8 +17,6 @@ from weft.lab.hosts import Host
 from weft.lab.namespaces import stepped_apart
 from weft.lab.netlab import NetLab, open_lab
 from weft.lab.waiting import until
-from weft.testing import inventory
-from weft.testing.runtimes import make_root, take_own_disk
 
 
 @pytest.fixture

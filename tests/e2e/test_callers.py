@@ -7,17 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from weft.testing import inventory
-from weft.testing.runtimes import (
-    Ctr,
-    Podman,
-    Runtime,
-    address_in,
-    hears,
-    running_containerd,
-    running_podman,
-)
+from tests.support import inventory
+from tests.support.runtimes import Ctr, Podman, Runtime, address_in, hears, running_containerd, running_podman
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Machine

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from tests.support import inventory
+from tests.support.runtimes import Ran, run
 
 from weft.kernel.netns import Namespace
 from weft.lab import traffic
-from weft.testing import inventory
-from weft.testing.runtimes import Ran, run
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Machine

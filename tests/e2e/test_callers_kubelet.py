@@ -6,9 +6,10 @@ import json
 import random
 from typing import TYPE_CHECKING
 
+from tests.support import inventory
+
 from weft.cni.errors import CniError, Code
 from weft.lab.cni.libcni import Output
-from weft.testing import inventory
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Machine

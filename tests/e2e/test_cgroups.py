@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-
-from weft.testing.cgroups import make_cgroup, own_cgroup
+from tests.support.cgroups import make_cgroup, own_cgroup
 
 
 def places(name: str) -> list[Path]:

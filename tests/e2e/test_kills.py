@@ -16,7 +16,7 @@ def besiege(*, kills: int, store: str, within: float, rules: int = 0, datapath: 
     if os.geteuid() != 0:
         pytest.skip("the lab makes namespaces, which takes root")
     flags = {"kills": kills, "store": store, "rules": rules, "datapath": datapath}
-    command = [sys.executable, "-m", "weft.testing.kills", *(f"--{name}={value}" for name, value in flags.items())]
+    command = [sys.executable, "-m", "tests.support.chaos", *(f"--{name}={value}" for name, value in flags.items())]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=within)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-20_000:]}"
 

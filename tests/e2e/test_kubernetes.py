@@ -13,17 +13,17 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
+from tests.support import inventory
+from tests.support.kubernetes.cluster import WITHIN, Cluster
+from tests.support.kubernetes.documents import PORT, deployment, pod
+from tests.support.kubernetes.namespaces import cluster_apart
+from tests.support.kubernetes.node import Node
+from tests.support.runtimes import must, run
+from tests.support.sequence_stream import Stream
 
 from weft.lab.dig import dig
 from weft.lab.traffic import never_reaches, reaches
 from weft.lab.waiting import eventually, until
-from weft.testing import inventory
-from weft.testing.kubernetes.apart import cluster_apart
-from weft.testing.kubernetes.cluster import WITHIN, Cluster
-from weft.testing.kubernetes.documents import PORT, deployment, pod
-from weft.testing.kubernetes.node import Node
-from weft.testing.runtimes import must, run
-from weft.testing.streams import Stream
 
 NODES = ("one", "two")
 RESOLV_CONF = "/etc/resolv.conf"

@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
-from weft.testing.kubernetes.apart import cluster_apart
-from weft.testing.kubernetes.cluster import Cluster
-from weft.testing.kubernetes.conformance import PASSED, judge, known_specs
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.conformance import PASSED, judge, known_specs
+from tests.support.kubernetes.namespaces import cluster_apart
 
 TABLE = Path(__file__).parents[2] / "docs" / "kubernetes-conformance.md"
 PASSES = "passes"

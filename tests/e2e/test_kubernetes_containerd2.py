@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.kubernetes.cluster import WITHIN, Cluster, holds
+from tests.support.kubernetes.documents import pod
+from tests.support.kubernetes.namespaces import cluster_apart
 
 from weft.lab.traffic import reaches
 from weft.lab.waiting import eventually, until
-from weft.testing.kubernetes.apart import cluster_apart
-from weft.testing.kubernetes.cluster import WITHIN, Cluster, holds
-from weft.testing.kubernetes.documents import pod
 
 
 async def is_ready(cluster: Cluster, node: str) -> bool:

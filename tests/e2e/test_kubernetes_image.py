@@ -6,11 +6,11 @@ import itertools
 from pathlib import Path
 
 import pytest
+from tests.support.kubernetes.documents import deployment
+from tests.support.kubernetes.installed import manifest_for, netctl, own_pods
+from tests.support.kubernetes.namespaces import cluster_apart
 
 from weft.lab.traffic import reaches
-from weft.testing.kubernetes.apart import cluster_apart
-from weft.testing.kubernetes.documents import deployment
-from weft.testing.kubernetes.installed import manifest_for, netctl, own_pods
 
 NODES = ("one", "two")
 

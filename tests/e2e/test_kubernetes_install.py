@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.support import inventory
+from tests.support.kubernetes.cluster import WITHIN, Cluster
+from tests.support.kubernetes.documents import deployment, pod
+from tests.support.kubernetes.installed import bring_image, manifest_for, netctl, own_pods
+from tests.support.kubernetes.manifests import UNINSTALL
+from tests.support.kubernetes.namespaces import cluster_apart
+from tests.support.sequence_stream import Stream
 
 import weft
 from weft.lab.dig import dig
 from weft.lab.traffic import never_reaches, reaches
 from weft.lab.waiting import eventually, until
-from weft.testing import inventory
-from weft.testing.kubernetes.apart import cluster_apart
-from weft.testing.kubernetes.cluster import WITHIN, Cluster
-from weft.testing.kubernetes.documents import deployment, pod
-from weft.testing.kubernetes.installed import bring_image, manifest_for, netctl, own_pods
-from weft.testing.kubernetes.manifests import UNINSTALL
-from weft.testing.streams import Stream
 
 NODES = ("one", "two")
 AGENT, NAMES = "weft-netplugin", "weft-netdns"

@@ -6,14 +6,14 @@ import itertools
 from pathlib import Path
 
 import pytest
+from tests.support.kubernetes.documents import deployment
+from tests.support.kubernetes.installed import bring_image, manifest_for, netctl, own_pods
+from tests.support.kubernetes.namespaces import cluster_apart
 
 from weft.lab.partition import Door
 from weft.lab.servers.etcd import running_etcd
 from weft.lab.servers.processes import free_port
 from weft.lab.traffic import reaches
-from weft.testing.kubernetes.apart import cluster_apart
-from weft.testing.kubernetes.documents import deployment
-from weft.testing.kubernetes.installed import bring_image, manifest_for, netctl, own_pods
 
 NODES = ("one", "two")
 CONTROLS = "node-role.kubernetes.io/control-plane"

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import inventory
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.documents import PORT, daemon_set, deployment
+from tests.support.kubernetes.installed import bring_image, manifest_for, own_pods
+from tests.support.kubernetes.namespaces import cluster_apart
+from tests.support.kubernetes.node import Node
+from tests.support.runtimes import must
 
 from weft.lab.waiting import until
-from weft.testing import inventory
-from weft.testing.kubernetes.apart import cluster_apart
-from weft.testing.kubernetes.cluster import Cluster
-from weft.testing.kubernetes.documents import PORT, daemon_set, deployment
-from weft.testing.kubernetes.installed import bring_image, manifest_for, own_pods
-from weft.testing.kubernetes.node import Node
-from weft.testing.runtimes import must
 
 NODES = ("one", "two")
 FORMER = {"one": "10.77.1", "two": "10.77.2"}

@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.support import inventory
+from tests.support.kubernetes.cluster import WITHIN, Cluster
+from tests.support.kubernetes.documents import pod
+from tests.support.kubernetes.namespaces import cluster_apart
+from tests.support.switch_inventory import ports
 
 from weft.lab.dig import dig
 from weft.lab.traffic import never_reaches, reaches
 from weft.lab.waiting import eventually, until
-from weft.testing import inventory
-from weft.testing.kubernetes.apart import cluster_apart
-from weft.testing.kubernetes.cluster import WITHIN, Cluster
-from weft.testing.kubernetes.documents import pod
-from weft.testing.switch_inventory import ports
 
 CLOSED = {
     "apiVersion": "networking.k8s.io/v1",

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
 import pytest
+from tests.support.modes import ON_OVS_TOO
+from tests.support.sequence_stream import Stream
 
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import UDP
 from weft.lab.waiting import until
-from weft.testing.modes import ON_OVS_TOO
-from weft.testing.streams import Stream
 
 OPEN, SHUT = 5000, 6000
 RATE = 1000

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from itertools import product
 
 import pytest
+from tests.support.flood import Flood, Shot, Tap
 
 from weft.domain.addresses import Address, parse_address
 from weft.kernel.netns import Namespace
@@ -22,7 +23,6 @@ from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import UDP
 from weft.lab.waiting import soon, until
-from weft.testing.floods import Flood, Shot, Tap
 
 OPEN, SHUT = 5000, 6000
 FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}

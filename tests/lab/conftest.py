@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from tests.support.policy_testbed import Ward, open_ward
 
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.socket import NETFILTER, ROUTE, NetlinkSocket
 from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.lab.namespaces import stepped_apart
 from weft.lab.servers.processes import DEADLINE
-from weft.testing.judged import Ward, open_ward
 
 
 class Space:

@@ -8,6 +8,21 @@ import subprocess
 
 import msgspec
 import pytest
+from tests.support.ethernet import (
+    ARP,
+    BROADCAST,
+    IPV4,
+    REPLY,
+    VLAN,
+    arp,
+    datagram,
+    frame,
+    hears,
+    is_arp,
+    is_from,
+    wire_of,
+)
+from tests.support.policy_testbed import TENANT, Pod, Ward
 
 from weft.adapters.netns.nft.bridge_filter import BRIDGE_SYSCTLS
 from weft.domain.addresses import Address
@@ -16,8 +31,6 @@ from weft.domain.desired.state import Gateway
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP
 from weft.lab.traffic import QUIET_S
 from weft.lab.waiting import DEADLINE
-from weft.testing.frames import ARP, BROADCAST, IPV4, REPLY, VLAN, arp, datagram, frame, hears, is_arp, is_from, wire_of
-from weft.testing.judged import TENANT, Pod, Ward
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import msgspec
+from tests.support.policy_testbed import Pod, Ward
 
 from weft.domain.desired.diff import Difference
 from weft.domain.errors import DatapathFault, NotFound
@@ -12,7 +13,6 @@ from weft.domain.policy.model.protocols import UDP
 from weft.kernel.netlink.nft_set import read_generation
 from weft.lab.waiting import DEADLINE
 from weft.ports.datapath import Plugging
-from weft.testing.judged import Pod, Ward
 
 
 def plugging(pod: Pod) -> Plugging:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.modes import BOTH_MODES
+from tests.support.policy_testbed import Ward, row
 
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import REFUSES
-from weft.testing.judged import Ward, row
-from weft.testing.modes import BOTH_MODES
 
 pytestmark = BOTH_MODES
 

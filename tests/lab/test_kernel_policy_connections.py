@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.support.modes import BOTH_MODES
+from tests.support.policy_testbed import Pod, Ward, row
 
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import REFUSES
 from weft.lab.waiting import DEADLINE
-from weft.testing.judged import Pod, Ward, row
-from weft.testing.modes import BOTH_MODES
 
 pytestmark = BOTH_MODES
 

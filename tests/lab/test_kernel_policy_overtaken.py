@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
+from tests.support.flood import Flood, Shot, Tap
+from tests.support.policy_testbed import TENANT, Pod, Ward, row, tallies_of
 
 from weft.domain.addresses import Range
 from weft.domain.desired.diff import Difference
@@ -12,8 +14,6 @@ from weft.domain.policy.model.protocols import UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, PolicyPart, Row, Where
 from weft.lab.waiting import until
-from weft.testing.floods import Flood, Shot, Tap
-from weft.testing.judged import TENANT, Pod, Ward, row, tallies_of
 
 ALLOW, DENY = 0x111, REFUSES | 0x222
 CHANGES, RANGE_CHANGES = 6000, 4000

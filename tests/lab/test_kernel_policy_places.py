@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.policy_testbed import TENANT, Ward, row
 
 from weft.adapters.netns.nft.policy_chains import UNJUDGED
 from weft.domain.addresses import Address, Range, parse_address
@@ -19,7 +20,6 @@ from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import REFUSES, STRANGER, Where, Who
 from weft.kernel.netns import Namespace
 from weft.lab.waiting import DEADLINE
-from weft.testing.judged import TENANT, Ward, row
 
 if TYPE_CHECKING:
     from tests.lab.conftest import MakeSpace

@@ -10,6 +10,8 @@ import socket
 import subprocess
 
 import pytest
+from tests.support.modes import BRIDGE_IN_SOAK
+from tests.support.policy_testbed import TENANT, Ward, row, tallies_of
 
 from weft.adapters.netns.nft.entries import Entry
 from weft.adapters.netns.nft.policy_maps import entries_of
@@ -19,8 +21,6 @@ from weft.domain.policy.model.protocols import TCP, UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, PolicyPart, Row, Tally, Where, Who
 from weft.lab.waiting import DEADLINE
-from weft.testing.judged import TENANT, Ward, row, tallies_of
-from weft.testing.modes import BRIDGE_IN_SOAK
 
 pytestmark = BRIDGE_IN_SOAK
 

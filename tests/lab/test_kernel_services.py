@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from tests.support.modes import BOTH_MODES
+from tests.support.policy_testbed import TENANT, Pod, Ward, row
 
 from weft.adapters.netns.nft import table
 from weft.adapters.netns.nft.service_maps import service_entries
@@ -27,8 +29,6 @@ from weft.domain.policy.model.protocols import ICMP, SCTP, TCP, UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import REFUSES
 from weft.lab.waiting import DEADLINE
-from weft.testing.judged import TENANT, Pod, Ward, row
-from weft.testing.modes import BOTH_MODES
 
 pytestmark = BOTH_MODES
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.support import inventory, switch_inventory
 from weft.adapters.ovs.ovsdb.client.bridge import NAME, PORT_NUMBERS, SwitchBridge, open_database
 from weft.adapters.ovs.pipeline.pipeline.tables import Table
 
@@ -29,7 +30,6 @@ from weft.lab.servers.openvswitch import Switch, running_switch
 from weft.lab.traffic import UDP, Place
 from weft.lab.waiting import soon, until
 from weft.ports.datapath import NO_CHANGE, Plugging, WiredAddress, Wiring
-from weft.testing import inventory, switch_inventory
 
 BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")

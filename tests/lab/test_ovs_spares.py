@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.support import inventory
 from weft.adapters.ovs.ovsdb.client.bridge import NAME, SwitchBridge, open_database
 from weft.adapters.ovs.ovsdb.client.external_ids import wiring_marks
 
@@ -23,7 +24,6 @@ from weft.kernel.netns import NamespaceDirectory
 from weft.lab.servers.openvswitch import Switch, running_switch
 from weft.lab.waiting import until
 from weft.ports.datapath import Plugging, WiredAddress, Wiring
-from weft.testing import inventory
 
 BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")

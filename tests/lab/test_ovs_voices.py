@@ -6,6 +6,7 @@ import subprocess
 from contextlib import closing
 from pathlib import Path
 
+from tests.support.ethernet import is_from, tag_heard, wire_of
 from weft.adapters.ovs.openflow.client.actions import LOCAL
 from weft.adapters.ovs.openflow.client.client import OpenFlow
 
@@ -13,7 +14,6 @@ from weft.adapters.ovs.ports.garp import announcement
 from weft.kernel.netns import Namespace
 from weft.lab.servers.openvswitch import running_switch
 from weft.lab.waiting import DEADLINE
-from weft.testing.frames import is_from, tag_heard, wire_of
 
 MAC = "02:02:0a:00:00:01"
 

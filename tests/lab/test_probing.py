@@ -6,11 +6,11 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from tests.support import inventory
 
 from weft.kernel.netns import Namespace
 from weft.lab.traffic import TCP, Place
 from weft.lab.verify.packet_matrix import Ears, Question, ask
-from weft.testing import inventory
 
 HERE = Path("/proc/self/ns/net")
 LOSES_A_RESET = "tcp flags & rst == rst quota until 100 bytes counter drop"

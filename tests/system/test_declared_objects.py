@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.kube_script import HANG, Scripted, event, listing, scripted_server
+from tests.support.runtimes import run
+
 from weft.lab.servers.etcd import running_etcd
 from weft.lab.servers.masters import MasterProcess, Rest, client
 from weft.lab.waiting import eventually, until
-from weft.testing.kube_script import HANG, Scripted, event, listing, scripted_server
-from weft.testing.runtimes import run
 
 NAMESPACES = "/api/v1/namespaces"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"

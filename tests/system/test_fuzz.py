@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.address_audit import audit
 
 from weft.lab.servers.masters import MasterProcess, Rest, client
-from weft.testing.audit import audit
 
 Document = dict[str, Any]
 

@@ -13,13 +13,13 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from tests.support.address_audit import audit
 
 from weft.lab.servers.etcd import Etcd, running_etcd
 from weft.lab.servers.masters import API, MasterProcess, Rest, client, until_told
 from weft.lab.waiting import DEADLINE, eventually, soon, until
 from weft.master.api.leader_proxy import FORWARDED
 from weft.runtime.tasks import beside
-from weft.testing.audit import audit
 
 BLUE = {"tenantName": "default", "networkName": "blue", "encap": "vxlan", "subnet": "10.1.0.0/16"}
 NAMES = ("one", "two", "three")

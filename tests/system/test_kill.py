@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.address_audit import audit
 
 from weft.lab.servers.masters import MasterProcess, Rest, client, until_told
 from weft.lab.waiting import until
-from weft.testing.audit import audit
 
 SUBNETS = {
     "small": {"subnet": "10.1.0.0/24", "ipv6Subnet": "fd01::/120"},

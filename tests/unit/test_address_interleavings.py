@@ -19,6 +19,9 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.support.address_audit import audit
+from tests.support.agents import ReferenceAgent
+from tests.support.interleaving import ScheduledStore, Scheduler, Weather, at_once
 from weft.master.control.control.control import Condition, ControlPlane
 from weft.master.control.control.node_gc import collect_once
 
@@ -45,9 +48,6 @@ from weft.runtime.backoff import Backoff, happens
 from weft.runtime.store.election import Leadership, lead
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
-from weft.testing.agents import ReferenceAgent
-from weft.testing.audit import audit
-from weft.testing.interleaving import ScheduledStore, Scheduler, Weather, at_once
 
 TTL = 3.0
 LIMIT = 12.0

@@ -1,6 +1,6 @@
 """The Store port: a small ordered key-value store with compare-and-commit, watches and leases.
 
-Contract, for every adapter (`weft.testing.contracts.StoreContract` is the judge):
+Contract, for every adapter (`weft.testing.store_contract.StoreContract` is the judge):
 
 - **Revisions** are positive integers. A commit that writes gets one that is greater than all before it, also over
   restarts; all its writes share it, and nothing else has it (adapters may merge commits that were asked for at the same

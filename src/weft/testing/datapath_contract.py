@@ -14,6 +14,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from tests.support.inventory import devices
 
 from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.desired.diff import Difference, diff
@@ -27,7 +28,6 @@ from weft.kernel.netns import NamespaceDirectory
 from weft.lab import traffic
 from weft.lab.waiting import soon, until
 from weft.ports.datapath import Datapath, Drop, Plugging, WiredAddress, Wiring
-from weft.testing.inventory import devices
 
 BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
+from tests.support.netdns import Netdns, Pod
 
 from weft.kernel.netns import NamespaceDirectory
-from weft.testing.netdns import Netdns, Pod
 
 if TYPE_CHECKING:
     from tests.lab.conftest import MakeSpace

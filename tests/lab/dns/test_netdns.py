@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 
 import dns.message
 import pytest
+from tests.support.fake_cluster import DEFAULT, World, network
+from tests.support.fake_cluster import group as member_group
+from tests.support.netdns import GATEWAYS, POD, POD_V6, Netdns, Pod
+from tests.support.resolver import Resolver
 
 from weft.agent.dns.control_client import conversation_with
 from weft.agent.dns.zone_push import NamePusher
@@ -24,10 +28,6 @@ from weft.lab.servers.processes import DEADLINE
 from weft.lab.waiting import eventually
 from weft.runtime.dns_control import Entries, Everything, Look, Tenant
 from weft.runtime.tasks import beside
-from weft.testing.netdns import GATEWAYS, POD, POD_V6, Netdns, Pod
-from weft.testing.resolver import Resolver
-from weft.testing.worlds import DEFAULT, World, network
-from weft.testing.worlds import group as member_group
 
 if TYPE_CHECKING:
     from tests.lab.conftest import MakeSpace

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.support.kubernetes.fake_cluster import PaperCluster, open_paper_cluster
 
 from weft.lab.namespaces import stepped_apart
 from weft.lab.netlab import open_lab
-from weft.testing.kubernetes.paper_cluster import PaperCluster, open_paper_cluster
 
 
 @pytest.fixture(scope="module", autouse=True)

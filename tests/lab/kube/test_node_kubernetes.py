@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
+from tests.support import inventory
+from tests.support.kubernetes.fake_cluster import POLICIES, SERVICES, PaperCluster
+from tests.support.responders import answering, ask
 
 from weft.cni.errors import CniError
 from weft.lab.dig import dig
 from weft.lab.hosts import Host, Pod
 from weft.lab.waiting import eventually
-from weft.testing import inventory
-from weft.testing.answering import answering, ask
-from weft.testing.kubernetes.paper_cluster import POLICIES, SERVICES, PaperCluster
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

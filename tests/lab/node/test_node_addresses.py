@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.support import inventory
+from tests.support.modes import ALL_IN_SOAK, ON_ALL
 
 from weft.cni.errors import CniError, Code
 from weft.lab.netlab import NetLab
 from weft.lab.waiting import eventually
-from weft.testing import inventory
-from weft.testing.modes import ALL_IN_SOAK, ON_ALL
 
 
 @ALL_IN_SOAK

@@ -6,14 +6,14 @@ import asyncio
 from functools import partial
 
 import pytest
+from tests.support import inventory
+from tests.support.modes import ON_OVS_TOO
+from tests.support.switch_inventory import BRIDGE
 
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import UDP
 from weft.lab.waiting import eventually
-from weft.testing import inventory
-from weft.testing.modes import ON_OVS_TOO
-from weft.testing.switch_inventory import BRIDGE
 
 NETWORKS = {
     "net": {"subnet": "10.1.0.0/16", "gateway": "10.1.255.254", "ipv6Subnet": "2001:db8:1::/64"},

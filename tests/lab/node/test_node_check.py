@@ -7,6 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.support import inventory
+from tests.support.modes import ALL_IN_SOAK, ON_ALL
+from tests.support.switch_inventory import BRIDGE
 from weft.adapters.ovs.ovsdb.client.bridge import PORT_NUMBERS
 
 from weft.cni.errors import CniError, Code
@@ -14,9 +17,6 @@ from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.servers.openvswitch import Switch
 from weft.lab.waiting import eventually, until
-from weft.testing import inventory
-from weft.testing.modes import ALL_IN_SOAK, ON_ALL
-from weft.testing.switch_inventory import BRIDGE
 
 TRIES = 20
 

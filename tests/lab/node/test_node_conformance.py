@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import inventory
 
 from weft.cni.errors import CniError, Code
 from weft.cni.request import AttachmentId
@@ -20,7 +21,6 @@ from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.servers.processes import DEADLINE
 from weft.lab.waiting import until
-from weft.testing import inventory
 
 NET = "net"
 CONFIG: dict[str, Any] = {"cniVersion": "1.1.0", "name": "weft", "type": "weft-cni"}

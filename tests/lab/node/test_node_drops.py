@@ -12,6 +12,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.support import inventory
+from tests.support.flood import Flood, Shot
+from tests.support.modes import ON_ALL
 
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host, Pod
@@ -19,9 +22,6 @@ from weft.lab.netlab import NetLab
 from weft.lab.servers.processes import DEADLINE
 from weft.lab.traffic import TCP, UDP, Transport
 from weft.lab.waiting import eventually
-from weft.testing import inventory
-from weft.testing.floods import Flood, Shot
-from weft.testing.modes import ON_ALL
 
 WEFT = (sys.executable, "-m", "weft.cli")
 DENY_TCP_81 = "contiv/default/shop/no-81"

@@ -12,6 +12,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support import inventory
+from tests.support.connectivity import SILENCE_S
+from tests.support.modes import BRIDGE_IN_SOAK, OVS_MODES_IN_SOAK
 from weft.cli.mtu_probe import checksum
 
 from weft.kernel.netns import Namespace
@@ -20,9 +23,6 @@ from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import TCP, UDP, IPAddress, Place
 from weft.lab.waiting import until
-from weft.testing import inventory
-from weft.testing.modes import BRIDGE_IN_SOAK, OVS_MODES_IN_SOAK
-from weft.testing.verdicts import SILENCE_S
 
 pytestmark = [BRIDGE_IN_SOAK, OVS_MODES_IN_SOAK]
 NET = {"subnet": "10.1.0.0/16", "gateway": "10.1.0.1", "ipv6Subnet": "fd00:1::/64", "ipv6Gateway": "fd00:1::1"}

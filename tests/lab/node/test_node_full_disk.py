@@ -7,13 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support import inventory
 
 from weft.cni.errors import CniError, Code
 from weft.lab.hosts import Host
 from weft.lab.namespaces import unmount
 from weft.lab.netlab import NetLab
 from weft.lab.waiting import DEADLINE
-from weft.testing import inventory
 
 PIECE = 4096
 

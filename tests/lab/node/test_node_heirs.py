@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from tests.support.connectivity import SILENCE_S
+from tests.support.modes import ON_ALL
+
 from weft.cni.errors import CniError
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import UDP, IPAddress
 from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff, happens
-from weft.testing.modes import ON_ALL
-from weft.testing.verdicts import SILENCE_S
 
 PORT, OTHER_PORT = 643, 644
 VIP = "10.1.0.200"

@@ -13,6 +13,8 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
+from tests.support import inventory, switch_inventory
+from tests.support.modes import ALL_IN_SOAK, BRIDGE_IN_SOAK, ON_ALL, ON_OVS_AND_TAGS, ON_OVS_TOO, OVS_MODES_IN_SOAK
 
 from weft.cni.errors import CniError
 from weft.kernel.netlink.conntrack import read_connections
@@ -23,8 +25,6 @@ from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import QUIET_S, TCP, UDP, IPAddress
 from weft.lab.waiting import DEADLINE, eventually, soon, until
-from weft.testing import inventory, switch_inventory
-from weft.testing.modes import ALL_IN_SOAK, BRIDGE_IN_SOAK, ON_ALL, ON_OVS_AND_TAGS, ON_OVS_TOO, OVS_MODES_IN_SOAK
 
 VXLAN_PORT = 4789
 LOOPBACK = ip_address("127.0.0.1")

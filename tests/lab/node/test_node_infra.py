@@ -9,14 +9,14 @@ from functools import partial
 from ipaddress import ip_address, ip_interface
 
 import pytest
+from tests.support import inventory
+from tests.support.modes import BRIDGE_IN_SOAK, ON_ALL, ON_OVS_TOO, OVS_MODES_IN_SOAK
 
 from weft.kernel.netns import Namespace
 from weft.lab import traffic
 from weft.lab.hosts import Host
 from weft.lab.netlab import NetLab
 from weft.lab.waiting import eventually
-from weft.testing import inventory
-from weft.testing.modes import BRIDGE_IN_SOAK, ON_ALL, ON_OVS_TOO, OVS_MODES_IN_SOAK
 
 LONG = "an-infra-network-with-a-long-name"
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.support import inventory
+from tests.support.modes import ALL_IN_SOAK
 
 from weft.cni.errors import CniError, Code
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.waiting import DEADLINE, eventually, until
 from weft.runtime.backoff import Backoff
-from weft.testing import inventory
-from weft.testing.modes import ALL_IN_SOAK
 
 BLOCKS, CLAIMS = "blocks", "claims"
 """A network whose addresses come from the node's own blocks, and one where the store is asked for each."""

@@ -7,6 +7,8 @@ import json
 import random
 
 import pytest
+from tests.support import inventory
+from tests.support.modes import ALL_IN_SOAK
 
 from weft.cni.errors import CniError, Code
 from weft.cni.request import AttachmentId
@@ -14,8 +16,6 @@ from weft.lab.cni.libcni import Output
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.waiting import until
-from weft.testing import inventory
-from weft.testing.modes import ALL_IN_SOAK
 
 
 @pytest.fixture

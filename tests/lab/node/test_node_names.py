@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.modes import BRIDGE_IN_SOAK, ON_OVS_TOO, OVS_MODES_IN_SOAK
+from tests.support.resolver import Resolver
 
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.servers.processes import DEADLINE
 from weft.lab.waiting import eventually, soon, until
-from weft.testing.modes import BRIDGE_IN_SOAK, ON_OVS_TOO, OVS_MODES_IN_SOAK
-from weft.testing.resolver import Resolver
 
 pytestmark = BRIDGE_IN_SOAK
 NET = {"subnet": "10.1.0.0/16", "gateway": "10.1.0.1", "ipv6Subnet": "fd00:1::/64", "ipv6Gateway": "fd00:1::1"}

@@ -6,14 +6,14 @@ import asyncio
 from contextlib import suppress
 
 import pytest
+from tests.support import inventory
+from tests.support.modes import ALL_IN_SOAK
 
 from weft.cni.errors import CniError, Code
 from weft.lab import traffic
 from weft.lab.hosts import Pod
 from weft.lab.netlab import NetLab, open_lab
 from weft.lab.waiting import eventually
-from weft.testing import inventory
-from weft.testing.modes import ALL_IN_SOAK
 
 
 @ALL_IN_SOAK

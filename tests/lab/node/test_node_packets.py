@@ -8,12 +8,12 @@ import socket
 import struct
 
 import pytest
+from tests.support import inventory
+from tests.support.modes import BOTH_MODES, OVS_MODES_IN_SOAK
 
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import QUIET_S
-from weft.testing import inventory
-from weft.testing.modes import BOTH_MODES, OVS_MODES_IN_SOAK
 
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _DO = 10, 23, 2
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from tests.support import inventory
+from tests.support.external_hosts import NODE_PORT, VIPS, give_v6, names, places, the_world
+from tests.support.kube_feed import TARGET_PORT, kube_feed
+from tests.support.responders import answering, ask, is_ignored, is_refused
+
 from weft.lab.netlab import open_lab
-from weft.testing import inventory
-from weft.testing.answering import answering, ask, is_ignored, is_refused
-from weft.testing.kube_feed import TARGET_PORT, kube_feed
-from weft.testing.outsiders import NODE_PORT, VIPS, give_v6, names, places, the_world
 
 
 async def test_node_ports_are_those_of_chosen_addresses() -> None:

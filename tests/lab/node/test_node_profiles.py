@@ -11,6 +11,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from tests.support import inventory, switch_inventory
+from tests.support.modes import ALL_IN_SOAK, ON_ALL
+from tests.support.switch_inventory import Limited
 
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host, Pod
@@ -18,9 +21,6 @@ from weft.lab.netlab import NetLab, open_lab
 from weft.lab.servers.masters import MasterProcess, client
 from weft.lab.traffic import TCP, UDP
 from weft.lab.waiting import DEADLINE, eventually, until
-from weft.testing import inventory, switch_inventory
-from weft.testing.modes import ALL_IN_SOAK, ON_ALL
-from weft.testing.switch_inventory import Limited
 
 SIZE = 1_500_000
 TRIES = 8

@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.support import inventory
+from tests.support.modes import ALL_IN_SOAK, BRIDGE_IN_SOAK, ON_OVS_TOO, OVS_MODES_IN_SOAK
+from tests.support.switch_inventory import BRIDGE
 
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab, open_lab
 from weft.lab.servers.masters import API
 from weft.lab.traffic import TCP, UDP, Transport
 from weft.lab.waiting import eventually, until
-from weft.testing import inventory
-from weft.testing.modes import ALL_IN_SOAK, BRIDGE_IN_SOAK, ON_OVS_TOO, OVS_MODES_IN_SOAK
-from weft.testing.switch_inventory import BRIDGE
 
 
 async def two_hosts_with_pods(lab: NetLab, *names: str, **choices: str) -> list[Pod]:

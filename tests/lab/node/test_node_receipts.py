@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import msgspec
+from tests.support.modes import ALL_IN_SOAK
 
 from weft.domain.ids import StoreKey
 from weft.drivers import RemoteStoreSettings, open_store
 from weft.lab.netlab import NetLab, open_lab
 from weft.lab.servers.masters import API, Answer
 from weft.lab.waiting import eventually
-from weft.testing.modes import ALL_IN_SOAK
 
 
 async def write(lab: NetLab, name: str, query: str) -> Answer:

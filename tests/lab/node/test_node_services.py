@@ -10,6 +10,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import product
 from typing import Any
 
+from tests.support.modes import ALL_IN_SOAK, BOTH_MODES, BRIDGE_IN_SOAK, ON_ALL, ON_OVS_TOO, OVS_MODES_IN_SOAK
+
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host, Pod
 from weft.lab.http_services import NOBODY, REFUSED, hears, saying_names
@@ -17,7 +19,6 @@ from weft.lab.netlab import NetLab, open_lab
 from weft.lab.servers.masters import MasterProcess, client
 from weft.lab.traffic import TCP, UDP, IPAddress, Place, Transport
 from weft.lab.waiting import DEADLINE, eventually
-from weft.testing.modes import ALL_IN_SOAK, BOTH_MODES, BRIDGE_IN_SOAK, ON_ALL, ON_OVS_TOO, OVS_MODES_IN_SOAK
 
 LABELS = {"app": "web", "tier": "front", "zone": "a", "colour": "green"}
 SERVICE: dict[str, object] = {

@@ -12,12 +12,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.support.modes import ON_ALL
+
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host
 from weft.lab.netlab import NetLab
 from weft.lab.servers.processes import DEADLINE
 from weft.lab.waiting import eventually
-from weft.testing.modes import ON_ALL
 
 WEFT = (sys.executable, "-m", "weft.cli")
 NETCTL = (sys.executable, "-m", "weft.ctl.netctl.main")

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support import inventory
+from tests.support.modes import ALL_IN_SOAK, ON_ALL
+from tests.support.runtimes import Ran, run
 
 from weft.lab.hosts import Host
 from weft.lab.netlab import UPLINKS, NetLab
-from weft.testing import inventory
-from weft.testing.modes import ALL_IN_SOAK, ON_ALL
-from weft.testing.runtimes import Ran, run
 
 OTHERS = "99-others.conflist"
 

@@ -9,6 +9,23 @@ from functools import partial
 from ipaddress import ip_address
 
 import pytest
+from tests.support import inventory
+from tests.support.echoes import is_answered
+from tests.support.ethernet import (
+    ARP,
+    BROADCAST,
+    IPV4,
+    REPLY,
+    VLAN,
+    arp,
+    datagram,
+    frame,
+    hears,
+    is_arp,
+    is_from,
+    wire_of,
+)
+from tests.support.external_hosts import host_place
 
 from weft.domain.addresses import Address, parse_address
 from weft.lab import traffic
@@ -17,10 +34,6 @@ from weft.lab.http_services import hears as heard_at
 from weft.lab.http_services import saying_names
 from weft.lab.netlab import NetLab
 from weft.lab.waiting import DEADLINE, eventually
-from weft.testing import inventory
-from weft.testing.echoes import is_answered
-from weft.testing.frames import ARP, BROADCAST, IPV4, REPLY, VLAN, arp, datagram, frame, hears, is_arp, is_from, wire_of
-from weft.testing.outsiders import host_place
 
 GATEWAYS = {4: "10.1.255.254", 6: "2001:db8:1::1"}
 

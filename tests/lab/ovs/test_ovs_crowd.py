@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.support import inventory
+from tests.support.modes import OVS_IN_ALL_MODES
+from tests.support.switch_inventory import BRIDGE, ports, tenants
+
 from weft.lab.netlab import NetLab
 from weft.lab.servers.openvswitch import Switch
 from weft.lab.waiting import until
-from weft.testing import inventory
-from weft.testing.modes import OVS_IN_ALL_MODES
-from weft.testing.switch_inventory import BRIDGE, ports, tenants
 
 CROWD = 20
 

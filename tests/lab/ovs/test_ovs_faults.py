@@ -6,15 +6,15 @@ import asyncio
 from functools import partial
 
 import pytest
+from tests.support import inventory
+from tests.support.modes import OVS_IN_ALL_MODES
+from tests.support.switch_inventory import BRIDGE, ports, tenants
 
 from weft.cni.errors import CniError
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.servers.openvswitch import Switch
 from weft.lab.waiting import eventually, until
-from weft.testing import inventory
-from weft.testing.modes import OVS_IN_ALL_MODES
-from weft.testing.switch_inventory import BRIDGE, ports, tenants
 
 OURS = f"cookie={0x77656674 << 32:#x}"
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from tests.support import inventory
+from tests.support.runtimes import Ran, run
+from tests.support.switch_inventory import BRIDGE
+
 from weft.lab.hosts import Host
 from weft.lab.netlab import NetLab
 from weft.lab.servers.openvswitch import Switch
-from weft.testing import inventory
-from weft.testing.runtimes import Ran, run
-from weft.testing.switch_inventory import BRIDGE
 
 OTHER = "br-others"
 TAP = "tap-others"

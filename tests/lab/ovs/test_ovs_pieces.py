@@ -8,13 +8,13 @@ import socket
 import struct
 
 import pytest
+from tests.support.connectivity import SILENCE_S
+from tests.support.flood import Tap
 
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import UDP
 from weft.lab.waiting import eventually
-from weft.testing.floods import Tap
-from weft.testing.verdicts import SILENCE_S
 
 _LET_GO = re.compile(r"frags expired: (\d+)")
 _PIECES = 20

@@ -6,15 +6,15 @@ import asyncio
 import socket
 
 import pytest
+from tests.support import inventory
+from tests.support.connectivity import SILENCE_S
+from tests.support.echoes import is_answered
+from tests.support.switch_inventory import BRIDGE, ports, tenants
 
 from weft.kernel.netns import Namespace
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import UDP
 from weft.lab.waiting import until
-from weft.testing import inventory
-from weft.testing.echoes import is_answered
-from weft.testing.switch_inventory import BRIDGE, ports, tenants
-from weft.testing.verdicts import SILENCE_S
 
 OURS = ("wp", "wx", "wl", "wefth-")
 GATEWAYS = {4: "10.1.255.254", 6: "2001:db8:1::1"}

@@ -7,6 +7,9 @@ import subprocess
 from functools import partial
 
 import pytest
+from tests.support.modes import OVS_IN_ALL_MODES, OVS_WITH_TAGS_AND_MORE
+from tests.support.sequence_stream import Stream
+from tests.support.switch_inventory import BRIDGE, VLAN_BRIDGE, ports
 from weft.adapters.ovs.pipeline.pipeline.tables import Table
 
 from weft.cni.errors import CniError
@@ -14,9 +17,6 @@ from weft.lab.hosts import Host
 from weft.lab.netlab import NetLab
 from weft.lab.servers.openvswitch import Switch
 from weft.lab.waiting import DEADLINE, eventually, until
-from weft.testing.modes import OVS_IN_ALL_MODES, OVS_WITH_TAGS_AND_MORE
-from weft.testing.streams import Stream
-from weft.testing.switch_inventory import BRIDGE, VLAN_BRIDGE, ports
 
 _PAUSES_GROW = 5
 """After so many tries the agent pauses for more than a second before the next."""

@@ -7,14 +7,15 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 
+from tests.support.connectivity import SILENCE_S
+from tests.support.policy_testbed import sctp_packet
+
 from weft.domain.policy.model.protocols import SCTP
 from weft.lab.hosts import Pod
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import IPAddress
 from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff
-from weft.testing.judged import sctp_packet
-from weft.testing.verdicts import SILENCE_S
 
 CALLER, OPEN, SHUT = 40000, 8, 7
 Ports = tuple[int, int]

@@ -8,12 +8,12 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.switch_inventory import BRIDGE
 
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host
 from weft.lab.netlab import NetLab
 from weft.lab.waiting import DEADLINE
-from weft.testing.switch_inventory import BRIDGE
 
 RULES: dict[str, dict[str, object]] = {
     "no-81": {"protocol": "tcp", "port": 81},

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.support import inventory
+from tests.support.sequence_stream import Stream
+from tests.support.switch_inventory import uplinks
 
 from weft.lab.hosts import Host
 from weft.lab.netlab import UPLINKS, NetLab
 from weft.lab.waiting import until
-from weft.testing import inventory
-from weft.testing.streams import Stream
-from weft.testing.switch_inventory import uplinks
 
 ONE, OTHER = UPLINKS
 RATE = 200

@@ -12,16 +12,9 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-
-from weft.adapters.netns.kernel_state import overlay_mac
-from weft.domain.addresses import Address, parse_address
-from weft.kernel.netns import Namespace
-from weft.lab import traffic
-from weft.lab.hosts import Host, Pod
-from weft.lab.netlab import NetLab
-from weft.lab.waiting import DEADLINE, eventually, until
-from weft.testing import inventory
-from weft.testing.frames import (
+from tests.support import inventory
+from tests.support.connectivity import SILENCE_S
+from tests.support.ethernet import (
     ARP,
     BROADCAST,
     IPV4,
@@ -36,10 +29,17 @@ from weft.testing.frames import (
     tagged,
     wire_of,
 )
-from weft.testing.modes import BOTH_MODES
-from weft.testing.outsiders import host_place
-from weft.testing.switch_inventory import VLAN_BRIDGE, uplinks
-from weft.testing.verdicts import SILENCE_S
+from tests.support.external_hosts import host_place
+from tests.support.modes import BOTH_MODES
+from tests.support.switch_inventory import VLAN_BRIDGE, uplinks
+
+from weft.adapters.netns.kernel_state import overlay_mac
+from weft.domain.addresses import Address, parse_address
+from weft.kernel.netns import Namespace
+from weft.lab import traffic
+from weft.lab.hosts import Host, Pod
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import DEADLINE, eventually, until
 
 TAG = 100
 HERE = Path("/proc/self/ns/net")

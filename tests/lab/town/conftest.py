@@ -13,14 +13,14 @@ from contextlib import ExitStack
 
 import pytest
 import pytest_asyncio
+from tests.support.external_hosts import RANGES, give_v6, the_world
+from tests.support.kube_feed import KubeFeed, kube_feed
+from tests.support.tenant_fixture import Town
 
 from weft.lab.lab_names import lab_modes
 from weft.lab.namespaces import stepped_apart
 from weft.lab.netlab import NetLab, open_lab
 from weft.lab.traffic import Place
-from weft.testing.kube_feed import KubeFeed, kube_feed
-from weft.testing.outsiders import RANGES, give_v6, the_world
-from weft.testing.towns import Town
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,18 +15,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.support import inventory
+from tests.support.connectivity import FAMILIES, SILENCE_S, between, obeyed
+from tests.support.flood import Tap
+from tests.support.forbidden_traffic import Fire
+from tests.support.modes import TOWNS_ON_ALL
+from tests.support.tenant_fixture import Town
 
 from weft.domain.addresses import parse_address
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host, Pod
 from weft.lab.traffic import UDP
 from weft.lab.waiting import soon, until
-from weft.testing import inventory
-from weft.testing.fire import Fire
-from weft.testing.floods import Tap
-from weft.testing.modes import TOWNS_ON_ALL
-from weft.testing.towns import Town
-from weft.testing.verdicts import FAMILIES, SILENCE_S, between, obeyed
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

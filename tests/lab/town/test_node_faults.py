@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.support import inventory
+from tests.support.connectivity import between, obeyed
+from tests.support.forbidden_traffic import Fire
+from tests.support.modes import TOWNS_ALL_IN_SOAK
+from tests.support.tenant_fixture import Town
 
 from weft.cni.errors import CniError, Code
 from weft.lab.hosts import Pod
 from weft.lab.netlab import NetLab
 from weft.lab.waiting import eventually, until
-from weft.testing import inventory
-from weft.testing.fire import Fire
-from weft.testing.modes import TOWNS_ALL_IN_SOAK
-from weft.testing.towns import Town
-from weft.testing.verdicts import between, obeyed
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), TOWNS_ALL_IN_SOAK]
 

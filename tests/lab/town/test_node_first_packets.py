@@ -12,6 +12,10 @@ from functools import partial
 
 import pytest
 import pytest_asyncio
+from tests.support.connectivity import FAMILIES
+from tests.support.flood import Tap
+from tests.support.modes import TOWNS_ON_ALL
+from tests.support.tenant_fixture import Town
 
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host, Pod
@@ -19,10 +23,6 @@ from weft.lab.netlab import NetLab
 from weft.lab.traffic import UDP
 from weft.lab.waiting import DEADLINE, until
 from weft.runtime.backoff import Backoff
-from weft.testing.floods import Tap
-from weft.testing.modes import TOWNS_ON_ALL
-from weft.testing.towns import Town
-from weft.testing.verdicts import FAMILIES
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -10,15 +10,8 @@ from ipaddress import ip_address
 from typing import Any
 
 import pytest
-
-from weft.lab.hosts import Host
-from weft.lab.netlab import NetLab
-from weft.lab.traffic import TCP, UDP, Place, Transport
-from weft.testing import inventory
-from weft.testing.answering import Answer, answering, ask, ask_by, is_ignored, is_refused
-from weft.testing.kube_feed import TARGET_PORT, KubeFeed, kube_feed
-from weft.testing.modes import TOWNS_ALL_IN_SOAK
-from weft.testing.outsiders import (
+from tests.support import inventory
+from tests.support.external_hosts import (
     EXTERNAL,
     FAMILIES,
     NODE_PORT,
@@ -32,7 +25,14 @@ from weft.testing.outsiders import (
     routed,
     who_answers,
 )
-from weft.testing.towns import Town
+from tests.support.kube_feed import TARGET_PORT, KubeFeed, kube_feed
+from tests.support.modes import TOWNS_ALL_IN_SOAK
+from tests.support.responders import Answer, answering, ask, ask_by, is_ignored, is_refused
+from tests.support.tenant_fixture import Town
+
+from weft.lab.hosts import Host
+from weft.lab.netlab import NetLab
+from weft.lab.traffic import TCP, UDP, Place, Transport
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("underlay"), TOWNS_ALL_IN_SOAK]
 

@@ -10,6 +10,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from tests.support import inventory
+from tests.support.external_hosts import EXTERNAL, NODE_PORT, VIPS, host_place, names, places, routed, who_answers
+from tests.support.kube_feed import TARGET_PORT, KubeFeed
+from tests.support.modes import TOWNS_ALL_IN_SOAK
+from tests.support.responders import answering, ask, is_ignored, is_refused
+from tests.support.tenant_fixture import WAIT, Town
 
 from weft.domain.cluster import Cluster
 from weft.domain.host_access.nodeport_vips import doors
@@ -19,12 +25,6 @@ from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import QUIET_S, UDP, Place
-from weft.testing import inventory
-from weft.testing.answering import answering, ask, is_ignored, is_refused
-from weft.testing.kube_feed import TARGET_PORT, KubeFeed
-from weft.testing.modes import TOWNS_ALL_IN_SOAK
-from weft.testing.outsiders import EXTERNAL, NODE_PORT, VIPS, host_place, names, places, routed, who_answers
-from weft.testing.towns import WAIT, Town
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("underlay"), TOWNS_ALL_IN_SOAK]
 

@@ -10,13 +10,13 @@ import itertools
 import socket
 
 import pytest
+from tests.support.connectivity import FAMILIES, SILENCE_S, between, obeyed
+from tests.support.modes import TOWNS_ON_ALL, needs_routing
+from tests.support.tenant_fixture import Town
 
 from weft.lab.hosts import Pod
 from weft.lab.traffic import TCP
 from weft.lab.waiting import soon
-from weft.testing.modes import TOWNS_ON_ALL, needs_routing
-from weft.testing.towns import Town
-from weft.testing.verdicts import FAMILIES, SILENCE_S, between, obeyed
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -14,15 +14,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 import pytest_asyncio
+from tests.support import inventory
+from tests.support.connectivity import between, obeyed
+from tests.support.modes import TOWNS_ALL_IN_SOAK, TOWNS_ON_ALL
+from tests.support.tenant_fixture import Town
 
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.servers.masters import MasterProcess, client
 from weft.lab.waiting import DEADLINE, eventually
-from weft.testing import inventory
-from weft.testing.modes import TOWNS_ALL_IN_SOAK, TOWNS_ON_ALL
-from weft.testing.towns import Town
-from weft.testing.verdicts import between, obeyed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.shims import AgentDouble, InstalledShim
 
 from weft.cni import install, main
 from weft.lab.servers.processes import DEADLINE
-from weft.testing.shims import AgentDouble, InstalledShim
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support.shims import AgentDouble, InstalledShim
 
 from weft.cni.wire import Call
 from weft.lab.cni.libcni import Libcni
 from weft.lab.cni.network_lists import read_network
 from weft.lab.cni.result_cache import Attachment, ResultCache
 from weft.lab.servers.processes import DEADLINE
-from weft.testing.shims import AgentDouble, InstalledShim
 
 NETNS = "/proc/self/ns/net"
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support.shims import CONFIG, AgentDouble, InstalledShim, double_result, error_of
 
 from weft.cni import install
 from weft.cni.errors import CniError, Code
@@ -18,7 +19,6 @@ from weft.lab.cni.libcni import Libcni
 from weft.lab.cni.network_lists import parse_list
 from weft.lab.cni.result_cache import Attachment, ResultCache
 from weft.lab.servers.processes import DEADLINE
-from weft.testing.shims import CONFIG, AgentDouble, InstalledShim, double_result, error_of
 
 
 class TestVerbs:

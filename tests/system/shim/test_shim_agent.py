@@ -11,10 +11,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.support.shims import CONFIG, SOON_MS, AgentDouble, InstalledShim, error_of
 
 from weft.cni import main, wire
 from weft.lab.servers.processes import DEADLINE
-from weft.testing.shims import CONFIG, SOON_MS, AgentDouble, InstalledShim, error_of
 
 
 class TestAgentAway:

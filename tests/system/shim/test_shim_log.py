@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.support.shims import CONFIG, AgentDouble, InstalledShim
 
 from weft.cni import install, main, wire
 from weft.lab.servers.processes import DEADLINE
-from weft.testing.shims import CONFIG, AgentDouble, InstalledShim
 
 
 class TestLog:

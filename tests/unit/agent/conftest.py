@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.support.fake_cluster import DEFAULT, World, group, network, policy, rule
 
 from weft.agent.dataplane.policy import Policies
 from weft.agent.store.attachment_store import Attachment, Journal, Stage
@@ -13,7 +14,6 @@ from weft.domain.ids import NodeName, TenantName
 from weft.domain.policy.model.rules import Action
 from weft.domain.policy.policymap.l4_partition import Outcome
 from weft.ports.datapath import Wiring
-from weft.testing.worlds import DEFAULT, World, group, network, policy, rule
 
 NODE = NodeName("one")
 

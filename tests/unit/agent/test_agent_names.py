@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.fake_cluster import DEFAULT
+from tests.support.fake_datapath import PaperNode, paper_node
 
 from weft.agent.dns.publisher import Names
 from weft.domain import kinds
@@ -19,8 +21,6 @@ from weft.ports.store import Compare, Revision, Write
 from weft.runtime.dns_control import Entries, Everything, Message, Report, Tenant, decode_message, encode, read_body
 from weft.runtime.store.mirror import EVERYTHING
 from weft.runtime.tasks import beside
-from weft.testing.paper import PaperNode, paper_node
-from weft.testing.worlds import DEFAULT
 
 GONE = TenantName("gone")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.support.fake_cluster import World, endpoint, network, service
 
 from weft.agent.dataplane.services import Services
 from weft.agent.observe.svcstats import show_uses
@@ -20,7 +21,6 @@ from weft.domain.loadbalancer.kube_objects import DeclaredService, KubeService
 from weft.domain.loadbalancer.state import Backend, Front
 from weft.domain.policy.model.protocols import TCP, UDP
 from weft.ports.datapath import ServiceUse
-from weft.testing.worlds import World, endpoint, network, service
 
 NODE, TENANT = NodeName("one"), TenantName("default")
 TENANTS = frozenset({TENANT})

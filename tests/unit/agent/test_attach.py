@@ -8,13 +8,13 @@ import json
 from collections import Counter
 
 import pytest
+from tests.support.fake_datapath import PaperNode, paper_node
 
 from weft.cni.errors import CniError, Code
 from weft.domain import kinds
 from weft.domain.errors import Unavailable
 from weft.domain.store_types import Delete
 from weft.lab.waiting import DEADLINE, soon, until
-from weft.testing.paper import PaperNode, paper_node
 
 
 def stored(node: PaperNode) -> set[str]:

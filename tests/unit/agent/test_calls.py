@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.support.fake_datapath import request_of
 
 from weft.agent.cni.inflight_requests import Calls, calls
 from weft.cni.request import Request
 from weft.lab.waiting import soon, until
-from weft.testing.paper import request_of
 
 
 class Slow:

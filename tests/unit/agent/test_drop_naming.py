@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from tests.support.fake_cluster import DEFAULT
 
 from weft.adapters.netns.nft.policy_chains import REASONS
 from weft.adapters.ovs.control.trace import NO_WAY
@@ -23,7 +24,6 @@ from weft.domain.policy.model.rules import Action, Direction, RuleId
 from weft.domain.policy.policymap.l4_partition import Outcome
 from weft.ports.datapath import Datapath, Drop, PartlyTold
 from weft.runtime.worker_thread import OneThread
-from weft.testing.worlds import DEFAULT
 
 if TYPE_CHECKING:
     from tests.unit.agent.conftest import Policed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.support.fake_cluster import DEFAULT, World, network
 
 from weft.agent.dataplane.policy import Policies
 from weft.agent.store.attachment_store import Attachment, Journal, Stage
@@ -18,7 +19,6 @@ from weft.domain.selectors import LabelSelector
 from weft.domain.store_types import Delete
 from weft.domain.transaction import put
 from weft.ports.datapath import Wiring
-from weft.testing.worlds import DEFAULT, World, network
 
 NODE = NodeName("one")
 

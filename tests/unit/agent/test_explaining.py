@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.support.fake_cluster import DEFAULT
 
 from weft.agent.dataplane.executor import Kernel
 from weft.agent.observe import trace_api
@@ -24,7 +25,6 @@ from weft.ports.datapath import Datapath, Drop, Question
 from weft.runtime.http import errors_as_json, serving
 from weft.runtime.routes import register
 from weft.runtime.worker_thread import OneThread
-from weft.testing.worlds import DEFAULT
 
 if TYPE_CHECKING:
     from tests.unit.agent.conftest import Policed

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from tests.support.fake_cluster import World
 
 from weft.agent.dataplane.services import Services
 from weft.agent.observe import health_check_server
@@ -22,7 +23,6 @@ from weft.domain.model import Value
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import eventually, until
 from weft.runtime.tasks import beside
-from weft.testing.worlds import World
 
 KEY = (DEFAULT_TENANT, "shop", "web")
 

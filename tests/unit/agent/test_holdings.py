@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from tests.support.agents import ReferenceAgent
+
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
 from weft.domain.errors import Unavailable
@@ -14,7 +16,6 @@ from weft.domain.store_types import Compare, Put, Revision, Write
 from weft.domain.transaction import put
 from weft.lab.waiting import eventually, soon, until
 from weft.runtime.tasks import beside
-from weft.testing.agents import ReferenceAgent
 
 TENANT, NETWORK = TenantName("default"), NetworkName("blue")
 LARGE = model.Network(tenant=TENANT, name=NETWORK, encap="vxlan", subnet="10.1.0.0/16", gateway="10.1.0.1")

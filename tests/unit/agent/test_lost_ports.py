@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tests.support.fake_datapath import PaperNode, paper_node
+
 from weft.cni.request import AttachmentId
 from weft.domain.errors import DatapathFault, NotFound
-from weft.testing.paper import PaperNode, paper_node
 
 A = AttachmentId("a", "eth0")
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.fake_cluster import group, network
+from tests.support.fake_datapath import PaperNode, paper_node, request_of
+from tests.support.kube_script import Scripted, listing, pod, scripted_server
 
 from weft.adapters.kubernetes import pods as pods_module
 from weft.adapters.kubernetes.credentials import Access
@@ -23,9 +26,6 @@ from weft.domain.policy.compile.kube_objects import KubeNamespace
 from weft.domain.transaction import put
 from weft.lab.waiting import soon, until
 from weft.runtime.tasks import beside
-from weft.testing.kube_script import Scripted, listing, pod, scripted_server
-from weft.testing.paper import PaperNode, paper_node, request_of
-from weft.testing.worlds import group, network
 
 PATH = "/api/v1/pods"
 BLUE = TenantName("blue")

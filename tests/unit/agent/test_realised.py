@@ -8,6 +8,8 @@ from typing import cast
 
 import msgspec
 import pytest
+from tests.support.fake_cluster import endpoint
+from tests.support.fake_datapath import paper_node
 
 from weft.agent.dataplane import reconciler
 from weft.agent.dataplane.executor import Kernel
@@ -23,8 +25,6 @@ from weft.lab.waiting import until
 from weft.ports.datapath import Datapath, Findings
 from weft.runtime.tasks import beside
 from weft.runtime.worker_thread import OneThread
-from weft.testing.paper import paper_node
-from weft.testing.worlds import endpoint
 
 
 class Moody:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Set
 
 import pytest
+from tests.support.fake_cluster import DEFAULT
+from tests.support.fake_datapath import PaperDatapath, PaperNode, paper_node
 
 from weft.domain import model
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.state import Part, Space
 from weft.domain.ids import TenantName
 from weft.ports.datapath import Findings
-from weft.testing.paper import PaperDatapath, PaperNode, paper_node
-from weft.testing.worlds import DEFAULT
 
 
 class Watch:

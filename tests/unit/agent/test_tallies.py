@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.support.fake_cluster import DEFAULT
+
 from weft.agent.observe.rule_counters import MOST_RULES, Counts, Deed, RuleCount, count_rules
 from weft.domain.ids import TenantName
 from weft.domain.policy.model.rules import Action
 from weft.ports.datapath import Tallies
-from weft.testing.worlds import DEFAULT
 
 if TYPE_CHECKING:
     from tests.unit.agent.conftest import Policed

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.fake_cluster import DEFAULT, World, group, kind_of, network, service
 
 from weft.agent.dns import zone_push
 from weft.agent.dns.control_client import tell
@@ -37,7 +38,6 @@ from weft.domain.transaction import put
 from weft.lab.waiting import soon, until
 from weft.runtime.dns_control import Entries, Everything, Look, Tenant, encode
 from weft.runtime.tasks import beside
-from weft.testing.worlds import DEFAULT, World, group, kind_of, network, service
 
 WEB = Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),))
 

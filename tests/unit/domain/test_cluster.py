@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fake_cluster import DEFAULT, World, endpoint, group, network, policy, rule
 
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import Range
 from weft.domain.cluster import Cluster
 from weft.domain.ids import NetworkKey, NetworkName, NodeName, StoreKey, TenantName
 from weft.domain.store_types import Change, Entry, Event, Listing
-from weft.testing.worlds import DEFAULT, World, endpoint, group, network, policy, rule
 
 BLUE = NetworkKey(DEFAULT, NetworkName("blue"))
 

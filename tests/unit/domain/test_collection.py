@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.support.fake_cluster import World, endpoint, network
 
 from weft.domain import codec, kinds, model
 from weft.domain.errors import Stale
@@ -13,7 +14,6 @@ from weft.domain.lifecycle import node_gc
 from weft.domain.lifecycle.changes.endpoints import plan_publish
 from weft.domain.store_types import Delete, Put
 from weft.domain.transaction import Plan
-from weft.testing.worlds import World, endpoint, network
 
 NODE = NodeName("n1")
 LIMIT = 3600.0

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fake_cluster import World, endpoint, group, network
 from weft.domain.ipam.ipam.allocator import NumberSet
 
 from weft.domain import model
@@ -14,7 +15,6 @@ from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import NodeName
 from weft.domain.ipam.ipam import ipam
 from weft.domain.lifecycle.changes.endpoints import plan_publish
-from weft.testing.worlds import World, endpoint, group, network
 
 NODE = NodeName("n1")
 LARGE = "10.1.0.0/16"

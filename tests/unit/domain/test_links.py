@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.fake_cluster import World, group, network, policy, profile, rule, service
+
 from weft.domain import kinds
 from weft.domain.kinds import Kind
 from weft.domain.links import Links, links_of
-from weft.testing.worlds import World, group, network, policy, profile, rule, service
 
 
 def populated() -> World:

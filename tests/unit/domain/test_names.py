@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.support.fake_cluster import DEFAULT, World, endpoint, group, network, service
 
 from weft.domain import model
 from weft.domain.dns.names import NOTHING, Entry, Rank, Record, Zone, endpoint_entry, service_entry, show_names
 from weft.domain.dns.zones import tenant_zone
-from weft.testing.worlds import DEFAULT, World, endpoint, group, network, service
 
 
 def workload(name: str, *, group: str = "", v4: str = "10.1.1.5", v6: str = "") -> model.Endpoint:

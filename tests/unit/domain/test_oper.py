@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from tests.support.fake_cluster import DEFAULT, World, endpoint, group, network, policy, profile, rule, service
 
 from weft.domain import codec, kinds, model
 from weft.domain.ids import NodeName
@@ -10,7 +11,6 @@ from weft.domain.ipam.ipam import ipam
 from weft.domain.lifecycle.changes.endpoints import plan_publish
 from weft.domain.loadbalancer.kube_objects import DeclaredService, KubeService, ServiceSpec
 from weft.domain.oper import endpoint_oper, oper_of
-from weft.testing.worlds import DEFAULT, World, endpoint, group, network, policy, profile, rule, service
 
 
 def test_an_empty_network_shows_its_tags_and_what_is_free() -> None:

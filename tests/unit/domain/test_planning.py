@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.fake_cluster import World, network, service
 
 from weft.domain import codec, kinds, model
 from weft.domain.errors import Invalid
 from weft.domain.ids import TenantName
 from weft.domain.store_types import NEVER, At, Put, Quiet
 from weft.domain.transaction import Plan, holder_of, put, put_claim
-from weft.testing.worlds import World, network, service
 
 
 def test_what_was_looked_at_is_compared() -> None:

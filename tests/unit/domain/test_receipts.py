@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from tests.support.fake_cluster import World
+
 from weft.domain import codec, kinds, model
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.lifecycle.sync_status import is_behind, laggards, node_status
 from weft.domain.oper import oper_of
 from weft.domain.store_types import Delete, Put, Write
 from weft.domain.transaction import Plan
-from weft.testing.worlds import World
 
 A, B = NodeName("a"), NodeName("b")
 

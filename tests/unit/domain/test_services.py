@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fake_cluster import World, endpoint, network, service
 
 from weft.domain import kinds, model
 from weft.domain.ids import TenantName
 from weft.domain.lifecycle.changes import endpoints
 from weft.domain.services import providers, services_of
-from weft.testing.worlds import World, endpoint, network, service
 
 LABELS = st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"), max_size=3)
 

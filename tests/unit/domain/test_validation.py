@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fake_cluster import endpoint, group, network, policy, profile, rule, service
 
 from weft.domain import kinds, model
 from weft.domain.addresses import Range, parse_address
 from weft.domain.errors import Invalid
 from weft.domain.ids import NodeName
 from weft.domain.validation import check, check_text, parse_rule_address, parse_tag_range
-from weft.testing.worlds import endpoint, group, network, policy, profile, rule, service
 
 BGP = model.BgpPeer(hostname=NodeName("n1"), router_ip="50.1.1.2/24", as_number="65002", neighbor_as="500")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from tests.support.fake_cluster import World, network
 
 from weft.domain import kinds, model
 from weft.domain.dns.names import NOTHING, Zone
@@ -21,7 +22,6 @@ from weft.domain.loadbalancer.kube_objects import (
 )
 from weft.domain.model import PodIdentity
 from weft.domain.transaction import put
-from weft.testing.worlds import World, network
 
 BLUE = TenantName("blue")
 PORT = ServicePort(name="http", port=80)

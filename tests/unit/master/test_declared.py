@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fake_cluster import World
 from weft.master.control.control.control import ControlPlane
 from weft.master.control.control.kube_sync import MOST_BYTES, MOST_WRITES, Declared, batches, keep, plan_writes
 
@@ -26,7 +27,6 @@ from weft.domain.store_types import LARGEST_VALUE, NEVER, At, Compare, Delete, P
 from weft.domain.transaction import put
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
-from weft.testing.worlds import World
 
 KINDS: tuple[Kind[Any], ...] = (kinds.KUBE_NAMESPACE, kinds.KUBE_POLICY, kinds.KUBE_SERVICE, kinds.KUBE_SLICE)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.support.fake_cluster import World
 from weft.master.control.control.policy_status import InForce
 
 from weft.domain import kinds, model
@@ -16,7 +17,6 @@ from weft.domain.transaction import put
 from weft.lab.waiting import until
 from weft.master.control.control import policy_status
 from weft.runtime.tasks import beside
-from weft.testing.worlds import World
 
 
 class Scene:

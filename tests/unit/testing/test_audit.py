@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from weft.testing.audit import audit
-from weft.testing.worlds import World, group, network, service
+from tests.support.address_audit import audit
+from tests.support.fake_cluster import World, group, network, service
 
 CLAIM = "claims/addresses/default/blue/0a010101"
 LARGE_BLOCK = "blocks/default/large/0a020040"

@@ -6,12 +6,12 @@ import asyncio
 from random import Random
 
 import pytest
+from tests.support.interleaving import ScheduledStore, Scheduler, Weather, at_once
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain.errors import Unavailable
 from weft.domain.ids import StoreKey
 from weft.ports.store import NEVER, At, Put
-from weft.testing.interleaving import ScheduledStore, Scheduler, Weather, at_once
 
 CALM = Weather(refused=0, unheard=0, late=0, clock=0, compacted=0)
 KEY = StoreKey("key")

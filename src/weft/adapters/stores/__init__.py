@@ -1,1 +1,1 @@
-"""Stores, one contract suite (`weft.testing.contracts`) for all."""
+"""Stores, one contract suite (`weft.testing.store_contract`) for all."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.support.kube_script import Scripted, scripted_server
 
 from weft.adapters.kubernetes.credentials import Access
-from weft.testing.kube_script import Scripted, scripted_server
 
 
 @pytest.fixture

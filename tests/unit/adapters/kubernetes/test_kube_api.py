@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from tests.support.kube_script import Scripted
 
 from weft.adapters.kubernetes.api import Api
 from weft.adapters.kubernetes.credentials import Access
@@ -16,7 +17,6 @@ from weft.lab.servers.certificates import Authority
 from weft.lab.servers.processes import free_port
 from weft.runtime import http_failover
 from weft.runtime.http import server_tls, serving
-from weft.testing.kube_script import Scripted
 
 
 async def test_a_token_that_was_replaced_is_read_anew(server: Scripted, access: Access, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.kube_script import HANG, Scripted, event, listing
 
 from weft.adapters.kubernetes.cluster_informers import ClusterDeclarations, read_namespace, read_service
 from weft.adapters.kubernetes.credentials import Access
@@ -20,7 +21,6 @@ from weft.domain.model import Value
 from weft.domain.policy.compile.kube_objects import KubeNamespace
 from weft.lab.waiting import until
 from weft.runtime.tasks import beside
-from weft.testing.kube_script import HANG, Scripted, event, listing
 
 
 def data(**members: Any) -> bytes:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.support.kube_script import HANG, Scripted, event, listing, pod
 
 from weft.adapters.kubernetes import pods as pods_module
 from weft.adapters.kubernetes.credentials import Access
@@ -16,7 +17,6 @@ from weft.domain.model import PodPort
 from weft.lab.waiting import until
 from weft.ports.orchestrator import PodRef
 from weft.runtime.tasks import beside
-from weft.testing.kube_script import HANG, Scripted, event, listing, pod
 
 PATH = "/api/v1/pods"
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
+from tests.support.kube_script import ABORT, HANG, Scripted, bookmark, event, listing, pod
 
 from weft.adapters.kubernetes.api import Api
 from weft.adapters.kubernetes.credentials import Access
@@ -13,7 +14,6 @@ from weft.adapters.kubernetes.objects import Pod
 from weft.adapters.kubernetes.reflector import Form, Reflector
 from weft.lab.waiting import until
 from weft.runtime.tasks import beside
-from weft.testing.kube_script import ABORT, HANG, Scripted, bookmark, event, listing, pod
 
 PATH = "/api/v1/pods"
 FORM = Form(PATH, msgspec.json.Decoder(Pod).decode, selector="spec.nodeName=n1")

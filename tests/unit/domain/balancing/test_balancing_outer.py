@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.fake_cluster import World, network
 
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.errors import Conflict, Invalid
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.loadbalancer.external_ips import outer_rules
-from weft.testing.worlds import World, network
 
 BLUE = TenantName("blue")
 EVERYTHING = ("0.0.0.0/0", "::/0")

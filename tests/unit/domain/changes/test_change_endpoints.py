@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fake_cluster import DEFAULT, World, endpoint, group, network
 from weft.domain.ipam.ipam.allocator import NumberSet
 
 from weft.domain import kinds, model
@@ -13,7 +14,6 @@ from weft.domain.errors import Conflict, Exhausted, Invalid, NotFound
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName
 from weft.domain.lifecycle.changes import endpoints
 from weft.domain.lifecycle.changes.endpoints import Busy
-from weft.testing.worlds import DEFAULT, World, endpoint, group, network
 
 E1 = EndpointKey(DEFAULT, NetworkName("blue"), EndpointId("e1"))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fake_cluster import World, group, network, policy, profile, rule
 
 from weft.domain import kinds, model
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import StoreKey, TenantName
 from weft.domain.lifecycle.changes import groups
-from weft.testing.worlds import World, group, network, policy, profile, rule
 
 
 def world_with_network(subnet: str = "10.1.1.0/24", gateway: str = "") -> World:

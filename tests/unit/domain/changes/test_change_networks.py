@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fake_cluster import World, endpoint, group, network, service
 
 from weft.domain import model
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import TenantName
 from weft.domain.lifecycle.changes import endpoints
-from weft.testing.worlds import World, endpoint, group, network, service
 
 
 def tags(stored: model.Network) -> tuple[int, int]:

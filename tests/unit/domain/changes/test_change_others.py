@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.support.fake_cluster import DEFAULT, World, group, network, policy, profile, service
 
 from weft.domain import kinds, model
 from weft.domain.errors import Conflict, Invalid, NotFound
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.lifecycle import changes
-from weft.testing.worlds import DEFAULT, World, group, network, policy, profile, service
 
 T1 = TenantName("t1")
 PEER = model.BgpPeer(hostname=NodeName("n1"), router_ip="50.1.1.2/24", as_number="65002", neighbor_as="500")

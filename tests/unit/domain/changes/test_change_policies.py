@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.fake_cluster import World, group, network, policy, rule
 
 from weft.domain import kinds
 from weft.domain.errors import Conflict, Invalid, NotFound
 from weft.domain.ids import TenantName
-from weft.testing.worlds import World, group, network, policy, rule
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.support.fake_cluster import DEFAULT, World, endpoint, group, kind_of, network, policy, profile, rule, service
 
 from weft.domain import kinds, model
 from weft.domain.errors import Stale
@@ -19,7 +20,6 @@ from weft.domain.lifecycle import changes
 from weft.domain.lifecycle.changes import endpoints
 from weft.domain.lifecycle.changes.endpoints import Busy
 from weft.domain.transaction import Plan
-from weft.testing.worlds import DEFAULT, World, endpoint, group, kind_of, network, policy, profile, rule, service
 
 Decision = Callable[[World], Plan]
 

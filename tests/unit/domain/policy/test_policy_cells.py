@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from tests.support.cluster_samples import random_cluster
 from weft.domain.policy.engine.engine.engine import Engine
 from weft.domain.policy.explain.explain.header_space import (
     AddressCells,
@@ -18,7 +19,6 @@ from weft.domain.policy.explain.explain.header_space import (
 from weft.domain.addresses import Address
 from weft.domain.model import PodPort
 from weft.domain.policy.model.rules import FlowRule
-from weft.testing.clusters import random_cluster
 
 
 def rules_of(seed: int) -> list[FlowRule]:

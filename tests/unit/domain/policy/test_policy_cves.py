@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from tests.support.cluster_samples import random_cluster, random_question
+from tests.support.policy_oracle import Judge
 from weft.domain.policy.engine.engine.decide import Flow, matches
 from weft.domain.policy.engine.engine.engine import Engine
 
@@ -18,8 +20,6 @@ from weft.domain.policy.model.ranges import AddressSet
 from weft.domain.policy.model.rules import Action, Direction, FlowRule, Peer, PodsOfNamespaces, Tier
 from weft.domain.policy.model.rules import RuleId as FlowRuleId
 from weft.domain.selectors import EVERYTHING, parse_selector
-from weft.testing.clusters import random_cluster, random_question
-from weft.testing.judge import Judge
 
 DEFAULT, NET = TenantName("default"), NetworkName("net")
 

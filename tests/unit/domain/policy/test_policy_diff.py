@@ -7,6 +7,7 @@ from ipaddress import ip_address, ip_network
 from random import Random
 
 import pytest
+from tests.support.cluster_samples import random_cluster, random_fact, remove_fact
 from weft.domain.policy.engine.engine.engine import Engine
 from weft.domain.policy.explain.explain.diff import FlowChange, diff
 from weft.domain.policy.explain.explain.header_space import portless_protocols
@@ -16,7 +17,6 @@ from weft.domain.model import Endpoint, Group, Policy, Rule
 from weft.domain.policy.model.identities import IdentityKey, Namespace, Pod
 from weft.domain.policy.model.netpol import read_network_policy
 from weft.domain.policy.model.protocols import protocol_name
-from weft.testing.clusters import random_cluster, random_fact, remove_fact
 
 DEFAULT, NET = TenantName("default"), NetworkName("net")
 SERVICES = [(6, 80), (6, 81), (6, 8080), (6, 65535), (6, 7), (17, 80), (132, 443), (1, 0), (47, 0), (99, 0)]

@@ -6,6 +6,15 @@ from collections.abc import Hashable
 from random import Random
 
 import pytest
+from tests.support.cluster_samples import (
+    key_of,
+    large_cluster,
+    random_cluster,
+    random_fact,
+    random_question,
+    remove_fact,
+)
+from tests.support.policy_oracle import Answer, Judge, Question
 from weft.domain.policy.engine.engine.decide import Flow
 from weft.domain.policy.engine.engine.engine import Engine
 from weft.domain.policy.engine.engine.facts import Fact
@@ -14,15 +23,6 @@ from weft.domain.addresses import parse_address
 from weft.domain.policy.model.identities import Namespace, Pod, identity_of_world
 from weft.domain.policy.model.netpol import read_network_policy
 from weft.domain.policy.model.rules import Action, MemberSet
-from weft.testing.clusters import (
-    key_of,
-    large_cluster,
-    random_cluster,
-    random_fact,
-    random_question,
-    remove_fact,
-)
-from weft.testing.judge import Answer, Judge, Question
 
 
 def ask(engine: Engine, question: Question) -> Answer:

@@ -7,10 +7,10 @@ from random import Random
 
 import msgspec
 import pytest
+from tests.support.cluster_samples import random_fact
 
 from weft.domain.errors import Invalid, Malformed
 from weft.domain.policy.model.netpol import NetworkPolicy, read_network_policy
-from weft.testing.clusters import random_fact
 
 Json = Mapping[str, object]
 

@@ -9,6 +9,7 @@ from random import Random
 
 import msgspec
 import pytest
+from tests.support.cluster_samples import key_of, random_cluster, random_fact, remove_fact
 from weft.domain.policy.engine.engine.decide import Flow, Miss, decide, first_word, matches, misses
 from weft.domain.policy.engine.engine.engine import Engine
 from weft.domain.policy.engine.engine.facts import Fact
@@ -22,7 +23,6 @@ from weft.domain.policy.policymap.policy_map import Tables
 from weft.domain.policy.policymap.policy_state import WORKLOAD, PolicyPart, Row, Tally
 from weft.domain.policy.policymap.stable_ids import Numbers
 from weft.lab.verify.oracle_table import read_cases, walk
-from weft.testing.clusters import key_of, random_cluster, random_fact, remove_fact
 
 TABLE = Path(__file__).parents[5] / "shared" / "oracles" / "netpol-cases.json.gz"
 DEFAULT, NODE = TenantName("default"), NodeName("n1")

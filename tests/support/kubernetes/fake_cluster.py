@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.support.kubernetes.api import Api
+from tests.support.kubernetes.api_server import ApiServer, running_api_server
+from tests.support.kubernetes.manifests import RBAC, apply, token_of
+
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
-from weft.testing.kubernetes.api import Api
-from weft.testing.kubernetes.api_server import ApiServer, running_api_server
-from weft.testing.kubernetes.manifests import RBAC, apply, token_of
 
 NAMESPACE = "lab"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

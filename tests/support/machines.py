@@ -12,10 +12,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.support.runtimes import must
+
 from weft.lab.hosts import Host
 from weft.lab.namespaces import MS_BIND, enter, mount, unmount
 from weft.lab.servers.processes import Child
-from weft.testing.runtimes import must
 
 _DISK = ("/etc/cni", "/opt", "/var/lib", "/var/log")
 """Where a machine keeps things when it is off."""
@@ -72,7 +73,7 @@ class Machine(Host):
 
     def _first_process(self) -> Child:
         apart = ("--pid", "--fork", "--kill-child", "--mount", "--propagation=unchanged", "--uts")
-        this = (sys.executable, "-m", "weft.testing.machines", self.name, str(self.home), str(self.machine))
+        this = (sys.executable, "-m", "tests.support.machines", self.name, str(self.home), str(self.machine))
         return Child(["unshare", *apart, "--", *this], log=self.home / "machine.log")
 
 

@@ -1,4 +1,4 @@
-"""A process that serves an embedded store on a unix socket: `python -m weft.testing.serving FILE SOCKET`.
+"""A process that serves an embedded store on a unix socket: `python -m tests.support.store_process FILE SOCKET`.
 
 It prints `serving` when it does.
 """
@@ -27,7 +27,7 @@ async def _main(file: str, socket: str) -> None:
 
 def serving_process(file: Path, socket: Path, *, log: Path) -> Child:
     """This program, running."""
-    return Child.python("weft.testing.serving", str(file), str(socket), log=log)
+    return Child.python("tests.support.store_process", str(file), str(socket), log=log)
 
 
 if __name__ == "__main__":

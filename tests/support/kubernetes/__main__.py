@@ -1,4 +1,4 @@
-"""`python -m weft.testing.kubernetes PROGRAMS`: a kube-apiserver to try things against, until it is interrupted.
+"""`python -m tests.support.kubernetes PROGRAMS`: a kube-apiserver to try things against, until it is interrupted.
 
 PROGRAMS is the directory that `scripts/build-kubernetes` prints. The server listens on loopback, and the path of a
 kubeconfig that may do everything is printed when it is ready.
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from weft.testing.kubernetes.api_server import ADMIN, running_api_server
+from tests.support.kubernetes.api_server import ADMIN, running_api_server
 
 
 async def serve(programs: Path) -> None:
@@ -29,5 +29,5 @@ async def serve(programs: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m weft.testing.kubernetes PROGRAMS")
+        sys.exit("usage: python -m tests.support.kubernetes PROGRAMS")
     asyncio.run(serve(Path(sys.argv[1])))

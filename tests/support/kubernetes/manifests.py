@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-
-from weft.testing.kubernetes.api import Api
+from tests.support.kubernetes.api import Api
 
 PACKAGING = Path(__file__).parents[4] / "packaging" / "kubernetes"
 RBAC = PACKAGING / "rbac.yaml"

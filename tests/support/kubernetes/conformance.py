@@ -16,11 +16,12 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.images import write_image
+from tests.support.runtimes import make_root, must, run
+
 from weft.lab.servers.certificates import Authority
 from weft.lab.waiting import DEADLINE
-from weft.testing.kubernetes.cluster import Cluster
-from weft.testing.kubernetes.images import write_image
-from weft.testing.runtimes import make_root, must, run
 
 _PROGRAMS = {"dash": "sh", "curl": "curl", "dig": "dig", "getent": "getent", "nc.openbsd": "nc", "wget": "wget"}
 _IMAGE = re.compile(r"\S+/(?:agnhost|busybox|glibc-dns-testing|pause):\S+")

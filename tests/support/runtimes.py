@@ -14,12 +14,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from tests.support.cgroups import own_cgroup
+
 from weft.kernel.netns import NamespaceDirectory
 from weft.lab.hosts import NETWORK
 from weft.lab.namespaces import mount
 from weft.lab.servers.processes import Child
 from weft.lab.waiting import DEADLINE, eventually, until
-from weft.testing.cgroups import own_cgroup
 
 PORT = 8080
 """Where every container says its name."""

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 
+from tests.support import inventory
+from tests.support.responders import Answer, ask
+
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import TCP, Place, Transport
 from weft.lab.waiting import DEADLINE
-from weft.testing import inventory
-from weft.testing.answering import Answer, ask
 
 FAMILIES = (4, 6)
 NODE_PORT = 30080

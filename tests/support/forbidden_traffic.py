@@ -8,11 +8,12 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+from tests.support.connectivity import FAMILIES
+from tests.support.flood import Flood, Shot, Tap
+
 from weft.lab.hosts import Pod
 from weft.lab.traffic import UDP
 from weft.lab.waiting import until
-from weft.testing.floods import Flood, Shot, Tap
-from weft.testing.verdicts import FAMILIES
 
 
 class Fire:

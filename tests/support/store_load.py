@@ -1,6 +1,6 @@
 """Writers that number their commits, and a ledger that notices every commit that is lost, doubled or half done.
 
-As a program (`python -m weft.testing.stress DRIVER SETTINGS WRITERS`) it opens a store and writes until it is killed,
+As a program (`python -m tests.support.store_load DRIVER SETTINGS WRITERS`) it opens a store and writes until it is killed,
 printing `opening`, `open`, and each commit that was acknowledged.
 """
 
@@ -130,7 +130,7 @@ async def _main(settings: StoreSettings, writers: list[str]) -> None:
 def stress_process(settings: StoreSettings, writers: Sequence[str], *, log: Path) -> Child:
     """This program, running."""
     return Child.python(
-        "weft.testing.stress", settings.driver, msgspec.json.encode(settings).decode(), ",".join(writers), log=log
+        "tests.support.store_load", settings.driver, msgspec.json.encode(settings).decode(), ",".join(writers), log=log
     )
 
 

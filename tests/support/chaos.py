@@ -1,6 +1,6 @@
 """Pods come and go while agents, shims, netmaster and the store are killed -9; afterwards nothing is lost or doubled.
 
-`python -m weft.testing.kills --kills 100`, as root; with `--datapath ovs` the daemons of Open vSwitch are killed too.
+`python -m tests.support.chaos --kills 100`, as root; with `--datapath ovs` the daemons of Open vSwitch are killed too.
 It ends with an error when an address was given twice, or when kernel, rules, ledgers, store and what runtimes were told
 do not agree in the end.
 """
@@ -15,6 +15,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from tests.support import inventory
+from tests.support.inventory import Held
+from tests.support.rulebooks import group_of, rules_hold, write_rules
+
 from weft.cni.errors import CniError
 from weft.lab.hosts import Host, Pod
 from weft.lab.namespaces import step_apart
@@ -23,9 +27,6 @@ from weft.lab.servers.openvswitch import Switch
 from weft.lab.waiting import DEADLINE, until
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.tasks import beside
-from weft.testing import inventory
-from weft.testing.inventory import Held
-from weft.testing.rulebooks import group_of, rules_hold, write_rules
 
 SLOTS = 4
 """Pods that come and go on each host, in each of two networks."""
@@ -236,7 +237,7 @@ async def besiege(*, kills: int, store: str, datapath: str, seed: int, rules: in
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m weft.testing.kills")
+    parser = argparse.ArgumentParser(prog="python -m tests.support.chaos")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--store", choices=("embedded", "etcd"), default="etcd")
     parser.add_argument("--datapath", choices=("linux", "ovs"), default="linux")

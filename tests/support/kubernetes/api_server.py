@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+from tests.support.kubernetes.api import Api, open_api
 
 from weft.lab.servers.certificates import Authority, Certificate
 from weft.lab.servers.etcd import Etcd, running_etcd
 from weft.lab.servers.processes import Child, free_port
 from weft.runtime.backoff import Backoff
-from weft.testing.kubernetes.api import Api, open_api
 
 SERVICES = "10.96.0.0/16"
 """Where cluster addresses of services come from; the server itself is the first of them."""

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.switch_inventory import heard, reachable
+
 from weft.lab.hosts import Host
 from weft.lab.netlab import NetLab
 from weft.lab.waiting import DEADLINE, eventually
-from weft.testing.switch_inventory import heard, reachable
 
 _ANY_NAMESPACE = Path("/proc/self/ns/net")
 

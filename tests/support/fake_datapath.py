@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
+from tests.support.fake_cluster import World, network
+
 from weft.adapters.stores.memory import MemoryStore
 from weft.agent.cni.attachments import Attachments
 from weft.agent.cni.pods import PodWorkloads
@@ -29,7 +31,6 @@ from weft.ports.orchestrator import Pods
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
 from weft.runtime.worker_thread import OneThread
-from weft.testing.worlds import World, network
 
 NODE = NodeName("one")
 _CONFIG = b'{"cniVersion":"1.1.0","name":"weft","type":"weft-cni"%s}'

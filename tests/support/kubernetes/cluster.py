@@ -10,20 +10,21 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from tests.support import inventory
+from tests.support.cgroups import make_cgroup, own_cgroup
+from tests.support.kubernetes.api import Api
+from tests.support.kubernetes.api_server import ADMIN, ApiServer, running_api_server
+from tests.support.kubernetes.documents import IMAGE, PORT
+from tests.support.kubernetes.images import write_image
+from tests.support.kubernetes.manifests import DNS
+from tests.support.kubernetes.node import BareNode, Node
+from tests.support.runtimes import make_root, must
+
 from weft.kernel.netns import Namespace
 from weft.lab.netlab import NetLab
 from weft.lab.servers.processes import Child
 from weft.lab.traffic import Place
 from weft.lab.waiting import eventually
-from weft.testing import inventory
-from weft.testing.cgroups import make_cgroup, own_cgroup
-from weft.testing.kubernetes.api import Api
-from weft.testing.kubernetes.api_server import ADMIN, ApiServer, running_api_server
-from weft.testing.kubernetes.documents import IMAGE, PORT
-from weft.testing.kubernetes.images import write_image
-from weft.testing.kubernetes.manifests import DNS
-from weft.testing.kubernetes.node import BareNode, Node
-from weft.testing.runtimes import make_root, must
 
 PODS = "/api/v1/namespaces/default/pods"
 

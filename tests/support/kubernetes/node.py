@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from tests.support.machines import Machine
+from tests.support.runtimes import must, run
+
 from weft.kernel.netns import NamespaceDirectory
 from weft.lab.servers.processes import Child
 from weft.lab.waiting import eventually
-from weft.testing.machines import Machine
-from weft.testing.runtimes import must, run
 
 _CONTAINERD = """\
 version = 2

@@ -16,9 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.support.kubernetes.images import write_image
+
 import weft
 from weft.cni.install import build_program
-from weft.testing.kubernetes.images import write_image
 
 SHIM = "/usr/libexec/weft/weft-cni"
 _LIBRARY = "usr/lib/weft"

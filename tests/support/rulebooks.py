@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from tests.support.connectivity import between, obeyed
+
 from weft.lab.hosts import Pod
 from weft.lab.netlab import NetLab
-from weft.testing.verdicts import between, obeyed
 
 OPEN = 5000
 """The first port that is open."""

@@ -9,13 +9,14 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+from tests.support.echoes import ECHO, icmp_of, open_echoes, ping
+from tests.support.flood import Tap
+
 from weft.domain.addresses import parse_address
 from weft.lab.hosts import Pod
 from weft.lab.traffic import ONE_TRY_S, TCP, UDP
 from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff, happens
-from weft.testing.echoes import ECHO, icmp_of, open_echoes, ping
-from weft.testing.floods import Tap
 
 FAMILIES = (4, 6)
 SILENCE_S = 0.3

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
+from tests.support.store_load import Commit, Ledger, write_on
+
 from weft.domain.ids import StoreKey
 from weft.lab.waiting import soon, until
 from weft.ports.store import Revision, Store
 from weft.runtime.tasks import beside
-from weft.testing.stress import Commit, Ledger, write_on
 
 WRITERS = ("a", "b", "c", "d")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.support.kubernetes.cluster import WITHIN, Cluster, holds
+from tests.support.kubernetes.manifests import WHOLE
+from tests.support.kubernetes.own_image import write_own_image
+
 import weft
 from weft.lab.waiting import eventually
-from weft.testing.kubernetes.cluster import WITHIN, Cluster, holds
-from weft.testing.kubernetes.manifests import WHOLE
-from weft.testing.kubernetes.own_image import write_own_image
 
 OWN_PODS = "/api/v1/namespaces/kube-system/pods"
 _NAMED_SERVERS = "# api-servers: https://192.0.2.10:6443"

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.kubernetes.cluster import Cluster, open_cluster
+from tests.support.runtimes import take_own_disk
 
 from weft.lab.namespaces import stepped_apart
 from weft.lab.netlab import open_lab
-from weft.testing.kubernetes.cluster import Cluster, open_cluster
-from weft.testing.runtimes import take_own_disk
 
 
 @asynccontextmanager
