@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from itertools import count, islice
 from pathlib import Path
 
-from weft.adapters.ovs.ovsdb.client.bridge import SwitchBridge, open_database
-
 from bench.labs import Pair, ip
+from weft.adapters.ovs.ovsdb.bridge import SwitchBridge, open_database
 from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.lab.servers.openvswitch import Switch, running_switch
 

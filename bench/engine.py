@@ -18,12 +18,12 @@ from typing import ParamSpec
 import msgspec
 from tests.support.cluster_samples import large_cluster
 from tests.support.policy_oracle import Judge, Question
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.engine.engine.facts import Fact
-from weft.domain.policy.explain.explain.diff import diff
-from weft.domain.policy.explain.explain.explain import explain
 
 from bench.figures import Figure, figure
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.engine.facts import Fact
+from weft.domain.policy.explain.explain import explain
+from weft.domain.policy.explain.diff import diff
 from weft.domain.policy.model.identities import Pod
 from weft.domain.policy.model.netpol import NetworkPolicy
 

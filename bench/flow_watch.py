@@ -9,8 +9,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from weft.adapters.ovs.ovsdb.client.bridge import NAME
-
+from weft.adapters.ovs.ovsdb.bridge import NAME
 from weft.lab.servers.openvswitch import Switch
 from weft.lab.waiting import DEADLINE
 

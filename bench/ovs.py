@@ -21,14 +21,14 @@ from pathlib import Path
 from statistics import median
 
 from tests.support.sequence_stream import Stream
-from weft.adapters.ovs.openflow.client.client import OpenFlow
-from weft.adapters.ovs.openflow.client.fields import match
-from weft.adapters.ovs.openflow.client.flows import Flow
 
 from bench import rule_changes
 from bench.bare_switch import BareSwitch, HandMade
 from bench.figures import Figure, Skipped, figure
 from bench.labs import AT_ONCE, NETWORK, attach, open_answerers, pair_of, restart, take_turns
+from weft.adapters.ovs.openflow.client import OpenFlow
+from weft.adapters.ovs.openflow.fields import match
+from weft.adapters.ovs.openflow.flows import Flow
 from weft.cni.errors import Code
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host

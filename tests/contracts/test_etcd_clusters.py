@@ -59,7 +59,7 @@ class TestSeveralMembers:
         self, tmp_path: Path, etcd: Etcd, root: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It answers, but only to say that it cannot help; another endpoint can."""
-        monkeypatch.setattr(failover, "PATIENCE", 1.0)
+        monkeypatch.setattr(http_failover, "PATIENCE", 1.0)
         async with running_etcd(tmp_path, members=3) as cluster, open_store(cluster.endpoints[:1]) as alone:
             revision = await alone.commit([], [Put(A, b"1")])
             for member in cluster.members[1:]:
@@ -87,7 +87,7 @@ class TestSeveralMembers:
             await check_usable(store)
 
     async def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(failover, "PATIENCE", 0.5)
+        monkeypatch.setattr(http_failover, "PATIENCE", 0.5)
         async with open_store([f"http://127.0.0.1:{free_port()}"]) as store:
             for refused in (store.read(A), store.list(A), store.commit([], [Put(A, b"")]), store.grant(1)):
                 with pytest.raises(Unavailable):
@@ -111,7 +111,7 @@ class TestTls:
     async def test_without_them_it_stays_closed(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(failover, "PATIENCE", 0.5)
+        monkeypatch.setattr(http_failover, "PATIENCE", 0.5)
         server = authority.issue("server", subject="/CN=etcd")
         foreign = Authority(tmp_path / "foreign").issue("client", subject="/O=weft")
         async with running_etcd(tmp_path / "etcd", tls=server) as cluster:

@@ -10,7 +10,7 @@ import pytest
 
 from weft.adapters.netns.diagnostics import foreign_drops, probe_kernel, probe_macvlan, survey_space
 from weft.adapters.netns.tenant_netns import TenantSpace
-from weft.cli import mtu_probe
+from weft.ctl.weft import mtu_probe
 from weft.domain.addresses import parse_address
 from weft.domain.errors import NotFound
 from weft.domain.ids import TenantName

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from weft.adapters.ovs.ovsdb.client.client import Database, Operation
-from weft.adapters.ovs.ovsdb.client.types import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
 
+from weft.adapters.ovs.ovsdb.client import Database, Operation
+from weft.adapters.ovs.ovsdb.types import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
 from weft.domain.errors import DatapathFault, Invalid
 from weft.lab.servers.openvswitch import Switch, running_switch
 from weft.lab.servers.processes import free_port

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.support import inventory, switch_inventory
-from weft.adapters.ovs.ovsdb.client.bridge import NAME, PORT_NUMBERS, SwitchBridge, open_database
-from weft.adapters.ovs.pipeline.pipeline.tables import Table
 
 from weft.adapters.ovs.datapath import OvsDatapath
-from weft.adapters.ovs.ovsdb.client import client
+from weft.adapters.ovs.ovsdb import client
+from weft.adapters.ovs.ovsdb.bridge import NAME, PORT_NUMBERS, SwitchBridge, open_database
+from weft.adapters.ovs.pipeline.tables import Table
 from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.segments import Segment, Station
@@ -325,7 +325,7 @@ def test_what_is_withdrawn_while_the_switch_is_away_does_not_come_back_with_it(
     gone = Who(BLUE, Address(4, A.number + 9), WORKLOAD | 1)
     later = Who(BLUE, Address(4, A.number + 8), WORKLOAD | 1)
     shape = Shape(BLUE, PORT.interface, 6_000_000, 10_000, 46)
-    monkeypatch.setattr(ovsdb, "DEADLINE", 1.0)  # a switch that is away numbers no ports
+    monkeypatch.setattr(client, "DEADLINE", 1.0)  # a switch that is away numbers no ports
     datapath.converge(GROUND)
     flows = switch.dump_flows(NAME)
     for withdraw in (

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from weft.adapters.ovs.ovsdb.client.bridge import NAME
 
 from weft.adapters.ovs.control.health import examine_switch
+from weft.adapters.ovs.ovsdb.bridge import NAME
 from weft.lab.servers.openvswitch import Switch, running_switch
 
 TSO = "userspace-tso-enable"

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from weft.adapters.ovs.openflow.client.actions import (
+
+from weft.adapters.ovs.openflow.actions import (
     IN_PORT,
     NORMAL,
     DecrementTtl,
@@ -19,11 +20,10 @@ from weft.adapters.ovs.openflow.client.actions import (
     SetField,
     Track,
 )
-from weft.adapters.ovs.openflow.client.client import OpenFlow
-from weft.adapters.ovs.openflow.client.fields import match
-from weft.adapters.ovs.openflow.client.flows import OWNER, Flow
-from weft.adapters.ovs.openflow.client.meters import Meter
-
+from weft.adapters.ovs.openflow.client import OpenFlow
+from weft.adapters.ovs.openflow.fields import match
+from weft.adapters.ovs.openflow.flows import OWNER, Flow
+from weft.adapters.ovs.openflow.meters import Meter
 from weft.domain.addresses import parse_address
 from weft.domain.errors import DatapathFault
 from weft.lab.servers.openvswitch import Switch, running_switch

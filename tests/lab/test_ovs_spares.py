@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.support import inventory
-from weft.adapters.ovs.ovsdb.client.bridge import NAME, SwitchBridge, open_database
-from weft.adapters.ovs.ovsdb.client.external_ids import wiring_marks
 
 from weft.adapters.ovs.datapath import OvsDatapath
+from weft.adapters.ovs.ovsdb.bridge import NAME, SwitchBridge, open_database
+from weft.adapters.ovs.ovsdb.external_ids import wiring_marks
 from weft.adapters.ovs.ports import pool
 from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.desired.state import Gateway, Overlay, Part, Port, Space
@@ -35,8 +35,8 @@ GROUND: frozenset[Part] = frozenset({Space(BLUE), Gateway(BLUE, GATEWAY), Overla
 @pytest.fixture(autouse=True)
 def generous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few ports are enough for some to spare."""
-    monkeypatch.setattr(spares, "PORTS_FOR_ONE", 1)
-    monkeypatch.setattr(spares, "MOST", 2)
+    monkeypatch.setattr(pool, "PORTS_FOR_ONE", 1)
+    monkeypatch.setattr(pool, "MOST", 2)
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ async def test_who_comes_and_goes_has_nobody_make_ports(
     datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that has just ports enough for one to spare keeps it when it has one port less."""
-    monkeypatch.setattr(spares, "PORTS_FOR_ONE", 4)
+    monkeypatch.setattr(pool, "PORTS_FOR_ONE", 4)
     await until_ready(datapath, 0)
     datapath.plug(wired := wiring(directory))
     await until_ready(datapath, 1)
@@ -365,7 +365,7 @@ async def test_a_node_with_few_ports_has_none(
 ) -> None:
     """Each costs every packet a little."""
     await until_ready(datapath, 2)
-    monkeypatch.setattr(spares, "PORTS_FOR_ONE", 16)
+    monkeypatch.setattr(pool, "PORTS_FOR_ONE", 16)
     await until_ready(datapath, 0)
     datapath.reap()
     assert spare_names(switch) == set()

@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.support.ethernet import is_from, tag_heard, wire_of
-from weft.adapters.ovs.openflow.client.actions import LOCAL
-from weft.adapters.ovs.openflow.client.client import OpenFlow
 
+from weft.adapters.ovs.openflow.actions import LOCAL
+from weft.adapters.ovs.openflow.client import OpenFlow
 from weft.adapters.ovs.ports.garp import announcement
 from weft.kernel.netns import Namespace
 from weft.lab.servers.openvswitch import running_switch

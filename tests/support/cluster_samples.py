@@ -11,12 +11,12 @@ from random import Random
 from typing import TypeVar
 
 from tests.support.policy_oracle import Question
-from weft.domain.policy.engine.engine.engine import Engine, Touched
-from weft.domain.policy.engine.engine.facts import Fact
 
 from weft.domain.errors import Invalid, NotFound
 from weft.domain.ids import EndpointId, GroupName, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Endpoint, Group, Network, PodPort, Policy, Rule
+from weft.domain.policy.engine.engine import Engine, Touched
+from weft.domain.policy.engine.facts import Fact
 from weft.domain.policy.model.identities import ApiServer, Host, Namespace, Pod
 from weft.domain.policy.model.netpol import (
     EgressRule,

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
-from weft.domain.policy.engine.engine.facts import Fact
-
 from weft.domain.model import Endpoint, Group, Network, PodPort, Policy, Rule
+from weft.domain.policy.engine.facts import Fact
 from weft.domain.policy.model.identities import ApiServer, Host, Namespace, Pod
 from weft.domain.policy.model.netpol import NetworkPolicy, PolicyPeer, PolicyPort
 from weft.domain.selectors import LabelSelector

@@ -22,8 +22,6 @@ from hypothesis import strategies as st
 from tests.support.address_audit import audit
 from tests.support.agents import ReferenceAgent
 from tests.support.interleaving import ScheduledStore, Scheduler, Weather, at_once
-from weft.master.control.control.control import Condition, ControlPlane
-from weft.master.control.control.node_gc import collect_once
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import codec, kinds, model
@@ -43,6 +41,8 @@ from weft.domain.ids import (
 )
 from weft.domain.kinds import Kind
 from weft.domain.store_types import NEVER, At, Compare
+from weft.master.control.control import Condition, ControlPlane
+from weft.master.control.node_gc import collect_once
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.store.election import Leadership, lead

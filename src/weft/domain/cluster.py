@@ -13,7 +13,7 @@ from weft.domain import codec, kinds, model
 from weft.domain.addresses import Address, Range, address_from_hex, parse_range
 from weft.domain.errors import Malformed, WeftError
 from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey, TenantName, store_key
-from weft.domain.ipam.ipam.allocator import NumberSet
+from weft.domain.ipam.allocator import NumberSet
 from weft.domain.kinds import Kind
 from weft.domain.store_types import NEVER, Change, DeleteAll, Listing, Put, Revision, Write
 

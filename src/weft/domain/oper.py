@@ -11,7 +11,7 @@ from typing import Any
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.ids import GroupKey
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.domain.kinds import Kind
 from weft.domain.lifecycle.sync_status import node_status
 from weft.domain.loadbalancer.external_ips import outer_rules

@@ -25,11 +25,11 @@ from weft.master.api.objects import Objects
 from weft.master.api.policy_api import PolicyQuestions, PolicyView
 from weft.master.api.server import make_app
 from weft.master.api.sync_wait import Patience, Receipts
-from weft.master.control.control.bootstrap import first_start
-from weft.master.control.control.control import ControlPlane
-from weft.master.control.control.kube_purge import Forgetting, tell_leftovers
-from weft.master.control.control.kube_sync import keep_declared
-from weft.master.control.control.node_gc import collect_for_ever
+from weft.master.control.bootstrap import first_start
+from weft.master.control.control import ControlPlane
+from weft.master.control.kube_purge import Forgetting, tell_leftovers
+from weft.master.control.kube_sync import keep_declared
+from weft.master.control.node_gc import collect_for_ever
 from weft.master.metrics import Metrics
 from weft.master.nodes.store_server import serving_store
 from weft.master.settings import MasterSettings, read_master_settings

@@ -10,8 +10,8 @@ import pytest
 from tests.support import inventory
 from tests.support.modes import ALL_IN_SOAK, ON_ALL
 from tests.support.switch_inventory import BRIDGE
-from weft.adapters.ovs.ovsdb.client.bridge import PORT_NUMBERS
 
+from weft.adapters.ovs.ovsdb.bridge import PORT_NUMBERS
 from weft.cni.errors import CniError, Code
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from tests.support import inventory
 from tests.support.connectivity import SILENCE_S
 from tests.support.modes import BRIDGE_IN_SOAK, OVS_MODES_IN_SOAK
-from weft.cli.mtu_probe import checksum
 
+from weft.ctl.weft.mtu_probe import checksum
 from weft.kernel.netns import Namespace
 from weft.lab import traffic
 from weft.lab.hosts import Host, Pod

@@ -10,8 +10,8 @@ import pytest
 from tests.support.modes import OVS_IN_ALL_MODES, OVS_WITH_TAGS_AND_MORE
 from tests.support.sequence_stream import Stream
 from tests.support.switch_inventory import BRIDGE, VLAN_BRIDGE, ports
-from weft.adapters.ovs.pipeline.pipeline.tables import Table
 
+from weft.adapters.ovs.pipeline.tables import Table
 from weft.cni.errors import CniError
 from weft.lab.hosts import Host
 from weft.lab.netlab import NetLab

@@ -117,7 +117,7 @@ async def test_a_follower_is_told_line_by_line_until_the_agent_stops(served: Ser
 
 
 async def test_nothing_to_tell_is_told_by_empty_lines(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explaining, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(trace_api, "HEARTBEAT_S", 0.01)
     async with served.open("/drops", follow="1") as reply:
         assert [await soon(reply.content.readline()) for _ in range(3)] == [b"\n"] * 3
     await until(lambda: served.drops.followers == 0)
@@ -133,7 +133,7 @@ async def test_followers_beyond_the_limit_are_refused(served: Served) -> None:
 
 
 async def test_a_follower_that_does_not_read_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explaining, "STALLED_S", 0.2)
+    monkeypatch.setattr(trace_api, "STALLED_S", 0.2)
     loop = asyncio.get_running_loop()
     with socket.socket() as idler:
         idler.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

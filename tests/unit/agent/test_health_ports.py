@@ -98,7 +98,7 @@ async def test_ports_are_closed_with_their_services() -> None:
 async def test_a_port_that_somebody_has_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(health_ports, "AGAIN_S", 0.05)
+    monkeypatch.setattr(health_check_server, "AGAIN_S", 0.05)
     scene, port = Scene(), free_port()
     scene.put_backend("one")
     async with scene.answering():

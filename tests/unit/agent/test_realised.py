@@ -11,7 +11,7 @@ import pytest
 from tests.support.fake_cluster import endpoint
 from tests.support.fake_datapath import paper_node
 
-from weft.agent.dataplane import reconciler
+from weft.agent.dataplane import reconciler as reconciler_module
 from weft.agent.dataplane.executor import Kernel
 from weft.agent.dataplane.reconciler import Reconciler
 from weft.agent.store.attachment_store import Journal
@@ -104,7 +104,7 @@ async def test_a_round_that_fails_settles_nothing() -> None:
 
 async def test_a_full_round_takes_no_news_for_drift(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pods come and go here and elsewhere; the log says "mended" only where somebody else had a hand in it."""
-    monkeypatch.setattr(reconcile, "FULL_ROUND_S", 0.0)
+    monkeypatch.setattr(reconciler_module, "FULL_ROUND_S", 0.0)
     two = model.Node(name=NodeName("two"), vtep_ip="192.0.2.2")
     far = msgspec.structs.replace(endpoint("far", network="default-net", address="10.1.9.1"), host="two")
     async with paper_node() as node, beside(node.reconciler.run(), name="reconcile"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 
 import pytest
-from weft.cli.capture import find_port, main
 
-from weft.cli import pcap
+from weft.ctl.weft import pcap
+from weft.ctl.weft.capture import find_port, main
 from weft.domain.errors import Conflict, NotFound
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from weft.cli.checks import (
+
+from weft.ctl.weft import mtu_probe
+from weft.ctl.weft.checks import (
     Check,
     Health,
     check_agent,
@@ -19,8 +21,6 @@ from weft.cli.checks import (
     check_spaces,
     check_switch,
 )
-
-from weft.cli import mtu_probe
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
 from weft.drivers import datapath_tools
@@ -156,7 +156,7 @@ def test_full_packets_must_reach_every_peer(
         assert (target, source) == ("192.0.2.2", "192.0.2.1")
         return size in passes
 
-    monkeypatch.setattr(echo, "answers", answers)
+    monkeypatch.setattr(mtu_probe, "answers", answers)
     peer = {"node": "two", "vtepIp": "192.0.2.2", "state": "alive"}
     (check,) = check_peers(WELL | {"peers": [peer]}, within=1)
     assert (check.name, check.health) == ("peer two", health)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from weft.cli.packet_trace import Fate, Seen, judge, tell
-from weft.cli.trace import main
+
+from weft.ctl.weft.packet_trace import Fate, Seen, judge, tell
+from weft.ctl.weft.trace import main
 
 RULE = "contiv/default/p/1"
 

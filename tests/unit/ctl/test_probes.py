@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 import pytest
-from weft.cli.mtu_probe import checksum
-from weft.cli.probes import Probe, Way, open_elsewhere, open_probe
 
-from weft.cli import probes
 from weft.ctl.failures import Refused, Usage
+from weft.ctl.weft import probes
+from weft.ctl.weft.mtu_probe import checksum
+from weft.ctl.weft.probes import Probe, Way, open_elsewhere, open_probe
 from weft.domain.errors import NotFound
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
 

@@ -7,7 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from weft.cli.drops import main
+
+from weft.ctl.weft.drops import main
 
 if TYPE_CHECKING:
     from tests.unit.ctl.conftest import Stub

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from weft.domain.ipam.ipam.allocator import NumberSet, choose, next_free, subtract
+
+from weft.domain.ipam.allocator import NumberSet, choose, next_free, subtract
 
 NUMBERS = st.one_of(st.integers(0, 70), st.integers(1000, 1050), st.integers(2040, 2060), st.integers(0, 1 << 128))
 SMALL = st.sets(st.integers(0, 2100), max_size=60)

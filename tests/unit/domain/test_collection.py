@@ -9,7 +9,7 @@ from tests.support.fake_cluster import World, endpoint, network
 from weft.domain import codec, kinds, model
 from weft.domain.errors import Stale
 from weft.domain.ids import NodeName
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.domain.lifecycle import node_gc
 from weft.domain.lifecycle.changes.endpoints import plan_publish
 from weft.domain.store_types import Delete, Put

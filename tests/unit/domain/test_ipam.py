@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.fake_cluster import World, endpoint, group, network
-from weft.domain.ipam.ipam.allocator import NumberSet
 
 from weft.domain import model
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import NodeName
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
+from weft.domain.ipam.allocator import NumberSet
 from weft.domain.lifecycle.changes.endpoints import plan_publish
 
 NODE = NodeName("n1")

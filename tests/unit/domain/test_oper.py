@@ -7,7 +7,7 @@ from tests.support.fake_cluster import DEFAULT, World, endpoint, group, network,
 
 from weft.domain import codec, kinds, model
 from weft.domain.ids import NodeName
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.domain.lifecycle.changes.endpoints import plan_publish
 from weft.domain.loadbalancer.kube_objects import DeclaredService, KubeService, ServiceSpec
 from weft.domain.oper import endpoint_oper, oper_of

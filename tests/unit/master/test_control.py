@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from weft.master.control.control.control import Condition, ControlPlane
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
@@ -14,6 +13,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable
 from weft.domain.ids import NetworkName, StoreKey, TenantName
 from weft.domain.store_types import NEVER, At, Compare, Delete, Put, Revision, Write
+from weft.master.control.control import Condition, ControlPlane
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
 

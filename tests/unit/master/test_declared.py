@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.fake_cluster import World
-from weft.master.control.control.control import ControlPlane
-from weft.master.control.control.kube_sync import MOST_BYTES, MOST_WRITES, Declared, batches, keep, plan_writes
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
@@ -25,6 +23,8 @@ from weft.domain.policy.model.netpol import EgressRule, IpBlock, PolicyPeer, Pol
 from weft.domain.selectors import LabelSelector
 from weft.domain.store_types import LARGEST_VALUE, NEVER, At, Compare, Delete, Put, Revision, Write
 from weft.domain.transaction import put
+from weft.master.control.control import ControlPlane
+from weft.master.control.kube_sync import MOST_BYTES, MOST_WRITES, Declared, batches, keep, plan_writes
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import beside
 

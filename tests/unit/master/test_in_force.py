@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 from tests.support.fake_cluster import World
-from weft.master.control.control.policy_status import InForce
 
 from weft.domain import kinds, model
 from weft.domain.errors import Behind
@@ -15,7 +14,8 @@ from weft.domain.policy.compile.kube_objects import KubePolicy
 from weft.domain.store_types import Delete, Put
 from weft.domain.transaction import put
 from weft.lab.waiting import until
-from weft.master.control.control import policy_status
+from weft.master.control import policy_status
+from weft.master.control.policy_status import InForce
 from weft.runtime.tasks import beside
 
 
@@ -79,7 +79,7 @@ async def test_other_documents_and_deleted_policies_are_not_asked_about() -> Non
 
 
 async def test_a_node_that_is_behind_is_told_of_once_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_force, "AGAIN_FIRST_S", 0.01)
+    monkeypatch.setattr(policy_status, "AGAIN_FIRST_S", 0.01)
     scene = Scene()
     scene.may_settle.set()
     scene.late = "not in force on two (silent)"

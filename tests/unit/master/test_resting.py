@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from weft.domain.ipam.ipam.address_cooldown import Resting
 
 from weft.domain.addresses import Address
 from weft.domain.ids import NetworkKey, NetworkName, TenantName
+from weft.domain.ipam.address_cooldown import Resting
 
 BLUE = NetworkKey(TenantName("default"), NetworkName("blue"))
 RED = NetworkKey(TenantName("default"), NetworkName("red"))

@@ -33,7 +33,7 @@ STATUS = StoreKey("status/nodes/node-1/x")
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "PATIENCE", 1.0)
+    monkeypatch.setattr(http_failover, "PATIENCE", 1.0)
 
 
 @pytest.fixture

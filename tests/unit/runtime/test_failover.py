@@ -55,8 +55,8 @@ async def farm() -> AsyncIterator[Farm]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "PATIENCE", 2.0)
-    monkeypatch.setattr(failover, "_ANSWERING", 0.3)
+    monkeypatch.setattr(http_failover, "PATIENCE", 2.0)
+    monkeypatch.setattr(http_failover, "_ANSWERING", 0.3)
 
 
 async def echo(request: web.Request) -> web.Response:

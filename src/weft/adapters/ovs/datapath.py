@@ -21,14 +21,14 @@ from weft.adapters.ovs.control.health import examine_switch
 from weft.adapters.ovs.control.packet_in import drop_of
 from weft.adapters.ovs.control.revalidation import settle
 from weft.adapters.ovs.control.trace import foretell
-from weft.adapters.ovs.openflow.client.client import OpenFlow
-from weft.adapters.ovs.ovsdb.client.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
-from weft.adapters.ovs.ovsdb.client.external_ids import leg_marks, overlay_marks, port_marks, wiring_marks
-from weft.adapters.ovs.ovsdb.client.uplinks import Uplinks
-from weft.adapters.ovs.pipeline.pipeline.conntrack_flush import owned
-from weft.adapters.ovs.pipeline.pipeline.context import Ground
-from weft.adapters.ovs.pipeline.pipeline.flow_table import FlowTable
-from weft.adapters.ovs.pipeline.pipeline.pipeline import not_carried, without_uplinks
+from weft.adapters.ovs.openflow.client import OpenFlow
+from weft.adapters.ovs.ovsdb.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
+from weft.adapters.ovs.ovsdb.external_ids import leg_marks, overlay_marks, port_marks, wiring_marks
+from weft.adapters.ovs.ovsdb.uplinks import Uplinks
+from weft.adapters.ovs.pipeline.conntrack_flush import owned
+from weft.adapters.ovs.pipeline.context import Ground
+from weft.adapters.ovs.pipeline.flow_table import FlowTable
+from weft.adapters.ovs.pipeline.pipeline import not_carried, without_uplinks
 from weft.adapters.ovs.ports.devices import Devices, Way
 from weft.adapters.ovs.ports.garp import voices_of
 from weft.adapters.ovs.ports.isolation import GUARD, UNGUARD

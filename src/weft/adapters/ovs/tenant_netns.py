@@ -20,8 +20,8 @@ from weft.adapters.netns.host.ruleset import HostSurroundings
 from weft.adapters.netns.kernel_state import PORT_MAC, overlay_name
 from weft.adapters.netns.nft.service_maps import read_uses
 from weft.adapters.netns.tenant_netns import TenantSpace
-from weft.adapters.ovs.pipeline.pipeline.context import prefix_of
-from weft.adapters.ovs.pipeline.pipeline.tenant_netns_flows import LEG_PREFIX, far_leg, near_leg
+from weft.adapters.ovs.pipeline.context import prefix_of
+from weft.adapters.ovs.pipeline.tenant_netns_flows import LEG_PREFIX, far_leg, near_leg
 from weft.domain.addresses import Address
 from weft.domain.desired.segments import Station
 from weft.domain.desired.state import Gateway, Overlay, Part, Port, Remote, Space

@@ -32,7 +32,7 @@ from weft.domain.desired.segments import segment_number, tags_of
 from weft.domain.desired.state import port_of
 from weft.domain.errors import DatapathFault, Invalid, NotFound, Unavailable, WeftError
 from weft.domain.ids import EndpointKey, check_endpoint_id
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.ports.datapath import Plugging, WiredAddress, Wiring
 from weft.runtime.keyed_lock import Turns
 from weft.runtime.logs import Log

@@ -7,7 +7,7 @@ from weft.domain.addresses import Address
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Invalid
 from weft.domain.ids import TenantName
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.domain.loadbalancer.cluster_dns import pools_for_names
 from weft.domain.loadbalancer.state import Front
 from weft.domain.loadbalancer.table import Pool

@@ -18,12 +18,12 @@ from weft.domain.desired.diff import Difference, diff
 from weft.domain.desired.state import Part, rank
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointKey, NodeName, StoreKey, TenantName
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.domain.kinds import Kind
 from weft.domain.lifecycle.changes.endpoints import is_same
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.engine.engine.engine_sync import CONCERNED, CONCERNED_FOLDERS, SHARED, SHARED_FOLDERS, follow
-from weft.domain.policy.explain.explain.dns_egress import kept_in_by
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.engine.engine_sync import CONCERNED, CONCERNED_FOLDERS, SHARED, SHARED_FOLDERS, follow
+from weft.domain.policy.explain.dns_egress import kept_in_by
 from weft.domain.policy.policymap.policy_map import Tables
 from weft.domain.policy.policymap.policy_state import PolicyPart
 from weft.runtime.logs import Log

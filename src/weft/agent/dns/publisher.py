@@ -16,7 +16,7 @@ from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.dns.cluster_names import CLUSTER_DOMAIN
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.policy.engine.engine.engine_sync import CONCERNED_FOLDERS, SHARED_FOLDERS
+from weft.domain.policy.engine.engine_sync import CONCERNED_FOLDERS, SHARED_FOLDERS
 from weft.domain.store_types import Change, Listing
 from weft.runtime.store.mirror import Sink
 

@@ -20,8 +20,8 @@ from weft.domain import kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Conflict, Invalid, Malformed, NotFound
-from weft.domain.policy.engine.engine.decide import Flow
-from weft.domain.policy.explain.explain.explain import Explanation, explain
+from weft.domain.policy.engine.decide import Flow
+from weft.domain.policy.explain.explain import Explanation, explain
 from weft.domain.policy.model.identities import Identity
 from weft.domain.policy.model.protocols import parse_service
 from weft.ports.datapath import Question

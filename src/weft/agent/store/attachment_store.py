@@ -14,7 +14,7 @@ import msgspec
 
 from weft.domain import model
 from weft.domain.ids import EndpointKey, NetworkKey
-from weft.domain.ipam.ipam.allocator import NumberSet
+from weft.domain.ipam.allocator import NumberSet
 from weft.ports.datapath import Wiring
 
 

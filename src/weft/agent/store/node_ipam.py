@@ -28,9 +28,9 @@ from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Conflict, Exhausted, Invalid, NotFound, Stale, Unavailable, WeftError
 from weft.domain.ids import EndpointKey, GroupKey, GroupName, NetworkKey, NodeName
-from weft.domain.ipam.ipam import ipam
-from weft.domain.ipam.ipam.address_cooldown import Resting
-from weft.domain.ipam.ipam.allocator import EMPTY, NumberSet
+from weft.domain.ipam import ipam
+from weft.domain.ipam.address_cooldown import Resting
+from weft.domain.ipam.allocator import EMPTY, NumberSet
 from weft.domain.lifecycle.changes import endpoints
 from weft.domain.store_types import NEVER, At, Put
 from weft.domain.transaction import Plan, Reading, put

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from weft.cli import pcap
-from weft.cli.agent_client import add_agent_flag, inspect_agent
 from weft.ctl.failures import Failure, FileFault, Usage
+from weft.ctl.weft import pcap
+from weft.ctl.weft.agent_client import add_agent_flag, inspect_agent
 from weft.domain.errors import Conflict, NotFound
 from weft.domain.ids import TenantName
 from weft.drivers import datapath_tools

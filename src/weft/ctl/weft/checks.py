@@ -12,13 +12,13 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.cli import mtu_probe
-from weft.cli.agent_client import inspect_agent
 from weft.cni.chains import read_chains
 from weft.cni.errors import CniError
 from weft.cni.install import NAMES
 from weft.cni.wire import HEADER_SIZE, Answer, Call, Unreadable, body_size, decode_answer, encode_call
 from weft.ctl.failures import Failure
+from weft.ctl.weft import mtu_probe
+from weft.ctl.weft.agent_client import inspect_agent
 from weft.domain.errors import WeftError
 from weft.ports.datapath import DatapathTools
 

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.cli.agent_client import add_agent_flag
-from weft.cli.checks import Check, Health, as_json, examine
 from weft.cni.chains import CONF_DIR
+from weft.ctl.weft.agent_client import add_agent_flag
+from weft.ctl.weft.checks import Check, Health, as_json, examine
 from weft.drivers import OVS_DIR, datapath_tools
 
 EXIT_UNWELL = 1

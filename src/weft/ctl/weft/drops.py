@@ -10,11 +10,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from weft.cli.agent_client import add_agent_flag, ask_agent, follow_agent, inspect_agent
 from weft.ctl import render
 from weft.ctl.client import decode_rows
 from weft.ctl.failures import Failure, Refused
 from weft.ctl.render import Column
+from weft.ctl.weft.agent_client import add_agent_flag, ask_agent, follow_agent, inspect_agent
 
 _DROPS = (
     Column("Time", "time"),

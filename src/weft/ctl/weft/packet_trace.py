@@ -15,10 +15,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from weft.cli.agent_client import ask_agent, inspect_agent
-from weft.cli.probes import Probe, Tap, Way, open_probe
 from weft.ctl.client import decode_row, decode_rows
 from weft.ctl.failures import Refused
+from weft.ctl.weft.agent_client import ask_agent, inspect_agent
+from weft.ctl.weft.probes import Probe, Tap, Way, open_probe
 from weft.domain.ids import TenantName
 from weft.domain.policy.model.protocols import PORTED
 from weft.drivers import datapath_tools

@@ -16,8 +16,8 @@ from ipaddress import ip_address
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from weft.cli.mtu_probe import checksum
 from weft.ctl.failures import Refused, Usage
+from weft.ctl.weft.mtu_probe import checksum
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP, protocol_name
 
 _FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}

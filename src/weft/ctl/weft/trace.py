@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from weft.cli.agent_client import add_agent_flag, ask_agent
 from weft.ctl import render
 from weft.ctl.client import Client, Connection, decode_row
 from weft.ctl.failures import Failure
+from weft.ctl.weft.agent_client import add_agent_flag, ask_agent
 
 EXIT_BLOCKED = 1
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _trace_packet(args: argparse.Namespace) -> int:
-    from weft.cli.packet_trace import trace_packet  # noqa: PLC0415  it needs much that a question to netmaster does not
+    from weft.ctl.weft.packet_trace import trace_packet  # noqa: PLC0415  it needs much that a question to netmaster does not
 
     code, document, text = trace_packet(args)
     print(render.json_document(document) if args.json else text)

@@ -15,7 +15,7 @@ from weft.domain import kinds, model
 from weft.domain.addresses import Address
 from weft.domain.cluster import Cluster
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 
 _FIRST_UNTUNNELLED = 1 << 25
 """Beyond every VNI: the numbers of networks whose frames have VLAN tags instead."""

@@ -41,7 +41,7 @@ from weft.domain.host_access.state import (
     Reach,
 )
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.domain.loadbalancer.state import Backend, Frontend, ServicePart, Vip
 from weft.domain.policy.policymap.policy_state import PolicyPart, Row, Tally, Where, Who
 from weft.domain.validation import check, parse_bandwidth

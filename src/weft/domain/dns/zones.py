@@ -33,7 +33,7 @@ from weft.domain.dns.names import (
 )
 from weft.domain.errors import Invalid
 from weft.domain.ids import TenantName
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.domain.loadbalancer.kube_objects import HEADLESS, EndpointSlice, KubeService
 
 

@@ -15,7 +15,7 @@ from weft.domain.desired.state import is_used
 from weft.domain.host_access.nodeport_vips import FIRST_DOOR
 from weft.domain.host_access.state import Alias, Disguise, Ground, Homeward, HostLink, HostPart, HostPort
 from weft.domain.ids import EndpointKey, NodeName, TenantName
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 
 _HOSTS_V6 = 0xFD77_6566_7400_0000 << 64
 """fd77:6566:7400::a.b.c.d is the host whose tunnels end at a.b.c.d."""

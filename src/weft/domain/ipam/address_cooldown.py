@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from weft.domain.addresses import Address
 from weft.domain.ids import NetworkKey
-from weft.domain.ipam.ipam.allocator import NumberSet
+from weft.domain.ipam.allocator import NumberSet
 
 REST_S = 60.0
 

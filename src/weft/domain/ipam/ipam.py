@@ -27,7 +27,7 @@ from weft.domain.addresses import (
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey
-from weft.domain.ipam.ipam.allocator import EMPTY, NumberSet, choose, subtract
+from weft.domain.ipam.allocator import EMPTY, NumberSet, choose, subtract
 from weft.domain.store_types import NEVER, Delete, Put, Write
 from weft.domain.transaction import Reading, put_claim
 

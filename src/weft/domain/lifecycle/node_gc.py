@@ -9,7 +9,7 @@ import msgspec
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.ids import NodeName
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.domain.store_types import NEVER, Delete, Write
 from weft.domain.transaction import Plan, Reading, put
 

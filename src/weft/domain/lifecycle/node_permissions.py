@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from weft.domain import codec, kinds
 from weft.domain.errors import Denied
 from weft.domain.ids import NodeName, StoreKey, store_key
-from weft.domain.ipam.ipam.ipam import RESERVED
+from weft.domain.ipam.ipam import RESERVED
 from weft.domain.model import Block, Claim, Endpoint, Node, Receipt
 from weft.domain.store_types import Delete, DeleteAll, Put, Write
 

@@ -15,7 +15,7 @@ from weft.domain import kinds
 from weft.domain.addresses import Address, Range, parse_address, parse_prefix_or_range, parse_subnet_v4
 from weft.domain.cluster import Cluster
 from weft.domain.ids import TenantName
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 
 _NOT_OF_THE_WORLD = {
     "0.0.0.0/8": "means no host",

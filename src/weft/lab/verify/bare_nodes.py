@@ -19,7 +19,7 @@ from weft.domain.desired.state import Beyond, Part, Peer, Port, Prefix, Remote, 
 from weft.domain.errors import Unavailable
 from weft.domain.ids import DEFAULT_TENANT, EndpointId, EndpointKey, NetworkName, NodeName
 from weft.domain.model import NetworkTags
-from weft.domain.policy.engine.engine.engine import Engine, Touched
+from weft.domain.policy.engine.engine import Engine, Touched
 from weft.domain.policy.policymap.policy_map import Tables
 from weft.domain.policy.policymap.policy_state import REFUSES, PolicyPart
 from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, create_veth, read_link

@@ -19,8 +19,8 @@ import msgspec
 
 from weft.domain.errors import Malformed
 from weft.domain.model import PodPort
-from weft.domain.policy.engine.engine.decide import Flow
-from weft.domain.policy.engine.engine.engine import Engine, Touched
+from weft.domain.policy.engine.decide import Flow
+from weft.domain.policy.engine.engine import Engine, Touched
 from weft.domain.policy.model.identities import IdentityKey, Namespace, Pod
 from weft.domain.policy.model.netpol import read_network_policy
 from weft.domain.policy.model.protocols import protocol_number

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from weft.domain.addresses import parse_address
-from weft.domain.policy.engine.engine.engine import Engine
+from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.model.identities import Identity
 from weft.kernel.netns import NamespaceDirectory
 from weft.lab.namespaces import mount, stepped_apart, unmount

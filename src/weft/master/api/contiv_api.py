@@ -12,8 +12,8 @@ from weft.domain.addresses import Address, Subnet, parse_subnet_v4
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Conflict, Exhausted, Invalid, Malformed, NotFound, WeftError
 from weft.domain.ids import EndpointId, EndpointKey, GroupKey, GroupName, NetworkName, TenantName, check_endpoint_id
-from weft.domain.ipam.ipam.ipam import subnet_of
-from weft.master.control.control.control import ControlPlane
+from weft.domain.ipam.ipam import subnet_of
+from weft.master.control.control import ControlPlane
 from weft.runtime.backoff import Backoff
 from weft.runtime.http import JSON_TYPE, json_response
 from weft.runtime.routes import Route

@@ -22,7 +22,7 @@ from weft.domain.kinds import Kind
 from weft.domain.lifecycle.sync_status import node_status
 from weft.domain.links import Links, links_of
 from weft.domain.oper import endpoint_oper, oper_of
-from weft.master.control.control.control import Condition, ControlPlane
+from weft.master.control.control import Condition, ControlPlane
 from weft.ports.store import Store
 from weft.runtime.http import Handler, json_response, read_json
 from weft.runtime.routes import Query, Route

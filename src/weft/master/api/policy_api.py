@@ -14,10 +14,10 @@ from weft.domain.errors import Invalid, Malformed, NotFound
 from weft.domain.ids import StoreKey
 from weft.domain.kinds import Kind
 from weft.domain.lifecycle import changes
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.engine.engine.engine_sync import CONCERNED, SHARED, follow
-from weft.domain.policy.explain.explain.diff import FlowChange, diff
-from weft.domain.policy.explain.explain.explain import Explanation, explain
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.engine.engine_sync import CONCERNED, SHARED, follow
+from weft.domain.policy.explain.diff import FlowChange, diff
+from weft.domain.policy.explain.explain import Explanation, explain
 from weft.domain.policy.model.protocols import parse_service
 from weft.domain.store_types import Change, Listing
 from weft.domain.transaction import Reading

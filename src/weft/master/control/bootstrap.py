@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.domain import kinds, model
 from weft.domain.addresses import Address, parse_subnet_v4
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, GLOBAL_NAME
-from weft.master.control.control.control import Condition, ControlPlane
+from weft.master.control.control import Condition, ControlPlane
 
 
 async def first_start(control: ControlPlane, *, fwd_mode: model.FwdMode, encap: model.Encap, subnet: str) -> bool:

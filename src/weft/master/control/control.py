@@ -18,8 +18,8 @@ from weft.domain.addresses import Address, address_from_hex
 from weft.domain.cluster import Cluster, Stored
 from weft.domain.errors import Mismatch, NotFound, Stale, Unavailable
 from weft.domain.ids import EndpointKey, NetworkKey, NetworkName, TenantName
-from weft.domain.ipam.ipam.address_cooldown import Resting
-from weft.domain.ipam.ipam.allocator import NumberSet
+from weft.domain.ipam.address_cooldown import Resting
+from weft.domain.ipam.allocator import NumberSet
 from weft.domain.kinds import Kind
 from weft.domain.lifecycle import changes
 from weft.domain.lifecycle.changes import endpoints

@@ -15,8 +15,8 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Conflict
 from weft.domain.store_types import Delete
 from weft.master.api.objects import API
-from weft.master.control.control.control import ControlPlane
-from weft.master.control.control.kube_sync import batches, plan_writes
+from weft.master.control.control import ControlPlane
+from weft.master.control.kube_sync import batches, plan_writes
 from weft.runtime.http import json_response
 from weft.runtime.logs import Log
 from weft.runtime.routes import Route

@@ -25,8 +25,8 @@ from weft.domain.policy.compile.kube_objects import KubePolicy
 from weft.domain.store_types import LARGEST_VALUE, Delete, Put, Write
 from weft.domain.transaction import Plan, Reading, put
 from weft.domain.validation import check
-from weft.master.control.control.control import ControlPlane
-from weft.master.control.control.policy_status import InForce, Settle
+from weft.master.control.control import ControlPlane
+from weft.master.control.policy_status import InForce, Settle
 from weft.ports.orchestrator import Declarations
 from weft.runtime.backoff import Backoff, happens
 from weft.runtime.logs import Log

@@ -12,7 +12,7 @@ from weft.domain.errors import WeftError
 from weft.domain.ids import NodeName
 from weft.domain.lifecycle import node_gc
 from weft.domain.transaction import Plan, Reading
-from weft.master.control.control.control import ControlPlane
+from weft.master.control.control import ControlPlane
 from weft.runtime.backoff import happens
 from weft.runtime.logs import Log
 

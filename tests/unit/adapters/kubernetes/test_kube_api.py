@@ -71,7 +71,7 @@ async def test_refusals_become_errors_of_ours(
 async def test_a_server_in_trouble_is_tried_again_until_the_deadline(
     server: Scripted, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failover, "PATIENCE", 0.3)
+    monkeypatch.setattr(http_failover, "PATIENCE", 0.3)
     server.lists["/x"] = [500]
     async with Api(access) as api:
         with pytest.raises(Unavailable):
@@ -81,7 +81,7 @@ async def test_a_server_in_trouble_is_tried_again_until_the_deadline(
 
 async def test_a_ca_that_was_replaced_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The API server shows a certificate of a new authority, and then the file has that."""
-    monkeypatch.setattr(failover, "PATIENCE", 0.2)
+    monkeypatch.setattr(http_failover, "PATIENCE", 0.2)
     old, new = (Authority(tmp_path / name).issue("server", subject="/CN=kube") for name in ("old", "new"))
     ca = tmp_path / "ca.crt"
     place_file(ca, old.ca.read_bytes(), mode=0o600)

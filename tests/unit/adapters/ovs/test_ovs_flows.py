@@ -7,7 +7,9 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weft.adapters.ovs.openflow.client.fields import (
+
+from weft.adapters.ovs.openflow import actions
+from weft.adapters.ovs.openflow.fields import (
     FIELDS,
     IS_LATER_PIECE,
     Field,
@@ -16,9 +18,7 @@ from weft.adapters.ovs.openflow.client.fields import (
     encode_match,
     match,
 )
-from weft.adapters.ovs.openflow.client.flows import OWNER, Flow, add_flow, decode_flows
-
-from weft.adapters.ovs.openflow.client import actions
+from weft.adapters.ovs.openflow.flows import OWNER, Flow, add_flow, decode_flows
 from weft.domain.errors import DatapathFault
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weft.adapters.ovs.ovsdb.client.client import Database
-from weft.adapters.ovs.ovsdb.client.jsonrpc import Incoming, Message, encode
 
+from weft.adapters.ovs.ovsdb.client import Database
+from weft.adapters.ovs.ovsdb.jsonrpc import Incoming, Message, encode
 from weft.domain.errors import DatapathFault
 
 VALUES = st.recursive(

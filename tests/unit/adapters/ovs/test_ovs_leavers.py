@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from weft.adapters.ovs.pipeline.pipeline.conntrack_flush import Leavers
 
+from weft.adapters.ovs.pipeline.conntrack_flush import Leavers
 from weft.domain.addresses import Address
 from weft.domain.desired.segments import Station
 from weft.domain.desired.state import Gateway, Part, Port

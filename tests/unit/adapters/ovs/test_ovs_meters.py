@@ -7,8 +7,8 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weft.adapters.ovs.openflow.client.meters import Meter, add_meter, decode_meters
 
+from weft.adapters.ovs.openflow.meters import Meter, add_meter, decode_meters
 from weft.domain.errors import DatapathFault
 
 METERS = st.builds(

@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from weft.adapters.ovs.openflow.client.actions import Output, PopVlan, PushVlan, SetField
-from weft.adapters.ovs.openflow.client.flows import Flow
-from weft.adapters.ovs.pipeline.pipeline.context import Ground, blocks
-from weft.adapters.ovs.pipeline.pipeline.flood_groups import Gatherings
-from weft.adapters.ovs.pipeline.pipeline.forwarding import PORT_MAC_NUMBER
-from weft.adapters.ovs.pipeline.pipeline.pipeline import base_flows, flows_of, not_carried, without_uplinks
-from weft.adapters.ovs.pipeline.pipeline.tables import FROM_WORKLOAD, PURPOSES, Table, reference
 
 from weft.adapters.netns.nft.policy_chains import BETWEEN
+from weft.adapters.ovs.openflow.actions import Output, PopVlan, PushVlan, SetField
+from weft.adapters.ovs.openflow.flows import Flow
+from weft.adapters.ovs.pipeline.context import Ground, blocks
+from weft.adapters.ovs.pipeline.flood_groups import Gatherings
+from weft.adapters.ovs.pipeline.forwarding import PORT_MAC_NUMBER
+from weft.adapters.ovs.pipeline.pipeline import base_flows, flows_of, not_carried, without_uplinks
+from weft.adapters.ovs.pipeline.tables import FROM_WORKLOAD, PURPOSES, Table, reference
 from weft.domain.addresses import Address, Range
 from weft.domain.desired.segments import Segment, Station, wire_number
 from weft.domain.desired.state import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space, Trunk

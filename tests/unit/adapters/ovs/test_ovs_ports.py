@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from weft.adapters.ovs.ovsdb.client.bridge import NAME, PORT_NUMBERS, SwitchBridge
-from weft.adapters.ovs.ovsdb.client.client import Database
-from weft.adapters.ovs.ovsdb.client.types import map_of, set_of, uuid
+
+from weft.adapters.ovs.ovsdb.bridge import NAME, PORT_NUMBERS, SwitchBridge
+from weft.adapters.ovs.ovsdb.client import Database
+from weft.adapters.ovs.ovsdb.types import map_of, set_of, uuid
 
 OURS = map_of({"weft": ""})
 

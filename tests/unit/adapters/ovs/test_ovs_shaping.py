@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from weft.adapters.ovs.openflow.client.meters import Meter
-from weft.adapters.ovs.pipeline.pipeline.context import Ground
-from weft.adapters.ovs.pipeline.pipeline.qos import meters_of, shape_flows
 
+from weft.adapters.ovs.openflow.meters import Meter
+from weft.adapters.ovs.pipeline.context import Ground
+from weft.adapters.ovs.pipeline.qos import meters_of, shape_flows
 from weft.domain.addresses import Address
 from weft.domain.desired.state import Port, Shape
 from weft.domain.ids import TenantName

@@ -5,13 +5,13 @@ from __future__ import annotations
 import struct
 
 import pytest
-from weft.adapters.ovs.openflow.client.client import Told
-from weft.adapters.ovs.openflow.client.fields import encode_match, match
-from weft.adapters.ovs.openflow.client.flows import OWNER
-from weft.adapters.ovs.ovsdb.client.bridge import TENANT_MARK, SwitchPort
 
 from weft.adapters.netns.nft.policy_chains import SPOOFED
 from weft.adapters.ovs.control.packet_in import drop_of
+from weft.adapters.ovs.openflow.client import Told
+from weft.adapters.ovs.openflow.fields import encode_match, match
+from weft.adapters.ovs.openflow.flows import OWNER
+from weft.adapters.ovs.ovsdb.bridge import TENANT_MARK, SwitchPort
 from weft.domain.addresses import Address
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName

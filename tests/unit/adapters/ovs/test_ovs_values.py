@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.adapters.ovs.ovsdb.client.types import items_of, map_of, mapping_of, one_of, set_of, uuid
+from weft.adapters.ovs.ovsdb.types import items_of, map_of, mapping_of, one_of, set_of, uuid
 
 
 def test_sets_of_none_one_and_many_read_alike() -> None:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.fake_cluster import DEFAULT, World, endpoint, group, network
-from weft.domain.ipam.ipam.allocator import NumberSet
 
 from weft.domain import kinds, model
 from weft.domain.errors import Conflict, Exhausted, Invalid, NotFound
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName
+from weft.domain.ipam.allocator import NumberSet
 from weft.domain.lifecycle.changes import endpoints
 from weft.domain.lifecycle.changes.endpoints import Busy
 

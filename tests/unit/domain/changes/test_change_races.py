@@ -15,7 +15,7 @@ from tests.support.fake_cluster import DEFAULT, World, endpoint, group, kind_of,
 from weft.domain import kinds, model
 from weft.domain.errors import Stale
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, NodeName, TenantName
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.domain.lifecycle import changes
 from weft.domain.lifecycle.changes import endpoints
 from weft.domain.lifecycle.changes.endpoints import Busy

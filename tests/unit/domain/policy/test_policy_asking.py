@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 from tests.support.fake_cluster import endpoint, group, network, policy, rule
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.explain.explain.dns_egress import kept_in_by
 
 from weft.domain import model
 from weft.domain.addresses import parse_address
 from weft.domain.ids import NodeName
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.explain.dns_egress import kept_in_by
 
 HERE = NodeName("here")
 RESOLVERS = (parse_address("192.0.2.53", field="test"), parse_address("2001:db8::53", field="test"))

@@ -6,8 +6,11 @@ from random import Random
 
 import pytest
 from tests.support.cluster_samples import random_cluster
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.explain.explain.header_space import (
+
+from weft.domain.addresses import Address
+from weft.domain.model import PodPort
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.explain.header_space import (
     AddressCells,
     ServiceCell,
     overlay,
@@ -15,9 +18,6 @@ from weft.domain.policy.explain.explain.header_space import (
     service_cells,
     service_texts,
 )
-
-from weft.domain.addresses import Address
-from weft.domain.model import PodPort
 from weft.domain.policy.model.rules import FlowRule
 
 

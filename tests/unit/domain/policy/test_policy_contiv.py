@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from weft.domain.policy.engine.engine.engine import Engine
 
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointId, GroupKey, GroupName, NetworkKey, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Endpoint, Group, Network, Policy, Rule
+from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.model.protocols import parse_service
 
 DEFAULT, RED = TenantName("default"), TenantName("red")

@@ -7,13 +7,13 @@ from random import Random
 import pytest
 from tests.support.cluster_samples import random_cluster, random_question
 from tests.support.policy_oracle import Judge
-from weft.domain.policy.engine.engine.decide import Flow, matches
-from weft.domain.policy.engine.engine.engine import Engine
 
 from weft.domain.addresses import parse_address
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointId, GroupName, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Endpoint, Group, Policy, Rule
+from weft.domain.policy.engine.decide import Flow, matches
+from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.model.identities import Namespace, Pod, identity_of_world
 from weft.domain.policy.model.netpol import NetworkPolicy, read_network_policy
 from weft.domain.policy.model.ranges import AddressSet

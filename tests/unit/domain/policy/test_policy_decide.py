@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from weft.domain.policy.engine.engine.decide import decide
 
+from weft.domain.policy.engine.decide import decide
 from weft.domain.policy.model.rules import Action, Direction, FlowRule, RuleId, Tier
 
 ADMIN, GROUP, NAMESPACE, BASELINE = Tier

@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 from tests.support.cluster_samples import random_cluster, random_fact, remove_fact
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.explain.explain.diff import FlowChange, diff
-from weft.domain.policy.explain.explain.header_space import portless_protocols
 
 from weft.domain.ids import EndpointId, GroupName, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Endpoint, Group, Policy, Rule
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.explain.diff import FlowChange, diff
+from weft.domain.policy.explain.header_space import portless_protocols
 from weft.domain.policy.model.identities import IdentityKey, Namespace, Pod
 from weft.domain.policy.model.netpol import read_network_policy
 from weft.domain.policy.model.protocols import protocol_name

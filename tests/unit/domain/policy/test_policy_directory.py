@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from weft.domain.policy.engine.engine.engine import Engine
 
 from weft.domain.errors import Invalid, NotFound
 from weft.domain.ids import EndpointId, NetworkName, TenantName
 from weft.domain.model import Endpoint
+from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.model.identities import ApiServer, Host, Kind, Pod
 
 

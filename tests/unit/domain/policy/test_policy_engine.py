@@ -15,11 +15,11 @@ from tests.support.cluster_samples import (
     remove_fact,
 )
 from tests.support.policy_oracle import Answer, Judge, Question
-from weft.domain.policy.engine.engine.decide import Flow
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.engine.engine.facts import Fact
 
 from weft.domain.addresses import parse_address
+from weft.domain.policy.engine.decide import Flow
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.engine.facts import Fact
 from weft.domain.policy.model.identities import Namespace, Pod, identity_of_world
 from weft.domain.policy.model.netpol import read_network_policy
 from weft.domain.policy.model.rules import Action, MemberSet

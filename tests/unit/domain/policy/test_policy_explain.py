@@ -7,11 +7,11 @@ from random import Random
 import msgspec
 import pytest
 from tests.support.cluster_samples import random_cluster, random_question
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.explain.explain.explain import Explanation, explain
 
 from weft.domain.ids import EndpointId, GroupName, NetworkName, PolicyName, TenantName
 from weft.domain.model import Endpoint, Group, Policy, Rule
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.explain.explain import Explanation, explain
 from weft.domain.policy.model.identities import Host, Namespace, Pod
 from weft.domain.policy.model.netpol import read_network_policy
 from weft.domain.policy.model.protocols import parse_service

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from weft.domain.policy.engine.engine.engine import Engine
 
 from weft.domain.errors import Invalid
 from weft.domain.model import PodPort
+from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.model.identities import ApiServer, Host, Namespace, Pod
 from weft.domain.policy.model.netpol import Metadata, NetworkPolicy, PolicySpec, read_network_policy
 from weft.domain.policy.model.protocols import parse_service

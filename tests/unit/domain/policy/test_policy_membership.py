@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from weft.domain.policy.engine.engine.namespace_selector_index import CrossingSets
-from weft.domain.policy.engine.engine.rule_index import Index
-from weft.domain.policy.engine.engine.selector_index import SelectorIndex
 
+from weft.domain.policy.engine.namespace_selector_index import CrossingSets
+from weft.domain.policy.engine.rule_index import Index
+from weft.domain.policy.engine.selector_index import SelectorIndex
 from weft.domain.policy.model.rules import PodsOfNamespaces
 from weft.domain.selectors import EVERYTHING, Operator, Requirement, Selector, select
 

@@ -10,12 +10,12 @@ from random import Random
 import msgspec
 import pytest
 from tests.support.cluster_samples import key_of, random_cluster, random_fact, remove_fact
-from weft.domain.policy.engine.engine.decide import Flow, Miss, decide, first_word, matches, misses
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.engine.engine.facts import Fact
 
 from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.ids import NodeName, TenantName
+from weft.domain.policy.engine.decide import Flow, Miss, decide, first_word, matches, misses
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.engine.facts import Fact
 from weft.domain.policy.model.identities import Identity, Kind
 from weft.domain.policy.model.rules import DEFAULT_ALLOW_ID, OWN_HOST_ID, Action, Direction
 from weft.domain.policy.policymap.l4_partition import Outcome

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.engine.engine.facts import Fact
 
 from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, PolicyName, RuleId, TenantName
 from weft.domain.model import Endpoint, Group, PodPort, Policy, Rule
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.engine.facts import Fact
 from weft.domain.policy.model.identities import Host, Namespace, Pod
 from weft.domain.policy.model.netpol import read_network_policy
 from weft.domain.policy.model.rules import Action

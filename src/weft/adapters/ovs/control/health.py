@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.adapters.ovs.control.unixctl import ask_switch
-from weft.adapters.ovs.ovsdb.client.bridge import (
+from weft.adapters.ovs.ovsdb.bridge import (
     CHECKSUMS_REMEDY,
     LOST_CHECKSUMS,
     NAME,
@@ -17,9 +17,9 @@ from weft.adapters.ovs.ovsdb.client.bridge import (
     best_kind,
     loses_checksums,
 )
-from weft.adapters.ovs.ovsdb.client.client import Database
-from weft.adapters.ovs.ovsdb.client.types import items_of, one_of
-from weft.adapters.ovs.ovsdb.client.uplinks import VLAN_BRIDGE
+from weft.adapters.ovs.ovsdb.client import Database
+from weft.adapters.ovs.ovsdb.types import items_of, one_of
+from weft.adapters.ovs.ovsdb.uplinks import VLAN_BRIDGE
 from weft.domain.errors import DatapathFault
 from weft.ports.datapath import Finding
 

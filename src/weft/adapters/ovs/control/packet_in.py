@@ -6,12 +6,12 @@ import struct
 from collections.abc import Mapping
 
 from weft.adapters.netns.nft.policy_chains import REASONS
-from weft.adapters.ovs.openflow.client.client import Told
-from weft.adapters.ovs.openflow.client.fields import decode_match, unpack
-from weft.adapters.ovs.openflow.client.flows import OWNER, OWNER_MASK
-from weft.adapters.ovs.ovsdb.client.bridge import TENANT_MARK, SwitchPort
-from weft.adapters.ovs.pipeline.pipeline.context import ETHER_TYPES
-from weft.adapters.ovs.pipeline.pipeline.tables import LEAVES_BY, OUTCOME, TENANT
+from weft.adapters.ovs.openflow.client import Told
+from weft.adapters.ovs.openflow.fields import decode_match, unpack
+from weft.adapters.ovs.openflow.flows import OWNER, OWNER_MASK
+from weft.adapters.ovs.ovsdb.bridge import TENANT_MARK, SwitchPort
+from weft.adapters.ovs.pipeline.context import ETHER_TYPES
+from weft.adapters.ovs.pipeline.tables import LEAVES_BY, OUTCOME, TENANT
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
 from weft.kernel.packet_headers import Packet, parse_packet

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from weft.adapters.netns.kernel_state import PORT_MAC
 from weft.adapters.netns.nft.policy_chains import REASONS
 from weft.adapters.ovs.control.unixctl import ask_switch
-from weft.adapters.ovs.ovsdb.client.bridge import NAME, SwitchPort
-from weft.adapters.ovs.ovsdb.client.uplinks import PATCH
-from weft.adapters.ovs.pipeline.pipeline.tables import OUTCOME, TENANT
+from weft.adapters.ovs.ovsdb.bridge import NAME, SwitchPort
+from weft.adapters.ovs.ovsdb.uplinks import PATCH
+from weft.adapters.ovs.pipeline.tables import OUTCOME, TENANT
 from weft.domain.addresses import mac_of
 from weft.domain.desired.segments import Station
 from weft.domain.desired.state import Part, Port

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from weft.adapters.ovs.control.stream import DEADLINE, Stream
-from weft.adapters.ovs.ovsdb.client.jsonrpc import Incoming, encode
+from weft.adapters.ovs.ovsdb.jsonrpc import Incoming, encode
 from weft.domain.errors import DatapathFault
 
 _SOCKETS = "*vswitchd*.ctl"

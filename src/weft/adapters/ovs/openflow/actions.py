@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from weft.adapters.ovs.openflow.client.fields import FIELDS, Field, decode_field, encode_field, text, unpack
+from weft.adapters.ovs.openflow.fields import FIELDS, Field, decode_field, encode_field, text, unpack
 from weft.domain.errors import DatapathFault
 
 IN_PORT: Final = 0xFFFFFFF8

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from weft.adapters.ovs.control.connection import Connection
 from weft.adapters.ovs.control.stream import DEADLINE, Stream
-from weft.adapters.ovs.openflow.client.actions import NORMAL, TOLD_BYTES, Output, encode_actions
-from weft.adapters.ovs.openflow.client.fields import unpack
-from weft.adapters.ovs.openflow.client.flows import (
+from weft.adapters.ovs.openflow.actions import NORMAL, TOLD_BYTES, Output, encode_actions
+from weft.adapters.ovs.openflow.fields import unpack
+from weft.adapters.ovs.openflow.flows import (
     Flow,
     FlowCount,
     FlowKey,
@@ -26,7 +26,7 @@ from weft.adapters.ovs.openflow.client.flows import (
     delete_flow,
     flows_request,
 )
-from weft.adapters.ovs.openflow.client.meters import (
+from weft.adapters.ovs.openflow.meters import (
     Meter,
     add_meter,
     alter_meter,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.adapters.ovs.openflow.client.actions import Action, Output, SetField, Unknown, decode_actions, encode_actions
-from weft.adapters.ovs.openflow.client.fields import FIELDS, Match, decode_match, encode_match, told, unpack
+from weft.adapters.ovs.openflow.actions import Action, Output, SetField, Unknown, decode_actions, encode_actions
+from weft.adapters.ovs.openflow.fields import FIELDS, Match, decode_match, encode_match, told, unpack
 from weft.domain.errors import DatapathFault
 
 OWNER = 0x77656674 << 32

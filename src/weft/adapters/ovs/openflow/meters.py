@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from weft.adapters.ovs.openflow.client.fields import unpack
+from weft.adapters.ovs.openflow.fields import unpack
 from weft.domain.errors import DatapathFault
 
 _FORM = struct.Struct("!HHI")

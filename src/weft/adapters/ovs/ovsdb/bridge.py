@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from weft.adapters.ovs.openflow.client.client import OpenFlow
-from weft.adapters.ovs.ovsdb.client.client import Database, Operation, Row
-from weft.adapters.ovs.ovsdb.client.types import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
+from weft.adapters.ovs.openflow.client import OpenFlow
+from weft.adapters.ovs.ovsdb.client import Database, Operation, Row
+from weft.adapters.ovs.ovsdb.types import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
 from weft.domain.errors import DatapathFault, Exhausted
 from weft.domain.ids import TenantName
 

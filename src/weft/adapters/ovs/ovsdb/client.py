@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.adapters.ovs.control.connection import Connection
 from weft.adapters.ovs.control.stream import DEADLINE, Stream
-from weft.adapters.ovs.ovsdb.client.jsonrpc import Incoming, Message, encode
+from weft.adapters.ovs.ovsdb.jsonrpc import Incoming, Message, encode
 from weft.domain.errors import DatapathFault
 
 DATABASE = "Open_vSwitch"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from weft.adapters.ovs.ovsdb.client.bridge import INTERFACE_MARK, TENANT_MARK
-from weft.adapters.ovs.pipeline.pipeline.tenant_netns_flows import legs_of
+from weft.adapters.ovs.ovsdb.bridge import INTERFACE_MARK, TENANT_MARK
+from weft.adapters.ovs.pipeline.tenant_netns_flows import legs_of
 from weft.domain.desired.state import Overlay, Port
 from weft.domain.ids import TenantName
 from weft.kernel.netlink.link import Link

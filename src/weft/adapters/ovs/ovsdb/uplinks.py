@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from weft.adapters.ovs.openflow.client.actions import NORMAL, Output
-from weft.adapters.ovs.openflow.client.client import OpenFlow
-from weft.adapters.ovs.openflow.client.fields import match
-from weft.adapters.ovs.openflow.client.flows import Flow
-from weft.adapters.ovs.ovsdb.client.bridge import SwitchBridge
-from weft.adapters.ovs.ovsdb.client.client import Database, Operation
-from weft.adapters.ovs.ovsdb.client.types import items_of, map_of, new_row, one_of, set_of, uuid
+from weft.adapters.ovs.openflow.actions import NORMAL, Output
+from weft.adapters.ovs.openflow.client import OpenFlow
+from weft.adapters.ovs.openflow.fields import match
+from weft.adapters.ovs.openflow.flows import Flow
+from weft.adapters.ovs.ovsdb.bridge import SwitchBridge
+from weft.adapters.ovs.ovsdb.client import Database, Operation
+from weft.adapters.ovs.ovsdb.types import items_of, map_of, new_row, one_of, set_of, uuid
 from weft.adapters.ovs.ports.garp import Voice, announcement
 from weft.domain.errors import DatapathFault
 from weft.kernel.netlink.link import alter_link, read_link

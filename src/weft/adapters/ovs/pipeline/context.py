@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from weft.adapters.ovs.openflow.client.actions import Action, SetField, Tell
-from weft.adapters.ovs.pipeline.pipeline.tables import OUTCOME
+from weft.adapters.ovs.openflow.actions import Action, SetField, Tell
+from weft.adapters.ovs.pipeline.tables import OUTCOME
 from weft.domain.addresses import BITS, Address
 from weft.domain.desired.state import Prefix
 from weft.domain.ids import TenantName

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from weft.adapters.ovs.openflow.client.flows import Flow
-from weft.adapters.ovs.pipeline.pipeline.context import Ground
-from weft.adapters.ovs.pipeline.pipeline.l2 import gathering_flows
+from weft.adapters.ovs.openflow.flows import Flow
+from weft.adapters.ovs.pipeline.context import Ground
+from weft.adapters.ovs.pipeline.l2 import gathering_flows
 from weft.domain.desired.segments import Segment
 from weft.domain.desired.state import Overlay, Part, Port, Trunk
 from weft.domain.ids import TenantName

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 
 from weft.adapters.netns.nft.policy_chains import REASONS
-from weft.adapters.ovs.openflow.client.actions import SetField
-from weft.adapters.ovs.openflow.client.client import OpenFlow, Zoned
-from weft.adapters.ovs.openflow.client.flows import Flow, FlowKey
-from weft.adapters.ovs.openflow.client.meters import Meter
-from weft.adapters.ovs.pipeline.pipeline.conntrack_flush import Leavers, Owned
-from weft.adapters.ovs.pipeline.pipeline.context import Ground
-from weft.adapters.ovs.pipeline.pipeline.flood_groups import Gatherings
-from weft.adapters.ovs.pipeline.pipeline.pipeline import base_flows, flows_of
-from weft.adapters.ovs.pipeline.pipeline.qos import meters_of
-from weft.adapters.ovs.pipeline.pipeline.tables import OUTCOME, TENANT, Table
+from weft.adapters.ovs.openflow.actions import SetField
+from weft.adapters.ovs.openflow.client import OpenFlow, Zoned
+from weft.adapters.ovs.openflow.flows import Flow, FlowKey
+from weft.adapters.ovs.openflow.meters import Meter
+from weft.adapters.ovs.pipeline.conntrack_flush import Leavers, Owned
+from weft.adapters.ovs.pipeline.context import Ground
+from weft.adapters.ovs.pipeline.flood_groups import Gatherings
+from weft.adapters.ovs.pipeline.pipeline import base_flows, flows_of
+from weft.adapters.ovs.pipeline.qos import meters_of
+from weft.adapters.ovs.pipeline.tables import OUTCOME, TENANT, Table
 from weft.domain.desired.state import Part, Port, Shape
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from weft.adapters.netns.kernel_state import PORT_MAC, overlay_hop_mac, overlay_mac, overlay_name
 from weft.adapters.netns.nft.policy_chains import INVALID as OF_NO_CONNECTION
 from weft.adapters.netns.nft.policy_chains import ROUTER, SPOOFED
-from weft.adapters.ovs.openflow.client.actions import (
+from weft.adapters.ovs.openflow.actions import (
     IN_PORT,
     Action,
     DecrementTtl,
@@ -21,9 +21,9 @@ from weft.adapters.ovs.openflow.client.actions import (
     SetField,
     Track,
 )
-from weft.adapters.ovs.openflow.client.fields import IS_PIECE, match
-from weft.adapters.ovs.openflow.client.flows import Flow
-from weft.adapters.ovs.pipeline.pipeline.context import (
+from weft.adapters.ovs.openflow.fields import IS_PIECE, match
+from weft.adapters.ovs.openflow.flows import Flow
+from weft.adapters.ovs.pipeline.context import (
     ARP,
     ETHER_TYPES,
     INVALID,
@@ -37,7 +37,7 @@ from weft.adapters.ovs.pipeline.pipeline.context import (
     prefix_of,
     refused,
 )
-from weft.adapters.ovs.pipeline.pipeline.tables import (
+from weft.adapters.ovs.pipeline.tables import (
     CAME_FROM,
     FROM_NODE,
     FROM_WIRE,

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from weft.adapters.netns.kernel_state import overlay_mac
 from weft.adapters.netns.nft.anti_spoofing import link_local
 from weft.adapters.netns.nft.policy_chains import BETWEEN
-from weft.adapters.ovs.openflow.client.actions import Action, Output, PopVlan, SetField
-from weft.adapters.ovs.openflow.client.fields import match
-from weft.adapters.ovs.openflow.client.flows import Flow
-from weft.adapters.ovs.pipeline.pipeline.context import (
+from weft.adapters.ovs.openflow.actions import Action, Output, PopVlan, SetField
+from weft.adapters.ovs.openflow.fields import match
+from weft.adapters.ovs.openflow.flows import Flow
+from weft.adapters.ovs.pipeline.context import (
     ANSWERS,
     ARP,
     ETHER_TYPES,
@@ -24,7 +24,7 @@ from weft.adapters.ovs.pipeline.pipeline.context import (
     prefix_of,
     refused,
 )
-from weft.adapters.ovs.pipeline.pipeline.forwarding import (
+from weft.adapters.ovs.pipeline.forwarding import (
     ADVERTISEMENT,
     GATEWAY,
     ICMPV6,
@@ -44,7 +44,7 @@ from weft.adapters.ovs.pipeline.pipeline.forwarding import (
     way_beyond,
     whereabouts,
 )
-from weft.adapters.ovs.pipeline.pipeline.tables import (
+from weft.adapters.ovs.pipeline.tables import (
     CAME_FROM,
     FROM_SPACE,
     FROM_WIRE,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
-from weft.adapters.ovs.openflow.client.flows import Flow
-from weft.adapters.ovs.pipeline.pipeline import forwarding, l2, policy, qos, tenant_netns_flows
-from weft.adapters.ovs.pipeline.pipeline.context import Ground
+from weft.adapters.ovs.openflow.flows import Flow
+from weft.adapters.ovs.pipeline import forwarding, l2, policy, qos, tenant_netns_flows
+from weft.adapters.ovs.pipeline.context import Ground
 from weft.domain.desired.segments import Segment, Station, vlan_tag
 from weft.domain.desired.state import Gateway, Overlay, Part, Peer, Port, Remote, Shape, Space, Trunk
 from weft.domain.host_access.state import Homeward, HostLink, HostPart

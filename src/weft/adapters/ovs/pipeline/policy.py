@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.adapters.netns.nft.policy_chains import NOT_READY, TRANSIT, UNJUDGED, UNKNOWN
-from weft.adapters.ovs.openflow.client.actions import Action, Move, SetField, Tell
-from weft.adapters.ovs.openflow.client.fields import IS_LATER_PIECE, match
-from weft.adapters.ovs.openflow.client.flows import Flow
-from weft.adapters.ovs.pipeline.pipeline.context import (
+from weft.adapters.ovs.openflow.actions import Action, Move, SetField, Tell
+from weft.adapters.ovs.openflow.fields import IS_LATER_PIECE, match
+from weft.adapters.ovs.openflow.flows import Flow
+from weft.adapters.ovs.pipeline.context import (
     ETHER_TYPES,
     INVALID,
     REPLY,
@@ -26,7 +26,7 @@ from weft.adapters.ovs.pipeline.pipeline.context import (
     prefix_of,
     refused,
 )
-from weft.adapters.ovs.pipeline.pipeline.tables import (
+from weft.adapters.ovs.pipeline.tables import (
     ANSWERS,
     ASKS,
     CAME_FROM,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.adapters.ovs.openflow.client.actions import SetField
-from weft.adapters.ovs.openflow.client.fields import match
-from weft.adapters.ovs.openflow.client.flows import Flow
-from weft.adapters.ovs.openflow.client.meters import Meter
-from weft.adapters.ovs.pipeline.pipeline.context import ETHER_TYPES, Ground
-from weft.adapters.ovs.pipeline.pipeline.tables import LEAVES_BY, Table
+from weft.adapters.ovs.openflow.actions import SetField
+from weft.adapters.ovs.openflow.fields import match
+from weft.adapters.ovs.openflow.flows import Flow
+from weft.adapters.ovs.openflow.meters import Meter
+from weft.adapters.ovs.pipeline.context import ETHER_TYPES, Ground
+from weft.adapters.ovs.pipeline.tables import LEAVES_BY, Table
 from weft.domain.desired.state import Part, Shape
 
 _BURSTS_PER_S = 4

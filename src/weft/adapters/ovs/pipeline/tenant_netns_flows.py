@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from weft.adapters.netns.nft.policy_chains import BETWEEN, SPOOFED
-from weft.adapters.ovs.openflow.client.actions import Action, SetField
-from weft.adapters.ovs.openflow.client.fields import match
-from weft.adapters.ovs.openflow.client.flows import Flow
-from weft.adapters.ovs.pipeline.pipeline.context import (
+from weft.adapters.ovs.openflow.actions import Action, SetField
+from weft.adapters.ovs.openflow.fields import match
+from weft.adapters.ovs.openflow.flows import Flow
+from weft.adapters.ovs.pipeline.context import (
     ANSWERS,
     ETHER_TYPES,
     TRACKED,
@@ -25,7 +25,7 @@ from weft.adapters.ovs.pipeline.pipeline.context import (
     prefix_of,
     refused,
 )
-from weft.adapters.ovs.pipeline.pipeline.forwarding import (
+from weft.adapters.ovs.pipeline.forwarding import (
     GATEWAY,
     LOCAL,
     PORT_MAC_NUMBER,
@@ -35,9 +35,9 @@ from weft.adapters.ovs.pipeline.pipeline.forwarding import (
     to,
     way_beyond,
 )
-from weft.adapters.ovs.pipeline.pipeline.l2 import UNROUTED, by_gateway
-from weft.adapters.ovs.pipeline.pipeline.policy import ASKED_OF_SPACE
-from weft.adapters.ovs.pipeline.pipeline.tables import (
+from weft.adapters.ovs.pipeline.l2 import UNROUTED, by_gateway
+from weft.adapters.ovs.pipeline.policy import ASKED_OF_SPACE
+from weft.adapters.ovs.pipeline.tables import (
     CAME_FROM,
     FROM_SPACE,
     FROM_WIRE,

@@ -18,8 +18,8 @@ from pathlib import Path
 from weft.adapters.netns import pod_netns
 from weft.adapters.netns.kernel_state import REAPED_GROUP, overlay_hop_mac, overlay_mac, overlay_name
 from weft.adapters.netns.nft.policy_chains import OVERLAY_PREFIX, PORT_PREFIX
-from weft.adapters.ovs.ovsdb.client.external_ids import owner_marks
-from weft.adapters.ovs.pipeline.pipeline.tenant_netns_flows import LEG_PREFIX
+from weft.adapters.ovs.ovsdb.external_ids import owner_marks
+from weft.adapters.ovs.pipeline.tenant_netns_flows import LEG_PREFIX
 from weft.domain.addresses import Address, parse_address
 from weft.domain.desired.segments import Station
 from weft.domain.desired.state import Overlay, Peer

@@ -8,7 +8,7 @@ what comes from our devices, by their names. Where the kernel forwards for the s
 from __future__ import annotations
 
 from weft.adapters.netns.nft.policy_chains import OVERLAY_PREFIX, PORT_PREFIX
-from weft.adapters.ovs.pipeline.pipeline.tenant_netns_flows import LEG_PREFIX
+from weft.adapters.ovs.pipeline.tenant_netns_flows import LEG_PREFIX
 
 _TABLE = "weft_ovs"
 _HOOKS = {"inet": "prerouting", "arp": "input"}

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from weft.adapters.netns.nft.policy_chains import PORT_PREFIX
-from weft.adapters.ovs.ovsdb.client.bridge import SPARE_MARK, SwitchBridge, SwitchPort
+from weft.adapters.ovs.ovsdb.bridge import SPARE_MARK, SwitchBridge, SwitchPort
 from weft.adapters.ovs.ports.devices import Devices
 from weft.ports.datapath import Wiring
 

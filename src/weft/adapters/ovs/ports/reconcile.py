@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.adapters.ovs.ovsdb.client.bridge import SwitchBridge
-from weft.adapters.ovs.ovsdb.client.external_ids import NAMESPACE_MARK, told_owner
+from weft.adapters.ovs.ovsdb.bridge import SwitchBridge
+from weft.adapters.ovs.ovsdb.external_ids import NAMESPACE_MARK, told_owner
 from weft.adapters.ovs.ports.devices import Devices, is_stood_on
 from weft.kernel.netlink.link import Link
 

@@ -11,8 +11,8 @@ from weft.domain import kinds, model
 from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.errors import Conflict, Invalid, NotFound
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName
-from weft.domain.ipam.ipam import ipam
-from weft.domain.ipam.ipam.allocator import EMPTY, NumberSet
+from weft.domain.ipam import ipam
+from weft.domain.ipam.allocator import EMPTY, NumberSet
 from weft.domain.store_types import Delete, Write
 from weft.domain.transaction import Plan, Reading, holder_of, put
 from weft.domain.validation import check

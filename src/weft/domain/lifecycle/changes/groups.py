@@ -7,7 +7,7 @@ import msgspec
 from weft.domain import kinds, model
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import NetworkKey, StoreKey
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.domain.lifecycle.changes.tags import take_vlan
 from weft.domain.store_types import NEVER, Delete, Write
 from weft.domain.transaction import Reading, holder_of, put, put_claim

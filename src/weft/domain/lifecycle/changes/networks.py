@@ -9,7 +9,7 @@ import msgspec
 from weft.domain import kinds, model
 from weft.domain.errors import Conflict
 from weft.domain.ids import StoreKey
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.domain.lifecycle.changes.tags import take_number, take_vlan
 from weft.domain.store_types import Delete, DeleteAll, Write
 from weft.domain.transaction import Reading, holder_of, put

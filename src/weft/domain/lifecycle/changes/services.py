@@ -7,7 +7,7 @@ import msgspec
 from weft.domain import kinds, model
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Conflict, Invalid
-from weft.domain.ipam.ipam import ipam
+from weft.domain.ipam import ipam
 from weft.domain.store_types import Delete, Write
 from weft.domain.transaction import Reading, holder_of, put
 

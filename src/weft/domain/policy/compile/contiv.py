@@ -14,7 +14,7 @@ from typing import Self
 from weft.domain.addresses import Range, parse_subnet_v4, parse_subnet_v6
 from weft.domain.ids import GroupKey, GroupName, NetworkKey, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Group, Network, Policy, Rule
-from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model import rules as ir
 from weft.domain.policy.model.protocols import ICMP_EITHER, PORTED, protocol_number
 from weft.domain.policy.model.ranges import AddressSet, address_set, overlap

@@ -10,8 +10,8 @@ import msgspec
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Invalid, NotFound
 from weft.domain.ids import DEFAULT_TENANT
-from weft.domain.policy.engine.engine.decide import Flow
-from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.engine.decide import Flow
+from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.identities import Identity, IdentityKey, Kind, identity_of_world
 from weft.domain.policy.model.protocols import ICMP, ICMPV6
 

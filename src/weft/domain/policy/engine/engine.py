@@ -16,11 +16,11 @@ from weft.domain import model
 from weft.domain.ids import EndpointKey, GroupKey, NetworkKey
 from weft.domain.policy.compile import contiv, kubernetes
 from weft.domain.policy.compile.contiv import ContivTables, PolicyKey, RuleKey
-from weft.domain.policy.engine.engine.decide import Flow, decide, first_word, matches
-from weft.domain.policy.engine.engine.directory import Directory
-from weft.domain.policy.engine.engine.facts import Fact
-from weft.domain.policy.engine.engine.membership import Membership, Moves
-from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.engine.decide import Flow, decide, first_word, matches
+from weft.domain.policy.engine.directory import Directory
+from weft.domain.policy.engine.facts import Fact
+from weft.domain.policy.engine.membership import Membership, Moves
+from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.identities import (
     API_SERVER_KEY,
     ApiServer,

@@ -9,7 +9,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.host_access.view import host_addresses
 from weft.domain.ids import EndpointKey, GroupKey, NetworkKey, NodeName, StoreKey
 from weft.domain.kinds import Kind
-from weft.domain.policy.engine.engine.engine import Engine, Touched
+from weft.domain.policy.engine.engine import Engine, Touched
 from weft.domain.policy.model.identities import Host, Namespace
 
 CONCERNED: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.RULE, kinds.POLICY, kinds.ENDPOINT)

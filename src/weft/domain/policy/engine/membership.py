@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Self
 
 from weft.domain.ids import GroupKey
-from weft.domain.policy.engine.engine.namespace_selector_index import CrossingSets
-from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.engine.namespace_selector_index import CrossingSets
+from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.identities import Identity, IdentityKey, Namespace
 from weft.domain.policy.model.rules import GroupMembers, MemberSet, PodsOfNamespace, PodsOfNamespaces
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from typing import Self
 
-from weft.domain.policy.engine.engine.rule_index import Index
-from weft.domain.policy.engine.engine.selector_index import SelectorIndex
+from weft.domain.policy.engine.rule_index import Index
+from weft.domain.policy.engine.selector_index import SelectorIndex
 from weft.domain.policy.model.rules import PodsOfNamespaces
 from weft.domain.selectors import Selector
 

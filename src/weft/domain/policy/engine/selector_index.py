@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Self
 
-from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.engine.rule_index import Index
 from weft.domain.selectors import Operator, Selector
 
 _Place = tuple[str, ...]

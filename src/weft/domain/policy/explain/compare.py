@@ -14,9 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 from weft.domain.addresses import Address, Range
-from weft.domain.policy.engine.engine.decide import Flow
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.explain.explain.header_space import (
+from weft.domain.policy.engine.decide import Flow
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.explain.header_space import (
     AddressCells,
     ServiceCell,
     overlay,

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.explain.explain.compare import Comparison, End, Outcome
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.explain.compare import Comparison, End, Outcome
 from weft.domain.policy.model.identities import IdentityKey
 from weft.domain.policy.model.ranges import address_set, range_text
 from weft.domain.policy.model.rules import RuleId

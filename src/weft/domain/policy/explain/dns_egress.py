@@ -11,8 +11,8 @@ from weft.domain import model
 from weft.domain.addresses import Address
 from weft.domain.dns.names import KeepsIn
 from weft.domain.ids import NodeName
-from weft.domain.policy.engine.engine.decide import Flow
-from weft.domain.policy.engine.engine.engine import Engine
+from weft.domain.policy.engine.decide import Flow
+from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.model.identities import IdentityKey
 from weft.domain.policy.model.protocols import UDP
 from weft.domain.policy.model.rules import Action, Direction

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from weft.domain.policy.engine.engine.decide import Flow, Miss, decide, first_word, misses
-from weft.domain.policy.engine.engine.engine import Engine
+from weft.domain.policy.engine.decide import Flow, Miss, decide, first_word, misses
+from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.model.protocols import service_name
 from weft.domain.policy.model.rules import DEFAULT_ALLOW_ID, Action, Direction, FlowRule, RuleId
 

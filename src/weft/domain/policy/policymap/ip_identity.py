@@ -14,8 +14,8 @@ from typing import Literal
 
 from weft.domain.addresses import Address, Range
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.policy.engine.engine.engine import Engine
-from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.engine.engine import Engine
+from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.identities import Identity, IdentityKey, Kind
 from weft.domain.policy.model.ranges import AddressSet
 from weft.domain.policy.model.rules import FlowRule

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from weft.domain.model import PodPort
-from weft.domain.policy.engine.engine.decide import decide
+from weft.domain.policy.engine.decide import decide
 from weft.domain.policy.model.protocols import MAX_PORT, PORTED
 from weft.domain.policy.model.rules import Action, Direction, FlowRule, RuleId
 

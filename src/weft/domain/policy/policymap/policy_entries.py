@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.model import PodPort
-from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.rules import OWN_HOST_ID, Action, Direction, FlowRule
 from weft.domain.policy.policymap.delta_tracker import Ledger
 from weft.domain.policy.policymap.identity_classes import Class, OnNode, Standing, Term, remote_terms, speaks_of_all

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from weft.domain.addresses import Address, Range
 from weft.domain.desired.diff import Difference
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.policy.engine.engine.engine import Engine, Touched
-from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.engine.engine import Engine, Touched
+from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.identities import IdentityKey
 from weft.domain.policy.model.ranges import address_set
 from weft.domain.policy.model.rules import (

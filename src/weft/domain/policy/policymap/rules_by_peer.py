@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.rules import FlowRule
 from weft.domain.policy.policymap.identity_classes import Class, Term, remote_terms, speaks_of_all
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
-from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.engine.rule_index import Index
 
 K = TypeVar("K", bound=Hashable)
 

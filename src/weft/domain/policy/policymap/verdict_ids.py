@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from weft.domain.ids import TenantName
-from weft.domain.policy.engine.engine.rule_index import Index
+from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.rules import Action
 from weft.domain.policy.policymap.delta_tracker import Ledger
 from weft.domain.policy.policymap.l4_partition import Outcome, Service
