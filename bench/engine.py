@@ -22,8 +22,8 @@ from tests.support.policy_oracle import Judge, Question
 from bench.figures import Figure, figure
 from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.engine.facts import Fact
-from weft.domain.policy.explain.explain import explain
 from weft.domain.policy.explain.diff import diff
+from weft.domain.policy.explain.explain import explain
 from weft.domain.policy.model.identities import Pod
 from weft.domain.policy.model.netpol import NetworkPolicy
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 DEADLINE = 600
 
 # The commands run in a network namespace of their own, so that the default port is free and nothing else is met.

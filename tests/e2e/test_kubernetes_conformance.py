@@ -12,8 +12,9 @@ import pytest
 from tests.support.kubernetes.cluster import Cluster
 from tests.support.kubernetes.conformance import PASSED, judge, known_specs
 from tests.support.kubernetes.namespaces import cluster_apart
+from tests.support.paths import DOCS
 
-TABLE = Path(__file__).parents[2] / "docs" / "kubernetes-conformance.md"
+TABLE = DOCS / "kubernetes-conformance.md"
 PASSES = "passes"
 ASKED = r"\[sig-network\].*(\[Conformance\]|Netpol)"
 """The specs of which the table must tell, by a part of their names."""

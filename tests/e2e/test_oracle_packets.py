@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.paths import ORACLES
 
 from weft.cli import main
 
-TABLE = Path(__file__).parents[3] / "shared" / "oracles" / "netpol-cases.json.gz"
+TABLE = ORACLES / "netpol-cases.json.gz"
 OTHER_MODES = itertools.product(("linux-vxlan-bridge", "ovs-vlan", "ovs-vxlan-bridge", "ovs-vlan-bridge"), ("1", "2"))
 """The whole table again, with the pods' network in other modes, on so many hosts."""
 ALLOWED, BLOCKED = ["allowed"] * 3, ["blocked", "allowed", "blocked"]

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from tests.support.paths import ROOT
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import codec, kinds, model
@@ -19,7 +20,6 @@ from weft.master.api.leader_proxy import FORWARDED
 from weft.ports.store import Delete, Put
 from weft.runtime.backoff import Backoff
 
-ROOT = Path(__file__).parents[2]
 BLUE = {"tenantName": "default", "networkName": "blue", "encap": "vxlan", "subnet": "10.1.1.0/24"}
 GROUP = {"tenantName": "default", "networkName": "blue"}
 

@@ -8,11 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support.paths import ROOT
 
 from weft import __version__
 from weft.lab.waiting import DEADLINE
 
-ROOT = Path(__file__).parents[2]
 UNITS = sorted((ROOT / "packaging" / "systemd").glob("*.service"))
 MANIFESTS = ROOT / "packaging" / "kubernetes"
 

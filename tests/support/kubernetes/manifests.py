@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 from tests.support.kubernetes.api import Api
+from tests.support.paths import ROOT
 
-PACKAGING = Path(__file__).parents[4] / "packaging" / "kubernetes"
+PACKAGING = ROOT / "packaging" / "kubernetes"
 RBAC = PACKAGING / "rbac.yaml"
 DNS = PACKAGING / "dns.yaml"
 WHOLE = PACKAGING / "weft.yaml"

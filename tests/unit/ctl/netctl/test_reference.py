@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.support.paths import DOCS
 
 from weft.ctl.netctl.reference import reference
 
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "netctl.md"
+PAGE = DOCS / "reference" / "netctl.md"
 
 
 def test_the_reference_is_up_to_date() -> None:

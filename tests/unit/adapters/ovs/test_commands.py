@@ -9,7 +9,7 @@ import pytest
 
 import weft.adapters.ovs
 
-MODULES = sorted(Path(weft.adapters.ovs.__file__).parent.glob("*.py"))
+MODULES = sorted(Path(weft.adapters.ovs.__file__).parent.rglob("*.py"))
 RUNS_OTHERS = {"subprocess", "os", "multiprocessing", "pty"}
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.paths import DOCS
 
 from weft.adapters.netns.nft.policy_chains import BETWEEN
 from weft.adapters.ovs.openflow.actions import Output, PopVlan, PushVlan, SetField
@@ -178,7 +178,7 @@ def values(flow: Flow) -> dict[str, int]:
 
 def test_every_table_has_a_purpose_and_the_page_tells_it() -> None:
     assert PURPOSES.keys() == set(Table)
-    page = Path(__file__).parents[4] / "docs" / "reference" / "ovs-tables.md"
+    page = DOCS / "reference" / "ovs-tables.md"
     assert page.read_text() == reference(), "run `make docs`"
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.paths import ORACLES
 
 from weft.cli import main
 
-TABLE = Path(__file__).parents[4] / "shared" / "oracles" / "netpol-cases.json.gz"
+TABLE = ORACLES / "netpol-cases.json.gz"
 
 
 def pod(namespace: str, name: str, ip: str, **labels: str) -> dict[str, Any]:

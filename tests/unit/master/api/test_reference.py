@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from tests.support.paths import DOCS
 
 from weft.domain import kinds
 from weft.domain.field_docs import MEMBERS
 from weft.master.api.reference import PAGES
 
-DOCS = Path(__file__).parents[3] / "docs" / "reference"
+FOLDER = DOCS / "reference"
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
 def test_the_page_is_up_to_date(page: str) -> None:
-    assert (DOCS / f"{page}.md").read_text() == PAGES[page](), "run: make docs"
+    assert (FOLDER / f"{page}.md").read_text() == PAGES[page](), "run: make docs"
 
 
 def test_every_member_of_every_kind_is_described() -> None:

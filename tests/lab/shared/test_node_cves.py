@@ -1,6 +1,6 @@
 """What befell others (facts, anchors 5b), tried on our nodes: start windows, restarts, families, fragments, forgery.
 
-Rows about names, selectors and precedence are in `tests/unit/domain/policy/test_policy_cves.py`.
+Rows about names, selectors and precedence are in `tests/unit/domain/policy/engine/test_cves.py`.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from pathlib import Path
 from random import Random
 
 import msgspec
 import pytest
 from tests.support.cluster_samples import key_of, random_cluster, random_fact, remove_fact
+from tests.support.paths import ORACLES
 
 from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.ids import NodeName, TenantName
@@ -24,7 +24,7 @@ from weft.domain.policy.policymap.policy_state import WORKLOAD, PolicyPart, Row,
 from weft.domain.policy.policymap.stable_ids import Numbers
 from weft.lab.verify.oracle_table import read_cases, walk
 
-TABLE = Path(__file__).parents[5] / "shared" / "oracles" / "netpol-cases.json.gz"
+TABLE = ORACLES / "netpol-cases.json.gz"
 DEFAULT, NODE = TenantName("default"), NodeName("n1")
 SERVICES = [(6, 80), (6, 81), (6, 443), (6, 8080), (6, 65535), (6, 7), (6, 0), (17, 80), (17, 5), (132, 443), (47, 0)]
 OTHERS = ["192.0.2.7", "203.0.113.9", "10.1.0.250", "10.1.0.17", "2001:db8::7", "fd01::ffff", "192.0.2.1", "192.0.2.2"]
@@ -119,8 +119,8 @@ def test_the_tables_say_what_the_engine_says_whatever_the_history(seed: int) -> 
 
 @pytest.mark.parametrize("seed", range(100, 108))
 def test_numbers_that_collide_change_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("tables", "outcomes"):
-        monkeypatch.setattr(f"weft.domain.policy.{module}.Numbers", partial(Numbers, bits=9))
+    for module in ("policy_map", "verdict_ids"):
+        monkeypatch.setattr(f"weft.domain.policy.policymap.{module}.Numbers", partial(Numbers, bits=9))
     churn(seed, changes=15, questions=150)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.support.paths import ROOT
+
 ROW = re.compile(r"^\| ([CP]-\d+) \| (.+) \|$", re.MULTILINE)
 TEST = re.compile(r"`(test_\w+)`")
 DEFINED = re.compile(r"^\s*(?:async )?def (test_\w+)", re.MULTILINE)
