@@ -43,7 +43,7 @@ USUAL_PACE = ("--heartbeat-interval", "100", "--election-timeout", "1000")
 TARGETS = {("etcd", 1): 300.0, ("etcd", 8): 1000.0, ("sqlite", 8): 1000.0}
 STORE_TARGETS = {1: 700.0, 8: 1800.0}
 
-Rates = defaultdict[tuple[Any, ...], list[float]]
+RateLimits = defaultdict[tuple[Any, ...], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def run() -> dict[str, Figure]:
 
 
 async def _measure(directory: Path) -> dict[str, Figure]:
-    rates: Rates = defaultdict(list)
+    rates: RateLimits = defaultdict(list)
     async with AsyncExitStack() as stack:
         url = await _start_etcd(stack, _new(directory, "port-etcd"))
         await _measure_stores(rates, url, _new(directory, "port") / "port.db")
@@ -81,7 +81,7 @@ async def _start_etcd(stack: AsyncExitStack, directory: Path) -> str:
     return etcd.endpoints[0]
 
 
-async def _measure_rest(rates: Rates, store: str, stack: AsyncExitStack, directory: Path) -> float:
+async def _measure_rest(rates: RateLimits, store: str, stack: AsyncExitStack, directory: Path) -> float:
     """All rounds of one store, with nothing else running; the memory of the netmaster with 5,000 endpoints."""
     benches = []
     where = str(directory / "floor.db")
@@ -137,7 +137,7 @@ def _post(port: int, path: str, body: str, first: int, count: int, at_once: int)
     return count / float(done.stdout)
 
 
-async def _measure_stores(rates: Rates, etcd: str, sqlite: Path) -> None:
+async def _measure_stores(rates: RateLimits, etcd: str, sqlite: Path) -> None:
     """Commits of the same form at the store port, in this process."""
     for name, settings in (
         ("etcd", EtcdStoreSettings(endpoints=(etcd,), root="/port/")),
@@ -169,7 +169,7 @@ async def _commits(store: Store, what: str, *, first: int, count: int, at_once: 
     return count / (time.perf_counter() - began)
 
 
-def _figures(rates: Rates, memory: dict[str, float]) -> dict[str, Figure]:
+def _figures(rates: RateLimits, memory: dict[str, float]) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     for store in ("etcd", "sqlite"):
         for at_once in COUNTS:

@@ -38,7 +38,7 @@ from weft.kernel.netns import NamespaceDirectory
 from weft.lab.namespaces import step_apart, unmount
 from weft.lab.servers.processes import DEADLINE, Child
 from weft.runtime.backoff import Backoff
-from weft.runtime.dns_control import Everything
+from weft.runtime.dns_control import FullSync
 
 NAMES, ABSENT, MEMBERS = 1_000, 100, 100
 QUESTIONS, ROUNDS, WINDOW = 30_000, 5, 32
@@ -127,11 +127,11 @@ def _netdns(home: Path) -> Child:
     door = home / "dns.sock"
     command = [sys.executable, "-m", "weft.dns.main", "--run-dir", str(home), "--socket", str(door)]
     child = Child(["taskset", "-c", _SERVER_CORE, *command, "--log-level", "ERROR"])
-    asyncio.run(_hand_over(door, Everything({_TENANT: Zone(names)})))
+    asyncio.run(_hand_over(door, FullSync({_TENANT: Zone(names)})))
     return child
 
 
-async def _hand_over(door: Path, everything: Everything) -> None:
+async def _hand_over(door: Path, everything: FullSync) -> None:
     backoff = Backoff(within=DEADLINE)
     while True:
         try:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from weft.domain.ids import StoreKey
 from weft.drivers import EtcdStoreSettings, SqliteStoreSettings, StoreSettings, open_store
-from weft.ports.store import NEVER, At, Put, Store
+from weft.ports.store import NEVER, Put, RevisionEquals, Store
 
 VALUE = b'{"v":1,"o":{"%s"}}' % (b"x" * 300)
 CLAIM = b'{"v":1,"o":{"holder":"endpoint:default:bench:floor"}}'
@@ -23,8 +23,13 @@ CLAIM = b'{"v":1,"o":{"holder":"endpoint:default:bench:floor"}}'
 async def same_commit(store: Store, number: int) -> None:
     """As creating an endpoint: absent document and claim, unchanged network, group and block; two writes."""
     document, claim = StoreKey(f"endpoints/default/bench/f{number}"), StoreKey(f"claims/addresses/d/b/{number:08x}")
-    unchanged = [At(StoreKey(f"floor/{name}"), NEVER) for name in ("network", "group", "block", "leader", "restore")]
-    await store.commit([At(document, NEVER), At(claim, NEVER), *unchanged], [Put(document, VALUE), Put(claim, CLAIM)])
+    unchanged = [
+        RevisionEquals(StoreKey(f"floor/{name}"), NEVER) for name in ("network", "group", "block", "leader", "restore")
+    ]
+    await store.commit(
+        [RevisionEquals(document, NEVER), RevisionEquals(claim, NEVER), *unchanged],
+        [Put(document, VALUE), Put(claim, CLAIM)],
+    )
 
 
 async def serve(port: int, settings: StoreSettings) -> None:

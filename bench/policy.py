@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from tests.support.policy_testbed import Pod, Ward, open_ward
+from tests.support.policy_testbed import Pod, PolicyTestbed, open_ward
 
 from bench import cni, rule_changes
 from bench.figures import Figure, Skipped, figure, paired_figure
@@ -43,7 +43,7 @@ _CHECKOUT = Path(__file__).parents[1]
 class Guarded(NamedTuple):
     """A node whose tenant has many rules or few, with a pod that answers and one that may ask it."""
 
-    ward: Ward
+    ward: PolicyTestbed
     rulebook: Rulebook
     answers: Pod
     asks: Pod
@@ -81,7 +81,7 @@ class Wards:
         folder.mkdir()
         return folder
 
-    def empty(self) -> Ward:
+    def empty(self) -> PolicyTestbed:
         return self._stack.enter_context(open_ward(self._folder()))
 
     def guarded(self, rules: int, make_rule: MakeRule = exact_rule) -> Guarded:
@@ -185,13 +185,13 @@ def _update(guarded: Guarded, rule: model.Rule, times: dict[str, list[float]]) -
         times[what].append((time.perf_counter() - began) * 1e3)
 
 
-def _measure_starts(ward: Ward) -> dict[str, Figure]:
+def _measure_starts(ward: PolicyTestbed) -> dict[str, Figure]:
     note = f"engine, tables and kernel; {GROUPS} groups"
     times = [_start(ward) for _ in range(ROUNDS)]
     return {f"{MANY} rules from nothing": figure(median(times), unit="s", target=3.0, note=note)}
 
 
-def _start(ward: Ward) -> float:
+def _start(ward: PolicyTestbed) -> float:
     rulebook = Rulebook(MANY, exact_rule)
     began = time.perf_counter()
     everything = rulebook.enter()

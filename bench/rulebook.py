@@ -17,7 +17,7 @@ from weft.domain.addresses import Address
 from weft.domain.cluster import Cluster
 from weft.domain.codec import encode
 from weft.domain.desired.diff import Difference
-from weft.domain.desired.state import Part
+from weft.domain.desired.state import StateItem
 from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, PolicyName, RuleId, StoreKey
 from weft.domain.store_types import Change, Entry, Event, Listing
 
@@ -43,28 +43,28 @@ class Rulebook:
         entries = (Entry(_key(each), encode(each), 1) for each in _objects(rules, make_rule))
         self._cluster.replace(Listing(tuple(entries), 1))
 
-    def enter(self) -> Difference[Part]:
+    def enter(self) -> Difference[StateItem]:
         """Everything, as when the first workload of the tenant comes."""
         ours = [each for each in self._cluster.all(kinds.ENDPOINT, TENANT) if each.host == HERE]
         self._policy = TenantPolicy(self._cluster, TENANT, node=HERE, attached=ours)
         return self._refresh()
 
-    def put(self, rule: model.Rule) -> Difference[Part]:
+    def put(self, rule: model.Rule) -> Difference[StateItem]:
         """What comes of a rule that the store tells of."""
         return self._tell(rule, encode(rule))
 
-    def drop(self, rule: model.Rule) -> Difference[Part]:
+    def drop(self, rule: model.Rule) -> Difference[StateItem]:
         """The same when it is gone."""
         return self._tell(rule, None)
 
-    def _tell(self, rule: model.Rule, value: bytes | None) -> Difference[Part]:
+    def _tell(self, rule: model.Rule, value: bytes | None) -> Difference[StateItem]:
         self._revision += 1
         key = _key(rule)
         self._cluster.apply(Change(self._revision, (Event(key, value),)))
         self._policy.follow(key)
         return self._refresh()
 
-    def _refresh(self) -> Difference[Part]:
+    def _refresh(self) -> Difference[StateItem]:
         return self._policy.refresh()  # type: ignore[return-value]  # a policy part is a part
 
 

@@ -18,20 +18,20 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from tests.support.policy_testbed import TENANT, Pod, Ward, open_ward
+from tests.support.policy_testbed import TENANT, Pod, PolicyTestbed, open_ward
 
 from bench import dns
 from bench.figures import Figure, Skipped, figure
 from weft.agent.dataplane.services import Services
-from weft.agent.store.attachment_store import Journal
+from weft.agent.store.attachment_store import AttachmentStore
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
 from weft.domain.cluster import Cluster
 from weft.domain.codec import encode
 from weft.domain.desired.diff import Difference
-from weft.domain.desired.state import Part
+from weft.domain.desired.state import StateItem
 from weft.domain.ids import EndpointId, NetworkName, NodeName, ServiceName
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import BalancingTable, Target, pool_of
 from weft.domain.policy.model.protocols import TCP, UDP
 from weft.domain.store_types import Change, Entry, Event, Listing
@@ -51,7 +51,7 @@ _ENDS_AT_ONCE = struct.pack("ii", 1, 0)
 class Served(NamedTuple):
     """A tenant on a node of its own, with real pods behind all its services."""
 
-    ward: Ward
+    ward: PolicyTestbed
     client: Pod
     backend: Pod
     services: int
@@ -79,18 +79,18 @@ def _folder(directory: str, name: str) -> Path:
     return folder
 
 
-def _serve(ward: Ward, services: int) -> Served:
+def _serve(ward: PolicyTestbed, services: int) -> Served:
     client, backend = ward.pod(1), ward.pod(2)
     table = BalancingTable(TENANT)
     pool = pool_of([Target(backend.address(4), TARGET_PORT)])
     for number in range(services):
         vip = Address(4, VIPS + number)
-        table.put(f"s{number}", {Front(vip, UDP, PORT): pool, Front(vip, TCP, PORT): pool})
+        table.put(f"s{number}", {FrontendKey(vip, UDP, PORT): pool, FrontendKey(vip, TCP, PORT): pool})
     ward.datapath.apply(_parts(table))
     return Served(ward, client, backend, services)
 
 
-def _parts(table: BalancingTable) -> Difference[Part]:
+def _parts(table: BalancingTable) -> Difference[StateItem]:
     return table.refresh()  # type: ignore[return-value]  # a service part is a part
 
 
@@ -154,10 +154,10 @@ def _calls(client: Pod, ear: socket.socket, where: tuple[str, int]) -> float:
     return CALLS / (time.perf_counter() - began)
 
 
-def _measure_changes(ward: Ward) -> dict[str, Figure]:
+def _measure_changes(ward: PolicyTestbed) -> dict[str, Figure]:
     starts = [_start(ward) for _ in range(STARTS)]
     cluster = _cluster(MANY)
-    topic = Services(cluster, node=NodeName("one"), journal=Journal())
+    topic = Services(cluster, node=NodeName("one"), journal=AttachmentStore())
     ward.datapath.apply(topic.refresh({TENANT}))
     times = [_change(ward, cluster, topic, number) for number in range(CHANGES)]
     note = f"{PROVIDERS} endpoints to a service; from the store's news to the kernel"
@@ -168,8 +168,8 @@ def _measure_changes(ward: Ward) -> dict[str, Figure]:
     }
 
 
-def _start(ward: Ward) -> float:
-    topic = Services(_cluster(SOME), node=NodeName("one"), journal=Journal())
+def _start(ward: PolicyTestbed) -> float:
+    topic = Services(_cluster(SOME), node=NodeName("one"), journal=AttachmentStore())
     began = time.perf_counter()
     difference = topic.refresh({TENANT})
     ward.datapath.apply(difference)
@@ -178,7 +178,7 @@ def _start(ward: Ward) -> float:
     return took
 
 
-def _change(ward: Ward, cluster: Cluster, topic: Services, number: int) -> float:
+def _change(ward: PolicyTestbed, cluster: Cluster, topic: Services, number: int) -> float:
     """One endpoint provides no more, or does so again."""
     labels = {} if number % 2 == 0 else {"app": f"a{number - 1}"}
     endpoint = _endpoint(number // 2 * 2, 0, labels=labels)

@@ -16,7 +16,7 @@ from weft.lab.servers.certificates import Authority, Certificate
 from weft.lab.servers.etcd import Etcd, demand_passwords, running_etcd
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import soon, until
-from weft.ports.store import NEVER, At, Put, Store
+from weft.ports.store import NEVER, Put, RevisionEquals, Store
 from weft.runtime import http_failover
 from weft.runtime.http_failover import client_tls
 from weft.runtime.store.mirror import EVERYTHING
@@ -33,7 +33,7 @@ async def check_usable(store: Store) -> None:
     """A write, a listing, a watch and a lease."""
     since = await store.commit([], [Put(A, b"1")])
     lease = await store.grant(60)
-    await store.commit([At(B, NEVER)], [Put(B, b"2", lease)])
+    await store.commit([RevisionEquals(B, NEVER)], [Put(B, b"2", lease)])
     async with aclosing(store.watch(EVERYTHING, since)) as changes:
         assert [event.key for event in (await take(changes, 1))[0].events] == [B]
     await store.keep_alive(lease)
@@ -169,7 +169,7 @@ class TestPasswords:
             await demand_passwords(cluster.endpoints[0], user="weft", password="secret")
             await store.commit([], [Put(A, b"2")])
             with pytest.raises(Stale):
-                await store.commit([At(A, NEVER)], [Put(A, b"3")])
+                await store.commit([RevisionEquals(A, NEVER)], [Put(A, b"3")])
 
     async def test_the_password_is_not_shown(self) -> None:
         store = open_store(["http://127.0.0.1:1"], user="weft", password="secret")
@@ -216,7 +216,7 @@ class TestLimits:
         ):
             await other.commit([], [Put(A, b"")])
             assert not (await one.list(EVERYTHING)).entries
-            await one.commit([At(A, NEVER)], [Put(A, b"")])
+            await one.commit([RevisionEquals(A, NEVER)], [Put(A, b"")])
 
     async def test_a_quiet_watch_outlives_many_silences(
         self, etcd: Etcd, root: str, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from tests.support.kubernetes.manifests import token_of
 from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.netmaster_discovery import AUDIENCE, CONFIG_MAP, ClusterMeeting
 from weft.adapters.stores.memory import MemoryStore
-from weft.agent.store.node_certificate import Membership
+from weft.agent.store.node_certificate import NodeCertificate
 from weft.domain.errors import Conflict, Denied
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.store_types import Put
@@ -24,9 +24,9 @@ from weft.lab.servers.processes import free_port
 from weft.lab.waiting import eventually
 from weft.master.nodes.enrollment import joining
 from weft.master.nodes.store_server import serving_store
-from weft.ports.orchestrator import Notice
+from weft.ports.orchestrator import NetmasterEndpoint
 from weft.ports.store import Store
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 AGENTS = "/api/v1/namespaces/kube-system/pods"
 
@@ -66,19 +66,19 @@ class Town:
             "serviceAccountName": "weft-netplugin",
         }
         await self.admin.create(AGENTS, {"metadata": {"name": f"agent-{node}"}, "spec": spec})
-        return await token_of(self.admin, "weft-netplugin", pod=f"agent-{node}", audience=AUDIENCE)
+        return await token_of(self.admin, "weft-netplugin", pod=f"agent-{node}", scope=AUDIENCE)
 
     @asynccontextmanager
-    async def membership(self, node: str, *, token: str, again: bool = False) -> AsyncIterator[Membership]:
+    async def membership(self, node: str, *, token: str, again: bool = False) -> AsyncIterator[NodeCertificate]:
         """On a disk of its own, or again on that of the one before."""
         self._memberships += not again
         directory = self._directory / f"membership-{self._memberships}"
         file = self._directory / f"token-{self._memberships}"
         file.write_text(token)
         async with await self.meeting_as("weft-netplugin") as meeting:
-            yield Membership(directory, node=NodeName(node), meeting=meeting, token=file)
+            yield NodeCertificate(directory, node=NodeName(node), meeting=meeting, token=file)
 
-    async def notice(self) -> Notice:
+    async def notice(self) -> NetmasterEndpoint:
         """What agents are told, once they are."""
         async with await self.meeting_as("weft-netplugin") as meeting:
             told = await eventually(meeting.read, lambda notice: notice is not None)
@@ -100,7 +100,7 @@ async def town(kube: ApiServer, tmp_path: Path) -> AsyncIterator[Town]:
 
 
 @asynccontextmanager
-async def joined(town: Town, node: str) -> AsyncIterator[tuple[Store, Membership]]:
+async def joined(town: Town, node: str) -> AsyncIterator[tuple[Store, NodeCertificate]]:
     """The store as a node that has joined sees it."""
     async with AsyncExitStack() as stack:
         membership = await stack.enter_async_context(town.membership(node, token=await town.agent(node)))
@@ -162,7 +162,7 @@ async def test_certificates_are_renewed_while_the_store_is_used(town: Town) -> N
     async with (
         town.netmaster("m", life=5.0),
         joined(town, "one") as (store, membership),
-        beside(membership.keep(), name="membership"),
+        background(membership.keep(), name="membership"),
     ):
         seen = {town.pair()}
         count = 0
@@ -183,9 +183,9 @@ async def test_tokens_of_others_are_refused_with_the_reason(town: Town) -> None:
     await town.admin.delete(f"{AGENTS}/agent-gone?gracePeriodSeconds=0")
     cases = {
         "nonsense": "does not accept",
-        await token_of(town.admin, "weft-netmaster", audience=AUDIENCE): "nodes join as",
+        await token_of(town.admin, "weft-netmaster", scope=AUDIENCE): "nodes join as",
         await token_of(town.admin, "weft-netplugin"): "does not accept",
-        await token_of(town.admin, "weft-netplugin", audience=AUDIENCE): "of no pod on a node",
+        await token_of(town.admin, "weft-netplugin", scope=AUDIENCE): "of no pod on a node",
         revoked: "does not accept",
     }
     async with town.netmaster("m"):

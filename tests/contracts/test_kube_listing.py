@@ -25,7 +25,7 @@ from weft.domain.kinds import Kind
 from weft.domain.model import PodPort, Value
 from weft.lab.waiting import eventually, soon, until
 from weft.ports.orchestrator import PodRef
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -52,7 +52,7 @@ async def access_of(kube: ApiServer, account: str, directory: Path) -> Access:
 
 @asynccontextmanager
 async def following(access: Access, node: str) -> AsyncIterator[NodePods]:
-    async with NodePods(access, node=node) as pods, beside(pods.run(), name="pods"):
+    async with NodePods(access, node=node) as pods, background(pods.run(), name="pods"):
         await soon(pods.in_sync.wait())
         yield pods
 
@@ -230,7 +230,7 @@ async def test_declarations_as_a_real_server_makes_them(kube: ApiServer, node: s
     async with (
         kube.client() as admin,
         ClusterDeclarations(access) as declarations,
-        beside(declarations.run(kept), name="declarations"),
+        background(declarations.run(kept), name="declarations"),
     ):
         await admin.create("/api/v1/namespaces", {"metadata": {"name": space, "labels": {"io.contiv.tenant": "blue"}}})
         await until(lambda: kept.get("kubeNamespace", space) is not None)

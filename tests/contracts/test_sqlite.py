@@ -17,7 +17,7 @@ from weft.adapters.stores.sqlite_file import Transaction
 from weft.domain.errors import Unavailable
 from weft.domain.ids import StoreKey
 from weft.lab.waiting import soon
-from weft.ports.store import At, Delete, Event, LeaseId, Put, Revision, Store
+from weft.ports.store import Delete, Event, LeaseId, Put, Revision, RevisionEquals, Store
 from weft.runtime.store.mirror import EVERYTHING
 from weft.testing.store_contract import CompactionContract, StoreContract, take
 
@@ -144,7 +144,7 @@ class TestFile:
                 resource.setrlimit(resource.RLIMIT_FSIZE, old)
                 signal.signal(signal.SIGXFSZ, previous)
             assert await store.read(B) is None
-            assert await store.commit([At(A, kept)], [Put(B, b"2")]) == kept + 1
+            assert await store.commit([RevisionEquals(A, kept)], [Put(B, b"2")]) == kept + 1
 
     async def test_a_lease_that_could_not_be_ended_ends_later(
         self, path: Path, monkeypatch: pytest.MonkeyPatch

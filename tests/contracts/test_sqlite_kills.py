@@ -8,7 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from tests.support.store_load import Commit, Ledger, stress_process
+from tests.support.store_load import Commit, CommitLog, stress_process
 
 from weft.adapters.stores.sqlite import open_store
 from weft.drivers import SqliteStoreSettings
@@ -38,7 +38,7 @@ async def killed_run(settings: SqliteStoreSettings, chance: random.Random, log: 
     return [Commit.parse(line) for line in said if line not in {"opening", "open"}]
 
 
-async def check(path: Path, ledger: Ledger, acknowledged: list[Commit]) -> Revision:
+async def check(path: Path, ledger: CommitLog, acknowledged: list[Commit]) -> Revision:
     """Open what the dead left, and compare history and state with what was acknowledged."""
     async with open_store(path, history=HISTORY) as store:
         listing = await store.list(EVERYTHING)
@@ -54,7 +54,7 @@ async def check(path: Path, ledger: Ledger, acknowledged: list[Commit]) -> Revis
 @pytest.mark.parametrize("kills", [50, pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
 async def test_nothing_is_lost_or_half_done_when_the_process_is_killed(tmp_path: Path, kills: int) -> None:
     settings = SqliteStoreSettings(path=str(tmp_path / "store.db"), history=HISTORY)
-    ledger, chance, revision = Ledger(), random.Random(), 0
+    ledger, chance, revision = CommitLog(), random.Random(), 0
     for _ in range(kills):
         acknowledged = await killed_run(settings, chance, tmp_path / "log")
         before, revision = revision, await check(Path(settings.path), ledger, acknowledged)
@@ -70,4 +70,4 @@ async def test_a_process_killed_while_it_creates_the_file_leaves_one_that_can_be
             await asyncio.sleep(random.uniform(0, 0.02))
             child.kill()
             acknowledged = [Commit.parse(line) for line in child.read_rest() if line != "open"]
-        await check(Path(settings.path), Ledger(), acknowledged)
+        await check(Path(settings.path), CommitLog(), acknowledged)

@@ -10,7 +10,7 @@ from tests.support.kubernetes.documents import deployment
 from tests.support.kubernetes.installed import bring_image, manifest_for, netctl, own_pods
 from tests.support.kubernetes.namespaces import cluster_apart
 
-from weft.lab.partition import Door
+from weft.lab.partition import Partition
 from weft.lab.servers.etcd import running_etcd
 from weft.lab.servers.processes import free_port
 from weft.lab.traffic import reaches
@@ -28,7 +28,7 @@ async def test_a_netmaster_moves_to_another_node_with_nothing_in_its_hands(kuber
         etcd_port = free_port()
         async with (
             running_etcd(lab.directory / "store") as etcd,
-            Door((lab.address, etcd_port), to=("127.0.0.1", int(etcd.endpoints[0].rpartition(":")[2]))),
+            Partition((lab.address, etcd_port), to=("127.0.0.1", int(etcd.endpoints[0].rpartition(":")[2]))),
         ):
             for name in NODES:
                 await cluster.bare_node(name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from tests.support.policy_testbed import Ward, open_ward
+from tests.support.policy_testbed import PolicyTestbed, open_ward
 
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.socket import NETFILTER, ROUTE, NetlinkSocket
@@ -24,7 +24,7 @@ from weft.lab.namespaces import stepped_apart
 from weft.lab.servers.processes import DEADLINE
 
 
-class Space:
+class TenantNetns:
     """A namespace with our sockets into it, and what the usual tools say about it."""
 
     def __init__(self, namespace: Namespace, closing: ExitStack) -> None:
@@ -46,7 +46,7 @@ class Space:
 class MakeSpace(Protocol):
     """Makes and opens a pinned namespace."""
 
-    def __call__(self, name: str) -> Space: ...
+    def __call__(self, name: str) -> TenantNetns: ...
 
 
 @pytest.fixture(autouse=True)
@@ -66,20 +66,20 @@ def directory(apart: None, tmp_path: Path) -> NamespaceDirectory:
 
 
 @pytest.fixture
-def here(apart: None) -> Iterator[Space]:
+def here(apart: None) -> Iterator[TenantNetns]:
     """Where the test itself is."""
     with ExitStack() as closing:
-        yield Space(Namespace.current(), closing)
+        yield TenantNetns(Namespace.current(), closing)
 
 
 @pytest.fixture
 def make_space(directory: NamespaceDirectory) -> Iterator[MakeSpace]:
     with ExitStack() as closing:
-        yield lambda name: Space(directory.create(name), closing)
+        yield lambda name: TenantNetns(directory.create(name), closing)
 
 
 @pytest.fixture
-def there(make_space: MakeSpace) -> Space:
+def there(make_space: MakeSpace) -> TenantNetns:
     """Another namespace, such as a pod's."""
     return make_space("there")
 
@@ -91,7 +91,7 @@ def fwdmode() -> str:
 
 
 @pytest.fixture
-def ward(apart: None, tmp_path: Path, fwdmode: str) -> Iterator[Ward]:
+def ward(apart: None, tmp_path: Path, fwdmode: str) -> Iterator[PolicyTestbed]:
     """A tenant's space without pods."""
     with open_ward(tmp_path, fwdmode=fwdmode) as ward:
         yield ward

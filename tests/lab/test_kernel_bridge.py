@@ -22,7 +22,7 @@ from tests.support.ethernet import (
     is_from,
     wire_of,
 )
-from tests.support.policy_testbed import TENANT, Pod, Ward
+from tests.support.policy_testbed import TENANT, Pod, PolicyTestbed
 
 from weft.adapters.netns.nft.bridge_filter import BRIDGE_SYSCTLS
 from weft.domain.addresses import Address
@@ -49,7 +49,7 @@ def mac_of_neighbour(pod: Pod, address: Address) -> str:
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_the_node_answers_and_nobody_else_is_asked(ward: Ward, family: int) -> None:
+def test_the_node_answers_and_nobody_else_is_asked(ward: PolicyTestbed, family: int) -> None:
     """R9, W40: the real MAC of who is asked for comes without a process of ours; a third pod hears nothing of it."""
     one, two, three = (ward.pod(number) for number in (1, 2, 3))
     with wire_of(three.namespace) as ear:
@@ -58,7 +58,7 @@ def test_the_node_answers_and_nobody_else_is_asked(ward: Ward, family: int) -> N
         assert not hears(ear, is_from(one.wiring.port.mac))
 
 
-def test_questions_are_flooded_where_the_cluster_says_so(ward: Ward) -> None:
+def test_questions_are_flooded_where_the_cluster_says_so(ward: PolicyTestbed) -> None:
     """N9, R9: changed under pods that stay, and back."""
     one, two, three = (ward.pod(number) for number in (1, 2, 3))
     quiet = ward.segment
@@ -73,7 +73,7 @@ def test_questions_are_flooded_where_the_cluster_says_so(ward: Ward) -> None:
         assert ward.ask(one, late, TCP, 80) == 0
 
 
-def test_a_pod_speaks_of_no_address_but_its_own(ward: Ward) -> None:
+def test_a_pod_speaks_of_no_address_but_its_own(ward: PolicyTestbed) -> None:
     """ARP of another address or MAC reaches nobody, not even where all is flooded; that of its own does."""
     one, two, three = (ward.pod(number) for number in (1, 2, 3))
     segment = ward.segment
@@ -90,7 +90,7 @@ def test_a_pod_speaks_of_no_address_but_its_own(ward: Ward) -> None:
         assert hears(ear, is_arp, within=DEADLINE)
 
 
-def test_what_is_not_plain_ip_passes_no_segment(ward: Ward) -> None:
+def test_what_is_not_plain_ip_passes_no_segment(ward: PolicyTestbed) -> None:
     """Frames with VLAN tags would pass by the judge; others have none at all."""
     one, two = ward.pod(1), ward.pod(2)
     mac, its = one.wiring.port.mac, two.wiring.port.mac
@@ -104,7 +104,7 @@ def test_what_is_not_plain_ip_passes_no_segment(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_segment_whose_packets_nobody_judges_is_silent(ward: Ward, family: int) -> None:
+def test_a_segment_whose_packets_nobody_judges_is_silent(ward: PolicyTestbed, family: int) -> None:
     """When somebody tells the kernel not to show what passes bridges; a round mends it."""
     one, two = ward.pod(1), ward.pod(2)
     assert ward.ask(one, two, UDP, 53, family=family) == 0
@@ -124,13 +124,13 @@ def test_a_segment_whose_packets_nobody_judges_is_silent(ward: Ward, family: int
 
 
 @pytest.mark.parametrize(("family", "protocol"), [(4, ICMP), (6, ICMPV6)])
-def test_a_pod_that_is_not_known_is_not_heard(ward: Ward, family: int, protocol: int) -> None:
+def test_a_pod_that_is_not_known_is_not_heard(ward: PolicyTestbed, family: int, protocol: int) -> None:
     """Ports are born closed, on segments too."""
     one, two = ward.pod(1), ward.pod(2, ready=False)
     assert ward.ask(one, two, protocol, family=family) == "weft/not-ready"
 
 
-def test_only_the_segments_own_gateway_answers(ward: Ward) -> None:
+def test_only_the_segments_own_gateway_answers(ward: PolicyTestbed) -> None:
     """Nobody routes between networks, and no gateway answers for another one."""
     one = ward.pod(1)
     near, far = Address(4, 0x0A0000FE), Address(4, 0x0A0000FD)
@@ -153,16 +153,16 @@ def test_only_the_segments_own_gateway_answers(ward: Ward) -> None:
     assert ward.wait_for_drop(one.address(4)).reason == "weft/other-network"
 
 
-def test_a_process_with_no_memory_finds_nothing_to_mend(ward: Ward) -> None:
+def test_a_process_with_no_memory_finds_nothing_to_mend(ward: PolicyTestbed) -> None:
     """And what somebody took apart is put together again, without the pods' doing."""
     one, two = ward.pod(1), ward.pod(2)
     wanted = ward.parts([one, two])
     ward.restart()
-    assert ward.datapath.converge(wanted).mended == ()
+    assert ward.datapath.converge(wanted).repaired == ()
     assert ward.ask(one, two, TCP, 80) == 0
     for command in ("ip link set wp1 nomaster", "bridge fdb del 02:02:0a:00:00:02 dev wp2 master", "nft flush ruleset"):
         ward.space.namespace.run(lambda: subprocess.run(command.split(), check=True, timeout=DEADLINE))  # noqa: B023
-        assert ward.datapath.converge(wanted).mended
-        assert ward.datapath.converge(wanted).mended == ()
+        assert ward.datapath.converge(wanted).repaired
+        assert ward.datapath.converge(wanted).repaired == ()
         for family in (4, 6):
             assert ward.ask(one, two, UDP, 53, family=family) == 0

@@ -16,7 +16,7 @@ from weft.kernel.netlink.route import LinkAddress, Prefix, Route, local_route, p
 from weft.kernel.nftables import open_nftables
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Space
+    from tests.lab.conftest import TenantNetns
 
 RULES = """
 add table inet weft
@@ -38,7 +38,7 @@ SERVICE = {4: at("10.96.0.1"), 6: at("fd96::1")}
 
 
 @pytest.fixture(autouse=True)
-def network(here: Space) -> None:
+def network(here: TenantNetns) -> None:
     """Addresses of a pod and its peer, and a service in front of the pod, all on loopback."""
     with open_nftables(here.namespace) as nft:
         nft.run(RULES)
@@ -73,7 +73,7 @@ def talk_all(family: int) -> None:
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_an_endpoint_is_forgotten_as_asker_and_as_answerer(here: Space, family: int) -> None:
+def test_an_endpoint_is_forgotten_as_asker_and_as_answerer(here: TenantNetns, family: int) -> None:
     """Also behind a service address and in another zone; the connections of others stay."""
     talk_all(family)
     forget_endpoints(here.netfilter, {POD[family]})
@@ -83,7 +83,7 @@ def test_an_endpoint_is_forgotten_as_asker_and_as_answerer(here: Space, family: 
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_the_other_family_is_left_alone(here: Space, family: int) -> None:
+def test_the_other_family_is_left_alone(here: TenantNetns, family: int) -> None:
     other = 10 - family
     talk(PEER[other], PEER[other], 2001)
     talk(POD[family], PEER[family], 2002)
@@ -92,7 +92,7 @@ def test_the_other_family_is_left_alone(here: Space, family: int) -> None:
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_service_is_forgotten_by_port_and_backend(here: Space, family: int) -> None:
+def test_a_service_is_forgotten_by_port_and_backend(here: TenantNetns, family: int) -> None:
     """A backend of a UDP service went away: only what it answered for that service goes."""
     talk_all(family)
     to_service = Direction(destination=SERVICE[family], protocol=socket.IPPROTO_UDP, destination_port=53)
@@ -106,7 +106,7 @@ def test_a_service_is_forgotten_by_port_and_backend(here: Space, family: int) ->
     assert remembered() == {1001, 1002, 7777, 1003}
 
 
-def test_a_kernel_that_knows_no_patterns_does_not_matter(here: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_knows_no_patterns_does_not_matter(here: TenantNetns, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the filter the pattern is an incomplete connection, which the kernel refuses."""
     monkeypatch.setattr(conntrack, "_FILTER", 24)
     talk(POD[4], PEER[4], 1001)
@@ -116,7 +116,7 @@ def test_a_kernel_that_knows_no_patterns_does_not_matter(here: Space, monkeypatc
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_connections_are_read(here: Space, family: int) -> None:
+def test_connections_are_read(here: TenantNetns, family: int) -> None:
     talk(PEER[family], SERVICE[family], 53)
     (connection,) = read_connections(here.netfilter, family=family)
     caller = connection.reply.destination_port
@@ -131,7 +131,7 @@ def test_connections_are_read(here: Space, family: int) -> None:
     assert (connection.reply.source, connection.reply.destination) == (POD[family], PEER[family])
 
 
-def test_nothing_remembered_is_nothing_to_forget(here: Space) -> None:
+def test_nothing_remembered_is_nothing_to_forget(here: TenantNetns) -> None:
     forget_endpoints(here.netfilter, {POD[4]})
     forget_endpoints(here.netfilter, {POD[6]})
     assert read_connections(here.netfilter, family=4) == []

@@ -30,13 +30,13 @@ from weft.kernel.netlink.nft_set import (
     put_elements,
     read_elements,
 )
-from weft.kernel.netlink.socket import Refused
+from weft.kernel.netlink.socket import NetlinkError
 from weft.kernel.nftables import open_nftables
 from weft.lab.servers.processes import DEADLINE
 from weft.lab.waiting import until
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Space
+    from tests.lab.conftest import TenantNetns
 
 TABLE = """
 add table inet weft
@@ -93,19 +93,19 @@ EXAMPLES: dict[str, tuple[Iterable[Element], list[Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def table(here: Space) -> None:
+def table(here: TenantNetns) -> None:
     with open_nftables(here.namespace) as nft:
         nft.run(TABLE)
 
 
-def judged(space: Space, name: str) -> list[Any]:
+def judged(space: TenantNetns, name: str) -> list[Any]:
     listed = space.ask("nft", "-j", "list table inet weft")["nftables"]
     (found,) = (item[kind] for item in listed for kind in ("set", "map") if kind in item and item[kind]["name"] == name)
     return sorted(found.get("elem", []), key=str)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_elements_come_and_go(here: Space, name: str) -> None:
+def test_elements_come_and_go(here: TenantNetns, name: str) -> None:
     elements, meaning = EXAMPLES[name]
     apply_changes(here.netfilter, put_elements(named(name), elements))
     assert judged(here, name) == sorted(meaning, key=str)
@@ -116,7 +116,7 @@ def test_elements_come_and_go(here: Space, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_what_nft_puts_in_has_the_same_bytes(here: Space, name: str) -> None:
+def test_what_nft_puts_in_has_the_same_bytes(here: TenantNetns, name: str) -> None:
     elements, meaning = EXAMPLES[name]
     wanted = {"add": {"element": {"family": "inet", "table": "weft", "name": name, "elem": meaning}}}
     command = json.dumps({"nftables": [wanted]}).encode()
@@ -125,14 +125,14 @@ def test_what_nft_puts_in_has_the_same_bytes(here: Space, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_putting_what_is_there_is_fine(here: Space, name: str) -> None:
+def test_putting_what_is_there_is_fine(here: TenantNetns, name: str) -> None:
     elements, meaning = EXAMPLES[name]
     for _ in range(2):
         apply_changes(here.netfilter, put_elements(named(name), elements))
     assert judged(here, name) == sorted(meaning, key=str)
 
 
-def test_a_map_gets_another_value_in_one_transaction(here: Space) -> None:
+def test_a_map_gets_another_value_in_one_transaction(here: TenantNetns) -> None:
     old, new = (Element(key=at("10.0.0.1"), value=mark(number)) for number in (1, 2))
     target = named("identities")
     apply_changes(here.netfilter, put_elements(target, [old]))
@@ -155,26 +155,26 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("why", REFUSALS)
-def test_one_refusal_undoes_the_whole_transaction(here: Space, why: str) -> None:
+def test_one_refusal_undoes_the_whole_transaction(here: TenantNetns, why: str) -> None:
     requests, number = REFUSALS[why]
     apply_changes(here.netfilter, put_elements(named("identities"), [Element(key=at("10.0.0.9"), value=mark(9))]))
     for changes, position in (
         ([*put_elements(named("services"), [Element(key=port(80))]), *requests], 1),
         ([*requests, *put_elements(named("services"), [Element(key=port(80))])], 0),
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(NetlinkError) as refused:
             apply_changes(here.netfilter, changes)
         assert (refused.value.errno, refused.value.position) == (number, position)
         assert judged(here, "services") == []
 
 
-def test_reading_a_set_that_is_not_there_is_told_by_errno(here: Space) -> None:
-    with pytest.raises(Refused) as refused:
+def test_reading_a_set_that_is_not_there_is_told_by_errno(here: TenantNetns) -> None:
+    with pytest.raises(NetlinkError) as refused:
         read_elements(here.netfilter, named("nowhere"))
     assert refused.value.errno == errno.ENOENT
 
 
-async def test_ten_thousand_elements_in_one_transaction(here: Space) -> None:
+async def test_ten_thousand_elements_in_one_transaction(here: TenantNetns) -> None:
     """The kernel makes room for them when it gets round to it, and whoever reads meanwhile may miss some."""
     elements = [Element(key=number.to_bytes(4, "big")) for number in range(10_000)]
     apply_changes(here.netfilter, put_elements(named("addresses"), elements))
@@ -183,5 +183,5 @@ async def test_ten_thousand_elements_in_one_transaction(here: Space) -> None:
     assert read_elements(here.netfilter, named("addresses")) == []
 
 
-def test_no_changes_are_no_transaction(here: Space) -> None:
+def test_no_changes_are_no_transaction(here: TenantNetns) -> None:
     apply_changes(here.netfilter, [])

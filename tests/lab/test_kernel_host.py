@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from weft.adapters.netns.diagnostics import foreign_drops
-from weft.adapters.netns.host.network import HostSide, host_link_name
+from weft.adapters.netns.host.network import HostNetwork, host_link_name
 from weft.adapters.netns.host.ruleset import HostSurroundings
-from weft.adapters.netns.tenant_netns import TenantSpace
+from weft.adapters.netns.tenant_netns import TenantNetnsDriver
 from weft.domain.addresses import Address, Range, parse_address, parse_subnet_v4
-from weft.domain.desired.state import Part
-from weft.domain.host_access.state import Door, Ground, HostLink, HostPort, NodePort, Reach
+from weft.domain.desired.state import StateItem
+from weft.domain.host_access.state import ExternalAddress, HostLink, HostPort, NodePort, NodePortVip, TenantSubnet
 from weft.domain.ids import TenantName
 from weft.domain.policy.model.protocols import TCP, UDP
 from weft.kernel.netns import NamespaceDirectory
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Space
+    from tests.lab.conftest import TenantNetns
 
 BLUE = TenantName("blue")
 OWN = parse_address("192.0.2.1", field="own")
 LINK = HostLink(BLUE, (OWN, Address(6, 0xFD << 120 | OWN.number)))
-GROUND = Ground(BLUE, parse_subnet_v4("10.1.0.0/16"), routed=True)
+GROUND = TenantSubnet(BLUE, parse_subnet_v4("10.1.0.0/16"), routed=True)
 PORT = HostPort(BLUE, 4, TCP, 8080, parse_address("10.1.0.5", field="pod"), 80)
 NAME = host_link_name(BLUE)
 
 
 @pytest.fixture
-def tenant(directory: NamespaceDirectory) -> Iterator[TenantSpace]:
-    with TenantSpace(directory.create("blue")) as space:
+def tenant(directory: NamespaceDirectory) -> Iterator[TenantNetnsDriver]:
+    with TenantNetnsDriver(directory.create("blue")) as space:
         space.prepare()
         yield space
 
@@ -41,14 +41,14 @@ def tenant(directory: NamespaceDirectory) -> Iterator[TenantSpace]:
 class Machine:
     """The host's namespace as the usual tools see it, and our side of it."""
 
-    def __init__(self, here: Space, side: HostSide) -> None:
+    def __init__(self, here: TenantNetns, side: HostNetwork) -> None:
         self.here = here
         self.side = side
 
     def run(self, command: str) -> None:
         self.here.ask(*command.split())
 
-    def join(self, tenant: TenantSpace, *parts: Part) -> None:
+    def join(self, tenant: TenantNetnsDriver, *parts: StateItem) -> None:
         self.side.put_link(LINK, tenant, mtu=1400)
         self.side.change(drop=(), put=(LINK, *parts))
 
@@ -64,10 +64,10 @@ class Machine:
 
 
 @pytest.fixture
-def machine(here: Space) -> Iterator[Machine]:
+def machine(here: TenantNetns) -> Iterator[Machine]:
     here.namespace.write_sysctls({"net/ipv6/conf/default/accept_ra": "1", "net/ipv6/conf/lo/accept_ra": "0"})
     with ExitStack() as closing:
-        side = HostSide(here.namespace, here.route, HostSurroundings(OWN, 4789))
+        side = HostNetwork(here.namespace, here.route, HostSurroundings(OWN, 4789))
         closing.callback(side.close)
         machine = Machine(here, side)
         machine.run("ip link add name eth0 type bridge")
@@ -76,7 +76,7 @@ def machine(here: Space) -> Iterator[Machine]:
         yield machine
 
 
-def test_a_tenant_comes_and_goes(machine: Machine, tenant: TenantSpace) -> None:
+def test_a_tenant_comes_and_goes(machine: Machine, tenant: TenantNetnsDriver) -> None:
     before = machine.devices(), machine.routes(), machine.tables()
     machine.join(tenant, GROUND, PORT)
     assert machine.routes()["10.1.0.0/16"] == NAME
@@ -87,16 +87,16 @@ def test_a_tenant_comes_and_goes(machine: Machine, tenant: TenantSpace) -> None:
 
 
 def test_a_link_is_made_once_and_again_for_a_new_space(
-    machine: Machine, tenant: TenantSpace, directory: NamespaceDirectory
+    machine: Machine, tenant: TenantNetnsDriver, directory: NamespaceDirectory
 ) -> None:
     assert machine.side.put_link(LINK, tenant, mtu=1400)
     assert not machine.side.put_link(LINK, tenant, mtu=1400)
-    with TenantSpace(directory.create("new")) as other:
+    with TenantNetnsDriver(directory.create("new")) as other:
         other.prepare()
         assert machine.side.put_link(LINK, other, mtu=1400)
 
 
-def test_a_route_of_the_host_itself_is_better_than_ours(machine: Machine, tenant: TenantSpace) -> None:
+def test_a_route_of_the_host_itself_is_better_than_ours(machine: Machine, tenant: TenantNetnsDriver) -> None:
     machine.run("ip route add 10.1.0.0/16 dev eth0")
     machine.join(tenant, GROUND)
     used = machine.here.ask("ip", "-j", "route", "get", "10.1.0.5")[0]["dev"]
@@ -104,7 +104,7 @@ def test_a_route_of_the_host_itself_is_better_than_ours(machine: Machine, tenant
     assert (used, machine.routes()["10.1.0.0/16"]) == ("eth0", "eth0")
 
 
-def test_the_host_forwards_and_still_hears_its_routers(machine: Machine, tenant: TenantSpace) -> None:
+def test_the_host_forwards_and_still_hears_its_routers(machine: Machine, tenant: TenantNetnsDriver) -> None:
     """A host that forwards ignores routers unless it is told twice: it would lose its way out."""
     machine.join(tenant)
     settings = ("ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv6/conf/eth0/accept_ra", "ipv6/conf/lo/accept_ra")
@@ -112,7 +112,7 @@ def test_the_host_forwards_and_still_hears_its_routers(machine: Machine, tenant:
     assert read == ["1", "1", "2", "0"]
 
 
-def test_a_firewall_of_others_is_passed_by_a_marked_rule(machine: Machine, tenant: TenantSpace) -> None:
+def test_a_firewall_of_others_is_passed_by_a_marked_rule(machine: Machine, tenant: TenantNetnsDriver) -> None:
     """docker and ufw drop what they do not know; theirs stays theirs, and doctor tells of it."""
     machine.run("nft add table ip filter")
     machine.run("nft add chain ip filter FORWARD { type filter hook forward priority 0 ; policy drop ; }")
@@ -126,27 +126,27 @@ def test_a_firewall_of_others_is_passed_by_a_marked_rule(machine: Machine, tenan
     assert machine.here.ask(*chain) == firewall
 
 
-def test_what_is_nobodys_is_removed(machine: Machine, tenant: TenantSpace) -> None:
+def test_what_is_nobodys_is_removed(machine: Machine, tenant: TenantNetnsDriver) -> None:
     machine.join(tenant, GROUND)
     assert machine.side.converge(set()) == [f"host: removed device {NAME}"]
     assert "10.1.0.0/16" not in machine.routes()
     assert machine.tables() == set()
 
 
-DOOR = Door(BLUE, (parse_address("172.19.255.1", field="door"), parse_address("fd77::1", field="door")))
-OPENINGS: list[Part] = [
+DOOR = NodePortVip(BLUE, (parse_address("172.19.255.1", field="door"), parse_address("fd77::1", field="door")))
+OPENINGS: list[StateItem] = [
     DOOR,
     PORT,
     HostPort(BLUE, 4, TCP, 8081, parse_address("10.1.0.6", field="pod"), 81, OWN),
     NodePort(BLUE, TCP, 30080),
     NodePort(BLUE, UDP, 30080),
-    Reach(BLUE, parse_address("10.96.0.1", field="vip"), "host"),
-    Reach(BLUE, parse_address("10.96.0.10", field="vip"), "tenants"),
-    Reach(BLUE, parse_address("198.51.100.7", field="outer"), "world"),
-    Reach(BLUE, parse_address("2001:db8:eeee::7", field="outer"), "world"),
-    Reach(BLUE, parse_address("198.51.100.8", field="outer"), "world", (Range(4, 5, 9), Range(4, 7, 12))),
-    Reach(BLUE, parse_address("198.51.100.8", field="outer"), "world"),
-    Reach(BLUE, parse_address("198.51.100.9", field="outer"), "world", ()),
+    ExternalAddress(BLUE, parse_address("10.96.0.1", field="vip"), "host"),
+    ExternalAddress(BLUE, parse_address("10.96.0.10", field="vip"), "tenants"),
+    ExternalAddress(BLUE, parse_address("198.51.100.7", field="outer"), "world"),
+    ExternalAddress(BLUE, parse_address("2001:db8:eeee::7", field="outer"), "world"),
+    ExternalAddress(BLUE, parse_address("198.51.100.8", field="outer"), "world", (Range(4, 5, 9), Range(4, 7, 12))),
+    ExternalAddress(BLUE, parse_address("198.51.100.8", field="outer"), "world"),
+    ExternalAddress(BLUE, parse_address("198.51.100.9", field="outer"), "world", ()),
 ]
 
 
@@ -157,7 +157,7 @@ def held(machine: Machine) -> dict[str, Any]:
     return {each["name"]: sorted(map(str, each.get("elem", ()))) for each in sets}
 
 
-def test_openings_come_and_go_one_by_one_as_all_at_once(machine: Machine, tenant: TenantSpace) -> None:
+def test_openings_come_and_go_one_by_one_as_all_at_once(machine: Machine, tenant: TenantNetnsDriver) -> None:
     """By single elements, which is what services cost, the table becomes what it is when it is made anew."""
     machine.join(tenant)
     bare = held(machine), machine.routes()
@@ -172,7 +172,7 @@ def test_openings_come_and_go_one_by_one_as_all_at_once(machine: Machine, tenant
     assert (held(machine), machine.routes()) == bare
 
 
-def test_a_table_that_others_have_changed_is_made_anew(machine: Machine, tenant: TenantSpace) -> None:
+def test_a_table_that_others_have_changed_is_made_anew(machine: Machine, tenant: TenantNetnsDriver) -> None:
     machine.join(tenant, *OPENINGS)
     whole = held(machine)
     machine.side.change(drop=(OPENINGS[3],), put=())
@@ -185,9 +185,11 @@ def test_a_table_that_others_have_changed_is_made_anew(machine: Machine, tenant:
         machine.side.change(drop=(OPENINGS[3],), put=())
 
 
-def test_a_node_port_that_several_tenants_ask_for_is_the_first_ones(machine: Machine, tenant: TenantSpace) -> None:
+def test_a_node_port_that_several_tenants_ask_for_is_the_first_ones(
+    machine: Machine, tenant: TenantNetnsDriver
+) -> None:
     red = TenantName("red")
-    theirs = Door(red, (parse_address("172.19.255.2", field="door"),))
+    theirs = NodePortVip(red, (parse_address("172.19.255.2", field="door"),))
     machine.join(tenant, theirs, NodePort(red, TCP, 30080))
     assert "172.19.255.2" in str(held(machine)["node_ports4"])
     machine.side.change(drop=(), put=(DOOR, NodePort(BLUE, TCP, 30080)))
@@ -196,7 +198,7 @@ def test_a_node_port_that_several_tenants_ask_for_is_the_first_ones(machine: Mac
     assert "172.19.255.2" in str(held(machine)["node_ports4"])
 
 
-def test_a_port_that_several_services_ask_for_leads_to_one_of_them(machine: Machine, tenant: TenantSpace) -> None:
+def test_a_port_that_several_services_ask_for_leads_to_one_of_them(machine: Machine, tenant: TenantNetnsDriver) -> None:
     """Two services may say the same external address: the table must stand all the same."""
     outer = parse_address("198.51.100.7", field="outer")
     ports = [HostPort(BLUE, 4, TCP, 80, DOOR.addresses[0], number, outer) for number in (30080, 30081)]

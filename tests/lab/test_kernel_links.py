@@ -29,28 +29,28 @@ from weft.kernel.netlink.link import (
     read_link,
     read_links,
 )
-from weft.kernel.netlink.socket import Refused
+from weft.kernel.netlink.socket import NetlinkError
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import MakeSpace, Space
+    from tests.lab.conftest import MakeSpace, TenantNetns
 
 V4, V6 = parse_address("127.0.0.1", field="local"), parse_address("::1", field="local")
 HOST_END = Device(name="wp1", index=100, mac="ee:ee:ee:ee:ee:ee", mtu=1450)
 POD_END = Device(name="eth0", index=200, mac="02:02:0a:00:00:02", mtu=1400)
 
 
-def judged(space: Space, name: str) -> Any:
+def judged(space: TenantNetns, name: str) -> Any:
     (link,) = space.ask("ip", "-j", "-d", "link", "show", "dev", name)
     return link
 
 
-def found(space: Space, name: str) -> Link:
+def found(space: TenantNetns, name: str) -> Link:
     link = read_link(space.route, name)
     assert link is not None
     return link
 
 
-def test_a_veth_pair_is_born_in_two_namespaces(here: Space, there: Space) -> None:
+def test_a_veth_pair_is_born_in_two_namespaces(here: TenantNetns, there: TenantNetns) -> None:
     here.send(create_veth(HOST_END, POD_END, peer_namespace=there.namespace.fd))
     for space, end in ((here, HOST_END), (there, POD_END)):
         link = judged(space, end.name)
@@ -64,7 +64,9 @@ def test_a_veth_pair_is_born_in_two_namespaces(here: Space, there: Space) -> Non
     )
 
 
-def test_a_macvlan_stands_on_a_device_of_another_namespace(here: Space, there: Space, make_space: MakeSpace) -> None:
+def test_a_macvlan_stands_on_a_device_of_another_namespace(
+    here: TenantNetns, there: TenantNetns, make_space: MakeSpace
+) -> None:
     """It has that one's MAC and all its frames while it is up, and goes with it."""
     here.send(create_veth(HOST_END, POD_END, peer_namespace=make_space("elsewhere").namespace.fd))
     here.send(create_macvlan(Device(name="eth0", mtu=1400), over=HOST_END.index, namespace=there.namespace.fd))
@@ -79,14 +81,14 @@ def test_a_macvlan_stands_on_a_device_of_another_namespace(here: Space, there: S
         there.send(alter_link(found(there, "eth0").index, up=up))
         heard.append(found(here, "wp1").listeners)
     assert heard == [0, 1, 0]
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(NetlinkError) as refusal:
         here.send(create_macvlan(Device(name="eth1"), over=HOST_END.index, namespace=there.namespace.fd))
     assert refusal.value.errno == errno.EINVAL
     here.send(delete_link(HOST_END.index))
     assert read_link(there.route, "eth0") is None
 
 
-def test_what_is_left_open_is_chosen_by_the_kernel(here: Space, there: Space) -> None:
+def test_what_is_left_open_is_chosen_by_the_kernel(here: TenantNetns, there: TenantNetns) -> None:
     here.send(create_veth(Device(name="wp1"), Device(name="eth0"), peer_namespace=there.namespace.fd))
     link = found(there, "eth0")
     assert link.index > LOOPBACK
@@ -94,7 +96,7 @@ def test_what_is_left_open_is_chosen_by_the_kernel(here: Space, there: Space) ->
     assert link.mtu == 1500
 
 
-def test_an_end_can_be_born_on_a_bridge_and_in_a_group(here: Space, there: Space) -> None:
+def test_an_end_can_be_born_on_a_bridge_and_in_a_group(here: TenantNetns, there: TenantNetns) -> None:
     here.send(
         create_bridge(Device(name="br0", index=50)),
         create_veth(HOST_END, POD_END, peer_namespace=there.namespace.fd, master=50, group=7),
@@ -104,7 +106,7 @@ def test_an_end_can_be_born_on_a_bridge_and_in_a_group(here: Space, there: Space
     assert judged(here, "br0")["linkinfo"]["info_data"]["mcast_snooping"] == 0
 
 
-def test_the_mark_goes_into_the_batch_that_makes_the_device(here: Space, there: Space) -> None:
+def test_the_mark_goes_into_the_batch_that_makes_the_device(here: TenantNetns, there: TenantNetns) -> None:
     here.send(
         create_veth(HOST_END, POD_END, peer_namespace=there.namespace.fd),
         alter_link(100, alias="weft:blue", up=True),
@@ -124,15 +126,17 @@ def test_the_mark_goes_into_the_batch_that_makes_the_device(here: Space, there: 
         (Device(name="wp2", index=101), Device(name="eth1", index=200)),
     ],
 )
-def test_a_taken_name_or_index_is_told_by_errno(here: Space, there: Space, here_end: Device, pod_end: Device) -> None:
+def test_a_taken_name_or_index_is_told_by_errno(
+    here: TenantNetns, there: TenantNetns, here_end: Device, pod_end: Device
+) -> None:
     here.send(create_veth(HOST_END, POD_END, peer_namespace=there.namespace.fd))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(NetlinkError) as refused:
         here.send(create_veth(here_end, pod_end, peer_namespace=there.namespace.fd))
     assert refused.value.errno in {errno.EEXIST, errno.EBUSY}
     assert {link.name for link in read_links(there.route)} == {"lo", "eth0"}
 
 
-def test_altering_changes_what_is_given_and_nothing_else(here: Space) -> None:
+def test_altering_changes_what_is_given_and_nothing_else(here: TenantNetns) -> None:
     here.send(create_bridge(Device(name="br0", index=50, mac="02:00:00:00:00:01")))
     here.send(alter_link(50, up=True))
     here.send(alter_link(50, mtu=1400, group=9))
@@ -146,7 +150,7 @@ def test_altering_changes_what_is_given_and_nothing_else(here: Space) -> None:
     assert read_link(here.route, "br0") is None
 
 
-def test_a_device_leaves_a_pod_under_another_name(here: Space, there: Space) -> None:
+def test_a_device_leaves_a_pod_under_another_name(here: TenantNetns, there: TenantNetns) -> None:
     """As DEL does it: out of the pod and away from its name in one message."""
     here.send(create_veth(HOST_END, POD_END, peer_namespace=there.namespace.fd))
     there.send(alter_link(200, up=True))
@@ -156,7 +160,7 @@ def test_a_device_leaves_a_pod_under_another_name(here: Space, there: Space) -> 
     assert (link.up, link.group, link.mac) == (False, 87, POD_END.mac)
 
 
-def test_no_address_of_its_own_for_a_device(here: Space) -> None:
+def test_no_address_of_its_own_for_a_device(here: TenantNetns) -> None:
     here.send(
         create_bridge(Device(name="br0", index=50)),
         create_bridge(Device(name="br1", index=51)),
@@ -171,7 +175,7 @@ def test_no_address_of_its_own_for_a_device(here: Space) -> None:
     assert here.ask("ip", "-j", "-6", "address", "show", "dev", "br1") != []
 
 
-def test_ipv4_settings_of_a_device_without_a_sysctl(here: Space) -> None:
+def test_ipv4_settings_of_a_device_without_a_sysctl(here: TenantNetns) -> None:
     here.send(
         create_bridge(Device(name="br0", index=50)),
         alter_protocols(50, link_local=False, v4={RP_FILTER: 2, SEND_REDIRECTS: 0}),
@@ -182,7 +186,9 @@ def test_ipv4_settings_of_a_device_without_a_sysctl(here: Space) -> None:
 
 
 @pytest.mark.parametrize("tunnel", [Vxlan(vni=77, port=4789, local=V4), Vxlan(vni=78, port=4790, local=V6)])
-def test_a_tunnel_lives_in_one_namespace_and_sends_in_another(here: Space, there: Space, tunnel: Vxlan) -> None:
+def test_a_tunnel_lives_in_one_namespace_and_sends_in_another(
+    here: TenantNetns, there: TenantNetns, tunnel: Vxlan
+) -> None:
     device = Device(name="wx1", index=300, mac="02:00:00:00:00:01", mtu=1450)
     here.send(create_vxlan(device, tunnel, namespace=there.namespace.fd))
     there.send(alter_link(300, up=True))
@@ -196,7 +202,7 @@ def test_a_tunnel_lives_in_one_namespace_and_sends_in_another(here: Space, there
     assert f":{tunnel.port:04X} " in sockets, "the tunnel's socket is where the wire is"
 
 
-def test_a_tunnel_can_learn_and_stay(here: Space) -> None:
+def test_a_tunnel_can_learn_and_stay(here: TenantNetns) -> None:
     here.send(create_vxlan(Device(name="wx1"), Vxlan(vni=77, port=4789, local=V4, learning=True)))
     assert judged(here, "wx1")["linkinfo"]["info_data"]["learning"] is True
     link = found(here, "wx1")
@@ -204,7 +210,7 @@ def test_a_tunnel_can_learn_and_stay(here: Space) -> None:
     assert link.vxlan.learning
 
 
-def test_ports_of_a_bridge_do_as_they_are_told(here: Space) -> None:
+def test_ports_of_a_bridge_do_as_they_are_told(here: TenantNetns) -> None:
     quiet = PortFlags(
         learning=False,
         flood=False,
@@ -230,14 +236,14 @@ def test_ports_of_a_bridge_do_as_they_are_told(here: Space) -> None:
     assert (found(here, "wx1").master, found(here, "wx1").port) == (0, None)
 
 
-def test_a_deleted_device_is_gone_and_deleting_again_is_fine(here: Space, there: Space) -> None:
+def test_a_deleted_device_is_gone_and_deleting_again_is_fine(here: TenantNetns, there: TenantNetns) -> None:
     here.send(create_veth(HOST_END, POD_END, peer_namespace=there.namespace.fd))
     here.send(delete_link(100))
     here.send(delete_link(100))
     assert [link.name for link in (*read_links(here.route), *read_links(there.route))] == ["lo", "lo"]
 
 
-def test_a_group_is_deleted_at_once_and_others_stay(here: Space, make_space: MakeSpace) -> None:
+def test_a_group_is_deleted_at_once_and_others_stay(here: TenantNetns, make_space: MakeSpace) -> None:
     pods = make_space("pods")
     here.send(
         *(
@@ -255,7 +261,7 @@ def test_a_group_is_deleted_at_once_and_others_stay(here: Space, make_space: Mak
     assert {link.name for link in read_links(pods.route)} == {"lo", *(f"eth{number}" for number in range(0, 20, 2))}
 
 
-def test_foreign_kinds_of_devices_are_read_too(here: Space) -> None:
+def test_foreign_kinds_of_devices_are_read_too(here: TenantNetns) -> None:
     here.ask("ip", "link", "add", "tunnel0", "type", "vxlan", "external")
     here.ask("ip", "link", "add", "mac0", "link", "tunnel0", "type", "macvlan")
     kinds = {link.name: (link.kind, link.peer, link.vxlan) for link in read_links(here.route)}

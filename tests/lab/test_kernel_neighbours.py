@@ -24,7 +24,7 @@ from weft.kernel.netlink.neigh import (
 )
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Space
+    from tests.lab.conftest import TenantNetns
 
 BRIDGE, TUNNEL = 50, 51
 MAC, OTHER_MAC = "02:02:0a:01:00:02", "02:02:0a:01:00:03"
@@ -49,7 +49,7 @@ FORWARDINGS = [
 
 
 @pytest.fixture(autouse=True)
-def devices(here: Space) -> None:
+def devices(here: TenantNetns) -> None:
     here.send(
         create_bridge(Device(name="br0", index=BRIDGE)),
         create_vxlan(Device(name="wx1", index=TUNNEL), Vxlan(vni=77, port=4789, local=at("127.0.0.1"))),
@@ -58,7 +58,7 @@ def devices(here: Space) -> None:
     )
 
 
-def test_neighbours_are_there_for_good(here: Space) -> None:
+def test_neighbours_are_there_for_good(here: TenantNetns) -> None:
     here.send(*map(put_neighbour, NEIGHBOURS * 2))
     judged = {
         (entry["dev"], entry["dst"], entry["lladdr"])
@@ -70,18 +70,18 @@ def test_neighbours_are_there_for_good(here: Space) -> None:
     assert read_neighbours(here.route) == []
 
 
-def test_a_neighbour_gets_another_mac(here: Space) -> None:
+def test_a_neighbour_gets_another_mac(here: TenantNetns) -> None:
     moved = Neighbour(link=BRIDGE, address=at("10.1.0.2"), mac=OTHER_MAC)
     here.send(put_neighbour(NEIGHBOURS[0]), put_neighbour(moved))
     assert read_neighbours(here.route) == [moved]
 
 
-def test_what_the_kernel_learnt_is_not_read(here: Space) -> None:
+def test_what_the_kernel_learnt_is_not_read(here: TenantNetns) -> None:
     here.ask("ip", "neigh", "add", "10.1.0.3", "lladdr", MAC, "dev", "br0", "nud", "reachable")
     assert read_neighbours(here.route) == []
 
 
-def test_proxied_addresses(here: Space) -> None:
+def test_proxied_addresses(here: TenantNetns) -> None:
     here.send(*map(put_proxy, PROXIES * 2))
     judged = {(entry["dev"], entry["dst"]) for entry in here.ask("ip", "-j", "neigh", "show", "proxy")}
     assert judged == {("br0", "10.1.0.9"), ("br0", "fd01::9")}
@@ -91,7 +91,7 @@ def test_proxied_addresses(here: Space) -> None:
     assert read_proxies(here.route) == []
 
 
-def test_forwarding_of_the_tunnel_and_of_the_bridge(here: Space) -> None:
+def test_forwarding_of_the_tunnel_and_of_the_bridge(here: TenantNetns) -> None:
     here.send(*map(put_forwarding, FORWARDINGS * 2))
     entries = here.ask("bridge", "-j", "fdb", "show", "dev", "wx1")
     remote = {entry["mac"]: entry["dst"] for entry in entries if "dst" in entry}
@@ -102,13 +102,13 @@ def test_forwarding_of_the_tunnel_and_of_the_bridge(here: Space) -> None:
     assert read_forwardings(here.route) == []
 
 
-def test_a_mac_moves_to_another_machine(here: Space) -> None:
+def test_a_mac_moves_to_another_machine(here: TenantNetns) -> None:
     moved = Forwarding(link=TUNNEL, mac=MAC, remote=at("192.0.2.9"))
     here.send(put_forwarding(FORWARDINGS[0]), put_forwarding(moved))
     assert read_forwardings(here.route) == [moved]
 
 
-def test_a_groups_mac_may_be_at_several_machines(here: Space) -> None:
+def test_a_groups_mac_may_be_at_several_machines(here: TenantNetns) -> None:
     two = [Forwarding(link=TUNNEL, mac=GROUP_MAC, remote=at(remote)) for remote in ("192.0.2.2", "192.0.2.9")]
     here.send(*map(put_forwarding, two * 2))
     assert set(read_forwardings(here.route)) == set(two)
@@ -116,7 +116,7 @@ def test_a_groups_mac_may_be_at_several_machines(here: Space) -> None:
     assert read_forwardings(here.route) == two[1:]
 
 
-def test_dropping_what_was_on_a_device_that_is_gone(here: Space) -> None:
+def test_dropping_what_was_on_a_device_that_is_gone(here: TenantNetns) -> None:
     here.send(
         drop_neighbour(Neighbour(link=4711, address=at("10.1.0.2"), mac=MAC)),
         drop_proxy(Proxy(link=4711, address=at("fd01::9"))),

@@ -14,12 +14,12 @@ from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.lab.servers.processes import Child
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Space
+    from tests.lab.conftest import TenantNetns
 
 FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 
 
-def test_a_lab_test_sees_nothing_of_the_machines_network(here: Space) -> None:
+def test_a_lab_test_sees_nothing_of_the_machines_network(here: TenantNetns) -> None:
     assert [link["ifname"] for link in here.ask("ip", "-j", "link")] == ["lo"]
 
 
@@ -97,7 +97,7 @@ def test_only_network_namespaces_are_opened(tmp_path: Path) -> None:
             Namespace.open(path)
 
 
-def test_work_inside_happens_on_another_thread_and_its_outcome_comes_back(there: Space) -> None:
+def test_work_inside_happens_on_another_thread_and_its_outcome_comes_back(there: TenantNetns) -> None:
     with Namespace.current() as here:
         before = here.identity
 
@@ -114,7 +114,7 @@ def test_work_inside_happens_on_another_thread_and_its_outcome_comes_back(there:
         assert here.identity == before
 
 
-def test_a_socket_opened_inside_belongs_there_and_we_are_back(there: Space) -> None:
+def test_a_socket_opened_inside_belongs_there_and_we_are_back(there: TenantNetns) -> None:
     with Namespace.current() as here:
         before = here.identity
     with (
@@ -129,7 +129,7 @@ def test_a_socket_opened_inside_belongs_there_and_we_are_back(there: Space) -> N
         assert here.identity == before
 
 
-def test_a_socket_that_cannot_be_opened_leaves_us_at_home_too(there: Space) -> None:
+def test_a_socket_that_cannot_be_opened_leaves_us_at_home_too(there: TenantNetns) -> None:
     with Namespace.current() as here:
         with pytest.raises(DatapathFault):
             there.namespace.open_socket(socket.AF_NETLINK, socket.SOCK_RAW, 99)
@@ -137,7 +137,7 @@ def test_a_socket_that_cannot_be_opened_leaves_us_at_home_too(there: Space) -> N
             assert after.identity == here.identity
 
 
-def test_sysctls_are_written_inside_only(there: Space) -> None:
+def test_sysctls_are_written_inside_only(there: TenantNetns) -> None:
     before = FORWARD.read_text()
     other = "0" if before.strip() == "1" else "1"
     there.namespace.write_sysctls({"net/ipv4/ip_forward": other, "net/ipv6/conf/lo/disable_ipv6": "1"})
@@ -145,12 +145,12 @@ def test_sysctls_are_written_inside_only(there: Space) -> None:
     assert there.namespace.run(FORWARD.read_text).strip() == other
 
 
-def test_an_unknown_sysctl_is_named(there: Space) -> None:
+def test_an_unknown_sysctl_is_named(there: TenantNetns) -> None:
     with pytest.raises(DatapathFault, match="net/ipv4/conf/nowhere/rp_filter"):
         there.namespace.write_sysctls({"net/ipv4/conf/nowhere/rp_filter": "1"})
 
 
-def test_what_has_its_value_already_is_not_written(there: Space) -> None:
+def test_what_has_its_value_already_is_not_written(there: TenantNetns) -> None:
     """In a container `/proc/sys` may be read-only; this value cannot be written by anyone."""
     count = there.namespace.run(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text).strip()
     there.namespace.write_sysctls({"net/netfilter/nf_conntrack_count": count})

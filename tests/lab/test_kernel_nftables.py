@@ -14,7 +14,7 @@ from weft.kernel import nftables
 from weft.kernel.nftables import Nftables, NftablesLibrary, NftablesProgram, open_nftables
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Space
+    from tests.lab.conftest import TenantNetns
 
 TABLE = """
 add table inet weft
@@ -25,7 +25,7 @@ add rule inet weft incoming ip saddr @blocked counter drop
 
 
 @pytest.fixture(params=["library", "program"])
-def nft(request: pytest.FixtureRequest, there: Space) -> Iterator[Nftables]:
+def nft(request: pytest.FixtureRequest, there: TenantNetns) -> Iterator[Nftables]:
     if request.param == "library":
         opened: Nftables = NftablesLibrary(ctypes.CDLL("libnftables.so.1"), namespace=there.namespace)
     else:
@@ -36,16 +36,16 @@ def nft(request: pytest.FixtureRequest, there: Space) -> Iterator[Nftables]:
         yield opened
 
 
-def tables(space: Space) -> list[str]:
+def tables(space: TenantNetns) -> list[str]:
     return [item["table"]["name"] for item in space.ask("nft", "-j", "list tables")["nftables"] if "table" in item]
 
 
-def test_commands_take_effect_inside_only(nft: Nftables, here: Space, there: Space) -> None:
+def test_commands_take_effect_inside_only(nft: Nftables, here: TenantNetns, there: TenantNetns) -> None:
     nft.run(TABLE)
     assert (tables(there), tables(here)) == (["weft"], [])
 
 
-def test_all_commands_or_none(nft: Nftables, there: Space) -> None:
+def test_all_commands_or_none(nft: Nftables, there: TenantNetns) -> None:
     with pytest.raises(DatapathFault, match="No such file or directory"):
         nft.run("add table inet one\nadd rule inet two incoming accept\nadd table inet three")
     assert tables(there) == []
@@ -79,19 +79,19 @@ def test_reading_what_is_not_there_is_a_fault(nft: Nftables) -> None:
         nft.read("list table inet weft")
 
 
-def test_the_library_is_preferred(there: Space) -> None:
+def test_the_library_is_preferred(there: TenantNetns) -> None:
     with open_nftables(there.namespace) as opened:
         assert isinstance(opened, NftablesLibrary)
 
 
-def test_without_the_library_the_program_serves(there: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_program_serves(there: TenantNetns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nftables, "_LIBRARY", "libnowhere.so.1")
     with open_nftables(there.namespace) as opened:
         opened.run("add table inet weft")
     assert tables(there) == ["weft"]
 
 
-def test_without_both_it_says_so(there: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_both_it_says_so(there: TenantNetns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nftables, "_LIBRARY", "libnowhere.so.1")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(DatapathFault, match="neither"):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 from tests.support.modes import BOTH_MODES
-from tests.support.policy_testbed import Ward, row
+from tests.support.policy_testbed import PolicyTestbed, row
 
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import REFUSES
+from weft.domain.policy.policymap.policy_state import VERDICT_DENY
 
 pytestmark = BOTH_MODES
 
-ALLOW, DENY = 0x111, REFUSES | 0x222
+ALLOW, DENY = 0x111, VERDICT_DENY | 0x222
 
 
 PROTOCOLS = [
@@ -23,7 +23,7 @@ PROTOCOLS = [
 
 
 @pytest.mark.parametrize(("family", "protocol"), PROTOCOLS)
-def test_without_rules_everything_passes(ward: Ward, family: int, protocol: int) -> None:
+def test_without_rules_everything_passes(ward: PolicyTestbed, family: int, protocol: int) -> None:
     one, two = ward.pod(1), ward.pod(2)
     assert ward.ask(one, two, protocol, 80, family=family) == 0
 
@@ -43,12 +43,12 @@ LEVELS: list[tuple[bool, int | None, tuple[int, int] | None]] = [
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("family", [4, 6])
-def test_rows_are_asked_in_their_order(ward: Ward, direction: Direction, family: int) -> None:
+def test_rows_are_asked_in_their_order(ward: PolicyTestbed, direction: Direction, family: int) -> None:
     """Each decides as long as it is there, and the next one when it is gone."""
     one, two = ward.pod(1), ward.pod(2)
     local, remote = (one, two) if direction is Direction.EGRESS else (two, one)
     rows = [
-        row(direction, local, remote if paired else None, REFUSES | level, protocol=protocol, ports=ports)
+        row(direction, local, remote if paired else None, VERDICT_DENY | level, protocol=protocol, ports=ports)
         for level, (paired, protocol, ports) in enumerate(LEVELS, start=1)
     ]
     ward.put(*rows)
@@ -62,7 +62,7 @@ def test_rows_are_asked_in_their_order(ward: Ward, direction: Direction, family:
 
 @pytest.mark.parametrize(("family", "protocol"), PROTOCOLS)
 @pytest.mark.parametrize("paired", [True, False])
-def test_each_protocol_meets_its_own_row(ward: Ward, family: int, protocol: int, paired: bool) -> None:
+def test_each_protocol_meets_its_own_row(ward: PolicyTestbed, family: int, protocol: int, paired: bool) -> None:
     one, two = ward.pod(1), ward.pod(2)
     other = UDP if protocol == TCP else TCP
     remote = two if paired else None
@@ -76,7 +76,7 @@ def test_each_protocol_meets_its_own_row(ward: Ward, family: int, protocol: int,
 
 @pytest.mark.parametrize("protocol", [TCP, UDP, SCTP])
 @pytest.mark.parametrize("paired", [True, False])
-def test_ports_at_the_edges(ward: Ward, protocol: int, paired: bool) -> None:
+def test_ports_at_the_edges(ward: PolicyTestbed, protocol: int, paired: bool) -> None:
     one, two = ward.pod(1), ward.pod(2)
     remote = one if paired else None
     ward.put(
@@ -89,10 +89,10 @@ def test_ports_at_the_edges(ward: Ward, protocol: int, paired: bool) -> None:
     assert {port for port, fate in fates.items() if fate == 0} == {999, 2000, 2999, 3001}
 
 
-def test_both_ends_have_a_say(ward: Ward) -> None:
+def test_both_ends_have_a_say(ward: PolicyTestbed) -> None:
     """A packet passes when its source may say it and its target may hear it; the source is asked first."""
     one, two = ward.pod(1), ward.pod(2)
-    leave, arrive, stay, away = 0x11, 0x12, REFUSES | 0x13, REFUSES | 0x14
+    leave, arrive, stay, away = 0x11, 0x12, VERDICT_DENY | 0x13, VERDICT_DENY | 0x14
     for first, second, fate in (
         (leave, arrive, 0),
         (leave, away, away),

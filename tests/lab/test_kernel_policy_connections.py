@@ -11,16 +11,16 @@ from contextlib import contextmanager
 
 import pytest
 from tests.support.modes import BOTH_MODES
-from tests.support.policy_testbed import Pod, Ward, row
+from tests.support.policy_testbed import Pod, PolicyTestbed, row
 
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import REFUSES
+from weft.domain.policy.policymap.policy_state import VERDICT_DENY
 from weft.lab.waiting import DEADLINE
 
 pytestmark = BOTH_MODES
 
-ALLOW, DENY = 0x111, REFUSES | 0x222
+ALLOW, DENY = 0x111, VERDICT_DENY | 0x222
 PORT = 8080
 
 
@@ -48,7 +48,7 @@ def hears(listener: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_rule_that_goes_cuts_a_live_connection_and_one_that_comes_mends_it(ward: Ward, family: int) -> None:
+def test_a_rule_that_goes_cuts_a_live_connection_and_one_that_comes_mends_it(ward: PolicyTestbed, family: int) -> None:
     """Neither end gets anything through; TCP tries again and goes on when it may."""
     one, two = ward.pod(1), ward.pod(2)
     guard = row(Direction.INGRESS, two, None, DENY)
@@ -68,7 +68,7 @@ def test_a_rule_that_goes_cuts_a_live_connection_and_one_that_comes_mends_it(war
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_answers_need_no_rule_of_their_own(ward: Ward, family: int) -> None:
+def test_answers_need_no_rule_of_their_own(ward: PolicyTestbed, family: int) -> None:
     one, two = ward.pod(1), ward.pod(2)
     ward.put(
         row(Direction.INGRESS, one, None, DENY),
@@ -81,7 +81,7 @@ def test_answers_need_no_rule_of_their_own(ward: Ward, family: int) -> None:
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_answers_alone_end_with_the_permission_too(ward: Ward, family: int) -> None:
+def test_answers_alone_end_with_the_permission_too(ward: PolicyTestbed, family: int) -> None:
     """UDP from a server that goes on sending, to a client that says nothing any more."""
     one, two = ward.pod(1), ward.pod(2)
     with (
@@ -98,7 +98,7 @@ def test_answers_alone_end_with_the_permission_too(ward: Ward, family: int) -> N
 
 
 @pytest.mark.parametrize(("family", "control"), [(4, ICMP), (6, ICMPV6)])
-def test_errors_about_a_connection_belong_to_it(ward: Ward, family: int, control: int) -> None:
+def test_errors_about_a_connection_belong_to_it(ward: PolicyTestbed, family: int, control: int) -> None:
     """Also where ICMP as such is refused."""
     one, two = ward.pod(1), ward.pod(2)
     ward.put(row(Direction.EGRESS, two, None, DENY), row(Direction.INGRESS, one, None, DENY))
@@ -113,7 +113,7 @@ def test_errors_about_a_connection_belong_to_it(ward: Ward, family: int, control
 
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("size", [4000, 60_000])
-def test_fragments_are_judged_as_the_whole_they_are(ward: Ward, family: int, size: int) -> None:
+def test_fragments_are_judged_as_the_whole_they_are(ward: PolicyTestbed, family: int, size: int) -> None:
     """Only the first fragment has ports; none passes without it, and none is refused where the whole may pass."""
     one, two = ward.pod(1), ward.pod(2)
     ward.put(
@@ -132,7 +132,7 @@ def test_fragments_are_judged_as_the_whole_they_are(ward: Ward, family: int, siz
         assert hears(open_door) == content
 
 
-def test_a_live_connection_is_judged_once_for_each_policy(ward: Ward) -> None:
+def test_a_live_connection_is_judged_once_for_each_policy(ward: PolicyTestbed) -> None:
     """What passes is counted when it is judged; what is refused is counted each time."""
     one, two, three = ward.pod(1), ward.pod(2), ward.pod(3)
     ward.put(row(Direction.INGRESS, two, None, ALLOW))
@@ -151,7 +151,7 @@ def test_a_live_connection_is_judged_once_for_each_policy(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_who_gets_an_address_inherits_no_connection(ward: Ward, family: int) -> None:
+def test_who_gets_an_address_inherits_no_connection(ward: PolicyTestbed, family: int) -> None:
     """An answer to the one who has left is a first packet for the one who has come."""
     one, two = ward.pod(1), ward.pod(2)
     ward.put(row(Direction.EGRESS, two, None, DENY))
@@ -168,7 +168,7 @@ def test_who_gets_an_address_inherits_no_connection(ward: Ward, family: int) -> 
             assert ward.fate(client, two.address(family)) == DENY
 
 
-def test_no_packet_is_lost_while_policy_changes(ward: Ward) -> None:
+def test_no_packet_is_lost_while_policy_changes(ward: PolicyTestbed) -> None:
     """A stream in both directions, while rules come and go that do not concern it."""
     one, two, three = ward.pod(1), ward.pod(2), ward.pod(3)
     ward.put(row(Direction.INGRESS, two, None, DENY), row(Direction.INGRESS, two, one, ALLOW, protocol=UDP))
@@ -186,7 +186,7 @@ def test_no_packet_is_lost_while_policy_changes(ward: Ward) -> None:
     assert ward.datapath.drops() == []
 
 
-def test_errors_about_a_connection_that_may_be_no_more_are_refused(ward: Ward) -> None:
+def test_errors_about_a_connection_that_may_be_no_more_are_refused(ward: PolicyTestbed) -> None:
     """ICMP errors carry what their sender likes: no way around the rules for two who once talked."""
     one, two = ward.pod(1), ward.pod(2)
     with (

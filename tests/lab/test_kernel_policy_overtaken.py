@@ -6,16 +6,16 @@ from contextlib import ExitStack
 
 import pytest
 from tests.support.flood import Flood, Shot, Tap
-from tests.support.policy_testbed import TENANT, Pod, Ward, row, tallies_of
+from tests.support.policy_testbed import TENANT, Pod, PolicyTestbed, row, tallies_of
 
 from weft.domain.addresses import Range
 from weft.domain.desired.diff import Difference
 from weft.domain.policy.model.protocols import UDP
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, PolicyPart, Row, Where
+from weft.domain.policy.policymap.policy_state import VERDICT_DENY, WORKLOAD, CidrIdentity, PolicyEntry, PolicyPart
 from weft.lab.waiting import until
 
-ALLOW, DENY = 0x111, REFUSES | 0x222
+ALLOW, DENY = 0x111, VERDICT_DENY | 0x222
 CHANGES, RANGE_CHANGES = 6000, 4000
 OPEN, SHUT = 7000, 5000
 
@@ -30,7 +30,7 @@ def policy(pod: Pod, friend: Pod, number: int) -> tuple[PolicyPart, ...]:
     )
 
 
-async def test_a_pod_under_a_new_number_is_never_without_its_rules(ward: Ward) -> None:
+async def test_a_pod_under_a_new_number_is_never_without_its_rules(ward: PolicyTestbed) -> None:
     """The number and its rows go together; who has seen the old number must not find that it has no rows."""
     one, two = ward.pod(1), ward.pod(2)
     now, then = policy(two, one, 100), policy(two, one, 200)
@@ -39,7 +39,7 @@ async def test_a_pod_under_a_new_number_is_never_without_its_rules(ward: Ward) -
     assert ward.ask(one, two, UDP, OPEN) == 0
 
 
-async def test_a_range_goes_with_all_else(ward: Ward) -> None:
+async def test_a_range_goes_with_all_else(ward: PolicyTestbed) -> None:
     """It leaves a number that opens for one that closes: who has met the old range must not meet the new rows."""
     one, two = ward.pod(1, ready=False), ward.pod(2)
     now, then = turned(one, shut=5, open_=6), turned(one, shut=6, open_=5)
@@ -47,7 +47,7 @@ async def test_a_range_goes_with_all_else(ward: Ward) -> None:
     await nothing_passes(ward, one, two, now, then, changes=RANGE_CHANGES)
 
 
-async def test_a_range_of_ports_is_replaced_by_another(ward: Ward) -> None:
+async def test_a_range_of_ports_is_replaced_by_another(ward: PolicyTestbed) -> None:
     """What both of them shut is never open."""
     one, two = ward.pod(1), ward.pod(2)
     ward.put(row(Direction.INGRESS, two, None, ALLOW))
@@ -64,14 +64,14 @@ def turned(pod: Pod, *, shut: int, open_: int) -> tuple[PolicyPart, ...]:
     address = pod.address(4)
     span = Range(4, address.number - 1, address.number + 6)
     return (
-        Where(TENANT, span, WORKLOAD | shut),
-        Row(TENANT, Direction.EGRESS, WORKLOAD | shut, None, DENY),
-        Row(TENANT, Direction.EGRESS, WORKLOAD | open_, None, ALLOW),
+        CidrIdentity(TENANT, span, WORKLOAD | shut),
+        PolicyEntry(TENANT, Direction.EGRESS, WORKLOAD | shut, None, DENY),
+        PolicyEntry(TENANT, Direction.EGRESS, WORKLOAD | open_, None, ALLOW),
     )
 
 
 async def nothing_passes(
-    ward: Ward, one: Pod, two: Pod, now: tuple[PolicyPart, ...], then: tuple[PolicyPart, ...], *, changes: int
+    ward: PolicyTestbed, one: Pod, two: Pod, now: tuple[PolicyPart, ...], then: tuple[PolicyPart, ...], *, changes: int
 ) -> None:
     """Under a flood to a shut port, from one state to the other and back."""
     with ExitStack() as stack:
@@ -89,7 +89,7 @@ async def nothing_passes(
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_what_comes_from_a_port_that_is_nobodys_goes_nowhere(ward: Ward, family: int) -> None:
+def test_what_comes_from_a_port_that_is_nobodys_goes_nowhere(ward: PolicyTestbed, family: int) -> None:
     """Such as a packet that had left its pod just before the pod was taken off."""
     nobody, one = ward.pod(1, ready=False), ward.pod(2)
     assert ward.ask(nobody, one, UDP, OPEN, family=family) == "weft/not-ready"

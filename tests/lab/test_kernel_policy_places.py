@@ -11,22 +11,22 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.policy_testbed import TENANT, Ward, row
+from tests.support.policy_testbed import TENANT, PolicyTestbed, row
 
 from weft.adapters.netns.nft.policy_chains import UNJUDGED
 from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import REFUSES, STRANGER, Where, Who
+from weft.domain.policy.policymap.policy_state import UNKNOWN_IDENTITY, VERDICT_DENY, CidrIdentity, IpIdentity
 from weft.kernel.netns import Namespace
 from weft.lab.waiting import DEADLINE
 
 if TYPE_CHECKING:
     from tests.lab.conftest import MakeSpace
 
-ALLOW, DENY = 0x111, REFUSES | 0x222
+ALLOW, DENY = 0x111, VERDICT_DENY | 0x222
 PORT = 8080
-UNKNOWN = STRANGER | 0x77
+UNKNOWN = UNKNOWN_IDENTITY | 0x77
 FAR = {4: "10.0.1.1", 6: "fd00:1::1"}
 _IP_RECVTTL = 12  # `include/uapi/linux/in.h`
 NEAR_MAC, FAR_MAC = "02:77:00:00:00:01", "02:77:00:00:00:02"
@@ -50,7 +50,7 @@ def give_address(namespace: Namespace, address: str, *, device: str, family: int
 class Beyond:
     """Another node: what is reached through a device named like an overlay, with an address of each family."""
 
-    def __init__(self, ward: Ward, far: Namespace) -> None:
+    def __init__(self, ward: PolicyTestbed, far: Namespace) -> None:
         self.namespace = far
         near = ward.space.namespace
         run(near, f"ip link add wx9 address {NEAR_MAC} type veth peer name far address {FAR_MAC}")
@@ -86,17 +86,17 @@ class Beyond:
 
 
 @pytest.fixture
-def beyond(ward: Ward, make_space: MakeSpace) -> Beyond:
+def beyond(ward: PolicyTestbed, make_space: MakeSpace) -> Beyond:
     return Beyond(ward, make_space("beyond").namespace)
 
 
-def strangers(family: int) -> Where:
+def strangers(family: int) -> CidrIdentity:
     number = parse_address(FAR[family], field="far").number
-    return Where(TENANT, Range(family, number - 1, number + 100), UNKNOWN)
+    return CidrIdentity(TENANT, Range(family, number - 1, number + 100), UNKNOWN)
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_port_is_born_closed_and_opens_when_it_is_known_who_is_there(ward: Ward, family: int) -> None:
+def test_a_port_is_born_closed_and_opens_when_it_is_known_who_is_there(ward: PolicyTestbed, family: int) -> None:
     """CVE rows about start windows: nothing comes in before the port has its policy."""
     one, two = ward.pod(1), ward.pod(2, ready=False)
     assert ward.ask(one, two, UDP, PORT, family=family) == "weft/not-ready"
@@ -104,7 +104,7 @@ def test_a_port_is_born_closed_and_opens_when_it_is_known_who_is_there(ward: War
     assert ward.ask(one, two, UDP, PORT, family=family) == 0
 
 
-def test_the_first_packet_to_a_new_port_arrives(ward: Ward) -> None:
+def test_the_first_packet_to_a_new_port_arrives(ward: PolicyTestbed) -> None:
     """Sent once and at once: the port is open for everything as soon as `plug` returns."""
     one = ward.pod(1)
     fates = [ward.ask(one, ward.pod(number), UDP, PORT) for number in range(2, 42)]
@@ -113,7 +113,7 @@ def test_the_first_packet_to_a_new_port_arrives(ward: Ward) -> None:
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_what_is_said_to_a_stranger_beyond_the_overlay_is_left_to_its_node(
-    ward: Ward, beyond: Beyond, family: int
+    ward: PolicyTestbed, beyond: Beyond, family: int
 ) -> None:
     """It goes on as not judged, packet by packet, whatever the sender's rules say; answers come by the same right."""
     one = ward.pod(1)
@@ -129,7 +129,7 @@ def test_what_is_said_to_a_stranger_beyond_the_overlay_is_left_to_its_node(
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_what_was_not_judged_is_judged_here_or_refused(ward: Ward, beyond: Beyond, family: int) -> None:
+def test_what_was_not_judged_is_judged_here_or_refused(ward: PolicyTestbed, beyond: Beyond, family: int) -> None:
     """From a stranger it is refused: its node did not know the target, and this one does not know the source."""
     one = ward.pod(1)
     ward.put(strangers(family), row(Direction.INGRESS, one, None, DENY))
@@ -137,7 +137,7 @@ def test_what_was_not_judged_is_judged_here_or_refused(ward: Ward, beyond: Beyon
         set_hops(far, family, UNJUDGED)
         far.sendto(b"?", ear.getsockname()[:2])
         assert ward.fate(ear, beyond.address(family)) == "weft/stranger"
-        friend = Who(TENANT, beyond.address(family), 0x88)
+        friend = IpIdentity(TENANT, beyond.address(family), 0x88)
         ward.put(friend)
         far.sendto(b"?", ear.getsockname()[:2])
         assert ward.fate(ear, beyond.address(family)) == DENY
@@ -172,7 +172,7 @@ def set_hops(mouth: socket.socket, family: int, hops: int) -> None:
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_stranger_from_beyond_was_judged_by_its_own_node(ward: Ward, beyond: Beyond, family: int) -> None:
+def test_a_stranger_from_beyond_was_judged_by_its_own_node(ward: PolicyTestbed, beyond: Beyond, family: int) -> None:
     one, two = ward.pod(1), ward.pod(2, ready=False)
     ward.put(strangers(family), row(Direction.INGRESS, one, None, DENY))
     with beyond.open_socket(family) as far, one.open_socket(family, socket.SOCK_DGRAM, port=PORT) as ear:
@@ -186,29 +186,29 @@ def test_a_stranger_from_beyond_was_judged_by_its_own_node(ward: Ward, beyond: B
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_ranges_speak_where_nobody_is_known(ward: Ward, beyond: Beyond, family: int) -> None:
+def test_ranges_speak_where_nobody_is_known(ward: PolicyTestbed, beyond: Beyond, family: int) -> None:
     one = ward.pod(1)
     number = beyond.address(family).number
     world = 0x99
     ward.put(
-        Where(TENANT, Range(family, number, number), world),
-        Where(TENANT, Range(family, number + 1, number + 5), world + 1),
+        CidrIdentity(TENANT, Range(family, number, number), world),
+        CidrIdentity(TENANT, Range(family, number + 1, number + 5), world + 1),
         row(Direction.EGRESS, one, None, ALLOW),
         row(Direction.EGRESS, one, world, DENY, protocol=UDP),
         row(Direction.INGRESS, one, None, ALLOW),
-        row(Direction.INGRESS, one, world, REFUSES | 5, protocol=UDP),
+        row(Direction.INGRESS, one, world, VERDICT_DENY | 5, protocol=UDP),
     )
     with beyond.open_socket(family, port=PORT) as far, one.open_socket(family, socket.SOCK_DGRAM, port=PORT) as near:
         near.sendto(b"?", far.getsockname()[:2])
         assert ward.fate(far, one.address(family)) == DENY
         far.sendto(b"?", near.getsockname()[:2])
-        assert ward.fate(near, beyond.address(family)) == REFUSES | 5
-        ward.drop(Where(TENANT, Range(family, number, number), world))
+        assert ward.fate(near, beyond.address(family)) == VERDICT_DENY | 5
+        ward.drop(CidrIdentity(TENANT, Range(family, number, number), world))
         near.sendto(b"?", far.getsockname()[:2])
         assert ward.fate(far, one.address(family)) == 0
 
 
-def test_nothing_passes_from_overlay_to_overlay(ward: Ward, beyond: Beyond) -> None:
+def test_nothing_passes_from_overlay_to_overlay(ward: PolicyTestbed, beyond: Beyond) -> None:
     run(ward.space.namespace, "ip route add 10.0.2.0/24 dev wx9")
     with beyond.open_socket(4) as far:
         far.sendto(b"?", ("10.0.2.9", PORT))
@@ -216,7 +216,7 @@ def test_nothing_passes_from_overlay_to_overlay(ward: Ward, beyond: Beyond) -> N
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_nobody_speaks_for_another(ward: Ward, family: int) -> None:
+def test_nobody_speaks_for_another(ward: PolicyTestbed, family: int) -> None:
     """CVE rows about spoofing: neither with an address of another pod nor with one of nobody."""
     one, two = ward.pod(1), ward.pod(2)
     forged = parse_address("10.0.0.9" if family == 4 else "fd00::9", field="forged")
@@ -229,11 +229,11 @@ def test_nobody_speaks_for_another(ward: Ward, family: int) -> None:
             caller.bind((str(address), 0))
             caller.sendto(b"?", ("10.0.0.3" if family == 4 else "fd00::3", PORT))
             drop = ward.wait_for_drop(address)
-            assert (drop.reason, drop.outcome, drop.came_by) == ("weft/spoofed", 0, "wp1")
+            assert (drop.reason, drop.outcome, drop.in_iface) == ("weft/spoofed", 0, "wp1")
     assert ward.count("weft/spoofed") == 2
 
 
-def test_no_pod_is_a_router(ward: Ward) -> None:
+def test_no_pod_is_a_router(ward: PolicyTestbed) -> None:
     """CVE-2020-10749: a pod that announces itself as the way out."""
     one = ward.pod(1)
     ward.pod(2)
@@ -245,7 +245,7 @@ def test_no_pod_is_a_router(ward: Ward) -> None:
     assert ward.count("weft/router") == 1
 
 
-def test_what_is_no_connection_is_refused(ward: Ward) -> None:
+def test_what_is_no_connection_is_refused(ward: PolicyTestbed) -> None:
     one, two = ward.pod(1), ward.pod(2)
     with one.open_socket(4, socket.SOCK_RAW, ICMP) as caller:
         caller.sendto(struct.pack(">BBHHH", 0, 0, 0xFFFD, 1, 1), (str(two.address(4)), 0))  # an answer to nothing
@@ -253,7 +253,9 @@ def test_what_is_no_connection_is_refused(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize(("family", "control"), [(4, ICMP), (6, ICMPV6)])
-def test_the_node_itself_is_spoken_to_under_the_rules_of_who_speaks(ward: Ward, family: int, control: int) -> None:
+def test_the_node_itself_is_spoken_to_under_the_rules_of_who_speaks(
+    ward: PolicyTestbed, family: int, control: int
+) -> None:
     one = ward.pod(1)
     gateway = "10.0.0.254" if family == 4 else "fd00::fe"
     give_address(ward.space.namespace, gateway, device="lo", family=family)
@@ -271,7 +273,7 @@ def test_the_node_itself_is_spoken_to_under_the_rules_of_who_speaks(ward: Ward, 
             assert ward.fate(ear, one.address(family)) == DENY
 
 
-def test_a_drop_tells_everything(ward: Ward) -> None:
+def test_a_drop_tells_everything(ward: PolicyTestbed) -> None:
     one, two = ward.pod(1), ward.pod(2)
     ward.put(row(Direction.INGRESS, two, one, DENY), row(Direction.INGRESS, two, None, ALLOW))
     before = time.time()
@@ -285,11 +287,11 @@ def test_a_drop_tells_everything(ward: Ward) -> None:
             assert (drop.tenant, drop.outcome, drop.reason) == (TENANT, DENY, "")
             assert (drop.source, drop.target) == (one.address(family), two.address(family))
             assert (drop.protocol, drop.source_port, drop.target_port) == (protocol, 1234, PORT)
-            assert (drop.came_by, drop.leaves_by) == ("wp1", "wp2")
+            assert (drop.in_iface, drop.out_iface) == ("wp1", "wp2")
             assert before - 1 <= drop.at <= time.time() + 1
 
 
-def test_a_flood_is_counted_in_full_and_told_in_samples(ward: Ward) -> None:
+def test_a_flood_is_counted_in_full_and_told_in_samples(ward: PolicyTestbed) -> None:
     one, two = ward.pod(1), ward.pod(2)
     ward.put(row(Direction.EGRESS, one, None, DENY))
     with one.open_socket(4, socket.SOCK_DGRAM) as caller:
@@ -306,7 +308,7 @@ def test_a_flood_is_counted_in_full_and_told_in_samples(ward: Ward) -> None:
     assert 1 < told < 3000
 
 
-def test_drops_are_heard_by_one_at_a_time_and_again_after_it_has_gone(ward: Ward) -> None:
+def test_drops_are_heard_by_one_at_a_time_and_again_after_it_has_gone(ward: PolicyTestbed) -> None:
     """An agent that is started again hears them too."""
     one, two = ward.pod(1), ward.pod(2)
     ward.put(row(Direction.EGRESS, one, None, DENY))

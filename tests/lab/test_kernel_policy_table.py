@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 from tests.support.modes import BRIDGE_IN_SOAK
-from tests.support.policy_testbed import TENANT, Ward, row, tallies_of
+from tests.support.policy_testbed import TENANT, PolicyTestbed, row, tallies_of
 
 from weft.adapters.netns.nft.entries import Entry
 from weft.adapters.netns.nft.policy_maps import entries_of
@@ -19,20 +19,28 @@ from weft.domain.addresses import Address, Range
 from weft.domain.desired.diff import Difference
 from weft.domain.policy.model.protocols import TCP, UDP
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, PolicyPart, Row, Tally, Where, Who
+from weft.domain.policy.policymap.policy_state import (
+    VERDICT_DENY,
+    WORKLOAD,
+    CidrIdentity,
+    IpIdentity,
+    PolicyEntry,
+    PolicyPart,
+    VerdictCounter,
+)
 from weft.lab.waiting import DEADLINE
 
 pytestmark = BRIDGE_IN_SOAK
 
-ALLOW, DENY = 0x111, REFUSES | 0x222
+ALLOW, DENY = 0x111, VERDICT_DENY | 0x222
 PORT = 8080
 
 
-def nft(ward: Ward, command: str) -> None:
+def nft(ward: PolicyTestbed, command: str) -> None:
     ward.space.namespace.run(lambda: subprocess.run(["nft", command], check=True, timeout=DEADLINE))
 
 
-def policy_entries(ward: Ward) -> set[Entry]:
+def policy_entries(ward: PolicyTestbed) -> set[Entry]:
     return {entry for entry in ward.space.table.read() if not entry.name.startswith(("ports", "segments"))}
 
 
@@ -48,23 +56,23 @@ def some_parts(chance: random.Random) -> set[PolicyPart]:
             cuts = sorted(chance.sample(range(42), chance.randint(2, 8)))
             for first, after in itertools.pairwise(cuts):
                 if chance.random() < 0.7:
-                    parts.add(Where(TENANT, Range(family, base + first, base + after - 1), chance.randint(1, 3)))
+                    parts.add(CidrIdentity(TENANT, Range(family, base + first, base + after - 1), chance.randint(1, 3)))
         for number in chance.sample(range(20), 8):
-            parts.add(Who(TENANT, Address(family, number), WORKLOAD | chance.randint(1, 3)))
+            parts.add(IpIdentity(TENANT, Address(family, number), WORKLOAD | chance.randint(1, 3)))
     for direction in Direction:
         for remote in (None, 1, 2):
             local = WORKLOAD | chance.randint(1, 3)
             outcome = chance.choice((ALLOW, DENY))
-            parts.add(Row(TENANT, direction, local, remote, outcome))
-            parts.add(Row(TENANT, direction, local, remote, outcome, chance.choice((TCP, UDP))))
+            parts.add(PolicyEntry(TENANT, direction, local, remote, outcome))
+            parts.add(PolicyEntry(TENANT, direction, local, remote, outcome, chance.choice((TCP, UDP))))
             for port in chance.sample(range(100), 3):
                 ports = (port * 600, port * 600 + chance.choice((0, 1, 599)))
-                parts.add(Row(TENANT, direction, local, remote, outcome, TCP, ports))
+                parts.add(PolicyEntry(TENANT, direction, local, remote, outcome, TCP, ports))
     return parts | set(tallies_of(list(parts)))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_applied_step_by_step_is_read_back(ward: Ward, seed: int) -> None:
+def test_what_is_applied_step_by_step_is_read_back(ward: PolicyTestbed, seed: int) -> None:
     chance = random.Random(seed)
     there: set[PolicyPart] = set()
     for _ in range(20):
@@ -74,21 +82,21 @@ def test_what_is_applied_step_by_step_is_read_back(ward: Ward, seed: int) -> Non
         there = wanted
 
 
-def test_converge_makes_any_policy_of_any_other(ward: Ward) -> None:
+def test_converge_makes_any_policy_of_any_other(ward: PolicyTestbed) -> None:
     chance = random.Random(7)
     for _ in range(10):
         wanted = some_parts(chance)
         everything = ward.parts([], tuple(wanted))
-        assert ward.datapath.converge(everything).mended
+        assert ward.datapath.converge(everything).repaired
         assert policy_entries(ward) == entries(wanted)
-        assert ward.datapath.converge(everything).mended == ()
+        assert ward.datapath.converge(everything).repaired == ()
 
 
-def test_a_change_is_made_also_where_others_have_made_half_of_it(ward: Ward) -> None:
+def test_a_change_is_made_also_where_others_have_made_half_of_it(ward: PolicyTestbed) -> None:
     """What is gone already is dropped, and what has another value gets the one that is wanted."""
     address = Address(4, 0x0A000063)
-    old, new = Who(TENANT, address, 5), Who(TENANT, address, 6)
-    other = Tally(TENANT, ALLOW)
+    old, new = IpIdentity(TENANT, address, 5), IpIdentity(TENANT, address, 6)
+    other = VerdictCounter(TENANT, ALLOW)
     ward.put(old, other)
     nft(ward, "delete element inet weft who_asks4 { 10.0.0.99 }")
     ward.datapath.apply(Difference((new,), (old, other)))
@@ -114,7 +122,7 @@ TAMPERINGS = {
 
 @pytest.mark.parametrize("tampering", ["everything flushed", "the table deleted", "the rules flushed"])
 @pytest.mark.parametrize("family", [4, 6])
-def test_nothing_passes_until_it_is_mended(ward: Ward, fwdmode: str, tampering: str, family: int) -> None:
+def test_nothing_passes_until_it_is_mended(ward: PolicyTestbed, fwdmode: str, tampering: str, family: int) -> None:
     """Fail closed, though nothing of ours is there that could refuse: the kernel itself does not forward it."""
     if fwdmode == "bridge":
         pytest.skip("a bridge goes on carrying frames within its network")
@@ -134,31 +142,31 @@ def test_nothing_passes_until_it_is_mended(ward: Ward, fwdmode: str, tampering: 
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
-def test_what_others_break_is_noticed_and_mended(ward: Ward, tampering: str) -> None:
+def test_what_others_break_is_noticed_and_mended(ward: PolicyTestbed, tampering: str) -> None:
     one, two = ward.pod(1), ward.pod(2)
     guard, door = row(Direction.INGRESS, two, None, DENY), row(Direction.INGRESS, two, one, ALLOW, protocol=TCP)
     ward.put(guard, door)
     wanted = ward.parts([one, two], (guard, door))
     ward.datapath.converge(wanted)
-    assert not ward.datapath.disturbed()
+    assert not ward.datapath.has_drifted()
     nft(ward, TAMPERINGS[tampering])
-    assert ward.datapath.disturbed()
+    assert ward.datapath.has_drifted()
     ward.datapath.converge(wanted)
-    assert not ward.datapath.disturbed()
+    assert not ward.datapath.has_drifted()
     assert ward.ask(one, two, UDP, PORT) == DENY
     assert ward.ask(one, two, TCP, PORT) == 0
-    assert ward.datapath.converge(wanted).mended == ()
+    assert ward.datapath.converge(wanted).repaired == ()
 
 
-def test_our_own_changes_disturb_nobody(ward: Ward) -> None:
+def test_our_own_changes_disturb_nobody(ward: PolicyTestbed) -> None:
     one = ward.pod(1)
     ward.put(row(Direction.EGRESS, one, None, DENY))
     ward.drop(row(Direction.EGRESS, one, None, DENY))
     ward.unplug(one)
-    assert not ward.datapath.disturbed()
+    assert not ward.datapath.has_drifted()
 
 
-def test_a_restart_keeps_connections_and_counts(ward: Ward) -> None:
+def test_a_restart_keeps_connections_and_counts(ward: PolicyTestbed) -> None:
     one, two = ward.pod(1), ward.pod(2)
     guard, door = row(Direction.INGRESS, two, None, DENY), row(Direction.INGRESS, two, one, ALLOW, protocol=UDP)
     ward.put(guard, door)
@@ -173,7 +181,7 @@ def test_a_restart_keeps_connections_and_counts(ward: Ward) -> None:
             ward.restart()
             server.sendto(b"!", client.getsockname()[:2])
             _hear(client)
-            assert ward.datapath.converge(ward.parts([one, two], (guard, door))).mended == ()
+            assert ward.datapath.converge(ward.parts([one, two], (guard, door))).repaired == ()
         assert ward.datapath.drops() == []
     assert ward.count(DENY) >= 1
     assert ward.count(ALLOW) >= 5
@@ -184,7 +192,7 @@ def _hear(listener: socket.socket) -> None:
     listener.recv(1)
 
 
-def test_what_was_stamped_before_a_restart_is_judged_after_it(ward: Ward) -> None:
+def test_what_was_stamped_before_a_restart_is_judged_after_it(ward: PolicyTestbed) -> None:
     """The policy may have changed while nobody was there to see: no old stamp is ever valid again."""
     one, two = ward.pod(1), ward.pod(2)
     with (
@@ -199,7 +207,7 @@ def test_what_was_stamped_before_a_restart_is_judged_after_it(ward: Ward) -> Non
         assert ward.fate(server, one.address(4)) == DENY
 
 
-def test_a_change_writes_the_rules_of_a_start(ward: Ward) -> None:
+def test_a_change_writes_the_rules_of_a_start(ward: PolicyTestbed) -> None:
     """A start says them in nft's own language, a change in the kernel's: they differ in the stamp alone."""
     by_start = listed_rules(ward)
     ward.pod(1)
@@ -216,7 +224,7 @@ def test_a_change_writes_the_rules_of_a_start(ward: Ward) -> None:
 STAMPS = re.compile(r"0x[4-7][0-9a-f]{7}\b")
 
 
-def listed_rules(ward: Ward) -> list[str]:
+def listed_rules(ward: PolicyTestbed) -> list[str]:
     """The rules of the table, in their order."""
     command = ["nft", "list", "table", "inet", "weft"]
     done = ward.space.namespace.run(
@@ -225,10 +233,12 @@ def listed_rules(ward: Ward) -> list[str]:
     return [line for line in done.stdout[done.stdout.index("\tchain ") :].splitlines() if line.startswith("\t\t")]
 
 
-def test_twenty_thousand_rows_in_one_transaction(ward: Ward) -> None:
+def test_twenty_thousand_rows_in_one_transaction(ward: PolicyTestbed) -> None:
     one, two = ward.pod(1), ward.pod(2)
     others = [
-        Row(TENANT, Direction.INGRESS, two.number, WORKLOAD | 1000 + number // 10, ALLOW, TCP, (number % 10 + 1,) * 2)
+        PolicyEntry(
+            TENANT, Direction.INGRESS, two.number, WORKLOAD | 1000 + number // 10, ALLOW, TCP, (number % 10 + 1,) * 2
+        )
         for number in range(20_000)
     ]
     ward.put(row(Direction.INGRESS, two, None, DENY), *others)

@@ -32,7 +32,7 @@ from weft.kernel.netlink.route import (
 from weft.lab.servers.processes import DEADLINE
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Space
+    from tests.lab.conftest import TenantNetns
 
 BRIDGE = 50
 
@@ -47,7 +47,7 @@ def prefix(text: str) -> Prefix:
 
 
 @pytest.fixture(autouse=True)
-def bridge(here: Space) -> None:
+def bridge(here: TenantNetns) -> None:
     here.send(
         create_bridge(Device(name="br0", index=BRIDGE)),
         alter_protocols(BRIDGE, link_local=False),
@@ -55,7 +55,7 @@ def bridge(here: Space) -> None:
     )
 
 
-def routes_by_ip(space: Space, family: int) -> dict[str, Any]:
+def routes_by_ip(space: TenantNetns, family: int) -> dict[str, Any]:
     routes = space.ask("ip", "-j", f"-{family}", "-d", "route", "show", "table", "all", "proto", "87")
     return {route["dst"]: route for route in routes}
 
@@ -86,7 +86,7 @@ ROUTES = [
 ]
 
 
-def test_addresses_are_there_as_put(here: Space) -> None:
+def test_addresses_are_there_as_put(here: TenantNetns) -> None:
     here.send(*map(put_address, ADDRESSES))
     (link,) = here.ask("ip", "-j", "-d", "address", "show", "dev", "br0")
     judged = {f"{each['local']}/{each['prefixlen']}": each for each in link["addr_info"]}
@@ -97,14 +97,14 @@ def test_addresses_are_there_as_put(here: Space) -> None:
     assert set(read_addresses(here.route, link=BRIDGE)) == set(ADDRESSES)
 
 
-def test_addresses_can_be_put_and_dropped_again(here: Space) -> None:
+def test_addresses_can_be_put_and_dropped_again(here: TenantNetns) -> None:
     here.send(*map(put_address, ADDRESSES * 2))
     here.send(*map(drop_address, ADDRESSES * 2))
     assert here.ask("ip", "-j", "address", "show", "dev", "br0")[0]["addr_info"] == []
     assert read_addresses(here.route, link=BRIDGE) == []
 
 
-def test_a_new_address_takes_packets_at_once(here: Space) -> None:
+def test_a_new_address_takes_packets_at_once(here: TenantNetns) -> None:
     """In v6 the kernel's own route to it comes later: without ours, one packet in twenty was lost here."""
     with (
         socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as receiver,
@@ -119,12 +119,12 @@ def test_a_new_address_takes_packets_at_once(here: Space) -> None:
             assert receiver.recv(100) == b"hello"
 
 
-def test_a_device_that_is_not_there_has_no_addresses(here: Space) -> None:
+def test_a_device_that_is_not_there_has_no_addresses(here: TenantNetns) -> None:
     here.send(drop_address(LinkAddress(link=4711, prefix=prefix("10.1.0.1/16"))))
     assert read_addresses(here.route, link=4711) == []
 
 
-def test_routes_are_there_as_put(here: Space) -> None:
+def test_routes_are_there_as_put(here: TenantNetns) -> None:
     here.send(put_address(ADDRESSES[0]), *map(put_route, ROUTES))
     v4, v6 = routes_by_ip(here, 4), routes_by_ip(here, 6)
     assert len(v4) + len(v6) == len(ROUTES)
@@ -145,7 +145,7 @@ def test_routes_are_there_as_put(here: Space) -> None:
     assert set(read_routes(here.route)) == set(ROUTES)
 
 
-def test_routes_can_be_put_and_dropped_again(here: Space) -> None:
+def test_routes_can_be_put_and_dropped_again(here: TenantNetns) -> None:
     here.send(put_address(ADDRESSES[0]))
     for _ in range(2):
         here.send(*map(put_route, ROUTES))
@@ -159,7 +159,7 @@ def test_routes_can_be_put_and_dropped_again(here: Space) -> None:
     ("to", "first", "second"), [("10.9.0.0/24", "10.1.0.2", "10.1.0.3"), ("fd09::/64", "fd01::2", "fd01::3")]
 )
 def test_a_route_takes_the_place_of_another_to_the_same_destination(
-    here: Space, to: str, first: str, second: str
+    here: TenantNetns, to: str, first: str, second: str
 ) -> None:
     here.send(*map(put_address, ADDRESSES))
     old, new = (Route(to=prefix(to), via=at(via), link=BRIDGE) for via in (first, second))
@@ -169,7 +169,7 @@ def test_a_route_takes_the_place_of_another_to_the_same_destination(
     assert read_routes(here.route) == [new], "the other one was meant"
 
 
-def test_routes_of_others_are_neither_read_nor_dropped(here: Space) -> None:
+def test_routes_of_others_are_neither_read_nor_dropped(here: TenantNetns) -> None:
     here.ask("ip", "route", "add", "10.20.0.0/16", "dev", "br0")
     here.ask("ip", "-6", "route", "add", "fd20::/64", "dev", "br0")
     ours = [Route(to=prefix("10.20.0.0/16"), link=BRIDGE), Route(to=prefix("fd20::/64"), link=BRIDGE)]
@@ -178,7 +178,7 @@ def test_routes_of_others_are_neither_read_nor_dropped(here: Space) -> None:
     assert set(ours) <= set(read_routes(here.route, protocol=0))
 
 
-def test_dropping_a_route_of_a_device_that_is_gone(here: Space) -> None:
+def test_dropping_a_route_of_a_device_that_is_gone(here: TenantNetns) -> None:
     here.send(drop_route(Route(to=prefix("10.9.0.0/24"), link=4711)))
     here.send(drop_route(Route(to=prefix("fd09::/64"), link=4711)))
 
@@ -192,7 +192,7 @@ RULES = [
 ]
 
 
-def test_rules_are_there_as_put_and_others_are_not_ours(here: Space) -> None:
+def test_rules_are_there_as_put_and_others_are_not_ours(here: TenantNetns) -> None:
     here.send(*map(put_rule, RULES * 2))
     v4 = {rule["priority"]: rule for rule in here.ask("ip", "-j", "-4", "rule")}
     v6 = {rule["priority"]: rule for rule in here.ask("ip", "-j", "-6", "rule")}

@@ -16,25 +16,25 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from tests.support.modes import BOTH_MODES
-from tests.support.policy_testbed import TENANT, Pod, Ward, row
+from tests.support.policy_testbed import TENANT, Pod, PolicyTestbed, row
 
 from weft.adapters.netns.nft import table
 from weft.adapters.netns.nft.service_maps import service_entries
 from weft.domain.addresses import Address, parse_address
 from weft.domain.desired.diff import Difference
-from weft.domain.desired.state import Gateway, Part
-from weft.domain.loadbalancer.state import Front
+from weft.domain.desired.state import Gateway, StateItem
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import BalancingTable, Target, pool_of
 from weft.domain.policy.model.protocols import ICMP, SCTP, TCP, UDP
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import REFUSES
+from weft.domain.policy.policymap.policy_state import VERDICT_DENY
 from weft.lab.waiting import DEADLINE
 
 pytestmark = BOTH_MODES
 
 VIPS = {family: parse_address(text, field="vip") for family, text in ((4, "10.0.9.9"), (6, "fd00::9:9"))}
 GATEWAY = Gateway(TENANT, parse_address("fd00::ffff", field="gateway"))
-ALLOW, DENY = 0x111, REFUSES | 0x222
+ALLOW, DENY = 0x111, VERDICT_DENY | 0x222
 PORT, TARGET_PORT = 80, 8080
 KINDS = {TCP: socket.SOCK_STREAM, UDP: socket.SOCK_DGRAM}
 
@@ -42,7 +42,7 @@ KINDS = {TCP: socket.SOCK_STREAM, UDP: socket.SOCK_DGRAM}
 class Services:
     """The balancing table of the ward's tenant, carried out at once."""
 
-    def __init__(self, ward: Ward) -> None:
+    def __init__(self, ward: PolicyTestbed) -> None:
         self._ward = ward
         self._table = BalancingTable(TENANT)
 
@@ -57,7 +57,7 @@ class Services:
         target_port: int = TARGET_PORT,
     ) -> None:
         targets = (Target(pod.address(family), target_port) for pod in pods)
-        self._table.put(name, {Front(VIPS[family], protocol, PORT): pool_of(targets, affinity=affinity)})
+        self._table.put(name, {FrontendKey(VIPS[family], protocol, PORT): pool_of(targets, affinity=affinity)})
         self._ward.datapath.apply(self._table.refresh())  # type: ignore[arg-type]  # a service part is a part
 
     def remove(self, name: str = "web") -> None:
@@ -65,12 +65,12 @@ class Services:
         self._ward.datapath.apply(self._table.refresh())  # type: ignore[arg-type]  # a service part is a part
 
     @property
-    def parts(self) -> set[Part]:
+    def parts(self) -> set[StateItem]:
         return set(self._table.parts())
 
 
 @pytest.fixture
-def services(ward: Ward) -> Services:
+def services(ward: PolicyTestbed) -> Services:
     """Nothing is served yet. Without an address of its own the kernel tells nobody of v6 that they are refused."""
     ward.datapath.apply(Difference((GATEWAY,), ()))
     return Services(ward)
@@ -136,7 +136,9 @@ def refused(client: Pod, protocol: int, *, family: int, port: int = PORT) -> boo
 
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("protocol", [TCP, UDP])
-def test_a_service_balances_over_its_backends(ward: Ward, services: Services, family: int, protocol: int) -> None:
+def test_a_service_balances_over_its_backends(
+    ward: PolicyTestbed, services: Services, family: int, protocol: int
+) -> None:
     """S1: every backend gets its share, sees who really asks, and answers as the service."""
     client, *backends = (ward.pod(number) for number in range(1, 5))
     services.put(family, protocol, backends)
@@ -150,7 +152,9 @@ def test_a_service_balances_over_its_backends(ward: Ward, services: Services, fa
 
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("protocol", [TCP, UDP])
-def test_a_pod_reaches_itself_through_a_service(ward: Ward, services: Services, family: int, protocol: int) -> None:
+def test_a_pod_reaches_itself_through_a_service(
+    ward: PolicyTestbed, services: Services, family: int, protocol: int
+) -> None:
     pod = ward.pod(1)
     services.put(family, protocol, [pod])
     with answering([pod], protocol, family=family) as ears:
@@ -161,7 +165,7 @@ def test_a_pod_reaches_itself_through_a_service(ward: Ward, services: Services, 
 
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("protocol", [TCP, UDP])
-def test_who_asks_in_vain_is_told_at_once(ward: Ward, services: Services, family: int, protocol: int) -> None:
+def test_who_asks_in_vain_is_told_at_once(ward: PolicyTestbed, services: Services, family: int, protocol: int) -> None:
     """A service without backends, and a port that a service has not."""
     client, backend = ward.pod(1), ward.pod(2)
     services.put(family, protocol, [])
@@ -174,7 +178,7 @@ def test_who_asks_in_vain_is_told_at_once(ward: Ward, services: Services, family
 
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("protocol", [TCP, UDP])
-def test_a_client_stays_with_its_backend(ward: Ward, services: Services, family: int, protocol: int) -> None:
+def test_a_client_stays_with_its_backend(ward: PolicyTestbed, services: Services, family: int, protocol: int) -> None:
     """Session affinity: whoever comes and goes, until its own backend goes."""
     client, *backends = (ward.pod(number) for number in range(1, 6))
     services.put(family, protocol, backends[:3], affinity=600)
@@ -191,7 +195,9 @@ def test_a_client_stays_with_its_backend(ward: Ward, services: Services, family:
 
 
 @pytest.mark.parametrize("affinity", [0, 600])
-def test_nobody_is_turned_away_while_backends_come_and_go(ward: Ward, services: Services, affinity: int) -> None:
+def test_nobody_is_turned_away_while_backends_come_and_go(
+    ward: PolicyTestbed, services: Services, affinity: int
+) -> None:
     """S3: every connection finds a backend, whatever changes under it."""
     client, *backends = (ward.pod(number) for number in range(1, 5))
     services.put(4, TCP, backends, affinity=affinity)
@@ -213,7 +219,7 @@ def test_nobody_is_turned_away_while_backends_come_and_go(ward: Ward, services: 
         changing.result(DEADLINE)
 
 
-def test_a_silent_client_is_forgotten_in_time(ward: Ward, services: Services) -> None:
+def test_a_silent_client_is_forgotten_in_time(ward: PolicyTestbed, services: Services) -> None:
     client, *backends = (ward.pod(number) for number in range(1, 10))
     services.put(4, UDP, backends, affinity=1)
     with answering(backends, UDP, family=4) as ears:
@@ -226,7 +232,7 @@ def test_a_silent_client_is_forgotten_in_time(ward: Ward, services: Services) ->
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_flow_of_udp_leaves_a_backend_that_is_gone(ward: Ward, services: Services, family: int) -> None:
+def test_a_flow_of_udp_leaves_a_backend_that_is_gone(ward: PolicyTestbed, services: Services, family: int) -> None:
     """A client that never stops sending from one socket is not bound to its first backend for ever."""
     client, one, two = (ward.pod(number) for number in range(1, 4))
     where = (str(VIPS[family]), PORT)
@@ -243,7 +249,7 @@ def test_a_flow_of_udp_leaves_a_backend_that_is_gone(ward: Ward, services: Servi
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_flow_of_udp_follows_a_backend_to_another_port(ward: Ward, services: Services, family: int) -> None:
+def test_a_flow_of_udp_follows_a_backend_to_another_port(ward: PolicyTestbed, services: Services, family: int) -> None:
     """The backend is the same pod as before, and yet another one."""
     client, backend = ward.pod(1), ward.pod(2)
     where = (str(VIPS[family]), PORT)
@@ -257,7 +263,7 @@ def test_a_flow_of_udp_follows_a_backend_to_another_port(ward: Ward, services: S
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_flow_of_udp_leaves_a_backend_that_went_unseen(ward: Ward, services: Services, family: int) -> None:
+def test_a_flow_of_udp_leaves_a_backend_that_went_unseen(ward: PolicyTestbed, services: Services, family: int) -> None:
     """The same when it went while no agent was there."""
     client, one, two = (ward.pod(number) for number in range(1, 4))
     where = (str(VIPS[family]), PORT)
@@ -270,7 +276,7 @@ def test_a_flow_of_udp_leaves_a_backend_that_went_unseen(ward: Ward, services: S
         heard(ears).recvfrom(64)
         ward.restart()
         other = BalancingTable(TENANT)
-        other.put("web", {Front(VIPS[family], UDP, PORT): pool_of([Target(two.address(family), TARGET_PORT)])})
+        other.put("web", {FrontendKey(VIPS[family], UDP, PORT): pool_of([Target(two.address(family), TARGET_PORT)])})
         other.refresh()
         ward.datapath.converge(ward.parts([client, one, two]) | set(other.parts()) | {GATEWAY})
         caller.sendto(b"?", where)
@@ -278,7 +284,7 @@ def test_a_flow_of_udp_leaves_a_backend_that_went_unseen(ward: Ward, services: S
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_uses_are_counted_by_client_and_provider(ward: Ward, services: Services, family: int) -> None:
+def test_uses_are_counted_by_client_and_provider(ward: PolicyTestbed, services: Services, family: int) -> None:
     """W45: in both directions, with every address in its place."""
     client, backend = ward.pod(1), ward.pod(2)
     services.put(family, UDP, [backend])
@@ -287,12 +293,12 @@ def test_uses_are_counted_by_client_and_provider(ward: Ward, services: Services,
             ask(client, ears, UDP, family=family)
     (use,) = ward.datapath.service_uses()
     assert (use.tenant, use.client, use.provider) == (TENANT, client.address(family), backend.address(family))
-    assert use.front == Front(VIPS[family], UDP, PORT)
+    assert use.front == FrontendKey(VIPS[family], UDP, PORT)
     assert use.packets_in == use.packets_out == 3
     assert use.octets_in == use.octets_out == 3 * (29 if family == 4 else 49)
 
 
-def test_a_ping_of_a_service_is_refused_at_once(ward: Ward, services: Services) -> None:
+def test_a_ping_of_a_service_is_refused_at_once(ward: PolicyTestbed, services: Services) -> None:
     """An address that is nothing but fronts answers no echo: who asks is told so."""
     client, backend = ward.pod(1), ward.pod(2)
     services.put(4, TCP, [backend])
@@ -303,7 +309,7 @@ def test_a_ping_of_a_service_is_refused_at_once(ward: Ward, services: Services) 
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_policy_judges_who_answers_in_the_end(ward: Ward, services: Services, family: int) -> None:
+def test_policy_judges_who_answers_in_the_end(ward: PolicyTestbed, services: Services, family: int) -> None:
     """The port that rules speak about is the backend's, whatever that of the service is."""
     client, backend = ward.pod(1), ward.pod(2)
     everything = row(Direction.INGRESS, backend, None, DENY)
@@ -319,7 +325,7 @@ def test_policy_judges_who_answers_in_the_end(ward: Ward, services: Services, fa
             assert ward.fate(ear, client.address(family)) == DENY
 
 
-def test_a_service_that_is_gone_is_unreachable(ward: Ward, services: Services) -> None:
+def test_a_service_that_is_gone_is_unreachable(ward: PolicyTestbed, services: Services) -> None:
     """S7: nothing of it is left in the kernel."""
     client, backend = ward.pod(1), ward.pod(2)
     for protocol in (TCP, UDP, SCTP):
@@ -337,21 +343,21 @@ def test_a_service_that_is_gone_is_unreachable(ward: Ward, services: Services) -
         assert caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
-def test_services_are_found_again_and_mended(ward: Ward, services: Services) -> None:
+def test_services_are_found_again_and_mended(ward: PolicyTestbed, services: Services) -> None:
     """S6: a process with no memory mends what differs, and flows go on."""
     client, backend = ward.pod(1), ward.pod(2)
     services.put(4, TCP, [backend])
     wanted = ward.parts([client, backend]) | services.parts | {GATEWAY}
     ward.restart()
-    assert ward.datapath.converge(wanted).mended == ()
+    assert ward.datapath.converge(wanted).repaired == ()
     ward.space.nftables.run("flush table inet weft; flush map inet weft services4; flush map inet weft spreads4")
-    assert ward.datapath.converge(wanted).mended
+    assert ward.datapath.converge(wanted).repaired
     with answering([backend], TCP, family=4) as ears:
         assert ask(client, ears, TCP, family=4)[0] is backend
 
 
 def test_a_table_made_anew_gets_everything_back(
-    ward: Ward, services: Services, monkeypatch: pytest.MonkeyPatch
+    ward: PolicyTestbed, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else has changed it, and yet nothing of what it had is taken for granted."""
     client, backend = ward.pod(1), ward.pod(2)
@@ -360,9 +366,9 @@ def test_a_table_made_anew_gets_everything_back(
     ward.put(deny)
     wanted = ward.parts([client, backend], [deny]) | services.parts | {GATEWAY}
     ward.datapath.converge(wanted)
-    assert ward.datapath.converge(wanted).mended == ()
+    assert ward.datapath.converge(wanted).repaired == ()
     monkeypatch.setattr(table, "BASE", "add rule inet weft nowhere drop\n")
-    assert ward.datapath.converge(wanted).mended
+    assert ward.datapath.converge(wanted).repaired
     with client.open_socket(4, socket.SOCK_STREAM) as caller, answering([backend], TCP, family=4) as ears:
         caller.connect_ex((str(VIPS[4]), PORT))
         (ear,) = ears

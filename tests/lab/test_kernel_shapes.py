@@ -11,9 +11,9 @@ import pytest
 
 from weft.adapters.netns.kernel_state import REAPED_GROUP
 from weft.adapters.netns.nft.base import TABLE
-from weft.adapters.netns.qos.qos import Shapes
+from weft.adapters.netns.qos.qos import QosDriver
 from weft.domain.addresses import parse_address
-from weft.domain.desired.state import Shape
+from weft.domain.desired.state import QosProfile
 from weft.domain.ids import TenantName
 from weft.kernel.netlink.link import Device, alter_link, create_veth, delete_group, delete_link, read_links
 from weft.kernel.netlink.route import LinkAddress, Prefix, put_address
@@ -21,7 +21,7 @@ from weft.kernel.nftables import Nftables, open_nftables
 from weft.lab.servers.processes import DEADLINE
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Space
+    from tests.lab.conftest import TenantNetns
 
 BLUE = TenantName("blue")
 PORTS = {"wp1": 100, "wp2": 101}
@@ -30,7 +30,7 @@ _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 
 @pytest.fixture
-def indexes(here: Space, there: Space) -> dict[str, int]:
+def indexes(here: TenantNetns, there: TenantNetns) -> dict[str, int]:
     """Two ports `here`, whose other ends are `there`: the first has addresses of both families."""
     for name, index in PORTS.items():
         here.send(
@@ -50,26 +50,26 @@ def indexes(here: Space, there: Space) -> dict[str, int]:
 
 
 @pytest.fixture
-def nftables(here: Space) -> Iterator[Nftables]:
+def nftables(here: TenantNetns) -> Iterator[Nftables]:
     with open_nftables(here.namespace) as opened:
         opened.run(f"add table inet {TABLE}")
         yield opened
 
 
 @pytest.fixture
-def shapes(here: Space, nftables: Nftables) -> Shapes:
+def shapes(here: TenantNetns, nftables: Nftables) -> QosDriver:
     return open_shapes(here, nftables)
 
 
-def open_shapes(space: Space, nftables: Nftables) -> Shapes:
-    return Shapes(netlink=space.route, netfilter=space.netfilter, nftables=nftables)
+def open_shapes(space: TenantNetns, nftables: Nftables) -> QosDriver:
+    return QosDriver(netlink=space.route, netfilter=space.netfilter, nftables=nftables)
 
 
-def shape(port: str = "wp1", *, megabits: int = 10, dscp: int = 0) -> Shape:
-    return Shape(BLUE, port, megabits * 1_000_000, 64_000 if megabits else 0, dscp)
+def shape(port: str = "wp1", *, megabits: int = 10, dscp: int = 0) -> QosProfile:
+    return QosProfile(BLUE, port, megabits * 1_000_000, 64_000 if megabits else 0, dscp)
 
 
-def rates(space: Space) -> dict[str, int]:
+def rates(space: TenantNetns) -> dict[str, int]:
     """The limits of devices that are there to stay, in megabits."""
     return {
         queue["dev"]: queue["options"]["rate"] * 8 // 1_000_000
@@ -78,29 +78,29 @@ def rates(space: Space) -> dict[str, int]:
     }
 
 
-def counters(space: Space, device: str) -> tuple[int, int]:
+def counters(space: TenantNetns, device: str) -> tuple[int, int]:
     """Packets and bytes that have passed the limit of a device."""
     (queue,) = (each for each in space.ask("tc", "-s", "-j", "qdisc", "show", "dev", device) if each["kind"] == "tbf")
     return queue["packets"], queue["bytes"]
 
 
-def redirections(space: Space, port: str) -> list[str]:
+def redirections(space: TenantNetns, port: str) -> list[str]:
     filters = space.ask("tc", "-j", "filter", "show", "dev", port, "ingress")
     return [action["to_dev"] for each in filters for action in each.get("options", {}).get("actions", ())]
 
 
-def marks(space: Space) -> dict[str, str]:
+def marks(space: TenantNetns) -> dict[str, str]:
     """The chain that each port's packets are led to."""
     objects: Any = space.ask("nft", "-j", "list", "ruleset")["nftables"]
     elements = [element for each in objects for element in each.get("map", {}).get("elem", ())]
     return {port: verdict["jump"]["target"] for port, verdict in elements}
 
 
-def devices(space: Space) -> set[str]:
+def devices(space: TenantNetns) -> set[str]:
     return {link.name for link in read_links(space.route) if link.group != REAPED_GROUP} - {"lo"}
 
 
-def traffic_class(here: Space, there: Space, family: int) -> int:
+def traffic_class(here: TenantNetns, there: TenantNetns, family: int) -> int:
     """The byte with DSCP and ECN of a packet from the first port; it was sent as capable of ECN."""
     kind, address = _FAMILIES[family], ADDRESSES[family][0]
     with (
@@ -120,7 +120,9 @@ def traffic_class(here: Space, there: Space, family: int) -> int:
     return data[0] if family == 4 else struct.unpack("=i", data)[0]
 
 
-def test_a_space_without_shapes_has_nothing_of_them(here: Space, shapes: Shapes, indexes: dict[str, int]) -> None:
+def test_a_space_without_shapes_has_nothing_of_them(
+    here: TenantNetns, shapes: QosDriver, indexes: dict[str, int]
+) -> None:
     """Q1."""
     shapes.apply([], [shape()], indexes)
     shapes.clear("wp2", indexes)
@@ -129,7 +131,7 @@ def test_a_space_without_shapes_has_nothing_of_them(here: Space, shapes: Shapes,
     assert here.ask("nft", "-j", "list", "chains")["nftables"][1:] == []
 
 
-def test_a_limit_comes_changes_and_goes(here: Space, shapes: Shapes, indexes: dict[str, int]) -> None:
+def test_a_limit_comes_changes_and_goes(here: TenantNetns, shapes: QosDriver, indexes: dict[str, int]) -> None:
     """Q2 to Q5."""
     six, sixteen, eight, marked = (shape(megabits=6), shape(megabits=16), shape(megabits=8), shape(megabits=0, dscp=10))
     shapes.apply([six], [], indexes)
@@ -147,7 +149,9 @@ def test_a_limit_comes_changes_and_goes(here: Space, shapes: Shapes, indexes: di
     assert ({link.name for link in read_links(here.route)}, rates(here)) == ({"lo", "wp1", "wp2"}, {})
 
 
-def test_other_ports_are_not_touched(here: Space, there: Space, shapes: Shapes, indexes: dict[str, int]) -> None:
+def test_other_ports_are_not_touched(
+    here: TenantNetns, there: TenantNetns, shapes: QosDriver, indexes: dict[str, int]
+) -> None:
     """What has passed a limit since it was put is still counted: it was neither changed nor put anew."""
     before = shape("wp2", megabits=7, dscp=10)
     shapes.apply([shape(megabits=6, dscp=10), before], [], indexes)
@@ -164,7 +168,7 @@ def test_other_ports_are_not_touched(here: Space, there: Space, shapes: Shapes, 
 @pytest.mark.parametrize("megabits", [0, 10])
 @pytest.mark.parametrize("family", [4, 6])
 def test_packets_bear_the_mark_of_their_port(
-    here: Space, there: Space, shapes: Shapes, indexes: dict[str, int], family: int, megabits: int
+    here: TenantNetns, there: TenantNetns, shapes: QosDriver, indexes: dict[str, int], family: int, megabits: int
 ) -> None:
     """Q11. What the packets say about congestion stays as it is."""
     for dscp in (46, 1, 63, 0, 46):
@@ -174,28 +178,28 @@ def test_packets_bear_the_mark_of_their_port(
     assert (traffic_class(here, there, family), marks(here)) == (1, {})
 
 
-def test_a_port_that_is_gone_leaves_nothing(here: Space, shapes: Shapes, indexes: dict[str, int]) -> None:
+def test_a_port_that_is_gone_leaves_nothing(here: TenantNetns, shapes: QosDriver, indexes: dict[str, int]) -> None:
     shapes.apply([shape(dscp=46)], [], indexes)
     here.send(delete_link(indexes.pop("wp1")))
     shapes.clear("wp1", indexes)
     assert (devices(here), marks(here), indexes) == ({"wp2"}, {}, {"wp2": 101})
 
 
-def test_a_port_that_is_not_there_gets_nothing(here: Space, shapes: Shapes, indexes: dict[str, int]) -> None:
+def test_a_port_that_is_not_there_gets_nothing(here: TenantNetns, shapes: QosDriver, indexes: dict[str, int]) -> None:
     shapes.apply([shape("wp9", dscp=46)], [], indexes)
     assert shapes.converge([shape("wp9", dscp=46)], indexes) == []
     assert (devices(here), rates(here)) == ({"wp1", "wp2"}, {})
 
 
 def test_one_with_no_memory_finds_all_and_keeps_what_is_right(
-    here: Space, nftables: Nftables, shapes: Shapes, indexes: dict[str, int]
+    here: TenantNetns, nftables: Nftables, shapes: QosDriver, indexes: dict[str, int]
 ) -> None:
     """Q8."""
     shapes.apply([shape(dscp=46), shape("wp2", megabits=0, dscp=10)], [], indexes)
     another = open_shapes(here, nftables)
     assert another.converge([shape(dscp=46), shape("wp2", megabits=0, dscp=10)], indexes) == []
-    mended = open_shapes(here, nftables).converge([shape(megabits=20)], indexes)
-    assert len(mended) == 2
+    repaired = open_shapes(here, nftables).converge([shape(megabits=20)], indexes)
+    assert len(repaired) == 2
     assert (rates(here), marks(here)) == ({"wi1": 20}, {})
 
 
@@ -215,7 +219,9 @@ def test_one_with_no_memory_finds_all_and_keeps_what_is_right(
         f"nft delete table inet {TABLE} ; add table inet {TABLE}",
     ],
 )
-def test_damage_is_mended(here: Space, there: Space, shapes: Shapes, indexes: dict[str, int], damage: str) -> None:
+def test_damage_is_mended(
+    here: TenantNetns, there: TenantNetns, shapes: QosDriver, indexes: dict[str, int], damage: str
+) -> None:
     wanted = [shape(dscp=46), shape("wp2", megabits=20)]
     shapes.apply(wanted, [], indexes)
     here.ask(*damage.split())
@@ -232,7 +238,7 @@ def test_damage_is_mended(here: Space, there: Space, shapes: Shapes, indexes: di
     ["nft flush map inet weft dscp", "nft delete table inet weft ; add table inet weft", "ip link del wi2"],
 )
 def test_a_port_is_taken_off_or_changed_whatever_others_did(
-    here: Space, there: Space, shapes: Shapes, indexes: dict[str, int], damage: str
+    here: TenantNetns, there: TenantNetns, shapes: QosDriver, indexes: dict[str, int], damage: str
 ) -> None:
     shapes.apply([shape(dscp=46), shape("wp2", dscp=46)], [], indexes)
     here.ask(*damage.split())
@@ -242,7 +248,7 @@ def test_a_port_is_taken_off_or_changed_whatever_others_did(
 
 
 def test_a_cut_off_port_without_a_limit_is_freed(
-    here: Space, there: Space, shapes: Shapes, indexes: dict[str, int]
+    here: TenantNetns, there: TenantNetns, shapes: QosDriver, indexes: dict[str, int]
 ) -> None:
     """Somebody has deleted the device into which it is diverted, and nobody wants a limit any more."""
     shapes.apply([shape()], [], indexes)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weft.adapters.netns.diagnostics import foreign_drops, probe_kernel, probe_macvlan, survey_space
-from weft.adapters.netns.tenant_netns import TenantSpace
+from weft.adapters.netns.tenant_netns import TenantNetnsDriver
 from weft.ctl.weft import mtu_probe
 from weft.domain.addresses import parse_address
 from weft.domain.errors import NotFound
@@ -22,20 +22,20 @@ from weft.lab.namespaces import MS_BIND, mount, unmount
 from weft.lab.servers.processes import DEADLINE
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Space
+    from tests.lab.conftest import TenantNetns
 
 BLUE = TenantName("blue")
 
 
 def test_a_space_that_is_well_has_no_faults(directory: NamespaceDirectory) -> None:
-    with TenantSpace(directory.create("blue")) as space:
+    with TenantNetnsDriver(directory.create("blue")) as space:
         space.prepare()
         found = survey_space(BLUE, space)
     assert (found.tenant, found.ports, found.devices, found.faults) == ("blue", (), (), ())
 
 
-def test_what_someone_has_broken_is_named(directory: NamespaceDirectory, there: Space) -> None:
-    with TenantSpace(directory.create("blue")) as space:
+def test_what_someone_has_broken_is_named(directory: NamespaceDirectory, there: TenantNetns) -> None:
+    with TenantNetnsDriver(directory.create("blue")) as space:
         space.prepare()
         pair = create_veth(Device(name="wp1"), Device(name="eth0"), peer_namespace=there.namespace.fd)
         space.netlink.send_batch([pair])
@@ -50,13 +50,13 @@ def test_what_someone_has_broken_is_named(directory: NamespaceDirectory, there: 
     )
 
 
-def test_this_kernel_does_what_we_need_and_nothing_is_left(here: Space) -> None:
+def test_this_kernel_does_what_we_need_and_nothing_is_left(here: TenantNetns) -> None:
     before = here.ask("ip", "-j", "link")
     assert probe_kernel() + probe_macvlan() == []
     assert here.ask("ip", "-j", "link") == before
 
 
-def test_a_machine_without_names_of_protocols_is_told_what_to_install(here: Space) -> None:
+def test_a_machine_without_names_of_protocols_is_told_what_to_install(here: TenantNetns) -> None:
     """Else nftables takes no rule of ours, in words that lead nowhere."""
     mount(Path("/dev/null"), Path("/etc/protocols"), flags=MS_BIND)
     try:
@@ -66,7 +66,7 @@ def test_a_machine_without_names_of_protocols_is_told_what_to_install(here: Spac
     assert "install netbase" in lacking
 
 
-def test_a_chain_that_drops_by_default_is_named(here: Space) -> None:
+def test_a_chain_that_drops_by_default_is_named(here: TenantNetns) -> None:
     assert foreign_drops() == []
     ruleset = "table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; }"
     subprocess.run(["nft", ruleset], check=True, timeout=DEADLINE)
@@ -89,7 +89,7 @@ def test_a_thread_moves_into_a_tenants_space_or_is_told_that_there_is_none(direc
 
 @pytest.mark.parametrize(("own", "other", "length"), [("192.0.2.1", "192.0.2.2", 24), ("fd00::1", "fd00::2", 64)])
 def test_a_full_packet_is_answered_and_one_too_large_never_leaves(
-    here: Space, there: Space, own: str, other: str, length: int
+    here: TenantNetns, there: TenantNetns, own: str, other: str, length: int
 ) -> None:
     here.send(create_veth(Device(name="a", mtu=1400), Device(name="b", mtu=1400), peer_namespace=there.namespace.fd))
     for space, name, text in ((here, "a", own), (there, "b", other)):

@@ -14,13 +14,13 @@ from weft.kernel.netlink.route import LinkAddress, Prefix, Route, local_route, p
 from weft.lab.servers.processes import DEADLINE
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import MakeSpace, Space
+    from tests.lab.conftest import MakeSpace, TenantNetns
 
 HOST_MAC = "ee:ee:ee:ee:ee:ee"
 NEXT_HOP = {4: parse_address("169.254.1.1", field="hop"), 6: parse_address("fe80::1", field="hop")}
 
 
-def wire(tenant: Space, pod: Space, *, index: int, address: Address) -> None:
+def wire(tenant: TenantNetns, pod: TenantNetns, *, index: int, address: Address) -> None:
     """Two batches: one in the tenant's namespace, one in the pod's."""
     family, mac = address.family, mac_of(address)
     hop, whole = NEXT_HOP[family], BITS[family]

@@ -10,6 +10,7 @@ import pytest
 from weft.adapters.ovs.openflow.actions import (
     IN_PORT,
     NORMAL,
+    Ct,
     DecrementTtl,
     Move,
     Output,
@@ -18,7 +19,6 @@ from weft.adapters.ovs.openflow.actions import (
     PushVlan,
     Resubmit,
     SetField,
-    Track,
 )
 from weft.adapters.ovs.openflow.client import OpenFlow
 from weft.adapters.ovs.openflow.fields import match
@@ -37,11 +37,11 @@ FLOWS = [
     Flow(0, 10, match({"in_port": 3, "eth_type": V4, "ip_src": (0x0A000000, 0xFF000000)}), (SetField("reg0", 5),), 2),
     Flow(0, 10, match({"in_port": 3, "eth_src": MAC, "eth_type": V6, "ipv6_src": 1 << 127}), (SetField("reg0", 5),), 2),
     Flow(1, 1, match({"eth_type": V4, "ip_proto": 6, "tcp_dst": (80, 0xFFF0)}), (SetField("ip_dscp", 46), Output(9))),
-    Flow(2, 3, match({"eth_type": V4}), (Track("reg0", 3),)),
+    Flow(2, 3, match({"eth_type": V4}), (Ct("reg0", 3),)),
     Flow(0, 7, match({"vlan_vid": (0x1000, 0x1000)}), (Output(NORMAL),)),
     Flow(0, 8, match({"vlan_vid": 0x1064, "eth_type": V4}), (PopVlan(),), 1),
     Flow(1, 8, match({"eth_type": V4}), (PushVlan(), SetField("vlan_vid", 0x1064), Output(1))),
-    Flow(2, 4, match({"eth_type": V4, "ct_state": TRACKED}), (Track("reg0", commit=True), DecrementTtl(), Resubmit(5))),
+    Flow(2, 4, match({"eth_type": V4, "ct_state": TRACKED}), (Ct("reg0", commit=True), DecrementTtl(), Resubmit(5))),
     Flow(3, 3, match({"eth_type": V4, "ct_state": TRACKED, "ct_nw_src": 1, "ct_nw_proto": 6, "ct_tp_dst": (8, 65528)})),
     Flow(3, 3, match({"eth_type": V6, "ct_state": TRACKED, "ct_ipv6_dst": 5}), (SetField("eth_dst", MAC), Output(7))),
     Flow(3, 4, match({"reg1": 1, "reg2": (0x80000000, 0x80000000), "reg15": 3}), (SetField("reg3", 1),), 250),
@@ -271,7 +271,7 @@ def test_a_switch_that_comes_back_is_spoken_to_again(switch: Switch, openflow: O
 def test_connections_are_forgotten_by_their_ends_and_by_their_zone(switch: Switch, openflow: OpenFlow) -> None:
     """The switch is handed packets, and tells what it remembers of them."""
     here, there = parse_address("10.0.0.1", field="here"), parse_address("10.0.0.2", field="there")
-    flow = Flow(0, 1, match({"eth_type": V4}), (SetField("reg0", 5), Track("reg0", commit=True)))
+    flow = Flow(0, 1, match({"eth_type": V4}), (SetField("reg0", 5), Ct("reg0", commit=True)))
 
     def connect() -> None:
         switch.flows("packet-out", "ours", f"in_port=LOCAL packet={PACKET} actions=table")

@@ -16,19 +16,19 @@ from weft.adapters.ovs.ovsdb.bridge import NAME, SwitchBridge, open_database
 from weft.adapters.ovs.ovsdb.external_ids import wiring_marks
 from weft.adapters.ovs.ports import pool
 from weft.domain.addresses import Address, mac_of, parse_address
-from weft.domain.desired.state import Gateway, Overlay, Part, Port, Space
+from weft.domain.desired.state import Gateway, Overlay, Port, StateItem, TenantNetns
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
-from weft.domain.policy.policymap.policy_state import WORKLOAD, Who
+from weft.domain.policy.policymap.policy_state import WORKLOAD, IpIdentity
 from weft.kernel.netns import NamespaceDirectory
 from weft.lab.servers.openvswitch import Switch, running_switch
 from weft.lab.waiting import until
-from weft.ports.datapath import Plugging, WiredAddress, Wiring
+from weft.ports.datapath import EndpointConfig, InterfaceAddress, PlugRequest
 
 BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")
 GATEWAY = Address(4, 0x0A01FFFE)
-GROUND: frozenset[Part] = frozenset({Space(BLUE), Gateway(BLUE, GATEWAY), Overlay(BLUE, 7)})
+GROUND: frozenset[StateItem] = frozenset({TenantNetns(BLUE), Gateway(BLUE, GATEWAY), Overlay(BLUE, 7)})
 """Three ports of the switch: an overlay's device and two legs."""
 
 
@@ -56,24 +56,24 @@ def datapath(switch: Switch, tmp_path: Path) -> Iterator[OvsDatapath]:
         yield datapath
 
 
-def wiring(directory: NamespaceDirectory, number: int = 1) -> Wiring:
+def wiring(directory: NamespaceDirectory, number: int = 1) -> EndpointConfig:
     """That of a workload in a namespace of its own."""
     address = Address(4, 0x0A010000 + number)
     port = Port(BLUE, f"wp{number:011x}", mac_of(address), (address,))
     directory.create(f"pod{number}").close()
-    return Wiring(
+    return EndpointConfig(
         port=port,
         netns=str(directory.path / f"pod{number}"),
         interface="eth0",
-        addresses=(WiredAddress(address, 16, GATEWAY),),
+        addresses=(InterfaceAddress(address, 16, GATEWAY),),
         mtu=1450,
         endpoint=f"e{number}",
         workload=f"c{number}",
     )
 
 
-def with_ports(*wirings: Wiring) -> set[Part]:
-    members = {Who(BLUE, each.addresses[0].address, WORKLOAD | 1) for each in wirings}
+def with_ports(*wirings: EndpointConfig) -> set[StateItem]:
+    members = {IpIdentity(BLUE, each.addresses[0].address, WORKLOAD | 1) for each in wirings}
     return {*GROUND, *members, *(each.port for each in wirings)}
 
 
@@ -96,7 +96,7 @@ async def until_ready(datapath: OvsDatapath, count: int) -> None:
     """So many can be handed over at once, or more; or none at all."""
 
     def are_ready() -> bool:
-        datapath.disturbed()  # hears what the database tells, as the agent does all the time
+        datapath.has_drifted()  # hears what the database tells, as the agent does all the time
         datapath.reap()
         ready = len(datapath._spares.ready)  # nobody else can tell
         return ready >= count if count else not ready
@@ -130,12 +130,12 @@ async def test_who_comes_when_none_is_left_has_one_made(
     """Also together with those who were given one; and there are some to spare again soon."""
     await until_ready(datapath, 2)
     wirings = [wiring(directory, number) for number in range(1, 5)]
-    assert [*datapath.plug_together([Plugging(each) for each in wirings])] == [None] * 4
+    assert [*datapath.plug_together([PlugRequest(each) for each in wirings])] == [None] * 4
     assert all(datapath.check(each) == [] for each in wirings)
     assert spare_names(switch) == set()
     await until_ready(datapath, 2)
     findings = datapath.converge(with_ports(*wirings))
-    assert (findings.missing, [text for text in findings.mended if "port" in text]) == (frozenset(), [])
+    assert (findings.missing, [text for text in findings.repaired if "port" in text]) == (frozenset(), [])
 
 
 async def test_one_with_no_memory_finds_them(
@@ -148,13 +148,13 @@ async def test_one_with_no_memory_finds_them(
     left = spare_names(switch)
     with opened(switch, tmp_path) as other:
         findings = other.converge(wanted)
-        assert (findings.mended, findings.missing) == ((), frozenset())
+        assert (findings.repaired, findings.missing) == ((), frozenset())
         assert other.check(wired) == []
         assert spare_names(switch) == left
         await until_ready(other, 1)
         other.unplug(wired)
         other.reap()
-        assert other.converge(GROUND).mended == ()
+        assert other.converge(GROUND).repaired == ()
         assert other.withdraw()
     assert switch.configure("list-br").split() == []
     assert host_ends() == set()
@@ -171,7 +171,7 @@ async def test_a_workload_that_leaves_takes_its_port_along_and_may_come_again_at
         datapath.unplug(wired)
     datapath.reap()
     await until_ready(datapath, 2)
-    assert datapath.converge(GROUND).mended == ()
+    assert datapath.converge(GROUND).repaired == ()
     assert len(switch.configure("list-ports", NAME).split()) == 5
 
 
@@ -193,7 +193,7 @@ async def test_a_port_that_is_lost_is_told_and_can_be_had_again(
     datapath.plug(wired)
     assert datapath.check(wired) == []
     findings = datapath.converge({*GROUND, wired.port})
-    assert (findings.mended, findings.missing) == ((), frozenset())
+    assert (findings.repaired, findings.missing) == ((), frozenset())
 
 
 async def test_a_port_that_is_lost_while_the_switch_is_away_comes_back_under_its_name(
@@ -208,7 +208,7 @@ async def test_a_port_that_is_lost_while_the_switch_is_away_comes_back_under_its
     switch.configure("del-port", NAME, taken, wait=False)
     switch.start_daemon()
     with opened(switch, tmp_path) as other:
-        assert f"added port {wired.port.interface}" in other.converge({*GROUND, wired.port}).mended
+        assert f"added port {wired.port.interface}" in other.converge({*GROUND, wired.port}).repaired
         assert taken in switch.configure("list-ports", NAME).split()
         assert other.check(wired) == []
         await until_ready(other, 2)
@@ -291,7 +291,7 @@ async def test_a_port_whose_owner_died_before_it_was_joined_is_taken_away(
     with closing(open_database(switch.directory)) as database:
         bridge = SwitchBridge(database)
         bridge.prepare()
-        with bridge.handing_over({name: wiring_marks(wired)}):
+        with bridge.assign_pool_port({name: wiring_marks(wired)}):
             pass
     with opened(switch, tmp_path) as other:
         assert other.converge({*GROUND, wired.port}).missing == {wired.port}
@@ -300,7 +300,7 @@ async def test_a_port_whose_owner_died_before_it_was_joined_is_taken_away(
         assert other.check(wired) == []
         other.unplug(wired)
         other.reap()
-        assert other.converge(GROUND).mended == ()
+        assert other.converge(GROUND).repaired == ()
 
 
 async def test_they_outlive_the_switch(datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch) -> None:
@@ -309,7 +309,7 @@ async def test_they_outlive_the_switch(datapath: OvsDatapath, directory: Namespa
     datapath.plug(wired := wiring(directory))
     left = spare_names(switch)
     switch.kill_daemon()
-    datapath.disturbed()
+    datapath.has_drifted()
     switch.start_daemon()
     findings = datapath.converge({*GROUND, wired.port})
     assert findings.missing == frozenset()
@@ -327,7 +327,7 @@ async def test_those_that_a_switch_makes_anew_are_raised_again(
     switch.command("exit", "--cleanup")
     await until(lambda: not host_ends())
     switch.kill_daemon()
-    datapath.disturbed()
+    datapath.has_drifted()
     switch.start_daemon()
     datapath.converge(GROUND)
     await until_ready(datapath, 2)
@@ -370,4 +370,4 @@ async def test_a_node_with_few_ports_has_none(
     datapath.reap()
     assert spare_names(switch) == set()
     assert host_ends() == set()
-    assert datapath.converge(GROUND).mended == ()
+    assert datapath.converge(GROUND).repaired == ()

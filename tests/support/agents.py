@@ -1,18 +1,18 @@
-"""A node's dealings with the store, alone: the agent's own `Holdings` without containers or packets around it."""
+"""A node's dealings with the store, alone: the agent's own `NodeIpam` without containers or packets around it."""
 
 from __future__ import annotations
 
-from weft.agent.store.attachment_store import Journal
-from weft.agent.store.node_ipam import Holdings
+from weft.agent.store.attachment_store import AttachmentStore
+from weft.agent.store.node_ipam import NodeIpam
 from weft.domain import model
 from weft.domain.cluster import Cluster
 from weft.domain.ids import EndpointKey, NodeName
 from weft.ports.store import Store
 from weft.runtime.store.mirror import Mirror
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 
-class ReferenceAgent(Holdings):
+class ReferenceAgent(NodeIpam):
     """A node that attaches at a word and forgets nothing while it lives."""
 
     def __init__(self, store: Store, *, node: NodeName, ttl: float, limit: float) -> None:
@@ -23,13 +23,13 @@ class ReferenceAgent(Holdings):
             node=model.Node(name=node),
             cluster=cluster,
             mirror=mirror,
-            journal=Journal(),
+            journal=AttachmentStore(),
             ttl=ttl,
             limit=limit,
         )
 
     async def run(self) -> None:
-        async with beside(self._mirror.run(), name=f"mirror of {self.node}"):
+        async with background(self._mirror.run(), name=f"mirror of {self.node}"):
             await super().run()
 
     async def attach_as(self, key: EndpointKey, *, group: str = "", address: str = "") -> model.Endpoint:

@@ -25,8 +25,8 @@ from weft.lab.namespaces import step_apart
 from weft.lab.netlab import NetLab, open_lab
 from weft.lab.servers.openvswitch import Switch
 from weft.lab.waiting import DEADLINE, until
-from weft.runtime.backoff import Backoff, happens
-from weft.runtime.tasks import beside
+from weft.runtime.backoff import Backoff, wait_event
+from weft.runtime.tasks import background
 
 SLOTS = 4
 """Pods that come and go on each host, in each of two networks."""
@@ -163,7 +163,7 @@ class Siege:
         victim = self.dice.choices(list(victims), weights=list(victims.values()))[0]
         host = self.dice.choice(list(self.lab.hosts.values()))
         await until(lambda: any(slot.calling for slot in self.slots if slot.host is host))
-        await happens(asyncio.Event(), within=self.dice.uniform(0, 0.01))  # somewhere in the middle of it
+        await wait_event(asyncio.Event(), within=self.dice.uniform(0, 0.01))  # somewhere in the middle of it
         busy = [slot.calling for slot in self.slots if slot.host is host and slot.calling]
         if victim == "shim" and not busy:
             return
@@ -216,7 +216,7 @@ async def besiege(*, kills: int, store: str, datapath: str, seed: int, rules: in
                 await write_rules(lab, rules=rules, networks=_NETWORKS)
             await asyncio.gather(lab.host("one"), lab.host("two"))
             siege = Siege(lab, dice=random.Random(seed), rules=rules)
-            async with beside(siege.witness.run(), name="witness"), asyncio.TaskGroup() as running:
+            async with background(siege.witness.run(), name="witness"), asyncio.TaskGroup() as running:
                 for slot in siege.slots:
                     running.create_task(slot.run())
                 try:

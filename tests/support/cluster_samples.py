@@ -15,7 +15,7 @@ from tests.support.policy_oracle import Question
 from weft.domain.errors import Invalid, NotFound
 from weft.domain.ids import EndpointId, GroupName, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Endpoint, Group, Network, PodPort, Policy, Rule
-from weft.domain.policy.engine.engine import Engine, Touched
+from weft.domain.policy.engine.engine import Affected, Engine
 from weft.domain.policy.engine.facts import Fact
 from weft.domain.policy.model.identities import ApiServer, Host, Namespace, Pod
 from weft.domain.policy.model.netpol import (
@@ -93,7 +93,7 @@ def key_of(fact: Fact) -> Hashable:
             return type(fact), fact.key
 
 
-def remove_fact(engine: Engine, fact: Fact) -> Touched:
+def remove_fact(engine: Engine, fact: Fact) -> Affected:
     """Take the object with this one's key out of the engine."""
     match fact:
         case Pod():

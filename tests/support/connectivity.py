@@ -16,7 +16,7 @@ from weft.domain.addresses import parse_address
 from weft.lab.hosts import Pod
 from weft.lab.traffic import ONE_TRY_S, TCP, UDP
 from weft.lab.waiting import DEADLINE
-from weft.runtime.backoff import Backoff, happens
+from weft.runtime.backoff import Backoff, wait_event
 
 FAMILIES = (4, 6)
 SILENCE_S = 0.3
@@ -44,7 +44,7 @@ def between(sources: Iterable[Pod], targets: Collection[Pod], *whats: str) -> It
             yield Question(source, target, what, family)
 
 
-async def obeyed(*, passing: Iterable[Question] = (), refused: Iterable[Question] = ()) -> None:
+async def assert_connectivity(*, passing: Iterable[Question] = (), refused: Iterable[Question] = ()) -> None:
     """Return when all that should pass was answered and nothing else has arrived; `AssertionError` says which."""
     open_, shut = list(passing), list(refused)
     with ExitStack() as closing:
@@ -57,7 +57,7 @@ async def obeyed(*, passing: Iterable[Question] = (), refused: Iterable[Question
         try:
             if open_:
                 await asyncio.wait([asking[each] for each in open_], timeout=DEADLINE)
-            await happens(asyncio.Event(), within=SILENCE_S)
+            await wait_event(asyncio.Event(), within=SILENCE_S)
             wrong = [f"{each} is refused" for each in open_ if not asking[each].done()]
             wrong += [f"{each} passes" for each in shut if asking[each].done() or witnesses[each].has_heard()]
         finally:

@@ -16,15 +16,15 @@ from weft.domain.kinds import Kind
 from weft.domain.lifecycle import changes
 from weft.domain.lifecycle.changes import endpoints
 from weft.domain.lifecycle.changes.endpoints import Busy
-from weft.domain.store_types import NEVER, At, Change, Compare, Delete, Event, Put
-from weft.domain.transaction import Plan, Reading
+from weft.domain.store_types import NEVER, Change, Compare, Delete, Event, Put, RevisionEquals
+from weft.domain.transaction import ReadSet, Transaction
 
 T = TypeVar("T", bound=model.Value)
 
 DEFAULT = TenantName("default")
 
 
-class World:
+class FakeCluster:
     """Every key with its value and revision, and the cluster that is made of them. It has the tenant `default`."""
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class World:
         self._put_at: dict[StoreKey, int] = {}
         self.put(model.Tenant(name=DEFAULT))
 
-    def reading(self) -> Reading:
+    def reading(self) -> ReadSet:
         """What a decision sees that is made now."""
-        return Reading(self.cluster, self.revision)
+        return ReadSet(self.cluster, self.revision)
 
-    def carry_out(self, plan: Plan) -> None:
+    def carry_out(self, plan: Transaction) -> None:
         """Commit as a store does: `Stale`, and nothing happens, when a compare does not hold."""
         for compare in plan.compares:
             if not self._holds(compare):
@@ -66,7 +66,7 @@ class World:
             self._put_at[key] = self.revision
 
     def _holds(self, compare: Compare) -> bool:
-        if isinstance(compare, At):
+        if isinstance(compare, RevisionEquals):
             return self._put_at.get(compare.key, NEVER) == compare.revision
         return all(
             revision <= compare.since for key, revision in self._put_at.items() if key.startswith(compare.prefix)

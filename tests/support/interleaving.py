@@ -27,7 +27,7 @@ DELAYS = (0.0, 1.0, 5.0, 25.0)
 """Seconds after which a call goes through whose caller gave up."""
 
 
-class Fate(Enum):
+class Fault(Enum):
     """What becomes of a call to the store."""
 
     DONE = "done"
@@ -37,7 +37,7 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weather:
+class FaultProfile:
     """How a run is: the chances of each fate but `DONE`, of the clock moving while others wait, and of lost history."""
 
     refused: float
@@ -47,7 +47,7 @@ class Weather:
     compacted: float
 
     @classmethod
-    def random(cls, rng: Random) -> Weather:
+    def random(cls, rng: Random) -> FaultProfile:
         """Calm or stormy; runs that differ in kind find more than runs that are all alike."""
         storm = rng.choice((0.0, 0.01, 0.05, 0.15))
         return cls(
@@ -71,7 +71,7 @@ class Scheduler:
     It begins calm: every call goes through, everyone is equally quick, and the clock moves when nothing else can.
     """
 
-    def __init__(self, rng: Random, weather: Weather) -> None:
+    def __init__(self, rng: Random, weather: FaultProfile) -> None:
         self.rng = rng
         self.weather = weather
         self.now = 0.0
@@ -104,16 +104,16 @@ class Scheduler:
     def chance(self, probability: float) -> bool:
         return not self._calm and self.rng.random() < probability
 
-    def fate(self) -> Fate:
+    def fate(self) -> Fault:
         """What becomes of the call whose turn it is."""
         for fate, probability in (
-            (Fate.REFUSED, self.weather.refused),
-            (Fate.UNHEARD, self.weather.unheard),
-            (Fate.LATE, self.weather.late),
+            (Fault.REFUSED, self.weather.refused),
+            (Fault.UNHEARD, self.weather.unheard),
+            (Fault.LATE, self.weather.late),
         ):
             if self.chance(probability):
                 return fate
-        return Fate.DONE
+        return Fault.DONE
 
     def straggle(self, actor: str, what: str, act: Callable[[], Awaitable[object]]) -> None:
         """Have a call go through at some later turn, when its caller no longer listens."""
@@ -210,7 +210,7 @@ class ScheduledStore:
                 await self._scheduler.turn(f"{self._actor} watch", f"news of revision {change.revision}")
                 if self._scheduler.chance(self._scheduler.weather.compacted):
                     raise Compacted("the scheduler has forgotten history")
-                if self.cut or self._scheduler.fate() is not Fate.DONE:
+                if self.cut or self._scheduler.fate() is not Fault.DONE:
                     raise Unavailable("the watch was cut")
                 yield change
 
@@ -240,28 +240,28 @@ class ScheduledStore:
             raise
         fate = self._fate()
         self._note(fate.value)
-        if fate is Fate.LATE:
+        if fate is Fault.LATE:
             self._scheduler.straggle(self._actor, what, act)
-        if fate in {Fate.LATE, Fate.REFUSED}:
+        if fate in {Fault.LATE, Fault.REFUSED}:
             raise Unavailable(f"{what}: no answer")
         try:
             answer = await act()
         except WeftError as error:
             self._note(type(error).__name__)
-            if fate is Fate.UNHEARD:
+            if fate is Fault.UNHEARD:
                 raise Unavailable(f"{what}: no answer") from error
             raise
-        if fate is Fate.UNHEARD:
+        if fate is Fault.UNHEARD:
             raise Unavailable(f"{what}: no answer")
         return answer
 
-    def _fate(self) -> Fate:
+    def _fate(self) -> Fault:
         if not self.cut:
             return self._scheduler.fate()
-        return Fate.LATE if self._scheduler.chance(0.3) else Fate.REFUSED  # the last words before the cut arrive
+        return Fault.LATE if self._scheduler.chance(0.3) else Fault.REFUSED  # the last words before the cut arrive
 
     def _note(self, outcome: str) -> None:
-        if outcome != Fate.DONE.value:
+        if outcome != Fault.DONE.value:
             self._scheduler.history.append(f"{self._scheduler.now:9.3f} {self._actor}: … {outcome}")
 
 

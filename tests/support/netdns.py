@@ -12,7 +12,7 @@ from weft.kernel.netns import Namespace
 from weft.lab.dig import dig, dig_in_full
 from weft.lab.servers.processes import DEADLINE, Child
 from weft.runtime.backoff import Backoff
-from weft.runtime.dns_control import Look, Message, Report
+from weft.runtime.dns_control import Message, Report, StatusQuery
 
 GATEWAYS = ("10.1.0.1", "10.2.0.1", "fd00:1::1")
 POD = "10.1.0.5"
@@ -72,7 +72,7 @@ class Netdns:
         backoff = Backoff(within=DEADLINE)
         while True:
             try:
-                await tell(self.door, Look())
+                await tell(self.door, StatusQuery())
             except Unavailable:
                 await backoff.pause()
             else:

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.adapters.linux.datapath import LinuxDatapath
-from weft.adapters.netns.tenant_netns import TenantSpace
+from weft.adapters.netns.tenant_netns import TenantNetnsDriver
 from weft.domain.addresses import BITS, Address, mac_of, parse_address
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.segments import Segment
-from weft.domain.desired.state import Part, Port, Space
+from weft.domain.desired.state import Port, StateItem, TenantNetns
 from weft.domain.ids import TenantName
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import WORKLOAD, PolicyPart, Row, Tally, Who
+from weft.domain.policy.policymap.policy_state import WORKLOAD, IpIdentity, PolicyEntry, PolicyPart, VerdictCounter
 from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.lab.waiting import DEADLINE
-from weft.ports.datapath import Drop, WiredAddress, Wiring
+from weft.ports.datapath import Drop, EndpointConfig, InterfaceAddress
 
 TENANT = TenantName("blue")
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
@@ -42,14 +42,14 @@ class Pod(NamedTuple):
     """A workload: its namespace, its attachment, and its number in policy."""
 
     namespace: Namespace
-    wiring: Wiring
+    wiring: EndpointConfig
     number: int
 
     def address(self, family: int) -> Address:
         return next(each.address for each in self.wiring.addresses if each.address.family == family)
 
-    def who(self) -> tuple[Who, ...]:
-        return tuple(Who(TENANT, each.address, self.number) for each in self.wiring.addresses)
+    def who(self) -> tuple[IpIdentity, ...]:
+        return tuple(IpIdentity(TENANT, each.address, self.number) for each in self.wiring.addresses)
 
     def open_socket(self, family: int, kind: int, protocol: int = 0, *, port: int = 0) -> socket.socket:
         """A socket of the pod's address that never blocks."""
@@ -59,7 +59,7 @@ class Pod(NamedTuple):
         return opened
 
 
-class Ward:
+class PolicyTestbed:
     """One tenant on one node. Pods have numbers from 1 on, their addresses end in them, and so do their identities."""
 
     def __init__(self, directory: Path, closing: ExitStack, *, fwdmode: str) -> None:
@@ -68,14 +68,14 @@ class Ward:
         self._pods = NamespaceDirectory(directory / "pods")
         self._pods.prepare()
         self._closing = closing
-        self._space: TenantSpace | None = None
+        self._space: TenantNetnsDriver | None = None
         self.told: list[Drop] = []
         self._open()
         self.datapath.apply(Difference(self._ground(), ()))
         self.datapath.drops()
 
-    def _ground(self) -> tuple[Part, ...]:
-        return (Space(TENANT), self.segment) if self.segment else (Space(TENANT),)
+    def _ground(self) -> tuple[StateItem, ...]:
+        return (TenantNetns(TENANT), self.segment) if self.segment else (TenantNetns(TENANT),)
 
     def _open(self) -> None:
         self.datapath = LinuxDatapath(directory=self._tenants, vtep=_VTEP, vxlan_port=4789)
@@ -91,10 +91,10 @@ class Ward:
         self.datapath.drops()
 
     @property
-    def space(self) -> TenantSpace:
+    def space(self) -> TenantNetnsDriver:
         """The tenant's space, by a way of its own."""
         if self._space is None:
-            self._space = self._closing.enter_context(TenantSpace(NamespaceDirectory(self._tenants).open(TENANT)))
+            self._space = self._closing.enter_context(TenantNetnsDriver(NamespaceDirectory(self._tenants).open(TENANT)))
         return self._space
 
     def pod(self, number: int, *, ready: bool = True) -> Pod:
@@ -109,11 +109,11 @@ class Ward:
         lengths = _LENGTHS if self.segment else BITS
         name = f"pod{number}"
         namespace = self._closing.enter_context(self._pods.create(name))
-        wiring = Wiring(
+        wiring = EndpointConfig(
             port=Port(TENANT, f"wp{number}", mac_of(addresses[0]), addresses, _SEGMENT if self.segment else 0),
             netns=str(self._pods.path / name),
             interface="eth0",
-            addresses=tuple(WiredAddress(each, lengths[each.family]) for each in addresses),
+            addresses=tuple(InterfaceAddress(each, lengths[each.family]) for each in addresses),
             mtu=_MTU,
         )
         return Pod(namespace, wiring, WORKLOAD | number)
@@ -129,17 +129,17 @@ class Ward:
     def drop(self, *parts: PolicyPart) -> None:
         self.datapath.apply(Difference((), parts))
 
-    def parts(self, pods: Iterable[Pod], policy: Sequence[PolicyPart] = ()) -> Set[Part]:
+    def parts(self, pods: Iterable[Pod], policy: Sequence[PolicyPart] = ()) -> Set[StateItem]:
         """Everything that is wanted when these are there."""
-        found: set[Part] = {*self._ground(), *tallies_of(policy), *policy}
+        found: set[StateItem] = {*self._ground(), *tallies_of(policy), *policy}
         for pod in pods:
             found |= {pod.wiring.port, *pod.who()}
         return found
 
     def count(self, outcome: int | str) -> int:
         """How many packets met an outcome or a reason of our own."""
-        (tallies,) = self.datapath.tallies()
-        return tallies.reasons[outcome] if isinstance(outcome, str) else tallies.outcomes[outcome]
+        (counters,) = self.datapath.counters()
+        return counters.reasons[outcome] if isinstance(outcome, str) else counters.outcomes[outcome]
 
     def wait_for_drop(self, source: Address | None = None) -> Drop:
         """The next packet, of this source where one is given, that is told to be refused."""
@@ -172,10 +172,10 @@ class Ward:
 
 
 @contextmanager
-def open_ward(directory: Path, *, fwdmode: str = "routing") -> Iterator[Ward]:
+def open_ward(directory: Path, *, fwdmode: str = "routing") -> Iterator[PolicyTestbed]:
     """A ward in the calling thread's namespaces, with its pins in a directory of its own."""
     with ExitStack() as closing:
-        ward = Ward(directory, closing, fwdmode=fwdmode)
+        ward = PolicyTestbed(directory, closing, fwdmode=fwdmode)
         closing.callback(ward.close)
         yield ward
 
@@ -188,15 +188,15 @@ def row(
     *,
     protocol: int | None = None,
     ports: tuple[int, int] | None = None,
-) -> Row:
+) -> PolicyEntry:
     """A row about pods; the remote end may be any number, or everyone."""
     number = remote.number if isinstance(remote, Pod) else remote
-    return Row(TENANT, direction, local.number, number, outcome, protocol, ports)
+    return PolicyEntry(TENANT, direction, local.number, number, outcome, protocol, ports)
 
 
-def tallies_of(parts: Iterable[PolicyPart]) -> tuple[Tally, ...]:
-    outcomes = {part.outcome for part in parts if isinstance(part, Row)}
-    return tuple(Tally(TENANT, outcome) for outcome in sorted(outcomes))
+def tallies_of(parts: Iterable[PolicyPart]) -> tuple[VerdictCounter, ...]:
+    outcomes = {part.outcome for part in parts if isinstance(part, PolicyEntry)}
+    return tuple(VerdictCounter(TENANT, outcome) for outcome in sorted(outcomes))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from weft.lab.traffic import ONE_TRY_S, QUIET_S, TCP, Place, Transport
 from weft.lab.waiting import DEADLINE
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 
 class Answer(NamedTuple):
@@ -27,7 +27,7 @@ async def answering(places: Mapping[str, Place], *, port: int, transport: Transp
         for name, place in places.items():
             ear = stack.enter_context(place.listening(port, transport))
             work = _accept(name, ear) if transport is TCP else _echo(name, ear)
-            await stack.enter_async_context(beside(work, name=f"{name} answers"))
+            await stack.enter_async_context(background(work, name=f"{name} answers"))
         yield
 
 

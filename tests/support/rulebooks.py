@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tests.support.connectivity import between, obeyed
+from tests.support.connectivity import assert_connectivity, between
 
 from weft.lab.hosts import Pod
 from weft.lab.netlab import NetLab
@@ -36,6 +36,6 @@ async def rules_hold(pods: Collection[Pod], *, rules: int) -> None:
     last = OPEN + rules - 2
     open_ = between(pods, pods, f"udp/{OPEN}", f"udp/{last}")
     shut = between(pods, pods, f"udp/{last + 1}", f"tcp/{OPEN}", "icmp")
-    await obeyed(
+    await assert_connectivity(
         passing=[each for each in open_ if each.family == 4], refused=[each for each in shut if each.family == 4]
     )

@@ -47,7 +47,7 @@ def double_result(netns: str) -> Result:
     )
 
 
-class Told(NamedTuple):
+class CniErrorSeen(NamedTuple):
     """An error object, as a runtime reads it."""
 
     version: str
@@ -56,11 +56,11 @@ class Told(NamedTuple):
     details: str
 
 
-def error_of(done: subprocess.CompletedProcess[bytes]) -> Told:
+def error_of(done: subprocess.CompletedProcess[bytes]) -> CniErrorSeen:
     """The error a shim told: exit code 1, and nothing but one whole error object on stdout (C-002, C-003)."""
     assert (done.returncode, done.stderr) == (1, b""), done
     members = json.loads(done.stdout)
-    return Told(members["cniVersion"], members["code"], members["msg"], members.get("details", ""))
+    return CniErrorSeen(members["cniVersion"], members["code"], members["msg"], members.get("details", ""))
 
 
 class AgentDouble:

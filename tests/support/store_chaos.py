@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
-from tests.support.store_load import Commit, Ledger, write_on
+from tests.support.store_load import Commit, CommitLog, write_on
 
 from weft.domain.ids import StoreKey
 from weft.lab.waiting import soon, until
 from weft.ports.store import Revision, Store
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 WRITERS = ("a", "b", "c", "d")
 
@@ -20,7 +20,7 @@ class Siege:
 
     def __init__(self) -> None:
         self.acknowledged: list[Commit] = []
-        self.ledger = Ledger()
+        self.ledger = CommitLog()
 
     async def goes_on(self) -> None:
         """Return when a commit that is acknowledged from now on was seen by the watch too."""
@@ -29,7 +29,7 @@ class Siege:
         await self.ledger.reaches(self.acknowledged[-1].revision)
 
 
-async def _settled(store: Store, folder: StoreKey, ledger: Ledger) -> Revision:
+async def _settled(store: Store, folder: StoreKey, ledger: CommitLog) -> Revision:
     """Wait until the watch has shown everything that is there, and compare. What was under way may still come."""
     while True:
         listing = await soon(store.list(folder))
@@ -50,22 +50,22 @@ async def besieged(store: Store, *, prefix: str, writers: Sequence[str] = WRITER
     since = (await soon(store.list(folder))).revision
     siege = Siege()
 
-    async def watch(ledger: Ledger) -> None:
+    async def watch(ledger: CommitLog) -> None:
         async with aclosing(store.watch(folder, since)) as changes:
             async for change in changes:
                 ledger.take(change)
 
-    async with beside(watch(siege.ledger), name="watch"):
+    async with background(watch(siege.ledger), name="watch"):
         async with AsyncExitStack() as writing:
             for writer in writers:
                 work = write_on(store, prefix + writer, siege.acknowledged.append)
-                await writing.enter_async_context(beside(work, name=f"writer {writer}"))
+                await writing.enter_async_context(background(work, name=f"writer {writer}"))
             await siege.goes_on()
             yield siege
         last = await _settled(store, folder, siege.ledger)
         for commit in siege.acknowledged:
             siege.ledger.check(commit)
-        again = Ledger()
-        async with beside(watch(again), name="second watch"):
+        again = CommitLog()
+        async with background(watch(again), name="second watch"):
             await again.reaches(last)
         assert again.commits == siege.ledger.commits

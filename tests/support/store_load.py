@@ -20,7 +20,7 @@ from weft.domain.ids import StoreKey
 from weft.drivers import StoreSettings, open_store
 from weft.lab.servers.processes import Child
 from weft.lab.waiting import until
-from weft.ports.store import NEVER, At, Change, Put, Revision, Store
+from weft.ports.store import NEVER, Change, Put, Revision, RevisionEquals, Store
 
 Acknowledge = Callable[["Commit"], None]
 
@@ -62,7 +62,9 @@ async def write_on(store: Store, writer: str, acknowledge: Acknowledge) -> None:
                 number, revision = (int(entry.value), entry.revision) if entry else (0, NEVER)
                 known = True
             value = b"%d" % (number + 1)
-            revision = await store.commit([At(one, revision), At(two, revision)], [Put(one, value), Put(two, value)])
+            revision = await store.commit(
+                [RevisionEquals(one, revision), RevisionEquals(two, revision)], [Put(one, value), Put(two, value)]
+            )
         except (Unavailable, Stale):
             known = False  # Stale: a commit of unknown fate happened after all, and late
             continue
@@ -70,7 +72,7 @@ async def write_on(store: Store, writer: str, acknowledge: Acknowledge) -> None:
         acknowledge(Commit(writer, number, revision))
 
 
-class Ledger:
+class CommitLog:
     """What a watch has shown of the writers, checked as it comes."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ _NETWORKS = {
 }
 
 
-class Town:
+class TenantFixture:
     """See the module. What is written is written by netctl, as an operator does it."""
 
     def __init__(self, lab: NetLab, tenant: str) -> None:

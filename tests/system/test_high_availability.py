@@ -19,7 +19,7 @@ from weft.lab.servers.etcd import Etcd, running_etcd
 from weft.lab.servers.masters import API, MasterProcess, Rest, client, until_told
 from weft.lab.waiting import DEADLINE, eventually, soon, until
 from weft.master.api.leader_proxy import FORWARDED
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 BLUE = {"tenantName": "default", "networkName": "blue", "encap": "vxlan", "subnet": "10.1.0.0/16"}
 NAMES = ("one", "two", "three")
@@ -93,7 +93,7 @@ class Stream:
         async with AsyncExitStack() as stack:
             for number in range(writers):
                 rest = self._clients[number % len(self._clients)]
-                await stack.enter_async_context(beside(self._write(rest, f"w{number}"), name=f"writer {number}"))
+                await stack.enter_async_context(background(self._write(rest, f"w{number}"), name=f"writer {number}"))
             yield
 
     async def _write(self, rest: Rest, prefix: str) -> None:

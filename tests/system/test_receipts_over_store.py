@@ -9,29 +9,29 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.executor import DatapathExecutor
 from weft.agent.dataplane.reconciler import Reconciler
 from weft.agent.observe.sync_status import Receipts
-from weft.agent.store.attachment_store import Journal
-from weft.agent.store.node_ipam import Holdings
+from weft.agent.store.attachment_store import AttachmentStore
+from weft.agent.store.node_ipam import NodeIpam
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.desired.state import Part
+from weft.domain.desired.state import StateItem
 from weft.domain.ids import NodeName
 from weft.drivers import RemoteStoreSettings, open_store
 from weft.lab.servers.masters import MasterProcess, Rest, client
 from weft.lab.waiting import DEADLINE, eventually, until
-from weft.ports.datapath import Datapath, Findings
+from weft.ports.datapath import Datapath, DriftReport
 from weft.runtime.store.mirror import Mirror
-from weft.runtime.tasks import beside
-from weft.runtime.worker_thread import OneThread
+from weft.runtime.tasks import background
+from weft.runtime.worker_thread import WorkerThread
 
 
 class Obedient:
     """A datapath that says yes."""
 
-    def converge(self, wanted: Set[Part]) -> Findings:
-        return Findings()
+    def converge(self, wanted: Set[StateItem]) -> DriftReport:
+        return DriftReport()
 
     def settle(self) -> None: ...
 
@@ -40,26 +40,26 @@ class Obedient:
 async def node(name: str, master: MasterProcess) -> AsyncIterator[list[str]]:
     """A node on netmaster's store while the block runs; its faults, of which there are none at first."""
     async with AsyncExitStack() as stack:
-        thread = stack.enter_context(OneThread("kernel"))
+        thread = stack.enter_context(WorkerThread("kernel"))
         settings = RemoteStoreSettings(endpoints=(f"unix:{master.data / 'store.sock'}",), node=name)
         store = await stack.enter_async_context(open_store(settings))
-        cluster, journal = Cluster(), Journal()
+        cluster, journal = Cluster(), AttachmentStore()
         own = model.Node(name=NodeName(name))
-        kernel = Kernel(cast("Datapath", Obedient()), thread)
+        kernel = DatapathExecutor(cast("Datapath", Obedient()), thread)
         reconciler = Reconciler(cluster, node=own.name, journal=journal, kernel=kernel)
         mirror = Mirror(store, reconciler)
-        holdings = Holdings(store, node=own, cluster=cluster, mirror=mirror, journal=journal, ttl=2.0, limit=60.0)
+        holdings = NodeIpam(store, node=own, cluster=cluster, mirror=mirror, journal=journal, ttl=2.0, limit=60.0)
         faults: list[str] = []
         receipts = Receipts(
             store, node=own.name, cluster=cluster, mirror=mirror, reconciler=reconciler,
-            faults=lambda: list(faults) if holdings.in_touch else None,
+            faults=lambda: list(faults) if holdings.connected else None,
         )  # fmt: skip
-        await stack.enter_async_context(beside(mirror.run(), name="mirror"))
-        await stack.enter_async_context(beside(holdings.run(), name="holdings"))
-        await until(lambda: holdings.in_touch)
+        await stack.enter_async_context(background(mirror.run(), name="mirror"))
+        await stack.enter_async_context(background(holdings.run(), name="holdings"))
+        await until(lambda: holdings.connected)
         await reconciler.converge()
-        await stack.enter_async_context(beside(reconciler.run(), name="reconcile"))
-        await stack.enter_async_context(beside(receipts.run(), name="receipts"))
+        await stack.enter_async_context(background(reconciler.run(), name="reconcile"))
+        await stack.enter_async_context(background(receipts.run(), name="receipts"))
         yield faults
 
 

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.support.address_audit import audit
 from tests.support.agents import ReferenceAgent
-from tests.support.interleaving import ScheduledStore, Scheduler, Weather, at_once
+from tests.support.interleaving import FaultProfile, ScheduledStore, Scheduler, at_once
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import codec, kinds, model
@@ -40,14 +40,14 @@ from weft.domain.ids import (
     TenantName,
 )
 from weft.domain.kinds import Kind
-from weft.domain.store_types import NEVER, At, Compare
+from weft.domain.store_types import NEVER, Compare, RevisionEquals
 from weft.master.control.control import Condition, ControlPlane
 from weft.master.control.node_gc import collect_once
 from weft.ports.store import Store
-from weft.runtime.backoff import Backoff, happens
+from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.store.election import Leadership, lead
 from weft.runtime.store.mirror import Mirror
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 TTL = 3.0
 LIMIT = 12.0
@@ -55,7 +55,7 @@ PAUSES = (0.0, 0.0, 0.0, 0.5, TTL, LIMIT / 2)
 TENANT = TenantName("t")
 CLIENTS = ("c1", "c2", "c3")
 EVERYTHING = StoreKey("")
-ALWAYS = At(StoreKey("nobody"), NEVER)
+ALWAYS = RevisionEquals(StoreKey("nobody"), NEVER)
 
 
 def network(name: str, subnet: str, gateway: str, ipv6_subnet: str = "", ipv6_gateway: str = "") -> model.Network:
@@ -118,11 +118,11 @@ class Master:
         self._mirror = Mirror(store, self._cluster)
         self._leadership: Leadership | None = None
         self.control = ControlPlane(
-            store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, doubt=self._doubt
+            store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, mark_dirty=self._doubt
         )
 
     async def run(self) -> None:
-        async with beside(self._mirror.run(), name=f"mirror of {self._name}"):
+        async with background(self._mirror.run(), name=f"mirror of {self._name}"):
             while True:
                 if self._fenced:
                     await self._lead_once()
@@ -139,7 +139,7 @@ class Master:
             await self._collect(leadership.lost)
 
     async def _collect(self, until: asyncio.Event) -> None:
-        while not await happens(until, within=1.0):
+        while not await wait_event(until, within=1.0):
             try:
                 await collect_once(self.control, clock=asyncio.get_running_loop().time, limit=LIMIT)
             except WeftError:
@@ -157,7 +157,7 @@ class Master:
         """Whether it truly leads, as the store knows."""
         present = at_once(self._judge.read(kinds.LEADER_KEY))
         fence = self._leadership.fence if self._leadership else None
-        return present is not None and fence == At(kinds.LEADER_KEY, present.revision)
+        return present is not None and fence == RevisionEquals(kinds.LEADER_KEY, present.revision)
 
     def _doubt(self) -> None:
         if self._leadership is not None:
@@ -358,8 +358,10 @@ async def make_world(world: World) -> None:
     """The networks and groups of the first moment, by a control plane that nothing disturbs."""
     cluster = Cluster()
     mirror = Mirror(world.store, cluster)
-    control = ControlPlane(store=world.store, cluster=cluster, mirror=mirror, fence=lambda: ALWAYS, doubt=lambda: None)
-    async with beside(mirror.run(), name="creation"):
+    control = ControlPlane(
+        store=world.store, cluster=cluster, mirror=mirror, fence=lambda: ALWAYS, mark_dirty=lambda: None
+    )
+    async with background(mirror.run(), name="creation"):
         await mirror.wait_for(NEVER, within=1.0)
         await control.put(kinds.TENANT, model.Tenant(name=TENANT), Condition())
         for client in CLIENTS:
@@ -433,8 +435,8 @@ async def live(world: World) -> None:
     world.scheduler.check = world.check
     async with AsyncExitStack() as stack:
         for life in [*(master.run() for master in world.masters), *(agent.run() for agent in world.agents)]:
-            await stack.enter_async_context(beside(life, name="actor"))
-        await until(lambda: all(agent.in_touch for agent in world.agents))
+            await stack.enter_async_context(background(life, name="actor"))
+        await until(lambda: all(agent.connected for agent in world.agents))
         for agent in world.rng.choices(world.agents, k=world.rng.randrange(4)) if world.agents else ():
             await runtime_round(world, agent)
         world.scheduler.storm()
@@ -452,7 +454,7 @@ async def live(world: World) -> None:
 def run(seed: int, nodes: Sequence[str] = ("n1", "n2", "n3")) -> None:
     rng = Random(seed)
     random.seed(seed)  # for the jitter of pauses
-    scheduler = Scheduler(rng, Weather.random(rng))
+    scheduler = Scheduler(rng, FaultProfile.random(rng))
 
     async def main() -> None:
         async with MemoryStore() as store:

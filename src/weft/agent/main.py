@@ -16,12 +16,12 @@ from weft.agent.cni.contiv import ContivCni
 from weft.agent.cni.inflight_requests import calls
 from weft.agent.cni.pods import PodWorkloads, Relabelling, telling_failures
 from weft.agent.cni.server import cni_server
-from weft.agent.dataplane.executor import Kernel, kernel_thread
+from weft.agent.dataplane.executor import DatapathExecutor, kernel_thread
 from weft.agent.dataplane.infra_attachment import Joining
 from weft.agent.dataplane.reconciler import Reconciler
 from weft.agent.dns.publisher import Names
 from weft.agent.metrics import Metrics
-from weft.agent.observe.drop_attribution import Hearing, Naming
+from weft.agent.observe.drop_attribution import DropAttributor, DropReader
 from weft.agent.observe.drops import DropLog
 from weft.agent.observe.health_check_server import HealthPorts
 from weft.agent.observe.readiness import Readiness
@@ -29,9 +29,9 @@ from weft.agent.observe.sync_status import Receipts
 from weft.agent.rest import AgentParts, AgentRest
 from weft.agent.settings import AgentSettings, read_agent_settings
 from weft.agent.store.attachment_store import Stage
-from weft.agent.store.attachment_wal import Ledger, read_boot_id
+from weft.agent.store.attachment_wal import AttachmentWal, read_boot_id
 from weft.agent.store.evictions import Evictions
-from weft.agent.store.node_ipam import Holdings
+from weft.agent.store.node_ipam import NodeIpam
 from weft.cni.chains import Chains
 from weft.cni.install import NAMES
 from weft.domain import model
@@ -48,14 +48,14 @@ from weft.drivers import (
     open_store,
 )
 from weft.ports.datapath import Datapath
-from weft.ports.orchestrator import Meeting, Pods
+from weft.ports.orchestrator import Discovery, Pods
 from weft.ports.store import Store
-from weft.runtime.backoff import Backoff, happens
+from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.http import serving, serving_privately
 from weft.runtime.logs import Log, start_logging
 from weft.runtime.settings import BadSettings, refuse
 from weft.runtime.store.mirror import Mirror
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 log = Log("netplugin")
 
@@ -74,7 +74,14 @@ class Agent:
     """One node's agent."""
 
     def __init__(
-        self, settings: AgentSettings, store: Store, ledger: Ledger, kernel: Kernel, *, mtu: int, pods: Pods | None
+        self,
+        settings: AgentSettings,
+        store: Store,
+        ledger: AttachmentWal,
+        kernel: DatapathExecutor,
+        *,
+        mtu: int,
+        pods: Pods | None,
     ) -> None:
         self._ledger = ledger
         self._kernel = kernel
@@ -90,7 +97,7 @@ class Agent:
             vxlan_port=settings.vxlan_port,
             version=__version__,
         )
-        self._holdings = Holdings(
+        self._holdings = NodeIpam(
             store,
             node=node,
             cluster=self._cluster,
@@ -131,11 +138,11 @@ class Agent:
             cluster=self._cluster,
             mirror=self._mirror,
             reconciler=self._reconciler,
-            faults=lambda: self._readiness.faults() if self._holdings.in_touch else None,
+            faults=lambda: self._readiness.faults() if self._holdings.connected else None,
         )
         drops = DropLog()
-        naming = Naming(self._cluster, journal=ledger, policies=self._reconciler.policies.by_tenant)
-        self._hearing = Hearing(kernel, naming=naming, drops=drops)
+        naming = DropAttributor(self._cluster, journal=ledger, policies=self._reconciler.policies.by_tenant)
+        self._hearing = DropReader(kernel, naming=naming, drops=drops)
         self._parts = AgentParts(
             settings=settings,
             cluster=self._cluster,
@@ -182,7 +189,7 @@ class Agent:
                 (self._receipts.run(), "receipts"),
                 (HealthPorts(self._cluster, self._reconciler.services, node=self._settings.host).run(), "health ports"),
             ):
-                await stack.enter_async_context(beside(work, name=name))
+                await stack.enter_async_context(background(work, name=name))
             if self._pods:
                 await self._follow_pods(stack, self._pods)
             log.info("netplugin started", node=self._settings.host, version=__version__)
@@ -192,8 +199,8 @@ class Agent:
     async def _follow_pods(self, stack: AsyncExitStack, pods: Pods) -> None:
         relabelling = Relabelling(cluster=self._cluster, pods=pods, journal=self._ledger, holdings=self._holdings)
         self._parts.metrics.orchestrator.set_function(lambda: not pods.fault)
-        await stack.enter_async_context(beside(pods.run(), name="pods"))
-        await stack.enter_async_context(beside(relabelling.run(), name="labels"))
+        await stack.enter_async_context(background(pods.run(), name="pods"))
+        await stack.enter_async_context(background(relabelling.run(), name="labels"))
 
     async def _open_doors(self, stack: AsyncExitStack) -> None:
         """For runtimes, in both their ways, and for people."""
@@ -219,14 +226,14 @@ class Agent:
         log.info("node restored", attachments=sum(1 for _ in self._ledger))
         async with AsyncExitStack() as stack:
             if self._names:
-                await stack.enter_async_context(beside(self._names.run(), name="names"))
-            await stack.enter_async_context(beside(self._plug_again_for_ever(), name="lost ports"))
+                await stack.enter_async_context(background(self._names.run(), name="names"))
+            await stack.enter_async_context(background(self._plug_again_for_ever(), name="lost ports"))
             await self._reconciler.run()
 
     async def _wait_for_store(self) -> None:
         backoff = Backoff(cap=1.0)
         where = ", ".join(getattr(self._settings.store, "endpoints", ()))
-        while not (self._mirror.in_sync and self._holdings.in_touch):
+        while not (self._mirror.in_sync and self._holdings.connected):
             try:
                 await self._mirror.wait_for(NEVER, within=1.0)
             except Unavailable:
@@ -275,7 +282,7 @@ class Agent:
 
     async def _reap_for_ever(self) -> None:
         never, told = asyncio.Event(), ""
-        while not await happens(never, within=REAP_S):
+        while not await wait_event(never, within=REAP_S):
             try:
                 await self._kernel.call(lambda datapath: datapath.reap())
                 told = ""
@@ -286,23 +293,23 @@ class Agent:
 
     async def _listen_for_ever(self) -> None:
         never = asyncio.Event()
-        while not await happens(never, within=LISTEN_AWAY_S if self._reconciler.fault else LISTEN_S):
+        while not await wait_event(never, within=LISTEN_AWAY_S if self._reconciler.fault else LISTEN_S):
             try:
                 if await self._kernel.call(self._look_at):
-                    self._reconciler.doubt()
+                    self._reconciler.mark_dirty()
             except DatapathFault as error:
                 log.error("not known whether others have changed the datapath", reason=error.message)
             await self._hearing.listen()
 
     def _look_at(self, datapath: Datapath) -> bool:
         """On the kernel's thread: what is heard until then counts."""
-        return datapath.disturbed(is_current=self._reconciler.is_current)
+        return datapath.has_drifted(is_current=self._reconciler.is_current)
 
     async def _evict_for_ever(self) -> None:
         """At the word of the store's news; what is noted by other roads, or was refused, is found soon after."""
         news = self._evictions.news
         while True:
-            await happens(news, within=EVICT_S)
+            await wait_event(news, within=EVICT_S)
             news.clear()
             try:
                 await self._attachments.evict()
@@ -336,7 +343,7 @@ async def serve(settings: AgentSettings) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    ledger = Ledger(settings.data_dir / "ledger", boot=read_boot_id())
+    ledger = AttachmentWal(settings.data_dir / "ledger", boot=read_boot_id())
     try:
         opening = open_datapath(_datapath_settings(settings))
         async with AsyncExitStack() as stack:
@@ -359,13 +366,13 @@ async def serve(settings: AgentSettings) -> None:
 
 
 async def _join(
-    stack: AsyncExitStack, meeting: Meeting, settings: AgentSettings, *, token: Path, stop: asyncio.Event
+    stack: AsyncExitStack, meeting: Discovery, settings: AgentSettings, *, token: Path, stop: asyncio.Event
 ) -> StoreSettings | None:
     """The store of the netmaster that there is, and this node's certificate kept good; None when told to stop first."""
-    from weft.agent.store.node_certificate import Membership  # noqa: PLC0415  10 MB that only this needs
+    from weft.agent.store.node_certificate import NodeCertificate  # noqa: PLC0415  10 MB that only this needs
 
     await stack.enter_async_context(meeting)
-    membership = Membership(settings.data_dir / "membership", node=settings.host, meeting=meeting, token=token)
+    membership = NodeCertificate(settings.data_dir / "membership", node=settings.host, meeting=meeting, token=token)
     found = await membership.begin(stop)
 
     async def keep() -> None:
@@ -373,7 +380,7 @@ async def _join(
         stop.set()  # whoever started us starts us again, and then we go where netmaster is
 
     if found is not None:
-        await stack.enter_async_context(beside(keep(), name="membership"))
+        await stack.enter_async_context(background(keep(), name="membership"))
     return found
 
 

@@ -79,13 +79,13 @@ class Metrics:
         self.attachments = Gauge("weft_agent_attachments", "Attachments by stage", ("stage",), registry=registry)
         self.blocks = Gauge("weft_agent_address_blocks", "Address blocks that this node owns", registry=registry)
         self.peers = Gauge("weft_agent_peers", "Other nodes by whether they are heard", ("state",), registry=registry)
-        self.in_touch = Gauge("weft_agent_store_in_touch", "1 while the store hears this node", registry=registry)
+        self.connected = Gauge("weft_agent_store_in_touch", "1 while the store hears this node", registry=registry)
         self.ready = Gauge("weft_agent_ready", "1 while this node is ready", registry=registry)
         self.revision = Gauge("weft_agent_realised_revision", "Revision of the store in force here", registry=registry)
         self.lag = Gauge(
             "weft_agent_reconcile_lag_revisions", "Revisions known and not yet in force", registry=registry
         )
-        self.mended = Gauge(
+        self.repaired = Gauge(
             "weft_agent_mended", "Deviations of the kernel put right since the start", registry=registry
         )
         self.orchestrator = Gauge(

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from weft import __version__
 from weft.agent.cni.attachments import Attachments
-from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.executor import DatapathExecutor
 from weft.agent.dataplane.reconciler import Reconciler
 from weft.agent.dns.publisher import Names
 from weft.agent.metrics import Metrics
@@ -22,12 +22,12 @@ from weft.agent.observe.rule_counters import Counts, count_rules
 from weft.agent.observe.svcstats import show_uses
 from weft.agent.observe.trace_api import ExplainingRest
 from weft.agent.settings import AgentSettings
-from weft.agent.store.attachment_store import Attachment, Journal, Stage
-from weft.agent.store.node_ipam import Holdings
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
+from weft.agent.store.node_ipam import NodeIpam
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import DatapathFault, WeftError
-from weft.ports.datapath import Datapath, SpaceSurvey, Tallies
+from weft.ports.datapath import Datapath, SpaceSurvey, VerdictCounters
 from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response, own_pages_only
 from weft.runtime.logs import Log
 from weft.runtime.routes import Route, register
@@ -44,12 +44,12 @@ class AgentParts:
 
     settings: AgentSettings
     cluster: Cluster
-    journal: Journal
-    holdings: Holdings
+    journal: AttachmentStore
+    holdings: NodeIpam
     reconciler: Reconciler
     attachments: Attachments
     readiness: Readiness
-    kernel: Kernel
+    kernel: DatapathExecutor
     metrics: Metrics
     drops: DropLog
     names: Names | None
@@ -118,15 +118,15 @@ class AgentRest:
         metrics.peers.labels("silent").set(silent)
         metrics.peers.labels("alive").set(len(self._peers()) - silent)
         metrics.blocks.set(self._blocks())
-        metrics.in_touch.set(parts.holdings.in_touch)
+        metrics.connected.set(parts.holdings.connected)
         metrics.ready.set(not parts.readiness.faults())
         metrics.revision.set(parts.reconciler.realised)
         metrics.lag.set(parts.reconciler.lag)
-        metrics.mended.set(parts.reconciler.mended)
+        metrics.repaired.set(parts.reconciler.repaired)
         metrics.policy.told = parts.drops.total
         try:
             async with asyncio.timeout(SURVEY_WITHIN_S):
-                metrics.policy.take(self._count(await parts.kernel.call(lambda datapath: datapath.tallies())))
+                metrics.policy.take(self._count(await parts.kernel.call(lambda datapath: datapath.counters())))
         except (DatapathFault, TimeoutError) as error:  # the other figures are wanted all the more
             log.warning("packets not counted", reason=str(error) or "the kernel is busy")
         return web.Response(body=metrics.expose(), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -134,7 +134,7 @@ class AgentRest:
     async def _driver(self, _: web.Request) -> web.Response:
         parts, settings, faults = self._parts, self._parts.settings, self._parts.readiness.faults()
         async with asyncio.timeout(SURVEY_WITHIN_S):
-            spaces, tallies = await parts.kernel.call(_look)
+            spaces, counters = await parts.kernel.call(_look)
         return json_response(
             {
                 "node": settings.host,
@@ -149,13 +149,13 @@ class AgentRest:
                 "runDir": str(settings.run_dir),
                 "ready": not faults,
                 "reasons": faults,
-                "storeInTouch": parts.holdings.in_touch,
+                "storeInTouch": parts.holdings.connected,
                 "realisedRevision": parts.reconciler.realised,
                 "lag": parts.reconciler.lag,
-                "mended": parts.reconciler.mended,
+                "mended": parts.reconciler.repaired,
                 "addressBlocks": self._blocks(),
                 "names": self._tell_names(),
-                "policy": self._count(tallies).shortened(),
+                "policy": self._count(counters).shortened(),
                 "spaces": [_space(survey) for survey in spaces],
                 "ports": [_port(note) for note in parts.journal],
                 "peers": [self._peer(node) for node in self._peers()],
@@ -184,8 +184,8 @@ class AgentRest:
             return "off"
         return "served" if names.follows else "away"
 
-    def _count(self, tallies: list[Tallies]) -> Counts:
-        return count_rules(tallies, self._parts.reconciler.policies.by_tenant)
+    def _count(self, counters: list[VerdictCounters]) -> Counts:
+        return count_rules(counters, self._parts.reconciler.policies.by_tenant)
 
     def _peers(self) -> list[model.Node]:
         own = self._parts.settings.host
@@ -202,7 +202,7 @@ class AgentRest:
         )
 
 
-def leaks(journal: Journal, spaces: list[SpaceSurvey]) -> list[str]:
+def leaks(journal: AttachmentStore, spaces: list[SpaceSurvey]) -> list[str]:
     """Where the kernel and the ledger disagree, in words. A workload that is just coming or going may show here."""
     noted = {
         (note.wiring.port.tenant, note.wiring.port.interface): note
@@ -220,8 +220,8 @@ def leaks(journal: Journal, spaces: list[SpaceSurvey]) -> list[str]:
     ]
 
 
-def _look(datapath: Datapath) -> tuple[list[SpaceSurvey], list[Tallies]]:
-    return datapath.survey(), datapath.tallies()
+def _look(datapath: Datapath) -> tuple[list[SpaceSurvey], list[VerdictCounters]]:
+    return datapath.survey(), datapath.counters()
 
 
 def _space(survey: SpaceSurvey) -> dict[str, Any]:

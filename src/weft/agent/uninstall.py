@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from weft.agent.store.attachment_store import WIRED
-from weft.agent.store.attachment_wal import Ledger, read_boot_id
+from weft.agent.store.attachment_wal import AttachmentWal, read_boot_id
 from weft.cni.chains import CONF_DIR
 from weft.cni.install import uninstall as uninstall_cni
 from weft.domain.addresses import Address
@@ -120,7 +120,7 @@ def _check_no_store_served(data_dir: Path) -> None:
 
 def _check_unused(data_dir: Path, *, force: bool) -> None:
     try:
-        ledger = Ledger(data_dir / "ledger", boot=read_boot_id())
+        ledger = AttachmentWal(data_dir / "ledger", boot=read_boot_id())
     except Unavailable as error:
         raise Conflict(f"an agent runs on this machine, end it first: {error.message}") from error
     try:

@@ -26,7 +26,7 @@ _ALIAS = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class Capabilities:
     """What was asked for; empty where nothing was. `dns` is None when nobody spoke of it, and binds when empty."""
 
     addresses: tuple[IPAddress, ...] = ()
@@ -39,7 +39,7 @@ class Wishes:
     annotations: Mapping[str, str]
 
 
-def parse_wishes(config: Document, arguments: Arguments, *, network: str) -> Wishes:
+def parse_wishes(config: Document, arguments: Arguments, *, network: str) -> Capabilities:
     """All wishes of a request; what cannot be read is code 7, what we can never do is code 2."""
     if ipam := config.child("ipam").text("type"):
         raise CniError(Code.UNSUPPORTED_FIELD, f"ipam.type {ipam!r} is not supported: addresses are our own to give")
@@ -51,7 +51,7 @@ def parse_wishes(config: Document, arguments: Arguments, *, network: str) -> Wis
         mac = parse_mac(runtime.text("mac")) or parse_mac(cni.text("mac")) or arguments.mac
     except ValueError as error:
         raise CniError(Code.BAD_CONFIG, f"the requested address cannot be read: {error}") from error
-    return Wishes(
+    return Capabilities(
         addresses=addresses,
         mac=mac,
         dns=_dns(config, runtime),

@@ -54,7 +54,7 @@ _LONGEST_FIRST_LINE = 127
 """In bytes; a kernel before 5.1 cuts it there."""
 
 
-class Refused(Exception):
+class InstallError(Exception):
     """Nothing was changed, and why."""
 
 
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         for line in told:
             sys.stdout.write(f"{line}\n")
-    except (Refused, OSError) as error:
+    except (InstallError, OSError) as error:
         sys.stderr.write(f"weft install-cni: {error}\n")
         return 2
     return 0
@@ -105,10 +105,10 @@ def install(
     if conf is not None and conf.exists() and not _is_our_config(conf):
         foreign.append(conf)
     if foreign and not force:
-        raise Refused(f"not ours, so not replaced without --force: {', '.join(map(str, foreign))}")
+        raise InstallError(f"not ours, so not replaced without --force: {', '.join(map(str, foreign))}")
     staying = [chain for chain in read_chains(conf_dir) if not (force and chain.file == conf)]
     if faults := [fault for chain in staying if (fault := chain.fault(NAMES))]:
-        raise Refused(f"{'; '.join(faults)}: take them out of the list")
+        raise InstallError(f"{'; '.join(faults)}: take them out of the list")
     bin_dir.mkdir(parents=True, exist_ok=True)
     kind = "Python" if program.startswith(b"#!") else "C"
     told = [f"{_tell(targets[0], place_file(targets[0], program, mode=0o755))} ({kind})"]
@@ -140,13 +140,13 @@ def build_program(shim: str, *, python: str) -> bytes:
     if shim in {"auto", "c"}:
         try:
             return _compile()
-        except Refused:
+        except InstallError:
             if shim == "c":
                 raise
             return _script(python)
     program = Path(shim).read_bytes()
     if _MARK not in program:
-        raise Refused(f"{shim} is not a shim of ours")
+        raise InstallError(f"{shim} is not a shim of ours")
     return program
 
 
@@ -170,7 +170,7 @@ def _compile() -> bytes:
                 fault = error.stderr.strip()[-500:]
             except (subprocess.TimeoutExpired, OSError) as error:
                 fault = str(error)
-    raise Refused(f"the C shim cannot be built: {fault}")
+    raise InstallError(f"the C shim cannot be built: {fault}")
 
 
 def _script(python: str) -> bytes:
@@ -179,7 +179,7 @@ def _script(python: str) -> bytes:
     An interpreter of another kind, such as the next version of the machine's, finds the source and compiles that.
     """
     if not Path(python).exists():
-        raise Refused(f"there is no {python} to run the Python shim, and no C shim: give --python or --shim")
+        raise InstallError(f"there is no {python} to run the Python shim, and no C shim: give --python or --shim")
     _, _, source = (_SOURCES / "main.py").read_bytes().partition(b"\n")
     plain = b"#!%s -IS\n" % python.encode()
     first = plain[:-1] + b"c%s\n" % _LOAD_SECOND_LINE

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from weft.cni.arguments import Arguments, parse_arguments
-from weft.cni.capabilities import Wishes, parse_wishes
+from weft.cni.capabilities import Capabilities, parse_wishes
 from weft.cni.errors import CniError, Code
 from weft.cni.json_reader import Document, decode_json
 from weft.cni.result import Result, parse_result
@@ -84,7 +84,7 @@ class Add:
     netns: str
     arguments: Arguments
     config: NetworkConfig
-    wishes: Wishes
+    wishes: Capabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class Check:
     netns: str
     arguments: Arguments
     config: NetworkConfig
-    wishes: Wishes
+    wishes: Capabilities
     prev_result: Result
 
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from weft.ctl.failures import Behind, Failure, FileFault, Refused, Unreachable, Usage
+from weft.ctl.failures import Behind, CommandError, Failure, FileFault, Unreachable, Usage
 from weft.ctl.files import CONFIG_FILE, read_token
 from weft.ctl.http import NotHttp, Reply, decode_reply, encode_request, exchange
 
@@ -78,7 +78,7 @@ class Client:
         if_match: str = "",
         wait: Wait | None = None,
     ) -> Reply:
-        """A successful answer (2xx); `Refused` for any other, `Unreachable` when none came.
+        """A successful answer (2xx); `CommandError` for any other, `Unreachable` when none came.
 
         With `wait` the netmaster answers when what was written is in force, and `Behind` says that it is not.
         """
@@ -159,7 +159,7 @@ class Client:
                 message += " (it is sent only over https or to this machine)"
         if reply.status == 412:
             message += "; someone else changed it meanwhile: run the command again"
-        return Refused(message, field=field)
+        return CommandError(message, field=field)
 
 
 def quote(text: str) -> str:
@@ -169,27 +169,27 @@ def quote(text: str) -> str:
 
 
 def decode_json(reply: Reply) -> object:
-    """The JSON value in an answer, or `Refused` when it holds something else."""
+    """The JSON value in an answer, or `CommandError` when it holds something else."""
     try:
         value: object = json.loads(reply.body)
     except ValueError as error:
-        raise Refused(f"the answer is not JSON: {_foreign(reply.body)!r}; is this a netmaster?") from error
+        raise CommandError(f"the answer is not JSON: {_foreign(reply.body)!r}; is this a netmaster?") from error
     return value
 
 
 def decode_row(reply: Reply) -> Row:
-    """The JSON object in an answer, or `Refused` when it holds something else."""
+    """The JSON object in an answer, or `CommandError` when it holds something else."""
     value = decode_json(reply)
     if not isinstance(value, dict):
-        raise Refused(f"the answer is not a JSON object: {_foreign(reply.body)!r}; is this a netmaster?")
+        raise CommandError(f"the answer is not a JSON object: {_foreign(reply.body)!r}; is this a netmaster?")
     return value
 
 
 def decode_rows(reply: Reply) -> list[Row]:
-    """The JSON list of objects in an answer, or `Refused` when it holds something else."""
+    """The JSON list of objects in an answer, or `CommandError` when it holds something else."""
     value = decode_json(reply)
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        raise Refused(f"the answer is not a list of JSON objects: {_foreign(reply.body)!r}; is this a netmaster?")
+        raise CommandError(f"the answer is not a list of JSON objects: {_foreign(reply.body)!r}; is this a netmaster?")
     return value
 
 

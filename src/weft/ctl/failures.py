@@ -25,7 +25,7 @@ class Unreachable(Failure):
     exit_code = 2
 
 
-class Refused(Failure):
+class CommandError(Failure):
     """The netmaster answered, and its answer is no."""
 
     code = "refused"

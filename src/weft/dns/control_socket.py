@@ -9,7 +9,7 @@ from pathlib import Path
 
 from weft.dns.tenants import Tenants
 from weft.domain.errors import Denied, Malformed
-from weft.runtime.dns_control import Entries, Everything, Message, Report, Tenant, decode_message, encode, read_body
+from weft.runtime.dns_control import Entries, FullSync, Message, Report, Tenant, decode_message, encode, read_body
 from weft.runtime.logs import Log
 from weft.runtime.unix import check_caller, listen_privately
 
@@ -52,7 +52,7 @@ async def _converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
     begun = False
     while True:
         message = decode_message(await read_body(reader))
-        begun = begun or isinstance(message, Everything | Tenant)
+        begun = begun or isinstance(message, FullSync | Tenant)
         writer.write(encode(await _report(message, tenants, begun=begun)))
         async with asyncio.timeout(ANSWER_WITHIN_S):
             await writer.drain()

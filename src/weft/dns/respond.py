@@ -135,7 +135,7 @@ class Responder:
             return self._deny(question, Code.NOERROR, aliases, room)
         if self._is_ours(name):
             return self._deny(question, Code.NXDOMAIN, aliases, room)
-        if not question.flags & RD or _address(client) in self._table.kept_in:
+        if not question.flags & RD or _address(client) in self._table.dns_egress_denied:
             return self._refuse(question, room)
         if not aliases:
             return Outside(question, question)

@@ -38,7 +38,7 @@ class Table:
     def __init__(self, *, ttl: int) -> None:
         self.sets: dict[bytes, RecordSet] = {}
         """By question: a name in lower case, type and class, as they stand in messages."""
-        self.kept_in: Counter[IPv4Address | IPv6Address] = Counter()
+        self.dns_egress_denied: Counter[IPv4Address | IPv6Address] = Counter()
         """Whose questions about the outside stay unasked."""
         self._ttl = ttl
         self._entries: dict[str, Entry] = {}
@@ -62,14 +62,14 @@ class Table:
     def change(self, put: Mapping[str, Entry], drop: Iterable[str]) -> None:
         """Put and drop entries, all at once. Dropping what is absent is fine."""
         bearings = [bearing for entry in put.values() for bearing in self._bearings_of(entry)]
-        kept_in = [address for entry in put.values() for address in _addresses(entry)]
+        dns_egress_denied = [address for entry in put.values() for address in _addresses(entry)]
         touched: set[bytes] = set()
         for owner in (*drop, *put):
             if old := self._entries.pop(owner, None):
-                _release(self.kept_in, _addresses(old))
+                _release(self.dns_egress_denied, _addresses(old))
                 touched |= self._count(self._bearings_of(old), -1)
         self._entries |= put
-        self.kept_in.update(kept_in)
+        self.dns_egress_denied.update(dns_egress_denied)
         touched |= self._count(bearings, 1)
         for name in touched:
             self._settle(name)
@@ -120,9 +120,9 @@ class Table:
 
 def _addresses(entry: Entry) -> list[IPv4Address | IPv6Address]:
     try:
-        return [ip_address(text) for text in entry.kept_in]
+        return [ip_address(text) for text in entry.dns_egress_denied]
     except ValueError as error:
-        raise Invalid(f"{entry.kept_in!r} are not all addresses") from error
+        raise Invalid(f"{entry.dns_egress_denied!r} are not all addresses") from error
 
 
 def _release(counter: Counter[T], keys: Iterable[T]) -> None:

@@ -16,7 +16,7 @@ from weft.dns.zone_cache import Memory
 from weft.domain.dns.names import Zone
 from weft.domain.errors import DatapathFault, Invalid, NotFound
 from weft.domain.ids import TenantName, check_name
-from weft.runtime.dns_control import Entries, Everything, Look, Message, Report, Tenant
+from weft.runtime.dns_control import Entries, FullSync, Message, Report, StatusQuery, Tenant
 from weft.runtime.logs import Log
 
 log = Log("dns")
@@ -65,7 +65,7 @@ class Tenants:
             _, faults = self._take_in(message)
             for fault in faults:
                 log.warning("what was remembered cannot be", reason=fault)
-        self._memory.rewrite(Everything(self.zones))
+        self._memory.rewrite(FullSync(self.zones))
         for tenant in self._tables:
             await self._serve(tenant)
         log.info("names recalled", tenants=len(self._tables), serving=len(self._servers))
@@ -95,7 +95,7 @@ class Tenants:
 
     def _take_in(self, message: Message) -> tuple[list[TenantName], list[str]]:
         """Change the tables. Tenants that came, went, or may have another space; and what cannot be, in words."""
-        tenants = list(self._tables) if isinstance(message, Look) else []  # spaces may be others than they were
+        tenants = list(self._tables) if isinstance(message, StatusQuery) else []  # spaces may be others than they were
         faults: list[str] = []
         for step in self._steps(message):
             try:
@@ -109,9 +109,9 @@ class Tenants:
 
     def _steps(self, message: Message) -> Iterable[Tenant | Entries]:
         """The message, tenant by tenant."""
-        if isinstance(message, Everything):
+        if isinstance(message, FullSync):
             return [Tenant(each, message.zones.get(each)) for each in message.zones.keys() | self._tables.keys()]
-        return () if isinstance(message, Look) else (message,)
+        return () if isinstance(message, StatusQuery) else (message,)
 
     def _carry_out(self, step: Tenant | Entries) -> None:
         tenant = step.tenant
@@ -129,9 +129,9 @@ class Tenants:
 
     def _remember(self, message: Message, *, as_it_came: bool) -> None:
         try:
-            if not as_it_came or isinstance(message, Everything) or self._memory.is_long:
-                self._memory.rewrite(Everything(self.zones))
-            elif not isinstance(message, Look):
+            if not as_it_came or isinstance(message, FullSync) or self._memory.is_long:
+                self._memory.rewrite(FullSync(self.zones))
+            elif not isinstance(message, StatusQuery):
                 self._memory.append(message)
         except OSError as error:  # what is in force counts more than what a later process will know of it
             log.error("names not remembered", reason=str(error))

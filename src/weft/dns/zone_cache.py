@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from weft.domain.errors import Malformed
-from weft.runtime.dns_control import LENGTH, Everything, Message, decode_message, encode
+from weft.runtime.dns_control import LENGTH, FullSync, Message, decode_message, encode
 from weft.runtime.logs import Log
 
 log = Log("dns")
@@ -54,7 +54,7 @@ class Memory:
         os.write(self._fd, frame)
         self._tail += len(frame)
 
-    def rewrite(self, state: Everything) -> None:
+    def rewrite(self, state: FullSync) -> None:
         """Remember this and nothing else: the old file or the new one is there, never a part."""
         fresh = self._path.with_suffix(".new")
         frame = encode(state)

@@ -17,14 +17,14 @@ LARGEST_VALUE = 1_400_000
 """Bytes of a value that any store takes: etcd takes 1.5 MiB in a request, keys and compares included."""
 
 
-class At(msgspec.Struct, frozen=True, gc=False, tag="at"):
+class RevisionEquals(msgspec.Struct, frozen=True, gc=False, tag="at"):
     """Holds while the key's last put has this revision; `NEVER` holds while the key is absent."""
 
     key: StoreKey
     revision: Revision
 
 
-class Quiet(msgspec.Struct, frozen=True, gc=False, tag="quiet"):
+class PrefixUnchangedSince(msgspec.Struct, frozen=True, gc=False, tag="quiet"):
     """Holds while no key under the prefix was put after `since`. Deletions do not disturb it."""
 
     prefix: StoreKey
@@ -51,7 +51,7 @@ class DeleteAll(msgspec.Struct, frozen=True, gc=False, tag="delete-all"):
     prefix: StoreKey
 
 
-Compare = At | Quiet
+Compare = RevisionEquals | PrefixUnchangedSince
 Write = Put | Delete | DeleteAll
 
 

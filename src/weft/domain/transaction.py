@@ -1,7 +1,7 @@
 """How a decision becomes a commit: what it read turns into compares, what it wants into writes.
 
 A decision is taken on the cluster in memory and holds only if everything it looked at is still so when it is committed.
-`Reading` keeps book of that, so no decision can forget a compare.
+`ReadSet` keeps book of that, so no decision can forget a compare.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from weft.domain.cluster import Cluster, Stored
 from weft.domain.errors import Invalid
 from weft.domain.ids import StoreKey
 from weft.domain.kinds import Kind
-from weft.domain.store_types import NEVER, At, Compare, Put, Quiet, Revision, Write
+from weft.domain.store_types import NEVER, Compare, PrefixUnchangedSince, Put, Revision, RevisionEquals, Write
 
 T = TypeVar("T", bound=model.Value)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Transaction:
     """One commit. Empty of writes: everything is as asked already."""
 
     compares: tuple[Compare, ...] = ()
     writes: tuple[Write, ...] = ()
 
 
-class Reading:
+class ReadSet:
     """The cluster as one decision sees it. `revision` is up to where the cluster is known to be complete."""
 
     def __init__(self, cluster: Cluster, revision: Revision) -> None:
@@ -56,15 +56,15 @@ class Reading:
 
     def at(self, key: StoreKey, revision: Revision) -> None:
         """Compare a key that was looked at in some other way."""
-        self._seen[key] = At(key, revision)
+        self._seen[key] = RevisionEquals(key, revision)
 
     def quiet(self, prefix: StoreKey) -> None:
         """Compare a folder that was looked at in some other way."""
-        self._seen[prefix] = Quiet(prefix, self._revision)
+        self._seen[prefix] = PrefixUnchangedSince(prefix, self._revision)
 
-    def plan(self, writes: list[Write]) -> Plan:
+    def plan(self, writes: list[Write]) -> Transaction:
         """The commit of this decision. Documents keep the members in them that only a newer Weft knows."""
-        return Plan(tuple(self._seen.values()), tuple(map(self._kept, writes)))
+        return Transaction(tuple(self._seen.values()), tuple(map(self._kept, writes)))
 
     def _kept(self, write: Write) -> Write:
         if not isinstance(write, Put) or write.key not in self.cluster.unknown:

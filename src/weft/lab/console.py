@@ -14,11 +14,11 @@ from weft.lab.netlab import NetLab
 from weft.lab.waiting import DEADLINE
 
 
-class Untrue(SystemExit):
+class DemoFailed(SystemExit):
     """The lab cannot show what it promises."""
 
 
-class Story:
+class Demo:
     """Prints each step, and does it."""
 
     def __init__(self, console: Console, lab: NetLab) -> None:
@@ -48,7 +48,7 @@ class Story:
         output, _ = await asyncio.wait_for(process.communicate(), DEADLINE)
         self.console.print(output.decode(), highlight=False, markup=False, end="", soft_wrap=True)
         if process.returncode and not line.startswith("weft trace"):
-            raise Untrue(f"weft lab: {line!r} ended with code {process.returncode}")
+            raise DemoFailed(f"weft lab: {line!r} ended with code {process.returncode}")
 
     async def attach(self, name: str, host: Host, tenant: str, group: str) -> Pod:
         began = monotonic()

@@ -17,7 +17,7 @@ from weft.lab.cni.libcni import Libcni, Output, execute_here
 from weft.lab.cni.network_lists import NetworkList, read_network
 from weft.lab.cni.result_cache import Attachment, ResultCache
 from weft.lab.dig import dig, dig_in_full
-from weft.lab.partition import Door
+from weft.lab.partition import Partition
 from weft.lab.servers.openvswitch import Switch
 from weft.lab.servers.processes import Child
 from weft.lab.traffic import TCP, IPAddress, Transport
@@ -33,7 +33,7 @@ _CONFIG = {"cniVersion": "1.1.0", "name": NETWORK, "type": PROGRAM}
 class Host:
     """A machine of the lab. Its directory is its disk."""
 
-    def __init__(self, name: str, home: Path, *, address: str, door: Door, flags: Sequence[str]) -> None:
+    def __init__(self, name: str, home: Path, *, address: str, door: Partition, flags: Sequence[str]) -> None:
         self.name = name
         self.home = home
         self.address = address

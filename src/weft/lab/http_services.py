@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from weft.lab.hosts import Pod
 from weft.lab.traffic import ONE_TRY_S, TCP, UDP, IPAddress, Place, Transport
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 NOBODY = ""
 """Who is heard when nobody answers."""
@@ -25,7 +25,9 @@ async def saying_names(
     async with AsyncExitStack() as stack:
         for pod in pods:
             ear = stack.enter_context(pod.place(family).listening(port, transport))
-            await stack.enter_async_context(beside(_say(pod.name.encode(), ear, transport), name=f"ear of {pod.name}"))
+            await stack.enter_async_context(
+                background(_say(pod.name.encode(), ear, transport), name=f"ear of {pod.name}")
+            )
         yield
 
 

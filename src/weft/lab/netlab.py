@@ -27,7 +27,7 @@ from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
 from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.lab.hosts import Host
 from weft.lab.namespaces import mount, unmount
-from weft.lab.partition import Door, Place
+from weft.lab.partition import Partition, Place
 from weft.lab.servers.etcd import Etcd, running_etcd
 from weft.lab.servers.masters import MasterProcess, Rest, client
 from weft.lab.servers.openvswitch import Switch
@@ -232,14 +232,14 @@ class NetLab:
             tail = "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
             sys.stderr.write(f"--- {file.relative_to(self.directory)}\n{tail}\n")
 
-    def _make_door(self, home: Path, number: int) -> tuple[Door, tuple[str, str]]:
+    def _make_door(self, home: Path, number: int) -> tuple[Partition, tuple[str, str]]:
         """The host's way to the store, and the flag that tells its agent."""
         if self.etcd is None:
             place = home / "store.sock"
-            return Door(place, to=self.store_socket), ("--netmaster", f"unix:{place}")
+            return Partition(place, to=self.store_socket), ("--netmaster", f"unix:{place}")
         port = 20_000 + number
         target: Place = ("127.0.0.1", int(self.etcd.endpoints[0].rpartition(":")[2]))
-        return Door((self.address, port), to=target), ("--etcd-endpoints", f"http://{self.address}:{port}")
+        return Partition((self.address, port), to=target), ("--etcd-endpoints", f"http://{self.address}:{port}")
 
     def _cables_of(self, cable: str) -> list[str]:
         """A host's cable and, where it has uplinks, those of them."""

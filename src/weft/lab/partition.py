@@ -13,7 +13,7 @@ Place = Path | tuple[str, int]
 """A unix socket, or host and port."""
 
 
-class Door:
+class Partition:
     """Passes connections on from one place to another while the block runs, unless it is shut."""
 
     def __init__(self, place: Place, *, to: Place) -> None:

@@ -8,7 +8,7 @@ from itertools import permutations
 from rich.console import Console
 from rich.table import Table
 
-from weft.lab.console import Story, Untrue
+from weft.lab.console import Demo, DemoFailed
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.services_demo import show_services
@@ -47,7 +47,7 @@ WEB, WEB_PORT = "blue-web", 80
 
 async def tell(console: Console, lab: NetLab) -> None:
     """The whole story."""
-    story = Story(console, lab)
+    story = Demo(console, lab)
     story.say("A cluster", "netmaster with its store, and two hosts with their agents, joined by an underlay")
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     hosts = {"one": one, "two": two}
@@ -71,16 +71,16 @@ async def tell(console: Console, lab: NetLab) -> None:
     story.say("All pods are gone, and with this process everything else")
 
 
-async def _show_answer(story: Story, source: Pod, target: Pod, *, port: int, passes: bool) -> None:
+async def _show_answer(story: Demo, source: Pod, target: Pod, *, port: int, passes: bool) -> None:
     """Whether a question comes through; it must be as promised."""
     held = await (source.reaches if passes else source.never_reaches)(target, port=port)
     words = "[green]is answered[/]" if passes else "[red]is refused[/]"
     story.tell(f"{source.name} asks {target.name} at tcp/{port}: {words}")
     if not held:
-        raise Untrue(f"weft lab: tcp/{port} of {target.name} is not as promised")
+        raise DemoFailed(f"weft lab: tcp/{port} of {target.name} is not as promised")
 
 
-async def _show_reach(story: Story, pods: dict[str, Pod]) -> None:
+async def _show_reach(story: Demo, pods: dict[str, Pod]) -> None:
     """A table of who reaches whom by TCP; it must be: within a tenant always, between tenants never."""
     pairs = list(permutations(pods, 2))
     # Each pair has a port of its own, as equal addresses of two tenants would hear each other's questions; but the
@@ -95,7 +95,7 @@ async def _show_reach(story: Story, pods: dict[str, Pod]) -> None:
         cells = ["·" if source == target else _cell(source, target) for target in pods]
         table.add_row(f"{source} {pod.address()}", *cells)
     if not all(right.values()):
-        raise Untrue(f"weft lab: not as promised: {[pair for pair, held in right.items() if not held]}")
+        raise DemoFailed(f"weft lab: not as promised: {[pair for pair, held in right.items() if not held]}")
     story.console.print(table)
 
 
@@ -104,7 +104,7 @@ async def _is_as_promised(pods: dict[str, Pod], source: str, target: str, *, por
     return await ask(pods[target], port=port)
 
 
-async def _show_policy(story: Story, one: Host, pods: dict[str, Pod]) -> None:
+async def _show_policy(story: Demo, one: Host, pods: dict[str, Pod]) -> None:
     source, target = pods["blue-1"], pods[WEB]
     await _show_answer(story, source, target, port=WEB_PORT, passes=True)
     await _show_answer(story, source, target, port=22, passes=False)
@@ -118,7 +118,7 @@ async def _show_policy(story: Story, one: Host, pods: dict[str, Pod]) -> None:
     await _show_answer(story, source, target, port=22, passes=False)
 
 
-async def _kill_under_traffic(story: Story, one: Host, two: Host, pods: dict[str, Pod]) -> None:
+async def _kill_under_traffic(story: Demo, one: Host, two: Host, pods: dict[str, Pod]) -> None:
     stop = asyncio.Event()
     running = asyncio.ensure_future(stream(pods["blue-1"].place(), pods["blue-web"].place(), port=5000, stop=stop))
     for each in (one, two, story.lab.master):
@@ -128,7 +128,7 @@ async def _kill_under_traffic(story: Story, one: Host, two: Host, pods: dict[str
     sent, arrived = await running
     story.console.print(f"{arrived} of {sent} packets between the hosts arrived meanwhile", highlight=False)
     if arrived != sent:
-        raise Untrue("weft lab: packets were lost")
+        raise DemoFailed("weft lab: packets were lost")
     await story.run("netctl endpoint ls -a")
 
 

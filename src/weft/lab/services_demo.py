@@ -9,7 +9,7 @@ from ipaddress import ip_address
 
 from rich.table import Table
 
-from weft.lab.console import Story, Untrue
+from weft.lab.console import Demo, DemoFailed
 from weft.lab.hosts import Host, Pod
 from weft.lab.http_services import hears, saying_names
 from weft.lab.traffic import IPAddress, Place
@@ -23,7 +23,7 @@ ASKED = 60
 _FAMILIES = {4: "A", 6: "AAAA"}
 
 
-async def show_services(story: Story, hosts: Mapping[str, Host], client: Pod) -> None:
+async def show_services(story: Demo, hosts: Mapping[str, Host], client: Pod) -> None:
     """A service is made, its name resolves, its addresses balance, and one of its providers leaves."""
     await story.run(CREATE)
     pods = [await story.attach(name, hosts[host], "blue", "") for name, host in PROVIDERS]
@@ -39,13 +39,13 @@ async def show_services(story: Story, hosts: Mapping[str, Host], client: Pod) ->
         await pod.remove()
 
 
-async def _label(story: Story, pod: Pod) -> None:
+async def _label(story: Demo, pod: Pod) -> None:
     """What a container's start tells the netmaster."""
     start = {"Event": "start", "Tenant": "blue", "EndpointID": pod.name, "Labels": {"app": SHOP}}
     (await story.lab.rest.post("/plugin/updateEndpoint", start)).accepted()
 
 
-async def _resolve(story: Story, client: Pod, kind: str) -> str:
+async def _resolve(story: Demo, client: Pod, kind: str) -> str:
     found = await eventually(lambda: client.dig(SHOP, kind), lambda answers: len(answers) == 1)
     story.tell(f"[bold green]{client.name} $[/] dig +short {SHOP} {kind}\n{found[0]}")
     return found[0]
@@ -55,7 +55,7 @@ async def _ask(place: Place, address: IPAddress, *, times: int) -> Counter[str]:
     return Counter([await hears(place, address, port=80) for _ in range(times)])
 
 
-async def _show_answers(story: Story, client: Pod, addresses: Mapping[int, str], providers: Sequence[Pod]) -> None:
+async def _show_answers(story: Demo, client: Pod, addresses: Mapping[int, str], providers: Sequence[Pod]) -> None:
     """A table of the answers by provider; all of them must answer, and nobody else."""
     names = {pod.name for pod in providers}
     heard: dict[int, Counter[str]] = {}
@@ -70,4 +70,4 @@ async def _show_answers(story: Story, client: Pod, addresses: Mapping[int, str],
         table.add_row(f"{pod.name} on {pod.host.name}", *counts)
     story.console.print(table)
     if any(counter.keys() != names for counter in heard.values()):
-        raise Untrue(f"weft lab: the service is answered by {heard}")
+        raise DemoFailed(f"weft lab: the service is answered by {heard}")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from weft.kernel.netns import Namespace
 from weft.lab.waiting import DEADLINE
-from weft.runtime.backoff import Backoff, happens
+from weft.runtime.backoff import Backoff, wait_event
 
 IPAddress = IPv4Address | IPv6Address
 
@@ -119,7 +119,7 @@ async def stream(source: Place, target: Place, *, port: int, stop: asyncio.Event
     with target.listening(port, UDP) as ear, source.open_caller(UDP) as mouth:
         ear.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _EAR_BYTES)
         mouth.connect((str(target.address), port))
-        while not await happens(stop, within=_STREAM_PACE_S):
+        while not await wait_event(stop, within=_STREAM_PACE_S):
             mouth.send(b"%d" % sent)
             sent += 1
             with suppress(BlockingIOError):

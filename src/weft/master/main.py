@@ -15,7 +15,7 @@ from weft import __version__
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable, WeftError
-from weft.domain.store_types import NEVER, At
+from weft.domain.store_types import NEVER, RevisionEquals
 from weft.drivers import SqliteStoreSettings, find_orchestrator, open_store
 from weft.master.api.backup import Backups
 from weft.master.api.contiv_api import Plugin
@@ -24,7 +24,7 @@ from weft.master.api.leader_proxy import Forwarder
 from weft.master.api.objects import Objects
 from weft.master.api.policy_api import PolicyQuestions, PolicyView
 from weft.master.api.server import make_app
-from weft.master.api.sync_wait import Patience, Receipts
+from weft.master.api.sync_wait import Receipts, WaitOptions
 from weft.master.control.bootstrap import first_start
 from weft.master.control.control import ControlPlane
 from weft.master.control.kube_purge import Forgetting, tell_leftovers
@@ -41,7 +41,7 @@ from weft.runtime.settings import BadSettings, refuse
 from weft.runtime.store.election import Leadership, lead
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.store.registry import present
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 log = Log("netmaster")
 
@@ -65,7 +65,7 @@ class Netmaster:
         self._policy = PolicyView(self._cluster)
         self._mirror = Mirror(store, self._policy)
         self._control = ControlPlane(
-            store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, doubt=self._doubt
+            store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, mark_dirty=self._doubt
         )
         self._orchestrator = find_orchestrator(settings.kubernetes) if settings.kubernetes else None
         self._receipts = Receipts(store, self._cluster, self._mirror)
@@ -91,7 +91,7 @@ class Netmaster:
         """Serve until told to stop."""
         settings = self._settings
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(beside(self._mirror.run(), name="mirror"))
+            await stack.enter_async_context(background(self._mirror.run(), name="mirror"))
             await self._mirror.wait_for(NEVER, within=STORE_WITHIN_S)
             await self._serve_rest(stack)
             await self._serve_store(stack)
@@ -99,7 +99,7 @@ class Netmaster:
             await stack.enter_async_context(
                 present(self._store, key=alive, value=__version__.encode(), ttl=settings.leader_ttl)
             )
-            await stack.enter_async_context(beside(self._campaign_for_ever(), name="leadership"))
+            await stack.enter_async_context(background(self._campaign_for_ever(), name="leadership"))
             log.info("netmaster started", address=settings.own_address, version=__version__)
             await stop.wait()
             log.info("netmaster stops")
@@ -174,15 +174,15 @@ class Netmaster:
             log.info("leading", address=self._settings.own_address)
             async with AsyncExitStack() as stack:
                 collecting = collect_for_ever(self._control, limit=self._settings.offline_limit)
-                await stack.enter_async_context(beside(collecting, name="collector"))
+                await stack.enter_async_context(background(collecting, name="collector"))
                 if self._orchestrator:
                     declarations = self._orchestrator.declarations()
                     self._metrics.untold.set_function(lambda: len(declarations.faults))
                     stack.callback(self._metrics.untold.set_function, lambda: 0)
                     keeping = keep_declared(
-                        self._control, declarations, settle=partial(self._receipts.settle, Patience(SETTLE_WITHIN_S))
+                        self._control, declarations, settle=partial(self._receipts.settle, WaitOptions(SETTLE_WITHIN_S))
                     )
-                    await stack.enter_async_context(beside(keeping, name="declared"))
+                    await stack.enter_async_context(background(keeping, name="declared"))
                 else:
                     tell_leftovers(self._cluster)
                 await leadership.lost.wait()
@@ -197,7 +197,7 @@ class Netmaster:
     def _is_leader(self) -> bool:
         return self._prepared and self._leadership is not None and self._leadership.held
 
-    def _fence(self) -> At:
+    def _fence(self) -> RevisionEquals:
         if self._leadership is None or not self._leadership.held:
             raise Unavailable("this netmaster does not lead: try again")
         return self._leadership.fence

@@ -21,17 +21,17 @@ import msgspec
 
 from weft.domain.addresses import Address
 from weft.domain.desired.diff import Difference
-from weft.domain.desired.state import NO_RATES, Part, Port, Rates
+from weft.domain.desired.state import NO_RATES, Port, RateLimits, StateItem
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 
 _ICMP, _ICMPV6 = 1, 58
-NO_CHANGE: Difference[Part] = Difference((), ())
+NO_CHANGE: Difference[StateItem] = Difference((), ())
 
 
-class WiredAddress(msgspec.Struct, frozen=True):
+class InterfaceAddress(msgspec.Struct, frozen=True):
     """An address as the workload gets it. Without a gateway its way out is the node itself."""
 
     address: Address
@@ -39,7 +39,7 @@ class WiredAddress(msgspec.Struct, frozen=True):
     gateway: Address | None = None
 
 
-class Wiring(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One workload's attachment from end to end."""
 
     port: Port
@@ -47,17 +47,17 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the workload's network namespace."""
     interface: str
     """The interface's name in there."""
-    addresses: tuple[WiredAddress, ...]
+    addresses: tuple[InterfaceAddress, ...]
     mtu: int
     full_name: str = ""
     """What the interface is called beside its name, where that had to be shortened."""
-    way_out: bool = True
+    default_route: bool = True
     """Whether everything leaves through it, or, beside another interface that has that part, its own subnets only."""
     shares_subnets: bool = False
     """Whether that other interface is in the same subnets: then only what speaks from its own addresses leaves here."""
     ports: tuple[PublishedPort, ...] = ()
     """Ports of the host that lead to it."""
-    rates: Rates = NO_RATES
+    rates: RateLimits = NO_RATES
     """How fast it may send and be sent to, whatever its group's profile says."""
     endpoint: str = ""
     """The endpoint's id, for people who look at the device from the other side."""
@@ -65,17 +65,17 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     """Whose it is: the pod's UID where there is one, else the container (S-20)."""
 
 
-class Plugging(msgspec.Struct, frozen=True):
+class PlugRequest(msgspec.Struct, frozen=True):
     """A workload to be wired, and what comes into force with its port."""
 
-    wiring: Wiring
-    policy: Difference[Part] = NO_CHANGE
+    wiring: EndpointConfig
+    policy: Difference[StateItem] = NO_CHANGE
 
 
-class Findings(msgspec.Struct, frozen=True, kw_only=True):
+class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `converge` met: what it mended, in words, and the ports that are wanted and not plugged."""
 
-    mended: tuple[str, ...] = ()
+    repaired: tuple[str, ...] = ()
     missing: frozenset[Port] = frozenset()
 
 
@@ -90,8 +90,8 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     protocol: int
     source_port: int = 0
     target_port: int = 0
-    came_by: str = ""
-    leaves_by: str = ""
+    in_iface: str = ""
+    out_iface: str = ""
     at: float = 0.0
     """Seconds since the epoch, by the clock of this machine."""
 
@@ -111,7 +111,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return self.protocol == (_ICMP if self.source.family == 4 else _ICMPV6)
 
 
-class PartlyTold(DatapathFault):
+class PartialResult(DatapathFault):
     """What was refused in some tenants' spaces could not be read; `drops` are those of the others."""
 
     def __init__(self, message: str, drops: list[Drop]) -> None:
@@ -119,7 +119,7 @@ class PartlyTold(DatapathFault):
         self.drops = drops
 
 
-class Tallies(msgspec.Struct, frozen=True, kw_only=True):
+class VerdictCounters(msgspec.Struct, frozen=True, kw_only=True):
     """How many packets met an outcome of policy, and how many were refused for one of our own reasons.
 
     A connection that was let pass may be judged anew only when policy changes: it meets its outcome that often.
@@ -130,12 +130,12 @@ class Tallies(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, int]
 
 
-class ServiceUse(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceFlowStats(msgspec.Struct, frozen=True, kw_only=True):
     """What passed between a client and one that answers it for a service, of late: in to the service, and out of it."""
 
     tenant: TenantName
     client: Address
-    front: Front
+    front: FrontendKey
     provider: Address
     packets_in: int
     octets_in: int
@@ -203,11 +203,11 @@ class Datapath(Protocol):
         """What workloads can send without their packets being cut."""
         ...
 
-    def converge(self, wanted: Set[Part]) -> Findings:
+    def converge(self, wanted: Set[StateItem]) -> DriftReport:
         """Read everything of ours, and make it what is wanted. Ports cannot be made here: missing ones are told."""
         ...
 
-    def apply(self, difference: Difference[Part]) -> None:
+    def apply(self, difference: Difference[StateItem]) -> None:
         """Put and drop parts, knowing that the rest is as it was. Ports come and go by `plug` and `unplug`."""
         ...
 
@@ -218,21 +218,21 @@ class Datapath(Protocol):
         """
         ...
 
-    def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
+    def plug(self, wiring: EndpointConfig, policy: Difference[StateItem] = NO_CHANGE) -> None:
         """Wire a workload, whose tenant's space is there; its policy and its shape come into force with the port.
 
         `Conflict` when its interface is taken, `NotFound` when its namespace is gone; nothing has changed then.
         """
         ...
 
-    def plug_together(self, pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
+    def plug_together(self, pluggings: Sequence[PlugRequest]) -> Iterator[WeftError | None]:
         """Plug workloads in their order, sharing what can be shared; for each, when it is known, why it failed or None.
 
         Nothing is begun before the first answer is taken, and all is done when the last one is.
         """
         ...
 
-    def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
+    def unplug(self, wiring: EndpointConfig, policy: Difference[StateItem] = NO_CHANGE) -> None:
         """Take a workload off: its interface's name is free again, nothing of it speaks any more.
 
         Whoever gets its addresses next inherits no connection of it.
@@ -242,26 +242,26 @@ class Datapath(Protocol):
     def drops(self) -> list[Drop]:
         """What was refused since the last call, oldest first; a sample when it is much.
 
-        `PartlyTold` when it is not known for some tenants, with what is known.
+        `PartialResult` when it is not known for some tenants, with what is known.
         """
         ...
 
-    def foretell(self, question: Question) -> str | Drop:
+    def trace(self, question: Question) -> str | Drop:
         """What would become of a packet: the device it would leave by, or its refusal. Nothing is sent.
 
         `Unavailable` where the datapath can only be tried out.
         """
         ...
 
-    def tallies(self) -> list[Tallies]:
+    def counters(self) -> list[VerdictCounters]:
         """The counts of each tenant's space."""
         ...
 
-    def service_uses(self) -> list[ServiceUse]:
+    def service_uses(self) -> list[ServiceFlowStats]:
         """Who uses which service through this node, and who answers."""
         ...
 
-    def disturbed(self, *, is_current: bool = True) -> bool:
+    def has_drifted(self, *, is_current: bool = True) -> bool:
         """Whether somebody else may have changed something of ours since the last `converge`, which would mend it.
 
         What was lost altogether may be put again by this, but only where it `is_current`: where nothing has been heard
@@ -269,7 +269,7 @@ class Datapath(Protocol):
         """
         ...
 
-    def check(self, wiring: Wiring) -> list[str]:
+    def check(self, wiring: EndpointConfig) -> list[str]:
         """What differs between the wiring and the kernel, in words; nothing when all is as it was made."""
         ...
 
@@ -289,7 +289,7 @@ class Datapath(Protocol):
         ...
 
 
-def one_by_one(act: Callable[[Plugging], None], pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
+def one_by_one(act: Callable[[PlugRequest], None], pluggings: Sequence[PlugRequest]) -> Iterator[WeftError | None]:
     """What a datapath that shares nothing answers to `plug_together`: each is acted upon when its answer is taken."""
     for each in pluggings:
         try:

@@ -85,7 +85,7 @@ class Pods(Protocol):
     ) -> None: ...
 
 
-class Keeper(Protocol):
+class ResourceHandler(Protocol):
     """Whoever keeps declarations, each of which is a document. Called from the event loop; must not raise.
 
     Documents of services and slices have the default tenant: whose they are follows from their namespace.
@@ -104,7 +104,7 @@ class Keeper(Protocol):
         ...
 
 
-class Declarations(Protocol):
+class ClusterInformers(Protocol):
     """What holds for the whole cluster."""
 
     @property
@@ -116,7 +116,7 @@ class Declarations(Protocol):
         """Tell people who look at a policy what has become of it. `reason` is one word in camel case."""
         ...
 
-    async def run(self, keeper: Keeper) -> None:
+    async def run(self, keeper: ResourceHandler) -> None:
         """Follow for ever."""
         ...
 
@@ -128,7 +128,7 @@ class Declarations(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class NetmasterEndpoint:
     """Where a netmaster is, as URLs of its store and of where nodes join, and the authority it is known by, in PEM."""
 
     store: str
@@ -136,14 +136,14 @@ class Notice:
     ca: str
 
 
-class Meeting(Protocol):
+class Discovery(Protocol):
     """Where netmaster and agents of one cluster meet."""
 
-    async def read(self) -> Notice | None:
+    async def read(self) -> NetmasterEndpoint | None:
         """What netmaster has published last; None where there is nothing yet."""
         ...
 
-    async def publish(self, notice: Notice) -> None:
+    async def publish(self, notice: NetmasterEndpoint) -> None:
         """Tell agents; the last word counts."""
         ...
 
@@ -165,10 +165,10 @@ class Orchestrator(Protocol):
         """The pods of a node."""
         ...
 
-    def declarations(self) -> Declarations:
+    def declarations(self) -> ClusterInformers:
         """What holds for the whole cluster."""
         ...
 
-    def meeting(self) -> Meeting:
+    def meeting(self) -> Discovery:
         """Where netmaster and agents meet."""
         ...

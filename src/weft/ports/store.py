@@ -26,7 +26,6 @@ from typing import Protocol, Self
 from weft.domain.ids import StoreKey
 from weft.domain.store_types import (
     NEVER,
-    At,
     Change,
     Compare,
     Delete,
@@ -35,15 +34,15 @@ from weft.domain.store_types import (
     Event,
     LeaseId,
     Listing,
+    PrefixUnchangedSince,
     Put,
-    Quiet,
     Revision,
+    RevisionEquals,
     Write,
 )
 
 __all__ = [
     "NEVER",
-    "At",
     "Change",
     "Compare",
     "Delete",
@@ -52,9 +51,10 @@ __all__ = [
     "Event",
     "LeaseId",
     "Listing",
+    "PrefixUnchangedSince",
     "Put",
-    "Quiet",
     "Revision",
+    "RevisionEquals",
     "Store",
     "Write",
 ]

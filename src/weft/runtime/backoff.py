@@ -32,10 +32,10 @@ class Backoff:
         if until is None:
             await asyncio.sleep(delay)
         else:
-            await happens(until, within=delay)
+            await wait_event(until, within=delay)
 
 
-async def happens(event: asyncio.Event, *, within: float) -> bool:
+async def wait_event(event: asyncio.Event, *, within: float) -> bool:
     """Whether the event is set before `within` seconds have passed; returns as soon as it is."""
     try:
         async with asyncio.timeout(within):

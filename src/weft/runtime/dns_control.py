@@ -2,7 +2,7 @@
 
     frame = length of the body (4 bytes, big-endian)  body (MessagePack)
 
-`Everything` and `Tenant` name an end state and may be said at any time. `Entries` builds on what the same connection
+`FullSync` and `Tenant` name an end state and may be said at any time. `Entries` builds on what the same connection
 has said before, so an agent that lost its connection starts anew, and whatever happened meanwhile is put right. netdns
 keeps what it was told in a file of the same frames, and goes on from there while no agent is present.
 """
@@ -24,7 +24,7 @@ LARGEST_BODY = 256 << 20
 LENGTH = struct.Struct("!I")
 
 
-class Everything(msgspec.Struct, frozen=True, tag="everything"):
+class FullSync(msgspec.Struct, frozen=True, tag="everything"):
     """All tenants that have a space on this node; others are forgotten, and their sockets closed."""
 
     zones: dict[TenantName, Zone]
@@ -45,11 +45,11 @@ class Entries(msgspec.Struct, frozen=True, tag="entries"):
     drop: tuple[str, ...] = ()
 
 
-class Look(msgspec.Struct, frozen=True, tag="look"):
+class StatusQuery(msgspec.Struct, frozen=True, tag="look"):
     """Changes nothing; the answer tells how netdns is."""
 
 
-Message = Everything | Tenant | Entries | Look
+Message = FullSync | Tenant | Entries | StatusQuery
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 
-class Elsewhere(Exception):
+class TryNextServer(Exception):
     """Said by the judge of an answer: this server did nothing, but another, or the same later, may do it."""
 
 
@@ -94,7 +94,7 @@ class Servers:
                     method, server.base + path, data=_sendable(body), headers=headers, timeout=timeout
                 ) as answer:
                     return judge(answer.status, await answer.read())
-            except (*_NEVER_SENT, Elsewhere) as error:
+            except (*_NEVER_SENT, TryNextServer) as error:
                 reason: Exception = error
             except Unavailable:
                 self._leave(server)  # as the judge found; the next request shall have better luck
@@ -125,7 +125,7 @@ class Servers:
         """An answer that goes on; `Unavailable` when it breaks, or when nothing comes for `silence` seconds.
 
         Silence after the answer has begun may just mean that there is no news, so it does not speak against the server.
-        The block may say `Elsewhere`, when what it reads does.
+        The block may say `TryNextServer`, when what it reads does.
         """
         server = self._now()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECTING, sock_read=silence)
@@ -141,7 +141,7 @@ class Servers:
                     yield Stream(answer.status, answer.content.iter_any())
                 finally:
                     _cut(answer)
-        except (*_BROKEN, Elsewhere) as error:
+        except (*_BROKEN, TryNextServer) as error:
             if not (heard and isinstance(error, TimeoutError)):
                 self._leave(server)
             raise Unavailable(f"{server.name}: {_text(error)}") from error

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 K = TypeVar("K", bound=Hashable)
 
 
-class Turns(Generic[K]):
+class KeyedLock(Generic[K]):
     """A lock for each key: `async with turns[key]`. Who comes first has the first turn.
 
     A lock lives for as long as someone holds it or waits for it, so keys that come once, such as containers, cost

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 @asynccontextmanager
-async def beside(work: Coroutine[object, object, None], *, name: str) -> AsyncIterator[None]:
+async def background(work: Coroutine[object, object, None], *, name: str) -> AsyncIterator[None]:
     """Run the work while the block runs, and cancel it at the end.
 
     When the work fails, the block is cancelled and the work's own exception is raised; the exceptions of the block pass

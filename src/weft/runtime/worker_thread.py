@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 R = TypeVar("R")
 
 
-class OneThread:
+class WorkerThread:
     """Does one thing after the other, in the order in which they came, while it is entered.
 
     An executor of the standard library does the same with twice the work for each, which callers wait for.

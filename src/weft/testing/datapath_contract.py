@@ -18,16 +18,26 @@ from tests.support.inventory import devices
 
 from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.desired.diff import Difference, diff
-from weft.domain.desired.state import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Space, rank
+from weft.domain.desired.state import (
+    Gateway,
+    Overlay,
+    Port,
+    Prefix,
+    RemoteRoute,
+    StateItem,
+    TenantNetns,
+    VxlanPeer,
+    rank,
+)
 from weft.domain.errors import Conflict, NotFound
 from weft.domain.ids import TenantName
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, Row, Tally, Who
+from weft.domain.policy.policymap.policy_state import VERDICT_DENY, WORKLOAD, IpIdentity, PolicyEntry, VerdictCounter
 from weft.drivers import DatapathSettings, open_datapath
 from weft.kernel.netns import NamespaceDirectory
 from weft.lab import traffic
 from weft.lab.waiting import soon, until
-from weft.ports.datapath import Datapath, Drop, Plugging, WiredAddress, Wiring
+from weft.ports.datapath import Datapath, Drop, EndpointConfig, InterfaceAddress, PlugRequest
 
 BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")
@@ -41,35 +51,35 @@ def address(number: int) -> Address:
     return Address(4, _SUBNET.number + number)
 
 
-def ground(*workloads: int) -> frozenset[Part]:
+def ground(*workloads: int) -> frozenset[StateItem]:
     """A tenant with a network and another node, and who some workloads are to policy."""
     return frozenset(
         {
-            Space(BLUE),
+            TenantNetns(BLUE),
             Gateway(BLUE, _GATEWAY),
             Overlay(BLUE, 7),
-            Peer(BLUE, 7, "192.0.2.2"),
-            Remote(BLUE, Prefix(4, 0x0A010040, 26), 7, "192.0.2.2"),
-            *(Who(BLUE, address(number), WORKLOAD | number) for number in workloads),
+            VxlanPeer(BLUE, 7, "192.0.2.2"),
+            RemoteRoute(BLUE, Prefix(4, 0x0A010040, 26), 7, "192.0.2.2"),
+            *(IpIdentity(BLUE, address(number), WORKLOAD | number) for number in workloads),
         }
     )
 
 
-def wiring(pods: NamespaceDirectory, number: int) -> Wiring:
+def wiring(pods: NamespaceDirectory, number: int) -> EndpointConfig:
     """A workload's; its namespace is the caller's business."""
     own = address(number)
-    return Wiring(
+    return EndpointConfig(
         port=Port(BLUE, f"wp{number:011x}", mac_of(own), (own,)),
         netns=str(pods.path / f"pod{number}"),
         interface="eth0",
-        addresses=(WiredAddress(own, 16, _GATEWAY),),
+        addresses=(InterfaceAddress(own, 16, _GATEWAY),),
         mtu=1450,
         endpoint=f"e{number}",
         workload=f"c{number}",
     )
 
 
-def wire(datapath: Datapath, pods: NamespaceDirectory, *numbers: int) -> list[Wiring]:
+def wire(datapath: Datapath, pods: NamespaceDirectory, *numbers: int) -> list[EndpointConfig]:
     """Workloads in namespaces of their own, plugged one after the other."""
     wirings = [wiring(pods, number) for number in numbers]
     for number, each in zip(numbers, wirings, strict=True):
@@ -80,8 +90,8 @@ def wire(datapath: Datapath, pods: NamespaceDirectory, *numbers: int) -> list[Wi
 
 def _refused(datapath: Datapath) -> int:
     """How many packets policy has refused so far."""
-    counts = (tallies.outcomes.items() for tallies in datapath.tallies())
-    return sum(count for each in counts for outcome, count in each if outcome & REFUSES)
+    counts = (counters.outcomes.items() for counters in datapath.counters())
+    return sum(count for each in counts for outcome, count in each if outcome & VERDICT_DENY)
 
 
 class DatapathContract:
@@ -101,9 +111,9 @@ class DatapathContract:
     # Converging
 
     def test_what_is_so_already_is_left_alone(self, datapath: Datapath) -> None:
-        assert datapath.converge(ground()).mended
-        assert datapath.converge(ground()).mended == ()
-        assert not datapath.disturbed()
+        assert datapath.converge(ground()).repaired
+        assert datapath.converge(ground()).repaired == ()
+        assert not datapath.has_drifted()
         assert [space.tenant for space in datapath.survey()] == [BLUE]
 
     def test_one_with_no_memory_finds_all_of_it(
@@ -112,10 +122,10 @@ class DatapathContract:
         datapath.converge(ground(1))
         (wired,) = wire(datapath, pods, 1)
         with open_datapath(settings) as other:
-            assert other.converge(ground(1) | {wired.port}).mended == ()
+            assert other.converge(ground(1) | {wired.port}).repaired == ()
             assert other.check(wired) == []
-            assert other.converge(frozenset()).mended
-            assert other.converge(frozenset()).mended == ()
+            assert other.converge(frozenset()).repaired
+            assert other.converge(frozenset()).repaired == ()
             assert other.survey() == []
 
     def test_ports_that_are_wanted_and_not_there_are_told(self, datapath: Datapath, pods: NamespaceDirectory) -> None:
@@ -125,20 +135,20 @@ class DatapathContract:
     def test_ports_that_nobody_wants_go(self, datapath: Datapath, pods: NamespaceDirectory) -> None:
         datapath.converge(ground(1, 2))
         first, second = wire(datapath, pods, 1, 2)
-        assert datapath.converge(ground(1) | {first.port}).mended
+        assert datapath.converge(ground(1) | {first.port}).repaired
         assert datapath.check(first) == []
         assert datapath.check(second)
-        assert datapath.converge(ground(1) | {first.port}).mended == ()
+        assert datapath.converge(ground(1) | {first.port}).repaired == ()
 
     # Differences
 
     def test_what_is_applied_step_by_step_is_what_is_wanted(self, datapath: Datapath) -> None:
         """There is nothing to mend after it, nor when it is told twice."""
-        steps = [frozenset[Part](), ground(), ground(1, 2), ground(2), ground()]
+        steps = [frozenset[StateItem](), ground(), ground(1, 2), ground(2), ground()]
         for before, after in itertools.pairwise(steps):
             for _ in range(2):
                 datapath.apply(diff(after, before, rank=rank))
-            assert datapath.converge(after).mended == ()
+            assert datapath.converge(after).repaired == ()
         datapath.apply(diff(frozenset(), ground(), rank=rank))
         assert datapath.survey() == []
 
@@ -148,9 +158,9 @@ class DatapathContract:
         """Of a connection that was let pass before: a switch remembers what it did with its packets."""
         datapath.converge(ground(1, 2))
         wire(datapath, pods, 1, 2)
-        outcome = REFUSES | 1
-        closed = Row(BLUE, Direction.INGRESS, WORKLOAD | 2, None, outcome)
-        datapath.apply(Difference((Tally(BLUE, outcome),), ()))
+        outcome = VERDICT_DENY | 1
+        closed = PolicyEntry(BLUE, Direction.INGRESS, WORKLOAD | 2, None, outcome)
+        datapath.apply(Difference((VerdictCounter(BLUE, outcome),), ()))
         loop = asyncio.get_running_loop()
         with ExitStack() as closing:
             source, target = (
@@ -175,9 +185,11 @@ class DatapathContract:
     ) -> None:
         datapath.converge(ground(1, 2))
         wire(datapath, pods, 1, 2)
-        outcome = REFUSES | 1
+        outcome = VERDICT_DENY | 1
         datapath.apply(
-            Difference((Row(BLUE, Direction.INGRESS, WORKLOAD | 2, None, outcome), Tally(BLUE, outcome)), ())
+            Difference(
+                (PolicyEntry(BLUE, Direction.INGRESS, WORKLOAD | 2, None, outcome), VerdictCounter(BLUE, outcome)), ()
+            )
         )
         with pods.open("pod1") as namespace:
             source = traffic.Place(namespace, ip_address(str(address(1))))
@@ -200,7 +212,7 @@ class DatapathContract:
         datapath.converge(ground(1, 2))
         wirings = wire(datapath, pods, 1, 2)
         assert [datapath.check(each) for each in wirings] == [[], []]
-        assert datapath.converge(ground(1, 2) | {each.port for each in wirings}).mended == ()
+        assert datapath.converge(ground(1, 2) | {each.port for each in wirings}).repaired == ()
         with pods.open("pod1") as first, pods.open("pod2") as second:
             places = [
                 traffic.Place(namespace, ip_address(str(each.addresses[0].address)))
@@ -219,7 +231,7 @@ class DatapathContract:
         datapath.plug(wired)
         datapath.reap()
         assert datapath.check(wired) == []
-        assert datapath.converge(ground(1) | {wired.port}).mended == ()
+        assert datapath.converge(ground(1) | {wired.port}).repaired == ()
 
     def test_what_cannot_be_had_is_refused_and_changes_nothing(
         self, datapath: Datapath, pods: NamespaceDirectory
@@ -231,7 +243,7 @@ class DatapathContract:
         with pytest.raises(NotFound):
             datapath.plug(wiring(pods, 2))
         assert datapath.check(wired) == []
-        assert datapath.converge(ground(1, 2) | {wired.port}).mended == ()
+        assert datapath.converge(ground(1, 2) | {wired.port}).repaired == ()
 
     def test_of_workloads_that_come_at_once_each_fails_for_itself(
         self, datapath: Datapath, pods: NamespaceDirectory
@@ -240,14 +252,14 @@ class DatapathContract:
         wirings = [wiring(pods, number) for number in (1, 2, 3)]
         for number in (1, 3):
             pods.create(f"pod{number}").close()
-        faults = [*datapath.plug_together([*map(Plugging, wirings)])]
+        faults = [*datapath.plug_together([*map(PlugRequest, wirings)])]
         assert [type(fault) for fault in faults] == [type(None), NotFound, type(None)]
         wanted = ground(1, 2, 3) | {wirings[0].port, wirings[2].port}
-        assert datapath.converge(wanted).mended == ()
+        assert datapath.converge(wanted).repaired == ()
 
     def test_policy_comes_with_a_workload(self, datapath: Datapath, pods: NamespaceDirectory) -> None:
         datapath.converge(ground())
         pods.create("pod1").close()
-        wired, who = wiring(pods, 1), Who(BLUE, address(1), WORKLOAD | 1)
+        wired, who = wiring(pods, 1), IpIdentity(BLUE, address(1), WORKLOAD | 1)
         datapath.plug(wired, Difference((who,), ()))
-        assert datapath.converge(ground(1) | {wired.port}).mended == ()
+        assert datapath.converge(ground(1) | {wired.port}).repaired == ()

@@ -17,7 +17,20 @@ from weft.domain.errors import Compacted, Invalid, NotFound, Stale
 from weft.domain.ids import StoreKey
 from weft.domain.store_types import LARGEST_VALUE
 from weft.lab.waiting import DEADLINE, soon, until
-from weft.ports.store import NEVER, At, Change, Delete, DeleteAll, Event, LeaseId, Put, Quiet, Revision, Store, Write
+from weft.ports.store import (
+    NEVER,
+    Change,
+    Delete,
+    DeleteAll,
+    Event,
+    LeaseId,
+    PrefixUnchangedSince,
+    Put,
+    Revision,
+    RevisionEquals,
+    Store,
+    Write,
+)
 
 SHORT_LEASE = 1.0
 LONG_LEASE = 60.0
@@ -160,14 +173,14 @@ class StoreContract:
 
     async def test_at_holds_only_for_the_last_put(self, store: Store) -> None:
         first = await self.put(store, "a", b"1")
-        second = await store.commit([At(self.key("a"), first)], [Put(self.key("a"), b"2")])
+        second = await store.commit([RevisionEquals(self.key("a"), first)], [Put(self.key("a"), b"2")])
         for revision in (first, NEVER, second + 1):
             with pytest.raises(Stale):
-                await store.commit([At(self.key("a"), revision)], [Put(self.key("a"), b"3")])
+                await store.commit([RevisionEquals(self.key("a"), revision)], [Put(self.key("a"), b"3")])
         assert await self.values(store) == {"a": b"2"}
 
     async def test_at_never_holds_while_the_key_is_absent(self, store: Store) -> None:
-        create = [At(self.key("a"), NEVER)], [Put(self.key("a"), b"1")]
+        create = [RevisionEquals(self.key("a"), NEVER)], [Put(self.key("a"), b"1")]
         await store.commit(*create)
         with pytest.raises(Stale):
             await store.commit(*create)
@@ -178,18 +191,20 @@ class StoreContract:
         old = await self.put(store, "a", b"1")
         await store.commit([], [Delete(self.key("a"))])
         with pytest.raises(Stale):
-            await store.commit([At(self.key("a"), old)], [Put(self.key("b"), b"")])
+            await store.commit([RevisionEquals(self.key("a"), old)], [Put(self.key("b"), b"")])
         await self.put(store, "a", b"1")
         with pytest.raises(Stale):
-            await store.commit([At(self.key("a"), old)], [Put(self.key("b"), b"")])
+            await store.commit([RevisionEquals(self.key("a"), old)], [Put(self.key("b"), b"")])
 
     async def test_a_failed_commit_writes_nothing(self, store: Store) -> None:
         here = await self.put(store, "here", b"1")
         writes: list[Write] = [Put(self.key("new"), b""), Delete(self.key("here")), DeleteAll(self.key("he"))]
         with pytest.raises(Stale):
-            await store.commit([At(self.key("here"), here), At(self.key("absent"), here)], writes[:2])
+            await store.commit(
+                [RevisionEquals(self.key("here"), here), RevisionEquals(self.key("absent"), here)], writes[:2]
+            )
         with pytest.raises(Stale):
-            await store.commit([At(self.key("absent"), here)], writes[2:])
+            await store.commit([RevisionEquals(self.key("absent"), here)], writes[2:])
         marker = await self.put(store, "marker")
         assert await self.values(store) == {"here": b"1", "marker": b"x"}
         async with aclosing(store.watch(self.key(""), here)) as changes:
@@ -197,41 +212,44 @@ class StoreContract:
 
     async def test_a_commit_without_writes_only_checks(self, store: Store) -> None:
         revision = await self.put(store, "a")
-        assert await store.commit([At(self.key("a"), revision)], []) >= revision
+        assert await store.commit([RevisionEquals(self.key("a"), revision)], []) >= revision
         with pytest.raises(Stale):
-            await store.commit([At(self.key("a"), NEVER)], [])
+            await store.commit([RevisionEquals(self.key("a"), NEVER)], [])
 
     async def test_compares_look_at_the_state_before_the_commit(self, store: Store) -> None:
-        await store.commit([At(self.key("a"), NEVER), Quiet(self.key(""), NEVER)], [Put(self.key("a"), b"1")])
+        await store.commit(
+            [RevisionEquals(self.key("a"), NEVER), PrefixUnchangedSince(self.key(""), NEVER)],
+            [Put(self.key("a"), b"1")],
+        )
         assert await self.values(store) == {"a": b"1"}
 
     async def test_quiet_is_disturbed_by_puts_alone(self, store: Store) -> None:
         since = await self.put(store, "a/1")
-        quiet, write = Quiet(self.key("a/"), since), [Put(self.key("other"), b"")]
+        quiet, write = PrefixUnchangedSince(self.key("a/"), since), [Put(self.key("other"), b"")]
         await store.commit([quiet], write)
         await store.commit([], [Delete(self.key("a/1"))])
         await store.commit([quiet], write)
         put = await self.put(store, "a/2")
         with pytest.raises(Stale):
             await store.commit([quiet], write)
-        await store.commit([Quiet(self.key("a/"), put)], write)
+        await store.commit([PrefixUnchangedSince(self.key("a/"), put)], write)
         await self.put(store, "a/2")
         with pytest.raises(Stale):
-            await store.commit([Quiet(self.key("a/"), put)], write)
+            await store.commit([PrefixUnchangedSince(self.key("a/"), put)], write)
 
     async def test_quiet_holds_for_an_empty_prefix_and_ends_where_the_prefix_does(self, store: Store) -> None:
-        await store.commit([Quiet(self.key("a/"), NEVER)], [Put(self.key("first"), b"")])
+        await store.commit([PrefixUnchangedSince(self.key("a/"), NEVER)], [Put(self.key("first"), b"")])
         for neighbour in ("ab/1", "a", "a0", "a."):
             await self.put(store, neighbour)
-        await store.commit([Quiet(self.key("a/"), NEVER)], [Put(self.key("second"), b"")])
+        await store.commit([PrefixUnchangedSince(self.key("a/"), NEVER)], [Put(self.key("second"), b"")])
         await self.put(store, "a/1")
         with pytest.raises(Stale):
-            await store.commit([Quiet(self.key("a/"), NEVER)], [Put(self.key("third"), b"")])
+            await store.commit([PrefixUnchangedSince(self.key("a/"), NEVER)], [Put(self.key("third"), b"")])
 
     async def test_of_concurrent_commits_to_one_key_exactly_one_wins(self, store: Store) -> None:
         async def create(n: int) -> bool:
             try:
-                await store.commit([At(self.key("a"), NEVER)], [Put(self.key("a"), b"%d" % n)])
+                await store.commit([RevisionEquals(self.key("a"), NEVER)], [Put(self.key("a"), b"%d" % n)])
             except Stale:
                 return False
             return True
@@ -243,7 +261,7 @@ class StoreContract:
     async def test_concurrent_commits_that_read_what_the_other_writes_do_not_both_win(self, store: Store) -> None:
         async def cross(mine: str, other: str) -> bool:
             try:
-                await store.commit([At(self.key(other), NEVER)], [Put(self.key(mine), b"")])
+                await store.commit([RevisionEquals(self.key(other), NEVER)], [Put(self.key(mine), b"")])
             except Stale:
                 return False
             return True
@@ -257,7 +275,7 @@ class StoreContract:
     async def test_concurrent_quiet_and_put_do_not_both_win(self, store: Store) -> None:
         async def guarded(prefix: str, write: str) -> bool:
             try:
-                await store.commit([Quiet(self.key(prefix), NEVER)], [Put(self.key(write), b"")])
+                await store.commit([PrefixUnchangedSince(self.key(prefix), NEVER)], [Put(self.key(write), b"")])
             except Stale:
                 return False
             return True
@@ -269,8 +287,10 @@ class StoreContract:
 
     async def test_one_stale_commit_does_not_harm_those_asked_for_with_it(self, store: Store) -> None:
         async def create(n: int) -> object:
-            stale = [At(self.key("absent"), 1)] if n % 5 == 0 else []
-            return await store.commit([At(self.key(f"{n:02}"), NEVER), *stale], [Put(self.key(f"{n:02}"), b"")])
+            stale = [RevisionEquals(self.key("absent"), 1)] if n % 5 == 0 else []
+            return await store.commit(
+                [RevisionEquals(self.key(f"{n:02}"), NEVER), *stale], [Put(self.key(f"{n:02}"), b"")]
+            )
 
         outcomes = await asyncio.gather(*(create(n) for n in range(40)), return_exceptions=True)
         assert [isinstance(outcome, Stale) for outcome in outcomes] == [n % 5 == 0 for n in range(40)]
@@ -282,7 +302,9 @@ class StoreContract:
                 entry = await store.read(self.key("count"))
                 value, revision = (int(entry.value), entry.revision) if entry else (0, NEVER)
                 try:
-                    await store.commit([At(self.key("count"), revision)], [Put(self.key("count"), b"%d" % (value + 1))])
+                    await store.commit(
+                        [RevisionEquals(self.key("count"), revision)], [Put(self.key("count"), b"%d" % (value + 1))]
+                    )
                 except Stale:
                     continue
                 return

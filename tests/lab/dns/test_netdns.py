@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import dns.message
 import pytest
-from tests.support.fake_cluster import DEFAULT, World, network
+from tests.support.fake_cluster import DEFAULT, FakeCluster, network
 from tests.support.fake_cluster import group as member_group
 from tests.support.netdns import GATEWAYS, POD, POD_V6, Netdns, Pod
 from tests.support.resolver import Resolver
@@ -26,8 +26,8 @@ from weft.domain.store_types import Change, Event
 from weft.kernel.netns import NamespaceDirectory
 from weft.lab.servers.processes import DEADLINE
 from weft.lab.waiting import eventually
-from weft.runtime.dns_control import Entries, Everything, Look, Tenant
-from weft.runtime.tasks import beside
+from weft.runtime.dns_control import Entries, FullSync, StatusQuery, Tenant
+from weft.runtime.tasks import background
 
 if TYPE_CHECKING:
     from tests.lab.conftest import MakeSpace
@@ -65,7 +65,7 @@ async def test_containers_groups_and_addresses_resolve_b4_r4(
     netdns: Netdns, pod: Pod, server: str, transport: str
 ) -> None:
     """On every gateway of the tenant, v4 and v6, UDP and TCP; answers come from the address that was asked."""
-    await netdns.tell(Everything({BLUE: zone(web1=WEB1, group=group("svc1", 25))}))
+    await netdns.tell(FullSync({BLUE: zone(web1=WEB1, group=group("svc1", 25))}))
     assert await pod.dig(transport, "WEB1", "A", server=server) == ["10.1.0.7"]
     assert await pod.dig(transport, "web1", "AAAA", server=server) == ["fd00:1::7"]
     assert await pod.dig(transport, "-x", "10.1.0.7", server=server) == ["web1."]
@@ -77,7 +77,7 @@ async def test_containers_groups_and_addresses_resolve_b4_r4(
 
 async def test_the_systems_own_resolver_understands_us(netdns: Netdns, pod: Pod, tmp_path: Path) -> None:
     """The C library, as containers have it: `getaddrinfo` with our gateway in resolv.conf."""
-    await netdns.tell(Everything({BLUE: zone(web1=WEB1)}))
+    await netdns.tell(FullSync({BLUE: zone(web1=WEB1)}))
     (tmp_path / "pods-resolv.conf").write_text(f"nameserver {GATEWAYS[0]}\n")
     mount = f"mount --bind {tmp_path}/pods-resolv.conf /etc/resolv.conf && exec getent ahosts web1"
     command = ["unshare", "--mount", "sh", "-c", mount]
@@ -92,7 +92,7 @@ async def test_a_headless_service_comes_whole_by_tcp(netdns: Netdns, pod: Pod) -
     backends = [Backend(parse_address(f"10.1.4.{number}", field="test")) for number in range(150)]
     ports = [ServicePort("http", "TCP", 80)]
     entry = headless_service_entry("ns", "db", backends=backends, ports=ports, domain="cluster.local")
-    await netdns.tell(Everything({BLUE: zone(db=entry)}))
+    await netdns.tell(FullSync({BLUE: zone(db=entry)}))
     cut = await pod.dig_in_full("+ignore", "db.ns.svc.cluster.local")
     assert " tc " in next(line for line in cut.splitlines() if "flags:" in line)
     assert len(await pod.dig("db.ns.svc.cluster.local")) == 150, "dig goes over to TCP by itself"
@@ -102,7 +102,7 @@ async def test_a_headless_service_comes_whole_by_tcp(netdns: Netdns, pod: Pod) -
 async def test_tenants_with_the_same_names_and_addresses_never_meet(netdns: Netdns, make_pod: MakePod) -> None:
     blue, red = make_pod(BLUE), make_pod(RED)
     await netdns.tell(
-        Everything({BLUE: zone(a=container("web", "10.1.0.7")), RED: zone(a=container("web", "10.1.0.8"), b=WEB1)})
+        FullSync({BLUE: zone(a=container("web", "10.1.0.7")), RED: zone(a=container("web", "10.1.0.8"), b=WEB1)})
     )
     assert await blue.dig("web") == ["10.1.0.7"]
     assert await red.dig("web") == ["10.1.0.8"]
@@ -110,7 +110,7 @@ async def test_tenants_with_the_same_names_and_addresses_never_meet(netdns: Netd
 
 
 async def test_changes_are_in_force_when_they_are_answered(netdns: Netdns, pod: Pod) -> None:
-    await netdns.tell(Everything({BLUE: zone(web1=WEB1)}))
+    await netdns.tell(FullSync({BLUE: zone(web1=WEB1)}))
     await netdns.tell(Tenant(BLUE, zone(web2=container("web2", "10.1.0.8"))))
     assert await pod.dig("web2") == ["10.1.0.8"]
     assert await pod.dig("web1") == []
@@ -119,7 +119,7 @@ async def test_changes_are_in_force_when_they_are_answered(netdns: Netdns, pod: 
 async def test_other_names_are_asked_of_the_machines_resolvers_and_ours_never_r10(netdns: Netdns, pod: Pod) -> None:
     netdns.resolv_conf.write_text("nameserver 127.0.0.1\n")
     alias = external_service_entry("ns", "out", target="www.example.org", domain="cluster.local")
-    await netdns.tell(Everything({BLUE: zone(web1=WEB1, alias=alias)}))
+    await netdns.tell(FullSync({BLUE: zone(web1=WEB1, alias=alias)}))
     loop = asyncio.get_running_loop()
     transport, outside = await loop.create_datagram_endpoint(Resolver, local_addr=("127.0.0.1", 53))
     for server in GATEWAYS:
@@ -137,7 +137,7 @@ async def test_a_pod_that_may_not_go_out_learns_nothing_of_the_outside(netdns: N
     netdns.resolv_conf.write_text("nameserver 127.0.0.1\n")
     loop = asyncio.get_running_loop()
     transport, outside = await loop.create_datagram_endpoint(Resolver, local_addr=("127.0.0.1", 53))
-    await netdns.tell(Everything({BLUE: zone(web1=WEB1, pod=Entry((), (POD, POD_V6)))}))
+    await netdns.tell(FullSync({BLUE: zone(web1=WEB1, pod=Entry((), (POD, POD_V6)))}))
     for server in GATEWAYS:
         for transport_flag in ("+notcp", "+tcp"):
             told = await pod.dig_in_full(transport_flag, "secret.example.org", server=server)
@@ -152,7 +152,7 @@ async def test_a_resolver_that_leads_back_to_us_is_no_endless_loop(
 ) -> None:
     """The machine's resolver forwards to netdns, which forwards to the machine's resolver."""
     netdns.resolv_conf.write_text("nameserver 127.0.0.1\n")
-    await netdns.tell(Everything({BLUE: zone(web1=WEB1)}))
+    await netdns.tell(FullSync({BLUE: zone(web1=WEB1)}))
     tenant = make_space(BLUE).namespace
     seen: list[bytes] = []
 
@@ -179,7 +179,7 @@ async def test_a_resolver_that_leads_back_to_us_is_no_endless_loop(
 
 async def test_names_do_not_depend_on_a_live_agent_w40(netdns: Netdns, pod: Pod) -> None:
     """Agents come, say everything again and go; every question meanwhile is answered at the first try."""
-    everything = Everything({BLUE: zone(web1=WEB1, group=group("svc1", 25))})
+    everything = FullSync({BLUE: zone(web1=WEB1, group=group("svc1", 25))})
     await netdns.tell(everything)
 
     async def restart_agents() -> None:
@@ -194,7 +194,7 @@ async def test_names_do_not_depend_on_a_live_agent_w40(netdns: Netdns, pod: Pod)
 
 
 async def test_killed_and_started_again_it_answers_without_an_agent_w40(netdns: Netdns, pod: Pod) -> None:
-    await netdns.tell(Everything({BLUE: zone(web1=WEB1)}))
+    await netdns.tell(FullSync({BLUE: zone(web1=WEB1)}))
     await netdns.tell(Tenant(BLUE, zone(web1=WEB1, web2=container("web2", "10.1.0.8"))))
     with pod.namespace.open_socket(socket.AF_INET, socket.SOCK_STREAM) as held:
         await asyncio.to_thread(held.connect, (GATEWAYS[0], 53))
@@ -208,7 +208,7 @@ async def test_a_withdrawn_tenant_has_nothing_of_ours_in_its_space(
     netdns: Netdns, pod: Pod, make_space: MakeSpace
 ) -> None:
     """A socket would keep the space alive, and with it the devices that the next one needs."""
-    await netdns.tell(Everything({BLUE: zone(web1=WEB1)}))
+    await netdns.tell(FullSync({BLUE: zone(web1=WEB1)}))
     tenant = make_space(BLUE).namespace
 
     def sockets() -> list[str]:
@@ -223,14 +223,14 @@ async def test_a_withdrawn_tenant_has_nothing_of_ours_in_its_space(
         assert tenant.run(sockets)
         assert (await netdns.tell(Tenant(BLUE))).serving == ()
         assert tenant.run(sockets) == []
-    assert (await netdns.tell(Look())).serving == ()
+    assert (await netdns.tell(StatusQuery())).serving == ()
 
 
 async def test_a_space_that_was_made_anew_is_served(
     netdns: Netdns, make_pod: MakePod, directory: NamespaceDirectory
 ) -> None:
     make_pod(BLUE)
-    await netdns.tell(Everything({BLUE: zone(web1=WEB1)}))
+    await netdns.tell(FullSync({BLUE: zone(web1=WEB1)}))
     directory.delete(BLUE)
     fresh = NamespaceDirectory(directory.path.parent / "more-pods")
     fresh.prepare()
@@ -241,7 +241,7 @@ async def test_a_space_that_was_made_anew_is_served(
 
 
 async def test_a_tenant_is_served_as_soon_as_it_has_a_space(netdns: Netdns, make_pod: MakePod) -> None:
-    assert (await netdns.tell(Everything({BLUE: zone(web1=WEB1)}))).serving == ()
+    assert (await netdns.tell(FullSync({BLUE: zone(web1=WEB1)}))).serving == ()
     pod = make_pod(BLUE)
     assert (await netdns.tell(Tenant(BLUE, zone(web1=WEB1)))).serving == (BLUE,)
     assert await pod.dig("web1") == ["10.1.0.7"]
@@ -249,7 +249,7 @@ async def test_a_tenant_is_served_as_soon_as_it_has_a_space(netdns: Netdns, make
 
 async def test_nonsense_and_idle_callers_keep_nobody_from_an_answer(netdns: Netdns, pod: Pod) -> None:
     """CVE-2025-23028: a crafted message must not end the process."""
-    await netdns.tell(Everything({BLUE: zone(web1=WEB1)}))
+    await netdns.tell(FullSync({BLUE: zone(web1=WEB1)}))
     random = Random(1)
     idle = [pod.namespace.open_socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(200)]
     try:
@@ -267,7 +267,7 @@ async def test_nonsense_and_idle_callers_keep_nobody_from_an_answer(netdns: Netd
         for each in idle:
             each.close()
     await eventually(lambda: pod.dig("+tcp", "web1"), lambda found: found == ["10.1.0.7"])
-    report = await netdns.tell(Look())
+    report = await netdns.tell(StatusQuery())
     assert report.statistics["invalid"] > 0
 
 
@@ -287,7 +287,7 @@ async def test_changes_by_entry(netdns: Netdns, pod: Pod) -> None:
     """The road of every ADD and DEL: one entry comes, one goes, the group shrinks and grows."""
     member = Entry((Record("svc1", "A", "10.1.0.9", Rank.GROUP),))
     async with conversation_with(netdns.door) as agent:
-        await agent.say(Everything({BLUE: zone(web1=WEB1)}))
+        await agent.say(FullSync({BLUE: zone(web1=WEB1)}))
         await agent.say(Entries(BLUE, {"endpoint:a": member}))
         assert await pod.dig("svc1") == ["10.1.0.9"]
         await agent.say(Entries(BLUE, {}, ("endpoint:a", "web1")))
@@ -299,16 +299,16 @@ async def test_groups_of_the_cluster_resolve_and_again_after_they_were_made_anew
 ) -> None:
     """The whole road: objects of the cluster, the agent's pusher, netdns, a client."""
     pod = make_pod(DEFAULT)
-    world = World()
+    world = FakeCluster()
     world.put(network())
     pusher = NamePusher(world.cluster, socket=netdns.door)
-    pusher.admit(DEFAULT)
+    pusher.add_endpoint(DEFAULT)
 
     async def is_told(name: str, *addresses: str) -> None:
         pusher.apply(Change(world.revision, (Event(StoreKey(f"endpoints/default/blue/{name}"), None),)))
         await eventually(lambda: pod.dig(name), lambda told: told == list(addresses))
 
-    async with beside(pusher.run(), name="names"):
+    async with background(pusher.run(), name="names"):
         for _ in range(2):
             for name in ("svc1", "svc2"):
                 world.put(member_group(name))

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from tests.support.external_hosts import RANGES, give_v6, the_world
 from tests.support.kube_feed import KubeFeed, kube_feed
-from tests.support.tenant_fixture import Town
+from tests.support.tenant_fixture import TenantFixture
 
 from weft.lab.lab_names import lab_modes
 from weft.lab.namespaces import stepped_apart
@@ -40,14 +40,14 @@ async def lab(request: pytest.FixtureRequest, apart: None) -> AsyncIterator[NetL
 
 
 @pytest.fixture(scope="module")
-def found(lab: NetLab) -> Callable[[], Town]:
+def found(lab: NetLab) -> Callable[[], TenantFixture]:
     """Finds a place for another town."""
     numbers = itertools.count(1)
-    return lambda: Town(lab, f"t{next(numbers)}")
+    return lambda: TenantFixture(lab, f"t{next(numbers)}")
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def town(lab: NetLab, found: Callable[[], Town]) -> AsyncIterator[Town]:
+async def town(lab: NetLab, found: Callable[[], TenantFixture]) -> AsyncIterator[TenantFixture]:
     town = found()
     await town.build()
     try:
@@ -70,14 +70,14 @@ def world(apart: None) -> Iterator[dict[int, Place]]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def feed(lab: NetLab, town: Town) -> AsyncIterator[KubeFeed]:
+async def feed(lab: NetLab, town: TenantFixture) -> AsyncIterator[KubeFeed]:
     """Kubernetes' services of the town."""
     async with kube_feed(lab, town.tenant) as feed:
         yield feed
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def owning(town: Town) -> AsyncIterator[None]:
+async def owning(town: TenantFixture) -> AsyncIterator[None]:
     """The town has the external ranges while the test runs."""
     await town.netctl(f"tenant create {town.tenant} {' '.join(f'--external-range {each}' for each in RANGES.values())}")
     yield

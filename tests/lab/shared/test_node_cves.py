@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 from tests.support import inventory
-from tests.support.connectivity import FAMILIES, SILENCE_S, between, obeyed
+from tests.support.connectivity import FAMILIES, SILENCE_S, assert_connectivity, between
 from tests.support.flood import Tap
 from tests.support.forbidden_traffic import Fire
 from tests.support.modes import TOWNS_ON_ALL
-from tests.support.tenant_fixture import Town
+from tests.support.tenant_fixture import TenantFixture
 
 from weft.domain.addresses import parse_address
 from weft.kernel.netns import Namespace
@@ -40,14 +40,14 @@ _ROUTER_ADVERTISEMENT, _REDIRECT = 134, 137
 _VXLAN_PORT = 4789
 
 
-async def closed_group(town: Town, *rules: str) -> list[Pod]:
+async def closed_group(town: TenantFixture, *rules: str) -> list[Pod]:
     """Pods to which nobody may speak, but for what further rules say."""
     await town.policy("closed", DENIED, *rules)
     await town.group("closed", "closed")
     return await town.pods("closed")
 
 
-async def test_cve_2023_27595_filters_stay_while_the_agent_restarts(town: Town) -> None:
+async def test_cve_2023_27595_filters_stay_while_the_agent_restarts(town: TenantFixture) -> None:
     closed, others = await closed_group(town), await town.pods()
     with Fire(others, closed, port=SHUT) as fire:
         for host in town.lab.hosts.values():
@@ -60,7 +60,7 @@ async def test_cve_2023_27595_filters_stay_while_the_agent_restarts(town: Town) 
         await until(lambda: fire.arrived > 0)  # it was the rule that kept them off
 
 
-async def test_cve_2024_42488_nothing_is_opened_by_an_agent_that_knows_only_a_part(town: Town) -> None:
+async def test_cve_2024_42488_nothing_is_opened_by_an_agent_that_knows_only_a_part(town: TenantFixture) -> None:
     """It starts while the store is away: what was in force stays so, and nobody comes before all is known."""
     closed, others = await closed_group(town), await town.pods()
     two = town.lab.hosts["two"]
@@ -76,7 +76,7 @@ async def test_cve_2024_42488_nothing_is_opened_by_an_agent_that_knows_only_a_pa
         await two.ready()
         await fire.burns()
         assert fire.arrived == 0
-    await obeyed(refused=between(others, [*closed, late], "tcp/80", "udp/53", "icmp"))
+    await assert_connectivity(refused=between(others, [*closed, late], "tcp/80", "udp/53", "icmp"))
 
 
 def listens(host: Host) -> bool:
@@ -85,7 +85,7 @@ def listens(host: Host) -> bool:
         return caller.connect_ex(str(host.socket)) == 0
 
 
-async def test_cve_2024_7598_rules_stay_until_the_last_port_is_gone(town: Town) -> None:
+async def test_cve_2024_7598_rules_stay_until_the_last_port_is_gone(town: TenantFixture) -> None:
     """Neither policy nor group, network or tenant can be deleted under a pod; and while one leaves it is policed."""
     closed, others = await closed_group(town), await town.pods()
     tenant = town.tenant
@@ -104,11 +104,11 @@ async def test_cve_2024_7598_rules_stay_until_the_last_port_is_gone(town: Town) 
 
 
 @pytest.mark.parametrize("destination", ["neighbour", "everyone"])
-async def test_cve_2020_10749_no_pod_is_believed_to_be_a_router(town: Town, destination: str) -> None:
+async def test_cve_2020_10749_no_pod_is_believed_to_be_a_router(town: TenantFixture, destination: str) -> None:
     """CVE-2020-11091, CVE-2020-13597 too. An echo request on the same road passes: it is these that are refused."""
     [a, b] = await town.pods()
     near = await town.pod(a.host)
-    await obeyed(passing=between([a], [b, near], "icmp"))
+    await assert_connectivity(passing=between([a], [b, near], "icmp"))
     before = default_routes(a)
     protocol = socket.getprotobyname("ipv6-icmp")
     with (
@@ -142,7 +142,7 @@ def default_routes(pod: Pod) -> list[object]:
     return [inventory.ask(place, "ip", "-j", "-6", "route", "show", "default") for place in places]
 
 
-async def test_cve_2024_32473_no_ipv6_where_the_network_has_none(town: Town) -> None:
+async def test_cve_2024_32473_no_ipv6_where_the_network_has_none(town: TenantFixture) -> None:
     """Neither by the addresses a kernel gives itself nor by some that a pod takes."""
     await town.netctl(f"network create old -t {town.tenant} --encap vxlan --subnet 10.4.0.0/16")
     a, b = await town.pods(network="old")
@@ -162,10 +162,10 @@ async def test_cve_2024_32473_no_ipv6_where_the_network_has_none(town: Town) -> 
         assert not [each for tap in (far_tap, near_tap) for each in tap.seen() if each.target_port == SHUT]
 
 
-async def test_cve_2023_27594_no_family_and_no_protocol_is_a_way_around(town: Town) -> None:
+async def test_cve_2023_27594_no_family_and_no_protocol_is_a_way_around(town: TenantFixture) -> None:
     """GHSA-c66w-hq56-4q97 too: TCP, UDP, ICMP, and protocols that no rule can name."""
     closed, others = await closed_group(town), await town.pods()
-    await obeyed(
+    await assert_connectivity(
         passing=between(closed, others, "tcp/80", "udp/53", "icmp"),
         refused=between(others, closed, "tcp/80", "udp/53", "icmp"),
     )
@@ -192,7 +192,7 @@ async def arrives(source: Pod, target: Pod, *, protocol: int, family: int) -> bo
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_fragments_are_no_way_around(town: Town, family: int) -> None:
+async def test_fragments_are_no_way_around(town: TenantFixture, family: int) -> None:
     """Anchors 5a: whole datagrams in pieces are judged as what they are, and a piece alone is nothing."""
     closed = await closed_group(town, "-d in -l udp -P 5000 -p 2 -j allow")
     others = await town.pods()
@@ -224,12 +224,12 @@ def send_second_piece(source: Pod, target: Pod) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_who_is_let_in_cannot_be_impersonated(town: Town, family: int) -> None:
+async def test_who_is_let_in_cannot_be_impersonated(town: TenantFixture, family: int) -> None:
     """Anchors 5a: with a friend's address a pod is not heard, on its own host or on another one."""
     await town.group("friend")
     closed = await closed_group(town, "-d in -g friend -p 2 -j allow")
     friends, foes = await town.pods("friend"), await town.pods()
-    await obeyed(passing=between(friends, closed, "udp/53"), refused=between(foes, closed, "udp/53"))
+    await assert_connectivity(passing=between(friends, closed, "udp/53"), refused=between(foes, closed, "udp/53"))
     for foe, friend in itertools.product(foes, friends):
         forged = str(friend.address(family))
         length, more = (32, "") if family == 4 else (128, " nodad")
@@ -253,7 +253,7 @@ async def any_heard(mouth: socket.socket, targets: Sequence[Pod], *, family: int
             tap.__exit__(None, None, None)
 
 
-async def test_cve_2025_54388_what_a_firewall_reload_removes_comes_back(town: Town) -> None:
+async def test_cve_2025_54388_what_a_firewall_reload_removes_comes_back(town: TenantFixture) -> None:
     """CVE-2025-54410 too: in the tenant's namespace, by a foreign hand, on a node where nothing else happens."""
     if town.lab.datapath == "ovs":
         pytest.skip("it has no rules in a firewall that a reload could remove")
@@ -266,7 +266,9 @@ async def test_cve_2025_54388_what_a_firewall_reload_removes_comes_back(town: To
         inventory.run(space, "nft flush ruleset")
     # There may be more than before: on a busy machine the last workload is heard of when the rules are gone already.
     await until(lambda: not any(was - rules_in(space) for was, space in zip(before, spaces, strict=True)))
-    await obeyed(passing=between(closed, others, "tcp/80"), refused=between(others, closed, "tcp/80", "udp/53", "icmp"))
+    await assert_connectivity(
+        passing=between(closed, others, "tcp/80"), refused=between(others, closed, "tcp/80", "udp/53", "icmp")
+    )
 
 
 def known_in(space: Path) -> set[str]:
@@ -291,24 +293,26 @@ def rules_in(space: Path) -> Counter[tuple[str, ...]]:
     return found
 
 
-async def test_cve_2025_64715_a_group_without_members_is_nobody_and_not_everybody(town: Town) -> None:
+async def test_cve_2025_64715_a_group_without_members_is_nobody_and_not_everybody(town: TenantFixture) -> None:
     """Before the first one has come, and after the last one has left."""
     await town.group("friend")
     closed = await closed_group(town, "-d in -g friend -p 2 -j allow")
     others = await town.pods()
-    await obeyed(refused=between(others, closed, "tcp/80"))
+    await assert_connectivity(refused=between(others, closed, "tcp/80"))
     friends = await town.pods("friend")
-    await obeyed(passing=between(friends, closed, "tcp/80"), refused=between(others, closed, "tcp/80"))
+    await assert_connectivity(passing=between(friends, closed, "tcp/80"), refused=between(others, closed, "tcp/80"))
     for friend in friends:
         await friend.remove()
-    await obeyed(refused=between(others, closed, "tcp/80"))
+    await assert_connectivity(refused=between(others, closed, "tcp/80"))
 
 
-async def test_cve_2021_32575_tenants_with_the_same_addresses_are_apart(town: Town, found: Callable[[], Town]) -> None:
+async def test_cve_2021_32575_tenants_with_the_same_addresses_are_apart(
+    town: TenantFixture, found: Callable[[], TenantFixture]
+) -> None:
     neighbours = found()
     await neighbours.build()
     ours, theirs = await town.pods(), await neighbours.pods()
-    await obeyed(passing=[*between(ours, ours, "tcp/80"), *between(theirs, theirs, "tcp/80")])
+    await assert_connectivity(passing=[*between(ours, ours, "tcp/80"), *between(theirs, theirs, "tcp/80")])
     taken = {str(pod.address(family)) for pod in ours for family in FAMILIES}
     for source, target, family in itertools.product(ours, theirs, FAMILIES):
         if str(target.address(family)) in taken:
@@ -317,7 +321,7 @@ async def test_cve_2021_32575_tenants_with_the_same_addresses_are_apart(town: To
             assert not await any_heard(mouth, [target], family=family)
 
 
-async def test_no_pod_sends_tunnel_packets_of_its_own(town: Town) -> None:
+async def test_no_pod_sends_tunnel_packets_of_its_own(town: TenantFixture) -> None:
     """Anchors 5a: they never come to another node's tunnel port as if a node had sent them."""
     [a, b] = await town.pods()
     many = 200

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from tests.support import inventory
-from tests.support.connectivity import between, obeyed
+from tests.support.connectivity import assert_connectivity, between
 from tests.support.forbidden_traffic import Fire
 from tests.support.modes import TOWNS_ALL_IN_SOAK
-from tests.support.tenant_fixture import Town
+from tests.support.tenant_fixture import TenantFixture
 
 from weft.cni.errors import CniError, Code
 from weft.lab.hosts import Pod
@@ -34,7 +34,7 @@ FLUSHES = 5
 class Scene:
     """A group that is open on one TCP port, others that may speak to it there, and a network of claimed addresses."""
 
-    def __init__(self, town: Town) -> None:
+    def __init__(self, town: TenantFixture) -> None:
         self.town = town
         self.web: list[Pod] = []
         self.others: list[Pod] = []
@@ -55,20 +55,20 @@ class Scene:
     async def holds(self, *more: Pod) -> None:
         """The rules do, for these and for further pods of the group."""
         web = [*self.web, *more]
-        await obeyed(
+        await assert_connectivity(
             passing=between(self.others, web, "tcp/8000"), refused=between(self.others, web, "tcp/80", "udp/53", "icmp")
         )
 
     async def change(self) -> None:
         """A rule comes into force everywhere, and goes."""
         await self.town.rule("some", "3", "-d in -l tcp -P 9000 -p 100 -j allow")
-        await obeyed(passing=between(self.others, self.web, "tcp/9000"))
+        await assert_connectivity(passing=between(self.others, self.web, "tcp/9000"))
         await self.town.drop_rule("some", "3")
-        await obeyed(refused=between(self.others, self.web, "tcp/9000"))
+        await assert_connectivity(refused=between(self.others, self.web, "tcp/9000"))
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def scene(lab: NetLab, found: Callable[[], Town]) -> AsyncIterator[Scene]:
+async def scene(lab: NetLab, found: Callable[[], TenantFixture]) -> AsyncIterator[Scene]:
     scene = Scene(found())
     await scene.settle()
     try:
@@ -88,7 +88,9 @@ async def test_the_store_is_away(lab: NetLab, scene: Scene, seconds: float) -> N
         lab.etcd.members[0].kill()
         new = await scene.town.pod(one, "web")
         near = [pod for pod in scene.others if pod.host is one]
-        await obeyed(passing=between(near, [new], "tcp/8000"), refused=between(scene.others, [new], "tcp/80"))
+        await assert_connectivity(
+            passing=between(near, [new], "tcp/8000"), refused=between(scene.others, [new], "tcp/80")
+        )
         with pytest.raises(CniError) as later:
             await scene.town.pod(one, network="small")
         assert later.value.code == Code.TRY_LATER
@@ -113,7 +115,7 @@ async def test_all_masters_are_away(lab: NetLab, scene: Scene) -> None:
         if lab.fwdmode == "routing":
             scene.others += claimed
         else:  # networks do not meet (N3)
-            await obeyed(passing=between(claimed[:1], claimed[1:], "tcp/80"))
+            await assert_connectivity(passing=between(claimed[:1], claimed[1:], "tcp/80"))
         await scene.holds(*new)
         await new[0].remove()
         await lab.master.start()
@@ -130,10 +132,10 @@ async def test_a_host_is_cut_off_from_the_store_alone(lab: NetLab, scene: Scene)
         await scene.town.rule("some", "3", "-d in -l tcp -P 9000 -p 100 -j allow", wait="")
         new = await scene.town.pod(two, "web")
         near = [pod for pod in scene.others if pod.host is two]
-        await obeyed(passing=between(near, [new], "tcp/8000"), refused=between(near, [new], "tcp/9000"))
+        await assert_connectivity(passing=between(near, [new], "tcp/8000"), refused=between(near, [new], "tcp/9000"))
         await scene.holds()
         two.door.open()
-        await obeyed(passing=between(scene.others, [*scene.web, new], "tcp/8000", "tcp/9000"))
+        await assert_connectivity(passing=between(scene.others, [*scene.web, new], "tcp/8000", "tcp/9000"))
         assert fire.arrived == 0
 
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 from tests.support.connectivity import FAMILIES
 from tests.support.flood import Tap
 from tests.support.modes import TOWNS_ON_ALL
-from tests.support.tenant_fixture import Town
+from tests.support.tenant_fixture import TenantFixture
 
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host, Pod
@@ -36,7 +36,7 @@ OPEN, SHUT = 8000, 6000
 class Newcomer:
     """A pod that is tapped from before its ADD on."""
 
-    def __init__(self, town: Town, host: Host, closing: ExitStack, *, number: int) -> None:
+    def __init__(self, town: TenantFixture, host: Host, closing: ExitStack, *, number: int) -> None:
         self._town, self._host = town, host
         self._name = f"{town.tenant}-new-{host.name}-{number}"
         self._tap = closing.enter_context(Tap(closing.enter_context(Namespace.open(host.make_netns(self._name)))))
@@ -60,13 +60,13 @@ def shoot(source: Pod, target: Pod) -> None:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def guarded(town: Town) -> Town:
+async def guarded(town: TenantFixture) -> TenantFixture:
     await town.policy("some", "-d in -p 1 -j deny", f"-d in -l udp -P {OPEN} -p 100 -j allow")
     await town.group("web", "some")
     return town
 
 
-async def test_a_newcomer_is_heard_and_hears_at_once(lab: NetLab, guarded: Town) -> None:
+async def test_a_newcomer_is_heard_and_hears_at_once(lab: NetLab, guarded: TenantFixture) -> None:
     """From another host, and there: neither waits until that host has heard of the newcomer."""
     with ExitStack() as closing:
         known = [Newcomer(guarded, host, closing, number=0) for host in lab.hosts.values()]
@@ -81,7 +81,7 @@ async def test_a_newcomer_is_heard_and_hears_at_once(lab: NetLab, guarded: Town)
                 await until(partial(have_met, new, other))
 
 
-async def test_two_newcomers_never_wave_each_other_through(lab: NetLab, guarded: Town) -> None:
+async def test_two_newcomers_never_wave_each_other_through(lab: NetLab, guarded: TenantFixture) -> None:
     """Each host knows one of them only: what is forbidden does not pass, and what is allowed passes soon."""
     with ExitStack() as closing:
         for number in range(STARTS):

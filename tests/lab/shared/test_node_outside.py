@@ -28,7 +28,7 @@ from tests.support.external_hosts import (
 from tests.support.kube_feed import TARGET_PORT, KubeFeed, kube_feed
 from tests.support.modes import TOWNS_ALL_IN_SOAK
 from tests.support.responders import Answer, answering, ask, ask_by, is_ignored, is_refused
-from tests.support.tenant_fixture import Town
+from tests.support.tenant_fixture import TenantFixture
 
 from weft.lab.hosts import Host
 from weft.lab.netlab import NetLab
@@ -42,7 +42,7 @@ STORE = "etcd"
 @pytest.mark.parametrize("transport", [TCP, UDP])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_node_ports_lead_to_all_pods_from_every_node(
-    town: Town, feed: KubeFeed, world: dict[int, Place], family: int, transport: Transport
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], family: int, transport: Transport
 ) -> None:
     """Cluster: pods of the node that was asked see the caller itself, those of other nodes see that node."""
     pods = await town.pods()
@@ -59,7 +59,7 @@ async def test_node_ports_lead_to_all_pods_from_every_node(
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_external_addresses_lead_to_all_pods(
-    town: Town, feed: KubeFeed, world: dict[int, Place], owning: None, family: int
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], owning: None, family: int
 ) -> None:
     """externalIPs and what a load balancer gave, asked by the world, by hosts and by pods."""
     near, far = await town.pods()
@@ -76,7 +76,7 @@ async def test_external_addresses_lead_to_all_pods(
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_an_external_address_may_be_one_that_a_host_has(
-    town: Town, feed: KubeFeed, world: dict[int, Place], owning: None, family: int, policy: str
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], owning: None, family: int, policy: str
 ) -> None:
     """As keepalived and the like do it: the address is on an interface of the host that is to answer."""
     near, far = await town.pods()
@@ -99,7 +99,7 @@ async def test_an_external_address_may_be_one_that_a_host_has(
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_load_balancers_address_is_asked_from_its_sources_only(
-    town: Town, feed: KubeFeed, world: dict[int, Place], owning: None, family: int
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], owning: None, family: int
 ) -> None:
     """loadBalancerSourceRanges; node ports and cluster addresses are not concerned."""
     near, _ = await town.pods()
@@ -118,7 +118,7 @@ async def test_a_load_balancers_address_is_asked_from_its_sources_only(
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_local_traffic_keeps_the_callers_address_and_the_node(
-    town: Town, feed: KubeFeed, world: dict[int, Place], owning: None, family: int
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], owning: None, family: int
 ) -> None:
     """externalTrafficPolicy Local. To pods and hosts an external address is as good as one of the cluster."""
     near, far = await town.pods()
@@ -141,7 +141,7 @@ async def test_local_traffic_keeps_the_callers_address_and_the_node(
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_policy_judges_who_asks_and_not_the_host_that_was_asked(
-    town: Town, feed: KubeFeed, world: dict[int, Place], family: int
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], family: int
 ) -> None:
     """A pod that lets in one address only is asked at a node port by that one, and by nobody else."""
     await town.policy("closed", "-d in -p 1 -j deny", f"-d in -p 2 -i {OUTSIDE[family]} -j allow")
@@ -158,7 +158,7 @@ async def test_policy_judges_who_asks_and_not_the_host_that_was_asked(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_internal_local_traffic_stays_on_the_node(town: Town, feed: KubeFeed, family: int) -> None:
+async def test_internal_local_traffic_stays_on_the_node(town: TenantFixture, feed: KubeFeed, family: int) -> None:
     near, far = await town.pods()
     await feed.put("web", near, far, clusterIPs=[VIPS[family]], internalTrafficPolicy="Local")
     async with answering(places([near, far], family), port=TARGET_PORT):
@@ -168,7 +168,7 @@ async def test_internal_local_traffic_stays_on_the_node(town: Town, feed: KubeFe
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_hosts_ask_cluster_addresses_and_node_ports(
-    town: Town, feed: KubeFeed, world: dict[int, Place], family: int
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], family: int
 ) -> None:
     """Also with nobody of the tenant on it. The world never gets to a cluster address, whatever it sends there."""
     one, two = town.lab.hosts.values()
@@ -189,7 +189,7 @@ async def test_hosts_ask_cluster_addresses_and_node_ports(
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_without_backends_everybody_is_refused(
-    town: Town, feed: KubeFeed, world: dict[int, Place], owning: None, family: int
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], owning: None, family: int
 ) -> None:
     near, _ = await town.pods()
     await feed.put("web", node_port=NODE_PORT, clusterIPs=[VIPS[family]], externalIPs=[EXTERNAL[family]])
@@ -202,7 +202,7 @@ async def test_without_backends_everybody_is_refused(
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_client_stays_with_its_backend(
-    town: Town, feed: KubeFeed, world: dict[int, Place], family: int
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], family: int
 ) -> None:
     """sessionAffinity ClientIP, at node ports too."""
     pods = [*await town.pods(), *await town.pods()]
@@ -216,7 +216,9 @@ async def test_a_client_stays_with_its_backend(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_a_pod_reaches_itself_through_its_service(town: Town, feed: KubeFeed, owning: None, family: int) -> None:
+async def test_a_pod_reaches_itself_through_its_service(
+    town: TenantFixture, feed: KubeFeed, owning: None, family: int
+) -> None:
     """Hairpin: by all addresses of the service, and by node ports of its own and of another host."""
     near, far = await town.pods()
     await feed.put("web", near, node_port=NODE_PORT, clusterIPs=[VIPS[family]], externalIPs=[EXTERNAL[family]])
@@ -233,7 +235,7 @@ async def test_a_pod_reaches_itself_through_its_service(town: Town, feed: KubeFe
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_shared_service_is_reached_by_every_tenant(
-    town: Town, feed: KubeFeed, found: Callable[[], Town], family: int
+    town: TenantFixture, feed: KubeFeed, found: Callable[[], TenantFixture], family: int
 ) -> None:
     """Though both have the same addresses. A service that is not shared is reached by nobody else."""
     pods = await town.pods()
@@ -251,7 +253,7 @@ async def test_a_shared_service_is_reached_by_every_tenant(
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_host_may_answer_for_a_service(
-    town: Town, feed: KubeFeed, world: dict[int, Place], found: Callable[[], Town], family: int
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], found: Callable[[], TenantFixture], family: int
 ) -> None:
     """As the API server does: for pods of all tenants, for hosts, and at node ports; near and far."""
     near, far = await town.pods()
@@ -273,7 +275,7 @@ async def test_a_host_may_answer_for_a_service(
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_datagram_never_goes_to_a_backend_that_is_gone(
-    town: Town, feed: KubeFeed, world: dict[int, Place], family: int
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], family: int
 ) -> None:
     """A client that keeps its port, as resolvers do, is served by the next backend, and before there was one too."""
     near, far = await town.pods()
@@ -291,7 +293,9 @@ async def test_a_datagram_never_goes_to_a_backend_that_is_gone(
                     assert answer.who == pod.name
 
 
-async def test_node_ports_survive_the_agent(town: Town, feed: KubeFeed, world: dict[int, Place], owning: None) -> None:
+async def test_node_ports_survive_the_agent(
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], owning: None
+) -> None:
     """While it is away, and after it has come back; and no document, no opening."""
     near, far = await town.pods()
     host = near.host
@@ -307,7 +311,7 @@ async def test_node_ports_survive_the_agent(town: Town, feed: KubeFeed, world: d
         assert await is_ignored(world[4], EXTERNAL[4], 80)
 
 
-async def test_nothing_is_left_where_only_services_were(lab: NetLab, found: Callable[[], Town]) -> None:
+async def test_nothing_is_left_where_only_services_were(lab: NetLab, found: Callable[[], TenantFixture]) -> None:
     """A tenant without workloads comes to every node with its first node port, and leaves with its last."""
     town = found()
     await town.build()

@@ -15,7 +15,7 @@ from tests.support.external_hosts import EXTERNAL, NODE_PORT, VIPS, host_place, 
 from tests.support.kube_feed import TARGET_PORT, KubeFeed
 from tests.support.modes import TOWNS_ALL_IN_SOAK
 from tests.support.responders import answering, ask, is_ignored, is_refused
-from tests.support.tenant_fixture import WAIT, Town
+from tests.support.tenant_fixture import WAIT, TenantFixture
 
 from weft.domain.cluster import Cluster
 from weft.domain.host_access.nodeport_vips import doors
@@ -32,7 +32,7 @@ STORE = "etcd"
 
 
 async def test_cve_2020_8554_an_external_address_that_is_not_the_tenants_is_not_served(
-    town: Town, feed: KubeFeed, world: dict[int, Place]
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place]
 ) -> None:
     """CVE-2026-32254, CVE-2022-28224 too: nobody has ranges unless an operator gives them, and the log says so."""
     near, _ = await town.pods()
@@ -53,7 +53,7 @@ async def test_cve_2020_8554_an_external_address_that_is_not_the_tenants_is_not_
 
 @pytest.mark.parametrize("number", [NODE_PORT, 9090])
 async def test_cve_2020_8558_loopback_of_a_node_is_not_for_its_neighbours(
-    town: Town, feed: KubeFeed, world: dict[int, Place], number: int
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], number: int
 ) -> None:
     """CVE-2021-25736 too: whatever is served there, no packet for 127.0.0.1, or from it, comes in from outside."""
     near, _ = await town.pods()
@@ -110,7 +110,7 @@ def send_raw(host: Host, packet: bytes) -> None:
 
 
 async def test_cve_2019_9946_openings_catch_nothing_that_only_passes_by(
-    town: Town, feed: KubeFeed, world: dict[int, Place], owning: None
+    town: TenantFixture, feed: KubeFeed, world: dict[int, Place], owning: None
 ) -> None:
     """CVE-2025-67499 too. Private addresses of a tenant, which its link leads to, are not for the world either."""
     near, far = await town.pods()

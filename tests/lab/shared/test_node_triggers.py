@@ -15,9 +15,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import pytest_asyncio
 from tests.support import inventory
-from tests.support.connectivity import between, obeyed
+from tests.support.connectivity import assert_connectivity, between
 from tests.support.modes import TOWNS_ALL_IN_SOAK, TOWNS_ON_ALL
-from tests.support.tenant_fixture import Town
+from tests.support.tenant_fixture import TenantFixture
 
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
@@ -60,7 +60,7 @@ class Masters:
 class Streets:
     """A town whose group `web` is open on one TCP port only, on two hosts."""
 
-    def __init__(self, town: Town) -> None:
+    def __init__(self, town: TenantFixture) -> None:
         self.town = town
         self.web: list[Pod] = []
         self.others: list[Pod] = []
@@ -73,7 +73,7 @@ class Streets:
 
     async def are_policed(self) -> None:
         """What may pass does, and what may not does not."""
-        await obeyed(
+        await assert_connectivity(
             passing=between(self.others, self.web, "tcp/8000", "udp/53"),
             refused=between([*self.others, *self.web], self.web, "tcp/80"),
         )
@@ -81,9 +81,9 @@ class Streets:
     async def change(self) -> None:
         """The rules can be changed, and the change is in force when that returns."""
         await self.town.rule("some", "3", "-d in -l tcp -P 9000 -p 100 -j allow")
-        await obeyed(passing=between(self.others, self.web, "tcp/9000"))
+        await assert_connectivity(passing=between(self.others, self.web, "tcp/9000"))
         await self.town.drop_rule("some", "3")
-        await obeyed(refused=between(self.others, self.web, "tcp/9000"))
+        await assert_connectivity(refused=between(self.others, self.web, "tcp/9000"))
 
     async def renew(self, host: Host) -> None:
         """Pods of a host end and others come."""
@@ -100,7 +100,7 @@ class Streets:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def streets(lab: NetLab, found: Callable[[], Town]) -> AsyncIterator[Streets]:
+async def streets(lab: NetLab, found: Callable[[], TenantFixture]) -> AsyncIterator[Streets]:
     streets = Streets(found())
     await streets.settle()
     await streets.are_policed()
@@ -193,7 +193,7 @@ async def test_t6_the_store_is_restarted(lab: NetLab, streets: Streets) -> None:
     lab.etcd.members[0].kill()
     await streets.are_policed()
     await streets.join(lab.hosts["one"])
-    await obeyed(refused=between(streets.others, streets.web, "tcp/80"))
+    await assert_connectivity(refused=between(streets.others, streets.web, "tcp/80"))
     await lab.etcd.restart()
     await lab.rest.ready()
     await streets.change()
@@ -208,7 +208,9 @@ async def test_t7_the_cable_of_a_node_flaps(lab: NetLab, streets: Streets, times
     others, web = [[pod for pod in pods if pod.host is two] for pods in (streets.others, streets.web)]
     for _ in range(times):
         await lab.partition(two)
-        await obeyed(passing=between(others, web, "tcp/8000"), refused=between(streets.others, streets.web, "tcp/80"))
+        await assert_connectivity(
+            passing=between(others, web, "tcp/8000"), refused=between(streets.others, streets.web, "tcp/80")
+        )
         lab.heal(two)
         await asyncio.sleep(0.5)  # a flapping cable: too short for some things to recover, long enough for others
     await streets.are_policed()

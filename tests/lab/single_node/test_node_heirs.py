@@ -13,7 +13,7 @@ from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 from weft.lab.traffic import UDP, IPAddress
 from weft.lab.waiting import DEADLINE
-from weft.runtime.backoff import Backoff, happens
+from weft.runtime.backoff import Backoff, wait_event
 
 PORT, OTHER_PORT = 643, 644
 VIP = "10.1.0.200"
@@ -58,7 +58,7 @@ async def is_silent(mouth: socket.socket, address: IPAddress | str, port: int, e
     hearing = asyncio.ensure_future(loop.sock_recv(ear, 64))
     for _ in range(3):
         await loop.sock_sendto(mouth, b"?", (str(address), port))
-        await happens(asyncio.Event(), within=SILENCE_S)
+        await wait_event(asyncio.Event(), within=SILENCE_S)
     hearing.cancel()
     await asyncio.wait([hearing])
     return hearing.cancelled()

@@ -34,13 +34,13 @@ def _folder(document: dict[str, Any]) -> str:
     return f"{root}{place}/{document['kind'].lower()}s"
 
 
-async def token_of(api: Api, account: str, *, namespace: str = "kube-system", pod: str = "", audience: str = "") -> str:
+async def token_of(api: Api, account: str, *, namespace: str = "kube-system", pod: str = "", scope: str = "") -> str:
     """A new token of a service account, as the kubelet would hand it to a pod; bound to one where it is named.
 
     It is good for the API server, or for the audience that is named instead.
     """
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-    spec: dict[str, object] = {"audiences": [audience]} if audience else {}
+    spec: dict[str, object] = {"audiences": [scope]} if scope else {}
     if pod:
         spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": pod}
     answer = await api.create(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec})

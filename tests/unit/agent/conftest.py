@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.support.fake_cluster import DEFAULT, World, group, network, policy, rule
+from tests.support.fake_cluster import DEFAULT, FakeCluster, group, network, policy, rule
 
 from weft.agent.dataplane.policy import Policies
-from weft.agent.store.attachment_store import Attachment, Journal, Stage
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
 from weft.domain import model
 from weft.domain.desired.state import Port, host_end
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.policy.model.rules import Action
 from weft.domain.policy.policymap.l4_partition import Outcome
-from weft.ports.datapath import Wiring
+from weft.ports.datapath import EndpointConfig
 
 NODE = NodeName("one")
 
@@ -26,14 +26,14 @@ class Policed:
     """
 
     def __init__(self) -> None:
-        self.world = World()
+        self.world = FakeCluster()
         self.world.put(network("blue", "10.1.1.0/24", ipv6_subnet="2001:db8:1::/64"))
         for name, number, dry_run in (("p", 81, False), ("idea", 8080, True)):
             self.world.put(policy(name, dry_run=dry_run))
             self.world.put(rule(f"no-{number}", policy=name, action="deny", protocol="tcp", port=number))
         self.world.put(group("shop", policies=("p", "idea")))
         self.world.put(group("guests"))
-        self.journal = Journal()
+        self.journal = AttachmentStore()
         self.till, self.guest = self._attach("till", "shop"), self._attach("guest", "guests")
         self.away = self.world.attach("away", group="guests")
         self.policies = Policies(self.world.cluster, node=NODE, journal=self.journal)
@@ -43,7 +43,7 @@ class Policed:
         made = self.world.attach(name, group=group_name)
         endpoint = msgspec.structs.replace(made, container_id=name, container_name=f"lab/{name}", host=NODE)
         port = Port(DEFAULT, host_end(endpoint.key), "02:00:00:00:00:01", tuple(endpoint.addresses))
-        wiring = Wiring(port=port, netns=f"/paper/{name}", interface="eth0", addresses=(), mtu=1450)
+        wiring = EndpointConfig(port=port, netns=f"/paper/{name}", interface="eth0", addresses=(), mtu=1450)
         self.journal.put(Attachment(endpoint=endpoint, published=True, stage=Stage.ATTACHED, wiring=wiring))
         return endpoint
 

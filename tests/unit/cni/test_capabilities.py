@@ -7,7 +7,7 @@ from ipaddress import ip_address
 import pytest
 
 from weft.cni.arguments import parse_arguments
-from weft.cni.capabilities import CAPABILITIES, Wishes, parse_wishes
+from weft.cni.capabilities import CAPABILITIES, Capabilities, parse_wishes
 from weft.cni.errors import CniError, Code
 from weft.cni.json_reader import Document
 from weft.cni.portmap_bandwidth import Bandwidth, PortMapping
@@ -16,7 +16,7 @@ from weft.cni.result import Dns
 ONE, TWO, THREE = (ip_address(f"10.1.0.{last}") for last in (1, 2, 3))
 
 
-def wishes(config: dict[str, object], args: str = "") -> Wishes:
+def wishes(config: dict[str, object], args: str = "") -> Capabilities:
     return parse_wishes(Document(config), parse_arguments(args, refuse_unknown=True), network="blue")
 
 
@@ -27,7 +27,7 @@ def refusal(config: dict[str, object], args: str = "") -> CniError:
 
 
 def test_nothing_asked_is_nothing_wished() -> None:
-    assert wishes({}) == Wishes(labels={}, annotations={})
+    assert wishes({}) == Capabilities(labels={}, annotations={})
 
 
 PORTS_OF_CONTAINERD = [{"HostPort": 18081, "ContainerPort": 8081, "Protocol": "tcp", "HostIP": "10.200.0.11"}]

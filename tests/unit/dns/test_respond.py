@@ -31,7 +31,7 @@ def zone() -> Zone:
     ports = [ServicePort("http", "TCP", 80)]
     entries = {
         "web1": Entry(both_ways("web1", web1, rank=Rank.WORKLOAD)),
-        "shut": Entry((), kept_in=("10.1.0.66", "fd00::66")),
+        "shut": Entry((), dns_egress_denied=("10.1.0.66", "fd00::66")),
         "db": headless_service_entry("ns", "db", backends=backends, ports=ports, domain="cluster.local"),
         "tiny": headless_service_entry("ns", "tiny", backends=backends[:2], ports=ports, domain="cluster.local"),
         "huge": Entry(

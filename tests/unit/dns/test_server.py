@@ -23,7 +23,7 @@ from weft.dns.tenant_sockets import Sockets
 from weft.dns.upstream import Upstream, Upstreams
 from weft.domain.dns.names import Entry, Rank, Record, Zone
 from weft.lab.waiting import eventually, soon, until
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 WEB = dns.message.make_query("web", "A").to_wire()
 OUTSIDE = dns.message.make_query("www.example.org", "A").to_wire()
@@ -68,7 +68,7 @@ async def served(*upstreams: Upstream) -> AsyncIterator[Served]:
         responder=Responder(table, domain="cluster.local", statistics=statistics),
         forwarder=Forwarder(Upstreams(upstreams, file=Path("none"))),
     )
-    async with beside(server.run(), name="server"):
+    async with background(server.run(), name="server"):
         yield Served(sockets, server, statistics)
 
 

@@ -22,7 +22,7 @@ records = st.builds(
     rank=st.sampled_from(Rank),
 )
 entries = st.builds(
-    Entry, records=st.lists(records, max_size=4).map(tuple), kept_in=st.sampled_from([(), ("10.0.0.1",)])
+    Entry, records=st.lists(records, max_size=4).map(tuple), dns_egress_denied=st.sampled_from([(), ("10.0.0.1",)])
 )
 steps = st.lists(
     st.tuples(
@@ -64,7 +64,9 @@ def test_replacing_comes_to_the_same_as_a_new_table(changes: list[tuple[dict[str
     for state, _ in changes:
         replaced.replace(Zone(state))
         assert seen(replaced) == seen(table(Zone(state)))
-        assert replaced.kept_in.keys() == {ip_address(text) for entry in state.values() for text in entry.kept_in}
+        assert replaced.dns_egress_denied.keys() == {
+            ip_address(text) for entry in state.values() for text in entry.dns_egress_denied
+        }
 
 
 def test_the_first_rank_has_a_name_that_several_bear() -> None:

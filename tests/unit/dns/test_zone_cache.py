@@ -11,11 +11,11 @@ from weft.dns import zone_cache as module
 from weft.dns.zone_cache import Memory
 from weft.domain.dns.names import Entry, Rank, Record, Zone
 from weft.domain.ids import TenantName
-from weft.runtime.dns_control import Entries, Everything, Message, Tenant
+from weft.runtime.dns_control import Entries, FullSync, Message, Tenant
 
 BLUE = TenantName("blue")
 WEB = Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),), ("10.0.0.2",))
-BASE = Everything({BLUE: Zone({"a": WEB}, ("10.0.0.0/24",))})
+BASE = FullSync({BLUE: Zone({"a": WEB}, ("10.0.0.0/24",))})
 SAID: list[Message] = [Entries(BLUE, {"b": WEB}, ("a",)), Tenant(TenantName("red"), Zone()), Tenant(BLUE)]
 
 

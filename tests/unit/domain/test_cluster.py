@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fake_cluster import DEFAULT, World, endpoint, group, network, policy, rule
+from tests.support.fake_cluster import DEFAULT, FakeCluster, endpoint, group, network, policy, rule
 
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import Range
@@ -20,7 +20,7 @@ def test_an_empty_cluster_has_default_settings() -> None:
 
 
 def test_objects_come_change_and_go() -> None:
-    world = World()
+    world = FakeCluster()
     stored = world.put(network())
     found = world.cluster.get(kinds.NETWORK, "default", "blue")
     assert found is not None
@@ -33,7 +33,7 @@ def test_objects_come_change_and_go() -> None:
 
 
 def test_objects_are_listed_by_the_start_of_their_key_and_in_order() -> None:
-    world = World()
+    world = FakeCluster()
     for name in ("q", "p"):
         world.put(policy(name))
     world.put(rule("2"))
@@ -45,7 +45,7 @@ def test_objects_are_listed_by_the_start_of_their_key_and_in_order() -> None:
 
 
 def test_endpoints_are_known_by_network_and_group() -> None:
-    world = World()
+    world = FakeCluster()
     world.put(network())
     web = world.put(group())
     world.attach("e1", group="web")
@@ -59,7 +59,7 @@ def test_endpoints_are_known_by_network_and_group() -> None:
 
 
 def test_an_endpoint_is_found_by_a_part_of_its_names() -> None:
-    world = World()
+    world = FakeCluster()
     world.put(network())
     world.attach("4f3a")
     world.attach("4f3b")
@@ -156,7 +156,7 @@ def _content(cluster: Cluster) -> dict[str, object]:
 
 
 def test_a_copy_is_apart() -> None:
-    world = World()
+    world = FakeCluster()
     world.put(network())
     world.attach("e1")
     twin = world.cluster.copy()

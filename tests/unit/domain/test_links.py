@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.fake_cluster import World, group, network, policy, profile, rule, service
+from tests.support.fake_cluster import FakeCluster, group, network, policy, profile, rule, service
 
 from weft.domain import kinds
 from weft.domain.kinds import Kind
 from weft.domain.links import Links, links_of
 
 
-def populated() -> World:
-    world = World()
+def populated() -> FakeCluster:
+    world = FakeCluster()
     for value in (network(), policy(), profile(), group(policies=("p",), net_profile="gold"), group("db"), service()):
         world.put(value)
     world.put(rule("1", from_endpoint_group="db"))
@@ -20,7 +20,7 @@ def populated() -> World:
     return world
 
 
-def names(world: World, kind: Kind[Any], key: str) -> dict[str, list[str]]:
+def names(world: FakeCluster, kind: Kind[Any], key: str) -> dict[str, list[str]]:
     return {name: sorted(links) for name, links in Links(world.cluster).sets_of(kind, key).items()}
 
 

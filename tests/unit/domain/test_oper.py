@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from tests.support.fake_cluster import DEFAULT, World, endpoint, group, network, policy, profile, rule, service
+from tests.support.fake_cluster import DEFAULT, FakeCluster, endpoint, group, network, policy, profile, rule, service
 
 from weft.domain import codec, kinds, model
 from weft.domain.ids import NodeName
@@ -14,7 +14,7 @@ from weft.domain.oper import endpoint_oper, oper_of
 
 
 def test_an_empty_network_shows_its_tags_and_what_is_free() -> None:
-    world = World()
+    world = FakeCluster()
     blue = world.put(network())
     assert oper_of(world.cluster, kinds.NETWORK, blue) == {
         "pktTag": 1,
@@ -25,7 +25,7 @@ def test_an_empty_network_shows_its_tags_and_what_is_free() -> None:
 
 
 def test_a_configured_tag_is_shown_instead_of_the_derived_one() -> None:
-    world = World()
+    world = FakeCluster()
     blue = world.put(network(cfgd_tag="fabric.blue"))
     web = world.put(group(cfgd_tag="fabric.web"))
     assert oper_of(world.cluster, kinds.NETWORK, blue)["networkTag"] == "fabric.blue"
@@ -34,14 +34,14 @@ def test_a_configured_tag_is_shown_instead_of_the_derived_one() -> None:
 
 def test_a_groups_tag_is_its_own_or_its_networks() -> None:
     """Facts 2.2, `pktTag`; seed 001, CreateEndpoint."""
-    world = World()
+    world = FakeCluster()
     world.put(network(encap="vlan", pkt_tag=7))
     shown = [oper_of(world.cluster, kinds.GROUP, world.put(each)) for each in (group("a", pkt_tag=70), group("b"))]
     assert [each["pktTag"] for each in shown] == [70, 7]
 
 
 def test_addresses_of_blocks_are_allocated_and_available_like_any_others() -> None:
-    world = World()
+    world = FakeCluster()
     blue = world.put(network(subnet="10.1.0.0/16"))
     reading = world.reading()
     block, writes = ipam.take_block(reading, blue, NodeName("n1"), family=4)
@@ -57,7 +57,7 @@ def test_addresses_of_blocks_are_allocated_and_available_like_any_others() -> No
 
 
 def test_an_endpoint_shows_all_its_names() -> None:
-    world = World()
+    world = FakeCluster()
     world.put(network(ipv6_subnet="fd00::/64"))
     world.put(group())
     made = world.attach("e1", group="web")
@@ -79,7 +79,7 @@ def test_an_endpoint_shows_all_its_names() -> None:
 
 
 def test_the_settings_show_the_tags_in_use() -> None:
-    world = World()
+    world = FakeCluster()
     assert oper_of(world.cluster, kinds.GLOBAL, model.Global()) == {"freeVXLANsStart": 1}
     for number, tag in enumerate((0, 0, 7)):
         world.put(network(f"v{number}", f"10.2.{number}.0/24", encap="vlan", pkt_tag=tag))
@@ -95,14 +95,14 @@ def test_the_settings_show_the_tags_in_use() -> None:
 
 
 def test_kinds_without_operational_state_show_none() -> None:
-    world = World()
+    world = FakeCluster()
     world.put(policy())
     for kind, value in ((kinds.RULE, world.put(rule())), (kinds.PROFILE, world.put(profile()))):
         assert oper_of(world.cluster, kind, value) == {}
 
 
 def test_a_tenant_shows_what_is_in_it() -> None:
-    world = World()
+    world = FakeCluster()
     dual = network(ipv6_subnet="fd00::/64", ipv6_gateway="fd00::1")
     for value in (dual, group(), policy(), profile(), service()):
         world.put(value)
@@ -117,7 +117,7 @@ def test_a_tenant_shows_what_is_in_it() -> None:
 
 def test_a_kubernetes_service_tells_what_of_it_has_no_effect() -> None:
     """CVE-2020-8554: an external address that is not the tenant's says so."""
-    world = World()
+    world = FakeCluster()
     spec = ServiceSpec(cluster_ips=("10.96.0.10",), external_ips=("198.51.100.7", "10.96.0.10"))
     document = KubeService(tenant=DEFAULT, namespace="prod", name="shop", service=DeclaredService(spec=spec))
     world.cluster.put(kinds.KUBE_SERVICE.store_key(DEFAULT, "prod", "shop"), codec.encode(document), 1)

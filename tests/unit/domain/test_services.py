@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fake_cluster import World, endpoint, network, service
+from tests.support.fake_cluster import FakeCluster, endpoint, network, service
 
 from weft.domain import kinds, model
 from weft.domain.ids import TenantName
@@ -15,7 +15,7 @@ from weft.domain.services import providers, services_of
 LABELS = st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"), max_size=3)
 
 
-def start(world: World, name: str, labels: dict[str, str]) -> None:
+def start(world: FakeCluster, name: str, labels: dict[str, str]) -> None:
     made = world.attach(name)
     changed, plan = endpoints.plan_update(world.reading(), made.key, labels=labels, container_id="", container_name="")
     assert changed.labels == labels
@@ -26,7 +26,7 @@ def start(world: World, name: str, labels: dict[str, str]) -> None:
 def test_a_provider_has_every_selector(
     selectors: dict[str, str], labelled: list[dict[str, str]], service_first: bool
 ) -> None:
-    world = World()
+    world = FakeCluster()
     world.put(network())
     wanted = service(selectors=tuple(f"{name}={value}" for name, value in selectors.items()), ip_address="10.1.1.200")
     if service_first:
@@ -42,7 +42,7 @@ def test_a_provider_has_every_selector(
 
 
 def test_other_tenants_do_not_provide() -> None:
-    world = World()
+    world = FakeCluster()
     world.put(network())
     other = TenantName("t1")
     world.put(model.Tenant(name=other))
@@ -56,7 +56,7 @@ def test_other_tenants_do_not_provide() -> None:
 
 def test_what_is_gone_provides_no_more() -> None:
     """W15."""
-    world = World()
+    world = FakeCluster()
     world.put(network())
     world.put(service())
     start(world, "e1", {"app": "web"})

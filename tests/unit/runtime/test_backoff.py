@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from weft.lab.waiting import DEADLINE
-from weft.runtime.backoff import Backoff, happens
+from weft.runtime.backoff import Backoff, wait_event
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ async def test_no_pause_goes_past_the_deadline(pauses: list[float]) -> None:
 
 async def test_an_event_that_is_set_is_noticed_at_once() -> None:
     event = asyncio.Event()
-    waiting = asyncio.create_task(happens(event, within=1000.0))
+    waiting = asyncio.create_task(wait_event(event, within=1000.0))
     await asyncio.sleep(0)
     event.set()
     assert await waiting
 
 
 async def test_an_event_that_is_not_set_is_given_up() -> None:
-    assert not await happens(asyncio.Event(), within=0.01)
+    assert not await wait_event(asyncio.Event(), within=0.01)
 
 
 async def test_a_pause_ends_when_success_is_promised() -> None:

@@ -17,7 +17,7 @@ from weft.lab.servers.processes import free_port
 from weft.lab.waiting import soon
 from weft.runtime import http_failover
 from weft.runtime.http import server_tls
-from weft.runtime.http_failover import Elsewhere, Servers, client_tls
+from weft.runtime.http_failover import Servers, TryNextServer, client_tls
 
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -81,7 +81,7 @@ async def stall(request: web.Request) -> web.Response:
 
 def judge(status: int, body: bytes) -> bytes:
     if status == 503:
-        raise Elsewhere(body.decode())
+        raise TryNextServer(body.decode())
     if status == 403:
         raise Denied("no")
     return body
@@ -204,7 +204,7 @@ async def test_the_reader_of_a_stream_may_turn_elsewhere(farm: Farm) -> None:
     async with Servers([await farm.add("leaderless", echo), await farm.add("good", echo)]) as servers:
         with pytest.raises(Unavailable):
             async with servers.stream("/x", b"", silence=30):
-                raise Elsewhere("no leader")
+                raise TryNextServer("no leader")
         assert await ask(servers) == b"hello"
     assert farm.asked == ["leaderless", "good"]
 

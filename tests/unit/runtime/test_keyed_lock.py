@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from weft.runtime.keyed_lock import Turns
+from weft.runtime.keyed_lock import KeyedLock
 
 
 async def test_one_at_a_time_for_each_key_in_the_order_of_coming() -> None:
-    turns: Turns[str] = Turns()
+    turns: KeyedLock[str] = KeyedLock()
     story: list[str] = []
 
     async def visit(key: str, name: str) -> None:
@@ -22,14 +22,14 @@ async def test_one_at_a_time_for_each_key_in_the_order_of_coming() -> None:
 
 
 async def test_keys_do_not_wait_for_each_other() -> None:
-    turns: Turns[str] = Turns()
+    turns: KeyedLock[str] = KeyedLock()
     async with turns["a"], turns["b"]:
         assert len(turns) == 2
 
 
 async def test_nothing_is_kept_of_keys_that_nobody_asks_for() -> None:
     """100,000 pods come and go on a node, each with a name of its own."""
-    turns: Turns[int] = Turns()
+    turns: KeyedLock[int] = KeyedLock()
     for container in range(100_000):
         async with turns[container]:
             pass
@@ -37,7 +37,7 @@ async def test_nothing_is_kept_of_keys_that_nobody_asks_for() -> None:
 
 
 async def test_who_gives_up_waiting_leaves_the_turn_to_the_others() -> None:
-    turns: Turns[str] = Turns()
+    turns: KeyedLock[str] = KeyedLock()
     async with turns["a"]:
         waiting = asyncio.create_task(turns["a"].acquire())
         await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 
 async def for_ever() -> None:
@@ -19,27 +19,27 @@ async def fails() -> None:
 
 async def test_the_work_is_cancelled_when_the_block_ends() -> None:
     before = asyncio.all_tasks()
-    async with beside(for_ever(), name="work"):
+    async with background(for_ever(), name="work"):
         assert {task.get_name() for task in asyncio.all_tasks() - before} == {"work"}
     assert asyncio.all_tasks() == before
 
 
 async def test_a_failure_of_the_work_ends_the_block_and_is_raised() -> None:
     with pytest.raises(ValueError, match="the work failed"):
-        async with beside(fails(), name="work"):
+        async with background(fails(), name="work"):
             await asyncio.Event().wait()
     await asyncio.sleep(0)  # nothing of the cancellation is left
 
 
 async def test_a_failure_just_before_the_block_ends_is_raised_too() -> None:
     with pytest.raises(ValueError, match="the work failed"):
-        async with beside(fails(), name="work"):
+        async with background(fails(), name="work"):
             await asyncio.sleep(0)
 
 
 async def test_the_exceptions_of_the_block_pass_unchanged() -> None:
     with pytest.raises(KeyError):
-        async with beside(for_ever(), name="work"):
+        async with background(for_ever(), name="work"):
             raise KeyError("block")
 
 
@@ -47,7 +47,7 @@ async def test_work_that_ends_by_itself_does_not_disturb() -> None:
     async def ends() -> None:
         pass
 
-    async with beside(ends(), name="work"):
+    async with background(ends(), name="work"):
         await asyncio.sleep(0.01)
 
 
@@ -55,7 +55,7 @@ async def test_cancelling_the_owner_cancels_both() -> None:
     before = asyncio.all_tasks()
 
     async def owner() -> None:
-        async with beside(for_ever(), name="work"):
+        async with background(for_ever(), name="work"):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(owner())
@@ -68,7 +68,7 @@ async def test_cancelling_the_owner_cancels_both() -> None:
 
 async def test_cancelling_the_owner_goes_before_a_failure_of_the_work() -> None:
     async def owner() -> None:
-        async with beside(fails(), name="work"):
+        async with background(fails(), name="work"):
             this = asyncio.current_task()
             assert this is not None
             this.cancel()

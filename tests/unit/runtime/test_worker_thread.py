@@ -9,12 +9,12 @@ from functools import partial
 import pytest
 
 from weft.lab.waiting import DEADLINE
-from weft.runtime.worker_thread import OneThread
+from weft.runtime.worker_thread import WorkerThread
 
 
 async def test_what_is_asked_for_is_done_in_order_on_one_other_thread() -> None:
     done: list[tuple[int, int]] = []
-    with OneThread("beside") as thread:
+    with WorkerThread("beside") as thread:
 
         def note(number: int) -> int:
             done.append((number, threading.get_ident()))
@@ -30,7 +30,7 @@ async def test_a_failure_is_the_callers_and_the_next_is_served() -> None:
     def fail() -> None:
         raise OSError("no")
 
-    with OneThread("beside") as thread:
+    with WorkerThread("beside") as thread:
         with pytest.raises(OSError, match="no"):
             await thread.run(fail)
         assert await thread.run(lambda: 7) == 7
@@ -45,7 +45,7 @@ async def test_what_was_begun_is_finished_and_what_was_given_up_before_is_not_be
         go_on.wait(DEADLINE)
         done.append("long")
 
-    with OneThread("beside") as thread:
+    with WorkerThread("beside") as thread:
         first = asyncio.ensure_future(thread.run(long))
         second = asyncio.ensure_future(thread.run(lambda: done.append("given up")))
         await asyncio.to_thread(begun.wait, DEADLINE)
@@ -59,7 +59,7 @@ async def test_what_was_begun_is_finished_and_what_was_given_up_before_is_not_be
 
 async def test_the_end_waits_for_what_is_under_way() -> None:
     done: list[int] = []
-    with OneThread("beside") as thread:
+    with WorkerThread("beside") as thread:
         under_way = asyncio.ensure_future(thread.run(lambda: done.append(1)))
         await asyncio.sleep(0)
     assert done == [1]

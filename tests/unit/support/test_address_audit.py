@@ -6,7 +6,7 @@ import json
 
 import pytest
 from tests.support.address_audit import audit
-from tests.support.fake_cluster import World, group, network, service
+from tests.support.fake_cluster import FakeCluster, group, network, service
 
 CLAIM = "claims/addresses/default/blue/0a010101"
 LARGE_BLOCK = "blocks/default/large/0a020040"
@@ -15,7 +15,7 @@ LARGE_BLOCK = "blocks/default/large/0a020040"
 @pytest.fixture
 def sound() -> dict[str, bytes]:
     """Endpoints by claims in a small and a large pool, in a group's pool and in a node's block; a service."""
-    world = World()
+    world = FakeCluster()
     world.put(network("blue", subnet="10.1.1.0/24", gateway="10.1.1.254", ipv6_subnet="fd01::/64"))
     world.put(network("large", subnet="10.2.0.0/16"))
     world.put(group("web", network="blue", ip_pool="10.1.1.100-10.1.1.110"))

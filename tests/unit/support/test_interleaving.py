@@ -6,18 +6,18 @@ import asyncio
 from random import Random
 
 import pytest
-from tests.support.interleaving import ScheduledStore, Scheduler, Weather, at_once
+from tests.support.interleaving import FaultProfile, ScheduledStore, Scheduler, at_once
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain.errors import Unavailable
 from weft.domain.ids import StoreKey
-from weft.ports.store import NEVER, At, Put
+from weft.ports.store import NEVER, Put, RevisionEquals
 
-CALM = Weather(refused=0, unheard=0, late=0, clock=0, compacted=0)
+CALM = FaultProfile(refused=0, unheard=0, late=0, clock=0, compacted=0)
 KEY = StoreKey("key")
 
 
-def life_of(seed: int, weather: Weather) -> list[str]:
+def life_of(seed: int, weather: FaultProfile) -> list[str]:
     """Three actors count up a key together."""
     scheduler = Scheduler(Random(seed), weather)
 
@@ -26,7 +26,7 @@ def life_of(seed: int, weather: Weather) -> list[str]:
             try:
                 present = await store.read(KEY)
                 value = str(int(present.value) + 1 if present else 1).encode()
-                await store.commit([At(KEY, present.revision if present else NEVER)], [Put(KEY, value)])
+                await store.commit([RevisionEquals(KEY, present.revision if present else NEVER)], [Put(KEY, value)])
             except Exception as error:
                 scheduler.history.append(f"failed with {error}")
 
@@ -41,7 +41,7 @@ def life_of(seed: int, weather: Weather) -> list[str]:
 
 
 def test_a_seed_repeats_its_run_and_others_differ() -> None:
-    weather = Weather(refused=0.1, unheard=0.1, late=0.1, clock=0.1, compacted=0)
+    weather = FaultProfile(refused=0.1, unheard=0.1, late=0.1, clock=0.1, compacted=0)
     assert life_of(1, weather) == life_of(1, weather)
     assert life_of(1, weather) != life_of(2, weather)
 
@@ -71,11 +71,11 @@ def test_waiting_for_nothing_is_an_error_that_tells_what_happened() -> None:
 @pytest.mark.parametrize(
     ("weather", "written"),
     [
-        (Weather(refused=1, unheard=0, late=0, clock=0, compacted=0), False),
-        (Weather(refused=0, unheard=1, late=0, clock=0, compacted=0), True),
+        (FaultProfile(refused=1, unheard=0, late=0, clock=0, compacted=0), False),
+        (FaultProfile(refused=0, unheard=1, late=0, clock=0, compacted=0), True),
     ],
 )
-def test_an_unanswered_commit_may_or_may_not_have_happened(weather: Weather, written: bool) -> None:
+def test_an_unanswered_commit_may_or_may_not_have_happened(weather: FaultProfile, written: bool) -> None:
     scheduler = Scheduler(Random(1), weather)
 
     async def main() -> None:
@@ -89,7 +89,7 @@ def test_an_unanswered_commit_may_or_may_not_have_happened(weather: Weather, wri
 
 
 def test_a_late_commit_happens_after_its_caller_was_told_that_there_is_no_answer() -> None:
-    scheduler = Scheduler(Random(1), Weather(refused=0, unheard=0, late=1, clock=0, compacted=0))
+    scheduler = Scheduler(Random(1), FaultProfile(refused=0, unheard=0, late=1, clock=0, compacted=0))
 
     async def main() -> None:
         async with MemoryStore() as store:

@@ -20,7 +20,7 @@ import msgspec
 from weft.adapters.kubernetes.credentials import Access
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.runtime.file_change import Rewritten
-from weft.runtime.http_failover import Elsewhere, Servers
+from weft.runtime.http_failover import Servers, TryNextServer
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Api:
                     raise Unavailable(f"{path}: a line of more than {_LONGEST_LINE} bytes")
             if stream.status != 200:
                 refused = refusal(stream.status, rest)
-                raise Elsewhere(refused.message) if type(refused) is Unavailable else refused
+                raise TryNextServer(refused.message) if type(refused) is Unavailable else refused
 
     async def _ask(self, method: str, path: str, body: bytes = b"", *, repeatable: bool, content: str = "") -> bytes:
         for is_last in (False, True):
@@ -132,7 +132,7 @@ class Api:
         await self._servers.__aexit__(kind, error, trace)
 
 
-class OfApi:
+class ApiClient:
     """Whoever needs the API server while it is entered, and only then."""
 
     def __init__(self, access: Access) -> None:
@@ -156,7 +156,7 @@ def _judge(status: int, body: bytes) -> bytes:
     if status < 300:
         return body
     if status >= 500 or status == 429:
-        raise Elsewhere(refusal(status, body).message)
+        raise TryNextServer(refusal(status, body).message)
     if status == _UNAUTHORIZED:
         raise _Unauthorized(refusal(status, body).message)
     raise refusal(status, body)

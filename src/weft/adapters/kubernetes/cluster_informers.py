@@ -11,12 +11,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from weft.adapters.kubernetes.api import OfApi
+from weft.adapters.kubernetes.api import ApiClient
 from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.events import Events, Subject
 from weft.adapters.kubernetes.objects import Metadata, Named
 from weft.adapters.kubernetes.policies import read_policy
-from weft.adapters.kubernetes.reflector import Form, Reflector
+from weft.adapters.kubernetes.reflector import Reflector, ResourceVersion
 from weft.adapters.kubernetes.slices import read_endpoints, read_slice, read_slice_v1beta1
 from weft.domain import kinds
 from weft.domain.ids import DEFAULT_TENANT
@@ -24,7 +24,7 @@ from weft.domain.kinds import Kind
 from weft.domain.loadbalancer.kube_objects import DeclaredService, KubeService, KubeSlice
 from weft.domain.model import Value
 from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
-from weft.ports.orchestrator import Keeper
+from weft.ports.orchestrator import ResourceHandler
 
 T = TypeVar("T", bound=Value)
 
@@ -88,20 +88,22 @@ def read_service(data: bytes) -> KubeService:
     )
 
 
-NAMESPACES = (Form("/api/v1/namespaces", read_namespace),)
-POLICIES: tuple[Form[KubePolicy], ...] = (Form("/apis/networking.k8s.io/v1/networkpolicies", read_policy),)
-SERVICES = (Form("/api/v1/services", read_service),)
-SLICES: tuple[Form[KubeSlice | None], ...] = (
-    Form("/apis/discovery.k8s.io/v1/endpointslices", read_slice),
-    Form("/apis/discovery.k8s.io/v1beta1/endpointslices", read_slice_v1beta1),
-    Form("/api/v1/endpoints", read_endpoints),
+NAMESPACES = (ResourceVersion("/api/v1/namespaces", read_namespace),)
+POLICIES: tuple[ResourceVersion[KubePolicy], ...] = (
+    ResourceVersion("/apis/networking.k8s.io/v1/networkpolicies", read_policy),
+)
+SERVICES = (ResourceVersion("/api/v1/services", read_service),)
+SLICES: tuple[ResourceVersion[KubeSlice | None], ...] = (
+    ResourceVersion("/apis/discovery.k8s.io/v1/endpointslices", read_slice),
+    ResourceVersion("/apis/discovery.k8s.io/v1beta1/endpointslices", read_slice_v1beta1),
+    ResourceVersion("/api/v1/endpoints", read_endpoints),
 )
 
 
-class _Handing(Generic[T]):
+class KindHandler(Generic[T]):
     """Hands the documents of one kind on. Those that belong to nobody are left out."""
 
-    def __init__(self, kind: Kind[T], keeper: Keeper) -> None:
+    def __init__(self, kind: Kind[T], keeper: ResourceHandler) -> None:
         self._kind = kind
         self._keeper = keeper
 
@@ -117,8 +119,8 @@ class _Handing(Generic[T]):
             self._keeper.remove(self._kind, value)
 
 
-class ClusterDeclarations(OfApi):
-    """See `weft.ports.orchestrator.Declarations`."""
+class ClusterDeclarations(ApiClient):
+    """See `weft.ports.orchestrator.ClusterInformers`."""
 
     def __init__(self, access: Access) -> None:
         super().__init__(access)
@@ -133,12 +135,12 @@ class ClusterDeclarations(OfApi):
         subject = Subject("networking.k8s.io/v1", "NetworkPolicy", namespace, name, uid)
         self._events.tell(subject, reason=reason, message=message, fault=fault)
 
-    async def run(self, keeper: Keeper) -> None:
+    async def run(self, keeper: ResourceHandler) -> None:
         self._reflectors = [
-            Reflector(self._api, NAMESPACES, _Handing(kinds.KUBE_NAMESPACE, keeper)),
-            Reflector(self._api, POLICIES, _Handing(kinds.KUBE_POLICY, keeper)),
-            Reflector(self._api, SERVICES, _Handing(kinds.KUBE_SERVICE, keeper)),
-            Reflector(self._api, SLICES, _Handing(kinds.KUBE_SLICE, keeper)),
+            Reflector(self._api, NAMESPACES, KindHandler(kinds.KUBE_NAMESPACE, keeper)),
+            Reflector(self._api, POLICIES, KindHandler(kinds.KUBE_POLICY, keeper)),
+            Reflector(self._api, SERVICES, KindHandler(kinds.KUBE_SERVICE, keeper)),
+            Reflector(self._api, SLICES, KindHandler(kinds.KUBE_SLICE, keeper)),
         ]
         async with asyncio.TaskGroup() as tasks:
             for each in self._reflectors:

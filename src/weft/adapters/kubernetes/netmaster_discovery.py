@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from weft.adapters.kubernetes.api import OfApi
+from weft.adapters.kubernetes.api import ApiClient
 from weft.domain.errors import Denied, NotFound
-from weft.ports.orchestrator import Notice
+from weft.ports.orchestrator import NetmasterEndpoint
 
 NAMESPACE = "kube-system"
 CONFIG_MAP = f"/api/v1/namespaces/{NAMESPACE}/configmaps/weft-netmaster"
@@ -44,20 +44,20 @@ class _Review(msgspec.Struct, frozen=True):
     status: _Verdict = _Verdict()
 
 
-class ClusterMeeting(OfApi):
-    """See `weft.ports.orchestrator.Meeting`."""
+class ClusterMeeting(ApiClient):
+    """See `weft.ports.orchestrator.Discovery`."""
 
-    async def read(self) -> Notice | None:
+    async def read(self) -> NetmasterEndpoint | None:
         try:
             data = msgspec.json.decode(await self._api.get(CONFIG_MAP), type=_ConfigMap).data
         except NotFound:
             return None
         try:
-            return Notice(store=data["store"], join=data["join"], ca=data["ca.crt"])
+            return NetmasterEndpoint(store=data["store"], join=data["join"], ca=data["ca.crt"])
         except KeyError:
             return None  # netmaster has not been there yet
 
-    async def publish(self, notice: Notice) -> None:
+    async def publish(self, notice: NetmasterEndpoint) -> None:
         data = {"store": notice.store, "join": notice.join, "ca.crt": notice.ca}
         await self._api.merge(CONFIG_MAP, msgspec.json.encode({"data": data}))
 

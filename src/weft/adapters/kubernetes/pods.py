@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from weft.adapters.kubernetes.api import OfApi
+from weft.adapters.kubernetes.api import ApiClient
 from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.events import Events, Subject
 from weft.adapters.kubernetes.objects import Namespace, Pod
-from weft.adapters.kubernetes.reflector import Form, Reflector, decoded
+from weft.adapters.kubernetes.reflector import Reflector, ResourceVersion, decoded
 from weft.domain.errors import Denied, NotFound, Unavailable
 from weft.domain.model import PodPort
 from weft.domain.policy.model.protocols import protocol_number
 from weft.ports.orchestrator import PodFacts, PodRef
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 ASK_WITHIN_S = 5.0
 """How long a pod that is not known yet is asked for; a runtime waits for us meanwhile."""
@@ -25,14 +25,14 @@ _read_pod = msgspec.json.Decoder(Pod).decode
 _read_namespace = msgspec.json.Decoder(Namespace).decode
 
 
-class NodePods(OfApi):
+class NodePods(ApiClient):
     """See `weft.ports.orchestrator.Pods`. Pods on the host's own network are none of ours."""
 
     def __init__(self, access: Access, *, node: str) -> None:
         super().__init__(access)
         self._events = Events(self._api, host=node)
         self._pods: dict[tuple[str, str], Pod] = {}
-        form = Form("/api/v1/pods", _read_pod, selector=f"spec.nodeName={node}")
+        form = ResourceVersion("/api/v1/pods", _read_pod, selector=f"spec.nodeName={node}")
         self._reflector = Reflector(self._api, [form], self)
         self.news = asyncio.Event()
 
@@ -46,7 +46,7 @@ class NodePods(OfApi):
         return self._reflector.in_sync
 
     async def run(self) -> None:
-        async with beside(self._events.run(), name="events"):
+        async with background(self._events.run(), name="events"):
             await self._reflector.run()
 
     def known(self, pod: PodRef) -> PodFacts | None:

@@ -41,7 +41,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Form(Generic[T]):
+class ResourceVersion(Generic[T]):
     """Where a kind is found in the API, and how one of its objects is read. `selector` is a field selector."""
 
     path: str
@@ -93,7 +93,7 @@ _read_mark = msgspec.json.Decoder(_Marked).decode
 class Reflector(Generic[T]):
     """Feeds a sink with a kind of objects. `run` does the work, for as long as it shall be followed."""
 
-    def __init__(self, api: Api, forms: Sequence[Form[T]], sink: Sink[T]) -> None:
+    def __init__(self, api: Api, forms: Sequence[ResourceVersion[T]], sink: Sink[T]) -> None:
         self._api = api
         self._forms = forms
         self._sink = sink

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from weft.adapters.netns.nft.policy_chains import REASONS
 from weft.adapters.netns.nft.policy_maps import read_tallies
-from weft.adapters.netns.tenant_netns import TenantSpace
+from weft.adapters.netns.tenant_netns import TenantNetnsDriver
 from weft.domain.ids import TenantName
-from weft.ports.datapath import Drop, Tallies
+from weft.ports.datapath import Drop, VerdictCounters
 
 
-def read_drops(tenant: TenantName, space: TenantSpace) -> list[Drop]:
+def read_drops(tenant: TenantName, space: TenantNetnsDriver) -> list[Drop]:
     """See `weft.ports.datapath.Datapath.drops`, for one tenant."""
     names = {index: name for name, index in space.indexes.items()}
     return [
@@ -22,15 +22,15 @@ def read_drops(tenant: TenantName, space: TenantSpace) -> list[Drop]:
             protocol=told.packet.protocol,
             source_port=told.packet.source_port,
             target_port=told.packet.target_port,
-            came_by=names.get(told.came_by, ""),
-            leaves_by=names.get(told.leaves_by, ""),
+            in_iface=names.get(told.in_iface, ""),
+            out_iface=names.get(told.out_iface, ""),
             at=told.at,
         )
         for told in space.refused()
     ]
 
 
-def tell_tallies(tenant: TenantName, space: TenantSpace) -> Tallies:
-    """See `weft.ports.datapath.Datapath.tallies`, for one tenant."""
+def tell_tallies(tenant: TenantName, space: TenantNetnsDriver) -> VerdictCounters:
+    """See `weft.ports.datapath.Datapath.counters`, for one tenant."""
     outcomes, reasons = read_tallies(space.netfilter)
-    return Tallies(tenant=tenant, outcomes=outcomes, reasons=reasons)
+    return VerdictCounters(tenant=tenant, outcomes=outcomes, reasons=reasons)

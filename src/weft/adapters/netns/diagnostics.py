@@ -11,7 +11,7 @@ from weft.adapters.netns.host.ruleset import COMMENT
 from weft.adapters.netns.nft.base import BASE, TABLE
 from weft.adapters.netns.nft.bridge_filter import BRIDGE_BASE, BRIDGE_SYSCTLS
 from weft.adapters.netns.nft.policy_chains import INSIDE, PORT_PREFIX
-from weft.adapters.netns.tenant_netns import SYSCTLS, TenantSpace
+from weft.adapters.netns.tenant_netns import SYSCTLS, TenantNetnsDriver
 from weft.domain.addresses import Address
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
@@ -26,7 +26,7 @@ from weft.kernel.netlink.link import (
     create_vxlan,
 )
 from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
-from weft.kernel.netlink.tc import Diversion, Limit, put_diversion, put_limit
+from weft.kernel.netlink.tc import IngressRedirect, Limit, put_diversion, put_limit
 from weft.kernel.netns import Namespace
 from weft.kernel.nftables import open_nftables
 from weft.ports.datapath import SpaceSurvey
@@ -42,7 +42,7 @@ add element inet {TABLE} verdicts {{ 192.0.2.1 . 80 : drop }}
 """
 
 
-def survey_space(tenant: TenantName, space: TenantSpace) -> SpaceSurvey:
+def survey_space(tenant: TenantName, space: TenantNetnsDriver) -> SpaceSurvey:
     """The devices of a space, and what is not as `prepare` made it."""
     wanted = SYSCTLS | BRIDGE_SYSCTLS if space.table.is_bridged else SYSCTLS
     faults = [f"{name} is {found}, not {wanted[name]}" for name, found in _deviating_sysctls(space, wanted).items()]
@@ -58,7 +58,7 @@ def survey_space(tenant: TenantName, space: TenantSpace) -> SpaceSurvey:
     )
 
 
-def _deviating_sysctls(space: TenantSpace, wanted: Mapping[str, str]) -> Mapping[str, str]:
+def _deviating_sysctls(space: TenantNetnsDriver, wanted: Mapping[str, str]) -> Mapping[str, str]:
     def read() -> dict[str, str]:
         return {name: (_SYSCTL_ROOT / name).read_text().strip() for name in wanted}
 
@@ -113,7 +113,7 @@ def _probe_shaping(netlink: NetlinkSocket) -> list[str]:
             [
                 create_ifb(Device(name="wi0", index=_METER)),
                 put_limit(Limit(link=_METER, rate=1 << 20, burst=1 << 16)),
-                *put_diversion(Diversion(link=LOOPBACK, into=_METER)),
+                *put_diversion(IngressRedirect(link=LOOPBACK, into=_METER)),
             ]
         )
     except DatapathFault as error:

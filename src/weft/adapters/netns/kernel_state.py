@@ -18,17 +18,24 @@ from weft.adapters.netns.host.entries import (
     link_neighbours,
     link_routes,
 )
-from weft.adapters.netns.nft.anti_spoofing import segment_entry, voices_of
+from weft.adapters.netns.nft.anti_spoofing import segment_entry, spoofguard_entries
 from weft.adapters.netns.nft.entries import Entry
 from weft.adapters.netns.nft.policy_chains import BRIDGE_PREFIX, INSIDE, OVERLAY_PREFIX
 from weft.adapters.netns.nft.policy_maps import entries_of
 from weft.adapters.netns.nft.service_maps import service_entries
 from weft.domain.addresses import BITS, Address, parse_address
-from weft.domain.desired.segments import Segment, Station
-from weft.domain.desired.state import Gateway, Part, Peer, Port, Remote
-from weft.domain.host_access.state import Alias, Disguise, Door, Ground, Homeward, HostLink
+from weft.domain.desired.segments import RemoteMac, Segment
+from weft.domain.desired.state import Gateway, Port, RemoteRoute, StateItem, VxlanPeer
+from weft.domain.host_access.state import (
+    HostLink,
+    NodePortVip,
+    OverlapDnat,
+    RemoteHostReturnRoute,
+    TenantSnat,
+    TenantSubnet,
+)
 from weft.domain.loadbalancer.state import Backend, Frontend, Vip
-from weft.domain.policy.policymap.policy_state import Row, Tally, Where, Who
+from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, VerdictCounter
 from weft.kernel.netlink.link import LOOPBACK
 from weft.kernel.netlink.neigh import EVERYONE, Forwarding, Neighbour
 from weft.kernel.netlink.route import LinkAddress, Prefix, Route
@@ -47,14 +54,14 @@ NODE_V6 = Address(6, 0xFE80 << 112 | 1)  # fe80::1
 _NEXT_HOP_LEAD = 0xFE80 << 112 | 0x7766 << 32  # fe80::7766:a.b.c.d
 
 
-ENTRY_PARTS = (Who, Where, Row, Tally, Backend, Frontend, Vip)
+ENTRY_PARTS = (IpIdentity, CidrIdentity, PolicyEntry, VerdictCounter, Backend, Frontend, Vip)
 """The parts that are nothing but entries, and may be very many."""
 
 
 Fact = LinkAddress | Route | Neighbour | Forwarding | Entry
 
 
-class Facts(msgspec.Struct, frozen=True):
+class KernelState(msgspec.Struct, frozen=True):
     """What a set of parts is made of, besides devices."""
 
     addresses: frozenset[LinkAddress] = frozenset()
@@ -91,19 +98,19 @@ def host_prefix(address: Address) -> Prefix:
     return Prefix(address, BITS[address.family])
 
 
-def facts_of(parts: Iterable[Part], indexes: Mapping[str, int]) -> Facts:
+def facts_of(parts: Iterable[StateItem], indexes: Mapping[str, int]) -> KernelState:
     """The facts of the parts. `indexes` are those of the space's devices; what needs a missing one is left out."""
     entries: set[Entry] = set()
     others: list[Fact] = []
     for part in parts:
         match part:  # what there may be tens of thousands of comes first
-            case Who() | Where() | Row() | Tally():
+            case IpIdentity() | CidrIdentity() | PolicyEntry() | VerdictCounter():
                 entries.update(entries_of(part))
             case Backend() | Frontend() | Vip():
                 entries.update(service_entries(part))
             case _:
                 others += _facts(part, indexes)
-    return Facts(
+    return KernelState(
         addresses=_those(LinkAddress, others),
         routes=_those(Route, others),
         neighbours=_those(Neighbour, others),
@@ -116,42 +123,42 @@ def _those(kind: type[T], facts: Iterable[Fact]) -> frozenset[T]:
     return frozenset(fact for fact in facts if isinstance(fact, kind))
 
 
-def _facts(part: Part, indexes: Mapping[str, int]) -> Iterator[Fact]:
+def _facts(part: StateItem, indexes: Mapping[str, int]) -> Iterator[Fact]:
     """The facts of a part of which there are not very many."""
     match part:
         case Segment():
             yield segment_entry(segment_name(part.number))
         case Gateway() if link := indexes.get(segment_name(part.segment)) if part.segment else LOOPBACK:
             yield LinkAddress(link=link, prefix=host_prefix(part.address), prefix_route=False)
-        case Peer() if link := indexes.get(overlay_name(part.vni)):
+        case VxlanPeer() if link := indexes.get(overlay_name(part.vni)):
             yield from _peer_facts(part, link=link, bridge=indexes.get(segment_name(part.vni), 0))
-        case Remote() if link := indexes.get(overlay_name(part.vni)):
+        case RemoteRoute() if link := indexes.get(overlay_name(part.vni)):
             to = Prefix(Address(part.prefix.family, part.prefix.base), part.prefix.length)
             yield Route(to=to, link=link, via=next_hop(parse_address(part.vtep, field="vtep")), on_link=True)
-        case Station() if link := indexes.get(overlay_name(part.vni)):
+        case RemoteMac() if link := indexes.get(overlay_name(part.vni)):
             yield from _station_facts(part, link=link, bridge=indexes.get(segment_name(part.vni), 0))
         case Port() if link := indexes.get(part.interface):
             yield from port_routes(part, indexes)
             yield from port_neighbours(part, indexes)
             yield from port_forwardings(part, link)
-            yield from voices_of(part)
+            yield from spoofguard_entries(part)
         case HostLink() if link := indexes.get(INSIDE):
             yield from link_routes(link)
             yield from link_neighbours(link)
             yield from link_entries(part)
-        case Ground():
+        case TenantSubnet():
             yield ground_route(part)
-        case Homeward() if INSIDE in indexes:
+        case RemoteHostReturnRoute() if INSIDE in indexes:
             bridge, overlay = indexes.get(segment_name(part.vni)), indexes.get(overlay_name(part.vni))
             if link := bridge or overlay:
                 mac = _peer_mac(parse_address(part.vtep, field="vtep"), bridged=bool(bridge))
                 yield Neighbour(link=link, address=part.address, mac=mac)
                 yield from homeward_entries(part, link=link)
-        case Disguise() | Alias() | Door():
+        case TenantSnat() | OverlapDnat() | NodePortVip():
             yield from host_entries(part)
 
 
-def _peer_facts(part: Peer, *, link: int, bridge: int) -> Iterator[Fact]:
+def _peer_facts(part: VxlanPeer, *, link: int, bridge: int) -> Iterator[Fact]:
     vtep = parse_address(part.vtep, field="vtep")
     mac = _peer_mac(vtep, bridged=bool(bridge))
     yield Neighbour(link=bridge or link, address=next_hop(vtep), mac=mac)
@@ -166,7 +173,7 @@ def _peer_mac(vtep: Address, *, bridged: bool) -> str:
     return overlay_mac(vtep) if bridged else overlay_hop_mac(vtep)
 
 
-def _station_facts(part: Station, *, link: int, bridge: int) -> Iterator[Fact]:
+def _station_facts(part: RemoteMac, *, link: int, bridge: int) -> Iterator[Fact]:
     yield Forwarding(link=link, mac=part.mac, remote=parse_address(part.vtep, field="vtep"))
     yield Forwarding(link=link, mac=part.mac)
     for address in part.addresses if bridge else ():

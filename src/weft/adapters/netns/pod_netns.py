@@ -27,15 +27,15 @@ from weft.kernel.netlink.route import (
     read_routes,
     read_rules,
 )
-from weft.kernel.netlink.socket import ROUTE, NetlinkSocket, Refused
+from weft.kernel.netlink.socket import ROUTE, NetlinkError, NetlinkSocket
 from weft.kernel.netns import Namespace
-from weft.ports.datapath import WiredAddress, Wiring
+from weft.ports.datapath import EndpointConfig, InterfaceAddress
 
 _RULE_PRIORITY = 1000
 
 
 @contextmanager
-def inside(wiring: Wiring, *, home: Namespace) -> Iterator[tuple[Namespace, NetlinkSocket]]:
+def inside(wiring: EndpointConfig, *, home: Namespace) -> Iterator[tuple[Namespace, NetlinkSocket]]:
     """The workload's namespace, and a socket in it that is opened from our own; `NotFound` when it is gone."""
     with (
         Namespace.open(Path(wiring.netns)) as namespace,
@@ -44,12 +44,12 @@ def inside(wiring: Wiring, *, home: Namespace) -> Iterator[tuple[Namespace, Netl
         yield namespace, socket
 
 
-def next_hop_of(wired: WiredAddress) -> Address:
+def next_hop_of(wired: InterfaceAddress) -> Address:
     """Where the workload sends everything: its gateway, which its node answers for, else the node itself."""
     return wired.gateway or (NODE_V4 if wired.address.family == 4 else NODE_V6)
 
 
-def addresses(wiring: Wiring, link: int) -> list[LinkAddress]:
+def addresses(wiring: EndpointConfig, link: int) -> list[LinkAddress]:
     """The addresses, without the kernel's route to the rest of the subnet: neighbours are reached through the node."""
     return [
         LinkAddress(link=link, prefix=Prefix(wired.address, wired.length), prefix_route=False)
@@ -57,7 +57,7 @@ def addresses(wiring: Wiring, link: int) -> list[LinkAddress]:
     ]
 
 
-def routes(wiring: Wiring, link: int) -> list[Route]:
+def routes(wiring: EndpointConfig, link: int) -> list[Route]:
     """For each family: the next hop is on the link, and everything else goes there. On a segment its subnet is, too.
 
     Beside another interface these are in a table of its own, and the main one has its subnet, where that is its alone.
@@ -65,7 +65,7 @@ def routes(wiring: Wiring, link: int) -> list[Route]:
     found = []
     for wired in wiring.addresses:
         family, hop = wired.address.family, next_hop_of(wired)
-        table = MAIN_TABLE if wiring.way_out else link
+        table = MAIN_TABLE if wiring.default_route else link
         found.append(Route(to=Prefix(hop, BITS[family]), link=link, table=table))
         found.append(Route(to=Prefix(Address(family, 0), 0), link=link, via=hop, table=table))
         rest = BITS[family] - wired.length
@@ -73,16 +73,16 @@ def routes(wiring: Wiring, link: int) -> list[Route]:
         is_on_segment = bool(wiring.port.segment and rest)
         if is_on_segment:
             found.append(Route(to=subnet, link=link, table=table))
-        if not wiring.way_out and not wiring.shares_subnets:
+        if not wiring.default_route and not wiring.shares_subnets:
             found.append(
                 Route(to=subnet, link=link) if is_on_segment else Route(to=subnet, link=link, via=hop, on_link=True)
             )
     return found
 
 
-def rules(wiring: Wiring, link: int) -> list[Rule]:
+def rules(wiring: EndpointConfig, link: int) -> list[Rule]:
     """Beside another interface: what speaks from its addresses leaves through it, whoever else is in its subnets."""
-    if wiring.way_out:
+    if wiring.default_route:
         return []
     return [
         Rule(
@@ -95,18 +95,18 @@ def rules(wiring: Wiring, link: int) -> list[Rule]:
     ]
 
 
-def local_routes(wiring: Wiring, link: int) -> list[Route]:
+def local_routes(wiring: EndpointConfig, link: int) -> list[Route]:
     """What makes v6 addresses take packets at once, not when the kernel gets round to it."""
     return [local_route(each) for each in addresses(wiring, link) if each.prefix.address.family == 6]
 
 
-def neighbours(wiring: Wiring, link: int) -> list[Neighbour]:
+def neighbours(wiring: EndpointConfig, link: int) -> list[Neighbour]:
     """The next hop's MAC is known: nobody is ever asked on the link."""
     mac = PORT_MAC if wiring.port.segment else HOP_MAC
     return [Neighbour(link=link, address=next_hop_of(wired), mac=mac) for wired in wiring.addresses]
 
 
-def requests(wiring: Wiring, link: int) -> Iterable[Request]:
+def requests(wiring: EndpointConfig, link: int) -> Iterable[Request]:
     """All of it, in an order in which each request may stand on those before."""
     return (
         alter_link(LOOPBACK, up=True),
@@ -120,7 +120,7 @@ def requests(wiring: Wiring, link: int) -> Iterable[Request]:
     )
 
 
-def furnish(wiring: Wiring, link: int, *, namespace: Namespace, inside: NetlinkSocket) -> None:
+def configure_pod(wiring: EndpointConfig, link: int, *, namespace: Namespace, inside: NetlinkSocket) -> None:
     """Give the workload's end what it needs. Some runtimes make namespaces without v6: that is lifted for it."""
     wanted = [*requests(wiring, link)]
     if own := rules(wiring, link):
@@ -130,19 +130,19 @@ def furnish(wiring: Wiring, link: int, *, namespace: Namespace, inside: NetlinkS
         wanted = [*(drop_rule(each) for each in stale if each not in own), *wanted]
     try:
         inside.send_batch(wanted)
-    except Refused as refusal:
+    except NetlinkError as refusal:
         if refusal.errno != errno.EACCES:
             raise
         namespace.write_sysctls({f"net/ipv6/conf/{name}/disable_ipv6": "0" for name in ("lo", wiring.interface)})
         inside.send_batch(wanted)
 
 
-def farewell(wiring: Wiring, link: int) -> Iterable[Request]:
+def deconfigure_pod(wiring: EndpointConfig, link: int) -> Iterable[Request]:
     """What does not go with the interface."""
     return map(drop_rule, rules(wiring, link))
 
 
-def differences(wiring: Wiring, netlink: NetlinkSocket) -> Iterator[str]:
+def differences(wiring: EndpointConfig, netlink: NetlinkSocket) -> Iterator[str]:
     """What the namespace has not, or has otherwise, in words. Additions by others are none of our business."""
     link = read_link(netlink, wiring.interface)
     if link is None:

@@ -14,12 +14,12 @@ from typing import Self
 
 import msgspec
 
-from weft.adapters.netns.bridge.bridges import Segments
-from weft.adapters.netns.bridge.local_fdb import OwnStations
+from weft.adapters.netns.bridge.bridges import Bridges
+from weft.adapters.netns.bridge.local_fdb import LocalFdb
 from weft.adapters.netns.kernel_state import (
     ENTRY_PARTS,
     REAPED_GROUP,
-    Facts,
+    KernelState,
     facts_of,
     overlay_mac,
     overlay_name,
@@ -28,18 +28,18 @@ from weft.adapters.netns.kernel_state import (
     port_routes,
     segment_name,
 )
-from weft.adapters.netns.nft.anti_spoofing import voices_of
+from weft.adapters.netns.nft.anti_spoofing import spoofguard_entries
 from weft.adapters.netns.nft.base import SELF_SETS, VOICE_SETS
 from weft.adapters.netns.nft.policy_chains import BRIDGE_PREFIX, DROP_GROUP, INSIDE, OVERLAY_PREFIX, PORT_PREFIX
 from weft.adapters.netns.nft.service_maps import forget_stale, forget_untrue
-from weft.adapters.netns.nft.table import ALL_SETS, SMALL_SETS, Table
-from weft.adapters.netns.qos.qos import Shapes
+from weft.adapters.netns.nft.table import ALL_SETS, SMALL_SETS, NftTable
+from weft.adapters.netns.qos.qos import QosDriver
 from weft.domain.addresses import Address
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.segments import Segment
-from weft.domain.desired.state import Overlay, Part, Port, Shape
-from weft.domain.host_access.state import Homeward
-from weft.domain.policy.policymap.policy_state import Who
+from weft.domain.desired.state import Overlay, Port, QosProfile, StateItem
+from weft.domain.host_access.state import RemoteHostReturnRoute
+from weft.domain.policy.policymap.policy_state import IpIdentity
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.conntrack import forget_endpoints
 from weft.kernel.netlink.link import (
@@ -61,7 +61,7 @@ from weft.kernel.netlink.neigh import (
     read_forwardings,
     read_neighbours,
 )
-from weft.kernel.netlink.nflog import PacketLog, Told
+from weft.kernel.netlink.nflog import LoggedPacket, PacketLog
 from weft.kernel.netlink.route import drop_address, drop_route, put_address, put_route, read_addresses, read_routes
 from weft.kernel.netlink.socket import NETFILTER, ROUTE, NetlinkSocket
 from weft.kernel.netns import Namespace
@@ -92,7 +92,7 @@ SYSCTLS = {
 }
 
 
-class TenantSpace:
+class TenantNetnsDriver:
     """An open space. `prepare` brings it into its basic state, whatever it was in before."""
 
     def __init__(self, namespace: Namespace) -> None:
@@ -100,14 +100,14 @@ class TenantSpace:
         self.netlink = NetlinkSocket(ROUTE, namespace=namespace)
         self.netfilter = NetlinkSocket(NETFILTER, namespace=namespace)
         self.nftables = open_nftables(namespace)
-        self.table = Table(netfilter=self.netfilter, nftables=self.nftables)
-        self._shapes = Shapes(netlink=self.netlink, netfilter=self.netfilter, nftables=self.nftables)
-        self._segments = Segments(namespace=namespace, netlink=self.netlink)
-        self._own = OwnStations()
+        self.table = NftTable(netfilter=self.netfilter, nftables=self.nftables)
+        self._shapes = QosDriver(netlink=self.netlink, netfilter=self.netfilter, nftables=self.nftables)
+        self._segments = Bridges(namespace=namespace, netlink=self.netlink)
+        self._own = LocalFdb()
         self.indexes: dict[str, int] = {}
         self._refused: PacketLog | None = None
         self._left: set[Address] = set()
-        self._sure: set[Part] | None = None
+        self._confirmed: set[StateItem] | None = None
         """The parts of `ENTRY_PARTS` that the table has if nobody else has changed it; None: that is not known."""
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class TenantSpace:
         if self.table.is_bridged:
             self._segments.show_packets()
         if not self.table.prepare():
-            self._sure = None
+            self._confirmed = None
         self.note_links()
 
     def note_links(self) -> None:
@@ -172,13 +172,13 @@ class TenantSpace:
         if index is not None:
             self.netlink.send_batch([delete_link(index)])
 
-    def change(self, *, drop: Sequence[Part], put: Sequence[Part]) -> None:
+    def change(self, *, drop: Sequence[StateItem], put: Sequence[StateItem]) -> None:
         """No more of what some parts are made of, and what others are made of, besides devices.
 
         Whoever arrives at an address inherits no connection of who was there before.
         """
         gone, new = (self._own.spared(facts_of(parts, self.indexes)) for parts in (drop, put))
-        arriving = {part.address for part in put if isinstance(part, Who)}
+        arriving = {part.address for part in put if isinstance(part, IpIdentity)}
         if not arriving.isdisjoint(self._left):
             self.forget_left()
         self._lead_home(put)
@@ -188,7 +188,7 @@ class TenantSpace:
         forget_stale(self.netfilter, dropped=drop, put=put)
         self._shapes.apply(_shapes(put), _shapes(drop), self.indexes)
         self._remove(_minus(gone, new))
-        self._left |= {part.address for part in drop if isinstance(part, Who)} - arriving
+        self._left |= {part.address for part in drop if isinstance(part, IpIdentity)} - arriving
 
     def port_requests(self, port: Port, index: int) -> list[Request]:
         """What brings the host end of a port into service, once it is made with this index; nothing speaks yet."""
@@ -211,33 +211,33 @@ class TenantSpace:
         self.indexes[port.interface] = index
         self._own.add(port, self.indexes)
 
-    def rouse(self, port: Port, index: int) -> None:
+    def activate_link(self, port: Port, index: int) -> None:
         """Let the devices of a port send at once; else the first packets to its workload are lost."""
         settle_link(self.netlink, index)
         if port.segment:
             settle_link(self.netlink, self.indexes[segment_name(port.segment)])
 
-    def admit(self, ports: Sequence[Port], policy: Difference[Part]) -> None:
+    def add_endpoint(self, ports: Sequence[Port], policy: Difference[StateItem]) -> None:
         """Let ports that are wired speak, and be spoken to, under their policy."""
         if not self._left.isdisjoint(address for port in ports for address in port.addresses):
             self.forget_left()
         gone, new = facts_of(policy.drop, self.indexes), facts_of(policy.put, self.indexes)
         self._shapes.apply(_shapes(policy.put), _shapes(policy.drop), self.indexes)
         with self._telling(drop=policy.drop, put=policy.put):
-            self.table.change(drop=gone.entries, put=new.entries.union(*map(voices_of, ports)))
+            self.table.change(drop=gone.entries, put=new.entries.union(*map(spoofguard_entries, ports)))
         forget_stale(self.netfilter, dropped=policy.drop, put=policy.put)
 
     @contextmanager
-    def _telling(self, *, drop: Iterable[Part], put: Iterable[Part]) -> Iterator[None]:
+    def _telling(self, *, drop: Iterable[StateItem], put: Iterable[StateItem]) -> Iterator[None]:
         """What the table has for sure follows what it is told; when that fails, nothing is sure."""
-        sure, self._sure = self._sure, None
+        sure, self._confirmed = self._confirmed, None
         yield
         if sure is not None:
             sure.difference_update(drop)
             sure.update(part for part in put if isinstance(part, ENTRY_PARTS))
-            self._sure = sure
+            self._confirmed = sure
 
-    def dismiss(self, port: Port, policy: Difference[Part]) -> None:
+    def dismiss(self, port: Port, policy: Difference[StateItem]) -> None:
         """Let a port speak no more; nobody inherits its connections.
 
         Those of v4 are forgotten at once. The kernel takes long to find those of v6, so that is left to `forget_left`.
@@ -258,56 +258,56 @@ class TenantSpace:
         forget_endpoints(self.netfilter, self._left)
         self._left.clear()
 
-    def hear(self) -> PacketLog:
+    def open_drop_log(self) -> PacketLog:
         """From now on it is told what is refused here; `Refused` when somebody else hears that."""
         if self._refused is None:
             self._refused = PacketLog(DROP_GROUP, namespace=self.namespace)
         return self._refused
 
-    def refused(self) -> list[Told]:
-        """The packets that were refused since the last call, or a sample; from `hear` or the first call on."""
-        return list(self.hear().read(most=_MOST_DATAGRAMS))
+    def refused(self) -> list[LoggedPacket]:
+        """The packets that were refused since the last call, or a sample; from `open_drop_log` or the first call on."""
+        return list(self.open_drop_log().read(most=_MOST_DATAGRAMS))
 
-    def converge(self, wanted: Set[Part], overlays: Sequence[Overlay]) -> tuple[list[str], frozenset[Port]]:
+    def converge(self, wanted: Set[StateItem], overlays: Sequence[Overlay]) -> tuple[list[str], frozenset[Port]]:
         """Mend what differs; what was mended, and the ports whose host ends are not there.
 
         What the table has for sure is not read back, which would take seconds where there are very many services.
         """
         if self.table.is_disturbed():
-            self._sure = None
+            self._confirmed = None
         self.table.settle()
         self.prepare()
-        sure, self._sure = self._sure, None
-        mended: list[str] = []
+        sure, self._confirmed = self._confirmed, None
+        repaired: list[str] = []
         keep = {overlay_name(overlay.vni) for overlay in overlays}
         ports = [part for part in wanted if isinstance(part, Port)]
         keep |= {port.interface for port in ports}
         keep |= {segment_name(part.number) for part in wanted if isinstance(part, Segment)}
         for link in self.links():
             if link.name.startswith((OVERLAY_PREFIX, PORT_PREFIX, BRIDGE_PREFIX)) and link.name not in keep:
-                mended.append(f"removed device {link.name}")
+                repaired.append(f"removed device {link.name}")
                 self.netlink.send_batch([alter_link(link.index, up=False, group=REAPED_GROUP)])
         members = {overlay_name(overlay.vni): overlay.vni for overlay in overlays}
         members |= {port.interface: port.segment for port in ports}
-        mended += self._segments.gather(members, self.indexes)
-        mended += [f"raised device {name}" for name in self._raise_all()]
-        self._own = OwnStations(ports, self.indexes)
+        repaired += self._segments.gather(members, self.indexes)
+        repaired += [f"raised device {name}" for name in self._raise_all()]
+        self._own = LocalFdb(ports, self.indexes)
         self.table.leads_home = False  # unless somebody is to be led there
         self._lead_home(wanted)
         wanted_facts, actual = self._compared(wanted, sure)
         missing, extra = _minus(wanted_facts, actual), _minus(actual, wanted_facts)
-        self.table.spread(wanted_facts.entries, anew=sure is None)
-        mended += [f"added {fact}" for fact in _all(missing)] + [f"removed {fact}" for fact in _all(extra)]
+        self.table.ensure_lookup_rules(wanted_facts.entries, anew=sure is None)
+        repaired += [f"added {fact}" for fact in _all(missing)] + [f"removed {fact}" for fact in _all(extra)]
         self._remove(extra)
         self._add(missing)
         self.table.change(drop=extra.entries, put=missing.entries)
         forget_untrue(self.netfilter, wanted, dropped=extra.entries)
-        self._sure = {part for part in wanted if isinstance(part, ENTRY_PARTS)}
-        mended += self._shapes.converge(_shapes(wanted), self.indexes)
+        self._confirmed = {part for part in wanted if isinstance(part, ENTRY_PARTS)}
+        repaired += self._shapes.converge(_shapes(wanted), self.indexes)
         absent = (part for part in wanted if isinstance(part, Port) and part.interface not in self.indexes)
-        return mended, frozenset(absent)
+        return repaired, frozenset(absent)
 
-    def _compared(self, wanted: Set[Part], sure: set[Part] | None) -> tuple[Facts, Facts]:
+    def _compared(self, wanted: Set[StateItem], sure: set[StateItem] | None) -> tuple[KernelState, KernelState]:
         """What is wanted, and what is there, less what is wanted and there for sure."""
         if sure is None:
             return self._facts_of(wanted), self._read()
@@ -315,7 +315,7 @@ class TenantSpace:
         others = facts_of(sure - settled, self.indexes).entries
         return self._facts_of(wanted - settled), msgspec.structs.replace(actual, entries=actual.entries | others)
 
-    def _facts_of(self, wanted: Set[Part]) -> Facts:
+    def _facts_of(self, wanted: Set[StateItem]) -> KernelState:
         """What everything is made of. Ports of this node come before news that have not caught up with them."""
         ports = {part for part in wanted if isinstance(part, Port)}
         others = self._own.spared(facts_of(wanted - ports, self.indexes))
@@ -338,10 +338,10 @@ class TenantSpace:
         missing = _minus(facts_of([port], self.indexes), self._read((*VOICE_SETS, *SELF_SETS)))
         return down + [f"{type(each).__name__.lower()} {each} is missing" for each in _all(missing)]
 
-    def _read(self, sets: Sequence[str] = ALL_SETS) -> Facts:
+    def _read(self, sets: Sequence[str] = ALL_SETS) -> KernelState:
         ours = set(self.indexes.values())
         bridges = [index for name, index in self.indexes.items() if name.startswith(BRIDGE_PREFIX)]
-        return Facts(
+        return KernelState(
             addresses=frozenset(
                 each
                 for link in (LOOPBACK, *bridges)
@@ -354,12 +354,12 @@ class TenantSpace:
             entries=self.table.read(sets),
         )
 
-    def _lead_home(self, parts: Iterable[Part]) -> None:
+    def _lead_home(self, parts: Iterable[StateItem]) -> None:
         """Have answers to the hosts of other nodes find their way, where there are any."""
-        if INSIDE in self.indexes and any(isinstance(part, Homeward) for part in parts):
-            self.table.lead_home()
+        if INSIDE in self.indexes and any(isinstance(part, RemoteHostReturnRoute) for part in parts):
+            self.table.ensure_return_path()
 
-    def _add(self, facts: Facts) -> None:
+    def _add(self, facts: KernelState) -> None:
         requests: list[Request] = [
             *map(put_address, facts.addresses),
             *map(put_neighbour, facts.neighbours),
@@ -369,7 +369,7 @@ class TenantSpace:
         if requests:
             self.netlink.send_batch(requests)
 
-    def _remove(self, facts: Facts) -> None:
+    def _remove(self, facts: KernelState) -> None:
         requests: list[Request] = [
             *map(drop_route, facts.routes),
             *map(drop_forwarding, facts.forwardings),
@@ -380,17 +380,17 @@ class TenantSpace:
             self.netlink.send_batch(requests)
 
 
-def _shapes(parts: Iterable[Part]) -> list[Shape]:
-    return [part for part in parts if isinstance(part, Shape)]
+def _shapes(parts: Iterable[StateItem]) -> list[QosProfile]:
+    return [part for part in parts if isinstance(part, QosProfile)]
 
 
-def _plus(some: Facts, others: Facts) -> Facts:
-    return Facts(*(getattr(some, name) | getattr(others, name) for name in Facts.__struct_fields__))
+def _plus(some: KernelState, others: KernelState) -> KernelState:
+    return KernelState(*(getattr(some, name) | getattr(others, name) for name in KernelState.__struct_fields__))
 
 
-def _minus(some: Facts, others: Facts) -> Facts:
-    return Facts(*(getattr(some, name) - getattr(others, name) for name in Facts.__struct_fields__))
+def _minus(some: KernelState, others: KernelState) -> KernelState:
+    return KernelState(*(getattr(some, name) - getattr(others, name) for name in KernelState.__struct_fields__))
 
 
-def _all(facts: Facts) -> Iterable[object]:
-    return itertools.chain.from_iterable(getattr(facts, name) for name in Facts.__struct_fields__)
+def _all(facts: KernelState) -> Iterable[object]:
+    return itertools.chain.from_iterable(getattr(facts, name) for name in KernelState.__struct_fields__)

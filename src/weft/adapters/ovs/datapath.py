@@ -20,24 +20,24 @@ from weft.adapters.netns.tools import KernelTools
 from weft.adapters.ovs.control.health import examine_switch
 from weft.adapters.ovs.control.packet_in import drop_of
 from weft.adapters.ovs.control.revalidation import settle
-from weft.adapters.ovs.control.trace import foretell
+from weft.adapters.ovs.control.trace import trace
 from weft.adapters.ovs.openflow.client import OpenFlow
 from weft.adapters.ovs.ovsdb.bridge import NAME, TENANT_MARK, SwitchBridge, open_database
 from weft.adapters.ovs.ovsdb.external_ids import leg_marks, overlay_marks, port_marks, wiring_marks
 from weft.adapters.ovs.ovsdb.uplinks import Uplinks
 from weft.adapters.ovs.pipeline.conntrack_flush import owned
-from weft.adapters.ovs.pipeline.context import Ground
+from weft.adapters.ovs.pipeline.context import FlowContext
 from weft.adapters.ovs.pipeline.flow_table import FlowTable
 from weft.adapters.ovs.pipeline.pipeline import not_carried, without_uplinks
 from weft.adapters.ovs.ports.devices import Devices, Way
-from weft.adapters.ovs.ports.garp import voices_of
+from weft.adapters.ovs.ports.garp import spoofguard_entries
 from weft.adapters.ovs.ports.isolation import GUARD, UNGUARD
-from weft.adapters.ovs.ports.pool import Spares
+from weft.adapters.ovs.ports.pool import PortPool
 from weft.adapters.ovs.ports.reconcile import fit_ports
 from weft.adapters.ovs.tenant_netns import Spaces
 from weft.domain.addresses import Address, Subnet
 from weft.domain.desired.diff import Difference, in_turn
-from weft.domain.desired.state import Overlay, Part, Port, Space
+from weft.domain.desired.state import Overlay, Port, StateItem, TenantNetns
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
 from weft.kernel.mtu import workload_mtu
@@ -47,15 +47,15 @@ from weft.kernel.netns import Namespace
 from weft.kernel.nftables import open_nftables
 from weft.ports.datapath import (
     NO_CHANGE,
+    DriftReport,
     Drop,
+    EndpointConfig,
     Finding,
-    Findings,
-    Plugging,
+    PlugRequest,
     Question,
-    ServiceUse,
+    ServiceFlowStats,
     SpaceSurvey,
-    Tallies,
-    Wiring,
+    VerdictCounters,
 )
 
 _NEVER = (0, 0)
@@ -116,7 +116,7 @@ class OvsDatapath(KernelTools):
         self._spaces = Spaces(
             self._directory, self._namespace, self._netlink, mtu=self._mtu, surroundings=self._surroundings
         )
-        self._spares = Spares(self._bridge, self._devices, mtu=self._mtu)
+        self._spares = PortPool(self._bridge, self._devices, mtu=self._mtu)
         return self
 
     def __exit__(
@@ -137,11 +137,11 @@ class OvsDatapath(KernelTools):
 
     def _prepare(self) -> list[str]:
         """The bridge is there, and nobody else hears its ports; what was done, in words."""
-        mended = self._bridge.prepare()
+        repaired = self._bridge.prepare()
         self._nftables.run(GUARD)
-        mended += self._prepare_uplinks()
+        repaired += self._prepare_uplinks()
         self._connections = self._count_connections()
-        return mended
+        return repaired
 
     def _prepare_uplinks(self) -> list[str]:
         """The rest of the node goes on without them, and says so."""
@@ -152,26 +152,26 @@ class OvsDatapath(KernelTools):
             self._faults = [error.message]
             return []
 
-    def converge(self, wanted: Set[Part]) -> Findings:
+    def converge(self, wanted: Set[StateItem]) -> DriftReport:
         self._flows.expect(wanted)
-        mended = [*self._mended, *self._bridge.prepare(), *self._refill(wanted), *self._prepare()]
-        tenants = {part.tenant for part in wanted if isinstance(part, Space)}
+        repaired = [*self._mended, *self._bridge.prepare(), *self._refill(wanted), *self._prepare()]
+        tenants = {part.tenant for part in wanted if isinstance(part, TenantNetns)}
         self._bridge.number(tenants)
-        mended += self._make_spaces(tenants)
+        repaired += self._make_spaces(tenants)
         done, links = self._converge_ports(wanted)
-        mended += done
-        mended += self._devices.converge_ways((part for part in wanted if isinstance(part, Way)), links)
-        mended += self._spaces.converge(wanted)
-        mended += self._flows.converge(wanted, self._ground())
-        self._uplinks.announce(voices_of(wanted, self._vtep))
+        repaired += done
+        repaired += self._devices.converge_ways((part for part in wanted if isinstance(part, Way)), links)
+        repaired += self._spaces.converge(wanted)
+        repaired += self._flows.converge(wanted, self._ground())
+        self._uplinks.announce(spoofguard_entries(wanted, self._vtep))
         self._forget(self._bridge.tenants().keys() - tenants)
         self._connections, self._numbers = self._count_connections(), self._read_numbers()
         self._mended = []
         _refuse([*not_carried(wanted), *self._faults])
         missing = {part for part in wanted if isinstance(part, Port) and part.interface not in self._numbers}
-        return Findings(mended=tuple(mended), missing=frozenset(missing))
+        return DriftReport(repaired=tuple(repaired), missing=frozenset(missing))
 
-    def _refill(self, wanted: Set[Part]) -> list[str]:
+    def _refill(self, wanted: Set[StateItem]) -> list[str]:
         """A switch that was started anew forwards again at once: it asks for the same numbers for its ports.
 
         Reading back all else takes longer than it took to start. What it was given when it came back may be of before.
@@ -180,31 +180,31 @@ class OvsDatapath(KernelTools):
             return self._flows.fill(wanted, self._ground())
         return self._flows.converge(wanted, self._ground()) if self._mended else []
 
-    def _converge_ports(self, wanted: Set[Part]) -> tuple[list[str], dict[str, Link]]:
+    def _converge_ports(self, wanted: Set[StateItem]) -> tuple[list[str], dict[str, Link]]:
         """Every wanted device that is there is a port, and no other of ours; what was done, and the devices."""
-        mended: list[str] = []
+        repaired: list[str] = []
         marks = {part.interface: port_marks(part) for part in wanted if isinstance(part, Port)}
         overlays = [part for part in wanted if isinstance(part, Overlay)]
-        marks |= leg_marks(self._bridge.numbers_of({part.tenant for part in wanted if isinstance(part, Space)}))
+        marks |= leg_marks(self._bridge.numbers_of({part.tenant for part in wanted if isinstance(part, TenantNetns)}))
         links = self._devices.read()
         for overlay in overlays:
             marks[overlay_name(overlay.vni)] = overlay_marks(overlay)
             if overlay_name(overlay.vni) not in links:
-                mended.append(f"made device {self._devices.put_overlay(overlay)}")
-        if mended:
+                repaired.append(f"made device {self._devices.put_overlay(overlay)}")
+        if repaired:
             links = self._devices.read()
-        mended += fit_ports(self._bridge, self._devices, links, marks)
+        repaired += fit_ports(self._bridge, self._devices, links, marks)
         self._leaving.clear()
-        return mended, links
+        return repaired, links
 
-    def apply(self, difference: Difference[Part]) -> None:
+    def apply(self, difference: Difference[StateItem]) -> None:
         with self._flows.telling():
             self._apply(difference)
 
-    def _apply(self, difference: Difference[Part]) -> None:
+    def _apply(self, difference: Difference[StateItem]) -> None:
         if self._connections == _NEVER:
             self._prepare()
-        come = {part.tenant for part in difference.put if isinstance(part, Space)}
+        come = {part.tenant for part in difference.put if isinstance(part, TenantNetns)}
         self._bridge.number(come)
         self._make_spaces(come)
         self._add_overlays(part for part in difference.put if isinstance(part, Overlay))
@@ -214,7 +214,7 @@ class OvsDatapath(KernelTools):
         self._devices.change_ways(
             drop=[part for part in drop if isinstance(part, Way)], put=[part for part in put if isinstance(part, Way)]
         )
-        left = {part.tenant for part in drop if isinstance(part, Space)} - come
+        left = {part.tenant for part in drop if isinstance(part, TenantNetns)} - come
         gone = {overlay_name(part.vni) for part in drop if isinstance(part, Overlay)}
         gone -= {overlay_name(part.vni) for part in put if isinstance(part, Overlay)}
         gone |= leg_marks(self._bridge.numbers_of(left)).keys()
@@ -228,17 +228,17 @@ class OvsDatapath(KernelTools):
         _refuse(not_carried(difference.put))
 
     def settle(self) -> None:
-        settle(self._switch, stir=self._flows.say_again)
+        settle(self._switch, trigger_revalidation=self._flows.rewrite_flow)
 
     def _make_spaces(self, tenants: Set[TenantName]) -> list[str]:
         """Tenants, which have numbers, have a space with legs; what was made, in words."""
-        lame = self._spaces.lame(self._bridge.numbers_of(tenants))
-        marks = leg_marks(lame)
+        incomplete = self._spaces.incomplete(self._bridge.numbers_of(tenants))
+        marks = leg_marks(incomplete)
         self._bridge.drop(marks.keys(), wait=True)
-        self._spaces.clear(lame)
+        self._spaces.clear(incomplete)
         self._bridge.add(marks, dict.fromkeys(marks, self._mtu))
-        made = self._spaces.make(lame)
-        if lame:
+        made = self._spaces.make(incomplete)
+        if incomplete:
             self._openflow.await_turn()  # it is to hear that they are up
         return made
 
@@ -247,12 +247,12 @@ class OvsDatapath(KernelTools):
         marks = {self._devices.put_overlay(part): overlay_marks(part) for part in overlays}
         self._bridge.add({name: own for name, own in marks.items() if name not in known})
 
-    def plug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
-        for fault in self.plug_together([Plugging(wiring, policy)]):
+    def plug(self, wiring: EndpointConfig, policy: Difference[StateItem] = NO_CHANGE) -> None:
+        for fault in self.plug_together([PlugRequest(wiring, policy)]):
             if fault is not None:
                 raise fault
 
-    def plug_together(self, pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
+    def plug_together(self, pluggings: Sequence[PlugRequest]) -> Iterator[WeftError | None]:
         """The switch takes as long for many ports as for one: they share a bundle, a transaction and a wait.
 
         It looks at all its ports whenever it is told of one and whenever a device changes, and does nothing else
@@ -272,7 +272,7 @@ class OvsDatapath(KernelTools):
             faults |= {each.wiring.port.interface: error for each in coming}
         yield from (faults.get(each.wiring.port.interface) for each in pluggings)
 
-    def _find_room(self, plugging: Plugging) -> None:
+    def _find_room(self, plugging: PlugRequest) -> None:
         """Refuse what cannot be had."""
         wiring = plugging.wiring
         _refuse(not_carried(plugging.policy.put))
@@ -281,13 +281,13 @@ class OvsDatapath(KernelTools):
             self._bridge.drop({wiring.port.interface}, wait=True)  # its name is to be free
         self._devices.refuse_taken(wiring)
 
-    def _add_ports(self, pluggings: Sequence[Plugging], faults: dict[str, WeftError]) -> None:
+    def _add_ports(self, pluggings: Sequence[PlugRequest], faults: dict[str, WeftError]) -> None:
         """Flows, ports and devices of workloads for which there is room."""
         self._bridge.database.look_alive()
         wirings = {each.wiring.port.interface: each.wiring for each in pluggings}
         spares = self._spares.take(wirings.values())
         new = {name: wiring for name, wiring in wirings.items() if name not in spares}
-        numbers = {name: port.number for name, port in spares.items()} | self._bridge.promise(new)
+        numbers = {name: port.number for name, port in spares.items()} | self._bridge.reserve_ofport(new)
         self._admit(pluggings, self._ground(numbers))
         rows = self._bridge.ask_for(
             {name: wiring_marks(wiring) for name, wiring in new.items()},
@@ -295,7 +295,7 @@ class OvsDatapath(KernelTools):
             {name: wiring.mtu for name, wiring in new.items()},
         )
         policy = in_turn(each.policy for each in pluggings)
-        with self._bridge.handing_over({port.name: wiring_marks(wirings[name]) for name, port in spares.items()}):
+        with self._bridge.assign_pool_port({port.name: wiring_marks(wirings[name]) for name, port in spares.items()}):
             self._spaces.change(drop=policy.drop, put=(*policy.put, *(each.wiring.port for each in pluggings)))
         self._devices.raise_made(new.values())
         with self._openflow.turning() if new else nullcontext():  # it hears that they are up, however late they were
@@ -311,13 +311,13 @@ class OvsDatapath(KernelTools):
         if not are_up:
             self._openflow.await_turn()
         come = [each for each in pluggings if each.wiring.port.interface not in faults]
-        self._uplinks.introduce(voices_of((each.wiring.port for each in come), self._vtep))
+        self._uplinks.send_garp(spoofguard_entries((each.wiring.port for each in come), self._vtep))
         self._numbers = self._read_numbers()
         places = [(each, each.wiring.port.interface) for each in come]
         if misplaced := [each for each, name in places if self._numbers.get(name) != numbers[name]]:
             self._admit(misplaced, self._ground())  # somebody else was given the number in between
 
-    def _admit(self, pluggings: Sequence[Plugging], ground: Ground) -> None:
+    def _admit(self, pluggings: Sequence[PlugRequest], ground: FlowContext) -> None:
         """Workloads speak and are spoken to at their ports, each with its policy in force.
 
         Whoever was at their addresses before, and wherever, they inherit no connection.
@@ -328,7 +328,7 @@ class OvsDatapath(KernelTools):
         put = (*policy.put, *ports)
         self._flows.change(drop=(*policy.drop, *put), put=put, ground=ground, new=new)
 
-    def unplug(self, wiring: Wiring, policy: Difference[Part] = NO_CHANGE) -> None:
+    def unplug(self, wiring: EndpointConfig, policy: Difference[StateItem] = NO_CHANGE) -> None:
         self._devices.unplug(wiring)
         self._leaving.add(wiring.port.interface)
         self._numbers = {name: each for name, each in self._numbers.items() if name != wiring.port.interface}
@@ -338,7 +338,7 @@ class OvsDatapath(KernelTools):
             self._spaces.change(drop=policy.drop, put=policy.put)
         self._spaces.dismiss(wiring.port)
 
-    def check(self, wiring: Wiring) -> list[str]:
+    def check(self, wiring: EndpointConfig) -> list[str]:
         self._database.look_alive()
         port = self._bridge.ports().get(wiring.port.interface)
         found = self._devices.differences(wiring)
@@ -352,17 +352,17 @@ class OvsDatapath(KernelTools):
         told = (drop_of(each, tenants, ports) for each in self._openflow.take_told())
         return [drop for drop in told if drop is not None]
 
-    def foretell(self, question: Question) -> str | Drop:
+    def trace(self, question: Question) -> str | Drop:
         parts = self._flows.parts
-        return foretell(self._switch, question, self._bridge.ports(), trunk=self._uplinks.trunk, parts=parts)
+        return trace(self._switch, question, self._bridge.ports(), trunk=self._uplinks.trunk, parts=parts)
 
-    def tallies(self) -> list[Tallies]:
-        return self._flows.tallies(self._bridge.tenants())
+    def counters(self) -> list[VerdictCounters]:
+        return self._flows.counters(self._bridge.tenants())
 
-    def service_uses(self) -> list[ServiceUse]:
+    def service_uses(self) -> list[ServiceFlowStats]:
         return self._spaces.uses()
 
-    def disturbed(self, *, is_current: bool = True) -> bool:
+    def has_drifted(self, *, is_current: bool = True) -> bool:
         """See `weft.ports.datapath`. A daemon that is away is told of once, and once more when it is back."""
         before, self._met = self._met, self._look(is_current=is_current)
         if self._met == _Met(self._connections, self._numbers, is_disturbed=False):
@@ -434,16 +434,16 @@ class OvsDatapath(KernelTools):
     def withdraw(self) -> list[str]:
         """See `weft.ports.datapath`. Devices go before their ports, as in `reap`."""
         self._database.look_alive()
-        mended = self._uplinks.remove()
+        repaired = self._uplinks.remove()
         links = self._devices.read()
         self._devices.retire(links.values())
         self._devices.reap()
         self._bridge.drop({*self._bridge.ports(), *self._bridge.spares()}, wait=True)
-        mended += self._spaces.converge(frozenset())
-        mended += [f"removed device {name}" for name in links]
-        mended += self._bridge.remove(self._openflow)
+        repaired += self._spaces.converge(frozenset())
+        repaired += [f"removed device {name}" for name in links]
+        repaired += self._bridge.remove(self._openflow)
         self._nftables.run(UNGUARD)
-        return mended
+        return repaired
 
     def _forget(self, tenants: Iterable[TenantName]) -> None:
         """Free the numbers of tenants, and the connections with them: whoever gets a number next inherits none."""
@@ -453,9 +453,9 @@ class OvsDatapath(KernelTools):
         self._bridge.forget(gone)
         self._flows.forget({*gone})
 
-    def _ground(self, promised: Mapping[str, int] | None = None) -> Ground:
+    def _ground(self, promised: Mapping[str, int] | None = None) -> FlowContext:
         ports = self._bridge.numbers()
-        return Ground(
+        return FlowContext(
             tenants=self._bridge.tenants(),
             ports={**ports, **promised} if promised else ports,
             vtep=self._vtep,
@@ -473,7 +473,7 @@ class OvsDatapath(KernelTools):
         return self._database.connections, self._openflow.connections + self._uplinks.connections
 
 
-def _unplugged(parts: Iterable[Part]) -> list[Part]:
+def _unplugged(parts: Iterable[StateItem]) -> list[StateItem]:
     """All but ports, which come and go by plugging."""
     return [part for part in parts if not isinstance(part, Port)]
 

@@ -15,16 +15,16 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from weft.adapters.netns.host.network import HostSide
+from weft.adapters.netns.host.network import HostNetwork
 from weft.adapters.netns.host.ruleset import HostSurroundings
 from weft.adapters.netns.kernel_state import PORT_MAC, overlay_name
 from weft.adapters.netns.nft.service_maps import read_uses
-from weft.adapters.netns.tenant_netns import TenantSpace
+from weft.adapters.netns.tenant_netns import TenantNetnsDriver
 from weft.adapters.ovs.pipeline.context import prefix_of
 from weft.adapters.ovs.pipeline.tenant_netns_flows import LEG_PREFIX, far_leg, near_leg
 from weft.domain.addresses import Address
-from weft.domain.desired.segments import Station
-from weft.domain.desired.state import Gateway, Overlay, Part, Port, Remote, Space
+from weft.domain.desired.segments import RemoteMac
+from weft.domain.desired.state import Gateway, Overlay, Port, RemoteRoute, StateItem, TenantNetns
 from weft.domain.errors import DatapathFault
 from weft.domain.host_access.state import HostLink, is_hosts
 from weft.domain.ids import TenantName
@@ -32,7 +32,7 @@ from weft.domain.loadbalancer.state import Backend, Frontend, Vip
 from weft.kernel.netlink.link import Device, alter_link, alter_protocols, create_macvlan, delete_link, read_link
 from weft.kernel.netlink.socket import NetlinkSocket
 from weft.kernel.netns import Namespace, NamespaceDirectory
-from weft.ports.datapath import NO_CHANGE, ServiceUse
+from weft.ports.datapath import NO_CHANGE, ServiceFlowStats
 
 _FAR = 0
 """No overlay has this number."""
@@ -51,8 +51,8 @@ class Spaces:
         self._directory.prepare()
         self._netlink = netlink
         self._mtu = mtu
-        self._host = HostSide(namespace, netlink, surroundings)
-        self._spaces: dict[TenantName, TenantSpace] = {}
+        self._host = HostNetwork(namespace, netlink, surroundings)
+        self._spaces: dict[TenantName, TenantNetnsDriver] = {}
         self._own: set[_Owned] = set()
         """Who is here: news of others about the same addresses, which may be old, leave them alone."""
         for name in self._directory.names():
@@ -63,7 +63,7 @@ class Spaces:
             space.close()
         self._host.close()
 
-    def lame(self, numbers: Mapping[TenantName, int]) -> dict[TenantName, int]:
+    def incomplete(self, numbers: Mapping[TenantName, int]) -> dict[TenantName, int]:
         """Those of some tenants, by their numbers, that lack a leg or are not there at all."""
         return {tenant: number for tenant, number in numbers.items() if not self._stands(tenant, number)}
 
@@ -93,22 +93,22 @@ class Spaces:
                 space.close()
             self._directory.delete(tenant)
 
-    def converge(self, wanted: Set[Part]) -> list[str]:
+    def converge(self, wanted: Set[StateItem]) -> list[str]:
         """The spaces, which stand, hold exactly what is wanted of them; what was mended, in words."""
-        tenants = {part.tenant for part in wanted if isinstance(part, Space)}
+        tenants = {part.tenant for part in wanted if isinstance(part, TenantNetns)}
         nobodys = self._spaces.keys() - tenants
         self.drop(nobodys)
-        mended = [f"removed the space of tenant {tenant}" for tenant in nobodys]
+        repaired = [f"removed the space of tenant {tenant}" for tenant in nobodys]
         self._own = _owned(wanted)
         by_tenant = self._by_tenant(wanted)
         for tenant in tenants:
             space, parts = self._spaces[tenant], by_tenant[tenant]
             made = [part for part in parts if isinstance(part, HostLink) and self._put_link(part)]
             found, _ = space.converge(set(parts), [Overlay(tenant, _FAR)])
-            mended += [f"tenant {tenant}: {each}" for each in (*(f"made {link}" for link in made), *found)]
-        return mended + self._host.converge(wanted)
+            repaired += [f"tenant {tenant}: {each}" for each in (*(f"made {link}" for link in made), *found)]
+        return repaired + self._host.converge(wanted)
 
-    def change(self, *, drop: Sequence[Part], put: Sequence[Part]) -> None:
+    def change(self, *, drop: Sequence[StateItem], put: Sequence[StateItem]) -> None:
         """No more of some parts, and others, in the spaces that are there."""
         self._own |= _owned(put)
         new, gone = self._by_tenant(put), self._by_tenant(drop)
@@ -135,7 +135,7 @@ class Spaces:
         for space in self._spaces.values():
             space.forget_left()
 
-    def uses(self) -> list[ServiceUse]:
+    def uses(self) -> list[ServiceFlowStats]:
         """Who uses which service, and who answers."""
         return [use for tenant in sorted(self._spaces) for use in read_uses(tenant, self._spaces[tenant].netfilter)]
 
@@ -143,9 +143,9 @@ class Spaces:
         """Whether others may have changed something of ours."""
         return self._host.is_disturbed() or any(space.table.is_disturbed() for space in self._spaces.values())
 
-    def _open(self, tenant: TenantName) -> TenantSpace:
+    def _open(self, tenant: TenantName) -> TenantNetnsDriver:
         if tenant not in self._spaces:
-            space = TenantSpace(self._directory.create(tenant))
+            space = TenantNetnsDriver(self._directory.create(tenant))
             space.prepare()
             self._spaces[tenant] = space
         return self._spaces[tenant]
@@ -162,7 +162,7 @@ class Spaces:
             for outside, inside in _legs(number)
         )
 
-    def _stand(self, space: TenantSpace, outside: str, inside: str) -> None:
+    def _stand(self, space: TenantNetnsDriver, outside: str, inside: str) -> None:
         """The space stands on a leg: what comes by it is for the space, which has its MAC."""
         leg = read_link(self._netlink, outside)
         if leg is None:
@@ -179,13 +179,13 @@ class Spaces:
             space.netlink.send_batch([*quiet, alter_link(end.index, up=True)])
         read_link(self._netlink, outside)  # being asked, the kernel lets both ends send at once
 
-    def _by_tenant(self, parts: Iterable[Part]) -> defaultdict[TenantName, list[Part]]:
+    def _by_tenant(self, parts: Iterable[StateItem]) -> defaultdict[TenantName, list[StateItem]]:
         """What spaces are told of some parts."""
-        found: defaultdict[TenantName, list[Part]] = defaultdict(list)
+        found: defaultdict[TenantName, list[StateItem]] = defaultdict(list)
         for part in parts:
-            if isinstance(part, Station):
+            if isinstance(part, RemoteMac):
                 others = [each for each in part.addresses if (part.tenant, each) not in self._own]
-                found[part.tenant] += [Remote(part.tenant, prefix_of(each), _FAR, part.vtep) for each in others]
+                found[part.tenant] += [RemoteRoute(part.tenant, prefix_of(each), _FAR, part.vtep) for each in others]
             else:
                 found[part.tenant] += _as_inside(part)
         return found
@@ -199,16 +199,16 @@ def _legs(number: int) -> tuple[tuple[str, str], ...]:
     return (near_leg(number), _NEAR_INSIDE), (far_leg(number), _FAR_INSIDE)
 
 
-def _owned(parts: Iterable[Part]) -> set[_Owned]:
+def _owned(parts: Iterable[StateItem]) -> set[_Owned]:
     return {(part.tenant, address) for part in parts if isinstance(part, Port) for address in part.addresses}
 
 
-def _as_inside(part: Part) -> list[Part]:
+def _as_inside(part: StateItem) -> list[StateItem]:
     """A part as its space sees it; nothing when it is no concern of the space."""
     match part:
         case Port():
             return [_at_near_leg(part)]
-        case Remote():
+        case RemoteRoute():
             return [replace(part, vni=_FAR)]
         case Gateway():
             return [replace(part, segment=0)]

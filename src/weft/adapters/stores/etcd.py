@@ -23,7 +23,6 @@ from weft.adapters.stores.etcd_gateway import Credentials, Gateway
 from weft.domain.errors import Compacted, Denied, Invalid, NotFound, Stale, Unavailable, WeftError
 from weft.domain.ids import StoreKey
 from weft.ports.store import (
-    At,
     Change,
     Compare,
     DeleteAll,
@@ -33,6 +32,7 @@ from weft.ports.store import (
     Listing,
     Put,
     Revision,
+    RevisionEquals,
     Write,
 )
 from weft.runtime.backoff import Backoff
@@ -183,7 +183,7 @@ class EtcdStore:
         return answer.header.revision
 
     def _compare(self, compare: Compare) -> wire.Compare:
-        if isinstance(compare, At):
+        if isinstance(compare, RevisionEquals):
             return wire.Compare(key=self._key(compare.key), target="MOD", result="EQUAL", mod_revision=compare.revision)
         key = self._key(compare.prefix)
         return wire.Compare(
@@ -249,4 +249,4 @@ def _check_watch(answer: wire.Watched) -> None:
 
 
 def _named(compare: Compare) -> str:
-    return compare.key if isinstance(compare, At) else f"{compare.prefix}*"
+    return compare.key if isinstance(compare, RevisionEquals) else f"{compare.prefix}*"

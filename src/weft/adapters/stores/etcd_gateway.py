@@ -11,7 +11,7 @@ import msgspec
 
 from weft.adapters.stores import etcd_wire as wire
 from weft.domain.errors import Compacted, Denied, Invalid, NotFound, Unavailable, WeftError
-from weft.runtime.http_failover import Elsewhere, Servers
+from weft.runtime.http_failover import Servers, TryNextServer
 
 T = TypeVar("T")
 
@@ -154,13 +154,13 @@ class Gateway:
             return self._headers
 
 
-def _translated(error: wire.Error, *, elsewhere: bool) -> WeftError | Elsewhere:
+def _translated(error: wire.Error, *, elsewhere: bool) -> WeftError | TryNextServer:
     """The refusal in our words; one that concerns this member alone is taken `elsewhere`, where that does no harm."""
     code = error.code or error.grpc_code
     if code == _RESOURCE_EXHAUSTED and _TOO_LARGE in error.message:
         return Invalid(f"etcd: {error.message}", details={"code": code})
     if elsewhere and code not in _ERRORS:
-        return Elsewhere(error.message)
+        return TryNextServer(error.message)
     return _ERRORS.get(code, Unavailable)(f"etcd: {error.message}", details={"code": code})
 
 

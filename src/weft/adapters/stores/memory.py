@@ -12,7 +12,6 @@ from weft.domain.errors import NotFound, Stale, Unavailable
 from weft.domain.ids import StoreKey
 from weft.ports.store import (
     NEVER,
-    At,
     Change,
     Compare,
     Delete,
@@ -23,6 +22,7 @@ from weft.ports.store import (
     Listing,
     Put,
     Revision,
+    RevisionEquals,
     Write,
 )
 from weft.runtime.store.feed import Feed
@@ -104,7 +104,7 @@ class MemoryStore:
             raise Unavailable("the store is not open")
 
     def _check(self, compare: Compare) -> None:
-        if isinstance(compare, At):
+        if isinstance(compare, RevisionEquals):
             held = self._held.get(compare.key)
             found = NEVER if held is None else held.revision
             if found != compare.revision:

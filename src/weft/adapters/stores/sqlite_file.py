@@ -22,7 +22,6 @@ from weft.domain.errors import Compacted, NotFound, Stale, Unavailable, WeftErro
 from weft.domain.ids import StoreKey
 from weft.ports.store import (
     NEVER,
-    At,
     Change,
     Compare,
     Delete,
@@ -33,6 +32,7 @@ from weft.ports.store import (
     Listing,
     Put,
     Revision,
+    RevisionEquals,
     Write,
 )
 
@@ -184,7 +184,7 @@ class Transaction:
         return self._write([Delete(key) for (key,) in rows])
 
     def _check(self, compare: Compare) -> None:
-        if isinstance(compare, At):
+        if isinstance(compare, RevisionEquals):
             row = self._sql.execute("SELECT revision FROM entries WHERE key = ?", (compare.key,)).fetchone()
             found = NEVER if row is None else row[0]
             if found != compare.revision:

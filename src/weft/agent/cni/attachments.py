@@ -16,11 +16,11 @@ import msgspec
 
 from weft.agent.cni.port_mappings import published_ports, refuse_taken_ports, wished_rates
 from weft.agent.cni.workload_identity import PlainWorkloads, Workload, Workloads
-from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.executor import DatapathExecutor
 from weft.agent.dataplane.infra_networks import HOST_NETNS, host_endpoint, host_wiring
 from weft.agent.dataplane.reconciler import Reconciler
-from weft.agent.store.attachment_store import Attachment, Handle, Journal, Stage
-from weft.agent.store.node_ipam import Holdings, Meanwhile
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Handle, Stage
+from weft.agent.store.node_ipam import Meanwhile, NodeIpam
 from weft.cni import request as cni
 from weft.cni import result
 from weft.cni.errors import CniError, Code
@@ -33,8 +33,8 @@ from weft.domain.desired.state import port_of
 from weft.domain.errors import DatapathFault, Invalid, NotFound, Unavailable, WeftError
 from weft.domain.ids import EndpointKey, check_endpoint_id
 from weft.domain.ipam import ipam
-from weft.ports.datapath import Plugging, WiredAddress, Wiring
-from weft.runtime.keyed_lock import Turns
+from weft.ports.datapath import EndpointConfig, InterfaceAddress, PlugRequest
+from weft.runtime.keyed_lock import KeyedLock
 from weft.runtime.logs import Log
 
 log = Log("attach")
@@ -53,9 +53,9 @@ class Attachments:
         self,
         *,
         cluster: Cluster,
-        holdings: Holdings,
-        journal: Journal,
-        kernel: Kernel,
+        holdings: NodeIpam,
+        journal: AttachmentStore,
+        kernel: DatapathExecutor,
         reconciler: Reconciler,
         mtu: int,
         names: bool = False,
@@ -69,7 +69,7 @@ class Attachments:
         self._reconciler = reconciler
         self._mtu = mtu
         self._names = names
-        self._turns: Turns[str] = Turns()
+        self._turns: KeyedLock[str] = KeyedLock()
         self.ready = asyncio.Event()
 
     async def serve(self, request: cni.Request) -> bytes:
@@ -128,7 +128,7 @@ class Attachments:
                 await self.remove(note)
             await self._attach(wanted, self._wire_host)
 
-    async def _attach(self, wanted: model.Endpoint, wire: Meanwhile) -> Wiring:
+    async def _attach(self, wanted: model.Endpoint, wire: Meanwhile) -> EndpointConfig:
         """Give an endpoint addresses and wire it; what fails, or is cancelled, is undone."""
         attaching = asyncio.ensure_future(self._holdings.attach(wanted, meanwhile=wire))
         try:
@@ -140,7 +140,7 @@ class Attachments:
                 await asyncio.shield(self.remove(note))
             raise
 
-    def _attached(self, key: EndpointKey) -> Wiring:
+    def _attached(self, key: EndpointKey) -> EndpointConfig:
         """Note that an ADD has come to its end; `Unavailable` when the store has taken the endpoint back meanwhile."""
         note = self._journal.get(key)
         if note is None or note.wiring is None or note.stage is Stage.LEAVING or self._is_taken_back(note):
@@ -192,10 +192,10 @@ class Attachments:
         await self._wire_as(host_wiring(wiring, network), endpoint, network)
 
     async def _wire_as(
-        self, wiring: Wiring, endpoint: model.Endpoint, network: model.Network, *, name: str = ""
+        self, wiring: EndpointConfig, endpoint: model.Endpoint, network: model.Network, *, name: str = ""
     ) -> None:
         self._journal.change(endpoint.key, stage=Stage.WIRING, wiring=wiring, network_name=name)
-        await self._reconciler.make_room(network, endpoint.group)
+        await self._reconciler.ensure_network(network, endpoint.group)
         await self.plug(endpoint, wiring)
 
     def _network_of(self, endpoint: model.Endpoint) -> model.Network:
@@ -204,13 +204,13 @@ class Attachments:
             raise Invalid(f"network {endpoint.network_key} was deleted just now")
         return stored.value
 
-    async def plug(self, endpoint: model.Endpoint, wiring: Wiring) -> None:
+    async def plug(self, endpoint: model.Endpoint, wiring: EndpointConfig) -> None:
         """Wire a workload for which there is room; what concerns its port comes into force with it."""
-        policy = self._reconciler.admit(endpoint)
+        policy = self._reconciler.add_endpoint(endpoint)
         try:
-            await self._kernel.plug(Plugging(wiring, policy))
+            await self._kernel.plug(PlugRequest(wiring, policy))
         except BaseException:
-            self._reconciler.doubt()  # nobody knows how much of the policy is in force
+            self._reconciler.mark_dirty()  # nobody knows how much of the policy is in force
             raise
         self._reconciler.found(wiring.port)
 
@@ -230,7 +230,7 @@ class Attachments:
                     await self._plug_lost(note.endpoint, wiring)
         return not self._reconciler.missing
 
-    async def _plug_lost(self, endpoint: model.Endpoint, wiring: Wiring) -> None:
+    async def _plug_lost(self, endpoint: model.Endpoint, wiring: EndpointConfig) -> None:
         log.warning("attachment lost its interface", container=endpoint.container_id)
         try:
             await self.plug(endpoint, wiring)
@@ -240,7 +240,7 @@ class Attachments:
                 await self._kernel.call(lambda datapath: datapath.unplug(wiring))
         except WeftError as error:
             log.warning("attachment given up", container=endpoint.container_id, reason=error.message)
-            self._reconciler.give_up(wiring.port)
+            self._reconciler.abandon_port(wiring.port)
 
     async def remove(self, note: Attachment) -> None:
         """Take an attachment off, from whatever stage: first the kernel's part, then the addresses."""
@@ -251,7 +251,7 @@ class Attachments:
             try:
                 await self._kernel.call(lambda datapath: datapath.unplug(wiring, policy))
             except BaseException:
-                self._reconciler.doubt()
+                self._reconciler.mark_dirty()
                 raise
             self._reconciler.forget(wiring.port)
         await self._holdings.detach(note.key)
@@ -268,7 +268,7 @@ class Attachments:
                     try:
                         if self._journal.get(note.key) == note:  # no DEL came in between
                             await self.remove(note)
-                            self._reconciler.look_again()  # it may have been its tenant's last one
+                            self._reconciler.resync()  # it may have been its tenant's last one
                     except DatapathFault as fault:
                         faults.append(f"{note.handle.container}: {fault.message}")
         if faults:
@@ -317,7 +317,7 @@ class Attachments:
     def _status(self) -> bytes:
         if not self.ready.is_set():
             raise CniError(Code.UNAVAILABLE, "the agent is restoring this node")
-        if not self._holdings.can_give:
+        if not self._holdings.may_allocate:
             raise CniError(
                 Code.UNAVAILABLE_AND_LIMITED,
                 "this node has been cut off from the store for too long",
@@ -338,20 +338,20 @@ def wiring_of(
     mtu: int,
     segment: int = 0,
     beside: Attachment | None = None,
-) -> Wiring:
+) -> EndpointConfig:
     """How an endpoint is wired: each address with its subnet's length and gateway. `beside` has the way out already."""
     wired = []
     for address in endpoint.addresses:
         subnet = ipam.subnet_of(network, address.family)
         assert subnet is not None
-        wired.append(WiredAddress(address, subnet.length, ipam.gateway_of(network, address.family)))
-    return Wiring(
+        wired.append(InterfaceAddress(address, subnet.length, ipam.gateway_of(network, address.family)))
+    return EndpointConfig(
         port=port_of(endpoint, segment=segment),
         netns=netns,
         interface=endpoint.interface,
         addresses=tuple(wired),
         mtu=mtu,
-        way_out=beside is None,
+        default_route=beside is None,
         shares_subnets=beside is not None and beside.endpoint.network_key == endpoint.network_key,
         endpoint=endpoint.endpoint_id,
         workload=(endpoint.pod.uid if endpoint.pod else "") or endpoint.container_id,
@@ -359,7 +359,7 @@ def wiring_of(
 
 
 def result_of(
-    wiring: Wiring, before: result.Result | None, *, dns: result.Dns | None = None, names: bool = False
+    wiring: EndpointConfig, before: result.Result | None, *, dns: result.Dns | None = None, names: bool = False
 ) -> result.Result:
     """What the runtime is told: the host end and the workload's interface, addresses and routes.
 
@@ -391,7 +391,7 @@ def result_of(
             *earlier.routes,
             *(
                 result.Route(
-                    target=_EVERYTHING[wired.address.family] if wiring.way_out else _interface(wired).network,
+                    target=_EVERYTHING[wired.address.family] if wiring.default_route else _interface(wired).network,
                     gateway=_gateway(wired),
                 )
                 for wired in wiring.addresses
@@ -402,15 +402,15 @@ def result_of(
     )
 
 
-def _interface(wired: WiredAddress) -> result.IPInterface:
+def _interface(wired: InterfaceAddress) -> result.IPInterface:
     return _INTERFACE[wired.address.family]((wired.address.number, wired.length))
 
 
-def _gateway(wired: WiredAddress) -> result.IPAddress | None:
+def _gateway(wired: InterfaceAddress) -> result.IPAddress | None:
     return _ADDRESS[wired.gateway.family](wired.gateway.number) if wired.gateway else None
 
 
-def check_result(wiring: Wiring, request: cni.Check) -> list[str]:
+def check_result(wiring: EndpointConfig, request: cni.Check) -> list[str]:
     """What the runtime's memory of ADD says otherwise than ours (C-082, C-083, C-087)."""
     differences = []
     if request.netns != wiring.netns:

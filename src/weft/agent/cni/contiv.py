@@ -13,11 +13,11 @@ from aiohttp import web
 
 from weft.agent.cni.inflight_requests import Serve
 from weft.agent.cni.server import Observe, cni_error, read_request
-from weft.agent.store.attachment_store import Attachment, Handle, Journal
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Handle
 from weft.cni.errors import CniError, Code
 from weft.cni.request import Verb
 from weft.domain.errors import Denied, Malformed, WeftError
-from weft.ports.datapath import WiredAddress
+from weft.ports.datapath import InterfaceAddress
 from weft.runtime.http import JSON_TYPE, MAX_BODY, errors_as_json, json_response
 from weft.runtime.logs import Log
 from weft.runtime.unix import check_caller
@@ -55,7 +55,7 @@ class PodAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ContivCni:
     """The two actions."""
 
-    def __init__(self, *, journal: Journal, serve: Serve, observe: Observe) -> None:
+    def __init__(self, *, journal: AttachmentStore, serve: Serve, observe: Observe) -> None:
         self._journal = journal
         self._serve = serve
         self._observe = observe
@@ -144,7 +144,7 @@ def _attached(note: Attachment) -> PodAnswer:
     return PodAnswer(endpointid=note.endpoint.endpoint_id, ipaddress=_address(wired, 4), ipv6address=_address(wired, 6))
 
 
-def _address(wired: tuple[WiredAddress, ...], family: int) -> str:
+def _address(wired: tuple[InterfaceAddress, ...], family: int) -> str:
     return next((f"{each.address}/{each.length}" for each in wired if each.address.family == family), "")
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from weft.agent.cni.inflight_requests import Serve
 from weft.agent.cni.workload_identity import PlainWorkloads, Workload, place
-from weft.agent.store.attachment_store import Journal, Stage
-from weft.agent.store.node_ipam import Holdings
+from weft.agent.store.attachment_store import AttachmentStore, Stage
+from weft.agent.store.node_ipam import NodeIpam
 from weft.cni.errors import CniError
 from weft.cni.request import Add, Request
 from weft.domain import kinds, model
@@ -20,7 +20,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.desired.placement import bound_by, over_defaults
 from weft.domain.errors import NotFound, Unavailable, WeftError
 from weft.ports.orchestrator import PodRef, Pods
-from weft.runtime.backoff import Backoff, happens
+from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.logs import Log
 
 log = Log("pods")
@@ -61,7 +61,7 @@ class PodWorkloads:
 class Relabelling:
     """Keeps the labels of this node's endpoints as those of their pods. `run` does it for ever."""
 
-    def __init__(self, *, cluster: Cluster, pods: Pods, journal: Journal, holdings: Holdings) -> None:
+    def __init__(self, *, cluster: Cluster, pods: Pods, journal: AttachmentStore, holdings: NodeIpam) -> None:
         self._cluster = cluster
         self._pods = pods
         self._journal = journal
@@ -70,7 +70,7 @@ class Relabelling:
     async def run(self) -> None:
         backoff = Backoff()
         while True:
-            await happens(self._pods.news, within=LOOK_EVERY_S)
+            await wait_event(self._pods.news, within=LOOK_EVERY_S)
             self._pods.news.clear()
             try:
                 is_done = await self.look()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from weft.agent.store.attachment_store import WIRED, Journal
+from weft.agent.store.attachment_store import WIRED, AttachmentStore
 from weft.cni.portmap_bandwidth import Bandwidth, PortMapping
 from weft.domain.addresses import parse_address
-from weft.domain.desired.state import Rates
+from weft.domain.desired.state import RateLimits
 from weft.domain.errors import Conflict
 from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import EndpointKey
@@ -28,9 +28,9 @@ def published_ports(mappings: Iterable[PortMapping]) -> tuple[PublishedPort, ...
     )
 
 
-def wished_rates(bandwidth: Bandwidth) -> Rates:
+def wished_rates(bandwidth: Bandwidth) -> RateLimits:
     """The wished rates; bursts come in bits."""
-    return Rates(
+    return RateLimits(
         out=bandwidth.egress_rate,
         out_burst=bandwidth.egress_burst // 8,
         into=bandwidth.ingress_rate,
@@ -38,7 +38,7 @@ def wished_rates(bandwidth: Bandwidth) -> Rates:
     )
 
 
-def refuse_taken_ports(ports: tuple[PublishedPort, ...], journal: Journal, *, but: EndpointKey) -> None:
+def refuse_taken_ports(ports: tuple[PublishedPort, ...], journal: AttachmentStore, *, but: EndpointKey) -> None:
     """`Conflict` when a port of the host leads to another workload already, or is asked for twice."""
     if not ports:
         return

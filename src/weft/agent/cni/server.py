@@ -29,7 +29,7 @@ from weft.domain.errors import (
 )
 from weft.runtime.backoff import Backoff
 from weft.runtime.logs import Log
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 from weft.runtime.unix import check_caller, listen_privately
 
 log = Log("cni")
@@ -59,7 +59,7 @@ _CODES: tuple[tuple[type[WeftError], Code], ...] = (
 """The first class an error belongs to decides its code (design 5)."""
 
 
-class HungUp(ConnectionError):
+class ClientDisconnected(ConnectionError):
     """The caller has gone while we worked: its runtime has given up, or was killed."""
 
 
@@ -99,7 +99,7 @@ async def cni_server(path: Path, serve: Serve, observe: Observe) -> AsyncIterato
     """
     with listen_privately(path) as listener:
         listener.setblocking(False)
-        async with beside(_welcome(listener, serve=serve, observe=observe), name="cni-server"):
+        async with background(_welcome(listener, serve=serve, observe=observe), name="cni-server"):
             yield
 
 
@@ -211,14 +211,14 @@ def _telling(call: Call, observe: Observe) -> Iterator[_Outcome]:
 
 
 async def _answer(call: Call, caller: socket.socket, *, serve: Serve, outcome: _Outcome) -> Answer:
-    """What to tell the caller; `HungUp` when nobody is there to be told."""
+    """What to tell the caller; `ClientDisconnected` when nobody is there to be told."""
     try:
         async with asyncio.timeout(time_to_work(call.deadline)):
             with _while_there(caller):
                 stdout = await serve(read_request(call.environment, call.stdin))
         outcome.note("done", "done")
         return Answer(exit_code=0, stdout=stdout)
-    except HungUp as gone:
+    except ClientDisconnected as gone:
         outcome.note("gone", str(gone))
         raise
     except Exception as error:
@@ -234,7 +234,7 @@ def time_to_work(deadline: float) -> float:
 
 @contextmanager
 def _while_there(caller: socket.socket) -> Iterator[None]:
-    """End the block with `HungUp` when the caller goes: it has nothing more to say, so whatever comes is its end."""
+    """End the block with `ClientDisconnected` when the caller goes: it has nothing more to say, so whatever comes is its end."""
     loop, task, fd = asyncio.get_running_loop(), asyncio.current_task(), caller.fileno()
     assert task is not None
     is_gone = False
@@ -251,7 +251,7 @@ def _while_there(caller: socket.socket) -> Iterator[None]:
     except asyncio.CancelledError as error:
         if not is_gone or task.uncancel() > 0:
             raise  # someone else wants the task to end: that goes first
-        raise HungUp("the caller hung up before it was answered") from error
+        raise ClientDisconnected("the caller hung up before it was answered") from error
     finally:
         loop.remove_reader(fd)
 

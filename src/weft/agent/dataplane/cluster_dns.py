@@ -9,7 +9,7 @@ from weft.domain.errors import Invalid
 from weft.domain.ids import TenantName
 from weft.domain.ipam import ipam
 from weft.domain.loadbalancer.cluster_dns import pools_for_names
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import Pool
 from weft.runtime.logs import Log
 
@@ -29,12 +29,12 @@ class NameService:
         """Networks, or services that answer names, are others now."""
         self._is_moved = True
 
-    def take(self) -> dict[str, dict[Front, Pool] | None]:
+    def take(self) -> dict[str, dict[FrontendKey, Pool] | None]:
         """The pools of such services when something has changed, None for those that are no more."""
         if not self._is_moved:
             return {}
         self._is_moved = False
-        pools: dict[str, dict[Front, Pool] | None] = dict.fromkeys(self._told)
+        pools: dict[str, dict[FrontendKey, Pool] | None] = dict.fromkeys(self._told)
         for document in self._cluster.all(kinds.KUBE_SERVICE):
             if document.names:
                 try:

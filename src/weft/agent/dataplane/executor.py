@@ -9,8 +9,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
-from weft.ports.datapath import Datapath, Plugging
-from weft.runtime.worker_thread import OneThread, answer_all
+from weft.ports.datapath import Datapath, PlugRequest
+from weft.runtime.worker_thread import WorkerThread, answer_all
 
 R = TypeVar("R")
 
@@ -18,14 +18,14 @@ R = TypeVar("R")
 class _Asked(NamedTuple):
     """A workload that somebody waits for."""
 
-    plugging: Plugging
+    plugging: PlugRequest
     done: asyncio.Future[None]
 
 
-class Kernel:
+class DatapathExecutor:
     """Carries out calls of the datapath one after the other, in the order in which they came."""
 
-    def __init__(self, datapath: Datapath, thread: OneThread) -> None:
+    def __init__(self, datapath: Datapath, thread: WorkerThread) -> None:
         self._datapath = datapath
         self._thread = thread
         self._together: SimpleQueue[_Asked] = SimpleQueue()
@@ -36,7 +36,7 @@ class Kernel:
         self._together = SimpleQueue()  # whoever comes later is plugged later
         return await self._thread.run(partial(work, self._datapath))
 
-    async def plug(self, plugging: Plugging) -> None:
+    async def plug(self, plugging: PlugRequest) -> None:
         """Plug a workload, together with those that wait for it at the same time; see `call`."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._together.put(_Asked(plugging, done))
@@ -66,12 +66,14 @@ def _drain(waiting: SimpleQueue[_Asked]) -> Iterator[_Asked]:
 
 
 @asynccontextmanager
-async def kernel_thread(open_datapath: Callable[[], AbstractContextManager[Datapath]]) -> AsyncIterator[Kernel]:
+async def kernel_thread(
+    open_datapath: Callable[[], AbstractContextManager[Datapath]],
+) -> AsyncIterator[DatapathExecutor]:
     """A kernel thread with its datapath, opened and closed on that very thread."""
-    with OneThread("kernel") as thread:
+    with WorkerThread("kernel") as thread:
         manager = open_datapath()
         datapath = await thread.run(manager.__enter__)
         try:
-            yield Kernel(datapath, thread)
+            yield DatapathExecutor(datapath, thread)
         finally:
             await thread.run(partial(manager.__exit__, None, None, None))

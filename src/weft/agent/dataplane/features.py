@@ -11,13 +11,13 @@ from typing import Protocol
 
 from weft.domain import model
 from weft.domain.desired.diff import Difference
-from weft.domain.desired.state import Part
+from weft.domain.desired.state import StateItem
 from weft.domain.ids import StoreKey, TenantName
 
-NOTHING: Difference[Part] = Difference((), ())
+NOTHING: Difference[StateItem] = Difference((), ())
 
 
-class Topic(Protocol):
+class DatapathFeature(Protocol):
     """See the module. `tenants` are always all that have workloads on this node."""
 
     def replace(self) -> None:
@@ -28,24 +28,24 @@ class Topic(Protocol):
         """An object of the cluster is another, or gone."""
         ...
 
-    def admit(self, endpoint: model.Endpoint) -> Difference[Part]:
+    def add_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
         """What is to be told with the port of a workload of this node."""
         ...
 
-    def dismiss(self, endpoint: model.Endpoint) -> Difference[Part]:
+    def dismiss(self, endpoint: model.Endpoint) -> Difference[StateItem]:
         """What is to be told when the port of a workload of this node goes."""
         ...
 
-    def refresh(self, tenants: Set[TenantName]) -> Difference[Part]:
+    def refresh(self, tenants: Set[TenantName]) -> Difference[StateItem]:
         """What is new since the datapath was told last."""
         ...
 
-    def everything(self, tenants: Set[TenantName]) -> Iterable[Part]:
+    def everything(self, tenants: Set[TenantName]) -> Iterable[StateItem]:
         """All that the datapath should have, which it is told of now."""
         ...
 
 
-def joined(differences: Iterable[Difference[Part]]) -> Difference[Part]:
+def joined(differences: Iterable[Difference[StateItem]]) -> Difference[StateItem]:
     """Several differences as one: the first is put first and dropped last."""
     listed = list(differences)
     return Difference(

@@ -6,12 +6,12 @@ import asyncio
 
 from weft.agent.cni.attachments import Attachments
 from weft.agent.dataplane.infra_networks import host_endpoint
-from weft.agent.store.attachment_store import Journal, Stage
+from weft.agent.store.attachment_store import AttachmentStore, Stage
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.errors import WeftError
 from weft.domain.ids import NodeName
-from weft.runtime.backoff import happens
+from weft.runtime.backoff import wait_event
 from weft.runtime.logs import Log
 
 log = Log("infra")
@@ -24,7 +24,13 @@ class Joining:
     """See the module. `news` says that networks have changed."""
 
     def __init__(
-        self, *, cluster: Cluster, node: NodeName, journal: Journal, attachments: Attachments, news: asyncio.Event
+        self,
+        *,
+        cluster: Cluster,
+        node: NodeName,
+        journal: AttachmentStore,
+        attachments: Attachments,
+        news: asyncio.Event,
     ) -> None:
         self._cluster = cluster
         self._node = node
@@ -39,7 +45,7 @@ class Joining:
         while True:
             missing = await self._join_all()
             if missing:
-                await happens(self._news, within=AGAIN_S)
+                await wait_event(self._news, within=AGAIN_S)
             else:
                 await self._news.wait()
             self._news.clear()

@@ -9,7 +9,7 @@ import msgspec
 
 from weft.domain import model
 from weft.domain.ids import EndpointId, NodeName
-from weft.ports.datapath import Wiring
+from weft.ports.datapath import EndpointConfig
 
 HOST_NETNS: Final = "/proc/thread-self/ns/net"
 """The host's own namespace, in which the agent is."""
@@ -38,7 +38,7 @@ def host_endpoint(network: model.Network, node: NodeName) -> model.Endpoint:
     )
 
 
-def host_wiring(wiring: Wiring, network: model.Network) -> Wiring:
+def host_wiring(wiring: EndpointConfig, network: model.Network) -> EndpointConfig:
     """The wiring in the host's namespace: nothing but the network's own subnets goes that way."""
     full_name = network.name if wiring.interface != network.name else ""
-    return msgspec.structs.replace(wiring, way_out=False, full_name=full_name)
+    return msgspec.structs.replace(wiring, default_route=False, full_name=full_name)

@@ -12,13 +12,13 @@ from weft.domain.desired.diff import Difference
 from weft.domain.errors import Invalid
 from weft.domain.host_access.nodeport_vips import doors
 from weft.domain.host_access.refcounts import Openings
-from weft.domain.host_access.state import Door, HostPart, Reach
+from weft.domain.host_access.state import ExternalAddress, HostPart, NodePortVip
 from weft.domain.ids import NodeName, StoreKey, TenantName
 from weft.domain.loadbalancer.external_ips import outer_rules
 from weft.domain.loadbalancer.kube_objects import KubeService
 from weft.domain.loadbalancer.kube_services import KubeServices, ServiceKey, Surroundings, known_addresses
 from weft.domain.loadbalancer.kubernetes import is_outward
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import Pool
 from weft.runtime.logs import Log
 
@@ -133,21 +133,21 @@ class KubeTenant:
         else:
             self._services.put_service(document)
         asked = known_addresses(document) if document is not None and document.names else ()
-        self._openings.put(("names", key), {Reach(self._tenant, address, "host") for address in asked})
+        self._openings.put(("names", key), {ExternalAddress(self._tenant, address, "host") for address in asked})
 
-    def take(self) -> dict[str, dict[Front, Pool] | None]:
+    def take(self) -> dict[str, dict[FrontendKey, Pool] | None]:
         """The pools of services that have changed, None for those that are no more."""
         if self._is_moved and self._services:  # it is not for nothing: all tenants and networks are looked at
             self._is_moved = False
             self._surroundings = self._look_around()
             self._services.surround(self._surroundings)
-        pools: dict[str, dict[Front, Pool] | None] = {}
+        pools: dict[str, dict[FrontendKey, Pool] | None] = {}
         for key, view in self._services.take():
             pools[str(key)] = None if view is None else view.pools
             self._openings.put(key, view.openings if view else frozenset())
             self._tell_faults(key, view.faults if view else ())
         if pools:
-            door = Door(self._tenant, self._surroundings.doors)
+            door = NodePortVip(self._tenant, self._surroundings.doors)
             self._openings.put(None, {door} if self._services else frozenset())
         return pools
 

@@ -9,7 +9,7 @@ from weft.domain import model
 from weft.domain.ids import TenantName
 
 
-class SpaceWatch(Protocol):
+class NetnsObserver(Protocol):
     """See the module. The reconciler tells it; `tenants` are always all that have a space."""
 
     async def leave(self, *, but: Set[TenantName]) -> None:
@@ -20,7 +20,7 @@ class SpaceWatch(Protocol):
         """These tenants have a space now. `anew`: some may have another than before."""
         ...
 
-    def admit(self, endpoint: model.Endpoint) -> None:
+    def add_endpoint(self, endpoint: model.Endpoint) -> None:
         """A workload of this node has rules now. The store may not know it yet."""
         ...
 
@@ -29,7 +29,7 @@ class SpaceWatch(Protocol):
         ...
 
 
-class Nobody:
+class NoObserver:
     """Has nothing in there."""
 
     async def leave(self, *, but: Set[TenantName]) -> None:
@@ -38,7 +38,7 @@ class Nobody:
     def enter(self, tenants: Set[TenantName], *, anew: bool = False) -> None:
         pass
 
-    def admit(self, endpoint: model.Endpoint) -> None:
+    def add_endpoint(self, endpoint: model.Endpoint) -> None:
         pass
 
     def dismiss(self, endpoint: model.Endpoint) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from weft.agent.dataplane.features import NOTHING, joined
-from weft.agent.store.attachment_store import WIRED, Journal
+from weft.agent.store.attachment_store import WIRED, AttachmentStore
 from weft.domain import kinds, model
 from weft.domain.addresses import Address, Range
 from weft.domain.cluster import Cluster
 from weft.domain.desired.diff import Difference, diff
-from weft.domain.desired.state import Part, rank
+from weft.domain.desired.state import StateItem, rank
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointKey, NodeName, StoreKey, TenantName
 from weft.domain.ipam import ipam
@@ -24,7 +24,7 @@ from weft.domain.lifecycle.changes.endpoints import is_same
 from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.engine.engine_sync import CONCERNED, CONCERNED_FOLDERS, SHARED, SHARED_FOLDERS, follow
 from weft.domain.policy.explain.dns_egress import kept_in_by
-from weft.domain.policy.policymap.policy_map import Tables
+from weft.domain.policy.policymap.policy_map import PolicyMap
 from weft.domain.policy.policymap.policy_state import PolicyPart
 from weft.runtime.logs import Log
 
@@ -32,7 +32,7 @@ log = Log("policy")
 
 
 class TenantPolicy:
-    """See the module. Changes are gathered by `follow`, `admit` and `dismiss`; `refresh` tells what they come to."""
+    """See the module. Changes are gathered by `follow`, `add_endpoint` and `dismiss`; `refresh` tells what they come to."""
 
     def __init__(
         self, cluster: Cluster, tenant: TenantName, *, node: NodeName, attached: Iterable[model.Endpoint]
@@ -42,10 +42,10 @@ class TenantPolicy:
         self._admitted: dict[EndpointKey, model.Endpoint] = {}
         self._knows_others = False
         self._engine = Engine()
-        self.tables = Tables(self._engine, tenant=tenant, node=node)
+        self.tables = PolicyMap(self._engine, tenant=tenant, node=node)
         self._tenant = tenant
         for endpoint in attached:
-            self.admit(endpoint)
+            self.add_endpoint(endpoint)
         for kind in CONCERNED:
             if kind is not kinds.ENDPOINT:
                 self._follow_all(kind)
@@ -60,7 +60,7 @@ class TenantPolicy:
         self._meet_the_others()
         return self._engine
 
-    def keeps_in(self, endpoint: model.Endpoint, resolvers: Collection[Address]) -> bool:
+    def dns_egress_denied(self, endpoint: model.Endpoint, resolvers: Collection[Address]) -> bool:
         """Whether a workload of this node may ask none of the resolvers."""
         return kept_in_by(self._engine, node=self._node, resolvers=resolvers)(endpoint)
 
@@ -119,7 +119,7 @@ class TenantPolicy:
                     gateways.append(gateway)
         self.tables.set_ground(subnets, gateways)
 
-    def admit(self, endpoint: model.Endpoint) -> None:
+    def add_endpoint(self, endpoint: model.Endpoint) -> None:
         """A workload of this node is about to be wired."""
         self._admitted[endpoint.key] = known = self._as_known(endpoint)
         self.tables.note(self._engine.put(known))
@@ -137,7 +137,7 @@ class TenantPolicy:
 class Policies:
     """A topic (`weft.agent.dataplane.features`): the policy of every tenant with workloads on this node."""
 
-    def __init__(self, cluster: Cluster, *, node: NodeName, journal: Journal) -> None:
+    def __init__(self, cluster: Cluster, *, node: NodeName, journal: AttachmentStore) -> None:
         self._cluster = cluster
         self._node = node
         self._journal = journal
@@ -161,35 +161,35 @@ class Policies:
         elif folder in CONCERNED_FOLDERS and (policy := self._policies.get(TenantName(rest.partition("/")[0]))):
             policy.follow(key)
 
-    def admit(self, endpoint: model.Endpoint) -> Difference[Part]:
+    def add_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
         policy = self._policies.get(endpoint.tenant)
         if policy is None:
             return self._enter(endpoint.tenant)
-        policy.admit(endpoint)
+        policy.add_endpoint(endpoint)
         return _as_parts(policy.refresh())
 
-    def dismiss(self, endpoint: model.Endpoint) -> Difference[Part]:
+    def dismiss(self, endpoint: model.Endpoint) -> Difference[StateItem]:
         policy = self._policies.get(endpoint.tenant)
         if policy is None:
             return NOTHING
         policy.dismiss(endpoint.key)
         return _as_parts(policy.refresh())
 
-    def refresh(self, tenants: Set[TenantName]) -> Difference[Part]:
+    def refresh(self, tenants: Set[TenantName]) -> Difference[StateItem]:
         for table in (self._policies, self._former):
             for gone in table.keys() - tenants:
                 del table[gone]
         return joined(self._refresh_one(tenant) for tenant in tenants)
 
-    def everything(self, tenants: Set[TenantName]) -> Iterator[Part]:
+    def everything(self, tenants: Set[TenantName]) -> Iterator[StateItem]:
         self.refresh(tenants)
         return (part for policy in self._policies.values() for part in policy.tables.parts)
 
-    def _refresh_one(self, tenant: TenantName) -> Difference[Part]:
+    def _refresh_one(self, tenant: TenantName) -> Difference[StateItem]:
         known = self._policies.get(tenant)
         return _as_parts(known.refresh()) if known else self._enter(tenant)
 
-    def _enter(self, tenant: TenantName) -> Difference[Part]:
+    def _enter(self, tenant: TenantName) -> Difference[StateItem]:
         """Keep a tenant's policy from now on; the datapath may have a part of it from before."""
         attached = (note.endpoint for note in self._journal if note.key.tenant == tenant and note.stage in WIRED)
         policy = TenantPolicy(self._cluster, tenant, node=self._node, attached=attached)
@@ -199,5 +199,5 @@ class Policies:
         return _as_parts(changes if former is None else diff(policy.tables.parts, former, rank=rank))
 
 
-def _as_parts(changes: Difference[PolicyPart]) -> Difference[Part]:
+def _as_parts(changes: Difference[PolicyPart]) -> Difference[StateItem]:
     return changes  # type: ignore[return-value]  # a policy part is a part

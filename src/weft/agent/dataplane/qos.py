@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Set
 
 from weft.agent.dataplane.features import NOTHING
-from weft.agent.store.attachment_store import WIRED, Journal
+from weft.agent.store.attachment_store import WIRED, AttachmentStore
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.desired.diff import Difference, diff
-from weft.domain.desired.state import NO_RATES, Part, Shape, rank, shape_of, wished_shape
+from weft.domain.desired.state import NO_RATES, QosProfile, StateItem, rank, shape_of, wished_shape
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointKey, StoreKey, TenantName
 from weft.runtime.logs import Log
@@ -23,10 +23,10 @@ _FOLDERS = (kinds.GROUP.prefix, kinds.PROFILE.prefix)
 class Profiles:
     """The shapes that the datapath has been told of. Nothing is computed until a group or a profile has changed."""
 
-    def __init__(self, cluster: Cluster, journal: Journal) -> None:
+    def __init__(self, cluster: Cluster, journal: AttachmentStore) -> None:
         self._cluster = cluster
         self._journal = journal
-        self._told: dict[EndpointKey, Shape] = {}
+        self._told: dict[EndpointKey, QosProfile] = {}
         self._touched = True
 
     def replace(self) -> None:
@@ -35,7 +35,7 @@ class Profiles:
     def follow(self, key: StoreKey) -> None:
         self._touched |= key.partition("/")[0] in _FOLDERS
 
-    def admit(self, endpoint: model.Endpoint) -> Difference[Part]:
+    def add_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
         self.dismiss(endpoint)
         shape = self._shape_of(endpoint)
         if shape is None:
@@ -43,18 +43,18 @@ class Profiles:
         self._told[endpoint.key] = shape
         return Difference((shape,), ())
 
-    def dismiss(self, endpoint: model.Endpoint) -> Difference[Part]:
+    def dismiss(self, endpoint: model.Endpoint) -> Difference[StateItem]:
         """Its shape goes with its port: there is nothing to tell."""
         self._told.pop(endpoint.key, None)
         return NOTHING
 
-    def refresh(self, tenants: Set[TenantName]) -> Difference[Part]:
+    def refresh(self, tenants: Set[TenantName]) -> Difference[StateItem]:
         if not self._touched:
             return NOTHING
-        before: frozenset[Part] = frozenset(self._told.values())
+        before: frozenset[StateItem] = frozenset(self._told.values())
         return diff(self.everything(tenants), before, rank=rank)
 
-    def everything(self, tenants: Set[TenantName]) -> frozenset[Part]:
+    def everything(self, tenants: Set[TenantName]) -> frozenset[StateItem]:
         self._touched = False
         self._told = {}
         for note in self._journal:
@@ -62,7 +62,7 @@ class Profiles:
                 self._told[note.key] = shape
         return frozenset(self._told.values())
 
-    def _shape_of(self, endpoint: model.Endpoint) -> Shape | None:
+    def _shape_of(self, endpoint: model.Endpoint) -> QosProfile | None:
         note = self._journal.get(endpoint.key)
         wish = note.wiring.rates if note and note.wiring else NO_RATES
         try:

@@ -7,24 +7,34 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 
-from weft.agent.dataplane.executor import Kernel
-from weft.agent.dataplane.features import NOTHING, Topic, joined
+from weft.agent.dataplane.executor import DatapathExecutor
+from weft.agent.dataplane.features import NOTHING, DatapathFeature, joined
 from weft.agent.dataplane.host_access import HostAccess
-from weft.agent.dataplane.netns_lifecycle import Nobody, SpaceWatch
+from weft.agent.dataplane.netns_lifecycle import NetnsObserver, NoObserver
 from weft.agent.dataplane.policy import Policies
 from weft.agent.dataplane.qos import Profiles
 from weft.agent.dataplane.services import Services
-from weft.agent.store.attachment_store import WIRED, Journal, Stage
+from weft.agent.store.attachment_store import WIRED, AttachmentStore, Stage
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.desired.diff import Difference, diff
 from weft.domain.desired.segments import is_bridged, tags_of
-from weft.domain.desired.state import Beyond, Part, Port, Space, ground_of, node_view, rank, remotes_of, way_of
+from weft.domain.desired.state import (
+    Beyond,
+    Port,
+    StateItem,
+    TenantNetns,
+    ground_of,
+    node_view,
+    rank,
+    remotes_of,
+    way_of,
+)
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.store_types import NEVER, Change, Listing, Revision
-from weft.ports.datapath import Findings
-from weft.runtime.backoff import Backoff, happens
+from weft.ports.datapath import DriftReport
+from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.logs import Log
 from weft.runtime.memory_trim import give_back_memory
 
@@ -43,23 +53,23 @@ class Reconciler:
     anything else can happen.
     """
 
-    def __init__(self, cluster: Cluster, *, node: NodeName, journal: Journal, kernel: Kernel) -> None:
+    def __init__(self, cluster: Cluster, *, node: NodeName, journal: AttachmentStore, kernel: DatapathExecutor) -> None:
         self._cluster = cluster
         self._node = node
         self._journal = journal
         self._kernel = kernel
-        self._applied: frozenset[Part] = frozenset()
+        self._applied: frozenset[StateItem] = frozenset()
         self._tenants: frozenset[TenantName] = frozenset()
         self._of_endpoint: defaultdict[tuple[str, ...], frozenset[Beyond]] = defaultdict(frozenset)
         self.policies = Policies(cluster, node=node, journal=journal)
         self.services = Services(cluster, node=node, journal=journal)
-        self._topics: tuple[Topic, ...] = (
+        self._topics: tuple[DatapathFeature, ...] = (
             self.policies,
             self.services,
             Profiles(cluster, journal),
             HostAccess(cluster, node=node, journal=journal),
         )
-        self.spaces: SpaceWatch = Nobody()
+        self.spaces: NetnsObserver = NoObserver()
         """Who else is inside tenants' spaces."""
         self._handed_out = False
         self._doubtful = False
@@ -83,7 +93,7 @@ class Reconciler:
         """Set when some are missing."""
         self.receipt_due = asyncio.Event()
         """Set when a wish for a receipt has been carried out."""
-        self.mended = 0
+        self.repaired = 0
         """How many deviations of the kernel were put right so far."""
         self.fault = ""
         """Why the datapath does not follow; empty while it does."""
@@ -104,7 +114,7 @@ class Reconciler:
         for topic in self._topics:
             topic.replace()
         self.networks_changed.set()
-        self.look_again()
+        self.resync()
 
     def apply(self, change: Change) -> None:
         self._cluster.apply(change)
@@ -126,7 +136,7 @@ class Reconciler:
         self._all_touched |= self.services.open_tenants != open_before
         self._news.set()
 
-    def look_again(self) -> None:
+    def resync(self) -> None:
         """More may have changed than the news told."""
         self._all_touched = True
         self._news.set()
@@ -137,7 +147,7 @@ class Reconciler:
         clock = asyncio.get_running_loop().time
         full_at = clock() + FULL_ROUND_S
         while True:
-            await happens(self._news, within=max(full_at - clock(), 0.01))
+            await wait_event(self._news, within=max(full_at - clock(), 0.01))
             try:
                 if not self._doubtful:
                     await self.refresh()  # so that a round reads back what was told, and takes no news for drift
@@ -148,11 +158,11 @@ class Reconciler:
             except DatapathFault as error:
                 self.fault = error.message
                 log.error("datapath fault", reason=error.message)
-                self.doubt()
+                self.mark_dirty()
                 self._urged.clear()
                 await backoff.pause(until=self._urged)
 
-    def doubt(self) -> None:
+    def mark_dirty(self) -> None:
         """The datapath may not be as it was told: everything is to be read back soon."""
         self._doubtful = True
         self._news.set()
@@ -160,7 +170,7 @@ class Reconciler:
 
     async def refresh(self) -> None:
         """Bring the datapath up to what the cluster says now, as far as it was touched."""
-        async with self._turn, self._realising():
+        async with self._turn, self._applying():
             self._news.clear()
             touched, self._touched = self._touched, set()
             if self._all_touched or any(self._is_new_ground(key) for key in touched):
@@ -174,14 +184,14 @@ class Reconciler:
             await self._apply(self._applied if is_so else (self._applied - removed) | added)
             self._of_endpoint.update(changed)
 
-    async def converge(self) -> Findings:
+    async def converge(self) -> DriftReport:
         """Read everything back and mend it."""
-        async with self._turn, self._realising():
+        async with self._turn, self._applying():
             findings = await self._read_back()
         await self._kernel.call(lambda _: give_back_memory())  # to have everything twice took some
         return findings
 
-    async def _read_back(self) -> Findings:
+    async def _read_back(self) -> DriftReport:
         await self.spaces.leave(but=self._local_tenants())
         self._news.clear()
         self._touched.clear()
@@ -196,11 +206,11 @@ class Reconciler:
         except BaseException:
             self._doubtful = True
             raise
-        self.spaces.enter(self._tenants, anew=bool(findings.mended))
+        self.spaces.enter(self._tenants, anew=bool(findings.repaired))
         self._remember_remotes()
-        self.mended += len(findings.mended)
+        self.repaired += len(findings.repaired)
         self._note_missing(attached & findings.missing)
-        for text in findings.mended:
+        for text in findings.repaired:
             log.info("mended", what=text)
         return findings
 
@@ -219,13 +229,13 @@ class Reconciler:
         self.missing.discard(port)
         self._given_up.discard(port)
 
-    def give_up(self, port: Port) -> None:
+    def abandon_port(self, port: Port) -> None:
         """What is missing cannot be had again; it is not missed until it was there once more."""
         self.missing.discard(port)
         self._given_up.add(port)
 
     @asynccontextmanager
-    async def _realising(self) -> AsyncIterator[None]:
+    async def _applying(self) -> AsyncIterator[None]:
         """What is known when the block begins is carried out when it ends well."""
         seen, wish = self._seen, self._cluster.receipt_wish
         yield
@@ -238,7 +248,7 @@ class Reconciler:
             self.settled = wish
             self.receipt_due.set()
 
-    async def make_room(self, network: model.Network, group: str) -> None:
+    async def ensure_network(self, network: model.Network, group: str) -> None:
         """The tenant's space and the ground of network and group are there when this returns, and stay: it is noted.
 
         The turn is waited for even when there is nothing to do: a round that began before the note may be removing
@@ -251,20 +261,20 @@ class Reconciler:
             if not self._applied.issuperset(needed):
                 await self._apply_all(self._wanted().union(needed))
 
-    def admit(self, endpoint: model.Endpoint) -> Difference[Part]:
+    def add_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
         """What the datapath is to be told with the port of a workload for which there is room."""
         self._handed_out = True
-        difference = joined(topic.admit(endpoint) for topic in self._topics)
-        self.spaces.admit(endpoint)
+        difference = joined(topic.add_endpoint(endpoint) for topic in self._topics)
+        self.spaces.add_endpoint(endpoint)
         return difference
 
-    def dismiss(self, endpoint: model.Endpoint) -> Difference[Part]:
+    def dismiss(self, endpoint: model.Endpoint) -> Difference[StateItem]:
         """What the datapath is to be told when a workload's port goes."""
         self._handed_out = True
         self.spaces.dismiss(endpoint)
         return joined(topic.dismiss(endpoint) for topic in self._topics)
 
-    def _wanted(self) -> frozenset[Part]:
+    def _wanted(self) -> frozenset[StateItem]:
         return node_view(self._cluster, self._node, self._local_tenants())
 
     def _local_tenants(self) -> frozenset[TenantName]:
@@ -279,18 +289,18 @@ class Reconciler:
         """Whether an endpoint is in a network of a local tenant for which there is no way to other nodes yet."""
         tenant, network, _ = key
         stored, endpoint = self._cluster.get(kinds.NETWORK, tenant, network), self._cluster.get(kinds.ENDPOINT, *key)
-        if stored is None or Space(TenantName(tenant)) not in self._applied:
+        if stored is None or TenantNetns(TenantName(tenant)) not in self._applied:
             return False
         tags = tags_of(self._cluster, stored.value, endpoint.value.group if endpoint else "")
         return tags is not None and way_of(TenantName(tenant), tags) not in self._applied
 
     def _remotes_at(self, key: tuple[str, ...]) -> frozenset[Beyond]:
         stored = self._cluster.get(kinds.ENDPOINT, *key)
-        if stored is None or Space(stored.value.tenant) not in self._applied:
+        if stored is None or TenantNetns(stored.value.tenant) not in self._applied:
             return frozenset()
         return frozenset(remotes_of(self._cluster, self._node, stored.value))
 
-    async def _apply(self, wanted: frozenset[Part]) -> None:
+    async def _apply(self, wanted: frozenset[StateItem]) -> None:
         view = NOTHING
         if wanted is not self._applied:
             view = diff(wanted, self._applied, rank=rank)
@@ -302,7 +312,7 @@ class Reconciler:
             await self._kernel.call(lambda datapath: datapath.apply(difference))
         self._applied = wanted
 
-    async def _apply_all(self, wanted: frozenset[Part]) -> None:
+    async def _apply_all(self, wanted: frozenset[StateItem]) -> None:
         await self.spaces.leave(but=_tenants(wanted))
         await self._apply(wanted)
         self.spaces.enter(self._tenants)
@@ -312,13 +322,13 @@ class Reconciler:
         self._of_endpoint = defaultdict(frozenset, self._all_remotes())
 
     def _all_remotes(self) -> Iterator[tuple[tuple[str, ...], frozenset[Beyond]]]:
-        tenants = {part.tenant for part in self._applied if isinstance(part, Space)}
+        tenants = {part.tenant for part in self._applied if isinstance(part, TenantNetns)}
         for tenant in tenants:
             for endpoint in self._cluster.all(kinds.ENDPOINT, tenant):
                 if endpoint.host != self._node:
                     yield tuple(endpoint.key), frozenset(remotes_of(self._cluster, self._node, endpoint))
 
 
-def _tenants(parts: Iterable[Part]) -> frozenset[TenantName]:
+def _tenants(parts: Iterable[StateItem]) -> frozenset[TenantName]:
     """The tenants that have a space among these parts."""
-    return frozenset(part.tenant for part in parts if isinstance(part, Space))
+    return frozenset(part.tenant for part in parts if isinstance(part, TenantNetns))

@@ -13,18 +13,18 @@ from weft.agent.dataplane import kube_services
 from weft.agent.dataplane.cluster_dns import NameService
 from weft.agent.dataplane.features import NOTHING, joined
 from weft.agent.dataplane.kube_services import KubeIndex, KubeTenant
-from weft.agent.store.attachment_store import WIRED, Journal
+from weft.agent.store.attachment_store import WIRED, AttachmentStore
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
 from weft.domain.cluster import Cluster
 from weft.domain.desired.diff import Difference, diff
-from weft.domain.desired.state import Part, rank
+from weft.domain.desired.state import StateItem, rank
 from weft.domain.errors import Invalid
 from weft.domain.host_access.state import is_hosts
 from weft.domain.ids import EndpointKey, NodeName, StoreKey, TenantName
 from weft.domain.loadbalancer.kube_objects import KubeService
 from weft.domain.loadbalancer.providers import Providers
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import BalancingTable
 from weft.runtime.logs import Log
 
@@ -84,7 +84,7 @@ class TenantServices:
         self.kube.moved()
         self._names.moved()
 
-    def admit(self, endpoint: model.Endpoint) -> None:
+    def add_endpoint(self, endpoint: model.Endpoint) -> None:
         """A workload of this node is about to be wired."""
         self._attached[endpoint.key] = endpoint
         self._look_at(endpoint.key)
@@ -106,7 +106,7 @@ class TenantServices:
         else:
             self._providers.put_endpoint(known)
 
-    def refresh(self) -> Difference[Part]:
+    def refresh(self) -> Difference[StateItem]:
         """What the datapath is to be told since the last time."""
         for name, pools in (*self._providers.take(), *self.kube.take().items(), *self._names.take().items()):
             if pools is None:
@@ -116,12 +116,12 @@ class TenantServices:
         inside, host = self._table.refresh(), self.kube.refresh()
         return Difference((*inside.put, *host.put), (*host.drop, *inside.drop))
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[StateItem]:
         """All that the datapath has been told of."""
         yield from self._table.parts()
         yield from self.kube.parts()
 
-    def port_of(self, front: Front, provider: Address) -> int:
+    def port_of(self, front: FrontendKey, provider: Address) -> int:
         """Where a provider is asked for what comes to a front; 0 when it does not provide it now."""
         return self._table.port_of(front, provider)
 
@@ -129,13 +129,13 @@ class TenantServices:
 class Services:
     """A topic (`weft.agent.dataplane.features`): the services of every tenant with workloads on this node."""
 
-    def __init__(self, cluster: Cluster, *, node: NodeName, journal: Journal) -> None:
+    def __init__(self, cluster: Cluster, *, node: NodeName, journal: AttachmentStore) -> None:
         self._cluster = cluster
         self._node = node
         self._journal = journal
         self._index = KubeIndex(cluster)
         self._services: dict[TenantName, TenantServices] = {}
-        self._former: dict[TenantName, frozenset[Part]] = {}
+        self._former: dict[TenantName, frozenset[StateItem]] = {}
         self.probes_changed = asyncio.Event()
         """Set when services whose health is asked for, or what is behind them, may be others than before."""
 
@@ -170,36 +170,36 @@ class Services:
         if was_probed or self._index.is_probed(key):
             self.probes_changed.set()
 
-    def admit(self, endpoint: model.Endpoint) -> Difference[Part]:
+    def add_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
         services = self._services.get(endpoint.tenant)
         if services is None:
             return self._enter(endpoint.tenant)
-        services.admit(endpoint)
+        services.add_endpoint(endpoint)
         return services.refresh()
 
-    def dismiss(self, endpoint: model.Endpoint) -> Difference[Part]:
+    def dismiss(self, endpoint: model.Endpoint) -> Difference[StateItem]:
         services = self._services.get(endpoint.tenant)
         if services is None:
             return NOTHING
         services.dismiss(endpoint.key)
         return services.refresh()
 
-    def refresh(self, tenants: Set[TenantName]) -> Difference[Part]:
+    def refresh(self, tenants: Set[TenantName]) -> Difference[StateItem]:
         for gone in self._services.keys() - tenants:
             self._former[gone] = frozenset(self._services.pop(gone).parts())
         # All else of a tenant goes with its space.
         left = [part for gone in self._former.keys() - tenants for part in self._former.pop(gone) if is_hosts(part)]
         return joined([Difference((), tuple(left)), *(self._refresh_one(tenant) for tenant in tenants)])
 
-    def everything(self, tenants: Set[TenantName]) -> Iterator[Part]:
+    def everything(self, tenants: Set[TenantName]) -> Iterator[StateItem]:
         self.refresh(tenants)
         return (part for services in self._services.values() for part in services.parts())
 
-    def _refresh_one(self, tenant: TenantName) -> Difference[Part]:
+    def _refresh_one(self, tenant: TenantName) -> Difference[StateItem]:
         known = self._services.get(tenant)
         return known.refresh() if known else self._enter(tenant)
 
-    def _enter(self, tenant: TenantName) -> Difference[Part]:
+    def _enter(self, tenant: TenantName) -> Difference[StateItem]:
         """Keep a tenant's services from now on; the datapath may have a part of them from before."""
         attached = (note.endpoint for note in self._journal if note.key.tenant == tenant and note.stage in WIRED)
         services = TenantServices(self._cluster, tenant, node=self._node, attached=attached, index=self._index)

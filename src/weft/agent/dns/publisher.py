@@ -25,7 +25,7 @@ _RULE_FOLDERS = CONCERNED_FOLDERS - {kinds.ENDPOINT.prefix, kinds.NETWORK.prefix
 
 
 class Names:
-    """A sink in front of the agent's own, to which it hands everything on first, and a `SpaceWatch`."""
+    """A sink in front of the agent's own, to which it hands everything on first, and a `NetnsObserver`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Names:
         self._sink = sink
         self._node = node
         self._policies = policies
-        self._pusher = NamePusher(cluster, socket=socket, keeps_in=self._keeps_in, domain=domain)
+        self._pusher = NamePusher(cluster, socket=socket, dns_egress_denied=self._keeps_in, domain=domain)
         self._tenants: frozenset[TenantName] | None = None
         self._replaced = False
 
@@ -86,10 +86,10 @@ class Names:
             self._pusher.forget(tenant)  # its last workload left while we were leaving others
         again = anew or self._replaced
         for tenant in tenants if again else tenants - known:
-            self._pusher.admit(tenant)
+            self._pusher.add_endpoint(tenant)
         self._tenants, self._replaced = frozenset(tenants), False
 
-    def admit(self, endpoint: model.Endpoint) -> None:
+    def add_endpoint(self, endpoint: model.Endpoint) -> None:
         self._pusher.expect(endpoint)
 
     def dismiss(self, endpoint: model.Endpoint) -> None:
@@ -99,4 +99,4 @@ class Names:
         policy = self._policies.get(endpoint.tenant)
         if policy is None:  # not known yet: it asks nobody
             return endpoint.host == self._node
-        return policy.keeps_in(endpoint, self._pusher.resolvers)
+        return policy.dns_egress_denied(endpoint, self._pusher.resolvers)

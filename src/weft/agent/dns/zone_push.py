@@ -29,8 +29,8 @@ from weft.domain.errors import Unavailable
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
 from weft.domain.model import Endpoint
 from weft.domain.store_types import Change
-from weft.runtime.backoff import Backoff, happens
-from weft.runtime.dns_control import Entries, Everything, Look, Message, Tenant
+from weft.runtime.backoff import Backoff, wait_event
+from weft.runtime.dns_control import Entries, FullSync, Message, StatusQuery, Tenant
 from weft.runtime.logs import Log
 
 log = Log("names")
@@ -55,11 +55,11 @@ class NamePusher:
     """
 
     def __init__(
-        self, cluster: Cluster, *, socket: Path, keeps_in: KeepsIn = nobody, domain: str = CLUSTER_DOMAIN
+        self, cluster: Cluster, *, socket: Path, dns_egress_denied: KeepsIn = nobody, domain: str = CLUSTER_DOMAIN
     ) -> None:
         self._cluster = cluster
         self._socket = socket
-        self._keeps_in = keeps_in
+        self._keeps_in = dns_egress_denied
         self._domain = domain
         self._admitted: set[TenantName] = set()
         self._tenants: set[TenantName] = set()
@@ -123,7 +123,7 @@ class NamePusher:
         self._news.set()
         self._hurry.set()
 
-    def admit(self, tenant: TenantName) -> None:
+    def add_endpoint(self, tenant: TenantName) -> None:
         """The tenant's space is there. To say it again is fine: all is told anew, and sockets leave an older space."""
         self._admitted.add(tenant)
         self._tenants.add(tenant)
@@ -154,7 +154,7 @@ class NamePusher:
         """In whose spaces netdns is; in nobody's when it does not say."""
         try:
             async with asyncio.timeout(WITHDRAWN_WITHIN_S):
-                return frozenset((await tell(self._socket, Look())).serving)
+                return frozenset((await tell(self._socket, StatusQuery())).serving)
         except (Unavailable, TimeoutError):
             return frozenset()
 
@@ -165,7 +165,7 @@ class NamePusher:
         while True:
             try:
                 async with conversation_with(self._socket) as conversation:
-                    await self._say_one(conversation, Look())  # whom it asks decides who may ask
+                    await self._say_one(conversation, StatusQuery())  # whom it asks decides who may ask
                     await self._say(conversation, anew=True)
                     backoff.reset()
                     told = ""
@@ -184,11 +184,11 @@ class NamePusher:
 
     async def _follow(self, conversation: Conversation) -> None:
         while True:
-            if await happens(self._news, within=LOOK_EVERY_S):
-                await happens(self._hurry, within=RULES_REST_S)
+            if await wait_event(self._news, within=LOOK_EVERY_S):
+                await wait_event(self._hurry, within=RULES_REST_S)
                 await self._say(conversation, anew=False)
             else:
-                await self._say_one(conversation, Look())
+                await self._say_one(conversation, StatusQuery())
 
     async def _say(self, conversation: Conversation, *, anew: bool) -> None:
         """Tell what is to be told. It is worked out in our turn, so that nobody is withdrawn meanwhile."""
@@ -199,7 +199,7 @@ class NamePusher:
             objects, self._objects = self._objects | self._kept_otherwise(), set()
             self._ruled.clear()
             if anew:
-                everything = Everything({tenant: self._zone(tenant) for tenant in self._admitted})
+                everything = FullSync({tenant: self._zone(tenant) for tenant in self._admitted})
                 await self._say_one(conversation, everything)
                 return
             for tenant in tenants:
@@ -222,7 +222,7 @@ class NamePusher:
         """The tenant's names, with those who are just coming."""
         documents = self._cluster.all(kinds.KUBE_SERVICE)
         self._shared.update(kube_owner(each.namespace, each.name) for each in documents if is_everywhere(each))
-        zone = tenant_zone(self._cluster, tenant, keeps_in=self._note_kept, domain=self._domain)
+        zone = tenant_zone(self._cluster, tenant, dns_egress_denied=self._note_kept, domain=self._domain)
         coming = dict(self._endpoint(*key) for key in self._coming if key.tenant == tenant)
         return Zone(zone.entries | {owner: entry for owner, entry in coming.items() if entry != NOTHING}, zone.subnets)
 
@@ -283,12 +283,12 @@ class NamePusher:
         known = stored.value if stored else self._coming.get(key)
         if known is None:
             self._kept_in.discard(key)
-        entry = workload_entry(known, keeps_in=self._note_kept, domain=self._domain) if known else NOTHING
+        entry = workload_entry(known, dns_egress_denied=self._note_kept, domain=self._domain) if known else NOTHING
         return endpoint_owner(network, endpoint), entry
 
     async def inspect(self) -> dict[str, Any]:
         """`/inspect/nameserver` (facts 6.7). `Unavailable` while netdns is away."""
-        report = await tell(self._socket, Look())
+        report = await tell(self._socket, StatusQuery())
         zones = {tenant: self._zone(tenant) for tenant in self._admitted}
         services = sum(key[0] == kinds.SERVICE.prefix for key in self._objects)
         return {

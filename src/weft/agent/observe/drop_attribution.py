@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.executor import DatapathExecutor
 from weft.agent.dataplane.policy import TenantPolicy
 from weft.agent.observe.drops import DropLog, End, NamedDrop
-from weft.agent.store.attachment_store import Journal
+from weft.agent.store.attachment_store import AttachmentStore
 from weft.domain import kinds, model
 from weft.domain.addresses import Address
 from weft.domain.cluster import Cluster
@@ -23,7 +23,7 @@ from weft.domain.policy.compile.kubernetes import is_isolation
 from weft.domain.policy.model.identities import Identity, Kind, identity_of_world
 from weft.domain.policy.model.protocols import service_name
 from weft.domain.policy.model.rules import Direction
-from weft.ports.datapath import Drop, PartlyTold
+from weft.ports.datapath import Drop, PartialResult
 from weft.runtime.logs import Log
 
 log = Log("drops")
@@ -44,10 +44,12 @@ _FORGOTTEN_RULE = "weft/unknown"
 _SIDES: Final = {Direction.EGRESS: "of the side that asks", Direction.INGRESS: "of the side that answers"}
 
 
-class Naming:
+class DropAttributor:
     """Finds the names, from what this node knows at the moment."""
 
-    def __init__(self, cluster: Cluster, *, journal: Journal, policies: Mapping[TenantName, TenantPolicy]) -> None:
+    def __init__(
+        self, cluster: Cluster, *, journal: AttachmentStore, policies: Mapping[TenantName, TenantPolicy]
+    ) -> None:
         self._cluster = cluster
         self._journal = journal
         self._policies = policies
@@ -59,7 +61,7 @@ class Naming:
             for note in self._journal
             if note.wiring is not None
         }
-        return [self._name(drop, speakers.get((drop.tenant, drop.came_by))) for drop in drops]
+        return [self._name(drop, speakers.get((drop.tenant, drop.in_iface))) for drop in drops]
 
     def _name(self, drop: Drop, speaker: model.Endpoint | None) -> NamedDrop:
         rule, direction, reason = self._explain(drop)
@@ -76,8 +78,8 @@ class Naming:
             service=service_name(drop.protocol, drop.target_port),
             source=source,
             target=self._end(drop.tenant, drop.target, drop.target_port),
-            came_by=drop.came_by,
-            leaves_by=drop.leaves_by,
+            in_iface=drop.in_iface,
+            out_iface=drop.out_iface,
         )
 
     def _explain(self, drop: Drop) -> tuple[str, str, str]:
@@ -112,10 +114,10 @@ class Naming:
         return stored.value.container_name if stored else ""
 
 
-class Hearing:
+class DropReader:
     """Fetches what the datapath has to tell. That it tells nothing is said once, and holds up nothing else."""
 
-    def __init__(self, kernel: Kernel, *, naming: Naming, drops: DropLog) -> None:
+    def __init__(self, kernel: DatapathExecutor, *, naming: DropAttributor, drops: DropLog) -> None:
         self._kernel = kernel
         self._naming = naming
         self._drops = drops
@@ -128,7 +130,7 @@ class Hearing:
             refused = await self._kernel.call(lambda datapath: datapath.drops())
         except DatapathFault as error:
             fault = error.message
-            refused = error.drops if isinstance(error, PartlyTold) else []
+            refused = error.drops if isinstance(error, PartialResult) else []
             if fault != self._fault:
                 log.error("refused packets are not heard of", reason=fault)
         self._fault = fault

@@ -14,7 +14,7 @@ import msgspec
 
 from weft.domain.errors import Unavailable
 from weft.domain.ids import TenantName
-from weft.runtime.backoff import happens
+from weft.runtime.backoff import wait_event
 
 KEPT = 1000
 """How many drops are remembered."""
@@ -52,8 +52,8 @@ class NamedDrop(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     source: End
     target: End
     direction: str = ""
-    came_by: str = ""
-    leaves_by: str = ""
+    in_iface: str = ""
+    out_iface: str = ""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class Follower:
 
     async def take(self, *, within: float) -> list[NamedDrop]:
         """What has come since the last time; nothing when nothing comes within so many seconds, or ever again."""
-        await happens(self._news, within=within)
+        await wait_event(self._news, within=within)
         self._news.clear()
         taken, self._unread = self._unread, []
         return taken

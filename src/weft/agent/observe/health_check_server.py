@@ -12,7 +12,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable
 from weft.domain.ids import NodeName
 from weft.domain.loadbalancer.health import Health, health_of
-from weft.runtime.backoff import happens
+from weft.runtime.backoff import wait_event
 from weft.runtime.http import json_response, serving
 from weft.runtime.logs import Log
 
@@ -43,7 +43,7 @@ class HealthPorts:
                 if await self._look():
                     await news.wait()
                 else:
-                    await happens(news, within=AGAIN_S)
+                    await wait_event(news, within=AGAIN_S)
         finally:
             for port in list(self._open):
                 await self._close(port)

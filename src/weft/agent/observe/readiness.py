@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from weft.agent.cni.attachments import Attachments
 from weft.agent.dataplane.reconciler import Reconciler
-from weft.agent.store.node_ipam import Holdings
+from weft.agent.store.node_ipam import NodeIpam
 from weft.domain.errors import Stale, Unavailable
-from weft.domain.store_types import NEVER, Quiet, Revision
+from weft.domain.store_types import NEVER, PrefixUnchangedSince, Revision
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff
 from weft.runtime.store.mirror import EVERYTHING, Mirror
@@ -28,7 +28,7 @@ class Readiness:
         *,
         mirror: Mirror,
         attachments: Attachments,
-        holdings: Holdings,
+        holdings: NodeIpam,
         reconciler: Reconciler,
         limit: float,
     ) -> None:
@@ -48,9 +48,9 @@ class Readiness:
         found: list[str] = []
         if not self._attachments.ready.is_set():
             found.append("the node is not restored yet")
-        elif not self._holdings.can_give:
+        elif not self._holdings.may_allocate:
             found.append("this node has been cut off from the store for too long: no addresses are given out")
-        if not self._holdings.in_touch:
+        if not self._holdings.connected:
             found.append("the store is away")
         if self._reconciler.fault:
             found.append(f"the datapath does not follow: {self._reconciler.fault}")
@@ -86,7 +86,7 @@ class Readiness:
     async def _has_missed(self) -> bool:
         """Whether the store has anything newer than our news; it may also count what is none of ours."""
         try:
-            await self._store.commit([Quiet(EVERYTHING, self._mirror.revision)], [])
+            await self._store.commit([PrefixUnchangedSince(EVERYTHING, self._mirror.revision)], [])
         except Stale:
             return True
         return False

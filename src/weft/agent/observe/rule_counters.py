@@ -16,13 +16,13 @@ import msgspec
 from weft.agent.dataplane.policy import TenantPolicy
 from weft.domain.ids import TenantName
 from weft.domain.policy.model.rules import Action
-from weft.ports.datapath import Tallies
+from weft.ports.datapath import VerdictCounters
 
 MOST_RULES = 1000
 """How many rules are told one by one."""
 
 
-class Deed(StrEnum):
+class RuleAction(StrEnum):
     """What a rule did to the packets that are counted."""
 
     ALLOWED = "allowed"
@@ -37,7 +37,7 @@ class RuleCount(msgspec.Struct, frozen=True, kw_only=True):
     tenant: TenantName
     rule: str
     direction: str
-    deed: Deed
+    deed: RuleAction
     packets: int
 
 
@@ -55,11 +55,11 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return msgspec.structs.replace(self, rules=self.rules[:MOST_RULES], left_out=left_out)
 
 
-def count_rules(tallies: Iterable[Tallies], policies: Mapping[TenantName, TenantPolicy]) -> Counts:
+def count_rules(counters: Iterable[VerdictCounters], policies: Mapping[TenantName, TenantPolicy]) -> Counts:
     """The counts by rule. Outcomes that nobody knows any more are left out."""
-    met: Counter[tuple[TenantName, str, str, Deed]] = Counter()
+    met: Counter[tuple[TenantName, str, str, RuleAction]] = Counter()
     reasons: Counter[str] = Counter()
-    for each in tallies:
+    for each in counters:
         reasons.update(each.reasons)
         policy = policies.get(each.tenant)
         known = policy.tables.outcomes if policy else {}
@@ -67,10 +67,10 @@ def count_rules(tallies: Iterable[Tallies], policies: Mapping[TenantName, Tenant
             outcome = known.get(number)
             if outcome is None or not packets:
                 continue
-            deed = Deed.DENIED if outcome.action is Action.DENY else Deed.ALLOWED
+            deed = RuleAction.DENIED if outcome.action is Action.DENY else RuleAction.ALLOWED
             met[each.tenant, outcome.rule, outcome.direction, deed] += packets
             if outcome.would is not None:
-                met[each.tenant, outcome.would, outcome.direction, Deed.WOULD_DENY] += packets
+                met[each.tenant, outcome.would, outcome.direction, RuleAction.WOULD_DENY] += packets
     rules = [
         RuleCount(tenant=tenant, rule=rule, direction=direction, deed=deed, packets=packets)
         for (tenant, rule, direction, deed), packets in met.items()

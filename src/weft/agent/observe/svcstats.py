@@ -9,12 +9,12 @@ from typing import Any
 from weft.agent.dataplane.services import TenantServices
 from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.policy.model.protocols import protocol_name
-from weft.ports.datapath import ServiceUse
+from weft.ports.datapath import ServiceFlowStats
 
 
-def show_uses(uses: Iterable[ServiceUse], services: Mapping[TenantName, TenantServices]) -> dict[str, Any]:
+def show_uses(uses: Iterable[ServiceFlowStats], services: Mapping[TenantName, TenantServices]) -> dict[str, Any]:
     """The uses of services, by the client's address.
 
     A service has several ports, for which Contiv's form has no room: `PortStats` has one entry for each port that the
@@ -45,11 +45,11 @@ def show_uses(uses: Iterable[ServiceUse], services: Mapping[TenantName, TenantSe
     return shown
 
 
-def _asked(use: ServiceUse) -> tuple[TenantName, Address, Front]:
+def _asked(use: ServiceFlowStats) -> tuple[TenantName, Address, FrontendKey]:
     return use.tenant, use.client, use.front
 
 
-def _provider(use: ServiceUse) -> dict[str, Any]:
+def _provider(use: ServiceFlowStats) -> dict[str, Any]:
     return {
         "ProviderIP": str(use.provider),
         "ServiceIP": str(use.front.address),

@@ -15,7 +15,7 @@ from weft.domain.errors import WeftError
 from weft.domain.ids import NodeName
 from weft.domain.store_types import Event, Put
 from weft.ports.store import Store
-from weft.runtime.backoff import Backoff, happens
+from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.logs import Log
 from weft.runtime.store.mirror import Mirror
 
@@ -53,7 +53,7 @@ class Receipts:
         pace, backoff = Backoff(first=PACE_S, cap=PACE_S), Backoff()
         due = self._reconciler.receipt_due
         while True:
-            await happens(due, within=LOOK_S)
+            await wait_event(due, within=LOOK_S)
             due.clear()
             faults = self._faults()
             receipt = model.Receipt(revision=self._reconciler.settled, faults=tuple(faults or ()))

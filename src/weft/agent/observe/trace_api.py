@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.executor import DatapathExecutor
 from weft.agent.dataplane.policy import Policies
-from weft.agent.observe.drop_attribution import Naming
+from weft.agent.observe.drop_attribution import DropAttributor
 from weft.agent.observe.drops import DropLog, Follower, NamedDrop, Wanted
-from weft.agent.store.attachment_store import Attachment, Journal, Stage
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
 from weft.domain import kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.cluster import Cluster
@@ -45,7 +45,7 @@ class TracedEnd(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
 
 
-class Foretold(msgspec.Struct, frozen=True, kw_only=True):
+class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the datapath would do with the flow's first packet: by which device it leaves, or which rule refuses it."""
 
     passes: bool
@@ -62,18 +62,24 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     explanation: Explanation
     source: TracedEnd
     target: TracedEnd
-    datapath: Foretold | None = None
+    datapath: TraceResult | None = None
 
 
 class ExplainingRest:
     """The routes; `end_all` of the drops ends those who follow."""
 
     def __init__(
-        self, cluster: Cluster, *, journal: Journal, policies: Policies, drops: DropLog, kernel: Kernel
+        self,
+        cluster: Cluster,
+        *,
+        journal: AttachmentStore,
+        policies: Policies,
+        drops: DropLog,
+        kernel: DatapathExecutor,
     ) -> None:
         self._cluster = cluster
         self._kernel = kernel
-        self._naming = Naming(cluster, journal=journal, policies=policies.by_tenant)
+        self._naming = DropAttributor(cluster, journal=journal, policies=policies.by_tenant)
         self._journal = journal
         self._policies = policies
         self._drops = drops
@@ -139,7 +145,7 @@ class ExplainingRest:
             traced = msgspec.structs.replace(traced, datapath=await self._foretell(source, traced))
         return json_response(traced)
 
-    async def _foretell(self, source: Attachment, traced: Traced) -> Foretold:
+    async def _foretell(self, source: Attachment, traced: Traced) -> TraceResult:
         if source.wiring is None or not traced.source.address or not traced.target.address:
             raise NotFound("one end of the flow has no address of this version", field="version")
         question = Question(
@@ -149,11 +155,11 @@ class ExplainingRest:
             protocol=traced.protocol,
             target_port=traced.port,
         )
-        answer = await self._kernel.call(lambda datapath: datapath.foretell(question))
+        answer = await self._kernel.call(lambda datapath: datapath.trace(question))
         if isinstance(answer, str):
-            return Foretold(passes=True, by=answer)
+            return TraceResult(passes=True, by=answer)
         (named,) = self._naming.name([answer])
-        return Foretold(passes=False, by=named.rule, why=named.reason)
+        return TraceResult(passes=False, by=named.rule, why=named.reason)
 
     def _find_local(self, text: str) -> Attachment:
         notes = {note.key: note for note in self._journal if note.stage is Stage.ATTACHED}

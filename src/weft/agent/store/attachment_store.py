@@ -1,6 +1,6 @@
 """What a node must not forget of its workloads: who is attached, how, and what the store knows of it.
 
-Every change is noted before the deed it announces. `Journal` keeps the notes in memory; the ledger keeps them on disk.
+Every change is noted before the deed it announces. `AttachmentStore` keeps the notes in memory; the ledger keeps them on disk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from weft.domain import model
 from weft.domain.ids import EndpointKey, NetworkKey
 from weft.domain.ipam.allocator import NumberSet
-from weft.ports.datapath import Wiring
+from weft.ports.datapath import EndpointConfig
 
 
 class Stage(StrEnum):
@@ -40,7 +40,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: model.Endpoint
     published: bool
     stage: Stage
-    wiring: Wiring | None = None
+    wiring: EndpointConfig | None = None
     network_name: str = ""
     """The CNI network it belongs to, by which GC finds it."""
 
@@ -60,7 +60,7 @@ class Handle(NamedTuple):
     interface: str
 
 
-class Journal:
+class AttachmentStore:
     """The notes, in memory."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Journal:
         key: EndpointKey,
         *,
         stage: Stage | None = None,
-        wiring: Wiring | None = None,
+        wiring: EndpointConfig | None = None,
         unwired: bool = False,
         network_name: str | None = None,
     ) -> None:

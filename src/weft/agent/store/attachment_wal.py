@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from weft.agent.store.attachment_store import Attachment, Journal, Stage
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
 from weft.domain.errors import Malformed, Unavailable
 from weft.domain.ids import EndpointKey
 from weft.runtime.logs import Log
@@ -47,7 +47,7 @@ class _Line(msgspec.Struct, frozen=True):
     note: Attachment | None = None
 
 
-class Ledger(Journal):
+class AttachmentWal(AttachmentStore):
     """The journal of this node, for one agent at a time: a second one is `Unavailable`.
 
     So is a note for which the disk has no room; then nothing has changed.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from weft.agent.store.attachment_store import Attachment, Journal, Stage
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
@@ -21,7 +21,7 @@ class Evictions:
     An ADD under way is left to itself: it looks when it has come to its end.
     """
 
-    def __init__(self, sink: Sink, *, cluster: Cluster, journal: Journal) -> None:
+    def __init__(self, sink: Sink, *, cluster: Cluster, journal: AttachmentStore) -> None:
         self._sink = sink
         self._cluster = cluster
         self._journal = journal

@@ -16,8 +16,8 @@ from weft.cni.files import place_file
 from weft.domain.errors import Denied, Invalid, Unavailable, WeftError
 from weft.domain.ids import NodeName
 from weft.drivers import RemoteStoreSettings
-from weft.ports.orchestrator import Meeting, Notice
-from weft.runtime.backoff import Backoff, happens
+from weft.ports.orchestrator import Discovery, NetmasterEndpoint
+from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.ca import new_request, read_end, read_name
 from weft.runtime.http_failover import Servers
 from weft.runtime.join_wire import PATH, Joined
@@ -29,10 +29,10 @@ _LOOK_S = 30.0
 """How often it is looked whether netmaster is somewhere else, or the certificate is to be renewed."""
 
 
-class Membership:
+class NodeCertificate:
     """The files: `node.pem` (key and certificate), `ca.pem`, and `notice.json`, which is written last."""
 
-    def __init__(self, directory: Path, *, node: NodeName, meeting: Meeting, token: Path) -> None:
+    def __init__(self, directory: Path, *, node: NodeName, meeting: Discovery, token: Path) -> None:
         self._node = node
         self._meeting = meeting
         self._token = token
@@ -50,7 +50,7 @@ class Membership:
                 await self.join(notice)
             except WeftError as error:
                 log.warning("this node has not joined yet", reason=error.message)
-                if await happens(stop, within=pause):
+                if await wait_event(stop, within=pause):
                     return None
                 pause = min(2 * pause, 5.0)
         known = self._known()
@@ -90,14 +90,14 @@ class Membership:
             log.info("the certificate of this node is renewed", ends=read_end(self._pair.read_bytes()).isoformat())
         return False
 
-    def _known(self) -> Notice | None:
+    def _known(self) -> NetmasterEndpoint | None:
         """What was told last; None before this node has joined, also when it has under another name."""
         if not (self._notice.is_file() and self._pair.is_file() and self._ca.is_file()):
             return None
         if read_name(self._pair.read_bytes()) != self._node:
             return None
         try:
-            return msgspec.json.decode(self._notice.read_bytes(), type=Notice)
+            return msgspec.json.decode(self._notice.read_bytes(), type=NetmasterEndpoint)
         except msgspec.MsgspecError as error:
             raise Invalid(f"{self._notice} is not readable: remove it, and the node joins anew: {error}") from error
 
@@ -106,7 +106,7 @@ class Membership:
         came = datetime.fromtimestamp(self._pair.stat().st_mtime, UTC)
         return max(read_end(self._pair.read_bytes()) - came, timedelta(seconds=1))
 
-    async def join(self, notice: Notice) -> None:
+    async def join(self, notice: NetmasterEndpoint) -> None:
         """Have a new certificate, and keep it with the notice.
 
         `Denied` when netmaster refuses, or knows this node by another name: nothing changes.

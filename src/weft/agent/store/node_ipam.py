@@ -21,24 +21,24 @@ from functools import partial
 
 import msgspec
 
-from weft.agent.store.attachment_store import Attachment, Journal, Stage
-from weft.agent.store.store_writer import Decisions
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
+from weft.agent.store.store_writer import StoreWriter
 from weft.domain import kinds, model
 from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Conflict, Exhausted, Invalid, NotFound, Stale, Unavailable, WeftError
 from weft.domain.ids import EndpointKey, GroupKey, GroupName, NetworkKey, NodeName
 from weft.domain.ipam import ipam
-from weft.domain.ipam.address_cooldown import Resting
+from weft.domain.ipam.address_cooldown import Cooldown
 from weft.domain.ipam.allocator import EMPTY, NumberSet
 from weft.domain.lifecycle.changes import endpoints
-from weft.domain.store_types import NEVER, At, Put
-from weft.domain.transaction import Plan, Reading, put
+from weft.domain.store_types import NEVER, Put, RevisionEquals
+from weft.domain.transaction import ReadSet, Transaction, put
 from weft.ports.store import LeaseId, Store
 from weft.runtime.backoff import Backoff
-from weft.runtime.keyed_lock import Turns
+from weft.runtime.keyed_lock import KeyedLock
 from weft.runtime.store.mirror import Mirror
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 Meanwhile = Callable[[model.Endpoint], Awaitable[None]]
 
@@ -48,14 +48,14 @@ BACK_WITHIN_S = 5.0
 TELL_AFTER_S, TELL_EVERY_S = 0.002, 0.02
 """When the store is told of what is attached: the answer to the runtime goes first, and those who come soon after one
 that was told of are told of together."""
-_NO_RESTORE = At(kinds.RESTORE_KEY, NEVER)
+_NO_RESTORE = RevisionEquals(kinds.RESTORE_KEY, NEVER)
 
 
 async def _nothing(_: model.Endpoint) -> None:
     """What is done meanwhile when nothing is asked for."""
 
 
-class Holdings:
+class NodeIpam:
     """One node in the store. `run` keeps in touch with it; `attach` and `detach` may be called at any time.
 
     The cluster is fed by the mirror, which someone else runs.
@@ -68,7 +68,7 @@ class Holdings:
         node: model.Node,
         cluster: Cluster,
         mirror: Mirror,
-        journal: Journal,
+        journal: AttachmentStore,
         ttl: float,
         limit: float,
     ) -> None:
@@ -79,13 +79,13 @@ class Holdings:
         self._mirror = mirror
         self._ttl = ttl
         self._limit = limit
-        self._decisions = Decisions(store, cluster=cluster, mirror=mirror)
+        self._decisions = StoreWriter(store, cluster=cluster, mirror=mirror)
         self._heard = self._safe_until = float("-inf")
-        self._busy: Turns[EndpointKey] = Turns()
-        self._taking: Turns[NetworkKey] = Turns()
+        self._busy: KeyedLock[EndpointKey] = KeyedLock()
+        self._taking: KeyedLock[NetworkKey] = KeyedLock()
         """Of many that want an address at once, one asks the store at a time: the others would only be in its way."""
         self._returning: set[tuple[NetworkKey, Address]] = set()
-        self._resting = Resting()
+        self._resting = Cooldown()
         self._untold: set[EndpointKey] = set()
         self._told = float("-inf")
         """When the store was told last."""
@@ -96,12 +96,12 @@ class Holdings:
         return self._document.name
 
     @property
-    def in_touch(self) -> bool:
+    def connected(self) -> bool:
         """Whether the store hears us and we hear the store."""
         return self._decisions.possible
 
     @property
-    def can_give(self) -> bool:
+    def may_allocate(self) -> bool:
         """Whether addresses may be given out: we are in touch, or have not been cut off for too long."""
         return asyncio.get_running_loop().time() < self._safe_until
 
@@ -119,15 +119,15 @@ class Holdings:
         lease = await self._store.grant(self._ttl)
         key = kinds.alive_node(self.node)
         present = await self._store.read(key)
-        shown = At(key, present.revision if present else NEVER)
+        shown = RevisionEquals(key, present.revision if present else NEVER)
         writes = [put(kinds.NODE, self._document), Put(key, b"{}", lease)]
         revision = await self._store.commit([shown, _NO_RESTORE], writes)
-        async with beside(self._renew(lease), name=f"lease of {self.node}"):
+        async with background(self._renew(lease), name=f"lease of {self.node}"):
             await self._mirror.wait_for(revision, within=self._ttl)
             self._learn()
             async with (
-                beside(self._decisions.run(At(key, revision)), name=f"decisions of {self.node}"),
-                beside(self._tell_for_ever(), name=f"news of {self.node}"),
+                background(self._decisions.run(RevisionEquals(key, revision)), name=f"decisions of {self.node}"),
+                background(self._tell_for_ever(), name=f"news of {self.node}"),
             ):
                 self._safe_until = self._heard + self._limit
                 pace = Backoff(first=ROUND_S, cap=ROUND_S)
@@ -142,7 +142,7 @@ class Holdings:
             asked = asyncio.get_running_loop().time()
             await self._store.keep_alive(lease)
             self._heard = asked
-            if self.in_touch:
+            if self.connected:
                 self._safe_until = asked + self._limit
 
     def _learn(self) -> None:
@@ -151,7 +151,7 @@ class Holdings:
         for note in self.journal:
             if note.stage is Stage.LEAVING:
                 continue
-            reading = Reading(self._cluster, self._mirror.revision)
+            reading = ReadSet(self._cluster, self._mirror.revision)
             try:
                 stored = reading.get(kinds.ENDPOINT, *note.key)
                 if note.published and (stored is None or not endpoints.is_same(stored, note.endpoint)):
@@ -249,8 +249,8 @@ class Holdings:
                 self.journal.put(msgspec.structs.replace(kept, endpoint=endpoint))
 
     def _plan_relabel(
-        self, endpoint: model.Endpoint, labels: dict[str, str], reading: Reading
-    ) -> tuple[model.Endpoint, Plan]:
+        self, endpoint: model.Endpoint, labels: dict[str, str], reading: ReadSet
+    ) -> tuple[model.Endpoint, Transaction]:
         return endpoints.plan_update(
             reading,
             endpoint.key,
@@ -276,18 +276,18 @@ class Holdings:
         try:
             await self._decisions.carry_out(partial(self._plan_return, network, block))
         except WeftError:
-            if self.in_touch:  # the outcome is known
+            if self.connected:  # the outcome is known
                 self._returning.discard((network.key, block))
             raise
         self._returning.discard((network.key, block))
 
     def _refuse_beyond_limit(self) -> None:
-        if not self.can_give:
+        if not self.may_allocate:
             raise Unavailable(f"node {self.node} has been cut off for too long")
 
     def held(self) -> Iterator[tuple[NetworkKey, str, EndpointKey]]:
         """The addresses this node holds for its own at this moment."""
-        if self.can_give:
+        if self.may_allocate:
             for note in self.journal:
                 if note.stage is not Stage.LEAVING:
                     for text in (note.endpoint.ip_address, note.endpoint.ipv6_address):
@@ -320,7 +320,7 @@ class Holdings:
         note = Attachment(endpoint=endpoint, published=False, stage=Stage.HELD)
         self.journal.put(note)
         await meanwhile(endpoint)
-        self._tell_soon(note.key)
+        self._publish_soon(note.key)
         kept = self.journal.get(wanted.key)
         if kept is None or kept.stage is Stage.LEAVING:
             raise Unavailable(f"{wanted.key} could not be published: try again")
@@ -352,14 +352,14 @@ class Holdings:
 
     async def _take_blocks_in_touch(self, network: model.Network) -> None:
         """Take blocks; where touch is lost over it, as on a machine that stalls, once more when it is soon back."""
-        was_in_touch = self.in_touch
+        was_in_touch = self.connected
         try:
             await self._take_blocks(network)
         except Unavailable as lost:
             if not was_in_touch:
                 raise
             backoff = Backoff(first=0.05, cap=0.25, within=BACK_WITHIN_S)
-            while not self.in_touch:
+            while not self.connected:
                 try:
                     await backoff.pause()
                 except TimeoutError:
@@ -372,14 +372,14 @@ class Holdings:
             if ipam.subnet_of(network, family) is not None and self._choose_one(network, family) is None:
                 await self._decisions.carry_out(partial(self._plan_take, network, family))
 
-    def _plan_take(self, network: model.Network, family: int, reading: Reading) -> tuple[Address, Plan]:
+    def _plan_take(self, network: model.Network, family: int, reading: ReadSet) -> tuple[Address, Transaction]:
         block, writes = ipam.take_block(reading, network, self.node, family=family)
         return block, reading.plan(writes)
 
-    def _plan_return(self, network: model.Network, block: Address, reading: Reading) -> tuple[None, Plan]:
+    def _plan_return(self, network: model.Network, block: Address, reading: ReadSet) -> tuple[None, Transaction]:
         return None, reading.plan(ipam.return_block(reading, network, self.node, block))
 
-    def _tell_soon(self, key: EndpointKey) -> None:
+    def _publish_soon(self, key: EndpointKey) -> None:
         if not self._untold:
             loop = asyncio.get_running_loop()
             loop.call_at(max(loop.time() + TELL_AFTER_S, self._told + TELL_EVERY_S), self._news.set)
@@ -418,9 +418,9 @@ class Holdings:
     def _note_published(self, told: Iterable[model.Endpoint | None]) -> None:
         self.journal.note_published([each.key for each in told if each is not None and self._is_here(each)])
 
-    def _plan_publish(self, endpoint: model.Endpoint, reading: Reading) -> tuple[bool, Plan]:
+    def _plan_publish(self, endpoint: model.Endpoint, reading: ReadSet) -> tuple[bool, Transaction]:
         """The store must not hear of an endpoint that has left since somebody wanted to tell of it."""
-        return (True, endpoints.plan_publish(reading, endpoint)) if self._is_here(endpoint) else (False, Plan())
+        return (True, endpoints.plan_publish(reading, endpoint)) if self._is_here(endpoint) else (False, Transaction())
 
     def _is_here(self, endpoint: model.Endpoint) -> bool:
         note = self.journal.get(endpoint.key)
@@ -439,7 +439,7 @@ class Holdings:
         with suppress(NotFound):
             await self._decisions.carry_out(partial(self._plan_withdraw, key))
 
-    def _plan_withdraw(self, key: EndpointKey, reading: Reading) -> tuple[None, Plan]:
+    def _plan_withdraw(self, key: EndpointKey, reading: ReadSet) -> tuple[None, Transaction]:
         """Only an endpoint of ours: another node may have one of the same key by now."""
         endpoint, plan = endpoints.plan_delete(reading, key)
-        return None, plan if endpoint.host == self.node else Plan()
+        return None, plan if endpoint.host == self.node else Transaction()

@@ -14,20 +14,20 @@ from typing import Any, NamedTuple, TypeVar
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Denied, Invalid, Stale, Unavailable, WeftError
-from weft.domain.store_types import NEVER, At, Event
-from weft.domain.transaction import Plan, Reading
+from weft.domain.store_types import NEVER, Event, RevisionEquals
+from weft.domain.transaction import ReadSet, Transaction
 from weft.ports.store import Store
 from weft.runtime.store.commit_merge import Commit, mergeable, merged
 from weft.runtime.store.mirror import Mirror
 
 R = TypeVar("R")
-Decide = Callable[[Reading], tuple[R, Plan]]
+Decide = Callable[[ReadSet], tuple[R, Transaction]]
 
 TRIES = 20
 CATCH_UP_S = 0.25
 _OPERATIONS, _SIZE = 100, 1 << 19
 """What a shared commit may hold: etcd takes 128 operations by default."""
-_NO_RESTORE = At(kinds.RESTORE_KEY, NEVER)
+_NO_RESTORE = RevisionEquals(kinds.RESTORE_KEY, NEVER)
 
 
 class _Asked(NamedTuple):
@@ -45,14 +45,14 @@ class _Asked(NamedTuple):
             self.done.set_exception(error)
 
 
-class Decisions:
+class StoreWriter:
     """What a node wants to write. `run` carries it out for as long as the node is in touch with the store."""
 
     def __init__(self, store: Store, *, cluster: Cluster, mirror: Mirror) -> None:
         self._store = store
         self._cluster = cluster
         self._mirror = mirror
-        self._fence: At | None = None
+        self._fence: RevisionEquals | None = None
         self._waiting: list[_Asked] = []
         self._news = asyncio.Event()
 
@@ -73,7 +73,7 @@ class Decisions:
         self._news.set()
         return await done
 
-    async def run(self, fence: At) -> None:
+    async def run(self, fence: RevisionEquals) -> None:
         """Commit what is asked for, all of it with the fence.
 
         Ends with `Unavailable` when the outcome of a commit is unknown: nothing may follow under the same fence.
@@ -92,19 +92,19 @@ class Decisions:
                 asked.refuse(Unavailable("this node lost touch with the store: try again"))
             self._waiting = []
 
-    async def _carry_out_all(self, group: Sequence[_Asked], fence: At) -> None:
+    async def _carry_out_all(self, group: Sequence[_Asked], fence: RevisionEquals) -> None:
         if len(group) > 1:
             await self._share(group, fence)
         for asked in group:
             if not asked.done.done():
                 await self._carry_out(asked, fence)
 
-    async def _share(self, group: Sequence[_Asked], fence: At) -> None:
+    async def _share(self, group: Sequence[_Asked], fence: RevisionEquals) -> None:
         """One commit for as many as can be taken together; the others are left as they are."""
         decided: list[tuple[_Asked, object, Commit]] = []
         for asked in group:
             with suppress(WeftError):  # told when it is decided alone
-                result, plan = asked.decide(Reading(self._cluster, self._mirror.revision))
+                result, plan = asked.decide(ReadSet(self._cluster, self._mirror.revision))
                 decided.append((asked, result, Commit(plan.compares, plan.writes)))
         if not decided:
             return
@@ -112,15 +112,15 @@ class Decisions:
         together = [decided[position] for position in chosen]
         compares, writes = merged([commit for *_, commit in together])
         with suppress(Stale, Denied, Invalid):  # whose fault it is shows when each is committed alone
-            await self._commit(Plan(tuple(compares), tuple(writes)), fence)
+            await self._commit(Transaction(tuple(compares), tuple(writes)), fence)
             for asked, result, _ in together:
                 asked.answer(result)
 
-    async def _carry_out(self, asked: _Asked, fence: At) -> None:
+    async def _carry_out(self, asked: _Asked, fence: RevisionEquals) -> None:
         for _ in range(TRIES):
             seen = self._mirror.revision
             try:
-                result, plan = asked.decide(Reading(self._cluster, seen))
+                result, plan = asked.decide(ReadSet(self._cluster, seen))
             except WeftError as error:
                 asked.refuse(error)
                 return
@@ -138,7 +138,7 @@ class Decisions:
                 return
         asked.refuse(Unavailable("the state kept changing: try again"))
 
-    async def _commit(self, plan: Plan, fence: At) -> None:
+    async def _commit(self, plan: Transaction, fence: RevisionEquals) -> None:
         if plan.writes:
             revision = await self._store.commit((*plan.compares, fence, _NO_RESTORE), plan.writes)
             events = [Event(write.key, getattr(write, "value", None)) for write in plan.writes]  # type: ignore[union-attr]

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from weft.ctl.netctl.actions import Action
 
-Form = Literal["text", "number", "list", "switch", "wait"]
+ResourceVersion = Literal["text", "number", "list", "switch", "wait"]
 
 
 class Flag(NamedTuple):
@@ -19,7 +19,7 @@ class Flag(NamedTuple):
     names: tuple[str, ...]
     text: str
     member: str = ""
-    form: Form = "text"
+    form: ResourceVersion = "text"
     default: str | int | None = None
     required: bool = False
     values: tuple[str, ...] = ()

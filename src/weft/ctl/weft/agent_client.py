@@ -12,7 +12,7 @@ from typing import Any, cast
 from urllib.parse import urlencode
 
 from weft.ctl.client import decode_row
-from weft.ctl.failures import Refused, Unreachable, Usage
+from weft.ctl.failures import CommandError, Unreachable, Usage
 from weft.ctl.http import NotHttp, Reply, decode_reply, encode_request, exchange
 
 DEFAULT_ADDRESS = "127.0.0.1:9090"
@@ -76,9 +76,9 @@ def _unreachable(address: str, error: Exception) -> Unreachable:
     return Unreachable(f"cannot reach the agent at {address}: {error}; is netplugin running here?")
 
 
-def _refused(address: str, reply: Reply) -> Refused:
+def _refused(address: str, reply: Reply) -> CommandError:
     try:
         reason = str(json.loads(reply.body)["message"])
     except (ValueError, TypeError, KeyError):
         reason = f"{reply.status} {reply.reason}"
-    return Refused(f"the agent at {address} answered: {reason}")
+    return CommandError(f"the agent at {address} answered: {reason}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.ctl import render
 from weft.ctl.client import decode_rows
-from weft.ctl.failures import Failure, Refused
+from weft.ctl.failures import CommandError, Failure
 from weft.ctl.render import Column
 from weft.ctl.weft.agent_client import add_agent_flag, ask_agent, follow_agent, inspect_agent
 
@@ -73,7 +73,7 @@ def _counters(agent: str, tenant: str) -> Iterator[dict[str, Any]]:
 def _follow(drops: Iterable[Mapping[str, Any]], as_json: bool) -> None:
     for drop in drops:
         if "ended" in drop:
-            raise Refused(str(drop["ended"]))
+            raise CommandError(str(drop["ended"]))
         print(json.dumps(drop, ensure_ascii=False) if as_json else _line(_flat(drop)), flush=True)
 
 

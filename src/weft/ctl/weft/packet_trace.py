@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from weft.ctl.client import decode_row, decode_rows
-from weft.ctl.failures import Refused
+from weft.ctl.failures import CommandError
 from weft.ctl.weft.agent_client import ask_agent, inspect_agent
 from weft.ctl.weft.probes import Probe, Tap, Way, open_probe
 from weft.domain.ids import TenantName
@@ -115,7 +115,7 @@ def _try_out(agent: str, traced: Mapping[str, Any]) -> Seen:
     tools = datapath_tools(node["datapath"])
     source, target, tenant = traced["source"], traced["target"], TenantName(traced["tenant"])
     if not source["netns"] or not target["address"]:
-        raise Refused(f"{source['identity']} cannot send to {target['identity']}: one of them has no address here")
+        raise CommandError(f"{source['identity']} cannot send to {target['identity']}: one of them has no address here")
     way = Way(source["address"], target["address"], traced["protocol"], traced["port"])
     with (
         open_probe(way, lambda: tools.enter_workload(Path(source["netns"]))) as probe,

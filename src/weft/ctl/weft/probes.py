@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from weft.ctl.failures import Refused, Usage
+from weft.ctl.failures import CommandError, Usage
 from weft.ctl.weft.mtu_probe import checksum
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP, protocol_name
 
@@ -61,13 +61,13 @@ class Probe:
         self._late = ""
 
     def send(self) -> None:
-        """`Refused` when it cannot even leave the workload."""
+        """`CommandError` when it cannot even leave the workload."""
         try:
             self.mouth.send(self._data)
         except ConnectionRefusedError:
             self._late = _NOBODY_THERE  # this is the answer to an earlier one
         except OSError as error:
-            raise Refused(f"the packet cannot leave {self.way.source}: {error.strerror}") from error
+            raise CommandError(f"the packet cannot leave {self.way.source}: {error.strerror}") from error
 
     def answer(self) -> str:
         """What has come back, in words; empty while there is nothing. Never waits."""
@@ -80,7 +80,7 @@ class Probe:
         except ConnectionRefusedError:
             return _NOBODY_THERE
         except OSError as error:
-            raise Refused(f"{self.way.target} is not reached: {error.strerror}") from error
+            raise CommandError(f"{self.way.target} is not reached: {error.strerror}") from error
         return self._late
 
     def is_on(self, packet: bytes) -> bool:
@@ -123,7 +123,7 @@ def open_probe(way: Way, enter: Callable[[], None]) -> Iterator[Probe]:
         try:
             mouth.connect((way.target, way.port if way.protocol == UDP else 0))
         except OSError as error:
-            raise Refused(f"there is no way from {way.source} to {way.target}: {error.strerror}") from error
+            raise CommandError(f"there is no way from {way.source} to {way.target}: {error.strerror}") from error
         if way.protocol in (ICMP, ICMPV6):
             mark = os.urandom(4)
             yield Probe(way, mouth, own_port=0, data=_echo(way.version, mark), mark=mark)
@@ -185,7 +185,7 @@ def open_elsewhere(enter: Callable[[], None], make: Callable[[], socket.socket])
     if faults:
         fault = faults[0]
         if isinstance(fault, OSError):
-            raise Refused(f"no socket for a probe: {fault.strerror}; are you root?") from fault
+            raise CommandError(f"no socket for a probe: {fault.strerror}; are you root?") from fault
         raise fault
     return made[0]
 

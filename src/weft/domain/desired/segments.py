@@ -36,7 +36,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
         return f"segment {self.number}"
 
 
-class Station(msgspec.Struct, frozen=True, gc=False):
+class RemoteMac(msgspec.Struct, frozen=True, gc=False):
     """A workload of another node on a segment: its frames go through that node's tunnel, or by the uplinks."""
 
     tenant: TenantName
@@ -103,7 +103,7 @@ def answered_addresses(cluster: Cluster, network: model.Network) -> Iterator[Add
             yield from service.addresses
 
 
-def station_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> Station | None:
+def station_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> RemoteMac | None:
     """Where an endpoint of another node is; nothing where there is no way to it."""
     stored = cluster.get(kinds.NETWORK, *endpoint.network_key)
     other = cluster.get(kinds.NODE, endpoint.host)
@@ -112,4 +112,4 @@ def station_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> St
     tags, vtep = tags_of(cluster, stored.value, endpoint.group), other.value.vtep_ip
     if tags is None or not vtep or not endpoint.addresses:
         return None
-    return Station(endpoint.tenant, wire_number(tags), vtep, endpoint.mac_address, endpoint.addresses)
+    return RemoteMac(endpoint.tenant, wire_number(tags), vtep, endpoint.mac_address, endpoint.addresses)

@@ -17,8 +17,8 @@ from weft.domain import kinds, model
 from weft.domain.addresses import BITS, Address
 from weft.domain.cluster import Cluster
 from weft.domain.desired.segments import (
+    RemoteMac,
     Segment,
-    Station,
     all_tags_of,
     answered_addresses,
     floods,
@@ -29,21 +29,21 @@ from weft.domain.desired.segments import (
     wire_number,
 )
 from weft.domain.host_access.state import (
-    Alias,
-    Disguise,
-    Door,
-    Ground,
-    Homeward,
+    ExternalAddress,
     HostLink,
     HostPart,
     HostPort,
     NodePort,
-    Reach,
+    NodePortVip,
+    OverlapDnat,
+    RemoteHostReturnRoute,
+    TenantSnat,
+    TenantSubnet,
 )
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
 from weft.domain.ipam import ipam
 from weft.domain.loadbalancer.state import Backend, Frontend, ServicePart, Vip
-from weft.domain.policy.policymap.policy_state import PolicyPart, Row, Tally, Where, Who
+from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, PolicyPart, VerdictCounter
 from weft.domain.validation import check, parse_bandwidth
 
 _LARGEST_PACKET = 9 << 10
@@ -63,7 +63,7 @@ class Prefix(NamedTuple):
         return f"{Address(self.family, self.base)}/{self.length}"
 
 
-class Space(msgspec.Struct, frozen=True, gc=False):
+class TenantNetns(msgspec.Struct, frozen=True, gc=False):
     """A tenant's own network space on this node."""
 
     tenant: TenantName
@@ -85,7 +85,7 @@ class Overlay(msgspec.Struct, frozen=True, gc=False):
     vni: int
 
 
-class Trunk(msgspec.Struct, frozen=True, gc=False):
+class VlanTrunk(msgspec.Struct, frozen=True, gc=False):
     """The same for a network whose frames have VLAN tags: by the node's uplinks, where it has some."""
 
     tenant: TenantName
@@ -93,7 +93,7 @@ class Trunk(msgspec.Struct, frozen=True, gc=False):
     """The network's `wire_number`."""
 
 
-class Peer(msgspec.Struct, frozen=True, gc=False):
+class VxlanPeer(msgspec.Struct, frozen=True, gc=False):
     """Another node on an overlay, by the address its tunnel ends at."""
 
     tenant: TenantName
@@ -103,7 +103,7 @@ class Peer(msgspec.Struct, frozen=True, gc=False):
     """Whether it gets what is said to all of a segment."""
 
 
-class Remote(msgspec.Struct, frozen=True, gc=False):
+class RemoteRoute(msgspec.Struct, frozen=True, gc=False):
     """Addresses that are reached through a peer, or by the uplinks."""
 
     tenant: TenantName
@@ -124,7 +124,7 @@ class Port(msgspec.Struct, frozen=True, gc=False):
     """The segment it is on; 0: its node routes all that comes from it."""
 
 
-class Shape(msgspec.Struct, frozen=True, gc=False):
+class QosProfile(msgspec.Struct, frozen=True, gc=False):
     """What a profile, or a wish, makes of the packets that come from a port and go to it."""
 
     tenant: TenantName
@@ -144,7 +144,7 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
         return f"shape of {self.interface}: {self.rate} bit/s, bursts of {self.burst} B, DSCP {self.dscp}{inward}"
 
 
-class Rates(msgspec.Struct, frozen=True):
+class RateLimits(msgspec.Struct, frozen=True):
     """What was asked for one workload: bits per second and bytes at once, out of it and into it; 0: no limit."""
 
     out: int = 0
@@ -153,44 +153,57 @@ class Rates(msgspec.Struct, frozen=True):
     into_burst: int = 0
 
 
-NO_RATES = Rates()
+NO_RATES = RateLimits()
 
 
-Beyond = Remote | Station
+Beyond = RemoteRoute | RemoteMac
 """Who is reached through a peer."""
-Part = Space | Segment | Gateway | Overlay | Trunk | Peer | Beyond | Port | Shape | PolicyPart | ServicePart | HostPart
+StateItem = (
+    TenantNetns
+    | Segment
+    | Gateway
+    | Overlay
+    | VlanTrunk
+    | VxlanPeer
+    | Beyond
+    | Port
+    | QosProfile
+    | PolicyPart
+    | ServicePart
+    | HostPart
+)
 
 _RANKS: dict[type, int] = {
-    Space: 0,
+    TenantNetns: 0,
     Segment: 1,
     Gateway: 2,
     Overlay: 3,
-    Trunk: 3,
-    Peer: 4,
-    Remote: 5,
-    Station: 6,
-    Tally: 7,
-    Row: 8,
-    Where: 9,
-    Who: 10,
+    VlanTrunk: 3,
+    VxlanPeer: 4,
+    RemoteRoute: 5,
+    RemoteMac: 6,
+    VerdictCounter: 7,
+    PolicyEntry: 8,
+    CidrIdentity: 9,
+    IpIdentity: 10,
     Backend: 11,
     Frontend: 12,
     Vip: 13,
     Port: 14,
-    Shape: 15,
+    QosProfile: 15,
     HostLink: 16,
-    Ground: 17,
-    Homeward: 18,
-    Disguise: 19,
-    Alias: 20,
+    TenantSubnet: 17,
+    RemoteHostReturnRoute: 18,
+    TenantSnat: 19,
+    OverlapDnat: 20,
     HostPort: 21,
-    Door: 22,
-    Reach: 23,
+    NodePortVip: 22,
+    ExternalAddress: 23,
     NodePort: 24,
 }
 
 
-def rank(part: Part) -> int:
+def rank(part: StateItem) -> int:
     """Parts of a lower rank must be there first."""
     return _RANKS[type(part)]
 
@@ -200,14 +213,14 @@ def host_end(key: EndpointKey) -> str:
     return "wp" + hashlib.sha256(str(key).encode()).hexdigest()[:11]
 
 
-def node_view(cluster: Cluster, node: NodeName, tenants: Iterable[TenantName]) -> frozenset[Part]:
+def node_view(cluster: Cluster, node: NodeName, tenants: Iterable[TenantName]) -> frozenset[StateItem]:
     """Everything this node should have for these tenants, which have workloads on it, besides their ports."""
     return frozenset(part for tenant in tenants for part in tenant_parts(cluster, node, tenant))
 
 
-def tenant_parts(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterator[Part]:
+def tenant_parts(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterator[StateItem]:
     """What a tenant with workloads on this node needs there, besides their ports."""
-    yield Space(tenant)
+    yield TenantNetns(tenant)
     for network in cluster.networks(tenant):
         segments = [segment for tags in all_tags_of(cluster, network) if (segment := segment_of(cluster, tenant, tags))]
         yield from segments
@@ -222,9 +235,9 @@ def tenant_parts(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterat
             yield from overlay_parts(cluster, node, network)
 
 
-def ground_of(cluster: Cluster, network: model.Network, group: str = "") -> Iterator[Part]:
+def ground_of(cluster: Cluster, network: model.Network, group: str = "") -> Iterator[StateItem]:
     """What must be there before somebody of a group is attached to a network."""
-    yield Space(network.tenant)
+    yield TenantNetns(network.tenant)
     tags = tags_of(cluster, network, group)
     if segment := segment_of(cluster, network.tenant, tags):
         yield segment
@@ -232,9 +245,9 @@ def ground_of(cluster: Cluster, network: model.Network, group: str = "") -> Iter
         yield way_of(network.tenant, tags)
 
 
-def way_of(tenant: TenantName, tags: model.NetworkTags) -> Overlay | Trunk:
+def way_of(tenant: TenantName, tags: model.NetworkTags) -> Overlay | VlanTrunk:
     """What leads to other nodes for a network."""
-    return Overlay(tenant, tags.vni) if tags.vni else Trunk(tenant, wire_number(tags))
+    return Overlay(tenant, tags.vni) if tags.vni else VlanTrunk(tenant, wire_number(tags))
 
 
 def is_used(cluster: Cluster, network: NetworkKey) -> bool:
@@ -242,7 +255,7 @@ def is_used(cluster: Cluster, network: NetworkKey) -> bool:
     return bool(cluster.by_network.get(network) or cluster.blocks.get(network))
 
 
-def overlay_parts(cluster: Cluster, node: NodeName, network: model.Network) -> Iterator[Part]:
+def overlay_parts(cluster: Cluster, node: NodeName, network: model.Network) -> Iterator[StateItem]:
     """The way to other nodes for one network, and who is there."""
     assert network.tags is not None
     number = wire_number(network.tags)
@@ -251,11 +264,11 @@ def overlay_parts(cluster: Cluster, node: NodeName, network: model.Network) -> I
     vteps = {other.name: other.vtep_ip for other in cluster.all(kinds.NODE) if other.vtep_ip and other.name != node}
     bridged = is_bridged(cluster)
     for vtep in set(vteps.values()) if network.tags.vni else ():
-        yield Peer(network.tenant, number, vtep, floods=bridged and floods(cluster))
+        yield VxlanPeer(network.tenant, number, vtep, floods=bridged and floods(cluster))
     for block, stored in () if bridged else cluster.blocks.get(network.key, {}).items():
         if vtep := vteps.get(NodeName(stored.value.owner), ""):
             length = BITS[block.family] - ipam.BLOCK_SIZE.bit_length() + 1
-            yield Remote(network.tenant, Prefix(block.family, block.number, length), number, vtep)
+            yield RemoteRoute(network.tenant, Prefix(block.family, block.number, length), number, vtep)
     for endpoint in cluster.endpoints(network.key):
         yield from remotes_of(cluster, node, endpoint)
 
@@ -280,7 +293,7 @@ def remotes_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> It
     for address in endpoint.addresses:
         if tags != stored.value.tags or _owner(cluster, stored.value, address) != endpoint.host:
             prefix = Prefix(address.family, address.number, BITS[address.family])
-            yield Remote(endpoint.tenant, prefix, wire_number(tags), vtep)
+            yield RemoteRoute(endpoint.tenant, prefix, wire_number(tags), vtep)
 
 
 def _owner(cluster: Cluster, network: model.Network, address: Address) -> str:
@@ -302,7 +315,7 @@ def port_of(endpoint: model.Endpoint, *, segment: int = 0) -> Port:
     )
 
 
-def shape_of(cluster: Cluster, endpoint: model.Endpoint, wish: Rates = NO_RATES) -> Shape | None:
+def shape_of(cluster: Cluster, endpoint: model.Endpoint, wish: RateLimits = NO_RATES) -> QosProfile | None:
     """What the profile of the endpoint's group and the wish of its caller ask for; nothing where they ask for nothing.
 
     Where both limit what comes from the workload, the lower rate counts. `Invalid` when the profile is not as the
@@ -316,7 +329,7 @@ def shape_of(cluster: Cluster, endpoint: model.Endpoint, wish: Rates = NO_RATES)
     return _shape(endpoint, [(rate, burst), (wish.out, wish.out_burst)], dscp=profile.dscp, wish=wish)
 
 
-def wished_shape(endpoint: model.Endpoint, wish: Rates) -> Shape | None:
+def wished_shape(endpoint: model.Endpoint, wish: RateLimits) -> QosProfile | None:
     """What the wish alone asks for."""
     return _shape(endpoint, [(wish.out, wish.out_burst)], dscp=0, wish=wish)
 
@@ -329,11 +342,13 @@ def _profile_of(cluster: Cluster, endpoint: model.Endpoint) -> model.Profile | N
     return check(stored.value) if stored else None
 
 
-def _shape(endpoint: model.Endpoint, limits: list[tuple[int, int]], *, dscp: int, wish: Rates) -> Shape | None:
+def _shape(
+    endpoint: model.Endpoint, limits: list[tuple[int, int]], *, dscp: int, wish: RateLimits
+) -> QosProfile | None:
     rate, burst = min(((rate, burst) for rate, burst in limits if rate), default=(0, 0))
     if not (rate or dscp or wish.into):
         return None
-    return Shape(
+    return QosProfile(
         tenant=endpoint.tenant,
         interface=host_end(endpoint.key),
         rate=rate,

@@ -49,7 +49,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """What one object brings: records, and addresses whose questions about the outside must stay unasked."""
 
     records: tuple[Record, ...]
-    kept_in: tuple[str, ...] = ()
+    dns_egress_denied: tuple[str, ...] = ()
 
 
 NOTHING = Entry(())
@@ -79,7 +79,7 @@ def service_owner(name: str) -> str:
     return f"service:{name}"
 
 
-def endpoint_entry(endpoint: model.Endpoint, *, keeps_in: KeepsIn = nobody) -> Entry:
+def endpoint_entry(endpoint: model.Endpoint, *, dns_egress_denied: KeepsIn = nobody) -> Entry:
     """Its container's name, forth and back, and its part in its group's name."""
     records: list[Record] = []
     # Docker puts a slash before a container's name, and we a pod's namespace.
@@ -87,7 +87,7 @@ def endpoint_entry(endpoint: model.Endpoint, *, keeps_in: KeepsIn = nobody) -> E
         records += both_ways(name, endpoint.addresses, rank=Rank.WORKLOAD)
     if group := dns_name(endpoint.group):
         records += address_records(group, endpoint.addresses, rank=Rank.GROUP)
-    return Entry(tuple(records), tuple(map(str, endpoint.addresses)) if keeps_in(endpoint) else ())
+    return Entry(tuple(records), tuple(map(str, endpoint.addresses)) if dns_egress_denied(endpoint) else ())
 
 
 def service_entry(service: model.Service) -> Entry:

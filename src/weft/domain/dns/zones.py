@@ -38,7 +38,7 @@ from weft.domain.loadbalancer.kube_objects import HEADLESS, EndpointSlice, KubeS
 
 
 def tenant_zone(
-    cluster: Cluster, tenant: TenantName, *, keeps_in: KeepsIn = nobody, domain: str = CLUSTER_DOMAIN
+    cluster: Cluster, tenant: TenantName, *, dns_egress_denied: KeepsIn = nobody, domain: str = CLUSTER_DOMAIN
 ) -> Zone:
     """The tenant's names."""
     entries: dict[str, Entry] = {}
@@ -47,7 +47,7 @@ def tenant_zone(
     for network in cluster.networks(tenant):
         for endpoint in cluster.endpoints(network.key):
             owner = endpoint_owner(endpoint.network, endpoint.endpoint_id)
-            entries[owner] = workload_entry(endpoint, keeps_in=keeps_in, domain=domain)
+            entries[owner] = workload_entry(endpoint, dns_egress_denied=dns_egress_denied, domain=domain)
     slices = _slices_by_service(cluster)
     for document in cluster.all(kinds.KUBE_SERVICE):
         if document.tenant == tenant or is_everywhere(document):
@@ -66,13 +66,15 @@ def tenant_subnets(cluster: Cluster, tenant: TenantName) -> tuple[str, ...]:
     )
 
 
-def workload_entry(endpoint: model.Endpoint, *, keeps_in: KeepsIn = nobody, domain: str = CLUSTER_DOMAIN) -> Entry:
+def workload_entry(
+    endpoint: model.Endpoint, *, dns_egress_denied: KeepsIn = nobody, domain: str = CLUSTER_DOMAIN
+) -> Entry:
     """An endpoint's names; a pod is also known by its addresses."""
-    entry = endpoint_entry(endpoint, keeps_in=keeps_in)
+    entry = endpoint_entry(endpoint, dns_egress_denied=dns_egress_denied)
     if endpoint.pod is None:
         return entry
     pod = pod_entry(endpoint.pod.namespace, addresses=endpoint.addresses, domain=domain)
-    return Entry((*entry.records, *pod.records), entry.kept_in)
+    return Entry((*entry.records, *pod.records), entry.dns_egress_denied)
 
 
 def kube_owner(namespace: str, name: str) -> str:

@@ -28,7 +28,7 @@ class HostLink(msgspec.Struct, frozen=True, gc=False):
         return f"link of tenant {self.tenant}"
 
 
-class Ground(msgspec.Struct, frozen=True, gc=False):
+class TenantSubnet(msgspec.Struct, frozen=True, gc=False):
     """A subnet of a tenant: nothing to an address in it that nobody has ever leaves the tenant's space."""
 
     tenant: TenantName
@@ -40,7 +40,7 @@ class Ground(msgspec.Struct, frozen=True, gc=False):
         return f"subnet {self.subnet}"
 
 
-class Homeward(msgspec.Struct, frozen=True, gc=False):
+class RemoteHostReturnRoute(msgspec.Struct, frozen=True, gc=False):
     """An address as which another host calls: what answers it goes back by the overlay, as the call came."""
 
     tenant: TenantName
@@ -53,7 +53,7 @@ class Homeward(msgspec.Struct, frozen=True, gc=False):
         return f"way back to {self.address} by {self.vtep}"
 
 
-class Disguise(msgspec.Struct, frozen=True, gc=False):
+class TenantSnat(msgspec.Struct, frozen=True, gc=False):
     """As whom workloads of a tenant call the host and the world, where their own addresses may mean others there."""
 
     tenant: TenantName
@@ -63,7 +63,7 @@ class Disguise(msgspec.Struct, frozen=True, gc=False):
         return f"disguise {self.address}"
 
 
-class Alias(msgspec.Struct, frozen=True, gc=False):
+class OverlapDnat(msgspec.Struct, frozen=True, gc=False):
     """As what the host knows a workload whose own address may mean others there."""
 
     tenant: TenantName
@@ -90,7 +90,7 @@ class HostPort(msgspec.Struct, frozen=True, gc=False):
         return f"{protocol_name(self.protocol)} {self.port} of {where} to {self.target} port {self.target_port}"
 
 
-class Door(msgspec.Struct, frozen=True, gc=False):
+class NodePortVip(msgspec.Struct, frozen=True, gc=False):
     """Private addresses of a tenant, one of a family at most, behind which its services are asked at node ports.
 
     What comes by the host and goes back to it, because a host answers for a service, speaks as its door.
@@ -118,23 +118,33 @@ Audience = Literal["host", "tenants", "world"]
 """Who gets to an address: the host alone, tenants of this node too, or everybody."""
 
 
-class Reach(msgspec.Struct, frozen=True, gc=False):
+class ExternalAddress(msgspec.Struct, frozen=True, gc=False):
     """An address of a tenant's services, to which the host has a route."""
 
     tenant: TenantName
     address: Address
-    audience: Audience
+    scope: Audience
     sources: tuple[Range, ...] | None = None
     """Where the world must ask from; None: from anywhere."""
 
     def __str__(self) -> str:
-        return f"way of the {self.audience} to {self.address}"
+        return f"way of the {self.scope} to {self.address}"
 
 
-HostPart = HostLink | Ground | Homeward | Disguise | Alias | HostPort | Door | NodePort | Reach
+HostPart = (
+    HostLink
+    | TenantSubnet
+    | RemoteHostReturnRoute
+    | TenantSnat
+    | OverlapDnat
+    | HostPort
+    | NodePortVip
+    | NodePort
+    | ExternalAddress
+)
 
 
-_HOSTS = (HostLink, Ground, Disguise, Alias, HostPort, Door, NodePort, Reach)
+_HOSTS = (HostLink, TenantSubnet, TenantSnat, OverlapDnat, HostPort, NodePortVip, NodePort, ExternalAddress)
 
 
 def is_hosts(part: object) -> bool:

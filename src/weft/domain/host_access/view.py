@@ -13,7 +13,15 @@ from weft.domain.cluster import Cluster
 from weft.domain.desired.segments import wire_number
 from weft.domain.desired.state import is_used
 from weft.domain.host_access.nodeport_vips import FIRST_DOOR
-from weft.domain.host_access.state import Alias, Disguise, Ground, Homeward, HostLink, HostPart, HostPort
+from weft.domain.host_access.state import (
+    HostLink,
+    HostPart,
+    HostPort,
+    OverlapDnat,
+    RemoteHostReturnRoute,
+    TenantSnat,
+    TenantSubnet,
+)
 from weft.domain.ids import EndpointKey, NodeName, TenantName
 from weft.domain.ipam import ipam
 
@@ -42,7 +50,7 @@ class PublishedPort(msgspec.Struct, frozen=True):
         return mine.family == theirs.family and (mine == theirs or 0 in (mine.number, theirs.number))
 
 
-class Guest(msgspec.Struct, frozen=True):
+class HostReachableEndpoint(msgspec.Struct, frozen=True):
     """A workload of this node, and the ports of the host that lead to it."""
 
     endpoint: model.Endpoint
@@ -58,7 +66,7 @@ def host_addresses(node: model.Node) -> tuple[Address, ...]:
 
 
 def host_view(
-    cluster: Cluster, node: NodeName, tenants: Iterable[TenantName], guests: Collection[Guest]
+    cluster: Cluster, node: NodeName, tenants: Iterable[TenantName], guests: Collection[HostReachableEndpoint]
 ) -> frozenset[HostPart]:
     """Everything about host access on this node, on which these tenants and workloads are."""
     subnets = {tenant: [*_subnets(cluster, tenant)] for tenant in sorted(tenants)}
@@ -70,7 +78,7 @@ def host_view(
     found: set[HostPart] = set()
     for tenant in subnets:
         found.update(_tenant_view(cluster, node, tenant, subnets))
-        found.update(Disguise(tenant, address) for address in privates.get(tenant, ()))
+        found.update(TenantSnat(tenant, address) for address in privates.get(tenant, ()))
     for guest in present:
         found.update(_guest_view(guest, privates.get(guest.endpoint.key, ())))
     return frozenset(found)
@@ -87,11 +95,11 @@ def _tenant_view(
     for subnet in subnets[tenant]:
         whole = subnet.whole
         foreign = any(whole.overlaps(other) for other in others) or any(map(whole.holds, hosts))
-        yield Ground(tenant, subnet, routed=not foreign and subnet not in infra)
+        yield TenantSubnet(tenant, subnet, routed=not foreign and subnet not in infra)
     yield from _homewards(cluster, node, tenant)
 
 
-def _homewards(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterator[Homeward]:
+def _homewards(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterator[RemoteHostReturnRoute]:
     """Every overlay leads to every node: the first that is there will do, and without one the uplinks."""
     numbers = [
         wire_number(network.tags)
@@ -101,15 +109,15 @@ def _homewards(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterator
     for other in cluster.all(kinds.NODE) if numbers else ():
         if other.name != node:
             for address in host_addresses(other):
-                yield Homeward(tenant, min(numbers), other.vtep_ip, address)
+                yield RemoteHostReturnRoute(tenant, min(numbers), other.vtep_ip, address)
 
 
-def _guest_view(guest: Guest, privates: Iterable[Address]) -> Iterator[HostPart]:
+def _guest_view(guest: HostReachableEndpoint, privates: Iterable[Address]) -> Iterator[HostPart]:
     tenant = guest.endpoint.tenant
     known = {address.family: address for address in guest.endpoint.addresses}
     for address in privates:
         if workload := known.get(address.family):
-            yield Alias(tenant, address, workload)
+            yield OverlapDnat(tenant, address, workload)
             known[address.family] = address
     for port in guest.ports:
         for family, target in known.items():

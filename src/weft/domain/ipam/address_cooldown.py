@@ -14,7 +14,7 @@ REST_S = 60.0
 Pool = tuple[NetworkKey, int]
 
 
-class Resting:
+class Cooldown:
     """What was released lately, by network and family. Lost with the process: resting is a courtesy, not a promise."""
 
     def __init__(self, *, rest: float = REST_S) -> None:

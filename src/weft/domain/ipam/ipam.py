@@ -29,7 +29,7 @@ from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey
 from weft.domain.ipam.allocator import EMPTY, NumberSet, choose, subtract
 from weft.domain.store_types import NEVER, Delete, Put, Write
-from weft.domain.transaction import Reading, put_claim
+from weft.domain.transaction import ReadSet, put_claim
 
 BLOCK_SIZE = 64
 EXCLUSIVE_FROM = 1024
@@ -145,7 +145,7 @@ def used_addresses(cluster: Cluster, network: model.Network, *, family: int) -> 
 
 
 def claim(
-    reading: Reading, network: model.Network, group: model.Group | None, *, address: Address, holder: str, field: str
+    reading: ReadSet, network: model.Network, group: model.Group | None, *, address: Address, holder: str, field: str
 ) -> list[Write]:
     """The writes that take one address for a holder; `Conflict` when somebody has it, `Invalid` when nobody may.
 
@@ -164,7 +164,7 @@ def claim(
 
 
 def check_claimable(
-    reading: Reading, network: model.Network, group: model.Group | None, *, address: Address, field: str
+    reading: ReadSet, network: model.Network, group: model.Group | None, *, address: Address, field: str
 ) -> None:
     """`Invalid` unless an endpoint of the group (or of none) may have the address. Compares the groups' pools."""
     reading.quiet(kinds.GROUP.store_prefix(network.tenant))
@@ -174,7 +174,7 @@ def check_claimable(
         raise Invalid(f"address {address} is not one that {where} can give out", field=field)
 
 
-def _share_block(reading: Reading, network: model.Network, *, address: Address, field: str) -> list[Write]:
+def _share_block(reading: ReadSet, network: model.Network, *, address: Address, field: str) -> list[Write]:
     block = block_of(network, address)
     key = block_key(network, block)
     present = reading.cluster.blocks.get(network.key, {}).get(block)
@@ -204,7 +204,7 @@ def release(network: model.Network, *addresses: str) -> list[Write]:
     return [Delete(claim_key(network, parse_address(text, field="IPAddress"))) for text in addresses if text]
 
 
-def take_block(reading: Reading, network: model.Network, node: NodeName, *, family: int) -> tuple[Address, list[Write]]:
+def take_block(reading: ReadSet, network: model.Network, node: NodeName, *, family: int) -> tuple[Address, list[Write]]:
     """A block for a node, from the top of the pool, or `Exhausted`."""
     subnet = subnet_of(network, family)
     assert subnet is not None
@@ -251,7 +251,7 @@ def choose_from_blocks(
     return None if number is None else Address(family, number)
 
 
-def hold_block(reading: Reading, network: model.Network, node: NodeName, address: Address) -> None:
+def hold_block(reading: ReadSet, network: model.Network, node: NodeName, address: Address) -> None:
     """Compare that the address lies in a block which is the node's own; `Conflict` when it does not (any more)."""
     block = block_of(network, address)
     stored = reading.cluster.blocks.get(network.key, {}).get(block)
@@ -260,7 +260,7 @@ def hold_block(reading: Reading, network: model.Network, node: NodeName, address
     reading.at(block_key(network, block), stored.revision)
 
 
-def return_block(reading: Reading, network: model.Network, node: NodeName, block: Address) -> list[Write]:
+def return_block(reading: ReadSet, network: model.Network, node: NodeName, block: Address) -> list[Write]:
     """The writes that give a node's block back; `Conflict` while an endpoint has one of its addresses."""
     stored = reading.cluster.blocks.get(network.key, {}).get(block)
     if stored is None or stored.value.owner != node:

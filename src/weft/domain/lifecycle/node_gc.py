@@ -11,7 +11,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.ids import NodeName
 from weft.domain.ipam import ipam
 from weft.domain.store_types import NEVER, Delete, Write
-from weft.domain.transaction import Plan, Reading, put
+from weft.domain.transaction import ReadSet, Transaction, put
 
 BATCH = 30
 """Endpoints collected in one commit: stores bound the size of a commit."""
@@ -24,7 +24,7 @@ def nodes_to_mark(cluster: Cluster) -> Iterator[NodeName]:
             yield node.name
 
 
-def plan_mark(reading: Reading, name: NodeName, *, now: float) -> Plan:
+def plan_mark(reading: ReadSet, name: NodeName, *, now: float) -> Transaction:
     """Write down since when a node is silent, or that it is heard again.
 
     A node puts its document anew, unmarked, in the commit in which it shows itself; so a mark that is there was made
@@ -32,13 +32,13 @@ def plan_mark(reading: Reading, name: NodeName, *, now: float) -> Plan:
     """
     node = reading.get(kinds.NODE, name)
     if node is None:
-        return Plan()
+        return Transaction()
     since = 0.0
     if reading.cluster.is_silent(name):
         since = now
         reading.at(kinds.alive_node(name), NEVER)
     if (since == 0) == (node.silent_since == 0):
-        return Plan()
+        return Transaction()
     return reading.plan([put(kinds.NODE, msgspec.structs.replace(node, silent_since=since))])
 
 
@@ -51,7 +51,7 @@ def _is_dead(cluster: Cluster, node: model.Node, *, now: float, limit: float) ->
     return bool(node.silent_since) and cluster.is_silent(node.name) and now - node.silent_since > limit
 
 
-def plan_collect(reading: Reading, name: NodeName, *, now: float, limit: float) -> Plan:
+def plan_collect(reading: ReadSet, name: NodeName, *, now: float, limit: float) -> Transaction:
     """Take back a part of what a dead node had; its own document goes last, with its blocks. Empty when all is done.
 
     The node's leased key is compared as absent, so a node that comes back in this very moment keeps what is left. The
@@ -59,7 +59,7 @@ def plan_collect(reading: Reading, name: NodeName, *, now: float, limit: float) 
     """
     node = reading.get(kinds.NODE, name)
     if node is None or not _is_dead(reading.cluster, node, now=now, limit=limit):
-        return Plan()
+        return Transaction()
     reading.at(kinds.alive_node(name), NEVER)
     mine = [endpoint for endpoint in reading.cluster.all(kinds.ENDPOINT) if endpoint.host == name]
     if mine:
@@ -79,7 +79,7 @@ def plan_collect(reading: Reading, name: NodeName, *, now: float, limit: float) 
     return reading.plan(writes)
 
 
-def _take_back(reading: Reading, endpoint: model.Endpoint) -> list[Write]:
+def _take_back(reading: ReadSet, endpoint: model.Endpoint) -> list[Write]:
     reading.get(kinds.ENDPOINT, *endpoint.key)
     stored = reading.cluster.get(kinds.NETWORK, endpoint.tenant, endpoint.network)
     freed = ipam.release(stored.value, endpoint.ip_address, endpoint.ipv6_address) if stored else []

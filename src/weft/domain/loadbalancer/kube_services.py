@@ -10,7 +10,7 @@ import msgspec
 
 from weft.domain.addresses import Address
 from weft.domain.errors import Invalid
-from weft.domain.host_access.state import HostPart, HostPort, NodePort, Reach
+from weft.domain.host_access.state import ExternalAddress, HostPart, HostPort, NodePort
 from weft.domain.ids import NodeName
 from weft.domain.loadbalancer.external_ips import OuterRules
 from weft.domain.loadbalancer.kube_objects import EndpointSlice, KubeService, KubeSlice
@@ -22,7 +22,7 @@ from weft.domain.loadbalancer.kubernetes import (
     sources_at,
     wanted_addresses,
 )
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import Pool
 from weft.domain.policy.model.protocols import protocol_number
 from weft.domain.validation import check
@@ -48,7 +48,7 @@ class Surroundings(msgspec.Struct, frozen=True):
 class KubeView(msgspec.Struct, frozen=True):
     """What a service comes to on this node; with faults, what of it has no effect, and why."""
 
-    pools: dict[Front, Pool] = {}
+    pools: dict[FrontendKey, Pool] = {}
     openings: frozenset[HostPart] = frozenset()
     faults: tuple[str, ...] = ()
 
@@ -128,9 +128,9 @@ def _openings(document: KubeService, outer: Iterable[Address], doors: Iterable[A
     tenant, service = document.tenant, document.service
     own = own_addresses(service)
     for address in own:
-        yield Reach(tenant, address, "tenants" if document.shared else "host")
+        yield ExternalAddress(tenant, address, "tenants" if document.shared else "host")
     for address in outer:
-        yield Reach(tenant, address, "world", sources_at(service, address))
+        yield ExternalAddress(tenant, address, "world", sources_at(service, address))
         yield from _local_ports(document, address, own=own, doors=doors)
     for protocol, port in node_ports(service):
         yield NodePort(tenant, protocol, port)

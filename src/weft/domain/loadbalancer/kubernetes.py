@@ -17,7 +17,7 @@ from weft.domain.loadbalancer.kube_objects import (
     ServicePort,
     SliceEndpoint,
 )
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import Pool, Target, pool_of
 from weft.domain.policy.model.protocols import protocol_number
 from weft.domain.policy.model.ranges import parse_cidr
@@ -25,7 +25,7 @@ from weft.domain.policy.model.ranges import parse_cidr
 
 def pools_for_pods(
     service: DeclaredService, slices: Iterable[EndpointSlice], *, node: str, outer: Iterable[Address]
-) -> dict[Front, Pool]:
+) -> dict[FrontendKey, Pool]:
     """Where pods of a node ask. To pods, an outer address is as good as one of the cluster: it has all backends."""
     listed, own_only = tuple(slices), service.spec.internal_traffic_policy == "Local"
     pools = _pools(service, listed, own_addresses(service), node=node if own_only else "")
@@ -39,7 +39,7 @@ def pools_for_outside(
     node: str,
     outer: Iterable[Address],
     doors: Iterable[Address],
-) -> dict[Front, Pool]:
+) -> dict[FrontendKey, Pool]:
     """Where others ask by the host: at the doors for node ports, and at outer addresses where that is a difference."""
     listed, own_only = tuple(slices), service.spec.external_traffic_policy == "Local"
     place = node if own_only else ""
@@ -94,14 +94,14 @@ def _pools(
     *,
     node: str,
     at_node_ports: bool = False,
-) -> dict[Front, Pool]:
+) -> dict[FrontendKey, Pool]:
     """Every port at every address; with a node, only its own backends share the connections."""
-    pools: dict[Front, Pool] = {}
+    pools: dict[FrontendKey, Pool] = {}
     for address in addresses:
         for port in service.spec.ports:
             if number := port.node_port if at_node_ports else port.port:
                 targets = _targets(port, slices, family=address.family, node=node)
-                front = Front(address, protocol_number(port.protocol), number)
+                front = FrontendKey(address, protocol_number(port.protocol), number)
                 pools[front] = pool_of(targets, affinity=_affinity(service))
     return pools
 

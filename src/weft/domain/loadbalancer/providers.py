@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from weft.domain import model
 from weft.domain.addresses import Address
 from weft.domain.ids import EndpointKey
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import Pool, Target, pool_of
 from weft.domain.policy.model.protocols import protocol_number
 from weft.domain.selectors import Label
@@ -90,7 +90,7 @@ class Providers:
             _discard(self._by_label, label, key)
         self._touched |= self._provided_by(known.endpoint)
 
-    def take(self) -> Iterator[tuple[str, dict[Front, Pool] | None]]:
+    def take(self) -> Iterator[tuple[str, dict[FrontendKey, Pool] | None]]:
         """The services that have changed since the last time, with their pools; None for one that is no more."""
         touched, self._touched = self._touched, set()
         for name in touched:
@@ -115,14 +115,14 @@ def offer_of(service: model.Service) -> Offer:
     return Offer(service.addresses, parse_service_ports(service.ports))
 
 
-def pools_of(offer: Offer, providers: Sequence[Address]) -> dict[Front, Pool]:
+def pools_of(offer: Offer, providers: Sequence[Address]) -> dict[FrontendKey, Pool]:
     """The fronts of a service. Only those that have an address of the same family answer at one."""
     pools = {}
     for vip in offer.addresses:
         addresses = [each for each in providers if each.family == vip.family]
         for port, target_port, protocol in offer.ports:
             targets = (Target(address, target_port) for address in addresses)
-            pools[Front(vip, protocol_number(protocol), port)] = pool_of(targets)
+            pools[FrontendKey(vip, protocol_number(protocol), port)] = pool_of(targets)
     return pools
 
 

@@ -16,7 +16,7 @@ from weft.domain.ids import TenantName
 from weft.domain.policy.model.protocols import protocol_name
 
 
-class Front(NamedTuple):
+class FrontendKey(NamedTuple):
     """Where a service is asked. One that is asked `outside` counts before the other for what comes by the host."""
 
     address: Address
@@ -33,11 +33,11 @@ class Backend(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     """One of those that connections to a front may be given to, by its number from 0 on."""
 
     tenant: TenantName
-    front: Front
+    front: FrontendKey
     number: int
     address: Address
     port: int
-    ticket: int = 0
+    hash_slot: int = 0
     """What its clients are remembered by; 0 where nobody is."""
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Frontend(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     """A front, how many backends it has, and for how many seconds a silent client is remembered (0: not at all)."""
 
     tenant: TenantName
-    front: Front
+    front: FrontendKey
     backends: int
     affinity: int = 0
 

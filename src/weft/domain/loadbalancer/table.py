@@ -11,7 +11,7 @@ import msgspec
 from weft.domain.addresses import Address
 from weft.domain.desired.diff import Difference
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.state import Backend, Front, Frontend, ServicePart, Vip
+from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServicePart, Vip
 
 MOST_BACKENDS = 4095
 """More of them are left out: a datapath has twelve bits for their number."""
@@ -45,13 +45,13 @@ class BalancingTable:
 
     def __init__(self, tenant: TenantName) -> None:
         self._tenant = tenant
-        self._services: dict[str, Mapping[Front, Pool]] = {}
-        self._claims: defaultdict[Front, dict[str, Pool]] = defaultdict(dict)
-        self._told: dict[Front, tuple[Backend | Frontend, ...]] = {}
+        self._services: dict[str, Mapping[FrontendKey, Pool]] = {}
+        self._claims: defaultdict[FrontendKey, dict[str, Pool]] = defaultdict(dict)
+        self._told: dict[FrontendKey, tuple[Backend | Frontend, ...]] = {}
         self._vips: Counter[Address] = Counter()
-        self._touched: set[Front] = set()
+        self._touched: set[FrontendKey] = set()
 
-    def put(self, service: str, pools: Mapping[Front, Pool]) -> None:
+    def put(self, service: str, pools: Mapping[FrontendKey, Pool]) -> None:
         """A service is as said here from now on."""
         before = self._services.get(service, {})
         for front in before.keys() - pools.keys():
@@ -67,7 +67,7 @@ class BalancingTable:
         for front in self._services.pop(service, {}):
             self._withdraw(service, front)
 
-    def _withdraw(self, service: str, front: Front) -> None:
+    def _withdraw(self, service: str, front: FrontendKey) -> None:
         claims = self._claims[front]
         del claims[service]
         if not claims:
@@ -106,19 +106,19 @@ class BalancingTable:
         for address in self._vips:
             yield Vip(self._tenant, address)
 
-    def port_of(self, front: Front, address: Address) -> int:
+    def port_of(self, front: FrontendKey, address: Address) -> int:
         """Where a backend of a front is asked; 0 when it is none, or no more."""
         backends = (part for part in self._told.get(front, ()) if isinstance(part, Backend))
         return next((backend.port for backend in backends if backend.address == address), 0)
 
-    def _parts_at(self, front: Front) -> Iterator[Backend | Frontend]:
+    def _parts_at(self, front: FrontendKey) -> Iterator[Backend | Frontend]:
         claims = self._claims.get(front)
         if not claims:
             return
         pool = claims[min(claims)]
         tickets = _tickets(pool.targets) if pool.affinity else [0] * len(pool.targets)
-        for number, (target, ticket) in enumerate(zip(pool.targets, tickets, strict=True)):
-            yield Backend(self._tenant, front, number, target.address, target.port, ticket)
+        for number, (target, hash_slot) in enumerate(zip(pool.targets, tickets, strict=True)):
+            yield Backend(self._tenant, front, number, target.address, target.port, hash_slot)
         yield Frontend(self._tenant, front, len(pool.targets), pool.affinity)
 
 
@@ -127,9 +127,9 @@ def _tickets(targets: Iterable[Target]) -> list[int]:
     taken: set[int] = set()
     tickets: list[int] = []
     for target in targets:
-        ticket = zlib.crc32(f"{target.address} {target.port}".encode()) or 1
-        while ticket in taken:
-            ticket = ticket % 0xFFFFFFFF + 1
-        taken.add(ticket)
-        tickets.append(ticket)
+        hash_slot = zlib.crc32(f"{target.address} {target.port}".encode()) or 1
+        while hash_slot in taken:
+            hash_slot = hash_slot % 0xFFFFFFFF + 1
+        taken.add(hash_slot)
+        tickets.append(hash_slot)
     return tickets

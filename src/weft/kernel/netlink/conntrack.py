@@ -19,7 +19,7 @@ import msgspec
 from weft.domain.addresses import Address
 from weft.kernel.netlink import codec
 from weft.kernel.netlink.codec import AF, Request
-from weft.kernel.netlink.socket import NetlinkSocket, Refused
+from weft.kernel.netlink.socket import NetlinkError, NetlinkSocket
 
 _SUBSYSTEM = 1
 _GET, _DELETE = (_SUBSYSTEM << 8 | number for number in (1, 2))
@@ -98,7 +98,7 @@ def forget_connections(netlink: NetlinkSocket, patterns: Sequence[Pattern], *, f
             netlink.send_batch(
                 [Request(_DELETE, 0, header + encode_filter(item), "forget connections", item) for item in patterns]
             )
-        except Refused as refusal:
+        except NetlinkError as refusal:
             if refusal.errno not in _CANNOT:
                 raise
         else:

@@ -4,7 +4,7 @@ The mark of ours is the alias. The kernel takes none when it makes a device, so 
 same batch: a process that dies cannot die between the two.
 
 Whoever makes a device may choose its index (0 leaves it to the kernel), so that what belongs on the device can follow
-in the same batch. `Refused` with `EEXIST` or `EBUSY` says that the name or the index is taken.
+in the same batch. `NetlinkError` with `EEXIST` or `EBUSY` says that the name or the index is taken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from weft.domain.addresses import Address
 from weft.kernel.netlink import codec
 from weft.kernel.netlink.codec import CREATE, EXCLUSIVE, Request
-from weft.kernel.netlink.socket import NetlinkSocket, Refused
+from weft.kernel.netlink.socket import NetlinkError, NetlinkSocket
 
 LOOPBACK: Final = 1
 """The index of `lo`, in every namespace."""
@@ -239,7 +239,7 @@ def gone_is_fine() -> Iterator[None]:
     """What is altered on a device that is no longer there needs no altering: it went with its namespace."""
     try:
         yield
-    except Refused as refusal:
+    except NetlinkError as refusal:
         if refusal.errno != errno.ENODEV:
             raise
 

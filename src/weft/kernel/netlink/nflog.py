@@ -30,7 +30,7 @@ _COPIED_BYTES = 128
 _GATHERING_TIME = 2  # hundredths of a second
 
 
-class Told(NamedTuple):
+class LoggedPacket(NamedTuple):
     """A packet, its mark, the indexes of the devices it came and leaves by (0: none), and when it was seen.
 
     Of what passes a bridge these are the bridge's ports.
@@ -38,8 +38,8 @@ class Told(NamedTuple):
 
     packet: Packet
     mark: int
-    came_by: int
-    leaves_by: int
+    in_iface: int
+    out_iface: int
     at: float
 
 
@@ -63,7 +63,7 @@ class PacketLog:
             self._netlink.close()
             raise
 
-    def read(self, *, most: int) -> Iterator[Told]:
+    def read(self, *, most: int) -> Iterator[LoggedPacket]:
         """What has come since the last reading, from at most so many datagrams."""
         for message in self._netlink.read_unasked(most=most):
             if message.kind == _PACKET:
@@ -73,15 +73,15 @@ class PacketLog:
         self._netlink.close()
 
 
-def parse_told(payload: bytes) -> Told:
+def parse_told(payload: bytes) -> LoggedPacket:
     """A packet out of the kernel's message."""
     codec.unpack_header(_HEADER, payload)
     found = codec.attributes(payload, _HEADER.size)
-    return Told(
+    return LoggedPacket(
         packet=parse_packet(found.get(_PAYLOAD, b"")),
         mark=codec.to_big_number(found.get(_MARK)),
-        came_by=codec.to_big_number(found.get(_INPUT_PORT) or found.get(_INPUT)),
-        leaves_by=codec.to_big_number(found.get(_OUTPUT_PORT) or found.get(_OUTPUT)),
+        in_iface=codec.to_big_number(found.get(_INPUT_PORT) or found.get(_INPUT)),
+        out_iface=codec.to_big_number(found.get(_OUTPUT_PORT) or found.get(_OUTPUT)),
         at=_to_time(found.get(_TIME)),
     )
 

@@ -50,17 +50,17 @@ _DUMP_TRIES = 20
 _SEQUENCE_MASK = 0xFFFFFFFF
 
 
-class _Desk(threading.local):
+class _ReceiveBuffer(threading.local):
     """Where a thread puts a datagram until it has looked at it."""
 
     def __init__(self) -> None:
         self.space = ctypes.create_string_buffer(_LARGEST_DATAGRAM)
 
 
-_DESK = _Desk()
+_DESK = _ReceiveBuffer()
 
 
-class Refused(DatapathFault):
+class NetlinkError(DatapathFault):
     """The kernel refused a request: which of those that were sent, and with what errno."""
 
     def __init__(self, request: Request, *, number: int, words: str, position: int) -> None:
@@ -87,21 +87,21 @@ class NetlinkSocket:
             raise _fault(f"netlink in {namespace.name}", error) from error
 
     def send_batch(self, requests: Sequence[Request]) -> None:
-        """Carry out the requests in order; `Refused` tells the first that failed.
+        """Carry out the requests in order; `NetlinkError` tells the first that failed.
 
         This is no transaction: what comes after a refused request is carried out all the same.
         """
-        first_refusal: Refused | None = None
+        first_refusal: NetlinkError | None = None
         for start, batch in _batches(requests):
             try:
                 self._exchange(batch, confirmed=len(batch) - 1, start=start)
-            except Refused as refusal:
+            except NetlinkError as refusal:
                 first_refusal = first_refusal or refusal
         if first_refusal is not None:
             raise first_refusal
 
     def send_transaction(self, requests: Sequence[Request], *, begin: Request, end: Request) -> None:
-        """Carry out all of the requests or, when one is `Refused`, none. Only nf_tables has such frames."""
+        """Carry out all of the requests or, when one is `NetlinkError`, none. Only nf_tables has such frames."""
         self._exchange([begin, *requests, end], confirmed=len(requests), start=-1)
         self.transactions += 1
 
@@ -257,11 +257,11 @@ def _batches(requests: Sequence[Request]) -> Iterator[tuple[int, Sequence[Reques
 
 
 def _check(message: Message, request: Request, *, position: int = 0) -> None:
-    """Raise `Refused` unless the message says that all is well or settled."""
+    """Raise `NetlinkError` unless the message says that all is well or settled."""
     (result,) = unpack_header(_ERRNO, message.payload) if message.payload else (0,)
     if result == 0 or -result in request.settled:
         return
-    raise Refused(request, number=-result, words=_words(message), position=position)
+    raise NetlinkError(request, number=-result, words=_words(message), position=position)
 
 
 def _words(message: Message) -> str:

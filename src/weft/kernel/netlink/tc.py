@@ -61,7 +61,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
         return f"of {self.rate} B/s with bursts of {self.burst} B for link {self.link}"
 
 
-class Diversion(msgspec.Struct, frozen=True, kw_only=True):
+class IngressRedirect(msgspec.Struct, frozen=True, kw_only=True):
     """Whatever comes in by a device is sent by another one first."""
 
     link: int
@@ -94,7 +94,7 @@ def drop_limit(link: int) -> Request:
     return Request(_DELQDISC, 0, payload, "drop limit of", link, _GONE)
 
 
-def put_diversion(diversion: Diversion) -> list[Request]:
+def put_diversion(diversion: IngressRedirect) -> list[Request]:
     """The diversion, in place of any other of the device."""
     entrance = _HEADER.pack(codec.AF_UNSPEC, diversion.link, _INGRESS_HANDLE, _INGRESS, 0) + codec.text(
         _KIND, "ingress"
@@ -130,9 +130,9 @@ def read_limits(netlink: NetlinkSocket) -> list[Limit]:
     return [limit for limit in found if limit is not None]
 
 
-def read_diversions(netlink: NetlinkSocket) -> list[Diversion]:
+def read_diversions(netlink: NetlinkSocket) -> list[IngressRedirect]:
     """All our diversions; into link 0 where the other device is gone, so that packets go nowhere."""
-    found: list[Diversion | None] = []
+    found: list[IngressRedirect | None] = []
     for answer in _read_queues(netlink):
         _, link, handle, _, _ = codec.unpack_header(_HEADER, answer)
         if handle == _INGRESS_HANDLE:
@@ -161,7 +161,7 @@ def parse_limit(payload: bytes) -> Limit | None:
     return Limit(link=link, rate=rate, burst=queue - _room(rate))
 
 
-def parse_diversion(payload: bytes) -> Diversion | None:
+def parse_diversion(payload: bytes) -> IngressRedirect | None:
     """A diversion, or nothing when the filter is not the one that we put."""
     _, link, handle, _, _ = codec.unpack_header(_HEADER, payload)
     found = codec.attributes(payload, _HEADER.size)
@@ -173,7 +173,7 @@ def parse_diversion(payload: bytes) -> Diversion | None:
     if form is None:
         return None
     *_, how, into = codec.unpack_header(_REDIRECTION, form)
-    return Diversion(link=link, into=into) if how == _AS_SENT else None
+    return IngressRedirect(link=link, into=into) if how == _AS_SENT else None
 
 
 def _room(rate: int) -> int:

@@ -32,7 +32,7 @@ from weft.master.main import Netmaster
 from weft.master.settings import format_host_port, read_master_settings
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 API = "/api/v1"
 
@@ -193,7 +193,7 @@ async def running_master(*flags: str, store: Store | None = None, ready: bool = 
             store = await stack.enter_async_context(MemoryStore())
         rest = await stack.enter_async_context(client(f"http://{address}"))
         netmaster = Netmaster(settings, store)
-        await stack.enter_async_context(beside(netmaster.run(asyncio.Event()), name=f"netmaster {address}"))
+        await stack.enter_async_context(background(netmaster.run(asyncio.Event()), name=f"netmaster {address}"))
         await (rest.ready() if ready else rest.alive())
         yield rest
 

@@ -14,14 +14,25 @@ from typing import TypeVar
 from weft import drivers
 from weft.domain.addresses import BITS, Address, mac_of, parse_address
 from weft.domain.desired.diff import Difference, diff
-from weft.domain.desired.segments import Segment, Station, wire_number
-from weft.domain.desired.state import Beyond, Part, Peer, Port, Prefix, Remote, Space, host_end, rank, way_of
+from weft.domain.desired.segments import RemoteMac, Segment, wire_number
+from weft.domain.desired.state import (
+    Beyond,
+    Port,
+    Prefix,
+    RemoteRoute,
+    StateItem,
+    TenantNetns,
+    VxlanPeer,
+    host_end,
+    rank,
+    way_of,
+)
 from weft.domain.errors import Unavailable
 from weft.domain.ids import DEFAULT_TENANT, EndpointId, EndpointKey, NetworkName, NodeName
 from weft.domain.model import NetworkTags
-from weft.domain.policy.engine.engine import Engine, Touched
-from weft.domain.policy.policymap.policy_map import Tables
-from weft.domain.policy.policymap.policy_state import REFUSES, PolicyPart
+from weft.domain.policy.engine.engine import Affected, Engine
+from weft.domain.policy.policymap.policy_map import PolicyMap
+from weft.domain.policy.policymap.policy_state import VERDICT_DENY, PolicyPart
 from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, create_veth, read_link
 from weft.kernel.netlink.route import LinkAddress, put_address
 from weft.kernel.netlink.route import Prefix as LinkPrefix
@@ -30,7 +41,7 @@ from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.lab.lab_names import lab_modes
 from weft.lab.servers.openvswitch import running_switch
 from weft.lab.waiting import DEADLINE
-from weft.ports.datapath import Datapath, WiredAddress, Wiring
+from weft.ports.datapath import Datapath, EndpointConfig, InterfaceAddress
 
 T = TypeVar("T")
 
@@ -54,8 +65,8 @@ class BareNode:
         self.name = NodeName(f"n{number}")
         self.vtep = parse_address(f"192.0.2.{number}", field="vtep")
         self.namespace = closing.enter_context(NamespaceDirectory(directory / "hosts").create(self.name))
-        self._wired: dict[str, Wiring] = {}
-        self._tables: Tables | None = None
+        self._wired: dict[str, EndpointConfig] = {}
+        self._tables: PolicyMap | None = None
         self._thread = closing.enter_context(ThreadPoolExecutor(max_workers=1, initializer=self.namespace.enter))
         self._opened: AbstractContextManager[Datapath] = drivers.open_datapath(
             self._settings(self._modes["datapath"], directory, closing)
@@ -82,21 +93,24 @@ class BareNode:
         """Open the datapath, with the way to other hosts; the cable to them must be there."""
         self._datapath = self._on_thread(self._opened.__enter__)
         self._closing.callback(self._on_thread, lambda: self._opened.__exit__(None, None, None))
-        ground: list[Part] = [Space(DEFAULT_TENANT), way_of(DEFAULT_TENANT, tags := _TAGS[self._modes["netmode"]])]
+        ground: list[StateItem] = [
+            TenantNetns(DEFAULT_TENANT),
+            way_of(DEFAULT_TENANT, tags := _TAGS[self._modes["netmode"]]),
+        ]
         if self._segment:
             ground.append(Segment(DEFAULT_TENANT, self._segment, floods=False))
         if tags.vni:
-            ground += [Peer(DEFAULT_TENANT, tags.vni, str(other.vtep)) for other in others]
+            ground += [VxlanPeer(DEFAULT_TENANT, tags.vni, str(other.vtep)) for other in others]
         self._apply(Difference(tuple(sorted(ground, key=rank)), ()))
 
     def plug(self, pod: str, address: Address, netns: Path) -> None:
         """Wire a pod. Nothing comes to it before `enforce` has said who it is."""
         key = EndpointKey(DEFAULT_TENANT, _NETWORK, EndpointId(pod))
-        self._wired[pod] = wiring = Wiring(
+        self._wired[pod] = wiring = EndpointConfig(
             port=Port(DEFAULT_TENANT, host_end(key), mac_of(address), (address,), self._segment),
             netns=str(netns),
             interface="eth0",
-            addresses=(WiredAddress(address, (_SUBNETS if self._segment else BITS)[address.family]),),
+            addresses=(InterfaceAddress(address, (_SUBNETS if self._segment else BITS)[address.family]),),
             mtu=self._datapath.mtu,
         )
         self._on_thread(lambda: self._datapath.plug(wiring))
@@ -112,12 +126,12 @@ class BareNode:
     def forget(self, address: Address, other: BareNode) -> None:
         self._apply(Difference((), (self._beyond(address, other),)))
 
-    def enforce(self, engine: Engine, touched: Touched | None) -> None:
+    def enforce(self, engine: Engine, touched: Affected | None) -> None:
         """Bring into force what an engine says now. Without `touched` it is another engine than the last time."""
         changes: Difference[PolicyPart]
         if self._tables is None or touched is None:
             former = self._tables.parts if self._tables else frozenset[PolicyPart]()
-            self._tables = Tables(engine, tenant=DEFAULT_TENANT, node=self.name)
+            self._tables = PolicyMap(engine, tenant=DEFAULT_TENANT, node=self.name)
             self._tables.refresh()
             changes = diff(self._tables.parts, former, rank=rank)
         else:
@@ -128,16 +142,16 @@ class BareNode:
 
     def count_refused(self) -> int:
         """How many packets policy has refused here."""
-        tallies = self._on_thread(self._datapath.tallies)
-        return sum(count for each in tallies for outcome, count in each.outcomes.items() if outcome & REFUSES)
+        counters = self._on_thread(self._datapath.counters)
+        return sum(count for each in counters for outcome, count in each.outcomes.items() if outcome & VERDICT_DENY)
 
     def _beyond(self, address: Address, node: BareNode) -> Beyond:
         if self._segment:
-            return Station(DEFAULT_TENANT, self._number, str(node.vtep), mac_of(address), (address,))
+            return RemoteMac(DEFAULT_TENANT, self._number, str(node.vtep), mac_of(address), (address,))
         prefix = Prefix(address.family, address.number, BITS[address.family])
-        return Remote(DEFAULT_TENANT, prefix, self._number, str(node.vtep))
+        return RemoteRoute(DEFAULT_TENANT, prefix, self._number, str(node.vtep))
 
-    def _apply(self, difference: Difference[Part]) -> None:
+    def _apply(self, difference: Difference[StateItem]) -> None:
         self._on_thread(lambda: self._datapath.apply(difference))
 
     def _on_thread(self, function: Callable[[], T]) -> T:

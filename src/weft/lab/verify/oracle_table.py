@@ -20,7 +20,7 @@ import msgspec
 from weft.domain.errors import Malformed
 from weft.domain.model import PodPort
 from weft.domain.policy.engine.decide import Flow
-from weft.domain.policy.engine.engine import Engine, Touched
+from weft.domain.policy.engine.engine import Affected, Engine
 from weft.domain.policy.model.identities import IdentityKey, Namespace, Pod
 from weft.domain.policy.model.netpol import read_network_policy
 from weft.domain.policy.model.protocols import protocol_number
@@ -110,7 +110,7 @@ class Moment(NamedTuple):
     name: str
     is_first: bool
     engine: Engine
-    touched: Touched
+    touched: Affected
     rows: tuple[Row, ...]
 
     def flow(self, row: Row) -> Flow:
@@ -149,12 +149,12 @@ def walk(case: Case, node_of: Callable[[str], str]) -> Iterator[Moment]:
             name=f"{case.description}, step {number}",
             is_first=number == 1,
             engine=engine,
-            touched=reduce(or_, touched, Touched()),
+            touched=reduce(or_, touched, Affected()),
             rows=tuple(row for row in step.expected if not row.combined.startswith("invalid")),
         )
 
 
-def _carry_out(action: _Action, engine: Engine, policies: set[tuple[str, str]]) -> Iterator[Touched]:
+def _carry_out(action: _Action, engine: Engine, policies: set[tuple[str, str]]) -> Iterator[Affected]:
     if document := action.create_policy or action.update_policy:
         policy = read_network_policy(document.policy)
         yield engine.put(policy)
@@ -169,7 +169,7 @@ def _carry_out(action: _Action, engine: Engine, policies: set[tuple[str, str]]) 
 
 def _follow(
     engine: Engine, *, before: _Resources, after: _Resources, node_of: Callable[[str], str]
-) -> Iterator[Touched]:
+) -> Iterator[Affected]:
     for name in before.namespaces.keys() - after.namespaces.keys():
         yield engine.remove_namespace(name)
     for name, labels in after.namespaces.items():

@@ -39,7 +39,7 @@ class Answers(NamedTuple):
     vanished: int
 
 
-class Ears:
+class Listeners:
     """The sockets that listen, opened when they are first needed."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Ears:
             self._open.pop(key)[1].close()
 
 
-def ask(questions: Sequence[Question], ears: Ears, *, count_refused: Callable[[], int]) -> Answers:
+def ask(questions: Sequence[Question], ears: Listeners, *, count_refused: Callable[[], int]) -> Answers:
     """Ask all at once. `count_refused` says how many packets the datapath has refused so far."""
     answers = Answers(frozenset(), len(questions))
     for _ in range(_ROUNDS):
@@ -77,7 +77,7 @@ def ask(questions: Sequence[Question], ears: Ears, *, count_refused: Callable[[]
     return answers
 
 
-def _ask_once(questions: Sequence[Question], ears: Ears, count_refused: Callable[[], int]) -> Answers:
+def _ask_once(questions: Sequence[Question], ears: Listeners, count_refused: Callable[[], int]) -> Answers:
     arrived: dict[Question, socket.socket | None] = {}
     with _listening(questions, ears) as heard, ExitStack() as callers:
         asked = dict(_open_callers(questions, callers))
@@ -130,7 +130,7 @@ def _speak(caller: socket.socket, question: Question) -> None:
 
 @contextmanager
 def _listening(
-    questions: Iterable[Question], ears: Ears
+    questions: Iterable[Question], ears: Listeners
 ) -> Iterator[Callable[[], list[tuple[_Key, socket.socket | None]]]]:
     """A function that waits a moment and says what was heard; connections come with their sockets."""
     with selectors.DefaultSelector() as selector:

@@ -21,7 +21,7 @@ from weft.lab.namespaces import mount, stepped_apart, unmount
 from weft.lab.traffic import TCP, UDP, Place
 from weft.lab.verify.bare_nodes import BareNode, open_nodes
 from weft.lab.verify.oracle_table import Moment, Row
-from weft.lab.verify.packet_matrix import Ears, Question, ask
+from weft.lab.verify.packet_matrix import Listeners, Question, ask
 
 _TRANSPORTS = {"TCP": TCP, "UDP": UDP}
 
@@ -34,7 +34,7 @@ class PacketJudge:
         self._namespaces = NamespaceDirectory(directory / "pods")
         self._namespaces.prepare()
         self._closing = closing
-        self._ears = closing.enter_context(Ears())
+        self._ears = closing.enter_context(Listeners())
         self._home: dict[str, BareNode] = {}
         self._places: dict[str, Place] = {}
         self._left_out: Counter[str] = Counter()

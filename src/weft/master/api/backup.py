@@ -19,7 +19,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.codec import NOT_JSON
 from weft.domain.errors import Conflict, Invalid, Malformed
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, StoreKey
-from weft.domain.store_types import At, Compare, Delete, Entry, Listing, Put, Write
+from weft.domain.store_types import Compare, Delete, Entry, Listing, Put, RevisionEquals, Write
 from weft.domain.validation import check
 from weft.master.api.objects import API
 from weft.ports.store import Store
@@ -89,7 +89,9 @@ class Backups:
         if request.query.get("force", "").lower() not in {"1", "true"}:
             self._refuse_unless_fresh()
         # Marked first and listed then: with the mark there, nobody else adds to what must go.
-        mark = At(kinds.RESTORE_KEY, await self._store.commit([self._fence()], [Put(kinds.RESTORE_KEY, b"running")]))
+        mark = RevisionEquals(
+            kinds.RESTORE_KEY, await self._store.commit([self._fence()], [Put(kinds.RESTORE_KEY, b"running")])
+        )
         present = {entry.key for entry in (await self._store.list(_EVERYTHING)).entries if is_lasting(entry.key)}
         writes: list[Write] = [Put(key, bytes(value)) for key, value in wanted.items()]
         writes += [Delete(key) for key in sorted(present - wanted.keys())]

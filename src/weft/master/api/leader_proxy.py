@@ -13,7 +13,7 @@ from yarl import URL
 
 from weft.domain.errors import Unavailable
 from weft.runtime.backoff import Backoff
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 FORWARDED = "X-Weft-Forwarded"
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "host", "content-length", "trailer"}
@@ -80,7 +80,7 @@ class Forwarder:
         headers[FORWARDED] = self._own
         url = URL(f"{self._scheme}://{leader}{request.raw_path}", encoded=True)
         body = request.content if request.body_exists else None  # passed on as it comes: a backup may be large
-        async with beside(self._notice_loss(leader), name=f"leader {leader}"):
+        async with background(self._notice_loss(leader), name=f"leader {leader}"):
             answer = await self._session.request(
                 request.method, url, data=body, headers=headers, ssl=self._tls, allow_redirects=False
             )
@@ -93,7 +93,7 @@ class Forwarder:
                 response.content_length = answer.content_length
             await response.prepare(request)
             try:
-                async with beside(self._notice_loss(leader), name=f"leader {leader}"):
+                async with background(self._notice_loss(leader), name=f"leader {leader}"):
                     async for chunk in answer.content.iter_any():
                         await response.write(chunk)
             except (aiohttp.ClientError, asyncio.IncompleteReadError, Unavailable):

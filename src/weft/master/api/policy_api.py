@@ -20,7 +20,7 @@ from weft.domain.policy.explain.diff import FlowChange, diff
 from weft.domain.policy.explain.explain import Explanation, explain
 from weft.domain.policy.model.protocols import parse_service
 from weft.domain.store_types import Change, Listing
-from weft.domain.transaction import Reading
+from weft.domain.transaction import ReadSet
 from weft.master.api.objects import API, read_object
 from weft.runtime.http import json_response
 from weft.runtime.logs import Log
@@ -165,7 +165,7 @@ def _try_out(scratch: Cluster, proposal: Proposal, *, field: str) -> list[StoreK
     kind: Kind[Any] | None = kinds.BY_PLURAL.get(plural)
     if kind is None or kind not in kinds.CONFIGURABLE:
         raise NotFound(f"{field}: there are no {plural[:80]!r} to change", field=field)
-    reading = Reading(scratch, 0)
+    reading = ReadSet(scratch, 0)
     if way == "put":
         key = proposal.key or ":".join(str(proposal.object.get(member, "")) for member in kind.key_members())
         value: model.Value = read_object(kind, proposal.object, kind.parse_key(key))

@@ -38,7 +38,7 @@ _WRITING = frozenset({"POST", "PUT", "DELETE"})
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class WaitOptions:
     """How long somebody waits, and for whom."""
 
     seconds: float
@@ -73,7 +73,7 @@ class Receipts:
 
         return replace(route, handler=write_and_wait, query=(*route.query, *WAIT_QUERY))
 
-    async def settle(self, patience: Patience) -> Revision:
+    async def settle(self, patience: WaitOptions) -> Revision:
         """Return when every node has carried out all that was written so far; the revision of the wish.
 
         `Behind` names those who have not by the deadline.
@@ -89,7 +89,7 @@ class Receipts:
             raise self._behind(revision, patience) from late
         return revision
 
-    async def _all_receipts(self, revision: Revision, patience: Patience) -> None:
+    async def _all_receipts(self, revision: Revision, patience: WaitOptions) -> None:
         """Wait for the last of those behind, then for the one before: each piece of news costs one look at one node."""
         while behind := list(laggards(self._cluster, revision, skip_silent=patience.skip_silent)):
             while behind:
@@ -98,7 +98,7 @@ class Receipts:
                 else:
                     behind.pop()
 
-    def _behind(self, revision: Revision, patience: Patience) -> Behind:
+    def _behind(self, revision: Revision, patience: WaitOptions) -> Behind:
         if revision == NEVER:
             return Behind("written, and it stands; but the store did not take the question whether it is in force")
         names = laggards(self._cluster, revision, skip_silent=patience.skip_silent)
@@ -116,7 +116,7 @@ class Receipts:
         return json_response({"revision": await self.settle(patience)})
 
 
-def read_patience(query: Mapping[str, str]) -> Patience | None:
+def read_patience(query: Mapping[str, str]) -> WaitOptions | None:
     """How long the caller wants to wait, or None; `Malformed` with the parameter at fault."""
     skip = query.get("skip-silent", "false").lower()
     if skip not in {"true", "false", "1", "0", ""}:
@@ -130,4 +130,4 @@ def read_patience(query: Mapping[str, str]) -> Patience | None:
         seconds = math.nan
     if not 0 < seconds <= LONGEST_WAIT_S:
         raise Malformed(f"wait must be a number of seconds, more than 0 and up to {LONGEST_WAIT_S:g}", field="wait")
-    return Patience(seconds, skip_silent=skip in {"true", "1", ""})
+    return WaitOptions(seconds, skip_silent=skip in {"true", "1", ""})

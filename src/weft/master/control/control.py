@@ -18,13 +18,13 @@ from weft.domain.addresses import Address, address_from_hex
 from weft.domain.cluster import Cluster, Stored
 from weft.domain.errors import Mismatch, NotFound, Stale, Unavailable
 from weft.domain.ids import EndpointKey, NetworkKey, NetworkName, TenantName
-from weft.domain.ipam.address_cooldown import Resting
+from weft.domain.ipam.address_cooldown import Cooldown
 from weft.domain.ipam.allocator import NumberSet
 from weft.domain.kinds import Kind
 from weft.domain.lifecycle import changes
 from weft.domain.lifecycle.changes import endpoints
-from weft.domain.store_types import NEVER, At, Compare, Delete, DeleteAll, Event, Put, Revision, Write
-from weft.domain.transaction import Plan, Reading
+from weft.domain.store_types import NEVER, Compare, Delete, DeleteAll, Event, Put, Revision, RevisionEquals, Write
+from weft.domain.transaction import ReadSet, Transaction
 from weft.ports.store import Store
 from weft.runtime.store.mirror import Mirror
 
@@ -37,7 +37,7 @@ CATCH_UP_S = 0.25
 CATCH_UP_LIMIT_S = 10.0
 """How long our own commit may take to come back to us."""
 ADDRESS_CLAIMS = f"{kinds.CLAIMS}/addresses/"
-_NO_RESTORE = At(kinds.RESTORE_KEY, NEVER)
+_NO_RESTORE = RevisionEquals(kinds.RESTORE_KEY, NEVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +69,23 @@ class ControlPlane:
         cluster: Cluster,
         mirror: Mirror,
         fence: Callable[[], Compare],
-        doubt: Callable[[], None],
+        mark_dirty: Callable[[], None],
     ) -> None:
-        """Every commit compares the `fence`. `doubt` is called when the outcome of one is unknown, and must move the
+        """Every commit compares the `fence`. `mark_dirty` is called when the outcome of one is unknown, and must move the
         fence: what may still be on its way then cannot happen after whatever is decided next."""
         self._store = store
         self.cluster = cluster
         self.mirror = mirror
         self._fence = fence
-        self._doubt = doubt
+        self._doubt = mark_dirty
         self._turns = asyncio.Lock()
         self._held: defaultdict[tuple[NetworkKey, int], NumberSet] = defaultdict(NumberSet)
-        self._resting = Resting()
+        self._resting = Cooldown()
 
     async def put(self, kind: Kind[T], value: T, condition: Condition) -> Stored[T]:
         """Create or change an object; what is stored then."""
 
-        def decide(reading: Reading) -> tuple[None, Plan]:
+        def decide(reading: ReadSet) -> tuple[None, Transaction]:
             condition.check(self.cluster.get(kind, *kind.key_parts(value)))
             return None, changes.plan_put(reading, kind, value)
 
@@ -98,7 +98,7 @@ class ControlPlane:
     async def delete(self, kind: Kind[T], parts: Sequence[str], condition: Condition) -> None:
         """Delete an object with all that was given to it."""
 
-        def decide(reading: Reading) -> tuple[None, Plan]:
+        def decide(reading: ReadSet) -> tuple[None, Transaction]:
             condition.check(self.cluster.get(kind, *parts))
             return None, changes.plan_delete(reading, kind, *parts)
 
@@ -132,14 +132,14 @@ class ControlPlane:
         """Give back an address that was reserved."""
         await self._carry_out(lambda reading: (None, endpoints.plan_release(reading, network, text)))
 
-    async def carry_out(self, decide: Callable[[Reading], Plan]) -> None:
+    async def carry_out(self, decide: Callable[[ReadSet], Transaction]) -> None:
         """Any other decision, such as the collector's."""
         await self._carry_out(lambda reading: (None, decide(reading)))
 
     def _busy(self) -> endpoints.Busy:
         return endpoints.Busy(held=self._held, resting=self._resting.at(asyncio.get_running_loop().time()))
 
-    async def _carry_out(self, decide: Callable[[Reading], tuple[R, Plan]]) -> R:
+    async def _carry_out(self, decide: Callable[[ReadSet], tuple[R, Transaction]]) -> R:
         """Decide and commit. Whoever met another at it takes turns from then on, so that many at once all succeed."""
         with suppress(Stale):
             return await self._try_once(decide)
@@ -149,12 +149,12 @@ class ControlPlane:
                     return await self._try_once(decide)
         raise Unavailable("the state kept changing under this request: try again")
 
-    async def _try_once(self, decide: Callable[[Reading], tuple[R, Plan]]) -> R:
+    async def _try_once(self, decide: Callable[[ReadSet], tuple[R, Transaction]]) -> R:
         """`Stale` when the state moved; the news of it has come then, or will not come soon."""
         if self.cluster.restoring:
             raise Unavailable("a restore is under way or was interrupted: wait for it, or restore again")
         seen = self.mirror.revision
-        result, plan = decide(Reading(self.cluster, seen))
+        result, plan = decide(ReadSet(self.cluster, seen))
         if not plan.writes:
             return result
         claimed = list(_claimed_addresses(plan.writes, Put))
@@ -168,7 +168,7 @@ class ControlPlane:
             self._let_go(claimed)
         return result
 
-    async def _commit(self, plan: Plan) -> Revision:
+    async def _commit(self, plan: Transaction) -> Revision:
         guards = (self._fence(), _NO_RESTORE)
         try:
             return await self._store.commit((*plan.compares, *guards), plan.writes)

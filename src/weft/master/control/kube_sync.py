@@ -23,14 +23,14 @@ from weft.domain.kinds import Kind
 from weft.domain.loadbalancer.kube_objects import KubeService, KubeSlice
 from weft.domain.policy.compile.kube_objects import KubePolicy
 from weft.domain.store_types import LARGEST_VALUE, Delete, Put, Write
-from weft.domain.transaction import Plan, Reading, put
+from weft.domain.transaction import ReadSet, Transaction, put
 from weft.domain.validation import check
 from weft.master.control.control import ControlPlane
-from weft.master.control.policy_status import InForce, Settle
-from weft.ports.orchestrator import Declarations
-from weft.runtime.backoff import Backoff, happens
+from weft.master.control.policy_status import PolicyStatus, Settle
+from weft.ports.orchestrator import ClusterInformers
+from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.logs import Log
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 log = Log("kubernetes")
 
@@ -49,8 +49,8 @@ _Identity = tuple[str, ...]
 Batch = Sequence[Put | Delete]
 
 
-class Declared:
-    """The documents that should be there, as a `Keeper` is told of them, and how they differ from those that are."""
+class KubeDesired:
+    """The documents that should be there, as a `ResourceHandler` is told of them, and how they differ from those that are."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -88,7 +88,7 @@ class Declared:
         self._touched.add((kind, identity))
         self.news.set()
 
-    def doubt(self) -> None:
+    def mark_dirty(self) -> None:
         """The store may not be as it was told: everything is to be compared."""
         self._compare(*self._wanted)
 
@@ -158,19 +158,19 @@ class Declared:
         )
 
 
-async def keep_declared(control: ControlPlane, declarations: Declarations, *, settle: Settle) -> None:
+async def keep_declared(control: ControlPlane, declarations: ClusterInformers, *, settle: Settle) -> None:
     """Keep the store as the orchestrator declares, for as long as we lead. What fails is tried again."""
-    declared = Declared(control.cluster)
-    in_force = InForce(control.cluster, declarations, settle=settle)
+    declared = KubeDesired(control.cluster)
+    in_force = PolicyStatus(control.cluster, declarations, settle=settle)
     async with (
         declarations,
-        beside(declarations.run(declared), name="declarations"),
-        beside(in_force.run(), name="in force"),
+        background(declarations.run(declared), name="declarations"),
+        background(in_force.run(), name="in force"),
     ):
         backoff = Backoff()
         while True:
-            if not await happens(declared.news, within=COMPARE_EVERY_S):
-                declared.doubt()
+            if not await wait_event(declared.news, within=COMPARE_EVERY_S):
+                declared.mark_dirty()
             declared.news.clear()
             try:
                 for batch in batches(declared.take()):
@@ -178,7 +178,7 @@ async def keep_declared(control: ControlPlane, declarations: Declarations, *, se
                 backoff.reset()
             except WeftError as error:
                 log.warning("declarations postponed", reason=error.message)
-                declared.doubt()
+                declared.mark_dirty()
                 await backoff.pause()
 
 
@@ -223,7 +223,7 @@ def without_rules(refused: Put | Delete, cluster: Cluster, *, fault: str) -> Put
     return put(kinds.KUBE_POLICY, reduced) if had_rules and (stored is None or stored.value != reduced) else None
 
 
-def plan_writes(batch: Batch, reading: Reading) -> Plan:
+def plan_writes(batch: Batch, reading: ReadSet) -> Transaction:
     """One commit. Each key is compared: nobody else writes these."""
     for write in batch:
         folder, *parts = write.key.split("/")

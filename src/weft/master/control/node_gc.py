@@ -11,9 +11,9 @@ from weft.domain import kinds
 from weft.domain.errors import WeftError
 from weft.domain.ids import NodeName
 from weft.domain.lifecycle import node_gc
-from weft.domain.transaction import Plan, Reading
+from weft.domain.transaction import ReadSet, Transaction
 from weft.master.control.control import ControlPlane
-from weft.runtime.backoff import happens
+from weft.runtime.backoff import wait_event
 from weft.runtime.logs import Log
 
 log = Log("collector")
@@ -30,7 +30,7 @@ async def collect_for_ever(control: ControlPlane, *, limit: float, pause: float 
     loop = asyncio.get_running_loop()
     # Marks are read by other masters, so they have the time of day; but a clock that is set must not age the silent.
     start = time.time() - loop.time()
-    while not await happens(never, within=pause):
+    while not await wait_event(never, within=pause):
         try:
             await collect_once(control, clock=lambda: start + loop.time(), limit=limit)
         except WeftError as error:
@@ -53,9 +53,9 @@ async def collect_once(control: ControlPlane, *, clock: Clock, limit: float) -> 
 # The clock is read at each try, since a try may have to wait for the store.
 
 
-def _mark(name: NodeName, clock: Clock, reading: Reading) -> Plan:
+def _mark(name: NodeName, clock: Clock, reading: ReadSet) -> Transaction:
     return node_gc.plan_mark(reading, name, now=clock())
 
 
-def _collect(name: NodeName, clock: Clock, limit: float, reading: Reading) -> Plan:
+def _collect(name: NodeName, clock: Clock, limit: float, reading: ReadSet) -> Transaction:
     return node_gc.plan_collect(reading, name, now=clock(), limit=limit)

@@ -24,14 +24,14 @@ Settle = Callable[[], Awaitable[object]]
 
 
 class Telling(Protocol):
-    """The part of `weft.ports.orchestrator.Declarations` that is used here."""
+    """The part of `weft.ports.orchestrator.ClusterInformers` that is used here."""
 
     def tell_of_policy(
         self, *, namespace: str, name: str, uid: str, reason: str, message: str, fault: bool
     ) -> None: ...
 
 
-class InForce:
+class PolicyStatus:
     """`written` takes what the leader has written; `run` finds out what became of it and tells, for ever."""
 
     def __init__(self, cluster: Cluster, telling: Telling, *, settle: Settle) -> None:

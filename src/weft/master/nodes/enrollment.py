@@ -17,13 +17,13 @@ from aiohttp import web
 from weft.cni.files import place_file
 from weft.domain.errors import Conflict, Denied, Invalid, NotFound, Unavailable
 from weft.domain.ids import MAX_LONG_NAME, check_name
-from weft.ports.orchestrator import Meeting, Notice
+from weft.ports.orchestrator import Discovery, NetmasterEndpoint
 from weft.runtime.backoff import Backoff
 from weft.runtime.ca import Authority, new_request
 from weft.runtime.http import errors_as_json, json_response, server_tls, serving
 from weft.runtime.join_wire import LARGEST, PATH, Joined
 from weft.runtime.logs import Log
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 log = Log("joining")
 
@@ -34,7 +34,7 @@ _LOOK_S = 30.0
 class Joining:
     """The one call there is: a request for a certificate, by whoever has an agent's token."""
 
-    def __init__(self, authority: Authority, meeting: Meeting, *, life: timedelta) -> None:
+    def __init__(self, authority: Authority, meeting: Discovery, *, life: timedelta) -> None:
         self._authority = authority
         self._meeting = meeting
         self._life = life
@@ -60,7 +60,7 @@ class Joining:
 
 @asynccontextmanager
 async def joining(
-    meeting: Meeting, *, directory: Path, store: tuple[str, int], join: tuple[str, int], life: float
+    meeting: Discovery, *, directory: Path, store: tuple[str, int], join: tuple[str, int], life: float
 ) -> AsyncIterator[ssl.SSLContext]:
     """Let nodes join while the block runs. What it gets is TLS for the store: it demands certificates of nodes.
 
@@ -69,13 +69,13 @@ async def joining(
     authority = Authority.open(directory / "authority.pem")
     own = _OwnCertificate(authority, directory, addresses=(store[0], join[0]), life=timedelta(seconds=life))
     for_store, for_joining = own.tls(demanding=True), own.tls(demanding=False)
-    notice = Notice(store=_url(store), join=_url(join), ca=authority.ca.decode())
+    notice = NetmasterEndpoint(store=_url(store), join=_url(join), ca=authority.ca.decode())
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(meeting)
         app = Joining(authority, meeting, life=timedelta(seconds=life)).app()
         await stack.enter_async_context(serving(app, (join,), tls=for_joining))
-        await stack.enter_async_context(beside(own.renew_for_ever(), name="own certificate"))
-        await stack.enter_async_context(beside(_publish_for_ever(meeting, notice), name="notice"))
+        await stack.enter_async_context(background(own.renew_for_ever(), name="own certificate"))
+        await stack.enter_async_context(background(_publish_for_ever(meeting, notice), name="notice"))
         yield for_store
 
 
@@ -114,7 +114,7 @@ class _OwnCertificate:
         place_file(self._file, request.key + certificate, mode=0o600)
 
 
-async def _publish_for_ever(meeting: Meeting, notice: Notice) -> None:
+async def _publish_for_ever(meeting: Discovery, notice: NetmasterEndpoint) -> None:
     """Have the notice say where we are. `Conflict` ends us: agents belong to another store, and would lose theirs."""
     pace = Backoff(first=_LOOK_S, cap=_LOOK_S)
     trouble = Backoff(first=0.2, cap=5.0)

@@ -9,7 +9,7 @@ from weft.domain.errors import Denied, NotFound, Stale
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.kinds import ALIVE
 from weft.domain.lifecycle.node_permissions import check_ownership, still_needed
-from weft.domain.store_types import NEVER, At, Compare, LeaseId, Put, Revision, Write
+from weft.domain.store_types import NEVER, Compare, LeaseId, Put, Revision, RevisionEquals, Write
 from weft.ports.store import Entry, Store
 
 _TRIES = 4
@@ -67,7 +67,7 @@ class NodeStore:
         if owner.value != self._node.encode():
             raise Denied(f"lease {lease} is not node {self._node}'s own")
 
-    async def _check_ownership(self, compares: Sequence[Compare], writes: Sequence[Write]) -> list[At]:
+    async def _check_ownership(self, compares: Sequence[Compare], writes: Sequence[Write]) -> list[RevisionEquals]:
         """Judge the writes by the present values; what was looked at, as compares.
 
         A node that decided by older values is `Stale`, not `Denied`: what was free then may be another's by now.
@@ -75,14 +75,18 @@ class NodeStore:
         found: dict[StoreKey, Entry | None] = {}
         # What the node itself says is absent is not looked at: its commit holds only if it is.
         values: dict[StoreKey, bytes | None] = {
-            compare.key: None for compare in compares if isinstance(compare, At) and compare.revision == NEVER
+            compare.key: None
+            for compare in compares
+            if isinstance(compare, RevisionEquals) and compare.revision == NEVER
         }
         while needed := sorted(still_needed(writes, values)):
             for key, entry in zip(needed, await asyncio.gather(*map(self._store.read, needed)), strict=True):
                 found[key] = entry
                 values[key] = None if entry is None else entry.value
-        seen = [At(key, NEVER if entry is None else entry.revision) for key, entry in found.items()]
-        if any(compare.key in found and compare not in seen for compare in compares if isinstance(compare, At)):
+        seen = [RevisionEquals(key, NEVER if entry is None else entry.revision) for key, entry in found.items()]
+        if any(
+            compare.key in found and compare not in seen for compare in compares if isinstance(compare, RevisionEquals)
+        ):
             raise Stale("what is to be written has changed")
         check_ownership(self._node, writes, values)
         return seen

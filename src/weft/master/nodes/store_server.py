@@ -14,7 +14,7 @@ from aiohttp import web
 
 from weft.domain.errors import Invalid, Malformed, Unavailable, WeftError
 from weft.domain.ids import NodeName, StoreKey
-from weft.domain.store_types import DeleteAll, LeaseId, Quiet, Revision
+from weft.domain.store_types import DeleteAll, LeaseId, PrefixUnchangedSince, Revision
 from weft.master.nodes.node_authn import node_of
 from weft.master.nodes.node_authorizer import NodeStore
 from weft.ports.store import Entry, Listing, Store
@@ -22,7 +22,7 @@ from weft.runtime.backoff import Backoff
 from weft.runtime.http import Handler, status_of
 from weft.runtime.logs import Log
 from weft.runtime.store import wire
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 from weft.runtime.unix import listen_privately
 
 log = Log("store-server")
@@ -68,9 +68,9 @@ class StoreServer:
 
     async def _commit(self, node: NodeName, request: wire.CommitRequest) -> Revision:
         for part in (*request.compares, *request.writes):
-            _checked(part.prefix if isinstance(part, Quiet | DeleteAll) else part.key)
+            _checked(part.prefix if isinstance(part, PrefixUnchangedSince | DeleteAll) else part.key)
         for compare in request.compares:
-            _check_revision(compare.since if isinstance(compare, Quiet) else compare.revision)
+            _check_revision(compare.since if isinstance(compare, PrefixUnchangedSince) else compare.revision)
         return await NodeStore(self._store, node).commit(request.compares, request.writes)
 
     async def _grant(self, node: NodeName, request: wire.GrantRequest) -> LeaseId:
@@ -97,7 +97,7 @@ class StoreServer:
         try:
             async with (
                 aclosing(self._store.watch(prefix, asked.since)) as changes,
-                beside(_show_life(stream), name="signs of life"),
+                background(_show_life(stream), name="signs of life"),
             ):
                 await _write(stream, wire.SIGN_OF_LIFE)  # the watch stands
                 async for change in changes:

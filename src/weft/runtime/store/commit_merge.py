@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from weft.domain.ids import StoreKey
-from weft.ports.store import At, Compare, DeleteAll, Put, Revision, Write
+from weft.ports.store import Compare, DeleteAll, Put, Revision, RevisionEquals, Write
 
 
 class Commit(NamedTuple):
@@ -54,7 +54,7 @@ class _Together:
         if not self._empty and not self._fits(commit, size):
             return False
         for compare in commit.compares:
-            if isinstance(compare, At):
+            if isinstance(compare, RevisionEquals):
                 self._at[compare.key] = compare.revision
             else:
                 self._quiet.add(compare.prefix)
@@ -79,7 +79,7 @@ class _Together:
         )
 
     def _may_compare(self, compare: Compare) -> bool:
-        if isinstance(compare, At):
+        if isinstance(compare, RevisionEquals):
             # Of two that expect different revisions of a key one is stale, and must not pull the other down.
             return compare.key not in self._written and self._at.get(compare.key, compare.revision) == compare.revision
         return not any(key.startswith(compare.prefix) for key in self._written)

@@ -8,11 +8,11 @@ from contextlib import aclosing, asynccontextmanager, suppress
 
 from weft.domain.errors import NotFound, Stale, Unavailable
 from weft.domain.ids import StoreKey
-from weft.ports.store import NEVER, At, LeaseId, Listing, Put, Revision, Store
+from weft.ports.store import NEVER, LeaseId, Listing, Put, Revision, RevisionEquals, Store
 from weft.runtime.backoff import Backoff
 from weft.runtime.store.lease_keepalive import renew_until_lost
 from weft.runtime.store.mirror import listings_and_changes
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 DEFAULT_TTL = 10.0
 
@@ -25,7 +25,7 @@ class Leadership:
     """
 
     def __init__(self, key: StoreKey, revision: Revision) -> None:
-        self.fence = At(key, revision)
+        self.fence = RevisionEquals(key, revision)
         self.lost = asyncio.Event()
         self.reason = ""
 
@@ -72,8 +72,8 @@ async def lead(
 
     try:
         async with (
-            beside(notice_end(), name=f"lease of {key}"),
-            beside(_notice_successor(store, leadership), name=f"holder of {key}"),
+            background(notice_end(), name=f"lease of {key}"),
+            background(_notice_successor(store, leadership), name=f"holder of {key}"),
         ):
             yield leadership
     finally:
@@ -90,7 +90,7 @@ async def _campaign(store: Store, *, key: StoreKey, name: bytes, ttl: float) -> 
             granted = asyncio.get_running_loop().time()
             lease = await store.grant(ttl)
             try:
-                return lease, await store.commit([At(key, replaced)], [Put(key, name, lease)]), granted
+                return lease, await store.commit([RevisionEquals(key, replaced)], [Put(key, name, lease)]), granted
             except BaseException:
                 # We may have got it without hearing so: without the lease the key goes, and we start afresh.
                 await _give_back(store, lease)

@@ -13,7 +13,7 @@ from weft.domain.errors import Compacted, Unavailable
 from weft.domain.ids import StoreKey
 from weft.ports.store import NEVER, Change, Entry, Event, Listing, Revision
 from weft.runtime.backoff import Backoff
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 EVERYTHING = StoreKey("")
 """The prefix of all keys."""
@@ -176,6 +176,6 @@ async def follow(
 ) -> AsyncIterator[Mirror]:
     """A mirror that is in sync and stays so while the block runs; `Unavailable` when the first listing takes longer."""
     mirror = Mirror(store, sink, prefix=prefix)
-    async with beside(mirror.run(), name=f"mirror of {prefix or 'the store'}"):
+    async with background(mirror.run(), name=f"mirror of {prefix or 'the store'}"):
         await mirror.wait_for(NEVER, within=within)
         yield mirror

@@ -13,7 +13,7 @@ from weft.ports.store import LeaseId, Listing, Put, Store
 from weft.runtime.backoff import Backoff
 from weft.runtime.store.lease_keepalive import renew_until_lost
 from weft.runtime.store.mirror import listings_and_changes
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 DEFAULT_TTL = 10.0
 
@@ -62,7 +62,7 @@ async def present(
     because the store or we were away, the key is put again as soon as that is possible.
     """
     registered = asyncio.Event()
-    async with beside(_stay(store, Put(key, value), registered, ttl=ttl), name=f"presence of {key}"):
+    async with background(_stay(store, Put(key, value), registered, ttl=ttl), name=f"presence of {key}"):
         try:
             async with asyncio.timeout(within):
                 await registered.wait()

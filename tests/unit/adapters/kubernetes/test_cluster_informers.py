@@ -20,7 +20,7 @@ from weft.domain.loadbalancer.kube_objects import Conditions, SliceEndpoint, Sli
 from weft.domain.model import Value
 from weft.domain.policy.compile.kube_objects import KubeNamespace
 from weft.lab.waiting import until
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 
 def data(**members: Any) -> bytes:
@@ -196,7 +196,7 @@ async def test_all_kinds_are_followed_at_once(server: Scripted, access: Access) 
     server.watches[policies] = [[event("ADDED", as_json(data(spec={"podSelector": {}}))), HANG]]
     server.watches[slices] = [[event("DELETED", of_x), HANG]]
     kept = Kept()
-    async with ClusterDeclarations(access) as declarations, beside(declarations.run(kept), name="declarations"):
+    async with ClusterDeclarations(access) as declarations, background(declarations.run(kept), name="declarations"):
         await until(
             lambda: (
                 kept.names

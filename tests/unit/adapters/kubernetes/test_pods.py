@@ -16,14 +16,14 @@ from weft.domain.errors import NotFound, Unavailable
 from weft.domain.model import PodPort
 from weft.lab.waiting import until
 from weft.ports.orchestrator import PodRef
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 PATH = "/api/v1/pods"
 
 
 @asynccontextmanager
 async def following(access: Access) -> AsyncIterator[NodePods]:
-    async with NodePods(access, node="n1") as pods, beside(pods.run(), name="pods"):
+    async with NodePods(access, node="n1") as pods, background(pods.run(), name="pods"):
         await pods.in_sync.wait()
         yield pods
 

@@ -11,12 +11,12 @@ from tests.support.kube_script import ABORT, HANG, Scripted, bookmark, event, li
 from weft.adapters.kubernetes.api import Api
 from weft.adapters.kubernetes.credentials import Access
 from weft.adapters.kubernetes.objects import Pod
-from weft.adapters.kubernetes.reflector import Form, Reflector
+from weft.adapters.kubernetes.reflector import Reflector, ResourceVersion
 from weft.lab.waiting import until
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 PATH = "/api/v1/pods"
-FORM = Form(PATH, msgspec.json.Decoder(Pod).decode, selector="spec.nodeName=n1")
+FORM = ResourceVersion(PATH, msgspec.json.Decoder(Pod).decode, selector="spec.nodeName=n1")
 
 
 class Kept:
@@ -40,11 +40,11 @@ class Kept:
 
 
 @asynccontextmanager
-async def following(access: Access, *forms: Form[Pod]) -> AsyncIterator[tuple[Kept, Reflector[Pod]]]:
+async def following(access: Access, *forms: ResourceVersion[Pod]) -> AsyncIterator[tuple[Kept, Reflector[Pod]]]:
     kept = Kept()
     async with Api(access) as api:
         reflector = Reflector(api, forms or (FORM,), kept)
-        async with beside(reflector.run(), name="reflector"):
+        async with background(reflector.run(), name="reflector"):
             yield kept, reflector
 
 
@@ -115,7 +115,7 @@ async def test_a_refusal_is_waited_out(server: Scripted, access: Access) -> None
 
 async def test_the_first_form_that_the_server_has_is_followed(server: Scripted, access: Access) -> None:
     server.lists[PATH] = [listing(5, pod("a"))]
-    newer = Form("/apis/newer/v1/pods", FORM.read)
+    newer = ResourceVersion("/apis/newer/v1/pods", FORM.read)
     async with following(access, newer, FORM) as (kept, _):
         await until(lambda: set(kept.versions) == {"a"})
     assert server.asked[:2] == ["list /apis/newer/v1/pods", f"list {PATH}"]

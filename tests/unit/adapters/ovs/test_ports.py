@@ -80,8 +80,8 @@ def test_numbers_of_all_ports_are_taken_and_used_ones_come_back_last(database: D
     database.tables["Interface"]["i-theirs"] = theirs
     database.changes += 1
     bridge = SwitchBridge(database)
-    assert bridge.promise(["c", "d"]) == {"c": first, "d": first + 2}
-    assert bridge.promise(["e"]) == {"e": first + 3}
+    assert bridge.reserve_ofport(["c", "d"]) == {"c": first, "d": first + 2}
+    assert bridge.reserve_ofport(["e"]) == {"e": first + 3}
 
 
 def test_a_port_is_known_by_the_host_end_that_it_has_become(database: Database) -> None:

@@ -11,7 +11,7 @@ import pytest
 from weft.adapters.stores.sqlite_file import StoreFile, Transaction
 from weft.domain.errors import Stale, Unavailable
 from weft.domain.ids import StoreKey
-from weft.ports.store import NEVER, At, Put, Revision
+from weft.ports.store import NEVER, Put, Revision, RevisionEquals
 
 A = StoreKey("a")
 
@@ -92,9 +92,9 @@ def test_each_step_of_a_transaction_has_its_own_verdict(path: Path) -> None:
     with closing(StoreFile(path, history=1_000)) as file:
         outcomes, changes = file.transact(
             [
-                lambda transaction: transaction.commit([At(A, NEVER)], [Put(A, b"1")]),
-                lambda transaction: transaction.commit([At(A, NEVER)], [Put(A, b"2")]),
-                lambda transaction: transaction.commit([At(A, 2)], [Put(A, b"3")]),
+                lambda transaction: transaction.commit([RevisionEquals(A, NEVER)], [Put(A, b"1")]),
+                lambda transaction: transaction.commit([RevisionEquals(A, NEVER)], [Put(A, b"2")]),
+                lambda transaction: transaction.commit([RevisionEquals(A, 2)], [Put(A, b"3")]),
             ]
         )
         assert (outcomes[0], outcomes[2]) == (2, 3)

@@ -10,7 +10,7 @@ from weft.domain import model
 from weft.domain.addresses import parse_address
 from weft.domain.desired.state import port_of
 from weft.domain.ids import EndpointId, NetworkName, TenantName
-from weft.ports.datapath import WiredAddress, Wiring
+from weft.ports.datapath import EndpointConfig, InterfaceAddress
 
 ENDPOINT = model.Endpoint(
     tenant=TenantName("default"),
@@ -18,7 +18,7 @@ ENDPOINT = model.Endpoint(
     endpoint_id=EndpointId("c1"),
     mac_address="02:02:0a:01:01:09",
 )
-WIRING = Wiring(port=port_of(ENDPOINT), netns="/run/netns/c1", interface="eth0", addresses=(), mtu=1450)
+WIRING = EndpointConfig(port=port_of(ENDPOINT), netns="/run/netns/c1", interface="eth0", addresses=(), mtu=1450)
 BEFORE = Result(interfaces=(Interface(name="lo"),), dns=Dns(nameservers=("10.0.0.2",)))
 
 
@@ -33,8 +33,8 @@ def test_names_are_resolved_as_asked_for_or_as_the_plugins_before_us_said() -> N
 
 
 def test_names_are_resolved_by_the_gateways_where_nobody_says_otherwise() -> None:
-    def wired(address: str, gateway: str) -> WiredAddress:
-        return WiredAddress(
+    def wired(address: str, gateway: str) -> InterfaceAddress:
+        return InterfaceAddress(
             parse_address(address, field="a"), 24, parse_address(gateway, field="g") if gateway else None
         )
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from weft.agent.cni.contiv import ContivCni
-from weft.agent.store.attachment_store import Attachment, Journal, Stage
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
 from weft.cni.errors import CniError, Code
 from weft.cni.request import Add, Del, Request
 from weft.domain import model
@@ -21,7 +21,7 @@ from weft.domain.desired.state import port_of
 from weft.domain.errors import Exhausted
 from weft.domain.ids import EndpointId, NetworkName, TenantName
 from weft.lab.waiting import DEADLINE
-from weft.ports.datapath import WiredAddress, Wiring
+from weft.ports.datapath import EndpointConfig, InterfaceAddress
 from weft.runtime.http import serving_privately
 
 POD = {
@@ -37,7 +37,7 @@ class Cases:
     """The use cases: they note an attachment, or fail as they are told."""
 
     def __init__(self) -> None:
-        self.journal = Journal()
+        self.journal = AttachmentStore()
         self.asked: list[Request] = []
         self.observed: list[tuple[str, str]] = []
         self.failure: Exception | None = None
@@ -66,10 +66,10 @@ def attachment(request: Add) -> Attachment:
         interface=request.attachment.ifname,
     )
     wired = tuple(
-        WiredAddress(parse_address(text, field="address"), length)
+        InterfaceAddress(parse_address(text, field="address"), length)
         for text, length in (("10.1.1.9", 24), ("2001:db8::9", 64))
     )
-    wiring = Wiring(port=port_of(endpoint), netns=request.netns, interface="eth0", addresses=wired, mtu=1450)
+    wiring = EndpointConfig(port=port_of(endpoint), netns=request.netns, interface="eth0", addresses=wired, mtu=1450)
     return Attachment(endpoint=endpoint, published=True, stage=Stage.ATTACHED, wiring=wiring)
 
 

@@ -25,7 +25,7 @@ from weft.domain.model import PodIdentity, PodPort
 from weft.domain.policy.compile.kube_objects import KubeNamespace
 from weft.domain.transaction import put
 from weft.lab.waiting import soon, until
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 PATH = "/api/v1/pods"
 BLUE = TenantName("blue")
@@ -71,7 +71,7 @@ async def scene(*pods: dict[str, Any], namespace: dict[str, str] | None = None) 
             document = KubeNamespace(name="paper", labels=namespace)
             await node.store.commit([], [put(kinds.KUBE_NAMESPACE, document)])
             await until(lambda: node.cluster.get(kinds.KUBE_NAMESPACE, "paper") is not None)
-        await stack.enter_async_context(beside(known.run(), name="pods"))
+        await stack.enter_async_context(background(known.run(), name="pods"))
         await soon(known.in_sync.wait())
         yield Scene(node, server, known)
 
@@ -145,7 +145,7 @@ async def test_other_labels_of_a_pod_reach_the_store_and_the_journal() -> None:
         made = await here.add("a")
         node = here.node
         relabelling = Relabelling(cluster=node.cluster, pods=here.pods, journal=node.journal, holdings=node.holdings)
-        async with beside(relabelling.run(), name="labels"):
+        async with background(relabelling.run(), name="labels"):
             here.pods.put(_as_pod(paper_pod("a", 9, labels={"app": "db"})))
             await until(lambda: here.endpoint("a").labels == {"app": "db"})
             await until(lambda: [note.endpoint.labels for note in node.journal] == [{"app": "db"}])

@@ -9,18 +9,18 @@ from typing import cast
 
 import pytest
 
-from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.executor import DatapathExecutor
 from weft.domain.desired.state import Port
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.ids import TenantName
 from weft.lab.waiting import DEADLINE
-from weft.ports.datapath import Datapath, Plugging, Wiring
-from weft.runtime.worker_thread import OneThread
+from weft.ports.datapath import Datapath, EndpointConfig, PlugRequest
+from weft.runtime.worker_thread import WorkerThread
 
 
-def plugging(name: str) -> Plugging:
+def plugging(name: str) -> PlugRequest:
     port = Port(TenantName("blue"), name, "02:00:00:00:00:01", ())
-    return Plugging(Wiring(port=port, netns="", interface="eth0", addresses=(), mtu=1450))
+    return PlugRequest(EndpointConfig(port=port, netns="", interface="eth0", addresses=(), mtu=1450))
 
 
 class Noting:
@@ -30,7 +30,7 @@ class Noting:
         self.told: list[tuple[str, ...]] = []
         self.is_broken = False
 
-    def plug_together(self, pluggings: Sequence[Plugging]) -> Iterator[WeftError | None]:
+    def plug_together(self, pluggings: Sequence[PlugRequest]) -> Iterator[WeftError | None]:
         names = tuple(each.wiring.port.interface for each in pluggings)
         self.told.append(names)
         for name in names:
@@ -45,9 +45,9 @@ class Noting:
 class Bench:
     """A kernel whose thread is held up until it is let go."""
 
-    def __init__(self, thread: OneThread) -> None:
+    def __init__(self, thread: WorkerThread) -> None:
         self.datapath = Noting()
-        self.kernel = Kernel(cast("Datapath", self.datapath), thread)
+        self.kernel = DatapathExecutor(cast("Datapath", self.datapath), thread)
         self.go = threading.Event()
         thread.post(self._hold_up)
 
@@ -64,7 +64,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with OneThread("kernel") as thread:
+    with WorkerThread("kernel") as thread:
         yield Bench(thread)
 
 

@@ -6,22 +6,22 @@ import pytest
 
 from weft.agent.dataplane.host_access import HostAccess
 from weft.agent.dataplane.policy import TenantPolicy
-from weft.agent.store.attachment_store import Attachment, Journal, Stage
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.cluster import Cluster
 from weft.domain.desired.diff import Difference
-from weft.domain.desired.state import Part, port_of
-from weft.domain.host_access.state import Alias, Disguise, Ground, HostLink, HostPort
+from weft.domain.desired.state import StateItem, port_of
+from weft.domain.host_access.state import HostLink, HostPort, OverlapDnat, TenantSnat, TenantSubnet
 from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import EndpointId, NetworkName, NodeName, TenantName
 from weft.domain.policy.model.identities import Kind
 from weft.domain.policy.model.protocols import TCP
-from weft.ports.datapath import Wiring
+from weft.ports.datapath import EndpointConfig
 
 BLUE, RED = TenantName("blue"), TenantName("red")
 HERE, THERE = NodeName("here"), NodeName("there")
-NOTHING: Difference[Part] = Difference((), ())
+NOTHING: Difference[StateItem] = Difference((), ())
 
 
 @pytest.fixture
@@ -44,60 +44,60 @@ def put_network(cluster: Cluster, tenant: TenantName, name: str, subnet: str) ->
     cluster.put(kinds.NETWORK.store_key(tenant, name), codec.encode(network), 1)
 
 
-def attach(journal: Journal, tenant: TenantName, *ports: PublishedPort) -> model.Endpoint:
+def attach(journal: AttachmentStore, tenant: TenantName, *ports: PublishedPort) -> model.Endpoint:
     endpoint = model.Endpoint(
         tenant=tenant, network=NetworkName("net"), endpoint_id=EndpointId("e"), ip_address="10.1.0.5", host=HERE
     )
-    wiring = Wiring(port=port_of(endpoint), netns="/n", interface="eth0", addresses=(), mtu=1450, ports=ports)
+    wiring = EndpointConfig(port=port_of(endpoint), netns="/n", interface="eth0", addresses=(), mtu=1450, ports=ports)
     journal.put(Attachment(endpoint=endpoint, published=True, stage=Stage.WIRING, wiring=wiring))
     return endpoint
 
 
-def kinds_of(parts: tuple[Part, ...]) -> list[type]:
+def kinds_of(parts: tuple[StateItem, ...]) -> list[type]:
     return [type(part) for part in parts]
 
 
 def test_only_what_changes_is_told(cluster: Cluster) -> None:
-    access = HostAccess(cluster, node=HERE, journal=Journal())
-    assert kinds_of(access.refresh({BLUE}).put) == [HostLink, Ground]
+    access = HostAccess(cluster, node=HERE, journal=AttachmentStore())
+    assert kinds_of(access.refresh({BLUE}).put) == [HostLink, TenantSubnet]
     assert access.refresh({BLUE}) == NOTHING
     put_network(cluster, BLUE, "more", "10.2.0.0/16")
     assert access.refresh({BLUE}) == NOTHING, "nobody has said that there is something new"
     access.follow(kinds.NETWORK.store_key(BLUE, "more"))
-    assert kinds_of(access.refresh({BLUE}).put) == [Ground]
-    assert kinds_of(access.refresh(set()).drop) == [Ground, Ground, HostLink]
+    assert kinds_of(access.refresh({BLUE}).put) == [TenantSubnet]
+    assert kinds_of(access.refresh(set()).drop) == [TenantSubnet, TenantSubnet, HostLink]
 
 
 def test_a_workload_alone_is_nothing_to_tell(cluster: Cluster) -> None:
     """The hot path: only ports of the host and disguises are about workloads."""
-    journal = Journal()
+    journal = AttachmentStore()
     access = HostAccess(cluster, node=HERE, journal=journal)
     access.refresh({BLUE})
     endpoint = attach(journal, BLUE)
-    assert access.admit(endpoint) == NOTHING
+    assert access.add_endpoint(endpoint) == NOTHING
     assert access.dismiss(endpoint) == NOTHING
 
 
 def test_ports_of_the_host_come_and_go_with_their_workload(cluster: Cluster) -> None:
-    journal = Journal()
+    journal = AttachmentStore()
     access = HostAccess(cluster, node=HERE, journal=journal)
     access.refresh({BLUE})
     endpoint = attach(journal, BLUE, PublishedPort(TCP, 8080, 80))
-    told = access.admit(endpoint)
+    told = access.add_endpoint(endpoint)
     assert kinds_of(told.put) == [HostPort]
     assert access.dismiss(endpoint) == Difference((), told.put)
 
 
 def test_a_tenant_that_overlaps_brings_disguises(cluster: Cluster) -> None:
     """H3, W30: told with its link, and the same after a restart."""
-    journal = Journal()
+    journal = AttachmentStore()
     access = HostAccess(cluster, node=HERE, journal=journal)
     attach(journal, BLUE)
     access.refresh({BLUE})
     attach(journal, RED)
     told = access.refresh({BLUE, RED})
-    assert kinds_of(told.put).count(Disguise) == 4
-    assert kinds_of(told.put).count(Alias) == 2
+    assert kinds_of(told.put).count(TenantSnat) == 4
+    assert kinds_of(told.put).count(OverlapDnat) == 2
     restarted = HostAccess(cluster, node=HERE, journal=journal)
     assert restarted.everything({BLUE, RED}) == access.everything({BLUE, RED})
 

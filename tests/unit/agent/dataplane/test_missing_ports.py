@@ -73,7 +73,7 @@ async def test_who_is_just_being_wired_has_lost_nothing() -> None:
     async with paper_node() as node:
         await node.call("ADD", "there")
         node.reconciler.port_lost.clear()
-        node.reconciler.doubt()
+        node.reconciler.mark_dirty()
         await node.call("ADD", "a")
         assert (node.reconciler.missing, node.reconciler.port_lost.is_set()) == (set(), False)
         assert {each.container for each in node.datapath.plugged} == {"there", "a"}

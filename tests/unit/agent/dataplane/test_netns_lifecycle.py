@@ -10,9 +10,9 @@ from tests.support.fake_datapath import PaperDatapath, PaperNode, paper_node
 
 from weft.domain import model
 from weft.domain.desired.diff import Difference
-from weft.domain.desired.state import Part, Space
+from weft.domain.desired.state import StateItem, TenantNetns
 from weft.domain.ids import TenantName
-from weft.ports.datapath import Findings
+from weft.ports.datapath import DriftReport
 
 
 class Watch:
@@ -34,15 +34,15 @@ class Watch:
     def enter(self, tenants: Set[TenantName], *, anew: bool = False) -> None:
         self.story.append(f"enter {sorted(tenants)}{' anew' if anew else ''}")
 
-    def admit(self, endpoint: model.Endpoint) -> None:
+    def add_endpoint(self, endpoint: model.Endpoint) -> None:
         self.story.append(f"admit {endpoint.endpoint_id}")
 
     def dismiss(self, endpoint: model.Endpoint) -> None:
         self.story.append(f"dismiss {endpoint.endpoint_id}")
 
 
-def _spaces(parts: tuple[Part, ...]) -> list[Space]:
-    return [part for part in parts if isinstance(part, Space)]
+def _spaces(parts: tuple[StateItem, ...]) -> list[TenantNetns]:
+    return [part for part in parts if isinstance(part, TenantNetns)]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def test_a_space_is_entered_when_it_is_there_and_left_before_it_goes(node:
     ]  # fmt: skip
     watch.story.clear()
     await node.call("DEL", "c1")
-    node.reconciler.doubt()
+    node.reconciler.mark_dirty()
     await node.reconciler.converge()
     assert watch.story == ["dismiss c1", "leave all but []", "enter []"]
 
@@ -68,6 +68,6 @@ async def test_a_space_that_was_mended_may_be_another(node: PaperNode, monkeypat
     await node.call("ADD", "c1")
     watch = node.reconciler.spaces = Watch(node.datapath)
     await node.reconciler.converge()
-    monkeypatch.setattr(node.datapath, "converge", lambda _: Findings(mended=("the space is another",)))
+    monkeypatch.setattr(node.datapath, "converge", lambda _: DriftReport(repaired=("the space is another",)))
     await node.reconciler.converge()
     assert [each for each in watch.story if "enter" in each] == [f"enter ['{DEFAULT}']", f"enter ['{DEFAULT}'] anew"]

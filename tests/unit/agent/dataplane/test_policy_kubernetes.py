@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.support.fake_cluster import DEFAULT, World, network
+from tests.support.fake_cluster import DEFAULT, FakeCluster, network
 
 from weft.agent.dataplane.policy import Policies
-from weft.agent.store.attachment_store import Attachment, Journal, Stage
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
 from weft.domain import kinds, model
 from weft.domain.desired.state import Port, host_end
 from weft.domain.ids import NodeName
@@ -18,7 +18,7 @@ from weft.domain.policy.model.protocols import TCP
 from weft.domain.selectors import LabelSelector
 from weft.domain.store_types import Delete
 from weft.domain.transaction import put
-from weft.ports.datapath import Wiring
+from weft.ports.datapath import EndpointConfig
 
 NODE = NodeName("one")
 
@@ -27,14 +27,14 @@ class Town:
     """`web` of the namespace `shop` is here; `client` of the namespace `guests` is on another node."""
 
     def __init__(self) -> None:
-        self.world = World()
+        self.world = FakeCluster()
         self.world.put(network("blue", "10.1.1.0/24"))
-        self.journal = Journal()
+        self.journal = AttachmentStore()
         self.policies = Policies(self.world.cluster, node=NODE, journal=self.journal)
         self.web = self._pod("web", "shop", host=NODE)
         self.client = self._pod("client", "guests", host="two")
         port = Port(DEFAULT, host_end(self.web.key), "02:00:00:00:00:01", tuple(self.web.addresses))
-        wiring = Wiring(port=port, netns="/paper/web", interface="eth0", addresses=(), mtu=1450)
+        wiring = EndpointConfig(port=port, netns="/paper/web", interface="eth0", addresses=(), mtu=1450)
         self.journal.put(Attachment(endpoint=self.web, published=True, stage=Stage.ATTACHED, wiring=wiring))
         self.policies.refresh({DEFAULT})
 

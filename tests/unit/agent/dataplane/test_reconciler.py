@@ -12,19 +12,19 @@ from tests.support.fake_cluster import endpoint
 from tests.support.fake_datapath import paper_node
 
 from weft.agent.dataplane import reconciler as reconciler_module
-from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.executor import DatapathExecutor
 from weft.agent.dataplane.reconciler import Reconciler
-from weft.agent.store.attachment_store import Journal
+from weft.agent.store.attachment_store import AttachmentStore
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.desired.state import Part
+from weft.domain.desired.state import StateItem
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import NodeName
 from weft.domain.store_types import Change, Entry, Event, Listing, Put
 from weft.lab.waiting import until
-from weft.ports.datapath import Datapath, Findings
-from weft.runtime.tasks import beside
-from weft.runtime.worker_thread import OneThread
+from weft.ports.datapath import Datapath, DriftReport
+from weft.runtime.tasks import background
+from weft.runtime.worker_thread import WorkerThread
 
 
 class Moody:
@@ -33,19 +33,19 @@ class Moody:
     def __init__(self) -> None:
         self.refuses = False
 
-    def converge(self, wanted: Set[Part]) -> Findings:
+    def converge(self, wanted: Set[StateItem]) -> DriftReport:
         if self.refuses:
             raise DatapathFault("the kernel said no")
-        return Findings(mended=("one thing", "another"))
+        return DriftReport(repaired=("one thing", "another"))
 
     def settle(self) -> None: ...
 
 
 @contextmanager
 def reconciler(datapath: Moody) -> Iterator[Reconciler]:
-    with OneThread("kernel") as thread:
-        kernel = Kernel(cast("Datapath", datapath), thread)
-        yield Reconciler(Cluster(), node=NodeName("one"), journal=Journal(), kernel=kernel)
+    with WorkerThread("kernel") as thread:
+        kernel = DatapathExecutor(cast("Datapath", datapath), thread)
+        yield Reconciler(Cluster(), node=NodeName("one"), journal=AttachmentStore(), kernel=kernel)
 
 
 async def test_what_was_known_at_the_start_of_a_round_is_realised_at_its_end() -> None:
@@ -53,7 +53,7 @@ async def test_what_was_known_at_the_start_of_a_round_is_realised_at_its_end() -
         each.replace(Listing((), 7))
         assert (each.realised, each.lag) == (0, 7)
         await each.converge()
-        assert (each.realised, each.lag, each.mended) == (7, 0, 2)
+        assert (each.realised, each.lag, each.repaired) == (7, 0, 2)
         each.apply(Change(9, ()))
         each.apply(Change(8, ()))
         assert (each.realised, each.lag) == (7, 2)
@@ -66,7 +66,7 @@ async def test_a_fault_is_told_until_a_round_succeeds() -> None:
     with reconciler(datapath) as each:
         each.replace(Listing((), 7))
         each.fault = "the kernel said no"
-        async with beside(each.run(), name="reconcile"):
+        async with background(each.run(), name="reconcile"):
             await until(lambda: each.fault == "")
         assert each.lag == 0
         datapath.refuses = True
@@ -107,11 +107,11 @@ async def test_a_full_round_takes_no_news_for_drift(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reconciler_module, "FULL_ROUND_S", 0.0)
     two = model.Node(name=NodeName("two"), vtep_ip="192.0.2.2")
     far = msgspec.structs.replace(endpoint("far", network="default-net", address="10.1.9.1"), host="two")
-    async with paper_node() as node, beside(node.reconciler.run(), name="reconcile"):
+    async with paper_node() as node, background(node.reconciler.run(), name="reconcile"):
         await node.call("ADD", "a")
         await node.reconciler.converge()
-        before = node.reconciler.mended
+        before = node.reconciler.repaired
         for key, value in ((kinds.NODE.store_key("two"), two), (kinds.ENDPOINT.store_key(*far.key), far)):
             written = await node.store.commit([], [Put(key, codec.encode(value))])
             await until(lambda: node.reconciler.realised >= written)  # noqa: B023  awaited in the same turn
-        assert node.reconciler.mended == before
+        assert node.reconciler.repaired == before

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.support.fake_cluster import World, endpoint, network, service
+from tests.support.fake_cluster import FakeCluster, endpoint, network, service
 
 from weft.agent.dataplane.services import Services
 from weft.agent.observe.svcstats import show_uses
-from weft.agent.store.attachment_store import Journal
+from weft.agent.store.attachment_store import AttachmentStore
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.desired.diff import Difference
-from weft.domain.desired.state import Part
-from weft.domain.host_access.state import Door, NodePort, Reach, is_hosts
+from weft.domain.desired.state import StateItem
+from weft.domain.host_access.state import ExternalAddress, NodePort, NodePortVip, is_hosts
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.lifecycle.changes import endpoints
 from weft.domain.lifecycle.changes.endpoints import Busy
 from weft.domain.loadbalancer.kube_objects import DeclaredService, KubeService
-from weft.domain.loadbalancer.state import Backend, Front
+from weft.domain.loadbalancer.state import Backend, FrontendKey
 from weft.domain.policy.model.protocols import TCP, UDP
-from weft.ports.datapath import ServiceUse
+from weft.ports.datapath import ServiceFlowStats
 
 NODE, TENANT = NodeName("one"), TenantName("default")
 TENANTS = frozenset({TENANT})
@@ -31,11 +31,11 @@ class Scene:
     """A cluster with a service, the topic that follows it, and what a datapath has that is told all differences."""
 
     def __init__(self) -> None:
-        self.world = World()
+        self.world = FakeCluster()
         self.world.put(network())
         self.world.put(service(selectors=("app=web",), ports=("80:8080:TCP",), ip_address="10.1.1.200"))
-        self.topic = Services(self.world.cluster, node=NODE, journal=Journal())
-        self.told: set[Part] = set()
+        self.topic = Services(self.world.cluster, node=NODE, journal=AttachmentStore())
+        self.told: set[StateItem] = set()
         self.refresh()
 
     def endpoint(self, name: str, *, host: str, labels: dict[str, str] = LABELS) -> model.Endpoint:
@@ -50,7 +50,7 @@ class Scene:
         self.topic.follow(kinds.ENDPOINT.store_key(*made.key))
         return made
 
-    def take(self, difference: Difference[Part]) -> None:
+    def take(self, difference: Difference[StateItem]) -> None:
         assert set(difference.drop) <= self.told
         self.told = (self.told - set(difference.drop)) | set(difference.put)
 
@@ -80,19 +80,19 @@ def test_workloads_of_this_node_provide_while_they_are_attached() -> None:
     scene = Scene()
     near = scene.endpoint("near", host=NODE)
     assert scene.providers() == set()
-    scene.take(scene.topic.admit(near))
+    scene.take(scene.topic.add_endpoint(near))
     assert scene.providers() == {near.ip_address}
     scene.take(scene.topic.dismiss(near))
     assert scene.providers() == set()
     alone = msgspec.structs.replace(endpoint("alone", address="10.1.1.77"), host=NODE, labels=LABELS)
-    scene.take(scene.topic.admit(alone))
+    scene.take(scene.topic.add_endpoint(alone))
     assert scene.providers() == {"10.1.1.77"}
 
 
 def test_other_labels_of_a_workload_of_this_node_count() -> None:
     scene = Scene()
     near = scene.endpoint("near", host=NODE, labels={})
-    scene.take(scene.topic.admit(near))
+    scene.take(scene.topic.add_endpoint(near))
     assert scene.providers() == set()
     scene.endpoint("near", host=NODE)
     assert scene.providers() == {near.ip_address}
@@ -126,11 +126,11 @@ def test_a_tenant_that_leaves_is_forgotten() -> None:
     assert scene.topic.by_tenant == {}
 
 
-def use(tenant: str, client: str, protocol: int, port: int, provider: str) -> ServiceUse:
-    return ServiceUse(
+def use(tenant: str, client: str, protocol: int, port: int, provider: str) -> ServiceFlowStats:
+    return ServiceFlowStats(
         tenant=TenantName(tenant),
         client=parse_address(client, field="client"),
-        front=Front(parse_address("10.1.1.200", field="vip"), protocol, port),
+        front=FrontendKey(parse_address("10.1.1.200", field="vip"), protocol, port),
         provider=parse_address(provider, field="provider"),
         packets_in=1,
         octets_in=2,
@@ -208,7 +208,7 @@ def test_what_the_host_has_for_services_goes_with_them() -> None:
     scene = Scene()
     put_kube(scene, kube_service())
     scene.refresh()
-    assert host_parts(scene) == {Door, NodePort, Reach}
+    assert host_parts(scene) == {NodePortVip, NodePort, ExternalAddress}
     put_kube(scene, None)
     scene.refresh()
     assert host_parts(scene) == set()
@@ -237,7 +237,7 @@ def test_the_host_may_ask_where_pods_ask_for_names() -> None:
     put_kube(scene, msgspec.structs.replace(plain, names=True))
     scene.refresh()
     assert scene.topic.open_tenants == TENANTS
-    assert Reach(TENANT, parse_address("10.96.0.10", field="names"), "host") in scene.told
+    assert ExternalAddress(TENANT, parse_address("10.96.0.10", field="names"), "host") in scene.told
     put_kube(scene, None)
     scene.refresh()
     assert host_parts(scene) == set()
@@ -264,7 +264,7 @@ def test_a_range_that_comes_later_counts_at_once() -> None:
     scene.world.put(model.Tenant(name=TENANT, external_ranges=("198.51.100.0/24",)))
     scene.topic.follow(kinds.TENANT.store_key(TENANT))
     scene.refresh()
-    assert Reach(TENANT, parse_address("198.51.100.7", field="outer"), "world") in scene.told - before
+    assert ExternalAddress(TENANT, parse_address("198.51.100.7", field="outer"), "world") in scene.told - before
 
 
 def test_what_has_no_effect_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,9 +18,9 @@ from weft.domain.ids import EndpointKey, TenantName
 from weft.domain.store_types import Change, Event, Listing
 from weft.lab.waiting import until
 from weft.ports.store import Compare, Revision, Write
-from weft.runtime.dns_control import Entries, Everything, Message, Report, Tenant, decode_message, encode, read_body
+from weft.runtime.dns_control import Entries, FullSync, Message, Report, Tenant, decode_message, encode, read_body
 from weft.runtime.store.mirror import EVERYTHING
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 GONE = TenantName("gone")
 
@@ -51,7 +51,7 @@ class Listener:
     def _take_in(self, message: Message) -> None:
         self.told.append(message)
         match message:
-            case Everything():
+            case FullSync():
                 self.zones = {tenant: dict(zone.entries) for tenant, zone in message.zones.items()}
             case Tenant(tenant, Zone() as zone):
                 self.zones[tenant] = dict(zone.entries)
@@ -62,8 +62,10 @@ class Listener:
                 for owner in drop:
                     self.zones[tenant].pop(owner, None)
 
-    def kept_in(self) -> set[str]:
-        return {address for zone in self.zones.values() for entry in zone.values() for address in entry.kept_in}
+    def dns_egress_denied(self) -> set[str]:
+        return {
+            address for zone in self.zones.values() for entry in zone.values() for address in entry.dns_egress_denied
+        }
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ async def test_names_follow_attachments_and_the_last_one_takes_the_tenant_along(
     node: PaperNode, names: Names, listener: Listener
 ) -> None:
     await node.reconciler.converge()
-    async with beside(names.run(), name="names"):
+    async with background(names.run(), name="names"):
         await until(lambda: names.follows)
         await node.call("ADD", "c1")
         await until(lambda: owners(listener) == {"endpoint:default-net:c1"})
@@ -128,7 +130,7 @@ async def test_a_workload_is_told_once_and_before_the_store_knows_it(
 ) -> None:
     """It may ask at once, and whoever is not known to be kept in would be let out (CVE-2024-29018)."""
     await node.reconciler.converge()
-    async with beside(names.run(), name="names"):
+    async with background(names.run(), name="names"):
         await until(lambda: names.follows)
         await node.call("ADD", "c0")
         await until(lambda: owners(listener) == {"endpoint:default-net:c0"})
@@ -156,27 +158,27 @@ async def test_who_may_ask_outside_follows_its_rules_cve_2024_29018(
     node: PaperNode, names: Names, listener: Listener
 ) -> None:
     await node.reconciler.converge()
-    async with beside(names.run(), name="names"):
+    async with background(names.run(), name="names"):
         await node.call("ADD", "c1")
-        await until(lambda: bool(owners(listener)) and not listener.kept_in())
+        await until(lambda: bool(owners(listener)) and not listener.dns_egress_denied())
         await until(lambda: node.cluster.get(kinds.ENDPOINT, "default", "default-net", "c1") is not None)
         stored = node.cluster.get(kinds.ENDPOINT, "default", "default-net", "c1")
         assert stored is not None
         node.reconciler.policies.by_tenant[DEFAULT].engine.remove_endpoint(EndpointKey(*stored.value.key))
         names.apply(Change(99, (Event(kinds.POLICY.store_key("default", "p"), None),)))
-        await until(lambda: listener.kept_in() == {stored.value.ip_address})
+        await until(lambda: listener.dns_egress_denied() == {stored.value.ip_address})
 
 
 async def test_after_a_new_listing_all_is_told_when_the_rules_are_known(
     node: PaperNode, names: Names, listener: Listener
 ) -> None:
     await node.reconciler.converge()
-    async with beside(names.run(), name="names"):
+    async with background(names.run(), name="names"):
         await node.call("ADD", "c1")
-        await until(lambda: bool(owners(listener)) and not listener.kept_in())
+        await until(lambda: bool(owners(listener)) and not listener.dns_egress_denied())
         listing = await node.store.list(EVERYTHING)
         listener.told.clear()
         names.replace(Listing(listing.entries, listing.revision))
         await node.reconciler.refresh()
         await until(lambda: any(isinstance(each, Tenant) for each in listener.told))
-        assert not listener.kept_in()
+        assert not listener.dns_egress_denied()

@@ -10,9 +10,9 @@ from tests.support.fake_cluster import DEFAULT
 
 from weft.adapters.netns.nft.policy_chains import REASONS
 from weft.adapters.ovs.control.trace import NO_WAY
-from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.executor import DatapathExecutor
 from weft.agent.dataplane.policy import TenantPolicy
-from weft.agent.observe.drop_attribution import OWN_REASONS, Hearing, Naming
+from weft.agent.observe.drop_attribution import OWN_REASONS, DropAttributor, DropReader
 from weft.agent.observe.drops import DropLog, End
 from weft.domain import model
 from weft.domain.addresses import Address, parse_address
@@ -22,8 +22,8 @@ from weft.domain.ids import TenantName
 from weft.domain.policy.model.protocols import ICMP, TCP
 from weft.domain.policy.model.rules import Action, Direction, RuleId
 from weft.domain.policy.policymap.l4_partition import Outcome
-from weft.ports.datapath import Datapath, Drop, PartlyTold
-from weft.runtime.worker_thread import OneThread
+from weft.ports.datapath import Datapath, Drop, PartialResult
+from weft.runtime.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     from tests.unit.agent.conftest import Policed
@@ -35,8 +35,8 @@ def address_of(endpoint: model.Endpoint) -> Address:
     return parse_address(endpoint.ip_address, field="ipAddress")
 
 
-def naming(policed: Policed) -> Naming:
-    return Naming(policed.world.cluster, journal=policed.journal, policies=policed.policies.by_tenant)
+def naming(policed: Policed) -> DropAttributor:
+    return DropAttributor(policed.world.cluster, journal=policed.journal, policies=policed.policies.by_tenant)
 
 
 def test_a_drop_has_the_rule_and_the_pods_at_both_ends(policed: Policed) -> None:
@@ -66,7 +66,7 @@ def test_who_forges_its_address_is_named_by_its_port(policed: Policed) -> None:
         source=address_of(policed.till),
         target=parse_address("192.0.2.1", field=""),
         protocol=ICMP,
-        came_by=host_end(policed.guest.key),
+        in_iface=host_end(policed.guest.key),
     )
     (named,) = naming(policed).name([drop])
     assert (named.rule, named.direction, named.service) == ("weft/spoofed", "", "icmp")
@@ -86,7 +86,7 @@ def test_a_default_deny_is_told_as_one(policed: Policed, rule: str, words: str) 
     known = policed.policies.by_tenant[DEFAULT]
     outcomes = {1: Outcome(RuleId(rule), Action.DENY, Direction.INGRESS)}
     policy = cast("TenantPolicy", SimpleNamespace(engine=known.engine, tables=SimpleNamespace(outcomes=outcomes)))
-    names = Naming(policed.world.cluster, journal=policed.journal, policies={DEFAULT: policy})
+    names = DropAttributor(policed.world.cluster, journal=policed.journal, policies={DEFAULT: policy})
     source, target = address_of(policed.guest), address_of(policed.till)
     drop = Drop(tenant=DEFAULT, outcome=1, reason="", source=source, target=target, protocol=TCP, target_port=80)
     (named,) = names.name([drop])
@@ -126,8 +126,8 @@ async def test_a_datapath_that_tells_nothing_is_complained_of_once(
     log, datapath = DropLog(), Deaf()
     source, target = address_of(policed.guest), address_of(policed.till)
     datapath.told = [Drop(tenant=DEFAULT, outcome=0, reason="weft/invalid", source=source, target=target, protocol=TCP)]
-    with OneThread("kernel") as thread:
-        hearing = Hearing(Kernel(cast("Datapath", datapath), thread), naming=naming(policed), drops=log)
+    with WorkerThread("kernel") as thread:
+        hearing = DropReader(DatapathExecutor(cast("Datapath", datapath), thread), naming=naming(policed), drops=log)
         for reason, complaints, heard in (("", 0, 1), ("busy", 1, 1), ("busy", 1, 1), ("", 1, 2), ("busy", 2, 2)):
             datapath.reason = reason
             await hearing.listen()
@@ -141,9 +141,9 @@ async def test_what_one_tenant_cannot_tell_takes_nothing_from_the_others(policed
 
     class HalfDeaf:
         def drops(self) -> list[Drop]:
-            raise PartlyTold("tenant red: busy", [drop])
+            raise PartialResult("tenant red: busy", [drop])
 
-    with OneThread("kernel") as thread:
-        hearing = Hearing(Kernel(cast("Datapath", HalfDeaf()), thread), naming=naming(policed), drops=log)
+    with WorkerThread("kernel") as thread:
+        hearing = DropReader(DatapathExecutor(cast("Datapath", HalfDeaf()), thread), naming=naming(policed), drops=log)
         await hearing.listen()
     assert log.total == 1

@@ -10,19 +10,19 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from tests.support.fake_cluster import World
+from tests.support.fake_cluster import FakeCluster
 
 from weft.agent.dataplane.services import Services
 from weft.agent.observe import health_check_server
 from weft.agent.observe.health_check_server import HealthPorts
-from weft.agent.store.attachment_store import Journal
+from weft.agent.store.attachment_store import AttachmentStore
 from weft.domain import codec, kinds
 from weft.domain.ids import DEFAULT_TENANT, NodeName, StoreKey
 from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, SliceEndpoint
 from weft.domain.model import Value
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import eventually, until
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 KEY = (DEFAULT_TENANT, "shop", "web")
 
@@ -31,8 +31,8 @@ class Scene:
     """A cluster, whose services a node follows."""
 
     def __init__(self) -> None:
-        self.world = World()
-        self.services = Services(self.world.cluster, node=NodeName("one"), journal=Journal())
+        self.world = FakeCluster()
+        self.services = Services(self.world.cluster, node=NodeName("one"), journal=AttachmentStore())
 
     def put_service(self, port: int) -> None:
         spec = {"spec": {"clusterIPs": ["10.96.0.10"], "ports": [{"port": 80}], "healthCheckNodePort": port}}
@@ -53,7 +53,7 @@ class Scene:
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
         ports = HealthPorts(self.world.cluster, self.services, node=NodeName("one"))
-        async with beside(ports.run(), name="health ports"):
+        async with background(ports.run(), name="health ports"):
             yield
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from weft.agent.rest import leaks
-from weft.agent.store.attachment_store import Attachment, Journal, Stage
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
 from weft.domain import model
 from weft.domain.desired.state import port_of
 from weft.domain.ids import EndpointId, NetworkName, TenantName
-from weft.ports.datapath import SpaceSurvey, Wiring
+from weft.ports.datapath import EndpointConfig, SpaceSurvey
 
 BLUE = TenantName("blue")
 
@@ -20,7 +20,7 @@ def note(name: str, stage: Stage) -> Attachment:
         container_id=name,
         interface="eth0",
     )
-    wiring = Wiring(port=port_of(endpoint), netns="/x", interface="eth0", addresses=(), mtu=1450)
+    wiring = EndpointConfig(port=port_of(endpoint), netns="/x", interface="eth0", addresses=(), mtu=1450)
     return Attachment(endpoint=endpoint, published=True, stage=stage, wiring=wiring)
 
 
@@ -34,19 +34,19 @@ def device(each: Attachment) -> str:
 
 
 def test_what_is_attached_and_there_is_no_leak() -> None:
-    journal, attached = Journal(), note("a", Stage.ATTACHED)
+    journal, attached = AttachmentStore(), note("a", Stage.ATTACHED)
     journal.put(attached)
     assert leaks(journal, space(device(attached))) == []
 
 
 def test_what_is_just_being_wired_may_be_there_or_not() -> None:
-    journal, wiring = Journal(), note("a", Stage.WIRING)
+    journal, wiring = AttachmentStore(), note("a", Stage.WIRING)
     journal.put(wiring)
     assert leaks(journal, space()) == leaks(journal, space(device(wiring))) == []
 
 
 def test_both_kinds_of_leaks_are_named() -> None:
-    journal, attached = Journal(), note("a", Stage.ATTACHED)
+    journal, attached = AttachmentStore(), note("a", Stage.ATTACHED)
     journal.put(attached)
     assert leaks(journal, space("wpother")) == [
         "device wpother of tenant blue belongs to no attachment",

@@ -13,12 +13,12 @@ from weft.adapters.stores.memory import MemoryStore
 from weft.agent.cni.attachments import Attachments
 from weft.agent.dataplane.reconciler import Reconciler
 from weft.agent.observe.readiness import Readiness
-from weft.agent.store.node_ipam import Holdings
+from weft.agent.store.node_ipam import NodeIpam
 from weft.domain.ids import StoreKey
 from weft.domain.store_types import Put, Revision
 from weft.lab.waiting import until
 from weft.runtime.store.mirror import Mirror
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 NO_TIME = 1e-9
 """A limit that has always passed already."""
@@ -32,14 +32,14 @@ class Node:
         self.store = store
         self.attachments = SimpleNamespace(ready=asyncio.Event())
         self.attachments.ready.set()
-        self.holdings = SimpleNamespace(can_give=True, in_touch=True)
+        self.holdings = SimpleNamespace(may_allocate=True, connected=True)
         self.reconciler = SimpleNamespace(fault="", realised=0)
         self.mirror = SimpleNamespace(revision=0)
         self.readiness = Readiness(
             store,
             mirror=cast("Mirror", self.mirror),
             attachments=cast("Attachments", self.attachments),
-            holdings=cast("Holdings", self.holdings),
+            holdings=cast("NodeIpam", self.holdings),
             reconciler=cast("Reconciler", self.reconciler),
             limit=limit,
         )
@@ -61,9 +61,9 @@ async def store() -> AsyncIterator[MemoryStore]:
 async def test_each_reason_is_told(store: MemoryStore) -> None:
     node = Node(store, limit=LONG)
     assert node.readiness.faults() == []
-    node.holdings.in_touch = False
+    node.holdings.connected = False
     assert node.readiness.faults() == ["the store is away"]
-    node.holdings.can_give = False
+    node.holdings.may_allocate = False
     assert len(node.readiness.faults()) == 2
     node.attachments.ready.clear()
     node.reconciler.fault = "no"
@@ -117,7 +117,7 @@ async def test_revisions_that_are_none_of_ours_are_no_fault(store: MemoryStore) 
 async def test_it_looks_by_itself(store: MemoryStore) -> None:
     node = Node(store, limit=0.01)
     await node.write()
-    async with beside(node.readiness.run(), name="readiness"):
+    async with background(node.readiness.run(), name="readiness"):
         await until(lambda: node.readiness.faults() != [])
         node.mirror.revision = node.reconciler.realised = await store.commit([], [])
         await until(lambda: node.readiness.faults() == [])

@@ -17,7 +17,7 @@ from weft.domain.ids import NodeName
 from weft.domain.store_types import Change, Compare, Listing, Put, Revision, Write
 from weft.lab.waiting import until
 from weft.runtime.store.mirror import Mirror
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 NODE = NodeName("one")
 
@@ -92,9 +92,9 @@ async def bench() -> AsyncIterator[Bench]:
             reconciler=cast("Reconciler", made.node),
             faults=lambda: made.faults,
         )
-        await stack.enter_async_context(beside(made.mirror.run(), name="mirror"))
+        await stack.enter_async_context(background(made.mirror.run(), name="mirror"))
         await made.mirror.wait_for(0, within=5)
-        await stack.enter_async_context(beside(receipts.run(), name="receipts"))
+        await stack.enter_async_context(background(receipts.run(), name="receipts"))
         yield made
 
 

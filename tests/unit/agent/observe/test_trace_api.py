@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from tests.support.fake_cluster import DEFAULT
 
-from weft.agent.dataplane.executor import Kernel
+from weft.agent.dataplane.executor import DatapathExecutor
 from weft.agent.observe import trace_api
 from weft.agent.observe.drops import MOST_FOLLOWERS, STOPPING, DropLog, End, NamedDrop
 from weft.agent.observe.trace_api import ExplainingRest
@@ -24,7 +24,7 @@ from weft.lab.waiting import soon, until
 from weft.ports.datapath import Datapath, Drop, Question
 from weft.runtime.http import errors_as_json, serving
 from weft.runtime.routes import register
-from weft.runtime.worker_thread import OneThread
+from weft.runtime.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     from tests.unit.agent.conftest import Policed
@@ -49,7 +49,7 @@ class Served:
 class Seer:
     """A datapath that is asked about packets, and refuses those to one port."""
 
-    def foretell(self, question: Question) -> str | Drop:
+    def trace(self, question: Question) -> str | Drop:
         if question.target_port != 81:
             return "wpsomewhere"
         return Drop(
@@ -66,7 +66,7 @@ class Seer:
 async def served(policed: Policed) -> AsyncIterator[Served]:
     drops, port = DropLog(), free_port()
     async with AsyncExitStack() as stack:
-        kernel = Kernel(cast("Datapath", Seer()), stack.enter_context(OneThread("kernel")))
+        kernel = DatapathExecutor(cast("Datapath", Seer()), stack.enter_context(WorkerThread("kernel")))
         rest = ExplainingRest(
             policed.world.cluster, journal=policed.journal, policies=policed.policies, drops=drops, kernel=kernel
         )
@@ -90,7 +90,7 @@ async def test_recent_drops_are_told(served: Served) -> None:
     status, found = await served.get("/drops")
     assert (status, [drop["at"] for drop in found]) == (200, [1.0, 2.0])
     assert set(found[0]) == {
-        "at", "tenant", "rule", "reason", "protocol", "service", "source", "target", "direction", "cameBy", "leavesBy"
+        "at", "tenant", "rule", "reason", "protocol", "service", "source", "target", "direction", "inIface", "outIface"
     }  # fmt: skip
     assert [drop["at"] for drop in (await served.get("/drops", pod="b"))[1]] == [2.0]
     assert [drop["at"] for drop in (await served.get("/drops", since="1.5"))[1]] == [2.0]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from weft.agent.store.attachment_store import Attachment, Handle, Stage
-from weft.agent.store.attachment_wal import REWRITE_AFTER, Ledger
+from weft.agent.store.attachment_wal import REWRITE_AFTER, AttachmentWal
 from weft.domain import model
 from weft.domain.errors import Unavailable
 from weft.domain.ids import EndpointId, NetworkName, TenantName
@@ -35,8 +35,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "ledger"
 
 
-def reopened(path: Path, *, boot: str = BOOT) -> Ledger:
-    return Ledger(path, boot=boot)
+def reopened(path: Path, *, boot: str = BOOT) -> AttachmentWal:
+    return AttachmentWal(path, boot=boot)
 
 
 def test_what_was_noted_is_there_after_a_restart(path: Path) -> None:

@@ -15,7 +15,7 @@ from weft.domain.ids import EndpointId, EndpointKey, NetworkName, NodeName, Stor
 from weft.domain.store_types import Compare, Put, Revision, Write
 from weft.domain.transaction import put
 from weft.lab.waiting import eventually, soon, until
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 TENANT, NETWORK = TenantName("default"), NetworkName("blue")
 LARGE = model.Network(tenant=TENANT, name=NETWORK, encap="vxlan", subnet="10.1.0.0/16", gateway="10.1.0.1")
@@ -59,8 +59,8 @@ async def agent_on(store: Slow) -> AsyncIterator[ReferenceAgent]:
     async with store:
         await store.commit([], [put(kinds.TENANT, model.Tenant(name=TENANT)), put(kinds.NETWORK, LARGE)])
         agent = ReferenceAgent(store, node=NodeName("n1"), ttl=60.0, limit=60.0)
-        async with beside(agent.run(), name="agent"):
-            await until(lambda: agent.in_touch)
+        async with background(agent.run(), name="agent"):
+            await until(lambda: agent.connected)
             await soon(agent.attach_as(named("first")))
             await eventually(store.endpoints, lambda count: count == 1)
             yield agent

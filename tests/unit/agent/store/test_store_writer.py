@@ -10,16 +10,16 @@ from functools import partial
 import pytest
 
 from weft.adapters.stores.memory import MemoryStore
-from weft.agent.store.store_writer import Decisions
+from weft.agent.store.store_writer import StoreWriter
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Conflict, Denied, Unavailable, WeftError
 from weft.domain.ids import StoreKey
-from weft.domain.store_types import NEVER, At, Compare, Put, Revision, Write
-from weft.domain.transaction import Plan, Reading
+from weft.domain.store_types import NEVER, Compare, Put, Revision, RevisionEquals, Write
+from weft.domain.transaction import ReadSet, Transaction
 from weft.lab.waiting import soon, until
 from weft.runtime.store.mirror import follow
 
-FENCE = At(StoreKey("alive/nodes/n1"), NEVER)
+FENCE = RevisionEquals(StoreKey("alive/nodes/n1"), NEVER)
 """It holds as long as nobody puts the key."""
 
 
@@ -48,7 +48,7 @@ class Watched(MemoryStore):
         return await super().commit(compares, writes)
 
 
-def write(*names: str, when: At | None = None, reading: Reading) -> tuple[str, Plan]:
+def write(*names: str, when: RevisionEquals | None = None, reading: ReadSet) -> tuple[str, Transaction]:
     """A decision that writes keys, if one of them is as expected."""
     if when is not None:
         reading.at(when.key, when.revision)
@@ -56,11 +56,11 @@ def write(*names: str, when: At | None = None, reading: Reading) -> tuple[str, P
 
 
 @asynccontextmanager
-async def decisions(store: Watched) -> AsyncIterator[Decisions]:
+async def decisions(store: Watched) -> AsyncIterator[StoreWriter]:
     """In touch while the block runs."""
     cluster = Cluster()
     async with store, follow(store, cluster) as mirror:
-        made = Decisions(store, cluster=cluster, mirror=mirror)
+        made = StoreWriter(store, cluster=cluster, mirror=mirror)
         running = asyncio.create_task(made.run(FENCE))
         await until(lambda: made.possible)
         try:
@@ -71,7 +71,7 @@ async def decisions(store: Watched) -> AsyncIterator[Decisions]:
                 await running
 
 
-async def carry_out_behind(store: Watched, made: Decisions, *asked: partial[tuple[str, Plan]]) -> list[object]:
+async def carry_out_behind(store: Watched, made: StoreWriter, *asked: partial[tuple[str, Transaction]]) -> list[object]:
     """Ask for some while another is under way; their outcomes."""
     store.goes.clear()
     first = asyncio.ensure_future(made.carry_out(partial(_named, partial(write, "first"))))
@@ -83,7 +83,7 @@ async def carry_out_behind(store: Watched, made: Decisions, *asked: partial[tupl
     return await soon(asyncio.gather(*others, return_exceptions=True))
 
 
-def _named(decide: partial[tuple[str, Plan]], reading: Reading) -> tuple[str, Plan]:
+def _named(decide: partial[tuple[str, Transaction]], reading: ReadSet) -> tuple[str, Transaction]:
     return decide(reading=reading)
 
 
@@ -104,7 +104,7 @@ async def test_two_that_write_the_same_are_committed_one_after_the_other() -> No
 
 
 async def test_a_decision_that_cannot_be_taken_does_not_harm_the_others() -> None:
-    def refuse(*, reading: Reading) -> tuple[str, Plan]:
+    def refuse(*, reading: ReadSet) -> tuple[str, Transaction]:
         raise Conflict("it is taken")
 
     store = Watched()
@@ -131,7 +131,7 @@ async def test_when_a_shared_commit_fails_its_members_are_tried_singly() -> None
 async def test_one_that_stays_stale_ends_with_unavailable_and_the_others_are_carried_out() -> None:
     store = Watched()
     async with decisions(store) as made:
-        never = At(key("absent"), 7)
+        never = RevisionEquals(key("absent"), 7)
         good, bad = await carry_out_behind(store, made, partial(write, "a"), partial(write, "c", when=never))
         assert good == "a"
         assert isinstance(bad, Unavailable)

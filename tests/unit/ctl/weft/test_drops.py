@@ -23,8 +23,8 @@ DROP: dict[str, Any] = {
     "source": {"address": "192.0.2.1", "port": 4711, "identity": "192.0.2.1", "pod": ""},
     "target": {"address": "10.1.1.1", "port": 81, "identity": "default:net:till", "pod": "lab/till"},
     "direction": "ingress",
-    "cameBy": "",
-    "leavesBy": "wp1",
+    "inIface": "",
+    "outIface": "wp1",
 }
 RULES = [
     {"tenant": tenant, "rule": f"contiv/{tenant}/p/1", "direction": "ingress", "deed": "denied", "packets": 7}

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from weft.ctl.failures import Refused, Usage
+from weft.ctl.failures import CommandError, Usage
 from weft.ctl.weft import probes
 from weft.ctl.weft.mtu_probe import checksum
 from weft.ctl.weft.probes import Probe, Way, open_elsewhere, open_probe
@@ -112,5 +112,5 @@ def test_faults_elsewhere_are_told_here() -> None:
     def not_allowed() -> socket.socket:
         raise PermissionError(1, "Operation not permitted")
 
-    with pytest.raises(Refused, match="are you root"):
+    with pytest.raises(CommandError, match="are you root"):
         open_elsewhere(lambda: None, not_allowed)

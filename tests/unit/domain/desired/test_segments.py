@@ -8,8 +8,18 @@ import pytest
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import Address, address_hex, parse_address
 from weft.domain.cluster import Cluster
-from weft.domain.desired.segments import Segment, Station, segment_number, tags_of, vlan_tag, wire_number
-from weft.domain.desired.state import Gateway, Overlay, Peer, Remote, Space, Trunk, ground_of, node_view, rank
+from weft.domain.desired.segments import RemoteMac, Segment, segment_number, tags_of, vlan_tag, wire_number
+from weft.domain.desired.state import (
+    Gateway,
+    Overlay,
+    RemoteRoute,
+    TenantNetns,
+    VlanTrunk,
+    VxlanPeer,
+    ground_of,
+    node_view,
+    rank,
+)
 from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, ServiceName, StoreKey, TenantName
 
 BLUE = TenantName("blue")
@@ -61,30 +71,30 @@ def test_everyone_of_another_node_is_a_station() -> None:
     far = endpoint("far", THERE, "10.1.0.5", "2001:db8::5")
     found = node_view(cluster_of(endpoint("near", HERE, "10.1.0.4"), far), HERE, [BLUE])
     assert found == {
-        Space(BLUE),
+        TenantNetns(BLUE),
         Segment(BLUE, 7, floods=False),
         Gateway(BLUE, address("10.1.0.1"), 7),
         Gateway(BLUE, address("10.1.0.9"), 7),
         Overlay(BLUE, 7),
-        Peer(BLUE, 7, "192.0.2.2"),
-        Station(BLUE, 7, "192.0.2.2", "02:02:0a:01:00:05", far.addresses),
+        VxlanPeer(BLUE, 7, "192.0.2.2"),
+        RemoteMac(BLUE, 7, "192.0.2.2", "02:02:0a:01:00:05", far.addresses),
     }
-    assert [type(part) for part in sorted(found, key=rank)][:2] == [Space, Segment]
+    assert [type(part) for part in sorted(found, key=rank)][:2] == [TenantNetns, Segment]
 
 
 def test_flooding_is_the_clusters_choice() -> None:
     """N9: the segment is another, and peers get what is said to all."""
     found = node_view(cluster_of(endpoint("far", THERE, "10.1.0.5"), arp="flood"), HERE, [BLUE])
     assert Segment(BLUE, 7, floods=True) in found
-    assert Peer(BLUE, 7, "192.0.2.2", floods=True) in found
+    assert VxlanPeer(BLUE, 7, "192.0.2.2", floods=True) in found
 
 
 def test_where_nodes_route_there_are_no_segments() -> None:
     """N8."""
     cluster = cluster_of(endpoint("far", THERE, "10.1.0.5"), fwd_mode="routing")
     found = node_view(cluster, HERE, [BLUE])
-    assert not any(isinstance(part, Segment | Station) for part in found)
-    assert any(isinstance(part, Remote) for part in found)
+    assert not any(isinstance(part, Segment | RemoteMac) for part in found)
+    assert any(isinstance(part, RemoteRoute) for part in found)
     assert Gateway(BLUE, address("10.1.0.1")) in found
     assert segment_number(cluster, NETWORK.tags) == 0
 
@@ -93,7 +103,7 @@ def test_where_nodes_route_there_are_no_segments() -> None:
     "gone", [endpoint("far", "nobody", "10.1.0.5"), endpoint("near", HERE, "10.1.0.5"), endpoint("far", THERE, "")]
 )
 def test_who_is_here_or_nowhere_is_no_station(gone: model.Endpoint) -> None:
-    assert not any(isinstance(part, Station) for part in node_view(cluster_of(gone), HERE, [BLUE]))
+    assert not any(isinstance(part, RemoteMac) for part in node_view(cluster_of(gone), HERE, [BLUE]))
 
 
 def test_a_network_without_tunnels_is_a_segment_too() -> None:
@@ -102,7 +112,7 @@ def test_a_network_without_tunnels_is_a_segment_too() -> None:
                           tags=model.NetworkTags(vlan=7))  # fmt: skip
     number = segment_number(cluster_of(), local.tags)
     assert number > 1 << 24
-    ground = [Space(BLUE), Segment(BLUE, number, floods=False), Trunk(BLUE, number)]
+    ground = [TenantNetns(BLUE), Segment(BLUE, number, floods=False), VlanTrunk(BLUE, number)]
     assert list(ground_of(cluster_of(), local)) == ground
     assert vlan_tag(number) == 7
     assert vlan_tag(7) == 0
@@ -135,11 +145,11 @@ def test_a_group_may_have_a_segment_of_its_own() -> None:
     cluster = tagged_cluster("bridge")
     found = node_view(cluster, HERE, [BLUE])
     for number, member in ((OWN, "10.9.0.5"), (NETWORKS, "10.9.0.6")):
-        assert {Segment(BLUE, number, floods=False), Trunk(BLUE, number)} <= found
+        assert {Segment(BLUE, number, floods=False), VlanTrunk(BLUE, number)} <= found
         assert Gateway(BLUE, address("10.9.0.1"), number) in found
-        (station,) = (each for each in found if isinstance(each, Station) and address(member) in each.addresses)
+        (station,) = (each for each in found if isinstance(each, RemoteMac) and address(member) in each.addresses)
         assert station.vni == number
-    assert list(ground_of(cluster, TAGGED, "own"))[1:] == [Segment(BLUE, OWN, floods=False), Trunk(BLUE, OWN)]
+    assert list(ground_of(cluster, TAGGED, "own"))[1:] == [Segment(BLUE, OWN, floods=False), VlanTrunk(BLUE, OWN)]
     assert tags_of(cluster, TAGGED, "own") == model.NetworkTags(vlan=70)
     for group in ("", "usual", "missing"):
         assert tags_of(cluster, TAGGED, group) == TAGGED.tags
@@ -148,6 +158,6 @@ def test_a_group_may_have_a_segment_of_its_own() -> None:
 def test_where_nodes_route_a_groups_members_are_reached_by_its_tag() -> None:
     """Also those in their node's block, whose frames have the network's tag."""
     found = node_view(tagged_cluster("routing"), HERE, [BLUE])
-    assert {Trunk(BLUE, OWN), Trunk(BLUE, NETWORKS)} <= found
-    routes = {(str(part.prefix), part.vni) for part in found if isinstance(part, Remote)}
+    assert {VlanTrunk(BLUE, OWN), VlanTrunk(BLUE, NETWORKS)} <= found
+    routes = {(str(part.prefix), part.vni) for part in found if isinstance(part, RemoteRoute)}
     assert routes == {("10.9.0.0/26", NETWORKS), ("10.9.0.5/32", OWN)}

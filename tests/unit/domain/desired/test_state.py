@@ -11,12 +11,12 @@ from weft.domain.cluster import Cluster
 from weft.domain.desired.state import (
     Gateway,
     Overlay,
-    Peer,
     Prefix,
-    Rates,
-    Remote,
-    Shape,
-    Space,
+    QosProfile,
+    RateLimits,
+    RemoteRoute,
+    TenantNetns,
+    VxlanPeer,
     host_end,
     node_view,
     port_of,
@@ -85,20 +85,20 @@ def test_a_node_without_workloads_has_nothing() -> None:
 def test_a_remote_endpoint_is_a_route_to_each_of_its_addresses() -> None:
     cluster = cluster_of(endpoint("e", THERE, "10.1.0.5", "2001:db8::5"))
     assert node_view(cluster, HERE, [BLUE]) == {
-        Space(BLUE),
+        TenantNetns(BLUE),
         Gateway(BLUE, address("10.1.0.1")),
         Overlay(BLUE, 7),
-        Peer(BLUE, 7, "192.0.2.2"),
-        Remote(BLUE, Prefix(4, address("10.1.0.5").number, 32), 7, "192.0.2.2"),
-        Remote(BLUE, Prefix(6, address("2001:db8::5").number, 128), 7, "192.0.2.2"),
+        VxlanPeer(BLUE, 7, "192.0.2.2"),
+        RemoteRoute(BLUE, Prefix(4, address("10.1.0.5").number, 32), 7, "192.0.2.2"),
+        RemoteRoute(BLUE, Prefix(6, address("2001:db8::5").number, 128), 7, "192.0.2.2"),
     }
 
 
 def test_a_nodes_block_is_one_route_whatever_is_in_it() -> None:
     members = [endpoint(f"e{number}", THERE, f"10.1.255.{192 + number}") for number in range(3)]
     view = node_view(cluster_of(*members, blocks={"10.1.255.192": THERE}), HERE, [BLUE])
-    assert [part for part in view if isinstance(part, Remote)] == [
-        Remote(BLUE, Prefix(4, address("10.1.255.192").number, 26), 7, "192.0.2.2")
+    assert [part for part in view if isinstance(part, RemoteRoute)] == [
+        RemoteRoute(BLUE, Prefix(4, address("10.1.255.192").number, 26), 7, "192.0.2.2")
     ]
 
 
@@ -106,23 +106,23 @@ def test_an_address_in_another_nodes_block_has_a_route_of_its_own() -> None:
     """It was given out before the block changed hands, or by an operator: the longer prefix wins."""
     stray = endpoint("e", THERE, "10.1.255.200")
     view = node_view(cluster_of(stray, blocks={"10.1.255.192": HERE}), HERE, [BLUE])
-    assert Remote(BLUE, Prefix(4, address("10.1.255.200").number, 32), 7, "192.0.2.2") in view
+    assert RemoteRoute(BLUE, Prefix(4, address("10.1.255.200").number, 32), 7, "192.0.2.2") in view
 
 
 def test_our_own_endpoints_and_blocks_are_no_remotes() -> None:
     view = node_view(cluster_of(endpoint("e", HERE, "10.1.0.5"), blocks={"10.1.255.192": HERE}), HERE, [BLUE])
-    assert not [part for part in view if isinstance(part, Remote)]
+    assert not [part for part in view if isinstance(part, RemoteRoute)]
     assert Overlay(BLUE, 7) in view, "others must reach what is here"
 
 
 def test_a_network_that_nobody_uses_costs_nothing() -> None:
-    assert node_view(cluster_of(), HERE, [BLUE]) == {Space(BLUE), Gateway(BLUE, address("10.1.0.1"))}
+    assert node_view(cluster_of(), HERE, [BLUE]) == {TenantNetns(BLUE), Gateway(BLUE, address("10.1.0.1"))}
 
 
 def test_a_node_without_tunnel_address_is_reached_by_nobody() -> None:
     cluster = cluster_of(endpoint("e", THERE, "10.1.0.5"))
     cluster.put(kinds.NODE.store_key(THERE), codec.encode(model.Node(name=THERE)), 2)
-    assert not [part for part in node_view(cluster, HERE, [BLUE]) if isinstance(part, Peer | Remote)]
+    assert not [part for part in node_view(cluster, HERE, [BLUE]) if isinstance(part, VxlanPeer | RemoteRoute)]
 
 
 @pytest.mark.parametrize("name", ["e", "x" * 200, "a-b"])
@@ -138,7 +138,7 @@ def test_a_port_is_known_by_its_addresses_and_mac() -> None:
     port = port_of(one)
     assert port.addresses == (address("10.1.0.5"), address("2001:db8::5"))
     assert port != port_of(msgspec.structs.replace(one, mac_address="02:02:00:00:00:02"))
-    assert rank(port) > rank(Space(BLUE))
+    assert rank(port) > rank(TenantNetns(BLUE))
 
 
 def shaped(cluster: Cluster, *, profile: model.Profile, group: str = "web") -> Cluster:
@@ -159,7 +159,7 @@ MEMBER = msgspec.structs.replace(endpoint("e", HERE, "10.1.0.5"), group="web")
 def test_a_port_gets_the_shape_that_its_groups_profile_asks_for() -> None:
     """Q2, Q11."""
     shape = shape_of(shaped(cluster_of(), profile=gold(bandwidth="6 Mbps", burst=100, dscp=46)), MEMBER)
-    assert shape == Shape(BLUE, host_end(MEMBER.key), rate=6 << 20, burst=100 << 10, dscp=46)
+    assert shape == QosProfile(BLUE, host_end(MEMBER.key), rate=6 << 20, burst=100 << 10, dscp=46)
     assert rank(shape) > rank(port_of(MEMBER))
 
 
@@ -200,12 +200,12 @@ def test_without_a_profile_that_asks_for_something_there_is_no_shape() -> None:
 def test_a_mark_alone_is_a_shape_without_a_limit() -> None:
     """Q5, Q11."""
     shape = shape_of(shaped(cluster_of(), profile=gold(dscp=10, burst=100)), MEMBER)
-    assert shape == Shape(BLUE, host_end(MEMBER.key), rate=0, burst=0, dscp=10)
+    assert shape == QosProfile(BLUE, host_end(MEMBER.key), rate=0, burst=0, dscp=10)
 
 
 def test_a_wish_limits_a_workload_both_ways() -> None:
     """P-52: a burst may be left to us; one that is asked for has room for a packet at least."""
-    wish = Rates(out=8_000_000, out_burst=100, into=16_000_000)
+    wish = RateLimits(out=8_000_000, out_burst=100, into=16_000_000)
     shape = shape_of(cluster_of(), MEMBER, wish)
-    assert shape == Shape(BLUE, host_end(MEMBER.key), 8_000_000, 9 << 10, 0, rate_in=16_000_000, burst_in=64 << 10)
-    assert wished_shape(MEMBER, Rates()) is None
+    assert shape == QosProfile(BLUE, host_end(MEMBER.key), 8_000_000, 9 << 10, 0, rate_in=16_000_000, burst_in=64 << 10)
+    assert wished_shape(MEMBER, RateLimits()) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.support.fake_cluster import DEFAULT, World, endpoint, group, network, service
+from tests.support.fake_cluster import DEFAULT, FakeCluster, endpoint, group, network, service
 
 from weft.domain import model
 from weft.domain.dns.names import NOTHING, Entry, Rank, Record, Zone, endpoint_entry, service_entry, show_names
@@ -58,13 +58,13 @@ def test_a_service_is_known_when_it_has_an_address() -> None:
 
 def test_whoever_may_not_go_out_may_not_ask_outside() -> None:
     """CVE-2024-29018: the resolver obeys the workload's own egress rules."""
-    entry = endpoint_entry(workload("web1", v6="2001:db8::5"), keeps_in=lambda _: True)
-    assert entry.kept_in == ("10.1.1.5", "2001:db8::5")
-    assert endpoint_entry(workload("web1")).kept_in == ()
+    entry = endpoint_entry(workload("web1", v6="2001:db8::5"), dns_egress_denied=lambda _: True)
+    assert entry.dns_egress_denied == ("10.1.1.5", "2001:db8::5")
+    assert endpoint_entry(workload("web1")).dns_egress_denied == ()
 
 
-def world() -> World:
-    world = World()
+def world() -> FakeCluster:
+    world = FakeCluster()
     world.put(network(ipv6_subnet="2001:db8::/64"))
     world.put(network("red", "10.2.0.0/16"))
     world.put(group())

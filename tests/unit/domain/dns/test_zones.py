@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from tests.support.fake_cluster import World, network
+from tests.support.fake_cluster import FakeCluster, network
 
 from weft.domain import kinds, model
 from weft.domain.dns.names import NOTHING, Zone
@@ -48,8 +48,8 @@ def backend(address: str, *, ready: bool | None = True, hostname: str = "") -> S
     return SliceEndpoint(addresses=(address,), conditions=Conditions(ready=ready), hostname=hostname)
 
 
-def world(*values: model.Value) -> World:
-    world = World()
+def world(*values: model.Value) -> FakeCluster:
+    world = FakeCluster()
     world.put(model.Tenant(name=BLUE))
     for value in values:
         kind = next(kind for kind in kinds.ALL if kind.type is type(value))

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from weft.domain.addresses import Address
 from weft.domain.host_access.refcounts import Openings
-from weft.domain.host_access.state import HostPart, Reach
+from weft.domain.host_access.state import ExternalAddress, HostPart
 from weft.domain.ids import TenantName
 
-PARTS: list[HostPart] = [Reach(TenantName("blue"), Address(4, number), "world") for number in range(4)]
+PARTS: list[HostPart] = [ExternalAddress(TenantName("blue"), Address(4, number), "world") for number in range(4)]
 ASKED = st.tuples(st.sampled_from("abc"), st.frozensets(st.sampled_from(PARTS)), st.booleans())
 
 

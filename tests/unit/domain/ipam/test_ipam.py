@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fake_cluster import World, endpoint, group, network
+from tests.support.fake_cluster import FakeCluster, endpoint, group, network
 
 from weft.domain import model
 from weft.domain.addresses import Address, parse_address
@@ -24,7 +24,7 @@ def at(text: str) -> Address:
     return parse_address(text, field="x")
 
 
-def take_block(world: World, wanted: model.Network, node: NodeName = NODE, *, family: int = 4) -> Address:
+def take_block(world: FakeCluster, wanted: model.Network, node: NodeName = NODE, *, family: int = 4) -> Address:
     reading = world.reading()
     block, writes = ipam.take_block(reading, wanted, node, family=family)
     world.carry_out(reading.plan(writes))
@@ -32,11 +32,11 @@ def take_block(world: World, wanted: model.Network, node: NodeName = NODE, *, fa
 
 
 class TestSpans:
-    def texts(self, world: World, wanted: model.Network, owner: model.Group | None = None) -> str:
+    def texts(self, world: FakeCluster, wanted: model.Network, owner: model.Group | None = None) -> str:
         return ipam.describe(ipam.spans_for(world.cluster, wanted, owner, 4), 4)
 
     def test_the_gateway_and_the_pools_of_groups_are_left_out(self) -> None:
-        world = World()
+        world = FakeCluster()
         blue = world.put(network(gateway="10.1.1.254"))
         low = world.put(group("low", ip_pool="10.1.1.1-10.1.1.9"))
         plain = world.put(group("plain"))
@@ -47,7 +47,7 @@ class TestSpans:
         assert self.texts(world, blue) == "10.1.1.1-10.1.1.253"
 
     def test_pools_are_v4_only(self) -> None:
-        world = World()
+        world = FakeCluster()
         blue = world.put(network(ipv6_subnet="fd00::/120", ipv6_gateway="fd00::1"))
         web = world.put(group(ip_pool="10.1.1.1-10.1.1.9"))
         spans = ipam.spans_for(world.cluster, blue, web, 6)
@@ -57,7 +57,7 @@ class TestSpans:
 
 class TestChoice:
     def test_the_lowest_free_address_that_is_not_held_or_resting(self) -> None:
-        world = World()
+        world = FakeCluster()
         blue = world.put(network(subnet="10.1.1.0/29"))
         world.attach("e1")
         held, resting = NumberSet([at("10.1.1.2").number]), NumberSet([at("10.1.1.3").number])
@@ -75,7 +75,7 @@ class TestChoice:
 
     def test_blocks_of_nodes_are_left_to_them(self) -> None:
         """What is left are the first and the last block, which no node can take whole."""
-        world = World()
+        world = FakeCluster()
         blue = world.put(network(subnet="10.1.0.0/21"))
         for _ in range(30):
             take_block(world, blue)
@@ -87,7 +87,7 @@ class TestChoice:
 
     @given(st.sets(st.integers(1, 14)), st.booleans())
     def test_what_is_chosen_is_free_and_may_be_claimed(self, taken: set[int], in_group: bool) -> None:
-        world = World()
+        world = FakeCluster()
         blue = world.put(network(subnet="10.1.1.0/28", gateway="10.1.1.14"))
         web = world.put(group(ip_pool="10.1.1.3-10.1.1.6"))
         pool, rest = {3, 4, 5, 6}, set(range(1, 14)) - {3, 4, 5, 6}
@@ -106,14 +106,14 @@ class TestChoice:
 
 
 class TestClaims:
-    def claim(self, world: World, blue: model.Network, text: str, holder: str) -> None:
+    def claim(self, world: FakeCluster, blue: model.Network, text: str, holder: str) -> None:
         reading = world.reading()
         writes = ipam.claim(reading, blue, None, address=at(text), holder=holder, field="IPAddress")
         world.carry_out(reading.plan(writes))
 
     def test_an_address_has_one_holder(self) -> None:
         """W17."""
-        world = World()
+        world = FakeCluster()
         blue = world.put(network())
         self.claim(world, blue, "10.1.1.5", "endpoint:x")
         self.claim(world, blue, "10.1.1.5", "endpoint:x")
@@ -121,7 +121,7 @@ class TestClaims:
             self.claim(world, blue, "10.1.1.5", "endpoint:y")
 
     def test_a_reserved_address_passes_to_who_asks_for_it(self) -> None:
-        world = World()
+        world = FakeCluster()
         blue = world.put(network())
         self.claim(world, blue, "10.1.1.5", ipam.reservation(blue.key))
         self.claim(world, blue, "10.1.1.5", "endpoint:x")
@@ -130,14 +130,14 @@ class TestClaims:
 
     @pytest.mark.parametrize("text", ["10.1.1.0", "10.1.1.255", "10.1.1.254", "10.1.1.9", "10.2.0.1", "fd00::1"])
     def test_an_address_that_nobody_may_have(self, text: str) -> None:
-        world = World()
+        world = FakeCluster()
         blue = world.put(network(gateway="10.1.1.254"))
         world.put(group(ip_pool="10.1.1.9"))
         with world.refuses(Invalid, field="IPAddress"):
             self.claim(world, blue, text, "endpoint:x")
 
     def test_a_claim_in_a_large_pool_shares_its_block(self) -> None:
-        world = World()
+        world = FakeCluster()
         blue = world.put(network(subnet=LARGE))
         self.claim(world, blue, "10.1.0.70", "endpoint:x")
         assert world.cluster.blocks[blue.key][at("10.1.0.64")].value == model.Block()
@@ -148,7 +148,7 @@ class TestClaims:
             self.claim(world, blue, "10.1.255.130", "endpoint:z")
 
     def test_reserved_addresses_are_known_by_group(self) -> None:
-        world = World()
+        world = FakeCluster()
         blue = world.put(network())
         web = world.put(group())
         self.claim(world, blue, "10.1.1.5", ipam.reservation(web.key))
@@ -168,14 +168,14 @@ class TestBlocks:
 
     def test_nodes_take_whole_free_blocks_from_the_top(self) -> None:
         """The last one holds the broadcast address, so it is not whole."""
-        world = World()
+        world = FakeCluster()
         blue = world.put(network(subnet=LARGE, gateway="10.1.255.70"))
         world.put(group(ip_pool="10.1.254.200-10.1.254.210"))
         blocks = [str(take_block(world, blue, NodeName(f"n{number}"))) for number in range(5)]
         assert blocks == ["10.1.255.128", "10.1.255.0", "10.1.254.128", "10.1.254.64", "10.1.254.0"]
 
     def test_a_pool_without_free_blocks_says_so(self) -> None:
-        world = World()
+        world = FakeCluster()
         blue = world.put(network(subnet="10.1.0.0/21"))
         for _ in range(30):
             take_block(world, blue)
@@ -184,7 +184,7 @@ class TestBlocks:
 
     @pytest.mark.parametrize("family", [4, 6])
     def test_a_node_chooses_from_its_own_blocks(self, family: int) -> None:
-        world = World()
+        world = FakeCluster()
         blue = world.put(network(subnet=LARGE, ipv6_subnet="fd00::/64"))
         take_block(world, blue, NodeName("other"), family=family)
         first = take_block(world, blue, family=family)
@@ -203,7 +203,7 @@ class TestBlocks:
         assert choose(everything, set()) is None
 
     def test_a_block_goes_back_when_nobody_needs_it(self) -> None:
-        world = World()
+        world = FakeCluster()
         blue = world.put(network(subnet=LARGE))
         before = dict(world.entries)
         block = take_block(world, blue)
@@ -214,7 +214,7 @@ class TestBlocks:
 
     def test_used_addresses_are_those_of_claims_and_of_blocks(self) -> None:
         """What a node gave out is shown as allocated like any other."""
-        world = World()
+        world = FakeCluster()
         blue = world.put(network(subnet=LARGE))
         block = take_block(world, blue)
         world.attach("e1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.support.fake_cluster import World, endpoint, network
+from tests.support.fake_cluster import FakeCluster, endpoint, network
 
 from weft.domain import codec, kinds, model
 from weft.domain.errors import Stale
@@ -13,42 +13,42 @@ from weft.domain.ipam import ipam
 from weft.domain.lifecycle import node_gc
 from weft.domain.lifecycle.changes.endpoints import plan_publish
 from weft.domain.store_types import Delete, Put
-from weft.domain.transaction import Plan
+from weft.domain.transaction import Transaction
 
 NODE = NodeName("n1")
 LIMIT = 3600.0
 
 
-def world_with_node(*, alive: bool = True) -> World:
-    world = World()
-    world.carry_out(Plan((), (Put(kinds.NODE.store_key(NODE), codec.encode(model.Node(name=NODE))),)))
+def world_with_node(*, alive: bool = True) -> FakeCluster:
+    world = FakeCluster()
+    world.carry_out(Transaction((), (Put(kinds.NODE.store_key(NODE), codec.encode(model.Node(name=NODE))),)))
     if alive:
         show(world)
     return world
 
 
-def show(world: World) -> None:
+def show(world: FakeCluster) -> None:
     """The node puts its document anew and shows itself, in one commit."""
     node = Put(kinds.NODE.store_key(NODE), codec.encode(model.Node(name=NODE)))
-    world.carry_out(Plan((), (node, Put(kinds.alive_node(NODE), b""))))
+    world.carry_out(Transaction((), (node, Put(kinds.alive_node(NODE), b""))))
 
 
-def fall_silent(world: World) -> None:
-    world.carry_out(Plan((), (Delete(kinds.alive_node(NODE)),)))
+def fall_silent(world: FakeCluster) -> None:
+    world.carry_out(Transaction((), (Delete(kinds.alive_node(NODE)),)))
 
 
-def mark(world: World, now: float) -> None:
+def mark(world: FakeCluster, now: float) -> None:
     for name in list(node_gc.nodes_to_mark(world.cluster)):
         world.carry_out(node_gc.plan_mark(world.reading(), name, now=now))
 
 
-def silent_since(world: World) -> float:
+def silent_since(world: FakeCluster) -> float:
     stored = world.cluster.get(kinds.NODE, NODE)
     assert stored is not None
     return stored.value.silent_since
 
 
-def collect(world: World, now: float) -> int:
+def collect(world: FakeCluster, now: float) -> int:
     """Collect all that is due; how many commits it took."""
     count = 0
     for name in list(node_gc.nodes_to_collect(world.cluster, now=now, limit=LIMIT)):
@@ -85,7 +85,7 @@ def test_a_dead_node_is_collected_with_all_it_had() -> None:
     world = world_with_node()
     blue = world.put(network(subnet="10.1.0.0/16"))
     before = {key for key in world.entries if not key.startswith(("nodes/", "alive/"))}
-    world.carry_out(Plan((), (Put(kinds.receipt_of(NODE), codec.encode(model.Receipt(revision=1))),)))
+    world.carry_out(Transaction((), (Put(kinds.receipt_of(NODE), codec.encode(model.Receipt(revision=1))),)))
     for _ in range(node_gc.BATCH + 2):
         reading = world.reading()
         block, writes = ipam.take_block(reading, blue, NODE, family=4)
@@ -107,7 +107,7 @@ def test_endpoints_of_others_stay() -> None:
     world.attach("other")
     before = set(world.entries)
     made = msgspec.structs.replace(world.attach("mine"), host=NODE)
-    world.carry_out(Plan((), (Put(kinds.ENDPOINT.store_key(*made.key), codec.encode(made)),)))
+    world.carry_out(Transaction((), (Put(kinds.ENDPOINT.store_key(*made.key), codec.encode(made)),)))
     fall_silent(world)
     mark(world, 100)
     collect(world, 200 + LIMIT)
@@ -126,6 +126,6 @@ def test_a_node_that_comes_back_keeps_what_is_left() -> None:
 
 
 def test_an_unknown_node_is_nothing_to_do() -> None:
-    world = World()
-    assert node_gc.plan_mark(world.reading(), NODE, now=1) == Plan()
-    assert node_gc.plan_collect(world.reading(), NODE, now=1, limit=1) == Plan()
+    world = FakeCluster()
+    assert node_gc.plan_mark(world.reading(), NODE, now=1) == Transaction()
+    assert node_gc.plan_collect(world.reading(), NODE, now=1, limit=1) == Transaction()

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from tests.support.fake_cluster import World
+from tests.support.fake_cluster import FakeCluster
 
 from weft.domain import codec, kinds, model
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.lifecycle.sync_status import is_behind, laggards, node_status
 from weft.domain.oper import oper_of
 from weft.domain.store_types import Delete, Put, Write
-from weft.domain.transaction import Plan
+from weft.domain.transaction import Transaction
 
 A, B = NodeName("a"), NodeName("b")
 
 
-def write(world: World, *writes: Write) -> int:
-    world.carry_out(Plan((), writes))
+def write(world: FakeCluster, *writes: Write) -> int:
+    world.carry_out(Transaction((), writes))
     return world.revision
 
 
-def world_of(*names: NodeName) -> World:
-    world = World()
+def world_of(*names: NodeName) -> FakeCluster:
+    world = FakeCluster()
     for name in names:
         node = Put(kinds.NODE.store_key(name), codec.encode(model.Node(name=name)))
         write(world, node, Put(kinds.alive_node(name), b"{}"))
     return world
 
 
-def wish(world: World) -> int:
+def wish(world: FakeCluster) -> int:
     return write(world, Put(kinds.RECEIPT_WISH_KEY, b"{}"))
 
 
-def tell(world: World, name: NodeName, revision: int, *faults: str) -> None:
+def tell(world: FakeCluster, name: NodeName, revision: int, *faults: str) -> None:
     write(world, Put(kinds.receipt_of(name), codec.encode(model.Receipt(revision=revision, faults=faults))))
 
 
-def behind(world: World, revision: int, *, skip_silent: bool = False) -> list[NodeName]:
+def behind(world: FakeCluster, revision: int, *, skip_silent: bool = False) -> list[NodeName]:
     return list(laggards(world.cluster, revision, skip_silent=skip_silent))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.domain.addresses import parse_address
 from weft.domain.loadbalancer.cluster_dns import pools_for_names
 from weft.domain.loadbalancer.kube_objects import DeclaredService, ServicePort, ServiceSpec
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import Target
 
 
@@ -17,9 +17,9 @@ def test_fronts_of_both_families_lead_to_gateways_of_their_own() -> None:
     )
     pools = pools_for_names(service, gateways)
     assert {front: [target.address for target in pool.targets] for front, pool in pools.items()} == {
-        Front(v4, 17, 53): gateways,
-        Front(v4, 6, 53): gateways,
-        Front(v6, 17, 53): [],
-        Front(v6, 6, 53): [],
+        FrontendKey(v4, 17, 53): gateways,
+        FrontendKey(v4, 6, 53): gateways,
+        FrontendKey(v6, 17, 53): [],
+        FrontendKey(v6, 6, 53): [],
     }
-    assert pools[Front(v4, 17, 53)].targets[0] == Target(gateways[0], 53)
+    assert pools[FrontendKey(v4, 17, 53)].targets[0] == Target(gateways[0], 53)

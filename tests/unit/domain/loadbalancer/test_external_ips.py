@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.fake_cluster import World, network
+from tests.support.fake_cluster import FakeCluster, network
 
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
@@ -19,13 +19,13 @@ def tenant(*ranges: str, name: str = BLUE) -> model.Tenant:
     return model.Tenant(name=TenantName(name), external_ranges=ranges)
 
 
-def fault(world: World, text: str, *, own: tuple[str, ...] = ()) -> str:
+def fault(world: FakeCluster, text: str, *, own: tuple[str, ...] = ()) -> str:
     services = {parse_address(each, field="own") for each in own}
     return outer_rules(world.cluster, BLUE).fault(parse_address(text, field="address"), services)
 
 
 def test_cve_2020_8554_an_address_counts_only_where_the_tenant_has_it() -> None:
-    world = World()
+    world = FakeCluster()
     world.put(tenant())
     assert fault(world, "198.51.100.7") == "is not in externalRanges of the tenant"
     world.put(tenant("198.51.100.0/24", "203.0.113.5-203.0.113.9", "2001:db8::7"))
@@ -53,7 +53,7 @@ def test_cve_2020_8554_an_address_counts_only_where_the_tenant_has_it() -> None:
 )
 def test_cve_2026_32254_nobody_has_what_means_something_here_already(text: str, why: str) -> None:
     """Whatever the tenant was given by mistake."""
-    world = World()
+    world = FakeCluster()
     world.put(tenant(*EVERYTHING))
     world.put(network("net1"))
     node = model.Node(name=NodeName("one"), vtep_ip="192.0.2.1", ctrl_ip="192.0.2.101")
@@ -62,7 +62,7 @@ def test_cve_2026_32254_nobody_has_what_means_something_here_already(text: str, 
 
 
 def test_cve_2026_53935_no_two_tenants_have_the_same_range() -> None:
-    world = World()
+    world = FakeCluster()
     world.put(tenant("198.51.100.0/24"))
     with pytest.raises(Conflict, match=r"overlaps 198\.51\.100\.0/24 of tenant 'blue'") as caught:
         world.put(tenant("198.51.100.128-198.51.101.3", name="red"))
@@ -72,5 +72,5 @@ def test_cve_2026_53935_no_two_tenants_have_the_same_range() -> None:
 
 def test_a_range_that_is_none_is_refused() -> None:
     with pytest.raises(Invalid) as caught:
-        World().put(tenant("198.51.100.0/33"))
+        FakeCluster().put(tenant("198.51.100.0/33"))
     assert caught.value.field == "externalRanges"

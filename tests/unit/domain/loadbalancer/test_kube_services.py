@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from weft.domain.addresses import Address, Range, parse_address
-from weft.domain.host_access.state import HostPort, NodePort, Reach
+from weft.domain.host_access.state import ExternalAddress, HostPort, NodePort
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.loadbalancer.external_ips import OuterRules
 from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice
 from weft.domain.loadbalancer.kube_services import KubeServices, KubeView, ServiceKey, Surroundings
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.policy.model.protocols import TCP
 
 BLUE = TenantName("blue")
@@ -59,7 +59,7 @@ def view(kept: KubeServices) -> KubeView:
     return found
 
 
-def backends(found: KubeView, front: Front) -> list[str]:
+def backends(found: KubeView, front: FrontendKey) -> list[str]:
     return [str(target.address) for target in found.pools[front].targets]
 
 
@@ -68,13 +68,13 @@ def test_a_slice_may_come_before_its_service_and_stay_after_it() -> None:
     kept.put_slice(piece("10.1.0.1"))
     assert list(kept.take()) == [(KEY, None)]
     kept.put_service(service())
-    assert backends(view(kept), Front(VIP, TCP, 80)) == ["10.1.0.1"]
+    assert backends(view(kept), FrontendKey(VIP, TCP, 80)) == ["10.1.0.1"]
     kept.remove_service(KEY)
     assert list(kept.take()) == [(KEY, None)]
     assert not kept
     kept.remove_slice(KEY, "shop-1")
     kept.put_service(service())
-    assert backends(view(kept), Front(VIP, TCP, 80)) == []
+    assert backends(view(kept), FrontendKey(VIP, TCP, 80)) == []
 
 
 def test_slices_add_up() -> None:
@@ -82,9 +82,9 @@ def test_slices_add_up() -> None:
     kept.put_service(service())
     kept.put_slice(piece("10.1.0.2", "shop-2"))
     kept.put_slice(piece("10.1.0.1"))
-    assert backends(view(kept), Front(DOOR, TCP, 30080)) == ["10.1.0.1", "10.1.0.2"]
+    assert backends(view(kept), FrontendKey(DOOR, TCP, 30080)) == ["10.1.0.1", "10.1.0.2"]
     kept.remove_slice(KEY, "shop-2")
-    assert backends(view(kept), Front(VIP, TCP, 80)) == ["10.1.0.1"]
+    assert backends(view(kept), FrontendKey(VIP, TCP, 80)) == ["10.1.0.1"]
     assert list(kept.take()) == []
 
 
@@ -93,11 +93,13 @@ def test_what_the_host_opens() -> None:
     kept.put_service(service(externalIPs=[str(OUTER)]))
     ports = {NodePort(BLUE, TCP, 30080)}
     own = {HostPort(BLUE, 4, TCP, 80, DOOR, 30080, OUTER)}
-    assert view(kept).openings == {Reach(BLUE, VIP, "host"), Reach(BLUE, OUTER, "world")} | ports | own
+    assert (
+        view(kept).openings == {ExternalAddress(BLUE, VIP, "host"), ExternalAddress(BLUE, OUTER, "world")} | ports | own
+    )
     kept.put_service(service(externalIPs=[str(OUTER)], ports=[{"port": 80}]))
     assert HostPort(BLUE, 4, TCP, 80, VIP, 80, OUTER) in view(kept).openings
     kept.put_service(service(shared=True))
-    assert view(kept).openings == {Reach(BLUE, VIP, "tenants")} | ports
+    assert view(kept).openings == {ExternalAddress(BLUE, VIP, "tenants")} | ports
 
 
 def test_a_load_balancer_may_be_asked_from_some_sources_only() -> None:
@@ -112,9 +114,9 @@ def test_a_load_balancer_may_be_asked_from_some_sources_only() -> None:
         given = {"spec": document.service.spec, "status": {"loadBalancer": {"ingress": [{"ip": str(OUTER)}]}}}
         parsed = msgspec.convert(msgspec.to_builtins(given), DeclaredService)
         kept.put_service(msgspec.structs.replace(document, service=parsed))
-        assert Reach(BLUE, OUTER, "world", sources) in view(kept).openings
+        assert ExternalAddress(BLUE, OUTER, "world", sources) in view(kept).openings
         kept.put_service(service(externalIPs=[str(OUTER)], loadBalancerSourceRanges=ranges))
-        assert Reach(BLUE, OUTER, "world") in view(kept).openings, "not what nobody has given"
+        assert ExternalAddress(BLUE, OUTER, "world") in view(kept).openings, "not what nobody has given"
     kept.put_service(service(externalIPs=[str(OUTER)], loadBalancerSourceRanges=["everywhere"]))
     assert view(kept).faults == ("'everywhere' is not of the form address/length",)
 
@@ -124,7 +126,7 @@ def test_cve_2020_8554_an_address_outside_the_ranges_has_no_effect_and_says_so()
     kept.put_service(service(externalIPs=[str(OUTER)]))
     found = view(kept)
     assert {front.address for front in found.pools} == {VIP, DOOR}
-    assert Reach(BLUE, OUTER, "world") not in found.openings
+    assert ExternalAddress(BLUE, OUTER, "world") not in found.openings
     assert found.faults == (f"external address {OUTER} is not in externalRanges of the tenant",)
     kept.surround(Surroundings(ALLOWED, (DOOR,)))
     assert not view(kept).faults

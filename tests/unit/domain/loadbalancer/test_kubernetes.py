@@ -17,7 +17,7 @@ from weft.domain.loadbalancer.kubernetes import (
     pools_for_pods,
     wanted_addresses,
 )
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import Pool
 from weft.domain.policy.model.protocols import SCTP, TCP, UDP
 
@@ -54,12 +54,12 @@ def one_slice(*endpoints: dict[str, Any], family: int = 4, **port: Any) -> dict[
     }
 
 
-def for_pods(document: dict[str, Any], *slices: dict[str, Any], node: str = "one") -> dict[Front, Pool]:
+def for_pods(document: dict[str, Any], *slices: dict[str, Any], node: str = "one") -> dict[FrontendKey, Pool]:
     parsed = msgspec.convert(document, DeclaredService)
     return pools_for_pods(parsed, [msgspec.convert(each, EndpointSlice) for each in slices], node=node, outer=[OUTER])
 
 
-def for_outside(document: dict[str, Any], *slices: dict[str, Any]) -> dict[Front, Pool]:
+def for_outside(document: dict[str, Any], *slices: dict[str, Any]) -> dict[FrontendKey, Pool]:
     parsed = [msgspec.convert(each, EndpointSlice) for each in slices]
     service = msgspec.convert(document, DeclaredService)
     return pools_for_outside(service, parsed, node="one", outer=[OUTER], doors=[DOOR])
@@ -96,24 +96,24 @@ def test_what_a_service_asks_for_outside() -> None:
 )
 def test_who_is_asked_when_there_is_no_other(conditions: dict[str, bool], is_asked: bool) -> None:
     pools = for_pods(service(), one_slice(pod("10.1.0.1", "one", **conditions)))
-    assert bool(pools[Front(at("10.96.0.10"), TCP, 80)].targets) is is_asked
+    assert bool(pools[FrontendKey(at("10.96.0.10"), TCP, 80)].targets) is is_asked
 
 
 def test_who_ends_is_not_asked_while_another_is_ready() -> None:
     ending = pod("10.1.0.1", ready=False, serving=True, terminating=True)
     pools = for_pods(service(), one_slice(ending, pod("10.1.0.2", ready=True)))
-    assert targets(pools[Front(at("10.96.0.10"), TCP, 80)]) == ["10.1.0.2:8080"]
+    assert targets(pools[FrontendKey(at("10.96.0.10"), TCP, 80)]) == ["10.1.0.2:8080"]
 
 
 def test_local_traffic_stays_on_the_node() -> None:
     slices = one_slice(pod("10.1.0.1", "one"), pod("10.1.0.2", "two"))
-    own, outer = Front(at("10.96.0.10"), TCP, 80), Front(at("198.51.100.7"), TCP, 80)
+    own, outer = FrontendKey(at("10.96.0.10"), TCP, 80), FrontendKey(at("198.51.100.7"), TCP, 80)
     inside = for_pods(service(internalTrafficPolicy="Local", externalTrafficPolicy="Local"), slices)
     assert targets(inside[own]) == ["10.1.0.1:8080"]
     assert len(inside[outer].targets) == 2
     assert for_pods(service(internalTrafficPolicy="Local"), slices, node="three")[own].targets == ()
     outside = for_outside(service(externalTrafficPolicy="Local"), slices)
-    assert outside.keys() == {outer._replace(outside=True), Front(DOOR, TCP, 30080)}
+    assert outside.keys() == {outer._replace(outside=True), FrontendKey(DOOR, TCP, 30080)}
     assert all(targets(pool) == ["10.1.0.1:8080"] for pool in outside.values())
 
 
@@ -121,12 +121,12 @@ def test_who_comes_by_the_host_is_served_as_pods_are_unless_traffic_is_local() -
     slices = one_slice(pod("10.1.0.1", "one"), pod("10.1.0.2", "two"))
     outside = for_outside(service(), slices)
     assert {front: targets(pool) for front, pool in outside.items()} == {
-        Front(DOOR, TCP, 30080): ["10.1.0.1:8080", "10.1.0.2:8080"]
+        FrontendKey(DOOR, TCP, 30080): ["10.1.0.1:8080", "10.1.0.2:8080"]
     }
 
 
 def test_affinity_is_three_hours_unless_it_is_said() -> None:
-    front = Front(at("10.96.0.10"), TCP, 80)
+    front = FrontendKey(at("10.96.0.10"), TCP, 80)
     assert for_pods(service())[front].affinity == 0
     assert for_pods(service(sessionAffinity="ClientIP"))[front].affinity == 10800
     said = service(sessionAffinity="ClientIP", sessionAffinityConfig={"clientIP": {"timeoutSeconds": 60}})
@@ -147,21 +147,21 @@ def test_both_families_and_several_ports() -> None:
     )
     pools = {front: targets(pool) for front, pool in for_pods(document, *slices).items()}
     v4, v6 = at("10.96.0.10"), at("fd00::10")
-    assert pools[Front(v4, TCP, 80)] == ["10.1.0.1:8080"]
-    assert pools[Front(v6, TCP, 80)] == ["fd01::1:8080"]
-    assert pools[Front(v4, UDP, 53)] == ["10.1.0.1:5353"]
-    assert pools[Front(v6, UDP, 53)] == pools[Front(v4, SCTP, 5060)] == []
+    assert pools[FrontendKey(v4, TCP, 80)] == ["10.1.0.1:8080"]
+    assert pools[FrontendKey(v6, TCP, 80)] == ["fd01::1:8080"]
+    assert pools[FrontendKey(v4, UDP, 53)] == ["10.1.0.1:5353"]
+    assert pools[FrontendKey(v6, UDP, 53)] == pools[FrontendKey(v4, SCTP, 5060)] == []
 
 
 @pytest.mark.parametrize("addresses", [["None"], [], [""]])
 def test_a_headless_service_has_no_front(addresses: list[str]) -> None:
-    assert for_pods(service(clusterIPs=addresses), one_slice(pod("10.1.0.1"))).keys() == {Front(OUTER, TCP, 80)}
+    assert for_pods(service(clusterIPs=addresses), one_slice(pod("10.1.0.1"))).keys() == {FrontendKey(OUTER, TCP, 80)}
 
 
 def test_a_slice_may_be_empty_in_every_way() -> None:
     empty = {"addressType": "IPv4", "endpoints": None, "ports": None}
     pools = for_pods(service(), empty, one_slice(), {**one_slice(pod("10.1.0.1")), "ports": None})
-    assert pools[Front(at("10.96.0.10"), TCP, 80)].targets == ()
+    assert pools[FrontendKey(at("10.96.0.10"), TCP, 80)].targets == ()
 
 
 def test_an_address_that_is_none_is_refused() -> None:

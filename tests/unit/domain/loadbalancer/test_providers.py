@@ -12,7 +12,7 @@ from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, ServiceName, TenantName
 from weft.domain.loadbalancer.providers import Providers, offer_of, pools_of
-from weft.domain.loadbalancer.state import Front
+from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import Pool, Target, pool_of
 from weft.domain.policy.model.protocols import TCP, UDP
 from weft.domain.selectors import parse_pairs
@@ -64,7 +64,7 @@ def test_the_index_says_what_the_rule_says(changes: list[tuple[str, int, dict[st
     providers = Providers()
     services: dict[str, model.Service] = {}
     endpoints: dict[int, model.Endpoint] = {}
-    known: dict[str, dict[Front, Pool]] = {}
+    known: dict[str, dict[FrontendKey, Pool]] = {}
     for kind, number, labels in changes:
         if kind == "endpoint" and labels is None:
             providers.remove_endpoint(key(number))
@@ -105,8 +105,8 @@ def test_only_what_is_touched_is_told() -> None:
 def test_ports_become_fronts_of_the_address() -> None:
     vip, target = parse_address("10.1.0.9", field="vip"), parse_address("10.1.0.1", field="pod")
     assert pools_of(offer_of(service()), [target]) == {
-        Front(vip, TCP, 80): pool_of([Target(target, 8080)]),
-        Front(vip, UDP, 643): pool_of([Target(target, 7070)]),
+        FrontendKey(vip, TCP, 80): pool_of([Target(target, 8080)]),
+        FrontendKey(vip, UDP, 643): pool_of([Target(target, 7070)]),
     }
     assert pools_of(offer_of(service(vip="")), [target]) == {}
 
@@ -116,8 +116,8 @@ def test_each_address_has_the_backends_of_its_family() -> None:
     v4_only = msgspec.structs.replace(endpoint(2, {}), ipv6_address="")
     pods = {text: Target(parse_address(text, field="pod"), 8080) for text in ("10.1.0.1", "10.1.0.2", "fd00::1")}
     assert pools_of(offer_of(both), addresses_of(endpoint(1, {}), v4_only)) == {
-        Front(parse_address("10.1.0.9", field="vip"), TCP, 80): pool_of([pods["10.1.0.1"], pods["10.1.0.2"]]),
-        Front(parse_address("fd00::9", field="vip"), TCP, 80): pool_of([pods["fd00::1"]]),
+        FrontendKey(parse_address("10.1.0.9", field="vip"), TCP, 80): pool_of([pods["10.1.0.1"], pods["10.1.0.2"]]),
+        FrontendKey(parse_address("fd00::9", field="vip"), TCP, 80): pool_of([pods["fd00::1"]]),
     }
 
 

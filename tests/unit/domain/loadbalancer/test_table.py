@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.state import Backend, Front, Frontend, ServicePart, Vip
+from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServicePart, Vip
 from weft.domain.loadbalancer.table import LONGEST_AFFINITY_S, MOST_BACKENDS, BalancingTable, Pool, Target, pool_of
 from weft.domain.policy.model.protocols import TCP, UDP
 
 BLUE = TenantName("blue")
 VIP = Address(4, 0x0A000909)
-FRONT = Front(VIP, TCP, 80)
+FRONT = FrontendKey(VIP, TCP, 80)
 
 TARGETS = st.builds(Target, st.integers(1, 4).map(lambda number: Address(4, number)), st.integers(8080, 8081))
 FRONTS = st.builds(
-    Front, st.integers(1, 2).map(lambda number: Address(4, number)), st.sampled_from((TCP, UDP)), st.just(80)
+    FrontendKey, st.integers(1, 2).map(lambda number: Address(4, number)), st.sampled_from((TCP, UDP)), st.just(80)
 )
 POOLS = st.builds(
     lambda targets, affinity: pool_of(targets, affinity=affinity),
@@ -46,10 +46,10 @@ def told(table: BalancingTable, so_far: set[ServicePart]) -> set[ServicePart]:
 
 @given(CHANGES)
 def test_changes_come_to_the_same_as_starting_from_nothing(
-    changes: list[tuple[str, dict[Front, Pool] | None, bool]],
+    changes: list[tuple[str, dict[FrontendKey, Pool] | None, bool]],
 ) -> None:
     table = BalancingTable(BLUE)
-    wanted: dict[str, dict[Front, Pool]] = {}
+    wanted: dict[str, dict[FrontendKey, Pool]] = {}
     there: set[ServicePart] = set()
     for name, pools, tell in changes:
         if pools is None:
@@ -70,7 +70,7 @@ def test_changes_come_to_the_same_as_starting_from_nothing(
 
 
 @given(SERVICES)
-def test_every_front_has_its_backends_in_a_row(pools: dict[Front, Pool]) -> None:
+def test_every_front_has_its_backends_in_a_row(pools: dict[FrontendKey, Pool]) -> None:
     table = BalancingTable(BLUE)
     table.put("web", pools)
     parts = told(table, set())
@@ -81,7 +81,7 @@ def test_every_front_has_its_backends_in_a_row(pools: dict[Front, Pool]) -> None
         assert [part.number for part in backends] == list(range(len(pool.targets)))
         assert [Target(part.address, part.port) for part in backends] == list(pool.targets)
         assert Frontend(BLUE, front, len(backends), pool.affinity) in parts
-        tickets = [part.ticket for part in backends]
+        tickets = [part.hash_slot for part in backends]
         assert len(set(tickets)) == len(tickets) and all(tickets) if pool.affinity else not any(tickets)
     assert {part.address for part in parts if isinstance(part, Vip)} == {front.address for front in pools}
 
@@ -94,7 +94,7 @@ def test_a_ticket_stays_whoever_comes_and_goes() -> None:
         table.refresh()
         for part in table.parts():
             if isinstance(part, Backend):
-                tickets.setdefault(part.address, set()).add(part.ticket)
+                tickets.setdefault(part.address, set()).add(part.hash_slot)
     assert all(len(each) == 1 for each in tickets.values())
 
 

@@ -28,7 +28,7 @@ from weft.kernel.netlink.link import (
 )
 
 if TYPE_CHECKING:
-    from tests.unit.adapters.linux.conftest import Judge
+    from tests.unit.kernel.conftest import Judge
 
 HOST_END = Device(name="wp1", index=100, mac="ee:ee:ee:ee:ee:ee", mtu=1450)
 POD_END = Device(name="eth0", index=200, mac="02:02:0a:00:00:02", mtu=1400)

@@ -23,7 +23,7 @@ from weft.kernel.netlink.neigh import (
 )
 
 if TYPE_CHECKING:
-    from tests.unit.adapters.linux.conftest import Judge
+    from tests.unit.kernel.conftest import Judge
 
 MAC = "02:02:0a:01:00:02"
 

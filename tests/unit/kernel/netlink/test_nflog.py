@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weft.domain.addresses import parse_address
 from weft.domain.errors import DatapathFault
 from weft.kernel.netlink import codec
-from weft.kernel.netlink.nflog import Told, parse_told
+from weft.kernel.netlink.nflog import LoggedPacket, parse_told
 from weft.kernel.packet_headers import Packet
 
 HEADER = b"\x02\0\0\x57"
@@ -30,13 +30,13 @@ def test_everything_that_is_told() -> None:
         + codec.attribute(9, UDP_PACKET)
     )
     told = parse_told(payload)
-    assert told == Told(PACKET, mark=0x80000222, came_by=7, leaves_by=8, at=1_700_000_000.25)
+    assert told == LoggedPacket(PACKET, mark=0x80000222, in_iface=7, out_iface=8, at=1_700_000_000.25)
 
 
 def test_what_is_not_told_is_nothing_and_now() -> None:
     before = time.time()
     told = parse_told(HEADER + codec.attribute(9, UDP_PACKET))
-    assert (told.packet, told.mark, told.came_by, told.leaves_by) == (PACKET, 0, 0, 0)
+    assert (told.packet, told.mark, told.in_iface, told.out_iface) == (PACKET, 0, 0, 0)
     assert before <= told.at <= time.time()
 
 

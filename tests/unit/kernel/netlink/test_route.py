@@ -33,7 +33,7 @@ from weft.kernel.netlink.route import (
 )
 
 if TYPE_CHECKING:
-    from tests.unit.adapters.linux.conftest import Judge
+    from tests.unit.kernel.conftest import Judge
 
 
 def at(text: str) -> Address:

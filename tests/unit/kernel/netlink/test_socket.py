@@ -13,7 +13,7 @@ import pytest
 
 from weft.domain.errors import DatapathFault
 from weft.kernel.netlink.codec import HEADER, Message, Request, attribute, messages, text
-from weft.kernel.netlink.socket import ROUTE, NetlinkSocket, Refused
+from weft.kernel.netlink.socket import ROUTE, NetlinkError, NetlinkSocket
 from weft.kernel.netns import Namespace
 
 ERROR, DONE, ROW = 2, 3, 24
@@ -125,7 +125,7 @@ def test_a_reading_that_is_always_disturbed_ends_in_a_fault() -> None:
 
 def test_a_reading_can_fail_at_its_end() -> None:
     kernel = Kernel(lambda asked: [answer(asked[0], ROW, b"half"), end(asked[0], errno.ENOMEM)])
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(NetlinkError) as refused:
         opened(kernel).dump(ASK)
     assert refused.value.errno == errno.ENOMEM
 
@@ -138,14 +138,14 @@ def test_words_after_the_whole_request_and_after_its_header_only() -> None:
 
     netlink = opened(Kernel(script))
     for payload in (b"", attribute(1, b"12345678")):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(NetlinkError) as refused:
             netlink.send_batch([Request(24, 0, payload, "add route", "home")])
         assert refused.value.message == "add route home: No way (EINVAL)"
 
 
 def test_an_errno_without_a_name_is_still_told() -> None:
     netlink = opened(Kernel(lambda asked: [refusal(asked[0], 524)]))
-    with pytest.raises(Refused, match=r"\(524\)"):
+    with pytest.raises(NetlinkError, match=r"\(524\)"):
         netlink.send_batch([ADD])
 
 
@@ -201,7 +201,7 @@ def test_the_frame_of_a_transaction_can_be_refused_itself() -> None:
     """Nothing else answers then, and nothing is waited for."""
     frame = Request(16, 0, bytes(4), "change", "nf_tables")
     netlink = opened(Kernel(lambda asked: [refusal(asked[0], errno.EPERM)]))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(NetlinkError) as refused:
         netlink.send_transaction([ADD, ADD], begin=frame, end=frame)
     assert refused.value.errno == errno.EPERM
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from weft.domain.errors import DatapathFault
 from weft.kernel.netlink.tc import (
-    Diversion,
+    IngressRedirect,
     Limit,
     drop_diversion,
     drop_limit,
@@ -28,7 +28,7 @@ def test_a_limit_is_read_as_it_was_put(link: int, rate: int, burst: int) -> None
 
 @given(LINKS, LINKS)
 def test_a_diversion_is_read_as_it_was_put(link: int, into: int) -> None:
-    diversion = Diversion(link=link, into=into)
+    diversion = IngressRedirect(link=link, into=into)
     entrance, everything = put_diversion(diversion)
     assert parse_diversion(everything.payload) == diversion
     assert parse_diversion(entrance.payload) is None
@@ -37,13 +37,13 @@ def test_a_diversion_is_read_as_it_was_put(link: int, into: int) -> None:
 def test_each_is_told_from_the_other() -> None:
     limit = put_limit(Limit(link=3, rate=125_000, burst=10_000))
     assert parse_diversion(limit.payload) is None
-    for request in (*put_diversion(Diversion(link=3, into=4)), drop_diversion(3), drop_limit(3)):
+    for request in (*put_diversion(IngressRedirect(link=3, into=4)), drop_diversion(3), drop_limit(3)):
         assert parse_limit(request.payload) is None
 
 
 @given(st.data())
 def test_a_message_that_is_cut_short_is_a_fault_or_nothing(data: st.DataObject) -> None:
-    payloads = (put_limit(Limit(link=3, rate=125_000, burst=10_000)), put_diversion(Diversion(link=3, into=4))[1])
+    payloads = (put_limit(Limit(link=3, rate=125_000, burst=10_000)), put_diversion(IngressRedirect(link=3, into=4))[1])
     for request, parse in zip(payloads, (parse_limit, parse_diversion), strict=True):
         cut = request.payload[: data.draw(st.integers(0, len(request.payload) - 1))]
         try:
@@ -56,4 +56,4 @@ def test_what_is_refused_is_told_in_words() -> None:
     assert str(put_limit(Limit(link=3, rate=125_000, burst=10_000))) == (
         "put limit of 125000 B/s with bursts of 10000 B for link 3"
     )
-    assert str(put_diversion(Diversion(link=3, into=4))[1]) == "put diversion of link 3 into link 4"
+    assert str(put_diversion(IngressRedirect(link=3, into=4))[1]) == "put diversion of link 3 into link 4"

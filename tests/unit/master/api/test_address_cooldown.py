@@ -7,25 +7,25 @@ from hypothesis import strategies as st
 
 from weft.domain.addresses import Address
 from weft.domain.ids import NetworkKey, NetworkName, TenantName
-from weft.domain.ipam.address_cooldown import Resting
+from weft.domain.ipam.address_cooldown import Cooldown
 
 BLUE = NetworkKey(TenantName("default"), NetworkName("blue"))
 RED = NetworkKey(TenantName("default"), NetworkName("red"))
 
 
-def resting_at(resting: Resting, now: float) -> set[tuple[NetworkKey, int, int]]:
+def resting_at(resting: Cooldown, now: float) -> set[tuple[NetworkKey, int, int]]:
     return {(network, family, number) for (network, family), found in resting.at(now).items() for number in found}
 
 
 def test_an_address_rests_for_its_time() -> None:
-    resting = Resting(rest=60)
+    resting = Cooldown(rest=60)
     resting.rest(BLUE, Address(4, 7), now=100)
     assert resting_at(resting, 159.9) == {(BLUE, 4, 7)}
     assert resting_at(resting, 160) == set()
 
 
 def test_networks_and_families_are_apart() -> None:
-    resting = Resting(rest=60)
+    resting = Cooldown(rest=60)
     resting.rest(BLUE, Address(4, 7), now=0)
     resting.rest(BLUE, Address(6, 7), now=10)
     resting.rest(RED, Address(4, 7), now=20)
@@ -34,7 +34,7 @@ def test_networks_and_families_are_apart() -> None:
 
 
 def test_an_address_that_is_released_again_rests_anew() -> None:
-    resting = Resting(rest=60)
+    resting = Cooldown(rest=60)
     resting.rest(BLUE, Address(4, 7), now=0)
     resting.rest(BLUE, Address(4, 7), now=30)
     assert resting_at(resting, 60) == {(BLUE, 4, 7)}
@@ -44,7 +44,7 @@ def test_an_address_that_is_released_again_rests_anew() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 20)), max_size=40))
 def test_what_rests_is_what_was_released_within_the_time(steps: list[tuple[int, float]]) -> None:
     """Against the obvious: the last release of a number decides."""
-    resting = Resting(rest=10)
+    resting = Cooldown(rest=10)
     last: dict[int, float] = {}
     now = 0.0
     for number, pause in steps:

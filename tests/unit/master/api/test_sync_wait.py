@@ -14,14 +14,14 @@ from weft.domain.errors import Behind, Malformed, Unavailable
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.store_types import Compare, Delete, Put, Revision, Write
 from weft.lab.waiting import soon, until
-from weft.master.api.sync_wait import Patience, Receipts, read_patience
+from weft.master.api.sync_wait import Receipts, WaitOptions, read_patience
 from weft.master.metrics import Metrics
 from weft.runtime.store.mirror import Mirror
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 A, B = NodeName("a"), NodeName("b")
-LONG = Patience(60)
-SHORT = Patience(0.1)
+LONG = WaitOptions(60)
+SHORT = WaitOptions(0.1)
 
 
 class AwayStore(MemoryStore):
@@ -65,7 +65,7 @@ class Bench:
 async def bench() -> AsyncIterator[Bench]:
     async with AwayStore() as store:
         made = Bench(store)
-        async with beside(made.mirror.run(), name="mirror"):
+        async with background(made.mirror.run(), name="mirror"):
             await made.mirror.wait_for(0, within=5)
             yield made
 
@@ -117,7 +117,7 @@ async def test_silent_nodes_can_be_left_out_also_when_they_fall_silent_meanwhile
     await bench.delete(kinds.alive_node(A))
     with pytest.raises(Behind, match=r"a \(silent\)"):
         await soon(bench.receipts.settle(SHORT))
-    waiting = asyncio.ensure_future(bench.receipts.settle(Patience(60, skip_silent=True)))
+    waiting = asyncio.ensure_future(bench.receipts.settle(WaitOptions(60, skip_silent=True)))
     await bench.wished()
     await bench.delete(kinds.alive_node(B))
     await soon(waiting)
@@ -158,8 +158,8 @@ def test_a_wait_that_is_none_is_refused(text: str) -> None:
 
 def test_patience_is_read_from_the_query() -> None:
     assert read_patience({}) is None
-    assert read_patience({"wait": "0.5"}) == Patience(0.5)
-    assert read_patience({"wait": "60", "skip-silent": "1"}) == Patience(60, skip_silent=True)
+    assert read_patience({"wait": "0.5"}) == WaitOptions(0.5)
+    assert read_patience({"wait": "60", "skip-silent": "1"}) == WaitOptions(60, skip_silent=True)
     assert read_patience({"skip-silent": "true"}) is None
     with pytest.raises(Malformed) as refused:
         read_patience({"wait": "1", "skip-silent": "maybe"})

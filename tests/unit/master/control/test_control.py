@@ -12,13 +12,13 @@ from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable
 from weft.domain.ids import NetworkName, StoreKey, TenantName
-from weft.domain.store_types import NEVER, At, Compare, Delete, Put, Revision, Write
+from weft.domain.store_types import NEVER, Compare, Delete, Put, Revision, RevisionEquals, Write
 from weft.master.control.control import Condition, ControlPlane
 from weft.runtime.store.mirror import Mirror
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 RED = TenantName("red")
-ALWAYS = At(StoreKey("nobody"), NEVER)
+ALWAYS = RevisionEquals(StoreKey("nobody"), NEVER)
 
 
 class MuteStore(MemoryStore):
@@ -41,7 +41,7 @@ class Bench:
         self.doubts = 0
         self.mirror = Mirror(store, cluster := Cluster())
         self.control = ControlPlane(
-            store=store, cluster=cluster, mirror=self.mirror, fence=lambda: ALWAYS, doubt=self._doubt
+            store=store, cluster=cluster, mirror=self.mirror, fence=lambda: ALWAYS, mark_dirty=self._doubt
         )
 
     def _doubt(self) -> None:
@@ -57,7 +57,7 @@ class Bench:
 async def bench() -> AsyncIterator[Bench]:
     async with MuteStore() as store:
         made = Bench(store)
-        async with beside(made.mirror.run(), name="mirror"):
+        async with background(made.mirror.run(), name="mirror"):
             await made.mirror.wait_for(NEVER, within=10)
             await made.control.put(kinds.TENANT, model.Tenant(name=RED), Condition())
             yield made

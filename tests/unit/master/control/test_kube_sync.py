@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fake_cluster import World
+from tests.support.fake_cluster import FakeCluster
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds, model
@@ -21,12 +21,12 @@ from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice
 from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
 from weft.domain.policy.model.netpol import EgressRule, IpBlock, PolicyPeer, PolicySpec
 from weft.domain.selectors import LabelSelector
-from weft.domain.store_types import LARGEST_VALUE, NEVER, At, Compare, Delete, Put, Revision, Write
+from weft.domain.store_types import LARGEST_VALUE, NEVER, Compare, Delete, Put, Revision, RevisionEquals, Write
 from weft.domain.transaction import put
 from weft.master.control.control import ControlPlane
-from weft.master.control.kube_sync import MOST_BYTES, MOST_WRITES, Declared, batches, keep, plan_writes
+from weft.master.control.kube_sync import MOST_BYTES, MOST_WRITES, KubeDesired, batches, keep, plan_writes
 from weft.runtime.store.mirror import Mirror
-from weft.runtime.tasks import beside
+from weft.runtime.tasks import background
 
 KINDS: tuple[Kind[Any], ...] = (kinds.KUBE_NAMESPACE, kinds.KUBE_POLICY, kinds.KUBE_SERVICE, kinds.KUBE_SLICE)
 
@@ -53,9 +53,9 @@ class Scene:
     """A cluster, and what is declared for it. `settle` commits as a leader does."""
 
     def __init__(self) -> None:
-        self.world = World()
+        self.world = FakeCluster()
         self.world.put(model.Tenant(name=TenantName("blue")))
-        self.declared = Declared(self.world.cluster)
+        self.declared = KubeDesired(self.world.cluster)
 
     def settle(self) -> int:
         """How many writes it took."""
@@ -151,9 +151,9 @@ class Keeping:
         self.store = store
         self.mirror = Mirror(store, cluster := Cluster())
         self.written: list[str] = []
-        never = At(StoreKey("nobody"), NEVER)
+        never = RevisionEquals(StoreKey("nobody"), NEVER)
         self.control = ControlPlane(
-            store=store, cluster=cluster, mirror=self.mirror, fence=lambda: never, doubt=lambda: None
+            store=store, cluster=cluster, mirror=self.mirror, fence=lambda: never, mark_dirty=lambda: None
         )
 
     async def keep(self, *policies: KubePolicy) -> None:
@@ -170,7 +170,7 @@ class Keeping:
 async def keeping() -> AsyncIterator[Keeping]:
     async with PickyStore() as store:
         made = Keeping(store)
-        async with beside(made.mirror.run(), name="mirror"):
+        async with background(made.mirror.run(), name="mirror"):
             await made.mirror.wait_for(NEVER, within=10)
             yield made
 
@@ -260,7 +260,7 @@ def test_the_store_is_as_declared_whatever_the_order(data: st.DataObject) -> Non
             case "settle":
                 scene.settle()
             case _:
-                scene.declared = Declared(scene.world.cluster)
+                scene.declared = KubeDesired(scene.world.cluster)
                 listed.clear()
     for kind in KINDS:
         if kind not in listed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.support.fake_cluster import World
+from tests.support.fake_cluster import FakeCluster
 
 from weft.domain import kinds, model
 from weft.domain.errors import Behind
@@ -15,15 +15,15 @@ from weft.domain.store_types import Delete, Put
 from weft.domain.transaction import put
 from weft.lab.waiting import until
 from weft.master.control import policy_status
-from weft.master.control.policy_status import InForce
-from weft.runtime.tasks import beside
+from weft.master.control.policy_status import PolicyStatus
+from weft.runtime.tasks import background
 
 
 class Scene:
     """Two nodes, which carry out what is written when the test lets them; `told` is reason and message by name."""
 
     def __init__(self) -> None:
-        world = World()
+        world = FakeCluster()
         for name in ("one", "two"):
             node = model.Node(name=NodeName(name))
             world.carry_out(world.reading().plan([put(kinds.NODE, node)]))
@@ -31,7 +31,7 @@ class Scene:
         self.late = ""
         self.asked = 0
         self.may_settle = asyncio.Event()
-        self.in_force = InForce(world.cluster, self, settle=self.settle)
+        self.in_force = PolicyStatus(world.cluster, self, settle=self.settle)
 
     async def settle(self) -> None:
         self.asked += 1
@@ -55,7 +55,7 @@ def written(name: str, *, fault: str = "") -> Put:
 
 async def test_policies_are_told_when_all_nodes_have_them_in_force() -> None:
     scene = Scene()
-    async with beside(scene.in_force.run(), name="in force"):
+    async with background(scene.in_force.run(), name="in force"):
         scene.in_force.written([written("a"), written("b", fault="ingress[0]: no such member")])
         await until(lambda: scene.asked == 1)
         assert scene.told == []
@@ -69,7 +69,7 @@ async def test_policies_are_told_when_all_nodes_have_them_in_force() -> None:
 
 async def test_other_documents_and_deleted_policies_are_not_asked_about() -> None:
     scene = Scene()
-    async with beside(scene.in_force.run(), name="in force"):
+    async with background(scene.in_force.run(), name="in force"):
         scene.in_force.written([Put(kinds.KUBE_NAMESPACE.store_key("shop"), b"{}"), Delete(written("x").key)])
         scene.in_force.written([written("a"), written("b")])
         await until(lambda: scene.asked == 1)
@@ -83,7 +83,7 @@ async def test_a_node_that_is_behind_is_told_of_once_and_asked_again(monkeypatch
     scene = Scene()
     scene.may_settle.set()
     scene.late = "not in force on two (silent)"
-    async with beside(scene.in_force.run(), name="in force"):
+    async with background(scene.in_force.run(), name="in force"):
         scene.in_force.written([written("a")])
         await until(lambda: scene.asked > 2)
         await scene.hears(("a", "NotInForce", scene.late))
@@ -93,7 +93,7 @@ async def test_a_node_that_is_behind_is_told_of_once_and_asked_again(monkeypatch
 
 async def test_a_policy_that_is_changed_while_nodes_are_asked_is_asked_about_anew() -> None:
     scene = Scene()
-    async with beside(scene.in_force.run(), name="in force"):
+    async with background(scene.in_force.run(), name="in force"):
         scene.in_force.written([written("a", fault="old")])
         await until(lambda: scene.asked == 1)
         scene.in_force.written([written("a")])

@@ -11,7 +11,7 @@ from weft.domain import codec
 from weft.domain.errors import Denied, NotFound, Stale
 from weft.domain.ids import EndpointId, NetworkName, NodeName, StoreKey, TenantName
 from weft.domain.model import Block, Endpoint
-from weft.domain.store_types import NEVER, At, Compare, Delete, LeaseId, Put, Revision, Write
+from weft.domain.store_types import NEVER, Compare, Delete, LeaseId, Put, Revision, RevisionEquals, Write
 from weft.master.nodes.node_authorizer import NodeStore, lease_key
 
 ME, OTHER = NodeName("node-1"), NodeName("node-2")
@@ -58,7 +58,7 @@ def mine(store: Racing) -> NodeStore:
 
 
 async def test_what_is_its_own_is_written(store: Racing, mine: NodeStore) -> None:
-    revision = await mine.commit([At(E, NEVER)], [Put(E, endpoint(ME))])
+    revision = await mine.commit([RevisionEquals(E, NEVER)], [Put(E, endpoint(ME))])
     entry = await store.read(E)
     assert entry is not None
     assert entry.revision == revision
@@ -98,7 +98,7 @@ async def test_what_changes_for_ever_is_given_up(store: Racing, mine: NodeStore)
 
 async def test_the_nodes_own_compare_that_does_not_hold_is_stale_at_once(store: Racing, mine: NodeStore) -> None:
     with pytest.raises(Stale):
-        await mine.commit([At(E, 77)], [Put(E, endpoint(ME))])
+        await mine.commit([RevisionEquals(E, 77)], [Put(E, endpoint(ME))])
     assert store.commits == 0
 
 
@@ -107,7 +107,7 @@ async def test_what_another_took_a_moment_ago_is_stale_and_not_denied(store: Rac
     block = StoreKey("blocks/red/blue/0a010100")
     await store.commit([], [Put(block, codec.encode(Block(owner=OTHER)))])
     with pytest.raises(Stale):
-        await mine.commit([At(block, NEVER)], [Put(block, codec.encode(Block(owner=ME)))])
+        await mine.commit([RevisionEquals(block, NEVER)], [Put(block, codec.encode(Block(owner=ME)))])
     with pytest.raises(Denied):
         await mine.commit([], [Put(block, codec.encode(Block(owner=ME)))])
 

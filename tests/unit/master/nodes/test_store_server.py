@@ -22,7 +22,7 @@ from weft.lab.servers.certificates import Authority
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import soon
 from weft.master.nodes.store_server import MAX_BODY, serving_store
-from weft.ports.store import At, Put, Quiet, Store
+from weft.ports.store import PrefixUnchangedSince, Put, RevisionEquals, Store
 from weft.runtime import http_failover
 from weft.runtime.http import server_tls
 from weft.runtime.store import wire
@@ -180,8 +180,8 @@ class TestBadRequests:
     async def test_odd_revisions_are_invalid(self, unix: Path, revision: int) -> None:
         for call, request in (
             ("watch", wire.WatchRequest(STATUS, revision)),
-            ("commit", wire.CommitRequest((At(STATUS, revision),), ())),
-            ("commit", wire.CommitRequest((Quiet(STATUS, revision),), ())),
+            ("commit", wire.CommitRequest((RevisionEquals(STATUS, revision),), ())),
+            ("commit", wire.CommitRequest((PrefixUnchangedSince(STATUS, revision),), ())),
         ):
             status, _ = await post(unix, call, wire.encode(request))
             assert status == 422

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weft.adapters.stores.memory import open_store
 from weft.domain.errors import Stale
 from weft.domain.ids import StoreKey
-from weft.domain.store_types import NEVER, At, Compare, Delete, DeleteAll, Put, Quiet, Write
+from weft.domain.store_types import NEVER, Compare, Delete, DeleteAll, PrefixUnchangedSince, Put, RevisionEquals, Write
 from weft.ports.store import Store
 from weft.runtime.store.commit_merge import Commit, mergeable, merged
 from weft.runtime.store.mirror import EVERYTHING
@@ -24,15 +24,15 @@ def key(text: str) -> StoreKey:
 
 
 def create(name: str, *compares: Compare) -> Commit:
-    return Commit([At(key(name), NEVER), *compares], [Put(key(name), b"")])
+    return Commit([RevisionEquals(key(name), NEVER), *compares], [Put(key(name), b"")])
 
 
 def test_strangers_go_together_and_shared_compares_are_made_once() -> None:
-    fence = At(key("leader"), 7)
+    fence = RevisionEquals(key("leader"), 7)
     commits = [create("a", fence), create("b", fence), create("c", fence)]
     assert list(mergeable(commits, **LIMITS)) == [0, 1, 2]
     assert merged(commits) == Commit(
-        [At(key("a"), NEVER), fence, At(key("b"), NEVER), At(key("c"), NEVER)],
+        [RevisionEquals(key("a"), NEVER), fence, RevisionEquals(key("b"), NEVER), RevisionEquals(key("c"), NEVER)],
         [Put(key("a"), b""), Put(key("b"), b""), Put(key("c"), b"")],
     )
 
@@ -42,7 +42,7 @@ def test_two_that_write_one_key_stay_apart() -> None:
 
 
 def test_two_of_which_one_compares_what_the_other_writes_stay_apart() -> None:
-    reads_a, reads_folder = create("b", At(key("a"), 3)), create("c", Quiet(key("a/"), 3))
+    reads_a, reads_folder = create("b", RevisionEquals(key("a"), 3)), create("c", PrefixUnchangedSince(key("a/"), 3))
     assert list(mergeable([create("a"), reads_a], **LIMITS)) == [0]
     assert list(mergeable([reads_a, create("a")], **LIMITS)) == [0]
     assert list(mergeable([create("a/1"), reads_folder], **LIMITS)) == [0]
@@ -50,7 +50,9 @@ def test_two_of_which_one_compares_what_the_other_writes_stay_apart() -> None:
 
 
 def test_two_that_expect_different_revisions_stay_apart() -> None:
-    assert list(mergeable([create("a", At(key("x"), 1)), create("b", At(key("x"), 2))], **LIMITS)) == [0]
+    assert list(
+        mergeable([create("a", RevisionEquals(key("x"), 1)), create("b", RevisionEquals(key("x"), 2))], **LIMITS)
+    ) == [0]
 
 
 def test_deleting_by_prefix_stays_alone() -> None:
@@ -71,7 +73,9 @@ def test_the_limits_of_the_store_hold() -> None:
 keys = st.sampled_from([key(text) for text in ("a/1", "a/2", "b/1", "b/2", "c")])
 prefixes = st.sampled_from([key(text) for text in ("a/", "b/", "c", "d/")])
 revisions = st.integers(0, 4)
-compares: st.SearchStrategy[Compare] = st.builds(At, keys, revisions) | st.builds(Quiet, prefixes, revisions)
+compares: st.SearchStrategy[Compare] = st.builds(RevisionEquals, keys, revisions) | st.builds(
+    PrefixUnchangedSince, prefixes, revisions
+)
 writes: st.SearchStrategy[Write] = st.builds(Put, keys, st.binary(max_size=1)) | st.builds(Delete, keys)
 commits = st.builds(
     Commit,

@@ -19,7 +19,7 @@ from weft.kernel.netlink.socket import NetlinkSocket
 from weft.kernel.netns import Namespace
 
 
-class Segments:
+class Bridges:
     """The segments of one space. `indexes` are always those of its devices by name: bridges come and go here."""
 
     def __init__(self, *, namespace: Namespace, netlink: NetlinkSocket) -> None:
@@ -32,7 +32,7 @@ class Segments:
         name = segment_name(segment.number)
         if not self._segments:
             self.show_packets()
-        mended: list[str] = []
+        repaired: list[str] = []
         if name not in indexes:
             self._netlink.send_batch([create_bridge(Device(name=name, mac=PORT_MAC, mtu=mtu))])
             indexes |= {link.name: link.index for link in read_links(self._netlink) if link.name == name}
@@ -41,9 +41,9 @@ class Segments:
         for link in read_links(self._netlink):
             flags = flags_of(link.name, floods=segment.floods)
             if link.master == indexes[name] and link.port != flags:
-                mended.append(f"told port {link.name} of {name} how it is treated")
+                repaired.append(f"told port {link.name} of {name} how it is treated")
                 self._netlink.send_batch([alter_port(link.index, flags)])
-        return mended
+        return repaired
 
     def drop(self, segment: Segment, indexes: dict[str, int]) -> None:
         """No such segment; one that was put anew since stays."""

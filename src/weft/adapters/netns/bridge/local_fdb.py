@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from weft.adapters.netns.kernel_state import Facts, segment_name
+from weft.adapters.netns.kernel_state import KernelState, segment_name
 from weft.domain.addresses import Address
 from weft.domain.desired.state import Port
 
 
-class OwnStations:
+class LocalFdb:
     """See the module."""
 
     def __init__(self, ports: Iterable[Port] = (), indexes: Mapping[str, int] | None = None) -> None:
@@ -34,7 +34,7 @@ class OwnStations:
             self._macs.discard(port.mac)
             self._addresses -= _addresses(port, indexes)
 
-    def spared(self, facts: Facts) -> Facts:
+    def spared(self, facts: KernelState) -> KernelState:
         """The facts without those that speak of ours."""
         if not self._macs:
             return facts

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from weft.adapters.netns.nft.entries import Entry
 from weft.adapters.netns.nft.policy_chains import INSIDE
 from weft.domain.addresses import Address
-from weft.domain.host_access.state import Alias, Disguise, Door, Ground, Homeward, HostLink
+from weft.domain.host_access.state import (
+    HostLink,
+    NodePortVip,
+    OverlapDnat,
+    RemoteHostReturnRoute,
+    TenantSnat,
+    TenantSubnet,
+)
 from weft.kernel.netlink.codec import pack_address
 from weft.kernel.netlink.neigh import Neighbour
 from weft.kernel.netlink.nft_set import Element, interface, mark
@@ -37,27 +44,27 @@ def link_entries(part: HostLink) -> Iterator[Entry]:
         yield _guise("outward", address)
 
 
-def ground_route(part: Ground) -> Route:
+def ground_route(part: TenantSubnet) -> Route:
     """Whoever is there has a longer prefix; what nobody has leads nowhere."""
     return Route(to=Prefix(Address(part.subnet.family, part.subnet.base), part.subnet.length), kind=UNREACHABLE)
 
 
-def homeward_entries(part: Homeward, *, link: int) -> Iterator[Entry]:
+def homeward_entries(part: RemoteHostReturnRoute, *, link: int) -> Iterator[Entry]:
     """Whom to answer by which device."""
     address = pack_address(part.address)
     yield Entry(f"hosts{part.address.family}", Element(key=address))
     yield Entry(f"homes{part.address.family}", Element(key=address, value=mark(link)))
 
 
-def host_entries(part: Disguise | Alias | Door) -> Iterator[Entry]:
+def host_entries(part: TenantSnat | OverlapDnat | NodePortVip) -> Iterator[Entry]:
     """What a part is in the table."""
     match part:
-        case Disguise():
+        case TenantSnat():
             yield _guise("disguises", part.address)
-        case Alias():
+        case OverlapDnat():
             value = pack_address(part.workload)
             yield Entry(f"aliases{part.address.family}", Element(key=pack_address(part.address), value=value))
-        case Door():
+        case NodePortVip():
             yield from (_guise("turns", address) for address in part.addresses)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 from weft.adapters.netns.host.ruleset import HOST_TABLE, HostRules, audience_sets, leading_doors, leading_ports
-from weft.domain.host_access.state import HostPort, NodePort, Reach
+from weft.domain.host_access.state import ExternalAddress, HostPort, NodePort
 from weft.kernel.netlink.codec import pack_address
 from weft.kernel.netlink.nft_set import (
     INET,
@@ -34,7 +34,7 @@ def place_of(part: object) -> object:
     match part:
         case HostPort() | NodePort():
             return part.protocol, part.port
-        case Reach():
+        case ExternalAddress():
             return part.address
     return None
 

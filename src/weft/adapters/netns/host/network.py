@@ -26,10 +26,20 @@ from weft.adapters.netns.host.ruleset import (
 )
 from weft.adapters.netns.kernel_state import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
 from weft.adapters.netns.nft.policy_chains import INSIDE
-from weft.adapters.netns.tenant_netns import TenantSpace
+from weft.adapters.netns.tenant_netns import TenantNetnsDriver
 from weft.domain.addresses import BITS, Address, Range
-from weft.domain.desired.state import Part
-from weft.domain.host_access.state import Alias, Disguise, Door, Ground, HostLink, HostPort, NodePort, Reach, is_hosts
+from weft.domain.desired.state import StateItem
+from weft.domain.host_access.state import (
+    ExternalAddress,
+    HostLink,
+    HostPort,
+    NodePort,
+    NodePortVip,
+    OverlapDnat,
+    TenantSnat,
+    TenantSubnet,
+    is_hosts,
+)
 from weft.domain.ids import TenantName
 from weft.domain.policy.model.protocols import UDP
 from weft.kernel.netlink.conntrack import forget_each, read_connections
@@ -45,7 +55,7 @@ from weft.kernel.netlink.link import (
 from weft.kernel.netlink.neigh import Neighbour, put_neighbour
 from weft.kernel.netlink.nft_set import INET, SetName, has_set, read_generation
 from weft.kernel.netlink.route import LinkAddress, Prefix, Route, drop_route, put_address, put_route, read_routes
-from weft.kernel.netlink.socket import NETFILTER, NetlinkSocket, Refused
+from weft.kernel.netlink.socket import NETFILTER, NetlinkError, NetlinkSocket
 from weft.kernel.netns import Namespace
 from weft.kernel.nftables import open_nftables
 
@@ -64,7 +74,7 @@ def host_link_name(tenant: TenantName) -> str:
     return HOST_PREFIX + hashlib.sha256(tenant.encode()).hexdigest()[:9]
 
 
-class HostSide:
+class HostNetwork:
     """See the module. What it was told is kept, so that routes and ports can be made as soon as their link is there."""
 
     def __init__(self, namespace: Namespace, netlink: NetlinkSocket, surroundings: HostSurroundings) -> None:
@@ -73,8 +83,8 @@ class HostSide:
         self._netfilter = NetlinkSocket(NETFILTER, namespace=namespace)
         self._nftables = open_nftables(namespace)
         self._surroundings = surroundings
-        self._told: defaultdict[TenantName, set[Part]] = defaultdict(set)
-        self._ruling: set[Part] = set()
+        self._told: defaultdict[TenantName, set[StateItem]] = defaultdict(set)
+        self._ruling: set[StateItem] = set()
         """Those of them that the table depends on: services have very many others."""
         self._is_made = False
         """Whether the table is there, and holds what it should as far as we know."""
@@ -85,7 +95,7 @@ class HostSide:
         self._nftables.close()
         self._netfilter.close()
 
-    def put_link(self, part: HostLink, space: TenantSpace, *, mtu: int) -> bool:
+    def put_link(self, part: HostLink, space: TenantNetnsDriver, *, mtu: int) -> bool:
         """The link stands when this returns, both ends up; whether it had to be made."""
         name = host_link_name(part.tenant)
         link = read_link(self._netlink, name)
@@ -121,7 +131,7 @@ class HostSide:
         if link is not None:
             self._netlink.send_batch([delete_link(link.index)])
 
-    def change(self, *, drop: Iterable[Part], put: Iterable[Part]) -> None:
+    def change(self, *, drop: Iterable[StateItem], put: Iterable[StateItem]) -> None:
         """Routes, table and rules for what was told so far, less some parts and with others. Links are there."""
         gone, new = ({each for each in parts if is_hosts(each)} for parts in (drop, put))
         gone, new = gone - new, {each for each in new if each not in self._told[each.tenant]}
@@ -137,19 +147,19 @@ class HostSide:
         self._netlink.send_batch([*map(drop_route, former - wanted), *map(put_route, wanted - former)])
         if ruling:
             # Sets of ranges are not changed by elements: they are few, and seldom others.
-            self._is_made &= not any(isinstance(each, Reach) and each.sources is not None for each in ruling)
+            self._is_made &= not any(isinstance(each, ExternalAddress) and each.sources is not None for each in ruling)
             self._change_rules(before, self._entries_near(ruling))
             if any(map(_is_of_loopback, ruling)):
                 self._route_loopback()
             self._forget(rules_of(gone), rules_of(new))
 
-    def _entries_near(self, parts: Set[Part]) -> frozenset[HostEntry]:
+    def _entries_near(self, parts: Set[StateItem]) -> frozenset[HostEntry]:
         """The entries that some parts have, or would have if they were there, or others have in their place."""
         if not parts:
             return frozenset()
         places = {place_of(part) for part in parts}
-        anywhere = any(isinstance(part, Door) for part in parts)
-        near = (each for each in self._ruling if anywhere or isinstance(each, Door) or place_of(each) in places)
+        anywhere = any(isinstance(part, NodePortVip) for part in parts)
+        near = (each for each in self._ruling if anywhere or isinstance(each, NodePortVip) or place_of(each) in places)
         return host_entries_of(rules_of(near))
 
     def _change_rules(self, before: Set[HostEntry], after: Set[HostEntry]) -> None:
@@ -159,13 +169,13 @@ class HostSide:
             try:
                 change_host_entries(self._netfilter, drop=before - after, put=after - before)
                 self._is_made = True
-            except Refused as refusal:
+            except NetlinkError as refusal:
                 if refusal.errno not in {errno.ENOENT, errno.EEXIST}:
                     raise
         if not self._is_made or not self._has_links():
             self._write_rules()
 
-    def _tell(self, *, drop: Iterable[Part], put: Iterable[Part]) -> None:
+    def _tell(self, *, drop: Iterable[StateItem], put: Iterable[StateItem]) -> None:
         for part in drop:
             self._told[part.tenant].discard(part)
             self._ruling.discard(part)
@@ -174,29 +184,29 @@ class HostSide:
             if _rules(part):
                 self._ruling.add(part)
 
-    def converge(self, wanted: Set[Part]) -> list[str]:
+    def converge(self, wanted: Set[StateItem]) -> list[str]:
         """Mend what differs, links apart, and remove links that are nobody's; what was mended."""
         self._told.clear()
         self._ruling.clear()
         self._tell(drop=(), put=filter(is_hosts, wanted))
         links = {each for each in wanted if isinstance(each, HostLink)}
         names = {host_link_name(each.tenant) for each in links}
-        mended: list[str] = []
+        repaired: list[str] = []
         indexes = self._indexes()
         for name in indexes.keys() - names:
-            mended.append(f"removed device {name}")
+            repaired.append(f"removed device {name}")
             self._netlink.send_batch([delete_link(indexes.pop(name))])
         ours = {*indexes.values()}
         there = frozenset(route for route in read_routes(self._netlink) if route.link in ours)
         routes = self._routes((each for parts in self._told.values() for each in parts), links)
         self._netlink.send_batch([*map(drop_route, there - routes), *map(put_route, routes - there)])
-        mended += [f"added route {each}" for each in routes - there]
-        mended += [f"removed route {each}" for each in there - routes]
+        repaired += [f"added route {each}" for each in routes - there]
+        repaired += [f"removed route {each}" for each in there - routes]
         if names and not self._has_table():
-            mended.append(f"made table inet {HOST_TABLE}")
-        mended += self._write_rules()
+            repaired.append(f"made table inet {HOST_TABLE}")
+        repaired += self._write_rules()
         self._route_loopback()
-        return [f"host: {each}" for each in mended]
+        return [f"host: {each}" for each in repaired]
 
     def _route_loopback(self) -> None:
         """What the host calls at ports of loopback leaves by the links of tenants that have such ports, by no other.
@@ -289,7 +299,7 @@ class HostSide:
         link = read_link(self._netlink, host_link_name(tenant))
         return 0 if link is None else link.index
 
-    def _routes(self, parts: Iterable[Part], links: Iterable[Part]) -> frozenset[Route]:
+    def _routes(self, parts: Iterable[StateItem], links: Iterable[StateItem]) -> frozenset[Route]:
         """The ways to what some parts name, by the links that are there."""
         parts = tuple(parts)
         indexes = {tenant: self._index_of(tenant) for tenant in {part.tenant for part in parts}}
@@ -309,26 +319,26 @@ class HostSide:
         return family == 4 or self._has_v6
 
 
-def _rules(part: Part) -> bool:
+def _rules(part: StateItem) -> bool:
     """Whether the table and its surroundings depend on a part."""
-    if isinstance(part, Reach):
-        return part.audience != "host"
-    return isinstance(part, HostLink | HostPort | NodePort | Door)
+    if isinstance(part, ExternalAddress):
+        return part.scope != "host"
+    return isinstance(part, HostLink | HostPort | NodePort | NodePortVip)
 
 
-def _is_of_loopback(part: Part) -> bool:
+def _is_of_loopback(part: StateItem) -> bool:
     """Whether a part is a port of the host that only the host itself can call."""
     return isinstance(part, HostPort) and part.address is not None and _LOOPBACK.holds(part.address)
 
 
-def _targets(part: Part) -> Iterator[Prefix]:
+def _targets(part: StateItem) -> Iterator[Prefix]:
     """To what the host has a way because of a part."""
     match part:
-        case Ground(routed=True):
+        case TenantSubnet(routed=True):
             yield Prefix(Address(part.subnet.family, part.subnet.base), part.subnet.length)
-        case Disguise() | Alias() | Reach():
+        case TenantSnat() | OverlapDnat() | ExternalAddress():
             yield _whole(part.address)
-        case Door():
+        case NodePortVip():
             yield from map(_whole, part.addresses)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from weft.domain.addresses import Address, Range, Subnet
-from weft.domain.host_access.state import Audience, Door, HostLink, HostPort, NodePort, Reach
+from weft.domain.host_access.state import Audience, ExternalAddress, HostLink, HostPort, NodePort, NodePortVip
 from weft.domain.policy.model.protocols import PORTED, protocol_name
 from weft.domain.policy.model.ranges import AddressSet, address_set
 
@@ -37,8 +37,8 @@ class HostRules(msgspec.Struct, frozen=True):
     own: frozenset[Address] = frozenset()
     ports: frozenset[HostPort] = frozenset()
     node_ports: frozenset[NodePort] = frozenset()
-    doors: frozenset[Door] = frozenset()
-    reaches: frozenset[Reach] = frozenset()
+    doors: frozenset[NodePortVip] = frozenset()
+    reaches: frozenset[ExternalAddress] = frozenset()
 
 
 class HostSurroundings(msgspec.Struct, frozen=True):
@@ -61,8 +61,8 @@ def rules_of(parts: Iterable[object]) -> HostRules:
         frozenset(address for each in listed if isinstance(each, HostLink) for address in each.addresses),
         frozenset(each for each in listed if isinstance(each, HostPort)),
         frozenset(each for each in listed if isinstance(each, NodePort)),
-        frozenset(each for each in listed if isinstance(each, Door)),
-        frozenset(each for each in listed if isinstance(each, Reach) and each.audience != "host"),
+        frozenset(each for each in listed if isinstance(each, NodePortVip)),
+        frozenset(each for each in listed if isinstance(each, ExternalAddress) and each.scope != "host"),
     )
 
 
@@ -135,8 +135,8 @@ def host_table(rules: HostRules, host: HostSurroundings) -> str:
 def audience_sets(rules: HostRules) -> dict[str, set[Address]]:
     """Who gets to which addresses from anywhere, by the names of the sets."""
     return {
-        name: {each.address for each in rules.reaches if each.audience == audience} - outer_sources(rules).keys()
-        for name, audience in _AUDIENCES.items()
+        name: {each.address for each in rules.reaches if each.scope == scope} - outer_sources(rules).keys()
+        for name, scope in _AUDIENCES.items()
     }
 
 

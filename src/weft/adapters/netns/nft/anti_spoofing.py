@@ -14,7 +14,7 @@ from weft.kernel.netlink.nft_set import Element, interface, key
 _LINK_LOCAL = 0xFE80 << 112
 
 
-def voices_of(port: Port) -> Iterator[Entry]:
+def spoofguard_entries(port: Port) -> Iterator[Entry]:
     """What lets a port speak, and lets it be known when it speaks to itself."""
     for address in port.addresses:
         if port.segment:

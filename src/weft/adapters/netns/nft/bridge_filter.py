@@ -22,7 +22,7 @@ from weft.adapters.netns.nft.policy_chains import (
     SPOOFED,
     refusal,
 )
-from weft.domain.policy.policymap.policy_state import STRANGER, WORKLOAD
+from weft.domain.policy.policymap.policy_state import UNKNOWN_IDENTITY, WORKLOAD
 
 BRIDGE_TABLE: Final = "weft"
 STATION_SETS: Final = ("stations4", "stations6", "owners6", "solicited6")
@@ -154,7 +154,7 @@ def _is_stranger(end: str) -> list[str]:
             for name in ("spot", "who")
             for family, word in words
         ),
-        f"{into} & {STRANGER:#x} != 0 goto pass",
+        f"{into} & {UNKNOWN_IDENTITY:#x} != 0 goto pass",
     ]
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from weft.domain.policy.model.protocols import PORTED, protocol_name
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import REFUSES, STRANGER, WORKLOAD
+from weft.domain.policy.policymap.policy_state import UNKNOWN_IDENTITY, VERDICT_DENY, WORKLOAD
 
 PORT_PREFIX = "wp"
 OVERLAY_PREFIX = "wx"
@@ -166,7 +166,7 @@ def chains() -> dict[str, list[str]]:
         # One hop fewer is left where it is forwarded again. Two nodes that know one end each judge nothing.
         "from_stranger": [*(f"{hops} >= {UNJUDGED - 1} {refusal(UNKNOWN)}" for hops in _HOP_LIMITS), "goto pass"],
         "to_stranger": [f"meta mark set 0 meta priority set none {hops} set {UNJUDGED} accept" for hops in _HOP_LIMITS],
-        "ingress_met": ["meta mark @tallies", f"meta mark & {REFUSES:#x} != 0 goto refuse", "goto pass"],
+        "ingress_met": ["meta mark @tallies", f"meta mark & {VERDICT_DENY:#x} != 0 goto refuse", "goto pass"],
         "refuse_own": ["meta mark @reasons", "goto refuse"],
         "refuse": [f"limit rate 200/second burst 400 packets log group {DROP_GROUP} snaplen 128", "drop"],
         # Vxlan looks for its way by the mark, and queues for theirs by the priority.
@@ -199,7 +199,7 @@ def _family_chains(family: int, word: str) -> dict[str, list[str]]:
         f"egress{family}": list(_lookups(Direction.EGRESS, family)),
         f"egress_met{family}": [
             "meta mark @tallies",
-            f"meta mark & {REFUSES:#x} != 0 goto refuse",
+            f"meta mark & {VERDICT_DENY:#x} != 0 goto refuse",
             f"meta priority @{policed_name(Direction.INGRESS)} goto judge_again{family}",
             "goto pass",
         ],
@@ -226,11 +226,11 @@ def _places(*, speaks: str, hears: str) -> list[str]:
         # What leaves a port after its owner has left is nobody's, and not a stranger's.
         f'iifname "{PORT_PREFIX}*" {speaks} & {WORKLOAD:#x} == 0 {refusal(NOT_READY)}',
         f'oifname "{PORT_PREFIX}*" {hears} & {WORKLOAD:#x} == 0 {refusal(NOT_READY)}',
-        f'iifname "{OVERLAY_PREFIX}*" {speaks} & {STRANGER:#x} != 0 goto from_stranger',
-        f'oifname "{OVERLAY_PREFIX}*" {hears} & {STRANGER:#x} != 0 goto to_stranger',
+        f'iifname "{OVERLAY_PREFIX}*" {speaks} & {UNKNOWN_IDENTITY:#x} != 0 goto from_stranger',
+        f'oifname "{OVERLAY_PREFIX}*" {hears} & {UNKNOWN_IDENTITY:#x} != 0 goto to_stranger',
         # On a segment nobody is found before he is known, and strangers beyond the overlay have passed before this.
-        f'iifname "{BRIDGE_PREFIX}*" {speaks} & {STRANGER:#x} != 0 {refusal(NOT_READY)}',
-        f'oifname "{BRIDGE_PREFIX}*" {hears} & {STRANGER:#x} != 0 {refusal(UNKNOWN)}',
+        f'iifname "{BRIDGE_PREFIX}*" {speaks} & {UNKNOWN_IDENTITY:#x} != 0 {refusal(NOT_READY)}',
+        f'oifname "{BRIDGE_PREFIX}*" {hears} & {UNKNOWN_IDENTITY:#x} != 0 {refusal(UNKNOWN)}',
     ]
 
 

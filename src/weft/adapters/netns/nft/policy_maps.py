@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from weft.adapters.netns.nft.entries import Entry, set_named
 from weft.adapters.netns.nft.policy_chains import REASONS, map_name, policed_name
-from weft.adapters.netns.nft.prefix_lookup import middle, prefixes
+from weft.adapters.netns.nft.prefix_lookup import prefix_key, prefixes
 from weft.domain.addresses import BITS, Address
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import PolicyPart, Row, Tally, Where, Who
+from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, PolicyPart, VerdictCounter
 from weft.kernel.netlink.codec import pack_address, to_number
 from weft.kernel.netlink.nft_set import Element, key, mark, port, protocol, read_counts
 from weft.kernel.netlink.socket import NetlinkSocket
@@ -33,26 +33,26 @@ POLICY_SETS = (
 def entries_of(part: PolicyPart) -> Iterator[Entry]:
     """What a part consists of. No two parts that may be there together have an entry in common."""
     match part:
-        case Who():
+        case IpIdentity():
             element = Element(key=pack_address(part.address), value=mark(part.number))
             for end in _ENDS:
                 yield Entry(f"who_{end}{part.address.family}", element)
-        case Where():
+        case CidrIdentity():
             family, value = part.range.family, mark(part.number)
             for first, free in prefixes(part.range.first, part.range.last, bits=BITS[family]):
-                name, number = ("where", middle(first, free)) if free else ("spot", first)
+                name, number = ("where", prefix_key(first, free)) if free else ("spot", first)
                 element = Element(key=pack_address(Address(family, number)), value=value)
                 for end in _ENDS:
                     yield Entry(f"{name}_{end}{family}", element)
-        case Row():
+        case PolicyEntry():
             yield from _row_entries(part)
             if part.remote is None and part.protocol is None:
                 yield Entry(policed_name(part.direction), Element(key=mark(part.local)))
-        case Tally():
+        case VerdictCounter():
             yield Entry(_TALLIES, Element(key=mark(part.outcome)))
 
 
-def _row_entries(row: Row) -> Iterator[Entry]:
+def _row_entries(row: PolicyEntry) -> Iterator[Entry]:
     numbers = [row.local] if row.remote is None else [row.local, row.remote]
     lead, value = [*map(mark, numbers)], mark(row.outcome)
     if row.protocol is None:
@@ -63,11 +63,11 @@ def _row_entries(row: Row) -> Iterator[Entry]:
         yield Entry(_row_map(row, "protocol"), Element(key=key(*lead), value=value))
         return
     for first, free in prefixes(*row.ports, bits=_PORT_BITS):
-        service, number = ("ports", middle(first, free)) if free else ("port", first)
+        service, number = ("ports", prefix_key(first, free)) if free else ("port", first)
         yield Entry(_row_map(row, service), Element(key=key(*lead, port(number)), value=value))
 
 
-def _row_map(row: Row, service: str) -> str:
+def _row_map(row: PolicyEntry, service: str) -> str:
     return map_name(row.direction, paired=row.remote is not None, service=service)
 
 

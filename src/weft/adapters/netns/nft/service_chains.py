@@ -110,14 +110,14 @@ def _serving(word: str, end: str) -> dict[str, list[str]]:
     }
 
 
-class Spread(NamedTuple):
+class BackendSelector(NamedTuple):
     """A number (`spread_number`) in use, and on which side: for pods, or `OUTSIDE`."""
 
     number: int
     side: str
 
 
-def spread_commands(spreads: Iterable[Spread], *, table: str) -> str:
+def spread_commands(spreads: Iterable[BackendSelector], *, table: str) -> str:
     """What makes the chains for some numbers, whatever is there of them."""
     lines: list[str] = []
     for number, side in sorted(spreads):

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from weft.adapters.netns.nft.entries import Entry, set_named
-from weft.adapters.netns.nft.service_chains import ANSWERED, ASKED, OUTSIDE, Spread, spread_number
+from weft.adapters.netns.nft.service_chains import ANSWERED, ASKED, OUTSIDE, BackendSelector, spread_number
 from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.state import Backend, Front, Frontend, ServicePart, Vip
+from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServicePart, Vip
 from weft.domain.policy.model.protocols import UDP
 from weft.kernel.netlink.codec import pack_address, to_big_number, to_number
 from weft.kernel.netlink.conntrack import (
@@ -23,7 +23,7 @@ from weft.kernel.netlink.conntrack import (
 )
 from weft.kernel.netlink.nft_set import Count, Element, mark, read_counts
 from weft.kernel.netlink.socket import NetlinkSocket
-from weft.ports.datapath import ServiceUse
+from weft.ports.datapath import ServiceFlowStats
 
 _PROTOCOL_AND_PORT = struct.Struct(">B3xH2x")  # fields of a key, each filled up to four bytes
 _PORT = struct.Struct(">H2x")
@@ -39,7 +39,7 @@ _FEW = 16
 class _Translation(NamedTuple):
     """To whom connections to a front have been led: a backend that has another port now is another one."""
 
-    front: Front
+    front: FrontendKey
     address: Address
     port: int
 
@@ -50,12 +50,12 @@ def service_entries(part: ServicePart) -> tuple[Entry, ...]:
         case Backend():
             end, front = _end(part.front), _front_key(part.front)
             lot, target = front + mark(part.number), pack_address(part.address) + _PORT.pack(part.port)
-            if not part.ticket:
+            if not part.hash_slot:
                 return (Entry(f"backends{end}", Element(key=lot, value=target)),)
-            ticket = mark(part.ticket)
+            hash_slot = mark(part.hash_slot)
             return (
-                Entry(f"tickets{end}", Element(key=lot, value=ticket)),
-                Entry(f"ticketed{end}", Element(key=front + ticket, value=target)),
+                Entry(f"tickets{end}", Element(key=lot, value=hash_slot)),
+                Entry(f"ticketed{end}", Element(key=front + hash_slot, value=target)),
             )
         case Frontend():
             number = spread_number(part.backends, part.affinity if part.backends else 0)
@@ -65,20 +65,20 @@ def service_entries(part: ServicePart) -> tuple[Entry, ...]:
             return (Entry(f"vips{part.address.family}", Element(key=pack_address(part.address))),)
 
 
-def _end(front: Front) -> str:
+def _end(front: FrontendKey) -> str:
     """How the names of the maps end in which a front is."""
     return f"{OUTSIDE if front.outside else ''}{front.address.family}"
 
 
-def _front_key(front: Front) -> bytes:
+def _front_key(front: FrontendKey) -> bytes:
     return pack_address(front.address) + _PROTOCOL_AND_PORT.pack(front.protocol, front.port)
 
 
-def spreads_of(entries: Iterable[Entry]) -> set[Spread]:
+def spreads_of(entries: Iterable[Entry]) -> set[BackendSelector]:
     """The numbers for which there must be a chain when these entries are there."""
     fronts = (entry for entry in entries if entry.name in _SERVICES)
-    found = {Spread(to_number(entry.element.value), _SERVICES[entry.name]) for entry in fronts}
-    return {spread for spread in found if spread.number}
+    found = {BackendSelector(to_number(entry.element.value), _SERVICES[entry.name]) for entry in fronts}
+    return {ensure_lookup_rules for ensure_lookup_rules in found if ensure_lookup_rules.number}
 
 
 def forget_stale(netlink: NetlinkSocket, *, dropped: Sequence[object], put: Sequence[object]) -> None:
@@ -116,11 +116,11 @@ def forget_untrue(netlink: NetlinkSocket, wanted: Iterable[object], *, dropped: 
         forget_each(netlink, untrue, family=family)
 
 
-def _front_of(entry: Entry) -> Front:
+def _front_of(entry: Entry) -> FrontendKey:
     """The front that an entry begins with."""
     size = 4 if entry.name.endswith("4") else 16
     protocol, number = _PROTOCOL_AND_PORT.unpack_from(entry.element.key, size)
-    return Front(_address(entry.element.key[:size]), protocol, number)
+    return FrontendKey(_address(entry.element.key[:size]), protocol, number)
 
 
 def _translated(parts: Iterable[object]) -> set[_Translation]:
@@ -128,11 +128,11 @@ def _translated(parts: Iterable[object]) -> set[_Translation]:
     return {_Translation(_as_seen(part.front), part.address, part.port) for part in backends}
 
 
-def _fronts(parts: Iterable[object]) -> set[Front]:
+def _fronts(parts: Iterable[object]) -> set[FrontendKey]:
     return {_as_seen(part.front) for part in parts if isinstance(part, Frontend) and part.front.protocol == UDP}
 
 
-def _as_seen(front: Front) -> Front:
+def _as_seen(front: FrontendKey) -> FrontendKey:
     """A front as connections name it, which do not tell by which side they came."""
     return front._replace(outside=False)
 
@@ -148,11 +148,11 @@ def _translation(connection: Connection) -> _Translation | None:
     asked, answers = connection.original, connection.reply
     if asked.destination is None or answers.source is None:
         return None
-    front = Front(asked.destination, asked.protocol, asked.destination_port)
+    front = FrontendKey(asked.destination, asked.protocol, asked.destination_port)
     return _Translation(front, answers.source, answers.source_port)
 
 
-def read_uses(tenant: TenantName, netlink: NetlinkSocket) -> Iterator[ServiceUse]:
+def read_uses(tenant: TenantName, netlink: NetlinkSocket) -> Iterator[ServiceFlowStats]:
     """See `weft.ports.datapath.Datapath.service_uses`, for one tenant."""
     for family in (4, 6):
         asked, answered = (read_counts(netlink, set_named(f"{name}{family}")) for name in (ASKED, ANSWERED))
@@ -160,13 +160,13 @@ def read_uses(tenant: TenantName, netlink: NetlinkSocket) -> Iterator[ServiceUse
             yield _use(tenant, pair, asked.get(pair, _NOTHING), answered.get(pair, _NOTHING))
 
 
-def _use(tenant: TenantName, pair: bytes, asked: Count, answered: Count) -> ServiceUse:
+def _use(tenant: TenantName, pair: bytes, asked: Count, answered: Count) -> ServiceFlowStats:
     size = (len(pair) - 8) // 3  # three addresses, a protocol and a port in four bytes each
     client, vip, rest = pair[:size], pair[size : 2 * size], pair[2 * size :]
-    return ServiceUse(
+    return ServiceFlowStats(
         tenant=tenant,
         client=_address(client),
-        front=Front(_address(vip), rest[0], to_big_number(rest[4:6])),
+        front=FrontendKey(_address(vip), rest[0], to_big_number(rest[4:6])),
         provider=_address(rest[8:]),
         packets_in=asked.packets,
         octets_in=asked.octets,

@@ -11,13 +11,13 @@ from weft.adapters.netns.nft.bridge_filter import BRIDGE_BASE, BRIDGE_REBUILD, S
 from weft.adapters.netns.nft.entries import Entry, drop_entries, put_entries, read_entries, set_named
 from weft.adapters.netns.nft.policy_epoch import stamp_commands, stamp_of, stamp_requests
 from weft.adapters.netns.nft.policy_maps import POLICY_SETS
-from weft.adapters.netns.nft.prefix_lookup import Way, way_commands, ways_of
-from weft.adapters.netns.nft.service_chains import SERVICE_SETS, Spread, spread_commands
+from weft.adapters.netns.nft.prefix_lookup import PrefixLengthRule, way_commands, ways_of
+from weft.adapters.netns.nft.service_chains import SERVICE_SETS, BackendSelector, spread_commands
 from weft.adapters.netns.nft.service_maps import spreads_of
 from weft.domain.errors import DatapathFault
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.nft_set import apply_changes, has_set, read_generation
-from weft.kernel.netlink.socket import NetlinkSocket, Refused
+from weft.kernel.netlink.socket import NetlinkError, NetlinkSocket
 from weft.kernel.nftables import Nftables
 
 SMALL_SETS = (*VOICE_SETS, *SELF_SETS, *HOST_SETS, SEGMENTS)
@@ -25,7 +25,7 @@ ALL_SETS = (*SMALL_SETS, *POLICY_SETS, *SERVICE_SETS)
 _GENERATION_MASK = 0xFFFFFFFF
 
 
-class Table:
+class NftTable:
     """The table through the sockets of its space, which others use too."""
 
     def __init__(self, *, netfilter: NetlinkSocket, nftables: Nftables) -> None:
@@ -34,8 +34,8 @@ class Table:
         self.settle()
         # Each of our stamps comes with a generation at least, so a later process begins beyond all of them.
         self._stamped = self._generation
-        self._spreads: set[Spread] = set()
-        self._ways: set[Way] = set()
+        self._spreads: set[BackendSelector] = set()
+        self._ways: set[PrefixLengthRule] = set()
         self.is_bridged = False
         """Whether there is a table for what passes segments."""
         self.leads_home = False
@@ -66,7 +66,7 @@ class Table:
             self._nftables.run(BRIDGE_REBUILD)
         self.is_bridged = True
 
-    def lead_home(self) -> None:
+    def ensure_return_path(self) -> None:
         """The table of the link to the host, which is there, with its entries where they have stayed."""
         try:
             self._nftables.run(HOME_BASE)
@@ -74,7 +74,7 @@ class Table:
             self._nftables.run(HOME_REBUILD)
         self.leads_home = True
 
-    def spread(self, entries: Collection[Entry], *, anew: bool = False) -> None:
+    def ensure_lookup_rules(self, entries: Collection[Entry], *, anew: bool = False) -> None:
         """There is what leads to these entries and on from them, made anew where others may have had a hand in it."""
         if anew:
             self._spreads, self._ways = set(), set()
@@ -93,7 +93,7 @@ class Table:
         """Take entries out and put others in, at once. What is so already, also by others' doing, is fine."""
         try:
             self._commit(drop=drop - put, put=put - drop)
-        except Refused as refusal:
+        except NetlinkError as refusal:
             if refusal.errno not in {errno.ENOENT, errno.EEXIST}:
                 raise
             there = self.read()
@@ -103,7 +103,7 @@ class Table:
 
     def _commit(self, *, drop: Set[Entry], put: Set[Entry]) -> None:
         if drop or put:
-            self.spread(put)
+            self.ensure_lookup_rules(put)
             self._stamp([*drop_entries(drop), *put_entries(put)])
 
     def _stamp(self, requests: Sequence[Request]) -> None:
@@ -117,7 +117,7 @@ class Table:
         others = (*(STATION_SETS if self.is_bridged else ()), *(HOMES if self.leads_home else ()))
         try:
             return frozenset(read_entries(self._netfilter, [*sets, *others]))
-        except Refused as refusal:
+        except NetlinkError as refusal:
             if refusal.errno != errno.ENOENT:
                 raise
             return frozenset()

@@ -25,7 +25,7 @@ from weft.kernel.netlink.nft_set import (
     put_elements,
     read_elements,
 )
-from weft.kernel.netlink.socket import NetlinkSocket, Refused
+from weft.kernel.netlink.socket import NetlinkError, NetlinkSocket
 
 ROUTED_MARKS: Final = SetName(INET, TABLE, "dscp")
 BRIDGED_MARKS: Final = SetName(BRIDGE, BRIDGE_TABLE, "dscp")
@@ -68,7 +68,7 @@ def read_marks(netfilter: NetlinkSocket, marks: SetName) -> dict[str, int]:
     """The DSCP of each port that has a mark."""
     try:
         elements = read_elements(netfilter, marks)
-    except Refused as refusal:
+    except NetlinkError as refusal:
         if refusal.errno != errno.ENOENT:
             raise
         return {}  # nobody has asked for any

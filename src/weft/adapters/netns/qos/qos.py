@@ -13,13 +13,13 @@ from typing import NamedTuple
 from weft.adapters.netns.kernel_state import REAPED_GROUP
 from weft.adapters.netns.nft.policy_chains import PORT_PREFIX
 from weft.adapters.netns.qos.dscp import BRIDGED_MARKS, ROUTED_MARKS, drop_marks, marking, put_marks, read_marks
-from weft.domain.desired.state import Shape
+from weft.domain.desired.state import QosProfile
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.link import Device, alter_link, create_ifb, read_link
 from weft.kernel.netlink.nft_set import apply_changes
-from weft.kernel.netlink.socket import NetlinkSocket, Refused
+from weft.kernel.netlink.socket import NetlinkError, NetlinkSocket
 from weft.kernel.netlink.tc import (
-    Diversion,
+    IngressRedirect,
     Limit,
     drop_diversion,
     drop_limit,
@@ -45,14 +45,14 @@ class _Terms(NamedTuple):
     burst_in: int
 
 
-class Shapes:
+class QosDriver:
     """The shapes of one space. `indexes` are always those of its devices by name: meters join and leave them here."""
 
     def __init__(self, *, netlink: NetlinkSocket, netfilter: NetlinkSocket, nftables: Nftables) -> None:
         self._netlink = netlink
         self._netfilter = netfilter
         self._nftables = nftables
-        self._shapes: dict[str, Shape] = {}
+        self._shapes: dict[str, QosProfile] = {}
         self._place = ROUTED_MARKS
         self._marks = read_marks(netfilter, self._place)
 
@@ -61,11 +61,11 @@ class Shapes:
         self._place = BRIDGED_MARKS
         self._marks = read_marks(self._netfilter, self._place)
 
-    def apply(self, put: Sequence[Shape], drop: Sequence[Shape], indexes: dict[str, int]) -> None:
+    def apply(self, put: Sequence[QosProfile], drop: Sequence[QosProfile], indexes: dict[str, int]) -> None:
         """Give ports these shapes and take those away. No other port is touched, and none that is not there."""
         if not put and not drop:
             return
-        gone: dict[str, Shape | None] = {
+        gone: dict[str, QosProfile | None] = {
             shape.interface: None for shape in drop if self._shapes.get(shape.interface, shape) == shape
         }
         self._reshape(gone | {shape.interface: shape for shape in put if shape.interface in indexes}, indexes)
@@ -74,7 +74,7 @@ class Shapes:
         """Take away whatever shape a port has; it may be gone already."""
         self._reshape({port: None}, indexes)
 
-    def converge(self, wanted: Iterable[Shape], indexes: dict[str, int]) -> list[str]:
+    def converge(self, wanted: Iterable[QosProfile], indexes: dict[str, int]) -> list[str]:
         """Mend what differs; what was mended."""
         by_port = {shape.interface: shape for shape in wanted if shape.interface in indexes}
         self._marks = read_marks(self._netfilter, self._place)
@@ -90,7 +90,7 @@ class Shapes:
         self._shapes = by_port
         return [f"removed the shape of {port}" if shape is None else f"put {shape}" for port, shape in changed.items()]
 
-    def _reshape(self, wanted: Mapping[str, Shape | None], indexes: dict[str, int]) -> None:
+    def _reshape(self, wanted: Mapping[str, QosProfile | None], indexes: dict[str, int]) -> None:
         """What each of the ports is to have from now on."""
         limited = [shape for shape in wanted.values() if shape is not None and shape.rate]
         others = [port for port, shape in wanted.items() if shape is None or not shape.rate]
@@ -104,7 +104,7 @@ class Shapes:
             if shape is not None:
                 self._shapes[port] = shape
 
-    def _inward(self, wanted: Mapping[str, Shape | None], indexes: Mapping[str, int]) -> Iterator[Request]:
+    def _inward(self, wanted: Mapping[str, QosProfile | None], indexes: Mapping[str, int]) -> Iterator[Request]:
         """What a port sends to its workload is limited at the port itself."""
         for port, shape in wanted.items():
             if port not in indexes:
@@ -143,7 +143,7 @@ class Shapes:
     def _mark(self, wanted: Mapping[str, int]) -> None:
         try:
             self._change_marks(wanted)
-        except Refused as refusal:
+        except NetlinkError as refusal:
             if refusal.errno not in {errno.ENOENT, errno.EEXIST}:
                 raise
             self._marks = read_marks(self._netfilter, self._place)  # somebody else has changed them
@@ -160,7 +160,7 @@ class Shapes:
         self._marks = {port: value for port, value in self._marks.items() if port not in drop} | put
 
 
-def _terms(shape: Shape) -> _Terms:
+def _terms(shape: QosProfile) -> _Terms:
     return _Terms(shape.rate, shape.burst, shape.dscp, shape.rate_in, shape.burst_in)
 
 
@@ -172,13 +172,13 @@ def port_name(meter: str) -> str:
     return PORT_PREFIX + meter.removeprefix(METER_PREFIX)
 
 
-def _limit(shapes: Iterable[Shape], indexes: Mapping[str, int]) -> Iterator[Request]:
+def _limit(shapes: Iterable[QosProfile], indexes: Mapping[str, int]) -> Iterator[Request]:
     """Limit before diverting: no packet passes by."""
     for shape in shapes:
         port, meter = indexes[shape.interface], indexes[meter_name(shape.interface)]
         yield alter_link(meter, up=True)
         yield put_limit(Limit(link=meter, rate=shape.rate // 8, burst=shape.burst))
-        yield from put_diversion(Diversion(link=port, into=meter))
+        yield from put_diversion(IngressRedirect(link=port, into=meter))
 
 
 def _free(ports: Iterable[str], indexes: dict[str, int]) -> Iterator[Request]:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 
 from weft.adapters.netns.nft.policy_chains import REASONS
-from weft.adapters.ovs.openflow.client import Told
+from weft.adapters.ovs.openflow.client import PacketIn
 from weft.adapters.ovs.openflow.fields import decode_match, unpack
 from weft.adapters.ovs.openflow.flows import OWNER, OWNER_MASK
 from weft.adapters.ovs.ovsdb.bridge import TENANT_MARK, SwitchPort
@@ -24,7 +24,7 @@ _TAG = 0x8100
 _TAG_BYTES = 4
 
 
-def drop_of(told: Told, tenants: Mapping[int, TenantName], ports: Mapping[int, SwitchPort]) -> Drop | None:
+def drop_of(told: PacketIn, tenants: Mapping[int, TenantName], ports: Mapping[int, SwitchPort]) -> Drop | None:
     """A refused packet; None when a flow of somebody else tells of it, or when it is not of IP."""
     *_, cookie = unpack(_FORM, told.body)
     conditions, used = decode_match(told.body[_FORM.size :])
@@ -32,11 +32,11 @@ def drop_of(told: Told, tenants: Mapping[int, TenantName], ports: Mapping[int, S
     if cookie & OWNER_MASK != OWNER or packet is None:
         return None
     fields = {each.name: each.value for each in conditions}
-    came_by = ports.get(fields.get("in_port", 0))
-    tenant = tenants.get(fields.get(TENANT, 0)) or (came_by and TenantName(came_by.marks.get(TENANT_MARK, "")))
+    in_iface = ports.get(fields.get("in_port", 0))
+    tenant = tenants.get(fields.get(TENANT, 0)) or (in_iface and TenantName(in_iface.marks.get(TENANT_MARK, "")))
     if not tenant:
         return None
-    leaves_by = ports.get(fields.get(LEAVES_BY, 0))
+    out_iface = ports.get(fields.get(LEAVES_BY, 0))
     outcome = fields.get(OUTCOME, 0)
     return Drop(
         tenant=tenant,
@@ -47,8 +47,8 @@ def drop_of(told: Told, tenants: Mapping[int, TenantName], ports: Mapping[int, S
         protocol=packet.protocol,
         source_port=packet.source_port,
         target_port=packet.target_port,
-        came_by=came_by.interface if came_by else "",
-        leaves_by=leaves_by.interface if leaves_by else "",
+        in_iface=in_iface.interface if in_iface else "",
+        out_iface=out_iface.interface if out_iface else "",
         at=told.at,
     )
 

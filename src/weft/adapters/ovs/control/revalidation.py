@@ -14,8 +14,8 @@ from weft.adapters.ovs.control.unixctl import Refusal, ask_switch, asking
 _WAIT = "revalidator/wait"
 
 
-def settle(switch: Path, stir: Callable[[], None]) -> None:
-    """Return when all that the switch was told before holds. `stir` makes its revalidators begin anew.
+def settle(switch: Path, trigger_revalidation: Callable[[], None]) -> None:
+    """Return when all that the switch was told before holds. `trigger_revalidation` makes its revalidators begin anew.
 
     What they are at may have begun before the change, so its end is waited for, and that of the next. By themselves
     they would begin within half a second. A switch with datapaths of two kinds refuses to wait: nothing is to be done.
@@ -24,7 +24,7 @@ def settle(switch: Path, stir: Callable[[], None]) -> None:
     try:
         for _ in range(2):
             with asking(switch, _WAIT) as wait_for_end:  # asked before they begin: they may be done in no time
-                stir()
+                trigger_revalidation()
                 wait_for_end()
     except Refusal:
         return

@@ -18,8 +18,8 @@ from weft.adapters.ovs.ovsdb.bridge import NAME, SwitchPort
 from weft.adapters.ovs.ovsdb.uplinks import PATCH
 from weft.adapters.ovs.pipeline.tables import OUTCOME, TENANT
 from weft.domain.addresses import mac_of
-from weft.domain.desired.segments import Station
-from weft.domain.desired.state import Part, Port
+from weft.domain.desired.segments import RemoteMac
+from weft.domain.desired.state import Port, StateItem
 from weft.domain.errors import DatapathFault
 from weft.domain.policy.model.protocols import SCTP, TCP, UDP
 from weft.ports.datapath import Drop, Question
@@ -44,10 +44,10 @@ class Verdict(NamedTuple):
     outcome: int
 
 
-def foretell(
-    directory: Path, question: Question, ports: Mapping[str, SwitchPort], *, trunk: int, parts: Iterable[Part]
+def trace(
+    directory: Path, question: Question, ports: Mapping[str, SwitchPort], *, trunk: int, parts: Iterable[StateItem]
 ) -> str | Drop:
-    """See `weft.ports.datapath.Datapath.foretell`; the switch has these parts, and the trunk is none of the ports."""
+    """See `weft.ports.datapath.Datapath.trace`; the switch has these parts, and the trunk is none of the ports."""
     own = ports.get(question.port.interface)
     if own is None or not own.number:
         raise DatapathFault(f"{question.port.interface} is not a port of {NAME}")
@@ -67,15 +67,15 @@ def foretell(
         target=question.target,
         protocol=question.protocol,
         target_port=question.target_port,
-        came_by=own.interface,
+        in_iface=own.interface,
     )
 
 
-def _mac_at(question: Question, parts: Iterable[Part]) -> str:
+def _mac_at(question: Question, parts: Iterable[StateItem]) -> str:
     """Whom the workload speaks to: its neighbour on a segment, else its host end."""
     if not question.port.segment:
         return PORT_MAC
-    known = (part for part in parts if isinstance(part, Port | Station) and part.tenant == question.port.tenant)
+    known = (part for part in parts if isinstance(part, Port | RemoteMac) and part.tenant == question.port.tenant)
     return next((each.mac for each in known if question.target in each.addresses), mac_of(question.target))
 
 

@@ -63,7 +63,7 @@ class OutputRegister(msgspec.Struct, frozen=True, gc=False):
         return f"output:{self.name}"
 
 
-class Tell(msgspec.Struct, frozen=True, gc=False):
+class Controller(msgspec.Struct, frozen=True, gc=False):
     """Tell whoever listens to the bridge how the packet begins."""
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ class Resubmit(msgspec.Struct, frozen=True, gc=False):
         return f"resubmit(,{self.table})"
 
 
-class Track(msgspec.Struct, frozen=True, gc=False):
+class Ct(msgspec.Struct, frozen=True, gc=False):
     """Hand the packet to the connection tracker, in the zone that a register has.
 
     With a table a copy of it, whose connection is known, goes on there.
@@ -154,7 +154,7 @@ class Unknown(msgspec.Struct, frozen=True, gc=False):
 
 
 Action = (
-    Output | OutputRegister | Tell | SetField | Move | DecrementTtl | PushVlan | PopVlan | Resubmit | Track | Unknown
+    Output | OutputRegister | Controller | SetField | Move | DecrementTtl | PushVlan | PopVlan | Resubmit | Ct | Unknown
 )
 
 
@@ -166,7 +166,7 @@ def _encode(action: Action) -> bytes:
     match action:
         case Output():
             return _OUTPUT_FORM.pack(_OUTPUT, _OUTPUT_FORM.size, action.port, 0)
-        case Tell():
+        case Controller():
             return _OUTPUT_FORM.pack(_OUTPUT, _OUTPUT_FORM.size, CONTROLLER, TOLD_BYTES)
         case OutputRegister():
             source = FIELDS[action.name].header
@@ -190,7 +190,7 @@ def _encode(action: Action) -> bytes:
             return _HEAD.pack(_POP_VLAN, 8) + bytes(4)
         case Resubmit():
             return _RESUBMIT_FORM.pack(_VENDOR, _RESUBMIT_FORM.size, _NICIRA, _RESUBMIT, _SAME_PORT, action.table)
-        case Track():
+        case Ct():
             flags, table = _CT_COMMIT if action.commit else 0, _NO_TABLE if action.table is None else action.table
             zone = FIELDS[action.zone].header
             marking = _encode(_marking(action.mark)) if action.mark else b""
@@ -223,7 +223,7 @@ def _guess(data: bytes) -> Action | None:
     match kind:
         case 0 if length == _OUTPUT_FORM.size:
             port = unpack(_OUTPUT_FORM, data)[2]
-            return Tell() if port == CONTROLLER else Output(port)
+            return Controller() if port == CONTROLLER else Output(port)
         case 17:
             return PushVlan()
         case 18:
@@ -254,7 +254,7 @@ def _guess_own(data: bytes, subtype: int) -> Action | None:
         _, _, _, _, flags, source, _, table, _ = unpack(_CT_FORM, data)
         zone, mark = _REGISTERS.get(source), _mark_of(data[_CT_FORM.size :])
         if zone and mark is not None:
-            return Track(zone, None if table == _NO_TABLE else table, bool(flags & _CT_COMMIT), mark)
+            return Ct(zone, None if table == _NO_TABLE else table, bool(flags & _CT_COMMIT), mark)
     return None
 
 

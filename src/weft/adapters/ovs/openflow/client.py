@@ -76,7 +76,7 @@ class Message(NamedTuple):
     body: bytes
 
 
-class Told(NamedTuple):
+class PacketIn(NamedTuple):
     """The body of a message about a packet, and when it came in, in seconds since the epoch."""
 
     body: bytes
@@ -90,7 +90,7 @@ class OpenFlow(Connection):
         super().__init__(address)
         self._waiting = b""
         self._number = 0
-        self._told: deque[Told] = deque(maxlen=_TOLD_WAITING)
+        self._told: deque[PacketIn] = deque(maxlen=_TOLD_WAITING)
         self._taken: set[object] = set()
         """The forms of flows that this switch has taken, whatever it has been started since."""
         self._described = b""
@@ -167,7 +167,7 @@ class OpenFlow(Connection):
         yield
         self._guarded(lambda stream: self._answer(stream, _BARRIER_REPLY, done, since=first))
 
-    def take_told(self) -> list[Told]:
+    def take_told(self) -> list[PacketIn]:
         """What was told about packets since the last call, oldest first; a sample when it is much."""
         self.look_alive()
         told = [*self._told]
@@ -357,7 +357,7 @@ class OpenFlow(Connection):
             if kind == _ECHO:
                 stream.send(_pack(_ECHO_REPLY, number, body))
             elif kind == _PACKET_IN:
-                self._told.append(Told(body, time.time()))
+                self._told.append(PacketIn(body, time.time()))
             else:
                 yield Message(kind, number, body)
 

@@ -198,11 +198,11 @@ class SwitchBridge:
         """
         if not marks:
             return
-        numbers = self.promise(marks)
+        numbers = self.reserve_ofport(marks)
         if failed := self.wait_for(self.ask_for(marks, numbers, made), numbers):
             raise DatapathFault("; ".join(failed.values()))
 
-    def promise(self, names: Iterable[str]) -> dict[str, int]:
+    def reserve_ofport(self, names: Iterable[str]) -> dict[str, int]:
         """The numbers that ports to come will have, unless others take them first."""
         numbers = self._free_numbers()
         return {name: next(numbers) for name in names}
@@ -266,7 +266,7 @@ class SwitchBridge:
         return {name: f"ovs: {name}: {error(row)}" for name, row in rows.items() if number(row) <= 0}
 
     @contextmanager
-    def handing_over(self, marks: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
+    def assign_pool_port(self, marks: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
         """Spares of these names are somebody's, with these marks, when the block ends.
 
         The switch is not waited for: it has them.

@@ -10,7 +10,7 @@ from weft.adapters.ovs.pipeline.tenant_netns_flows import legs_of
 from weft.domain.desired.state import Overlay, Port
 from weft.domain.ids import TenantName
 from weft.kernel.netlink.link import Link
-from weft.ports.datapath import Wiring
+from weft.ports.datapath import EndpointConfig
 
 NAMESPACE_MARK: Final = "weft-netns"
 """Where the workload's end is."""
@@ -26,7 +26,7 @@ def port_marks(port: Port) -> dict[str, str]:
     }
 
 
-def wiring_marks(wiring: Wiring) -> dict[str, str]:
+def wiring_marks(wiring: EndpointConfig) -> dict[str, str]:
     """The same, and whose workload it is (S-20)."""
     return port_marks(wiring.port) | owner_marks(wiring)
 
@@ -40,7 +40,7 @@ def leg_marks(tenants: Mapping[TenantName, int]) -> dict[str, dict[str, str]]:
     return {name: {"weft-space-of": tenant} for name, tenant in legs_of(tenants).items()}
 
 
-def owner_marks(wiring: Wiring) -> dict[str, str]:
+def owner_marks(wiring: EndpointConfig) -> dict[str, str]:
     """Whose workload it is (S-20), and where."""
     return {"endpoint-id": wiring.endpoint, "vm-uuid": wiring.workload, NAMESPACE_MARK: wiring.netns}
 

@@ -72,7 +72,7 @@ class Uplinks:
         if missing := [name for name, link in links.items() if link is None]:
             raise DatapathFault(f"uplink {', '.join(missing)} is not on this machine: name others by --vlan-uplinks")
         netlink.send_batch([alter_link(link.index, up=True) for link in links.values() if link and not link.up])
-        mended = self._bridge.prepare()
+        repaired = self._bridge.prepare()
         self._spare_addresses(
             {
                 name: [str(each) for each in read_addresses(netlink, link=link.index)]
@@ -81,14 +81,14 @@ class Uplinks:
             }
         )
         gathered = [*self._gather()]
-        mended += [*self._join(), *gathered]
+        repaired += [*self._join(), *gathered]
         self._is_new |= bool(gathered)
         actual = {each.flow for each in self._openflow.read_flows()}
         self._openflow.change(drop=[flow.key for flow in actual - _FLOWS], put=_FLOWS - actual)
-        mended += [f"put flow {flow} on {VLAN_BRIDGE}" for flow in _FLOWS - actual]
+        repaired += [f"put flow {flow} on {VLAN_BRIDGE}" for flow in _FLOWS - actual]
         if faults := [*self._faults()]:
             raise DatapathFault("; ".join(faults))
-        return mended
+        return repaired
 
     def remove(self) -> list[str]:
         """No uplinks, and nothing that was made for them; what was done, in words."""
@@ -101,10 +101,10 @@ class Uplinks:
     def announce(self, voices: Iterable[Voice]) -> None:
         """Have those heard who are now behind another uplink than before."""
         if self._is_new:
-            self.introduce(voices)
+            self.send_garp(voices)
         self._is_new = False
 
-    def introduce(self, voices: Iterable[Voice]) -> None:
+    def send_garp(self, voices: Iterable[Voice]) -> None:
         """Have newcomers heard, whose MACs the switches outside may know from elsewhere."""
         if frames := [*map(announcement, sorted(voices))] if self.trunk else []:
             self._openflow.send(frames, port=self._number(self._bridge, _PATCH_UP))

@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from weft.domain.addresses import Address
-from weft.domain.desired.segments import Station
-from weft.domain.desired.state import Gateway, Part, Port
+from weft.domain.desired.segments import RemoteMac
+from weft.domain.desired.state import Gateway, Port, StateItem
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import Vip
-from weft.domain.policy.policymap.policy_state import Who
+from weft.domain.policy.policymap.policy_state import IpIdentity
 
 Owned = tuple[TenantName, Address]
 _UNJUDGED = (Gateway, Vip)
 
 
-class Leavers:
+class StaleConntrack:
     """Addresses that somebody has left, and whose connections the tracker may still have."""
 
     def __init__(self) -> None:
         self._left: set[Owned] = set()
 
-    def change(self, *, drop: Iterable[Part], put: Iterable[Part]) -> set[Owned]:
+    def change(self, *, drop: Iterable[StateItem], put: Iterable[StateItem]) -> set[Owned]:
         """Note who goes; the addresses whose connections are to be forgotten once the flows are others."""
         gone, come = [*drop], owned(put)
         self._left |= owned(gone) - come
@@ -41,12 +41,12 @@ class Leavers:
         self._left = {each for each in self._left if each[0] not in tenants}
 
 
-def owned(parts: Iterable[Part]) -> set[Owned]:
+def owned(parts: Iterable[StateItem]) -> set[Owned]:
     """The addresses at which some parts say that somebody is."""
     found: set[Owned] = set()
     for part in parts:
-        if isinstance(part, Gateway | Vip | Who):
+        if isinstance(part, Gateway | Vip | IpIdentity):
             found.add((part.tenant, part.address))
-        elif isinstance(part, Port | Station):
+        elif isinstance(part, Port | RemoteMac):
             found.update((part.tenant, each) for each in part.addresses)
     return found

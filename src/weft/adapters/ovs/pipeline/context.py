@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from weft.adapters.ovs.openflow.actions import Action, SetField, Tell
+from weft.adapters.ovs.openflow.actions import Action, Controller, SetField
 from weft.adapters.ovs.pipeline.tables import OUTCOME
 from weft.domain.addresses import BITS, Address
 from weft.domain.desired.state import Prefix
@@ -24,7 +24,7 @@ ANSWERS: Conditions = {"ct_state": (TRACKED | REPLY, TRACKED | REPLY)}
 """What answers whoever opened the connection."""
 
 
-class Ground(msgspec.Struct, frozen=True):
+class FlowContext(msgspec.Struct, frozen=True):
     """The numbers of tenants and of ports by their interfaces' names, and where this node's tunnels end."""
 
     tenants: Mapping[TenantName, int]
@@ -36,7 +36,7 @@ class Ground(msgspec.Struct, frozen=True):
 
 def refused(reason: int) -> tuple[Action, ...]:
     """What becomes of a packet that is refused for a reason of our own (`weft.adapters.netns.nft.policy_chains`)."""
-    return SetField(OUTCOME, reason), Tell()
+    return SetField(OUTCOME, reason), Controller()
 
 
 def mac_number(text: str) -> int:

@@ -14,16 +14,16 @@ from weft.adapters.ovs.openflow.actions import SetField
 from weft.adapters.ovs.openflow.client import OpenFlow, Zoned
 from weft.adapters.ovs.openflow.flows import Flow, FlowKey
 from weft.adapters.ovs.openflow.meters import Meter
-from weft.adapters.ovs.pipeline.conntrack_flush import Leavers, Owned
-from weft.adapters.ovs.pipeline.context import Ground
-from weft.adapters.ovs.pipeline.flood_groups import Gatherings
+from weft.adapters.ovs.pipeline.conntrack_flush import Owned, StaleConntrack
+from weft.adapters.ovs.pipeline.context import FlowContext
+from weft.adapters.ovs.pipeline.flood_groups import FloodGroups
 from weft.adapters.ovs.pipeline.pipeline import base_flows, flows_of
 from weft.adapters.ovs.pipeline.qos import meters_of
 from weft.adapters.ovs.pipeline.tables import OUTCOME, TENANT, Table
-from weft.domain.desired.state import Part, Port, Shape
+from weft.domain.desired.state import Port, QosProfile, StateItem
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
-from weft.ports.datapath import Tallies
+from weft.ports.datapath import VerdictCounters
 
 
 class FlowTable:
@@ -31,18 +31,18 @@ class FlowTable:
 
     def __init__(self, openflow: OpenFlow) -> None:
         self._openflow = openflow
-        self._made: dict[Part, tuple[Flow, ...]] = {}
-        self._gatherings = Gatherings()
+        self._made: dict[StateItem, tuple[Flow, ...]] = {}
+        self._gatherings = FloodGroups()
         self._keys: set[FlowKey] = set()
         """Of all that the switch should have."""
-        self._shapes: dict[str, Shape] = {}
+        self._shapes: dict[str, QosProfile] = {}
         """By the port, with which they go."""
-        self._leavers = Leavers()
+        self._leavers = StaleConntrack()
         self._is_behind = False
         """Whether the switch may not have what it should: a change has failed, or more is wanted than it was told."""
         self._stands_by = False
 
-    def expect(self, wanted: Set[Part]) -> None:
+    def expect(self, wanted: Set[StateItem]) -> None:
         """The switch is to have these parts as soon as it can: what it was told before may be withdrawn by now."""
         if self._made.keys() != wanted:
             self._is_behind = True
@@ -54,7 +54,7 @@ class FlowTable:
         yield
         self._is_behind, self._stands_by = was_behind, False
 
-    def converge(self, wanted: Set[Part], ground: Ground) -> list[str]:
+    def converge(self, wanted: Set[StateItem], ground: FlowContext) -> list[str]:
         """The switch has exactly the flows of these parts, all at once; what was done, in words."""
         told = self.parts
         flows = {each.flow for each in self._openflow.read_flows()}
@@ -64,7 +64,7 @@ class FlowTable:
         self._leavers.settle(left)
         return done
 
-    def fill(self, wanted: Set[Part], ground: Ground) -> list[str]:
+    def fill(self, wanted: Set[StateItem], ground: FlowContext) -> list[str]:
         """The same for a switch that is known to have none, so that nobody waits until it has said so again."""
         return self._fit(wanted, ground, set(), set())
 
@@ -98,11 +98,11 @@ class FlowTable:
         yield from self._gatherings.flows
         yield from (flow for flows in self._made.values() for flow in flows)
 
-    def _fit(self, wanted: Set[Part], ground: Ground, actual: Set[Flow], found: Set[Meter]) -> list[str]:
+    def _fit(self, wanted: Set[StateItem], ground: FlowContext, actual: Set[Flow], found: Set[Meter]) -> list[str]:
         """The switch, which has these flows and meters, has exactly those of some parts."""
         self._is_behind = True
         made = {part: flows_of(part, ground) for part in wanted}
-        gatherings = Gatherings()
+        gatherings = FloodGroups()
         _, joint = gatherings.change(drop=(), put=wanted, ground=ground)
         flows = {*base_flows(), *joint, *(flow for some in made.values() for flow in some)}
         keys = {flow.key for flow in flows}
@@ -114,7 +114,7 @@ class FlowTable:
         self._openflow.change(drop=extra, put=missing)
         self._openflow.drop_meters(strange)
         self._made, self._gatherings, self._keys = made, gatherings, keys
-        self._shapes = {part.interface: part for part in wanted if isinstance(part, Shape)}
+        self._shapes = {part.interface: part for part in wanted if isinstance(part, QosProfile)}
         self._is_behind = self._stands_by = False
         return [
             *(f"put meter {meter}" for meter in meters - found),
@@ -124,7 +124,7 @@ class FlowTable:
         ]
 
     def change(
-        self, *, drop: Iterable[Part], put: Iterable[Part], ground: Ground, new: Set[Owned] = frozenset()
+        self, *, drop: Iterable[StateItem], put: Iterable[StateItem], ground: FlowContext, new: Set[Owned] = frozenset()
     ) -> None:
         """No more of what some parts are made of, and what others are made of, all at once.
 
@@ -151,10 +151,10 @@ class FlowTable:
         self._openflow.drop_meters(unused)
         for part in drop:
             self._made.pop(part, None)
-            if isinstance(part, Shape):
+            if isinstance(part, QosProfile):
                 self._shapes.pop(part.interface, None)
         self._made |= come
-        self._shapes |= {part.interface: part for part in put if isinstance(part, Shape)}
+        self._shapes |= {part.interface: part for part in put if isinstance(part, QosProfile)}
         self._keys -= gone
         self._keys |= {flow.key for flow in flows}
 
@@ -162,7 +162,7 @@ class FlowTable:
         """Nothing is left of these tenants, nor of their connections."""
         self._leavers.forget(tenants)
 
-    def say_again(self) -> None:
+    def rewrite_flow(self) -> None:
         """Put a flow that is there: nothing is another than before, but the switch looks whether it is."""
         self._openflow.change(put=base_flows()[:1])
 
@@ -175,20 +175,20 @@ class FlowTable:
         return bool(self._keys) and not self._openflow.count_flows()
 
     @property
-    def parts(self) -> Set[Part]:
+    def parts(self) -> Set[StateItem]:
         """Those that were told of."""
         return self._made.keys()
 
-    def lacks(self, part: Part) -> list[Flow]:
+    def lacks(self, part: StateItem) -> list[Flow]:
         """The flows of a part that the switch has not."""
         there = {each.flow for each in self._openflow.read_flows()}
         return [flow for flow in self._made.get(part, ()) if flow not in there]
 
-    def tallies(self, tenants: Mapping[TenantName, int]) -> list[Tallies]:
+    def counters(self, tenants: Mapping[TenantName, int]) -> list[VerdictCounters]:
         """The counts of tenants, by their numbers."""
         outcomes, reasons = self._count()
         return [
-            Tallies(
+            VerdictCounters(
                 tenant=tenant,
                 outcomes={outcome: count for (number, outcome), count in outcomes.items() if number == own},
                 reasons={reason: count for (number, reason), count in reasons.items() if number == own},
@@ -211,7 +211,7 @@ class FlowTable:
         return outcomes, reasons
 
 
-def _zoned(addresses: Iterable[Owned], ground: Ground) -> list[Zoned]:
+def _zoned(addresses: Iterable[Owned], ground: FlowContext) -> list[Zoned]:
     """Where the tracker has connections of addresses: a tenant's number is its zone."""
     return [(ground.tenants[tenant], address) for tenant, address in addresses if tenant in ground.tenants]
 

@@ -11,6 +11,7 @@ from weft.adapters.netns.nft.policy_chains import ROUTER, SPOOFED
 from weft.adapters.ovs.openflow.actions import (
     IN_PORT,
     Action,
+    Ct,
     DecrementTtl,
     Move,
     Output,
@@ -19,7 +20,6 @@ from weft.adapters.ovs.openflow.actions import (
     PushVlan,
     Resubmit,
     SetField,
-    Track,
 )
 from weft.adapters.ovs.openflow.fields import IS_PIECE, match
 from weft.adapters.ovs.openflow.flows import Flow
@@ -31,7 +31,7 @@ from weft.adapters.ovs.pipeline.context import (
     TRACKED,
     V6,
     Conditions,
-    Ground,
+    FlowContext,
     address_condition,
     mac_number,
     prefix_of,
@@ -52,7 +52,7 @@ from weft.adapters.ovs.pipeline.tables import (
 )
 from weft.domain.addresses import Address, parse_address
 from weft.domain.desired.segments import vlan_tag
-from weft.domain.desired.state import Gateway, Overlay, Port, Prefix, Remote, Space, Trunk
+from weft.domain.desired.state import Gateway, Overlay, Port, Prefix, RemoteRoute, TenantNetns, VlanTrunk
 
 _ICMP, ICMPV6 = 1, 58
 SOLICITATION, ADVERTISEMENT, _ROUTER, _REDIRECT = 135, 136, 134, 137
@@ -106,29 +106,29 @@ def base_flows() -> Iterator[Flow]:
             ),
         )
     for kind in ETHER_TYPES.values():
-        yield Flow(Table.TRACK, 1, match({"eth_type": kind}), (Track(TENANT, Table.ROUTE),))
+        yield Flow(Table.TRACK, 1, match({"eth_type": kind}), (Ct(TENANT, Table.ROUTE),))
         # Pieces that wait in vain for others come out of the tracker among whoever is there then.
         lonely: Conditions = {"eth_type": kind, "ip_frag": IS_PIECE, "ct_state": (INVALID, INVALID)}
         yield Flow(Table.ROUTE, _NO_CONNECTION + 1, match(lonely))
         new: Conditions = {"eth_type": kind, "ct_state": (NEW | TRACKED, NEW | TRACKED)}
         piece: Conditions = {"eth_type": kind, "ip_frag": IS_PIECE}
-        again = Track(TENANT, Table.WHOLE, commit=True, mark=MARK)
+        again = Ct(TENANT, Table.WHOLE, commit=True, mark=MARK)
         yield Flow(Table.LEAVE, 4, match({**new, **piece}), (again,))
         # It leaves first, else pieces that waited in vain might leave with it; no answer overtakes the tracker, as one
         # thread of the switch does both.
-        yield Flow(Table.LEAVE, 3, match(new), (OutputRegister(LEAVES_BY), Track(TENANT, commit=True, mark=MARK)))
-        yield Flow(Table.LEAVE, 2, match(piece), (Track(TENANT, Table.WHOLE),))
+        yield Flow(Table.LEAVE, 3, match(new), (OutputRegister(LEAVES_BY), Ct(TENANT, commit=True, mark=MARK)))
+        yield Flow(Table.LEAVE, 2, match(piece), (Ct(TENANT, Table.WHOLE),))
         yield Flow(Table.LEAVE, 1, match({"eth_type": kind}), (OutputRegister(LEAVES_BY),))
     yield Flow(Table.WHOLE, 1, match({"ct_state": (0, INVALID)}), (OutputRegister(LEAVES_BY),))
 
 
-def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
+def space_flows(part: TenantNetns, ground: FlowContext) -> Iterator[Flow]:
     """Nothing of the tenant passes that belongs to no connection."""
     conditions: Conditions = {TENANT: ground.tenants[part.tenant], "ct_state": (INVALID, INVALID)}
     yield Flow(Table.ROUTE, _NO_CONNECTION, match(conditions), refused(OF_NO_CONNECTION))
 
 
-def gateway_flows(part: Gateway, ground: Ground) -> Iterator[Flow]:
+def gateway_flows(part: Gateway, ground: FlowContext) -> Iterator[Flow]:
     """The gateway is known to its neighbours, and answers to echo requests of workloads."""
     whose, address = whereabouts(ground.tenants[part.tenant], part.segment), part.address
     yield neighbour(whose, prefix_of(address), priority=GATEWAY)
@@ -156,7 +156,7 @@ def gateway_flows(part: Gateway, ground: Ground) -> Iterator[Flow]:
     )
 
 
-def overlay_flows(part: Overlay, ground: Ground) -> Iterator[Flow]:
+def overlay_flows(part: Overlay, ground: FlowContext) -> Iterator[Flow]:
     """What other nodes send to this one on the overlay belongs to its tenant."""
     if port := ground.ports.get(overlay_name(part.vni)):
         hop = mac_number(overlay_hop_mac(ground.vtep))
@@ -170,7 +170,7 @@ def overlay_flows(part: Overlay, ground: Ground) -> Iterator[Flow]:
             )
 
 
-def trunk_flows(part: Trunk, ground: Ground) -> Iterator[Flow]:
+def trunk_flows(part: VlanTrunk, ground: FlowContext) -> Iterator[Flow]:
     """What other nodes send to this one by the uplinks belongs to the tenant whose network has the tag."""
     if ground.trunk:
         known = introduction(ground.tenants[part.tenant], 0, kind=FROM_WIRE)
@@ -181,12 +181,12 @@ def trunk_flows(part: Trunk, ground: Ground) -> Iterator[Flow]:
             )
 
 
-def from_wire(number: int, ground: Ground) -> Conditions:
+def from_wire(number: int, ground: FlowContext) -> Conditions:
     """A frame from the uplinks with the tag of a network."""
     return {"in_port": ground.trunk, "vlan_vid": _ANY_TAG[0] | vlan_tag(number)}
 
 
-def remote_flows(part: Remote, ground: Ground) -> Iterator[Flow]:
+def remote_flows(part: RemoteRoute, ground: FlowContext) -> Iterator[Flow]:
     """The way to addresses on another node."""
     tenant = ground.tenants[part.tenant]
     yield neighbour({TENANT: tenant}, part.prefix, priority=part.prefix.length + 1)
@@ -204,7 +204,7 @@ class Beyond(NamedTuple):
     kind: int
 
 
-def way_beyond(number: int, ground: Ground) -> Beyond | None:
+def way_beyond(number: int, ground: FlowContext) -> Beyond | None:
     """The way to other nodes for a network of a `wire_number`; nothing where there is none."""
     if tag := vlan_tag(number):
         wrapping = PushVlan(), SetField("vlan_vid", _ANY_TAG[0] | tag)
@@ -213,7 +213,7 @@ def way_beyond(number: int, ground: Ground) -> Beyond | None:
     return Beyond(port, (), FROM_NODE) if port else None
 
 
-def sent_to_node(vtep: str, way: Beyond, ground: Ground, *, on_segment: bool = False) -> tuple[Action, ...]:
+def sent_to_node(vtep: str, way: Beyond, ground: FlowContext, *, on_segment: bool = False) -> tuple[Action, ...]:
     """One hop further, to the node whose tunnels end at an address."""
     other = parse_address(vtep, field="vtep")
     # A group's MAC would be flooded by whatever switches frames between uplinks, or on a segment.
@@ -222,7 +222,7 @@ def sent_to_node(vtep: str, way: Beyond, ground: Ground, *, on_segment: bool = F
     return *sent_on(source=source, target=target, port=way.port, kind=way.kind), *way.wrapping
 
 
-def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:
+def port_flows(part: Port, ground: FlowContext) -> Iterator[Flow]:
     """A workload speaks with its own MAC and addresses only, and is reached at them."""
     port = ground.ports.get(part.interface)
     if not port:

@@ -19,7 +19,7 @@ from weft.adapters.ovs.pipeline.context import (
     ETHER_TYPES,
     V6,
     Conditions,
-    Ground,
+    FlowContext,
     mac_number,
     prefix_of,
     refused,
@@ -56,7 +56,7 @@ from weft.adapters.ovs.pipeline.tables import (
     Table,
 )
 from weft.domain.addresses import Address
-from weft.domain.desired.segments import Segment, Station, vlan_tag
+from weft.domain.desired.segments import RemoteMac, Segment, vlan_tag
 from weft.domain.desired.state import Port
 
 _FLOODED = (GATEWAY + LOCAL) // 2
@@ -74,7 +74,7 @@ _ASKS_V6: Conditions = {"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": SOLIC
 _ADVERTISES: Conditions = {"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": ADVERTISEMENT, "icmpv6_code": 0}
 
 
-def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:
+def port_flows(part: Port, ground: FlowContext) -> Iterator[Flow]:
     """A workload of this node on a segment: it speaks of its own addresses, and is found at its MAC."""
     port = ground.ports.get(part.interface)
     if not part.segment or not port:
@@ -97,13 +97,13 @@ def port_flows(part: Port, ground: Ground) -> Iterator[Flow]:
         yield Flow(Table.SPREAD, _LED, match(led), (Output(port),))
 
 
-def station_flows(part: Station, ground: Ground) -> Iterator[Flow]:
+def station_flows(part: RemoteMac, ground: FlowContext) -> Iterator[Flow]:
     """A workload of another node on a segment."""
     if way := way_beyond(part.vni, ground):
         yield from _member(part, way=way, segment=part.vni, ground=ground)
 
 
-def _member(part: Port | Station, *, way: Beyond, segment: int, ground: Ground) -> Iterator[Flow]:
+def _member(part: Port | RemoteMac, *, way: Beyond, segment: int, ground: FlowContext) -> Iterator[Flow]:
     """Who is on a segment is known to all of it, and reached on a way."""
     tenant, mac = ground.tenants[part.tenant], mac_number(part.mac)
     whose, priority = whereabouts(tenant, segment), LOCAL if way.kind == FROM_WORKLOAD else _BEYOND
@@ -139,7 +139,7 @@ def _claim(address: Address, mac: int) -> Conditions:
     return {**_ADVERTISES, "ipv6_src": address.number, "nd_target": address.number}
 
 
-def gathering_flows(segment: Segment, members: Iterable[Port], *, reaches: bool, ground: Ground) -> Iterator[Flow]:
+def gathering_flows(segment: Segment, members: Iterable[Port], *, reaches: bool, ground: FlowContext) -> Iterator[Flow]:
     """What depends on who is on the segment: what comes from beyond the node, and what is flooded.
 
     It `reaches` beyond the node where it has an overlay or a tag for that.
@@ -161,7 +161,7 @@ def gathering_flows(segment: Segment, members: Iterable[Port], *, reaches: bool,
         yield Flow(Table.SPREAD, _TO_ALL, match({**whose, "eth_dst": _MANY}), (*map(Output, ports), *beyond))
 
 
-def _arrivals(segment: Segment, way: Beyond, known: tuple[Action, ...], ground: Ground) -> Iterator[Flow]:
+def _arrivals(segment: Segment, way: Beyond, known: tuple[Action, ...], ground: FlowContext) -> Iterator[Flow]:
     """Other nodes send on what their own workloads may say."""
     is_wire = way.kind == FROM_WIRE
     arrives: Conditions = from_wire(segment.number, ground) if is_wire else {"in_port": way.port}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.adapters.netns.nft.policy_chains import NOT_READY, TRANSIT, UNJUDGED, UNKNOWN
-from weft.adapters.ovs.openflow.actions import Action, Move, SetField, Tell
+from weft.adapters.ovs.openflow.actions import Action, Controller, Move, SetField
 from weft.adapters.ovs.openflow.fields import IS_LATER_PIECE, match
 from weft.adapters.ovs.openflow.flows import Flow
 from weft.adapters.ovs.pipeline.context import (
@@ -19,7 +19,7 @@ from weft.adapters.ovs.pipeline.context import (
     REPLY,
     TRACKED,
     Conditions,
-    Ground,
+    FlowContext,
     address_condition,
     blocks,
     has_connection,
@@ -42,10 +42,18 @@ from weft.adapters.ovs.pipeline.tables import (
 )
 from weft.domain.addresses import BITS
 from weft.domain.desired.segments import Segment
-from weft.domain.desired.state import Prefix, Space
+from weft.domain.desired.state import Prefix, TenantNetns
 from weft.domain.policy.model.protocols import PORTED, SCTP
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import REFUSES, STRANGER, WORKLOAD, Row, Tally, Where, Who
+from weft.domain.policy.policymap.policy_state import (
+    UNKNOWN_IDENTITY,
+    VERDICT_DENY,
+    WORKLOAD,
+    CidrIdentity,
+    IpIdentity,
+    PolicyEntry,
+    VerdictCounter,
+)
 
 _PORT_BITS = 16
 _ENDS = (
@@ -99,11 +107,11 @@ def base_flows() -> Iterator[Flow]:
     yield Flow(Table.EGRESS, 0, (), (), Table.INGRESS)
     yield Flow(Table.INGRESS, 0, (), (), Table.MARKING)
     for table, then in _MET.items():
-        yield Flow(table, 1, match({OUTCOME: (REFUSES, REFUSES)}), (Tell(),))
+        yield Flow(table, 1, match({OUTCOME: (VERDICT_DENY, VERDICT_DENY)}), (Controller(),))
         yield Flow(table, 0, (), (), then)
 
 
-def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
+def space_flows(part: TenantNetns, ground: FlowContext) -> Iterator[Flow]:
     """What is decided by where a tenant's packets come from and go to; each reason to drop is counted by itself."""
     tenant: Conditions = {TENANT: ground.tenants[part.tenant]}
     yield Flow(Table.PLACES, _TRANSIT, match({**tenant, CAME_FROM: FROM_NODE, GOES_TO: FROM_NODE}), refused(TRANSIT))
@@ -112,9 +120,9 @@ def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
         for place, who in ((CAME_FROM, speaks), (GOES_TO, hears)):
             nobodys = {**along, place: FROM_WORKLOAD, who: (0, WORKLOAD)}
             yield Flow(Table.PLACES, _NOT_READY, match(nobodys), refused(NOT_READY))
-        from_stranger = {**along, CAME_FROM: FROM_NODE, speaks: (STRANGER, STRANGER)}
+        from_stranger = {**along, CAME_FROM: FROM_NODE, speaks: (UNKNOWN_IDENTITY, UNKNOWN_IDENTITY)}
         yield Flow(Table.PLACES, _JUDGED_THERE, match(from_stranger), (), Table.MARKING)
-        to_stranger = {**along, GOES_TO: FROM_NODE, hears: (STRANGER, STRANGER)}
+        to_stranger = {**along, GOES_TO: FROM_NODE, hears: (UNKNOWN_IDENTITY, UNKNOWN_IDENTITY)}
         for kind in ETHER_TYPES.values():
             for hops in (UNJUDGED, UNJUDGED - 1):
                 # Two nodes that know one end each judge nothing.
@@ -124,22 +132,22 @@ def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
             yield Flow(Table.PLACES, _TO_STRANGER, match(sent_on), (SetField("nw_ttl", UNJUDGED),), Table.MARKING)
 
 
-def segment_flows(part: Segment, ground: Ground) -> Iterator[Flow]:
+def segment_flows(part: Segment, ground: FlowContext) -> Iterator[Flow]:
     """On a segment nobody is passed on to be judged elsewhere: who is found there is known."""
     whose: Conditions = {TENANT: ground.tenants[part.tenant], SEGMENT: part.number}
     for speaks, hears, direction in _DIRECTIONS:
         along: Conditions = {**whose, "ct_state": direction}
-        from_stranger = {**along, CAME_FROM: FROM_NODE, speaks: (STRANGER, STRANGER)}
+        from_stranger = {**along, CAME_FROM: FROM_NODE, speaks: (UNKNOWN_IDENTITY, UNKNOWN_IDENTITY)}
         yield Flow(Table.PLACES, _FROM_STRANGER_ON_SEGMENT, match(from_stranger), (), Table.MARKING)
-        to_stranger = {**along, GOES_TO: FROM_NODE, hears: (STRANGER, STRANGER)}
+        to_stranger = {**along, GOES_TO: FROM_NODE, hears: (UNKNOWN_IDENTITY, UNKNOWN_IDENTITY)}
         yield Flow(Table.PLACES, _TO_STRANGER_ON_SEGMENT, match(to_stranger), refused(UNKNOWN))
 
 
-def who_flows(part: Who, ground: Ground) -> Iterator[Flow]:
+def who_flows(part: IpIdentity, ground: FlowContext) -> Iterator[Flow]:
     yield from _number(prefix_of(part.address), part.number, tenant=ground.tenants[part.tenant], priority=_WHO)
 
 
-def where_flows(part: Where, ground: Ground) -> Iterator[Flow]:
+def where_flows(part: CidrIdentity, ground: FlowContext) -> Iterator[Flow]:
     family, bits = part.range.family, BITS[part.range.family]
     for base, mask in blocks(part.range.first, part.range.last, bits=bits):
         prefix = Prefix(family, base, mask.bit_count())
@@ -156,7 +164,7 @@ def _number(prefix: Prefix, number: int, *, tenant: int, priority: int) -> Itera
         yield Flow(table, priority, match(conditions), (SetField(register, number),), then)
 
 
-def row_flows(part: Row, ground: Ground) -> Iterator[Flow]:
+def row_flows(part: PolicyEntry, ground: FlowContext) -> Iterator[Flow]:
     table, local, remote, then = _LOOKUPS[part.direction]
     conditions: Conditions = {TENANT: ground.tenants[part.tenant], local: part.local}
     priority = 0
@@ -177,8 +185,8 @@ def row_flows(part: Row, ground: Ground) -> Iterator[Flow]:
             yield Flow(table, priority, match(wanted), actions, then)
 
 
-def tally_flows(part: Tally, ground: Ground) -> Iterator[Flow]:
+def tally_flows(part: VerdictCounter, ground: FlowContext) -> Iterator[Flow]:
     for table, then in _MET.items():
         conditions = {TENANT: ground.tenants[part.tenant], OUTCOME: part.outcome}
-        is_refused = bool(part.outcome & REFUSES)
-        yield Flow(table, 2, match(conditions), (Tell(),) if is_refused else (), None if is_refused else then)
+        is_refused = bool(part.outcome & VERDICT_DENY)
+        yield Flow(table, 2, match(conditions), (Controller(),) if is_refused else (), None if is_refused else then)

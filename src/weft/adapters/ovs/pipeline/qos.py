@@ -12,9 +12,9 @@ from weft.adapters.ovs.openflow.actions import SetField
 from weft.adapters.ovs.openflow.fields import match
 from weft.adapters.ovs.openflow.flows import Flow
 from weft.adapters.ovs.openflow.meters import Meter
-from weft.adapters.ovs.pipeline.context import ETHER_TYPES, Ground
+from weft.adapters.ovs.pipeline.context import ETHER_TYPES, FlowContext
 from weft.adapters.ovs.pipeline.tables import LEAVES_BY, Table
-from weft.domain.desired.state import Part, Shape
+from weft.domain.desired.state import QosProfile, StateItem
 
 _BURSTS_PER_S = 4
 """A second's bits divided by this may come at once, whatever was asked for."""
@@ -29,7 +29,7 @@ def base_flows() -> Iterator[Flow]:
     yield Flow(Table.INWARD, 0, (), (), Table.LEAVE)
 
 
-def shape_flows(part: Shape, ground: Ground) -> Iterator[Flow]:
+def shape_flows(part: QosProfile, ground: FlowContext) -> Iterator[Flow]:
     """What a workload sends has the DSCP of its profile; the tunnel's packets get it from those inside."""
     port = ground.ports.get(part.interface)
     if not port:
@@ -43,9 +43,9 @@ def shape_flows(part: Shape, ground: Ground) -> Iterator[Flow]:
         yield Flow(Table.INWARD, 1, match({LEAVES_BY: port}), (), Table.LEAVE, _inward(port))
 
 
-def meters_of(part: Part, ground: Ground) -> Iterator[Meter]:
+def meters_of(part: StateItem, ground: FlowContext) -> Iterator[Meter]:
     """The meters that the flows of a part name."""
-    if not isinstance(part, Shape) or part.tenant not in ground.tenants:
+    if not isinstance(part, QosProfile) or part.tenant not in ground.tenants:
         return
     port = ground.ports.get(part.interface)
     if port and part.rate:

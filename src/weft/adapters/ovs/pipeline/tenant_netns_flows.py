@@ -20,7 +20,7 @@ from weft.adapters.ovs.pipeline.context import (
     ETHER_TYPES,
     TRACKED,
     Conditions,
-    Ground,
+    FlowContext,
     address_condition,
     prefix_of,
     refused,
@@ -50,8 +50,8 @@ from weft.adapters.ovs.pipeline.tables import (
     Table,
 )
 from weft.domain.desired.segments import Segment
-from weft.domain.desired.state import Gateway, Space
-from weft.domain.host_access.state import Homeward, HostLink
+from weft.domain.desired.state import Gateway, TenantNetns
+from weft.domain.host_access.state import HostLink, RemoteHostReturnRoute
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.cluster_dns import DNS_PORT
 from weft.domain.loadbalancer.state import Vip
@@ -95,7 +95,7 @@ def base_flows() -> Iterator[Flow]:
             yield Flow(Table.SERVICE, ASKED_OF_SPACE, match({**asked, place: FROM_SPACE}), (), Table.MARKING)
 
 
-def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
+def space_flows(part: TenantNetns, ground: FlowContext) -> Iterator[Flow]:
     """What comes from the space speaks for whom it says; answers find their way back, and others the way out."""
     tenant = ground.tenants[part.tenant]
     for name in (near_leg(tenant), far_leg(tenant)):
@@ -112,7 +112,7 @@ def space_flows(part: Space, ground: Ground) -> Iterator[Flow]:
         yield Flow(Table.ROUTE, _WAY_OUT, match(asks), leads, Table.SERVICE)
 
 
-def segment_flows(part: Segment, ground: Ground) -> Iterator[Flow]:
+def segment_flows(part: Segment, ground: FlowContext) -> Iterator[Flow]:
     """What workloads of a segment send to their gateway, for nobody whom the tenant knows, is for the space."""
     leads = _to_space(part.tenant, ground)
     for kind in ETHER_TYPES.values() if leads else ():
@@ -120,7 +120,7 @@ def segment_flows(part: Segment, ground: Ground) -> Iterator[Flow]:
         yield Flow(Table.ROUTE, _OUT_OF_SEGMENT, match(asks), leads, Table.SERVICE)
 
 
-def gateway_flows(part: Gateway, ground: Ground) -> Iterator[Flow]:
+def gateway_flows(part: Gateway, ground: FlowContext) -> Iterator[Flow]:
     """A gateway is in the space, for those of its own segment. Who may ask it for names is for netdns to say."""
     if leads := _to_space(part.tenant, ground):
         calls = _calls(part, ground)
@@ -133,7 +133,7 @@ def gateway_flows(part: Gateway, ground: Ground) -> Iterator[Flow]:
             yield Flow(Table.ROUTE, _OTHERS, match(calls), refused(BETWEEN))
 
 
-def vip_flows(part: Vip, ground: Ground) -> Iterator[Flow]:
+def vip_flows(part: Vip, ground: FlowContext) -> Iterator[Flow]:
     """Services are balanced in the space; no rule speaks about their addresses."""
     yield neighbour({TENANT: ground.tenants[part.tenant]}, prefix_of(part.address), priority=GATEWAY)
     if leads := _to_space(part.tenant, ground):
@@ -141,7 +141,7 @@ def vip_flows(part: Vip, ground: Ground) -> Iterator[Flow]:
         yield Flow(Table.ROUTE, _SERVICE, match(_calls(part, ground)), asked, Table.MARKING)
 
 
-def host_flows(part: HostLink, ground: Ground) -> Iterator[Flow]:
+def host_flows(part: HostLink, ground: FlowContext) -> Iterator[Flow]:
     """Nobody beyond the uplinks is this node's host, which policy lets in whatever it says."""
     for address in part.addresses:
         speaks = address_condition(address.family, v4="ip_src", v6="ipv6_src", prefix=prefix_of(address))
@@ -149,7 +149,7 @@ def host_flows(part: HostLink, ground: Ground) -> Iterator[Flow]:
         yield Flow(Table.ROUTE, _FORGED, match(claims), refused(SPOOFED))
 
 
-def homeward_flows(part: Homeward, ground: Ground) -> Iterator[Flow]:
+def homeward_flows(part: RemoteHostReturnRoute, ground: FlowContext) -> Iterator[Flow]:
     """What answers the host of another node goes back by the overlay or the uplinks, as the call came."""
     if way := way_beyond(part.vni, ground):
         back: Conditions = {**_calls(part, ground), **ANSWERS, "ct_mark": 0}
@@ -159,12 +159,12 @@ def homeward_flows(part: Homeward, ground: Ground) -> Iterator[Flow]:
         yield Flow(Table.ROUTE, _BACK_ON_SEGMENT, match(back), on_segment, Table.SERVICE)
 
 
-def _calls(part: Gateway | Vip | Homeward, ground: Ground) -> Conditions:
+def _calls(part: Gateway | Vip | RemoteHostReturnRoute, ground: FlowContext) -> Conditions:
     """What workloads of a tenant send to an address."""
     return {TENANT: ground.tenants[part.tenant], CAME_FROM: FROM_WORKLOAD, **to(prefix_of(part.address))}
 
 
-def _to_space(tenant: TenantName, ground: Ground) -> tuple[Action, ...]:
+def _to_space(tenant: TenantName, ground: FlowContext) -> tuple[Action, ...]:
     """Nothing while the space has no leg. The space is the hop that is counted."""
     port = ground.ports.get(near_leg(ground.tenants[tenant]))
     if not port:

@@ -21,8 +21,8 @@ from weft.adapters.netns.nft.policy_chains import OVERLAY_PREFIX, PORT_PREFIX
 from weft.adapters.ovs.ovsdb.external_ids import owner_marks
 from weft.adapters.ovs.pipeline.tenant_netns_flows import LEG_PREFIX
 from weft.domain.addresses import Address, parse_address
-from weft.domain.desired.segments import Station
-from weft.domain.desired.state import Overlay, Peer
+from weft.domain.desired.segments import RemoteMac
+from weft.domain.desired.state import Overlay, VxlanPeer
 from weft.domain.errors import Conflict, DatapathFault, Invalid, NotFound
 from weft.kernel.netlink.link import (
     LINKS,
@@ -42,7 +42,7 @@ from weft.kernel.netlink.link import (
 from weft.kernel.netlink.neigh import EVERYONE, Forwarding, drop_forwarding, put_forwarding, read_forwardings
 from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
 from weft.kernel.netns import Namespace
-from weft.ports.datapath import Wiring
+from weft.ports.datapath import EndpointConfig
 
 _LEAVING_PREFIX = "wgone"
 _LONGEST_ALIAS = 255
@@ -50,7 +50,7 @@ _SOON_S, _MOST_NEWS = 1.0, 1000
 _TAP, _KERNELS_OWN = "tun", "openvswitch"
 """What the kernel calls the internal ports of a switch: of its own process, and of the kernel's module."""
 
-Way = Peer | Station
+Way = VxlanPeer | RemoteMac
 """What an overlay's device has entries for: another node, or who is there on a segment."""
 
 
@@ -91,7 +91,7 @@ class Devices:
         self._netlink.send_batch([alter_link(link.index, up=True) for link in down])
         return [link.name for link in down]
 
-    def refuse_taken(self, wiring: Wiring) -> None:
+    def refuse_taken(self, wiring: EndpointConfig) -> None:
         """`Conflict` when one end's name is taken, `NotFound` when the workload's namespace is gone."""
         with pod_netns.inside(wiring, home=self._namespace) as (_, inside):
             if read_link(inside, wiring.interface) is not None:
@@ -99,7 +99,7 @@ class Devices:
         if read_link(self._netlink, wiring.port.interface) is not None:
             raise Conflict(f"the host end {wiring.port.interface} is there already")
 
-    def raise_made(self, wirings: Iterable[Wiring]) -> None:
+    def raise_made(self, wirings: Iterable[EndpointConfig]) -> None:
         """Raise host ends as soon as the switch has made them; what does not come soon is left to `plug`.
 
         The switch sends nothing to a device before it has heard that it is up. That it hears as soon as it is done with
@@ -118,7 +118,7 @@ class Devices:
                 return
             self._news.wait(within=left)
 
-    def _raise(self, link: Link, wiring: Wiring) -> None:
+    def _raise(self, link: Link, wiring: EndpointConfig) -> None:
         self._refuse_addresses(link)
         told = alter_link(link.index, up=True, alias=_alias_of(wiring), mac=wiring.port.mac, mtu=wiring.mtu)
         self._netlink.send_batch([told])
@@ -131,7 +131,7 @@ class Devices:
                     self._refuse_addresses(link)
                     self._netlink.send_batch([alter_link(link.index, up=True)])
 
-    def _hand_over(self, link: Link, wiring: Wiring) -> None:
+    def _hand_over(self, link: Link, wiring: EndpointConfig) -> None:
         """A host end of nobody is that of a workload, and known by its name."""
         told = alter_link(link.index, up=True, alias=_alias_of(wiring), mac=wiring.port.mac)
         self._netlink.send_batch([told, add_name(link.index, wiring.port.interface)])
@@ -140,7 +140,7 @@ class Devices:
         """Else it has a route, and the switch looks at every route whenever some device changes."""
         self._namespace.write_sysctls({f"net/ipv6/conf/{link.name}/disable_ipv6": "1"})
 
-    def plug(self, wiring: Wiring, *, spare: str = "") -> bool:
+    def plug(self, wiring: EndpointConfig, *, spare: str = "") -> bool:
         """Join a workload to its host end, which the switch has made; the workload's end has all it needs.
 
         Whether the host end was up by now. It may be down again: the switch writes back flags that it has read before.
@@ -157,15 +157,15 @@ class Devices:
             made = read_link(inside, wiring.interface)
             if made is None:
                 raise DatapathFault(f"interface {wiring.interface} is gone as soon as it was made")
-            pod_netns.furnish(wiring, made.index, namespace=namespace, inside=inside)
+            pod_netns.configure_pod(wiring, made.index, namespace=namespace, inside=inside)
         return link.up
 
-    def is_lonely(self, link: Link, netns: str) -> bool:
+    def has_no_peer(self, link: Link, netns: str) -> bool:
         """Whether a host end has lost the workload's end, which was in the namespace at a path.
 
         Where that is not known, nothing has been lost.
         """
-        if not is_stood_on(link) or link.listeners or not netns:
+        if not has_macvlan(link) or link.listeners or not netns:
             return False
         try:
             with Namespace.open(Path(netns)) as namespace, NetlinkSocket(ROUTE, namespace=namespace) as inside:
@@ -175,7 +175,7 @@ class Devices:
         except DatapathFault:
             return False
 
-    def unplug(self, wiring: Wiring) -> None:
+    def unplug(self, wiring: EndpointConfig) -> None:
         """The workload's end is down and under another name, ours is as good as gone; gone already is fine."""
         link = read_link(self._netlink, wiring.port.interface)
         if link is None or link.group == REAPED_GROUP:
@@ -184,11 +184,11 @@ class Devices:
             self._free_name(wiring, link)
         self.retire([link])
 
-    def _free_name(self, wiring: Wiring, link: Link) -> None:
+    def _free_name(self, wiring: EndpointConfig, link: Link) -> None:
         with suppress(NotFound, Invalid), pod_netns.inside(wiring, home=self._namespace) as (_, inside), gone_is_fine():
             if there := _end_of(link, inside):
                 away = [alter_link(there, up=False), alter_link(there, name=f"{_LEAVING_PREFIX}{there}")]
-                inside.send_batch([*pod_netns.farewell(wiring, there), *away])
+                inside.send_batch([*pod_netns.deconfigure_pod(wiring, there), *away])
 
     def retire(self, links: Iterable[Link]) -> None:
         """They are as good as gone: `reap` deletes them, but those that only the switch can delete."""
@@ -206,7 +206,7 @@ class Devices:
     def reap(self) -> None:
         self._netlink.send_batch([delete_group(REAPED_GROUP)])
 
-    def differences(self, wiring: Wiring) -> list[str]:
+    def differences(self, wiring: EndpointConfig) -> list[str]:
         """What the wiring lacks on both ends, in words."""
         link = read_link(self._netlink, wiring.port.interface)
         if link is None:
@@ -255,20 +255,20 @@ def _known_as(link: Link) -> str:
     return next((name for name in link.other_names if name.startswith(PORT_PREFIX)), link.name)
 
 
-def is_stood_on(link: Link) -> bool:
+def has_macvlan(link: Link) -> bool:
     """Whether the switch has made a device."""
     return link.kind in {_TAP, _KERNELS_OWN}
 
 
 def _end_of(link: Link, inside: NetlinkSocket) -> int | None:
     """The index of the other end of a host end, in the namespace of a socket."""
-    if not is_stood_on(link):
+    if not has_macvlan(link):
         return link.peer or None
     stands = (each.index for each in read_links(inside) if each.kind == "macvlan" and each.peer == link.index)
     return next(stands, None)
 
 
-def _alias_of(wiring: Wiring) -> str | None:
+def _alias_of(wiring: EndpointConfig) -> str | None:
     """What a host end is told of its owner; nothing where that is longer than an alias may be."""
     alias = " ".join(f"{name}={value}" for name, value in owner_marks(wiring).items())
     return alias if len(alias.encode()) <= _LONGEST_ALIAS else None
@@ -277,7 +277,7 @@ def _alias_of(wiring: Wiring) -> str | None:
 def _forwardings(way: Way, link: Link) -> Iterator[Forwarding]:
     """What leads to another node: its own MACs, what is said to all where that is flooded, and who is there."""
     vtep = parse_address(way.vtep, field="vtep")
-    if isinstance(way, Station):
+    if isinstance(way, RemoteMac):
         yield Forwarding(link=link.index, mac=way.mac, remote=vtep)
         return
     for mac in (overlay_hop_mac(vtep), overlay_mac(vtep)):  # the latter on a segment

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from weft.adapters.netns.kernel_state import overlay_mac
 from weft.domain.addresses import Address
 from weft.domain.desired.segments import vlan_tag
-from weft.domain.desired.state import Part, Port, Trunk
+from weft.domain.desired.state import Port, StateItem, VlanTrunk
 from weft.kernel.netlink.codec import pack_mac
 
 Voice = tuple[str, int]
@@ -24,11 +24,11 @@ _FORM = struct.Struct(">HHBBH6s4x6s4x")
 _ASKS = (1, 0x0800, 6, 4, 3)
 
 
-def voices_of(parts: Iterable[Part], vtep: Address) -> set[Voice]:
+def spoofguard_entries(parts: Iterable[StateItem], vtep: Address) -> set[Voice]:
     """Who of a node speaks by the uplinks: the node itself, known by its vtep, and on segments every workload."""
     voices = set()
     for part in parts:
-        if isinstance(part, Trunk):
+        if isinstance(part, VlanTrunk):
             voices.add((overlay_mac(vtep), vlan_tag(part.number)))
         elif isinstance(part, Port) and vlan_tag(part.segment):
             voices.add((part.mac, vlan_tag(part.segment)))

@@ -16,14 +16,14 @@ from typing import Final
 from weft.adapters.netns.nft.policy_chains import PORT_PREFIX
 from weft.adapters.ovs.ovsdb.bridge import SPARE_MARK, SwitchBridge, SwitchPort
 from weft.adapters.ovs.ports.devices import Devices
-from weft.ports.datapath import Wiring
+from weft.ports.datapath import EndpointConfig
 
 PORTS_FOR_ONE: Final = 16
 """So many ports are worth one to spare."""
 MOST: Final = 8
 
 
-class Spares:
+class PortPool:
     """See the module. It goes by the copy of the database as it is at the moment."""
 
     def __init__(self, bridge: SwitchBridge, devices: Devices, *, mtu: int) -> None:
@@ -38,7 +38,7 @@ class Spares:
         there = self._bridge.spares()
         return [port for name, port in sorted(there.items()) if port.number and port.is_up and self._is_good(port)]
 
-    def take(self, wirings: Iterable[Wiring]) -> dict[str, SwitchPort]:
+    def take(self, wirings: Iterable[EndpointConfig]) -> dict[str, SwitchPort]:
         """Ports for workloads, by their host ends, as far as there are any; they are not handed out again."""
         fitting = (wiring.port.interface for wiring in wirings if wiring.mtu == self._mtu)
         taken = dict(zip(fitting, self.ready, strict=False))
@@ -68,7 +68,7 @@ class Spares:
         return as_asked and port.name not in self._taken
 
     def _ask_for(self, count: int) -> None:
-        promised = self._bridge.promise(map(str, range(count))).values()
+        promised = self._bridge.reserve_ofport(map(str, range(count))).values()
         numbers = {spare_name(number): number for number in promised}
         for name in self._devices.are_there(numbers):  # somebody's, whose port was lost and has another number now
             del numbers[name]

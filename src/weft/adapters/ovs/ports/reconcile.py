@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from weft.adapters.ovs.ovsdb.bridge import SwitchBridge
 from weft.adapters.ovs.ovsdb.external_ids import NAMESPACE_MARK, told_owner
-from weft.adapters.ovs.ports.devices import Devices, is_stood_on
+from weft.adapters.ovs.ports.devices import Devices, has_macvlan
 from weft.kernel.netlink.link import Link
 
 
@@ -25,7 +25,7 @@ def fit_ports(
     lonely = {
         name
         for name, port in ports.items()
-        if name in links and devices.is_lonely(links[name], port.marks.get(NAMESPACE_MARK, ""))
+        if name in links and devices.has_no_peer(links[name], port.marks.get(NAMESPACE_MARK, ""))
     }
     strange = [links.pop(name) for name in (links.keys() - marks.keys() - spares) | lonely]
     devices.retire(strange)
@@ -36,7 +36,7 @@ def fit_ports(
     added = [name for name in marks.keys() & links.keys() if name not in ports or name in useless]
     bridge.add(
         {links[name].name: {**marks[name], **told_owner(links[name])} for name in added},
-        {links[name].name: links[name].mtu for name in added if is_stood_on(links[name])},
+        {links[name].name: links[name].mtu for name in added if has_macvlan(links[name])},
     )
     return [
         *(f"removed device {link.name}" for link in strange),

@@ -1,6 +1,6 @@
 """What may be created, changed and deleted, and what that writes: one pure decision per kind of object (facts 2.3).
 
-`plan_put` creates an object or changes it, `plan_delete` removes it. Both look at the cluster through a `Reading`, so
+`plan_put` creates an object or changes it, `plan_delete` removes it. Both look at the cluster through a `ReadSet`, so
 that their commit holds only if what they saw is still so. Asking for what is already there is a plan without writes.
 """
 
@@ -15,20 +15,20 @@ from weft.domain.kinds import Kind
 from weft.domain.lifecycle.changes import globals as global_changes
 from weft.domain.lifecycle.changes import groups, networks, policies, profiles, services, tenants
 from weft.domain.store_types import Delete, Write
-from weft.domain.transaction import Plan, Reading, put
+from weft.domain.transaction import ReadSet, Transaction, put
 from weft.domain.validation import check
 
 T = TypeVar("T", bound=model.Value)
 
-Put = Callable[[Reading, Any, Any], list[Write]]
-Remove = Callable[[Reading, Any], list[Write]]
+Put = Callable[[ReadSet, Any, Any], list[Write]]
+Remove = Callable[[ReadSet, Any], list[Write]]
 
 
-def _put_bgp(_: Reading, wanted: model.BgpPeer, present: model.BgpPeer | None) -> list[Write]:
+def _put_bgp(_: ReadSet, wanted: model.BgpPeer, present: model.BgpPeer | None) -> list[Write]:
     return [] if wanted == present else [put(kinds.BGP, wanted)]
 
 
-def _delete_bgp(_: Reading, present: model.BgpPeer) -> list[Write]:
+def _delete_bgp(_: ReadSet, present: model.BgpPeer) -> list[Write]:
     return [Delete(kinds.BGP.store_key(present.hostname))]
 
 
@@ -57,14 +57,14 @@ _DELETE: dict[str, Remove] = {
 }
 
 
-def plan_put(reading: Reading, kind: Kind[T], wanted: T) -> Plan:
+def plan_put(reading: ReadSet, kind: Kind[T], wanted: T) -> Transaction:
     """Create the object, or change the one that is there."""
     wanted = check(wanted)
     present = reading.get(kind, *kind.key_parts(wanted))
     return reading.plan(_PUT[kind.name](reading, wanted, present))
 
 
-def plan_delete(reading: Reading, kind: Kind[T], *parts: str) -> Plan:
+def plan_delete(reading: ReadSet, kind: Kind[T], *parts: str) -> Transaction:
     """Remove the object and all that was given to it; `NotFound` when there is none, `Conflict` while it is in use."""
     present = reading.get(kind, *parts)
     if present is None:

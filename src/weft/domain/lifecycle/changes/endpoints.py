@@ -14,7 +14,7 @@ from weft.domain.ids import EndpointKey, NetworkKey, NodeName
 from weft.domain.ipam import ipam
 from weft.domain.ipam.allocator import EMPTY, NumberSet
 from weft.domain.store_types import Delete, Write
-from weft.domain.transaction import Plan, Reading, holder_of, put
+from weft.domain.transaction import ReadSet, Transaction, holder_of, put
 from weft.domain.validation import check
 
 
@@ -26,12 +26,12 @@ class Busy:
     resting: Mapping[tuple[NetworkKey, int], NumberSet] = field(default_factory=dict)
 
 
-def plan_create(reading: Reading, wanted: model.Endpoint, *, busy: Busy) -> tuple[model.Endpoint, Plan]:
+def plan_create(reading: ReadSet, wanted: model.Endpoint, *, busy: Busy) -> tuple[model.Endpoint, Transaction]:
     """The endpoint as it will be, and its commit. One that exists is given back unchanged, with an empty plan."""
     wanted = check(wanted)
     present = reading.get(kinds.ENDPOINT, *wanted.key)
     if present is not None:
-        return present, Plan()
+        return present, Transaction()
     if reading.cluster.get(kinds.TENANT, wanted.tenant) is None:  # not compared: its network keeps a tenant alive
         raise Invalid(f"TenantName: tenant {wanted.tenant!r} does not exist: create it first", field="TenantName")
     network = reading.require(kinds.NETWORK, wanted.tenant, wanted.network, field="NetworkName")
@@ -62,7 +62,7 @@ def plan_create(reading: Reading, wanted: model.Endpoint, *, busy: Busy) -> tupl
     return endpoint, reading.plan([put(kinds.ENDPOINT, endpoint), *writes])
 
 
-def _choose(reading: Reading, network: model.Network, group: model.Group | None, *, family: int, busy: Busy) -> Address:
+def _choose(reading: ReadSet, network: model.Network, group: model.Group | None, *, family: int, busy: Busy) -> Address:
     return ipam.choose_address(
         reading.cluster,
         network,
@@ -80,7 +80,7 @@ def is_same(present: model.Endpoint, endpoint: model.Endpoint) -> bool:
     )
 
 
-def plan_publish(reading: Reading, endpoint: model.Endpoint) -> Plan:
+def plan_publish(reading: ReadSet, endpoint: model.Endpoint) -> Transaction:
     """Make known an endpoint to which its node has given addresses of its own blocks, maybe while the store was away.
 
     Empty when it is known already. `Conflict` when another endpoint has its key, `Conflict` or `Invalid` when its
@@ -88,7 +88,7 @@ def plan_publish(reading: Reading, endpoint: model.Endpoint) -> Plan:
     """
     present = reading.get(kinds.ENDPOINT, *endpoint.key)
     if present is not None and is_same(present, endpoint):
-        return Plan()
+        return Transaction()
     if present is not None:
         raise Conflict(f"endpoint {endpoint.key} is on node {present.host!r} already")
     network = reading.require(kinds.NETWORK, endpoint.tenant, endpoint.network, field="networkName")
@@ -100,7 +100,7 @@ def plan_publish(reading: Reading, endpoint: model.Endpoint) -> Plan:
     return reading.plan([put(kinds.ENDPOINT, endpoint)])
 
 
-def plan_delete(reading: Reading, key: EndpointKey) -> tuple[model.Endpoint, Plan]:
+def plan_delete(reading: ReadSet, key: EndpointKey) -> tuple[model.Endpoint, Transaction]:
     """The endpoint that goes, and its commit; every address it had is free again (W19)."""
     present = reading.get(kinds.ENDPOINT, *key)
     if present is None:
@@ -111,8 +111,8 @@ def plan_delete(reading: Reading, key: EndpointKey) -> tuple[model.Endpoint, Pla
 
 
 def plan_update(
-    reading: Reading, key: EndpointKey, *, labels: Mapping[str, str], container_id: str, container_name: str
-) -> tuple[model.Endpoint, Plan]:
+    reading: ReadSet, key: EndpointKey, *, labels: Mapping[str, str], container_id: str, container_name: str
+) -> tuple[model.Endpoint, Transaction]:
     """What a container's start or end changes: its labels (which services it provides for), id and name."""
     present = reading.get(kinds.ENDPOINT, *key)
     if present is None:
@@ -124,8 +124,8 @@ def plan_update(
 
 
 def plan_reserve(
-    reading: Reading, network: model.Network, group: model.Group | None, *, asked: str, busy: Busy
-) -> tuple[Address, Plan]:
+    reading: ReadSet, network: model.Network, group: model.Group | None, *, asked: str, busy: Busy
+) -> tuple[Address, Transaction]:
     """An address ahead of its endpoint (`/plugin/allocAddress`); a requested one must be free (W17).
 
     `NotFound` when the network or group, which the caller looked up before, is gone.
@@ -150,12 +150,12 @@ def plan_reserve(
     return address, reading.plan(writes)
 
 
-def plan_release(reading: Reading, network: model.Network, text: str) -> Plan:
+def plan_release(reading: ReadSet, network: model.Network, text: str) -> Transaction:
     """Give back an address that was reserved; one that an endpoint or service holds goes with its holder only."""
     address = parse_address(text, field="IPv4Address")
     stored = reading.cluster.address_pool(network.key, address.family).holders.get(address.number)
     if stored is None:
-        return Plan()
+        return Transaction()
     if not stored.value.holder.startswith(ipam.RESERVED):
         raise Conflict(f"address {address} is held by {stored.value.holder}: delete that instead", field="IPv4Address")
     reading.at(ipam.claim_key(network, address), stored.revision)

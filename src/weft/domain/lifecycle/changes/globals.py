@@ -5,11 +5,11 @@ from __future__ import annotations
 from weft.domain import kinds, model
 from weft.domain.errors import Conflict
 from weft.domain.store_types import Write
-from weft.domain.transaction import Reading, put
+from weft.domain.transaction import ReadSet, put
 from weft.domain.validation import MAX_VLAN, MAX_VNI, MAX_VNI_SPAN, parse_tag_range
 
 
-def put_global(reading: Reading, wanted: model.Global, present: model.Global | None) -> list[Write]:
+def put_global(reading: ReadSet, wanted: model.Global, present: model.Global | None) -> list[Write]:
     """Ranges must cover the tags in use (O7, O8); mode and private subnet change only without networks (O9, O10)."""
     _check_range(reading, "vlan", wanted.vlans, field="vlans", highest=MAX_VLAN, widest=MAX_VLAN)
     _check_range(reading, "vni", wanted.vxlans, field="vxlans", highest=MAX_VNI, widest=MAX_VNI_SPAN)
@@ -22,7 +22,7 @@ def put_global(reading: Reading, wanted: model.Global, present: model.Global | N
     return [] if wanted == present else [put(kinds.GLOBAL, wanted)]
 
 
-def _check_range(reading: Reading, pool: str, text: str, *, field: str, highest: int, widest: int) -> None:
+def _check_range(reading: ReadSet, pool: str, text: str, *, field: str, highest: int, widest: int) -> None:
     first, last = parse_tag_range(text, field=field, highest=highest, widest=widest)
     reading.quiet(kinds.number_claims(pool))
     outside = [number for number in reading.cluster.number_pool(pool).holders if not first <= number <= last]
@@ -32,7 +32,7 @@ def _check_range(reading: Reading, pool: str, text: str, *, field: str, highest:
         raise Conflict(f"{field} {text} leaves out tag {number}, which {holder} has", field=field)
 
 
-def _refuse_with_networks(reading: Reading, field: str) -> None:
+def _refuse_with_networks(reading: ReadSet, field: str) -> None:
     networks = [kinds.NETWORK.key_text(network) for network in reading.all(kinds.NETWORK)]
     if networks:
         raise Conflict(
@@ -42,6 +42,6 @@ def _refuse_with_networks(reading: Reading, field: str) -> None:
         )
 
 
-def delete_global(reading: Reading, present: model.Global) -> list[Write]:
+def delete_global(reading: ReadSet, present: model.Global) -> list[Write]:
     """Deleting the settings puts the defaults back, under the same conditions as any change."""
     return put_global(reading, model.Global(fwd_mode=present.fwd_mode), present)

@@ -10,13 +10,13 @@ from weft.domain.ids import NetworkKey, StoreKey
 from weft.domain.ipam import ipam
 from weft.domain.lifecycle.changes.tags import take_vlan
 from weft.domain.store_types import NEVER, Delete, Write
-from weft.domain.transaction import Reading, holder_of, put, put_claim
+from weft.domain.transaction import ReadSet, holder_of, put, put_claim
 
 GROUP_IDS = (1, (1 << 15) - 1)
 """15 bits, as much as flow metadata carries; claims in the store, never a counter (W6)."""
 
 
-def put_group(reading: Reading, wanted: model.Group, present: model.Group | None) -> list[Write]:
+def put_group(reading: ReadSet, wanted: model.Group, present: model.Group | None) -> list[Write]:
     """Network, pool and tag on the wire never change (E7, O16); policies, profile and the tag of others do."""
     reading.require(kinds.TENANT, wanted.tenant, field="tenantName")
     for policy in wanted.policies:
@@ -47,7 +47,7 @@ def put_group(reading: Reading, wanted: model.Group, present: model.Group | None
     return [put(kinds.GROUP, msgspec.structs.replace(wanted, group_id=number)), write, *tags]
 
 
-def _check_pool(reading: Reading, network: model.Network, wanted: model.Group) -> None:
+def _check_pool(reading: ReadSet, network: model.Network, wanted: model.Group) -> None:
     """Inside the network's usable addresses and wholly unused (E6)."""
     pool, subnet = ipam.pool_of(wanted), ipam.subnet_of(network, 4)
     assert pool is not None
@@ -79,7 +79,7 @@ def _check_pool(reading: Reading, network: model.Network, wanted: model.Group) -
             raise Conflict(f"ipPool {pool} overlaps an address block of node {stored.value.owner}", field="ipPool")
 
 
-def _take_group_id(reading: Reading, wanted: model.Group) -> tuple[int, Write]:
+def _take_group_id(reading: ReadSet, wanted: model.Group) -> tuple[int, Write]:
     number = reading.cluster.number_pool("group-id").taken.next_free(*GROUP_IDS)
     if number is None:
         raise Exhausted(f"all {GROUP_IDS[1]} group ids are taken: delete groups that are not needed")
@@ -88,7 +88,7 @@ def _take_group_id(reading: Reading, wanted: model.Group) -> tuple[int, Write]:
     return number, put_claim(key, holder_of(kinds.GROUP, wanted))
 
 
-def _take_tag(reading: Reading, network: model.Network, wanted: model.Group) -> Write:
+def _take_tag(reading: ReadSet, network: model.Network, wanted: model.Group) -> Write:
     if network.encap != "vlan":
         raise Invalid(
             f"pktTag is for groups of networks of encap vlan, and {network.name} is of {network.encap}", field="pktTag"
@@ -96,7 +96,7 @@ def _take_tag(reading: Reading, network: model.Network, wanted: model.Group) -> 
     return take_vlan(reading, wanted=wanted.pkt_tag, holder=holder_of(kinds.GROUP, wanted))[1]
 
 
-def delete_group(reading: Reading, present: model.Group) -> list[Write]:
+def delete_group(reading: ReadSet, present: model.Group) -> list[Write]:
     """Refused while it has endpoints (E3) or reserved addresses. Rules that name it then match nothing (W23)."""
     reading.quiet(kinds.ENDPOINT.store_prefix(present.tenant, present.network))
     count = sum(1 for _ in reading.cluster.group_members(present))

@@ -12,13 +12,13 @@ from weft.domain.ids import StoreKey
 from weft.domain.ipam import ipam
 from weft.domain.lifecycle.changes.tags import take_number, take_vlan
 from weft.domain.store_types import Delete, DeleteAll, Write
-from weft.domain.transaction import Reading, holder_of, put
+from weft.domain.transaction import ReadSet, holder_of, put
 from weft.domain.validation import MAX_VLAN, MAX_VNI, MAX_VNI_SPAN, parse_tag_range
 
 LOCAL_VLANS = (1, MAX_VLAN)
 
 
-def put_network(reading: Reading, wanted: model.Network, present: model.Network | None) -> list[Write]:
+def put_network(reading: ReadSet, wanted: model.Network, present: model.Network | None) -> list[Write]:
     """A network never changes; asking for the one that is there is fine."""
     if present is not None:
         _refuse_change(wanted, present)
@@ -50,7 +50,7 @@ def _refuse_overlap(wanted: model.Network, other: model.Network) -> None:
             raise Conflict(f"{field} {mine} overlaps {theirs} of network {other.key}", field=field)
 
 
-def _take_tags(reading: Reading, wanted: model.Network) -> tuple[model.NetworkTags, list[Write]]:
+def _take_tags(reading: ReadSet, wanted: model.Network) -> tuple[model.NetworkTags, list[Write]]:
     """The wire tag (asked for or the lowest free one) and, for vxlan, a local vlan (facts 5, O4)."""
     holder = holder_of(kinds.NETWORK, wanted)
     if wanted.encap == "vlan":
@@ -63,7 +63,7 @@ def _take_tags(reading: Reading, wanted: model.Network) -> tuple[model.NetworkTa
     return model.NetworkTags(vlan=local, vni=vni), [write, local_write]
 
 
-def delete_network(reading: Reading, present: model.Network) -> list[Write]:
+def delete_network(reading: ReadSet, present: model.Network) -> list[Write]:
     """Refused while groups, services, endpoints, reserved addresses or nodes' address blocks need it.
 
     What nodes themselves have in an infra network does not count, and goes with it.
@@ -110,14 +110,14 @@ def _is_hosts(network: model.Network, endpoint: model.Endpoint) -> bool:
     return network.nw_type == "infra" and endpoint.endpoint_id == endpoint.host
 
 
-def _hosts_leave(reading: Reading, network: model.Network) -> Iterator[Write]:
+def _hosts_leave(reading: ReadSet, network: model.Network) -> Iterator[Write]:
     reading.quiet(kinds.blocks_of(network.tenant, network.name))
     reading.quiet(kinds.address_claims(network.tenant, network.name))
     yield DeleteAll(kinds.ENDPOINT.store_prefix(network.tenant, network.name))
     yield DeleteAll(kinds.address_claims(network.tenant, network.name))
 
 
-def _refuse_leftovers(reading: Reading, present: model.Network) -> None:
+def _refuse_leftovers(reading: ReadSet, present: model.Network) -> None:
     reading.quiet(kinds.address_claims(present.tenant, present.name))
     for family in (4, 6):
         holders = reading.cluster.address_pool(present.key, family).holders

@@ -6,16 +6,16 @@ from weft.domain import kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.errors import Conflict, Invalid
 from weft.domain.store_types import Delete, DeleteAll, Write
-from weft.domain.transaction import Reading, put
+from weft.domain.transaction import ReadSet, put
 from weft.domain.validation import parse_rule_address
 
 
-def put_policy(reading: Reading, wanted: model.Policy, present: model.Policy | None) -> list[Write]:
+def put_policy(reading: ReadSet, wanted: model.Policy, present: model.Policy | None) -> list[Write]:
     reading.require(kinds.TENANT, wanted.tenant, field="tenantName")
     return [] if wanted == present else [put(kinds.POLICY, wanted)]
 
 
-def delete_policy(reading: Reading, present: model.Policy) -> list[Write]:
+def delete_policy(reading: ReadSet, present: model.Policy) -> list[Write]:
     """Refused while a group has it; its rules go with it, in the same commit (W4)."""
     groups = [
         kinds.GROUP.key_text(group)
@@ -33,7 +33,7 @@ def delete_policy(reading: Reading, present: model.Policy) -> list[Write]:
     ]
 
 
-def put_rule(reading: Reading, wanted: model.Rule, present: model.Rule | None) -> list[Write]:
+def put_rule(reading: ReadSet, wanted: model.Rule, present: model.Rule | None) -> list[Write]:
     """A rule never changes (its id is what drops are explained by); asking for the one that is there is fine."""
     if present is not None:
         if wanted != present:
@@ -59,7 +59,7 @@ def put_rule(reading: Reading, wanted: model.Rule, present: model.Rule | None) -
     return [put(kinds.RULE, wanted)]
 
 
-def _check_own_address(reading: Reading, policy: model.Policy, wanted: model.Rule) -> None:
+def _check_own_address(reading: ReadSet, policy: model.Policy, wanted: model.Rule) -> None:
     """`in` with toIpAddress narrows the rule to members of the one group that has the policy (facts 2.3)."""
     groups = [group for group in reading.all(kinds.GROUP, policy.tenant) if policy.name in group.policies]
     if len(groups) != 1:
@@ -78,5 +78,5 @@ def _check_own_address(reading: Reading, policy: model.Policy, wanted: model.Rul
     )
 
 
-def delete_rule(_: Reading, present: model.Rule) -> list[Write]:
+def delete_rule(_: ReadSet, present: model.Rule) -> list[Write]:
     return [Delete(kinds.RULE.store_key(present.tenant, present.policy, present.rule_id))]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from weft.domain import kinds, model
 from weft.domain.errors import Conflict
 from weft.domain.store_types import Delete, Write
-from weft.domain.transaction import Reading, put
+from weft.domain.transaction import ReadSet, put
 
 
-def put_profile(reading: Reading, wanted: model.Profile, present: model.Profile | None) -> list[Write]:
+def put_profile(reading: ReadSet, wanted: model.Profile, present: model.Profile | None) -> list[Write]:
     reading.require(kinds.TENANT, wanted.tenant, field="tenantName")
     return [] if wanted == present else [put(kinds.PROFILE, wanted)]
 
 
-def delete_profile(reading: Reading, present: model.Profile) -> list[Write]:
+def delete_profile(reading: ReadSet, present: model.Profile) -> list[Write]:
     """Refused while a group uses it (O19, Q6)."""
     groups = [
         kinds.GROUP.key_text(group)

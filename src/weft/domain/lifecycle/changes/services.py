@@ -9,10 +9,10 @@ from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import Conflict, Invalid
 from weft.domain.ipam import ipam
 from weft.domain.store_types import Delete, Write
-from weft.domain.transaction import Reading, holder_of, put
+from weft.domain.transaction import ReadSet, holder_of, put
 
 
-def put_service(reading: Reading, wanted: model.Service, present: model.Service | None) -> list[Write]:
+def put_service(reading: ReadSet, wanted: model.Service, present: model.Service | None) -> list[Write]:
     """A change of ports or selectors keeps the addresses (S4); another one is taken before the old one is freed."""
     reading.require(kinds.TENANT, wanted.tenant, field="tenantName")
     network = reading.require(kinds.NETWORK, wanted.tenant, wanted.network, field="networkName")
@@ -37,7 +37,7 @@ def put_service(reading: Reading, wanted: model.Service, present: model.Service 
     return [] if changed == present else [put(kinds.SERVICE, changed), *writes]
 
 
-def _choose(reading: Reading, network: model.Network, asked: str, *, family: int, field: str) -> Address | None:
+def _choose(reading: ReadSet, network: model.Network, asked: str, *, family: int, field: str) -> Address | None:
     """The address asked for, else the lowest free one; None where the network has no subnet of the family."""
     if ipam.subnet_of(network, family) is not None:
         if asked:
@@ -48,7 +48,7 @@ def _choose(reading: Reading, network: model.Network, asked: str, *, family: int
     return None
 
 
-def delete_service(reading: Reading, present: model.Service) -> list[Write]:
+def delete_service(reading: ReadSet, present: model.Service) -> list[Write]:
     network = reading.get(kinds.NETWORK, present.tenant, present.network)
     freed = ipam.release(network, present.vip, present.ipv6_vip) if network else []
     return [Delete(kinds.SERVICE.store_key(present.tenant, present.name)), *freed]

@@ -6,18 +6,18 @@ from weft.domain import kinds, model
 from weft.domain.errors import Conflict, Exhausted, Invalid
 from weft.domain.ids import StoreKey
 from weft.domain.store_types import NEVER, Write
-from weft.domain.transaction import Reading, put_claim
+from weft.domain.transaction import ReadSet, put_claim
 from weft.domain.validation import MAX_VLAN, parse_tag_range
 
 
-def take_vlan(reading: Reading, *, wanted: int, holder: str) -> tuple[int, Write]:
+def take_vlan(reading: ReadSet, *, wanted: int, holder: str) -> tuple[int, Write]:
     """A VLAN tag of the cluster's range: the one that is wanted or, for 0, the lowest free one."""
     settings = reading.get(kinds.GLOBAL, "global") or model.Global()
     span = parse_tag_range(settings.vlans, field="vlans", highest=MAX_VLAN, widest=MAX_VLAN)
     return take_number(reading, "vlan", span, wanted=wanted, holder=holder)
 
 
-def take_number(reading: Reading, pool: str, span: tuple[int, int], *, wanted: int, holder: str) -> tuple[int, Write]:
+def take_number(reading: ReadSet, pool: str, span: tuple[int, int], *, wanted: int, holder: str) -> tuple[int, Write]:
     """A number of a pool and the claim on it: the one that is wanted or, for 0, the lowest free one."""
     first, last = span
     numbers = reading.cluster.number_pool(pool)

@@ -10,21 +10,21 @@ from weft.domain.errors import Conflict
 from weft.domain.ids import DEFAULT_TENANT
 from weft.domain.kinds import Kind
 from weft.domain.store_types import Delete, Write
-from weft.domain.transaction import Reading, put
+from weft.domain.transaction import ReadSet, put
 
 _MEMBERS: tuple[Kind[Any], ...] = (
     kinds.NETWORK, kinds.GROUP, kinds.POLICY, kinds.PROFILE, kinds.SERVICE, kinds.KUBE_SERVICE,
 )  # fmt: skip
 
 
-def put_tenant(reading: Reading, wanted: model.Tenant, present: model.Tenant | None) -> list[Write]:
+def put_tenant(reading: ReadSet, wanted: model.Tenant, present: model.Tenant | None) -> list[Write]:
     """External ranges are one tenant's alone, so that nobody takes a neighbour's address (CVE-2026-53935)."""
     if wanted.external_ranges:
         _refuse_shared_ranges(reading, wanted)
     return [] if wanted == present else [put(kinds.TENANT, wanted)]
 
 
-def _refuse_shared_ranges(reading: Reading, wanted: model.Tenant) -> None:
+def _refuse_shared_ranges(reading: ReadSet, wanted: model.Tenant) -> None:
     for other in reading.all(kinds.TENANT):
         for theirs in other.external_ranges if other.name != wanted.name else ():
             for ours in wanted.external_ranges:
@@ -39,7 +39,7 @@ def _range(text: str) -> Range:
     return parse_prefix_or_range(text, field="externalRanges")
 
 
-def delete_tenant(reading: Reading, present: model.Tenant) -> list[Write]:
+def delete_tenant(reading: ReadSet, present: model.Tenant) -> list[Write]:
     """Refused while anything is left in the tenant, services too, and always for `default` (O1, W16)."""
     if present.name == DEFAULT_TENANT:
         raise Conflict(f"tenant {DEFAULT_TENANT!r} cannot be deleted")

@@ -128,7 +128,7 @@ class ContivTables:
             self._compiled.pop(rule, None)
             self._uncompiled.add(rule[:2], rule)
 
-    def compile(self, key: PolicyKey) -> ir.Unit | None:
+    def compile(self, key: PolicyKey) -> ir.CompiledPolicy | None:
         """The policy as a unit, or None while it does not exist."""
         policy = self._policies.get(key)
         if policy is None:
@@ -137,7 +137,7 @@ class ContivTables:
         for rule in tuple(self._uncompiled[key]):
             self._compiled[rule] = self._compile_rule(self._rules[rule], dry_run=policy.dry_run)
             self._uncompiled.discard(key, rule)
-        return ir.Unit(
+        return ir.CompiledPolicy(
             id=unit_id(key),
             subjects=tuple(ir.GroupMembers(group.tenant, group.group) for group in groups),
             rules=tuple(map(self._compiled.__getitem__, self._rules_of_policy.get(key, ()))),

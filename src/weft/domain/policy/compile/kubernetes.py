@@ -14,6 +14,7 @@ from weft.domain.policy.model.protocols import TCP, protocol_number
 from weft.domain.policy.model.ranges import address_set
 from weft.domain.policy.model.rules import (
     Action,
+    CompiledPolicy,
     Direction,
     FlowRule,
     Peer,
@@ -22,7 +23,6 @@ from weft.domain.policy.model.rules import (
     PortMatch,
     RuleId,
     Tier,
-    Unit,
     UnitId,
 )
 from weft.domain.selectors import EVERYTHING, LabelSelector, Selector, parse_label_selector
@@ -42,7 +42,7 @@ def is_isolation(rule: RuleId) -> bool:
     return rule.startswith(_PREFIX) and rule.endswith(_ISOLATION)
 
 
-def compile_network_policy(policy: NetworkPolicy) -> Unit:
+def compile_network_policy(policy: NetworkPolicy) -> CompiledPolicy:
     """The policy's rules and the pods they protect; `Invalid` when it is not a valid policy."""
     validate(policy)
     spec = policy.spec
@@ -53,7 +53,7 @@ def compile_network_policy(policy: NetworkPolicy) -> Unit:
         )
     if spec.isolates_egress:
         rules += _compile_direction(policy, Direction.EGRESS, [(rule.to, rule.ports) for rule in spec.egress or ()])
-    return Unit(
+    return CompiledPolicy(
         id=unit_id(policy.metadata.namespace, policy.metadata.name),
         subjects=(PodsOfNamespace(policy.metadata.namespace, _selector(spec.pod_selector)),),
         rules=tuple(rules),

@@ -37,12 +37,21 @@ from weft.domain.policy.model.identities import (
     pod_key,
 )
 from weft.domain.policy.model.netpol import NetworkPolicy
-from weft.domain.policy.model.rules import Action, Direction, FlowRule, MemberSet, RuleSet, Unit, UnitId, changed_rules
+from weft.domain.policy.model.rules import (
+    Action,
+    CompiledPolicy,
+    Direction,
+    FlowRule,
+    MemberSet,
+    RuleSet,
+    UnitId,
+    changed_rules,
+)
 
 _Ordered = tuple[tuple[FlowRule, ...], tuple[FlowRule, ...]]
 
 
-class Touched(msgspec.Struct, frozen=True):
+class Affected(msgspec.Struct, frozen=True):
     """What a change altered: workloads whose rule set is another, and sets whose members or their addresses are.
 
     `identities` are all who came, went, or are seen in another way: by their values, or by the sets that rules name.
@@ -54,8 +63,8 @@ class Touched(msgspec.Struct, frozen=True):
     identities: frozenset[IdentityKey] = frozenset()
     units: frozenset[UnitId] = frozenset()
 
-    def __or__(self, other: Touched) -> Touched:
-        return Touched(
+    def __or__(self, other: Affected) -> Affected:
+        return Affected(
             self.workloads | other.workloads,
             self.sets | other.sets,
             self.identities | other.identities,
@@ -81,7 +90,7 @@ class Engine:
         self.directory = Directory()
         self._membership = Membership()
         self._contiv = ContivTables()
-        self._units: dict[UnitId, Unit] = {}
+        self._units: dict[UnitId, CompiledPolicy] = {}
         self._units_of_subject: Index[MemberSet, UnitId] = Index()
         self._ordered: dict[frozenset[MemberSet], _Ordered] = {}
         for fact in facts:
@@ -94,7 +103,7 @@ class Engine:
             setattr(twin, name, table.copy())
         return twin
 
-    def put(self, fact: Fact) -> Touched:
+    def put(self, fact: Fact) -> Affected:
         """Add the object, or replace the one with the same key."""
         match fact:
             case Pod():
@@ -120,36 +129,36 @@ class Engine:
             case model.Network():
                 return self._recompile(self._contiv.put_network(fact))
 
-    def remove_pod(self, namespace: str, name: str) -> Touched:
+    def remove_pod(self, namespace: str, name: str) -> Affected:
         return self._remove_workload(pod_key(namespace, name))
 
-    def remove_endpoint(self, key: EndpointKey) -> Touched:
+    def remove_endpoint(self, key: EndpointKey) -> Affected:
         return self._remove_workload(IdentityKey(str(key)))
 
-    def remove_host(self, node: str) -> Touched:
+    def remove_host(self, node: str) -> Affected:
         return self._remove_bystander(host_key(node))
 
-    def remove_api_server(self) -> Touched:
+    def remove_api_server(self) -> Affected:
         return self._remove_bystander(API_SERVER_KEY)
 
-    def remove_namespace(self, name: str) -> Touched:
+    def remove_namespace(self, name: str) -> Affected:
         return self._moved(self._membership.remove_namespace(name))
 
-    def remove_network_policy(self, namespace: str, name: str) -> Touched:
+    def remove_network_policy(self, namespace: str, name: str) -> Affected:
         return self._put_unit(kubernetes.unit_id(namespace, name), None)
 
-    def remove_group(self, key: GroupKey) -> Touched:
+    def remove_group(self, key: GroupKey) -> Affected:
         # While its members leave, the group's policies still say whose rule sets change by it.
         moved = self._moved(self._membership.remove_group(key))
         return moved | self._recompile(self._contiv.remove_group(key))
 
-    def remove_policy(self, key: PolicyKey) -> Touched:
+    def remove_policy(self, key: PolicyKey) -> Affected:
         return self._recompile(self._contiv.remove_policy(key))
 
-    def remove_rule(self, key: RuleKey) -> Touched:
+    def remove_rule(self, key: RuleKey) -> Affected:
         return self._recompile(self._contiv.remove_rule(key))
 
-    def remove_network(self, key: NetworkKey) -> Touched:
+    def remove_network(self, key: NetworkKey) -> Affected:
         return self._recompile(self._contiv.remove_network(key))
 
     @property
@@ -157,7 +166,7 @@ class Engine:
         return self._membership.workloads
 
     @property
-    def units(self) -> Mapping[UnitId, Unit]:
+    def units(self) -> Mapping[UnitId, CompiledPolicy]:
         """Every policy that is in force or in dry run, compiled."""
         return self._units
 
@@ -199,43 +208,43 @@ class Engine:
     def is_member(self, identity: Identity, of: MemberSet) -> bool:
         return of in self._membership.sets_of(identity.key)
 
-    def _put_bystander(self, identity: Identity) -> Touched:
+    def _put_bystander(self, identity: Identity) -> Affected:
         """An identity that is no workload: no set has it, no policy protects it."""
         self.directory.put(identity)
-        return Touched(identities=frozenset({identity.key}))
+        return Affected(identities=frozenset({identity.key}))
 
-    def _remove_bystander(self, key: IdentityKey) -> Touched:
+    def _remove_bystander(self, key: IdentityKey) -> Affected:
         self.directory.remove(key)
-        return Touched(identities=frozenset({key}))
+        return Affected(identities=frozenset({key}))
 
-    def _put_workload(self, workload: Identity) -> Touched:
+    def _put_workload(self, workload: Identity) -> Affected:
         self.directory.put(workload)
         moved = self._moved(self._membership.put_workload(workload))
-        return moved | Touched(identities=frozenset({workload.key}))
+        return moved | Affected(identities=frozenset({workload.key}))
 
-    def _remove_workload(self, key: IdentityKey) -> Touched:
+    def _remove_workload(self, key: IdentityKey) -> Affected:
         self.directory.remove(key)
         moved = self._moved(self._membership.remove_workload(key))
-        return moved | Touched(identities=frozenset({key}))
+        return moved | Affected(identities=frozenset({key}))
 
-    def _moved(self, moves: Moves) -> Touched:
+    def _moved(self, moves: Moves) -> Affected:
         if moves:
             self._ordered.clear()  # so that combinations of sets which nobody is in any more do not pile up
         subjects = (key for key, sets in moves.items() if any(self._units_of_subject[each] for each in sets))
-        return Touched(frozenset(subjects), frozenset().union(*moves.values()), frozenset(moves))
+        return Affected(frozenset(subjects), frozenset().union(*moves.values()), frozenset(moves))
 
-    def _recompile(self, policies: Iterable[PolicyKey]) -> Touched:
-        touched = Touched()
+    def _recompile(self, policies: Iterable[PolicyKey]) -> Affected:
+        touched = Affected()
         for key in policies:
             touched |= self._put_unit(contiv.unit_id(key), self._contiv.compile(key))
         return touched
 
-    def _put_unit(self, key: UnitId, new: Unit | None) -> Touched:
+    def _put_unit(self, key: UnitId, new: CompiledPolicy | None) -> Affected:
         old = self._units.pop(key, None)
         if new is not None:
             self._units[key] = new
         if old == new:
-            return Touched()
+            return Affected()
         self._ordered.clear()
         subjects: set[IdentityKey] = set()
         seen_anew: set[IdentityKey] = set()
@@ -251,7 +260,7 @@ class Engine:
             self._units_of_subject.add(subject, key)
         for each in old.sets(gone) if old else ():
             seen_anew |= self._membership.unwatch(each)
-        return Touched(workloads=frozenset(subjects), identities=frozenset(seen_anew), units=frozenset({key}))
+        return Affected(workloads=frozenset(subjects), identities=frozenset(seen_anew), units=frozenset({key}))
 
     def _order(self, units: frozenset[UnitId]) -> _Ordered:
         rules = sorted((rule for unit in units for rule in self._units[unit].rules), key=lambda rule: rule.order)

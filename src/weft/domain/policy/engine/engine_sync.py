@@ -9,7 +9,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.host_access.view import host_addresses
 from weft.domain.ids import EndpointKey, GroupKey, NetworkKey, NodeName, StoreKey
 from weft.domain.kinds import Kind
-from weft.domain.policy.engine.engine import Engine, Touched
+from weft.domain.policy.engine.engine import Affected, Engine
 from weft.domain.policy.model.identities import Host, Namespace
 
 CONCERNED: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.RULE, kinds.POLICY, kinds.ENDPOINT)
@@ -23,7 +23,7 @@ SHARED: tuple[Kind[Any], ...] = (kinds.NODE, kinds.KUBE_NAMESPACE, kinds.KUBE_PO
 SHARED_FOLDERS = frozenset(kind.prefix for kind in SHARED)
 
 
-def follow(engine: Engine, cluster: Cluster, key: StoreKey) -> Touched:
+def follow(engine: Engine, cluster: Cluster, key: StoreKey) -> Affected:
     """Bring one object of the cluster into the engine, or out of it; `Invalid` when the engine cannot read it."""
     folder, *parts = key.split("/")
     if folder == kinds.NODE.prefix:
@@ -34,7 +34,7 @@ def follow(engine: Engine, cluster: Cluster, key: StoreKey) -> Touched:
         return _follow_network_policy(engine, cluster, *parts)
     kind = next((each for each in CONCERNED if each.prefix == folder), None)
     if kind is None:
-        return Touched()
+        return Affected()
     stored = cluster.get(kind, *parts)
     if stored is not None:
         return engine.put(stored.value)
@@ -49,21 +49,21 @@ def follow(engine: Engine, cluster: Cluster, key: StoreKey) -> Touched:
     return engine.remove_endpoint(EndpointKey(*parts))  # type: ignore[arg-type]
 
 
-def _follow_namespace(engine: Engine, cluster: Cluster, name: str) -> Touched:
+def _follow_namespace(engine: Engine, cluster: Cluster, name: str) -> Affected:
     stored = cluster.get(kinds.KUBE_NAMESPACE, name)
     if stored is None:
         return engine.remove_namespace(name)
     return engine.put(Namespace(name=name, labels=stored.value.labels))
 
 
-def _follow_network_policy(engine: Engine, cluster: Cluster, namespace: str, name: str) -> Touched:
+def _follow_network_policy(engine: Engine, cluster: Cluster, namespace: str, name: str) -> Affected:
     stored = cluster.get(kinds.KUBE_POLICY, namespace, name)
     if stored is None:
         return engine.remove_network_policy(namespace, name)
     return engine.put(stored.value.policy)
 
 
-def _follow_host(engine: Engine, cluster: Cluster, name: NodeName) -> Touched:
+def _follow_host(engine: Engine, cluster: Cluster, name: NodeName) -> Affected:
     """A node's host, by the addresses as which it speaks to workloads."""
     stored = cluster.get(kinds.NODE, name)
     if stored is None:

@@ -1,7 +1,7 @@
 """Who is a member of which set, kept up to date change by change.
 
 This is the dependency index of the engine: a workload is tried against the sets of its own namespace, its own group,
-and the few sets over many namespaces that `CrossingSets` finds. A set is held while a policy that names it watches it.
+and the few sets over many namespaces that `NamespaceSelectorIndex` finds. A set is held while a policy that names it watches it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Self
 
 from weft.domain.ids import GroupKey
-from weft.domain.policy.engine.namespace_selector_index import CrossingSets
+from weft.domain.policy.engine.namespace_selector_index import NamespaceSelectorIndex
 from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.identities import Identity, IdentityKey, Namespace
 from weft.domain.policy.model.rules import GroupMembers, MemberSet, PodsOfNamespace, PodsOfNamespaces
@@ -32,7 +32,7 @@ class Membership:
         self._by_group: Index[GroupKey, IdentityKey] = Index()
         self._watched: Counter[MemberSet] = Counter()
         self._local_sets: Index[str, PodsOfNamespace] = Index()
-        self._crossing_sets = CrossingSets()
+        self._crossing_sets = NamespaceSelectorIndex()
 
     def copy(self) -> Self:
         """A twin that can be changed alone."""

@@ -15,7 +15,7 @@ from weft.domain.policy.model.rules import PodsOfNamespaces
 from weft.domain.selectors import Selector
 
 
-class CrossingSets:
+class NamespaceSelectorIndex:
     """Namespaces and the sets over them."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from weft.domain.policy.explain.header_space import (
 )
 from weft.domain.policy.model.identities import Identity, IdentityKey, identity_of_world
 from weft.domain.policy.model.ranges import AddressSet
-from weft.domain.policy.model.rules import Action, Direction, FlowRule, MemberSet, RuleId, Unit, UnitId
+from weft.domain.policy.model.rules import Action, CompiledPolicy, Direction, FlowRule, MemberSet, RuleId, UnitId
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -74,7 +74,7 @@ class _Side(msgspec.Struct, frozen=True, eq=False):
 class _Sight:
     """What the rules of some policies can see of an end."""
 
-    def __init__(self, units: Iterable[Unit]) -> None:
+    def __init__(self, units: Iterable[CompiledPolicy]) -> None:
         units = tuple(units)
         self._sets = _named_sets(units)
         self._cells = AddressCells(_address_sets(units))
@@ -213,7 +213,7 @@ class Comparison:
     def _units_of(self, key: IdentityKey) -> frozenset[UnitId]:
         return self._before.units_of(key) | self._after.units_of(key)
 
-    def _both_states(self, units: Iterable[UnitId]) -> Iterator[Unit]:
+    def _both_states(self, units: Iterable[UnitId]) -> Iterator[CompiledPolicy]:
         for unit in units:
             for engine in (self._before, self._after):
                 if unit in engine.units:
@@ -228,11 +228,11 @@ def _both_allow(egress: FlowRule, ingress: FlowRule) -> bool:
     return egress.action is Action.ALLOW and ingress.action is Action.ALLOW
 
 
-def _named_sets(units: Iterable[Unit]) -> set[MemberSet]:
+def _named_sets(units: Iterable[CompiledPolicy]) -> set[MemberSet]:
     return {each for unit in units for each in unit.sets()}
 
 
-def _address_sets(units: Iterable[Unit]) -> Iterator[AddressSet]:
+def _address_sets(units: Iterable[CompiledPolicy]) -> Iterator[AddressSet]:
     for unit in units:
         for peer in unit.peers():
             if peer.addresses is not None:

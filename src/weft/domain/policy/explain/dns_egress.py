@@ -26,7 +26,7 @@ def kept_in_by(engine: Engine, *, node: NodeName, resolvers: Collection[Address]
     Endpoints of other nodes ask there, and are not looked at.
     """
 
-    def keeps_in(endpoint: model.Endpoint) -> bool:
+    def dns_egress_denied(endpoint: model.Endpoint) -> bool:
         if endpoint.host != node:
             return False
         source = engine.workloads.get(IdentityKey(str(endpoint.key)))
@@ -39,4 +39,4 @@ def kept_in_by(engine: Engine, *, node: NodeName, resolvers: Collection[Address]
                 return False
         return True
 
-    return keeps_in
+    return dns_egress_denied

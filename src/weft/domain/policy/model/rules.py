@@ -145,7 +145,7 @@ def _peers(rules: Iterable[FlowRule]) -> Iterator[Peer]:
             yield rule.local
 
 
-class Unit(msgspec.Struct, frozen=True, kw_only=True):
+class CompiledPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """One policy, compiled: its rules, and the sets of workloads that they protect."""
 
     id: UnitId
@@ -164,7 +164,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
         return _peers(self.rules)
 
 
-def changed_rules(old: Unit | None, new: Unit | None) -> tuple[set[FlowRule], set[FlowRule]]:
+def changed_rules(old: CompiledPolicy | None, new: CompiledPolicy | None) -> tuple[set[FlowRule], set[FlowRule]]:
     """The rules that went and those that came between two states of a policy."""
     before, after = set(old.rules if old else ()), set(new.rules if new else ())
     return before - after, after - before

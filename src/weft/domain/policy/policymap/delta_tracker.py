@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Set
 
 from weft.domain.desired.diff import Difference
-from weft.domain.policy.policymap.policy_state import PolicyPart, Row, Tally, Where, Who
+from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, PolicyPart, VerdictCounter
 
 
-class Ledger:
+class DeltaTracker:
     """A set of parts that knows how it differs from what it was at the last `take`."""
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class Ledger:
 
 def _order(part: PolicyPart) -> tuple[object, ...]:
     match part:
-        case Tally():
+        case VerdictCounter():
             return 0, part.outcome
-        case Row():
+        case PolicyEntry():
             service = -1 if part.protocol is None else part.protocol, part.ports or (-1, -1)
             return 1, part.direction, part.local, part.remote is not None, part.remote or 0, *service
-        case Where():
+        case CidrIdentity():
             return 2, part.range
-        case Who():
+        case IpIdentity():
             return 3, part.address

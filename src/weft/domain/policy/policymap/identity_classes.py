@@ -15,20 +15,20 @@ from weft.domain.model import PodPort
 from weft.domain.policy.model.identities import Kind
 from weft.domain.policy.model.ranges import AddressSet
 from weft.domain.policy.model.rules import Direction, FlowRule, MemberSet, Peer
-from weft.domain.policy.policymap.policy_state import STRANGER, WORKLOAD
+from weft.domain.policy.policymap.policy_state import UNKNOWN_IDENTITY, WORKLOAD
 
 
-class Standing(StrEnum):
+class IdentityKind(StrEnum):
     """What an end is, beside what rules see of it. A stranger has an address of ours that nobody here has."""
 
     WORKLOAD = Kind.WORKLOAD
     HOST = Kind.HOST
     API_SERVER = Kind.API_SERVER
     WORLD = Kind.WORLD
-    STRANGER = "stranger"
+    UNKNOWN_IDENTITY = "stranger"
 
 
-FLAGS = {Standing.WORKLOAD: WORKLOAD, Standing.STRANGER: STRANGER}
+FLAGS = {IdentityKind.WORKLOAD: WORKLOAD, IdentityKind.UNKNOWN_IDENTITY: UNKNOWN_IDENTITY}
 """The bits that some kinds of ends have in their numbers."""
 
 
@@ -42,10 +42,10 @@ Term = MemberSet | AddressSet | OnNode | str
 """What a class can be found by; a text is the name of a port."""
 
 
-class Class(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+class IdentityClass(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Ends that are alike. `node` is that of a host."""
 
-    standing: Standing
+    standing: IdentityKind
     sets: frozenset[MemberSet] = frozenset()
     addresses: frozenset[AddressSet] = frozenset()
     ports: frozenset[PodPort] = frozenset()
@@ -56,7 +56,7 @@ class Class(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         yield from self.sets
         yield from self.addresses
         yield from {port.name for port in self.ports}
-        if self.standing is Standing.HOST:
+        if self.standing is IdentityKind.HOST:
             yield OnNode(self.node)
 
     def text(self) -> str:

@@ -22,7 +22,7 @@ class Relabelled(NamedTuple, Generic[L]):
     after: list[tuple[Range, frozenset[L]]]
 
 
-class LabelledAddresses(Generic[L]):
+class IntervalMap(Generic[L]):
     """See the module. In the beginning nothing has a label."""
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class LabelledAddresses(Generic[L]):
         """What lies over an address."""
         return self._labels[address.family][bisect_right(self._firsts[address.family], address.number) - 1]
 
-    def lay(self, label: L, spans: Iterable[Range]) -> Iterator[Relabelled[L]]:
+    def add(self, label: L, spans: Iterable[Range]) -> Iterator[Relabelled[L]]:
         """Put a label, which lies nowhere, over ranges that do not overlap."""
         for span in spans:
             yield self._change(span, lambda labels: labels | {label})
 
-    def lift(self, label: L, spans: Iterable[Range]) -> Iterator[Relabelled[L]]:
+    def remove(self, label: L, spans: Iterable[Range]) -> Iterator[Relabelled[L]]:
         """Take a label off the ranges it was put over."""
         for span in spans:
             yield self._change(span, lambda labels: labels - {label})

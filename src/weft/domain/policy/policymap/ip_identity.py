@@ -19,45 +19,45 @@ from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.identities import Identity, IdentityKey, Kind
 from weft.domain.policy.model.ranges import AddressSet
 from weft.domain.policy.model.rules import FlowRule
-from weft.domain.policy.policymap.identity_classes import Class, Standing
-from weft.domain.policy.policymap.interval_map import LabelledAddresses, Relabelled
+from weft.domain.policy.policymap.identity_classes import IdentityClass, IdentityKind
+from weft.domain.policy.policymap.interval_map import IntervalMap, Relabelled
 
 Place = Address | Range
 
 _Label = AddressSet | Literal["ours"]
 
 
-class Places:
+class IpIdentityMap:
     """See the module."""
 
     def __init__(self, engine: Engine, *, tenant: TenantName, node: NodeName) -> None:
         self._engine, self._tenant, self._node = engine, tenant, node
         self._guarded = False
         self._ground = AddressSet()
-        self._labels: LabelledAddresses[_Label] = LabelledAddresses()
+        self._labels: IntervalMap[_Label] = IntervalMap()
         self._uses: Counter[AddressSet | str] = Counter()
         self._known: dict[IdentityKey, Identity] = {}
         self._holders: Index[Address, IdentityKey] = Index()
         self._addresses: list[Address] = []
         self._by_port_name: Index[str, IdentityKey] = Index()
-        self._class_at: dict[Place, Class] = {}
-        self._places_of: Index[Class, Place] = Index()
+        self._class_at: dict[Place, IdentityClass] = {}
+        self._places_of: Index[IdentityClass, Place] = Index()
         self._stale: set[Address] = set()
         self._near: set[Address] = set()
-        self._here: Counter[Class] = Counter()
-        self.moved: set[Class] = set()
+        self._here: Counter[IdentityClass] = Counter()
+        self.moved: set[IdentityClass] = set()
         """Classes of which workloads came to this node or left it, until the reader clears it."""
-        self.changed: dict[Place, Class | None] = {}
+        self.changed: dict[Place, IdentityClass | None] = {}
         """Places that have another class than before, with the one before, until the reader clears it."""
 
-    def __getitem__(self, of: Class) -> Set[Place]:
+    def __getitem__(self, of: IdentityClass) -> Set[Place]:
         """Where a class is."""
         return self._places_of[of]
 
-    def get(self, place: Place) -> Class | None:
+    def get(self, place: Place) -> IdentityClass | None:
         return self._class_at.get(place)
 
-    def is_here(self, each: Class) -> bool:
+    def is_here(self, each: IdentityClass) -> bool:
         """Whether a workload of this node is of the class."""
         return self._here[each] > 0
 
@@ -83,7 +83,7 @@ class Places:
             if self._uses[each] > 1:
                 continue
             if isinstance(each, AddressSet):
-                self._relabel(self._labels.lay(each, each.ranges))
+                self._relabel(self._labels.add(each, each.ranges))
             else:
                 self._touch_port(each)
 
@@ -95,7 +95,7 @@ class Places:
                 continue
             del self._uses[each]
             if isinstance(each, AddressSet):
-                self._relabel(self._labels.lift(each, each.ranges))
+                self._relabel(self._labels.remove(each, each.ranges))
             else:
                 self._touch_port(each)
 
@@ -132,7 +132,7 @@ class Places:
         identity = self._engine.directory.at(address, tenant=self._tenant)
         return identity.kind is Kind.WORKLOAD and identity.node == self._node
 
-    def _count_here(self, each: Class, step: int) -> None:
+    def _count_here(self, each: IdentityClass, step: int) -> None:
         self._here[each] += step
         if not self._here[each]:
             del self._here[each]
@@ -157,22 +157,22 @@ class Places:
         for port in identity.ports:
             self._by_port_name.discard(port.name, identity.key)
 
-    def _class_of(self, address: Address) -> Class | None:
+    def _class_of(self, address: Address) -> IdentityClass | None:
         if not self._holders[address]:
             return None
         identity = self._engine.directory.at(address, tenant=self._tenant)
         workload = identity.kind is Kind.WORKLOAD
         if not self._guarded and not (workload and identity.node == self._node):
             return None
-        return Class(
-            standing=Standing(identity.kind),
+        return IdentityClass(
+            standing=IdentityKind(identity.kind),
             sets=self._engine.sets_of(identity.key),
             addresses=frozenset(each for each in self._labels.at(address) if isinstance(each, AddressSet)),
             ports=frozenset(port for port in identity.ports if port.name in self._uses),
             node="" if workload else identity.node,
         )
 
-    def _place(self, place: Place, new: Class | None) -> None:
+    def _place(self, place: Place, new: IdentityClass | None) -> None:
         old = self._class_at.get(place)
         if old == new:
             return
@@ -190,11 +190,11 @@ class Places:
 
     def _lay_ground(self) -> None:
         if self._guarded:
-            self._relabel(self._labels.lay("ours", self._ground.ranges))
+            self._relabel(self._labels.add("ours", self._ground.ranges))
 
     def _lift_ground(self) -> None:
         if self._guarded:
-            self._relabel(self._labels.lift("ours", self._ground.ranges))
+            self._relabel(self._labels.remove("ours", self._ground.ranges))
 
     def _relabel(self, changes: Iterator[Relabelled[_Label]]) -> None:
         for change in changes:
@@ -208,12 +208,12 @@ class Places:
             self._stale.update(self._addresses[begin:end])
 
 
-def _class_of_range(labels: frozenset[_Label]) -> Class | None:
+def _class_of_range(labels: frozenset[_Label]) -> IdentityClass | None:
     """The class of whoever is in a range that nobody is known in; None for the world that no rule speaks about."""
     if not labels:
         return None
-    return Class(
-        standing=Standing.STRANGER if "ours" in labels else Standing.WORLD,
+    return IdentityClass(
+        standing=IdentityKind.UNKNOWN_IDENTITY if "ours" in labels else IdentityKind.WORLD,
         addresses=frozenset(each for each in labels if isinstance(each, AddressSet)),
     )
 

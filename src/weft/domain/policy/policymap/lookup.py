@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from weft.domain.addresses import Address, Range
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import PolicyPart, Row, Where, Who
+from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, PolicyPart
 
 _Rows = tuple[Direction, int, int | None]
 
@@ -18,14 +18,14 @@ class Lookup:
     def __init__(self, parts: Iterable[PolicyPart]) -> None:
         self._who: dict[Address, int] = {}
         self._where: list[tuple[Range, int]] = []
-        self._rows: dict[_Rows, list[Row]] = {}
+        self._rows: dict[_Rows, list[PolicyEntry]] = {}
         for part in parts:
             match part:
-                case Who():
+                case IpIdentity():
                     self._who[part.address] = part.number
-                case Where():
+                case CidrIdentity():
                     self._where.append((part.range, part.number))
-                case Row():
+                case PolicyEntry():
                     self._rows.setdefault((part.direction, part.local, part.remote), []).append(part)
         self._where.sort()
         self._ranges = [span for span, _ in self._where]
@@ -46,11 +46,11 @@ class Lookup:
         return None if best is None else best.outcome
 
 
-def _fits(row: Row, *, protocol: int, port: int) -> bool:
+def _fits(row: PolicyEntry, *, protocol: int, port: int) -> bool:
     return row.protocol in (None, protocol) and (row.ports is None or row.ports[0] <= port <= row.ports[1])
 
 
-def _width(row: Row) -> tuple[bool, bool, bool, bool]:
+def _width(row: PolicyEntry) -> tuple[bool, bool, bool, bool]:
     """Less for what is asked first: the pair before everyone; one port, some ports, a protocol, everything."""
     return (
         row.remote is None,

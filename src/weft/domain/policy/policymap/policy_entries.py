@@ -14,33 +14,42 @@ from weft.domain.ids import NodeName, TenantName
 from weft.domain.model import PodPort
 from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.rules import OWN_HOST_ID, Action, Direction, FlowRule
-from weft.domain.policy.policymap.delta_tracker import Ledger
-from weft.domain.policy.policymap.identity_classes import Class, OnNode, Standing, Term, remote_terms, speaks_of_all
+from weft.domain.policy.policymap.delta_tracker import DeltaTracker
+from weft.domain.policy.policymap.identity_classes import (
+    IdentityClass,
+    IdentityKind,
+    OnNode,
+    Term,
+    remote_terms,
+    speaks_of_all,
+)
 from weft.domain.policy.policymap.l4_partition import EVERYTHING, Outcome, Service, outcomes_of
-from weft.domain.policy.policymap.policy_state import Row
-from weft.domain.policy.policymap.rules_by_peer import Guard
+from weft.domain.policy.policymap.policy_state import PolicyEntry
+from weft.domain.policy.policymap.rules_by_peer import RulesByPeer
 from weft.domain.policy.policymap.verdict_ids import Outcomes
 
-_Side = tuple[Class, Direction]
-_Group = tuple[Class, Direction, Class | None]
+_Side = tuple[IdentityClass, Direction]
+_Group = tuple[IdentityClass, Direction, IdentityClass | None]
 _Judged = tuple[tuple[Service, Outcome], ...]
 
 
 class Rows:
     """See the module. `number` gives the number of a class."""
 
-    def __init__(self, ledger: Ledger, *, tenant: TenantName, node: NodeName, number: Callable[[Class], int]) -> None:
+    def __init__(
+        self, ledger: DeltaTracker, *, tenant: TenantName, node: NodeName, number: Callable[[IdentityClass], int]
+    ) -> None:
         self._ledger, self._tenant, self._number = ledger, tenant, number
         self._own_host = OnNode(node)
         self._outcomes: Outcomes[_Group] = Outcomes(ledger, tenant=tenant)
-        self._guards: dict[_Side, Guard] = {}
-        self._alive: set[Class] = set()
-        self._here: set[Class] = set()
-        self._classes: Index[Term, Class] = Index()
+        self._guards: dict[_Side, RulesByPeer] = {}
+        self._alive: set[IdentityClass] = set()
+        self._here: set[IdentityClass] = set()
+        self._classes: Index[Term, IdentityClass] = Index()
         self._sides: Index[Term, _Side] = Index()
-        self._remotes: Index[_Side, Class | None] = Index()
+        self._remotes: Index[_Side, IdentityClass | None] = Index()
         self._judged: dict[_Group, _Judged] = {}
-        self._rows: dict[_Group, list[Row]] = {}
+        self._rows: dict[_Group, list[PolicyEntry]] = {}
         self._stale: set[_Group] = set()
         self._memory: dict[tuple[frozenset[FlowRule], Direction, frozenset[PodPort]], _Judged] = {}
 
@@ -49,18 +58,18 @@ class Rows:
         """What numbers of outcomes mean: those in rows, and the latest of those that were."""
         return self._outcomes.by_number
 
-    def classes(self, terms: Iterable[Term]) -> set[Class]:
+    def classes(self, terms: Iterable[Term]) -> set[IdentityClass]:
         """The classes that any of the terms finds."""
         return {each for term in terms for each in self._classes[term]}
 
-    def add_class(self, new: Class) -> None:
+    def add_class(self, new: IdentityClass) -> None:
         """Let rules find a class."""
         self._alive.add(new)
         for term in new.terms():
             self._classes.add(term, new)
         self._mark_as_remote(new)
 
-    def remove_class(self, old: Class) -> None:
+    def remove_class(self, old: IdentityClass) -> None:
         """Forget a class and its rules."""
         self._alive.discard(old)
         self._mark_as_remote(old)
@@ -73,7 +82,7 @@ class Rows:
                 self._sides.discard(term, side)
             self._mark_as_local(side)
 
-    def set_here(self, each: Class, *, here: bool) -> None:
+    def set_here(self, each: IdentityClass, *, here: bool) -> None:
         """Say whether workloads of a class, which may be gone altogether, are on this node."""
         if here is (each in self._here):
             return
@@ -85,13 +94,13 @@ class Rows:
             for term in guard.terms() if guard else ():
                 self._stale |= {(*side, remote) for remote in self._classes[term]}
 
-    def renumber(self, each: Class) -> None:
+    def renumber(self, each: IdentityClass) -> None:
         """Write the rows of a class again, as its number is another."""
         self._mark_as_remote(each)
         for direction in Direction:
             self._mark_as_local((each, direction))
 
-    def change_rules(self, of: Class, *, add: Iterable[FlowRule] = (), remove: Iterable[FlowRule] = ()) -> None:
+    def change_rules(self, of: IdentityClass, *, add: Iterable[FlowRule] = (), remove: Iterable[FlowRule] = ()) -> None:
         """Add and remove rules of the policies that a class is subject to."""
         for rule in remove:
             if rule.local is None or of.is_peer(rule.local):
@@ -99,7 +108,7 @@ class Rows:
                 self._mark_rule((of, rule.direction), rule)
         for rule in add:
             if rule.local is None or of.is_peer(rule.local):
-                self._guards.setdefault((of, rule.direction), Guard()).add(rule)
+                self._guards.setdefault((of, rule.direction), RulesByPeer()).add(rule)
                 self._mark_rule((of, rule.direction), rule)
 
     def settle(self) -> None:
@@ -141,7 +150,7 @@ class Rows:
         if side[1] is Direction.INGRESS:
             self._stale |= {(*side, each) for each in self._classes[self._own_host]}
 
-    def _mark_as_remote(self, remote: Class) -> None:
+    def _mark_as_remote(self, remote: IdentityClass) -> None:
         """Mark all groups with a class."""
         for term in remote.terms():
             self._stale |= {(*side, remote) for side in self._sides[term]}
@@ -165,9 +174,9 @@ class Rows:
         rules = guard.rules_for(remote)
         return self._judge_services(rules, target.ports, direction=direction) if rules else ()
 
-    def _may_meet(self, local: Class, remote: Class) -> bool:
+    def _may_meet(self, local: IdentityClass, remote: IdentityClass) -> bool:
         """Whether packets between two classes can come here. Who is no workload may come by this node's host."""
-        return remote.standing is not Standing.WORKLOAD or local in self._here or remote in self._here
+        return remote.standing is not IdentityKind.WORKLOAD or local in self._here or remote in self._here
 
     def _judge_services(
         self, rules: frozenset[FlowRule], ports: frozenset[PodPort], *, direction: Direction
@@ -179,11 +188,11 @@ class Rows:
             self._memory[key] = tuple(outcomes_of(ordered, direction=direction, ports=ports))
         return self._memory[key]
 
-    def _is_own_host(self, each: Class) -> bool:
-        return each.standing is Standing.HOST and each.node == self._own_host.node != ""
+    def _is_own_host(self, each: IdentityClass) -> bool:
+        return each.standing is IdentityKind.HOST and each.node == self._own_host.node != ""
 
-    def _written(self, group: _Group) -> Iterator[Row]:
+    def _written(self, group: _Group) -> Iterator[PolicyEntry]:
         local, direction, remote = group
         numbers = self._number(local), None if remote is None else self._number(remote)
         for service, outcome in self._judged[group]:
-            yield Row(self._tenant, direction, *numbers, self._outcomes[outcome], *service)
+            yield PolicyEntry(self._tenant, direction, *numbers, self._outcomes[outcome], *service)

@@ -14,55 +14,55 @@ from typing import NamedTuple
 from weft.domain.addresses import Address, Range
 from weft.domain.desired.diff import Difference
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.policy.engine.engine import Engine, Touched
+from weft.domain.policy.engine.engine import Affected, Engine
 from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.identities import IdentityKey
 from weft.domain.policy.model.ranges import address_set
 from weft.domain.policy.model.rules import (
     DEFAULT_ALLOW_ID,
     Action,
+    CompiledPolicy,
     Direction,
     FlowRule,
     MemberSet,
-    Unit,
     UnitId,
     changed_rules,
 )
-from weft.domain.policy.policymap.delta_tracker import Ledger
-from weft.domain.policy.policymap.identity_classes import FLAGS, Class, Standing
-from weft.domain.policy.policymap.ip_identity import Place, Places
+from weft.domain.policy.policymap.delta_tracker import DeltaTracker
+from weft.domain.policy.policymap.identity_classes import FLAGS, IdentityClass, IdentityKind
+from weft.domain.policy.policymap.ip_identity import IpIdentityMap, Place
 from weft.domain.policy.policymap.l4_partition import Outcome
 from weft.domain.policy.policymap.lookup import Lookup
 from weft.domain.policy.policymap.policy_entries import Rows
-from weft.domain.policy.policymap.policy_state import PolicyPart, Where, Who
-from weft.domain.policy.policymap.stable_ids import Numbers
+from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyPart
+from weft.domain.policy.policymap.stable_ids import StableIds
 
 
 class _Change(NamedTuple):
     """A policy as it was and as it is, with the rules that went and came."""
 
-    old: Unit
-    new: Unit
+    old: CompiledPolicy
+    new: CompiledPolicy
     gone: set[FlowRule]
     come: set[FlowRule]
 
 
-_NOTHING = Unit(id=UnitId(""), subjects=(), rules=())
+_NOTHING = CompiledPolicy(id=UnitId(""), subjects=(), rules=())
 """A policy that does not exist."""
 
 
-class Tables:
+class PolicyMap:
     """See the module. The engine has this tenant's facts, and hosts and API servers."""
 
     def __init__(self, engine: Engine, *, tenant: TenantName, node: NodeName) -> None:
         self._engine, self._tenant = engine, tenant
-        self._ledger = Ledger()
-        self._places = Places(engine, tenant=tenant, node=node)
-        self._numbers: Numbers[Class] = Numbers()
+        self._ledger = DeltaTracker()
+        self._places = IpIdentityMap(engine, tenant=tenant, node=node)
+        self._numbers: StableIds[IdentityClass] = StableIds()
         self._rows = Rows(self._ledger, tenant=tenant, node=node, number=self._number)
-        self._units: dict[UnitId, Unit] = {}
+        self._units: dict[UnitId, CompiledPolicy] = {}
         self._units_of_subject: Index[MemberSet, UnitId] = Index()
-        self._at: dict[Place, Who | Where] = {}
+        self._at: dict[Place, IpIdentity | CidrIdentity] = {}
         self._lookup: Lookup | None = None
         self._identities_noted: set[IdentityKey] = set(engine.directory)
         self._units_noted: set[UnitId] = set(engine.units)
@@ -77,7 +77,7 @@ class Tables:
         """What numbers of outcomes mean: those in force, and the latest of those that were."""
         return self._rows.outcomes
 
-    def note(self, touched: Touched) -> None:
+    def note(self, touched: Affected) -> None:
         """Remember what a change of the engine touched, for the next `refresh`."""
         self._identities_noted |= touched.identities
         self._units_noted |= touched.units
@@ -130,7 +130,7 @@ class Tables:
             self._units_of_subject.add(subject, key)
         return change
 
-    def _take_classes(self) -> set[Class]:
+    def _take_classes(self) -> set[IdentityClass]:
         """Number the classes that came up, forget those that are nowhere, and write who is where."""
         places = set(self._places.changed)
         met = {each for each in self._places.changed.values() if each is not None}
@@ -149,7 +149,7 @@ class Tables:
             places |= self._places[each]
         self._numbers.moved.clear()
         for each in born:
-            if each.standing is Standing.WORKLOAD:
+            if each.standing is IdentityKind.WORKLOAD:
                 self._rows.change_rules(each, add=self._rules_of(each))
         for each in self._places.moved:
             self._rows.set_here(each, here=self._places.is_here(each))
@@ -165,12 +165,12 @@ class Tables:
         if held is None:
             return
         if isinstance(place, Address):
-            self._at[place] = Who(self._tenant, place, self._number(held))
+            self._at[place] = IpIdentity(self._tenant, place, self._number(held))
         else:
-            self._at[place] = Where(self._tenant, place, self._number(held))
+            self._at[place] = CidrIdentity(self._tenant, place, self._number(held))
         self._ledger.put(self._at[place])
 
-    def _bring(self, change: _Change, *, without: Set[Class]) -> None:
+    def _bring(self, change: _Change, *, without: Set[IdentityClass]) -> None:
         """Bring a changed policy to the classes that are subject to it, but those that were given all their rules."""
         were = self._rows.classes(change.old.subjects) - without
         are = self._rows.classes(change.new.subjects) - without
@@ -181,9 +181,9 @@ class Tables:
         for each in are - were:
             self._rows.change_rules(each, add=change.new.rules)
 
-    def _rules_of(self, each: Class) -> Iterable[FlowRule]:
+    def _rules_of(self, each: IdentityClass) -> Iterable[FlowRule]:
         units = {unit for of in each.sets for unit in self._units_of_subject[of]}
         return (rule for unit in units for rule in self._units[unit].rules)
 
-    def _number(self, of: Class) -> int:
+    def _number(self, of: IdentityClass) -> int:
         return self._numbers[of] | FLAGS.get(of.standing, 0)

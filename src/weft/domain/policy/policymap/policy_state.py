@@ -1,7 +1,7 @@
 """Policy as a datapath carries it out: lookups by number, made of small frozen parts (`weft.domain.desired.state`).
 
-A packet's source and target become numbers (`Who`, else `Where`, else 0), and the numbers with protocol and port become
-an outcome (`Row`). A connection meets the outcome of its source's egress rows and, when that lets it pass, of its
+A packet's source and target become numbers (`IpIdentity`, else `CidrIdentity`, else 0), and the numbers with protocol and port become
+an outcome (`PolicyEntry`). A connection meets the outcome of its source's egress rows and, when that lets it pass, of its
 target's ingress rows, with its first packet and again after every change. A number means the same on every node and
 after every restart, as it is made from what it stands for.
 
@@ -23,16 +23,16 @@ from weft.domain.policy.model.rules import Direction
 
 WORKLOAD = 1 << 28
 """Set in the number of every workload. A packet to a port whose target has it not came before the port was ready."""
-STRANGER = 1 << 29
+UNKNOWN_IDENTITY = 1 << 29
 """Set in the numbers of addresses of the tenant's networks which nobody here has been heard of.
 
 Its own node, which knows it, judges what it says and what is said to it, or has done so already.
 """
-REFUSES = 1 << 31
+VERDICT_DENY = 1 << 31
 """Set in the number of every outcome that drops the packet."""
 
 
-class Who(msgspec.Struct, frozen=True, gc=False):
+class IpIdentity(msgspec.Struct, frozen=True, gc=False):
     """Who is at an address."""
 
     tenant: TenantName
@@ -43,8 +43,8 @@ class Who(msgspec.Struct, frozen=True, gc=False):
         return f"{self.address} as {self.number:#x}"
 
 
-class Where(msgspec.Struct, frozen=True, gc=False):
-    """Who is at any address of a range for which no `Who` speaks. Ranges do not overlap."""
+class CidrIdentity(msgspec.Struct, frozen=True, gc=False):
+    """Who is at any address of a range for which no `IpIdentity` speaks. Ranges do not overlap."""
 
     tenant: TenantName
     range: Range
@@ -54,7 +54,7 @@ class Where(msgspec.Struct, frozen=True, gc=False):
         return f"{self.range} as {self.number:#x}"
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class PolicyEntry(msgspec.Struct, frozen=True, gc=False):
     """What becomes of the packets of some flows. Without a protocol it is about all of them, and so with ports."""
 
     tenant: TenantName
@@ -73,7 +73,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         return f"{self.direction} of {self.local:#x} with {remote}{service} is {self.outcome:#x}"
 
 
-class Tally(msgspec.Struct, frozen=True, gc=False):
+class VerdictCounter(msgspec.Struct, frozen=True, gc=False):
     """The count of an outcome: of packets where it refuses, of judgements where it lets pass."""
 
     tenant: TenantName
@@ -83,4 +83,4 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
         return f"count of {self.outcome:#x}"
 
 
-PolicyPart = Who | Where | Row | Tally
+PolicyPart = IpIdentity | CidrIdentity | PolicyEntry | VerdictCounter

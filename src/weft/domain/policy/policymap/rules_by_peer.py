@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.rules import FlowRule
-from weft.domain.policy.policymap.identity_classes import Class, Term, remote_terms, speaks_of_all
+from weft.domain.policy.policymap.identity_classes import IdentityClass, Term, remote_terms, speaks_of_all
 
 
-class Guard:
+class RulesByPeer:
     """Rules that protect a class. Adding twice and discarding what is absent change nothing."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Guard:
         """The rules about everyone."""
         return frozenset(self._for_all)
 
-    def rules_for(self, remote: Class) -> frozenset[FlowRule]:
+    def rules_for(self, remote: IdentityClass) -> frozenset[FlowRule]:
         """The rules about a class; nothing where it is as everyone."""
         particular = {
             rule

@@ -19,7 +19,7 @@ K = TypeVar("K", bound=Hashable)
 BITS = 28
 
 
-class Numbers(Generic[K]):
+class StableIds(Generic[K]):
     """The numbers of some keys, each from 1 to `2 ** bits - 1`. Fewer bits are for tests."""
 
     def __init__(self, *, bits: int = BITS) -> None:

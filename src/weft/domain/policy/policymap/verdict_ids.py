@@ -11,10 +11,10 @@ import msgspec
 from weft.domain.ids import TenantName
 from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.rules import Action
-from weft.domain.policy.policymap.delta_tracker import Ledger
+from weft.domain.policy.policymap.delta_tracker import DeltaTracker
 from weft.domain.policy.policymap.l4_partition import Outcome, Service
-from weft.domain.policy.policymap.policy_state import REFUSES, Tally
-from weft.domain.policy.policymap.stable_ids import Numbers
+from weft.domain.policy.policymap.policy_state import VERDICT_DENY, VerdictCounter
+from weft.domain.policy.policymap.stable_ids import StableIds
 
 G = TypeVar("G", bound=Hashable)
 
@@ -25,17 +25,17 @@ _REMEMBERED = 1024
 class Outcomes(Generic[G]):
     """Every outcome in use has a number and a tally."""
 
-    def __init__(self, ledger: Ledger, *, tenant: TenantName) -> None:
+    def __init__(self, ledger: DeltaTracker, *, tenant: TenantName) -> None:
         self._ledger, self._tenant = ledger, tenant
-        self._numbers: Numbers[Outcome] = Numbers()
+        self._numbers: StableIds[Outcome] = StableIds()
         self._groups: Index[Outcome, G] = Index()
-        self._tallies: dict[Outcome, Tally] = {}
+        self._tallies: dict[Outcome, VerdictCounter] = {}
         self._touched: set[Outcome] = set()
         self._named: dict[int, Outcome] = {}
         self._past: dict[int, Outcome] = {}
 
     def __getitem__(self, outcome: Outcome) -> int:
-        return self._numbers[outcome] | (REFUSES if outcome.action is Action.DENY else 0)
+        return self._numbers[outcome] | (VERDICT_DENY if outcome.action is Action.DENY else 0)
 
     @property
     def by_number(self) -> Mapping[int, Outcome]:
@@ -76,7 +76,7 @@ class Outcomes(Generic[G]):
         for outcome in outcomes:
             if outcome in self._numbers:
                 number = self[outcome]
-                self._tallies[outcome] = Tally(self._tenant, number)
+                self._tallies[outcome] = VerdictCounter(self._tenant, number)
                 self._ledger.put(self._tallies[outcome])
                 self._named[number] = outcome
                 self._past.pop(number, None)

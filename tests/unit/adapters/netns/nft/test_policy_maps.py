@@ -14,7 +14,16 @@ from weft.adapters.netns.nft.prefix_lookup import WAY_CHAINS
 from weft.domain.addresses import Range, parse_address
 from weft.domain.ids import TenantName
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import REFUSES, STRANGER, WORKLOAD, PolicyPart, Row, Tally, Where, Who
+from weft.domain.policy.policymap.policy_state import (
+    UNKNOWN_IDENTITY,
+    VERDICT_DENY,
+    WORKLOAD,
+    CidrIdentity,
+    IpIdentity,
+    PolicyEntry,
+    PolicyPart,
+    VerdictCounter,
+)
 from weft.kernel.netlink.codec import pack_address
 from weft.kernel.netlink.nft_set import Element, key, mark, port, protocol
 
@@ -25,7 +34,7 @@ ADDRESSES = {family: parse_address(text, field="address") for family, text in ((
 @pytest.mark.parametrize("family", [4, 6])
 def test_an_address_is_known_at_both_ends(family: int) -> None:
     element = Element(key=pack_address(ADDRESSES[family]), value=mark(7))
-    assert set(entries_of(Who(BLUE, ADDRESSES[family], 7))) == {
+    assert set(entries_of(IpIdentity(BLUE, ADDRESSES[family], 7))) == {
         Entry(f"who_asks{family}", element),
         Entry(f"who_answers{family}", element),
     }
@@ -35,7 +44,7 @@ def test_an_address_is_known_at_both_ends(family: int) -> None:
 def test_a_range_is_prefixes_by_their_middles_and_single_addresses(family: int) -> None:
     """From .1 to .10: .1, .2/31, .4/30, .8/31 and .10."""
     first = ADDRESSES[family]
-    found = set(entries_of(Where(BLUE, Range(family, first.number, first.number + 9), 7)))
+    found = set(entries_of(CidrIdentity(BLUE, Range(family, first.number, first.number + 9), 7)))
     assert found == {
         Entry(f"{name}_{end}{family}", Element(key=pack_address(first._replace(number=number)), value=mark(7)))
         for end in ("asks", "answers")
@@ -48,29 +57,33 @@ def test_a_range_is_prefixes_by_their_middles_and_single_addresses(family: int) 
     ("row", "name", "element"),
     [
         (
-            Row(BLUE, Direction.EGRESS, 1, 2, 9, 6, (80, 80)),
+            PolicyEntry(BLUE, Direction.EGRESS, 1, 2, 9, 6, (80, 80)),
             "egress_pair_port",
             Element(key=key(mark(1), mark(2), protocol(6), port(80)), value=mark(9)),
         ),
         (
-            Row(BLUE, Direction.EGRESS, 1, None, 9, 132, (0, 65535)),
+            PolicyEntry(BLUE, Direction.EGRESS, 1, None, 9, 132, (0, 65535)),
             "egress_any_ports",
             Element(key=key(mark(1), protocol(132), port(0x8000)), value=mark(9)),
         ),
         (
-            Row(BLUE, Direction.INGRESS, 1, None, 9, 1),
+            PolicyEntry(BLUE, Direction.INGRESS, 1, None, 9, 1),
             "ingress_any_protocol",
             Element(key=key(mark(1), protocol(1)), value=mark(9)),
         ),
-        (Row(BLUE, Direction.INGRESS, 1, 2, 9), "ingress_pair_all", Element(key=key(mark(1), mark(2)), value=mark(9))),
+        (
+            PolicyEntry(BLUE, Direction.INGRESS, 1, 2, 9),
+            "ingress_pair_all",
+            Element(key=key(mark(1), mark(2)), value=mark(9)),
+        ),
     ],
 )
-def test_a_row_is_one_element_of_the_map_for_its_form(row: Row, name: str, element: Element) -> None:
+def test_a_row_is_one_element_of_the_map_for_its_form(row: PolicyEntry, name: str, element: Element) -> None:
     assert list(entries_of(row)) == [Entry(name, element)]
 
 
 def test_a_row_of_several_ports_is_prefixes_and_single_ports() -> None:
-    row = Row(BLUE, Direction.INGRESS, 1, 2, 9, 17, (80, 90))
+    row = PolicyEntry(BLUE, Direction.INGRESS, 1, 2, 9, 17, (80, 90))
     assert set(entries_of(row)) == {
         Entry(f"ingress_pair_{name}", Element(key=key(mark(1), mark(2), protocol(17), port(number)), value=mark(9)))
         for name, number in (("ports", 84), ("ports", 89), ("port", 90))
@@ -79,7 +92,7 @@ def test_a_row_of_several_ports_is_prefixes_and_single_ports() -> None:
 
 @pytest.mark.parametrize("direction", Direction)
 def test_the_row_for_everything_says_that_there_are_rules_at_all(direction: Direction) -> None:
-    assert set(entries_of(Row(BLUE, direction, 1, None, 9))) == {
+    assert set(entries_of(PolicyEntry(BLUE, direction, 1, None, 9))) == {
         Entry(f"{direction}_any_all", Element(key=mark(1), value=mark(9))),
         Entry(f"{direction}_policed", Element(key=mark(1))),
     }
@@ -88,10 +101,10 @@ def test_the_row_for_everything_says_that_there_are_rules_at_all(direction: Dire
 @pytest.mark.parametrize(
     "part",
     [
-        Who(BLUE, ADDRESSES[4], 7),
-        Where(BLUE, Range(6, 1, 2), 7),
-        Row(BLUE, Direction.EGRESS, 1, None, 9),
-        Tally(BLUE, 9),
+        IpIdentity(BLUE, ADDRESSES[4], 7),
+        CidrIdentity(BLUE, Range(6, 1, 2), 7),
+        PolicyEntry(BLUE, Direction.EGRESS, 1, None, 9),
+        VerdictCounter(BLUE, 9),
     ],
 )
 def test_every_set_is_declared_and_read_back(part: PolicyPart) -> None:
@@ -116,9 +129,9 @@ def test_every_chain_that_is_gone_to_is_there() -> None:
 
 def test_no_mark_can_be_taken_for_another() -> None:
     """Outcomes have 28 bits and the one of refusal, numbers have 28 and two flags; stamps are on connections only."""
-    outcome_bits, number_bits = REFUSES | WORKLOAD - 1, WORKLOAD | STRANGER | WORKLOAD - 1
+    outcome_bits, number_bits = VERDICT_DENY | WORKLOAD - 1, WORKLOAD | UNKNOWN_IDENTITY | WORKLOAD - 1
     assert all(reason & ~outcome_bits for reason in REASONS)
-    assert all(reason & REFUSES for reason in REASONS)
+    assert all(reason & VERDICT_DENY for reason in REASONS)
     for generation in (0, 1, 2**32 - 1):
         assert stamp_of(generation) & ~number_bits
-        assert 0 < stamp_of(generation) < watched(stamp_of(generation)) < REFUSES
+        assert 0 < stamp_of(generation) < watched(stamp_of(generation)) < VERDICT_DENY

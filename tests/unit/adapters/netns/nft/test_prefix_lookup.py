@@ -7,7 +7,7 @@ import ipaddress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.adapters.netns.nft.prefix_lookup import Way, middle, prefixes, way_commands, ways_of
+from weft.adapters.netns.nft.prefix_lookup import PrefixLengthRule, prefix_key, prefixes, way_commands, ways_of
 from weft.kernel.netlink.nft_set import Element, key, mark, port, protocol
 
 PORTS = st.integers(0, 65535)
@@ -34,7 +34,7 @@ def test_everything_is_one_prefix() -> None:
 @given(st.sets(st.tuples(st.integers(0, 2**16 - 1), st.integers(1, 16)), min_size=2))
 def test_no_two_prefixes_have_the_same_middle(seeds: set[tuple[int, int]]) -> None:
     different = {(number >> free << free, free) for number, free in seeds}
-    assert len({middle(*each) for each in different}) == len(different)
+    assert len({prefix_key(*each) for each in different}) == len(different)
 
 
 def test_each_length_in_use_has_a_way() -> None:
@@ -44,15 +44,15 @@ def test_each_length_in_use_has_a_way() -> None:
     places = [("where_asks4", Element(key=bytes((10, 0, 0, last)))) for last in (8, 24, 4)]
     others = [("who_asks4", Element(key=bytes((10, 0, 0, 8)))), ("egress_any_all", Element(key=mark(8)))]
     assert ways_of([*ports, *places, *others]) == {
-        Way("egress_any_ports", 1, 17),
-        Way("egress_any_ports", 2, 17),
-        Way("where_asks4", 4),
-        Way("where_asks4", 3),
+        PrefixLengthRule("egress_any_ports", 1, 17),
+        PrefixLengthRule("egress_any_ports", 2, 17),
+        PrefixLengthRule("where_asks4", 4),
+        PrefixLengthRule("where_asks4", 3),
     }
 
 
 def test_ways_are_added_to_those_that_stand_or_made_anew() -> None:
-    way = Way("where_answers4", 4)
+    way = PrefixLengthRule("where_answers4", 4)
     rule = "meta priority set ct reply ip saddr & 255.255.255.240 | 0.0.0.8 map @where_answers4 return"
     assert way_commands([way], table="weft", anew=False) == f"add rule inet weft where_answers4 {rule}\n"
     anew = way_commands([way], table="weft", anew=True).splitlines()

@@ -11,7 +11,7 @@ from weft.adapters.netns.nft.entries import Entry
 from weft.adapters.netns.nft.service_chains import (
     OUTSIDE,
     SERVICE_SETS,
-    Spread,
+    BackendSelector,
     chains,
     declarations,
     spread_commands,
@@ -20,7 +20,7 @@ from weft.adapters.netns.nft.service_chains import (
 from weft.adapters.netns.nft.service_maps import service_entries, spreads_of
 from weft.domain.addresses import parse_address
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.state import Backend, Front, Frontend, ServicePart, Vip
+from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServicePart, Vip
 from weft.domain.loadbalancer.table import LONGEST_AFFINITY_S, MOST_BACKENDS
 from weft.domain.policy.model.protocols import TCP
 from weft.kernel.netlink.codec import pack_address
@@ -42,14 +42,14 @@ def target(family: int) -> bytes:
 
 @FAMILIES
 def test_a_backend_is_found_by_its_number(family: int) -> None:
-    part = Backend(BLUE, Front(VIPS[family], TCP, 80), 3, PODS[family], 8080)
+    part = Backend(BLUE, FrontendKey(VIPS[family], TCP, 80), 3, PODS[family], 8080)
     element = Element(key=front_key(family, mark(3)), value=target(family))
     assert set(service_entries(part)) == {Entry(f"backends{family}", element)}
 
 
 @FAMILIES
 def test_a_backend_with_a_ticket_is_found_by_that(family: int) -> None:
-    part = Backend(BLUE, Front(VIPS[family], TCP, 80), 3, PODS[family], 8080, 77)
+    part = Backend(BLUE, FrontendKey(VIPS[family], TCP, 80), 3, PODS[family], 8080, 77)
     assert set(service_entries(part)) == {
         Entry(f"tickets{family}", Element(key=front_key(family, mark(3)), value=mark(77))),
         Entry(f"ticketed{family}", Element(key=front_key(family, mark(77)), value=target(family))),
@@ -59,11 +59,11 @@ def test_a_backend_with_a_ticket_is_found_by_that(family: int) -> None:
 @pytest.mark.parametrize("side", ["", OUTSIDE])
 @FAMILIES
 def test_a_front_says_how_its_connections_are_spread(family: int, side: str) -> None:
-    front = Front(VIPS[family], TCP, 80, outside=bool(side))
+    front = FrontendKey(VIPS[family], TCP, 80, outside=bool(side))
     for backends, affinity, number in ((3, 0, 3), (3, 60, 60 << 12 | 3), (0, 60, 0)):
         entries = set(service_entries(Frontend(BLUE, front, backends, affinity)))
         assert entries == {Entry(f"services{side}{family}", Element(key=front_key(family), value=mark(number)))}
-        assert spreads_of(entries) == ({Spread(number, side)} if number else set())
+        assert spreads_of(entries) == ({BackendSelector(number, side)} if number else set())
 
 
 def test_no_two_ways_to_spread_have_one_number() -> None:
@@ -76,10 +76,10 @@ def test_no_two_ways_to_spread_have_one_number() -> None:
     "part",
     [
         Vip(BLUE, VIPS[4]),
-        Frontend(BLUE, Front(VIPS[6], TCP, 80), 1),
-        Backend(BLUE, Front(VIPS[4], TCP, 80), 0, PODS[4], 8080),
-        Backend(BLUE, Front(VIPS[6], TCP, 80), 0, PODS[6], 8080, 5),
-        Backend(BLUE, Front(VIPS[6], TCP, 80, outside=True), 0, PODS[6], 8080, 5),
+        Frontend(BLUE, FrontendKey(VIPS[6], TCP, 80), 1),
+        Backend(BLUE, FrontendKey(VIPS[4], TCP, 80), 0, PODS[4], 8080),
+        Backend(BLUE, FrontendKey(VIPS[6], TCP, 80), 0, PODS[6], 8080, 5),
+        Backend(BLUE, FrontendKey(VIPS[6], TCP, 80, outside=True), 0, PODS[6], 8080, 5),
     ],
 )
 def test_every_set_is_declared_and_read_back(part: ServicePart) -> None:
@@ -90,7 +90,7 @@ def test_every_set_is_declared_and_read_back(part: ServicePart) -> None:
 
 def test_every_chain_that_is_gone_to_is_there() -> None:
     made = chains()
-    spreads = spread_commands([Spread(1, ""), Spread(spread_number(2, 60), OUTSIDE)], table="weft")
+    spreads = spread_commands([BackendSelector(1, ""), BackendSelector(spread_number(2, 60), OUTSIDE)], table="weft")
     words = " ; ".join([rule for rules in made.values() for rule in rules] + spreads.splitlines()).split()
     targets = {after for verb, after in itertools.pairwise(words) if verb in ("goto", "jump")}
     declared = {after for verb, after in itertools.pairwise(spreads.split()) if verb == "weft"}

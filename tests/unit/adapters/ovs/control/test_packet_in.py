@@ -8,7 +8,7 @@ import pytest
 
 from weft.adapters.netns.nft.policy_chains import SPOOFED
 from weft.adapters.ovs.control.packet_in import drop_of
-from weft.adapters.ovs.openflow.client import Told
+from weft.adapters.ovs.openflow.client import PacketIn
 from weft.adapters.ovs.openflow.fields import encode_match, match
 from weft.adapters.ovs.openflow.flows import OWNER
 from weft.adapters.ovs.ovsdb.bridge import TENANT_MARK, SwitchPort
@@ -37,10 +37,10 @@ MALFORMED = {
 }
 
 
-def told(frame: bytes = FRAME, *, cookie: int = OWNER, **fields: int) -> Told:
+def told(frame: bytes = FRAME, *, cookie: int = OWNER, **fields: int) -> PacketIn:
     """As the switch says it, with what it knew of the packet."""
     body = struct.pack("!IHBBQ", 0xFFFFFFFF, len(frame), 1, 0, cookie)
-    return Told(body + encode_match(match(dict(fields))) + bytes(2) + frame, 12.5)
+    return PacketIn(body + encode_match(match(dict(fields))) + bytes(2) + frame, 12.5)
 
 
 @pytest.mark.parametrize("frame", [FRAME, TAGGED])
@@ -49,7 +49,7 @@ def test_a_packet_that_a_rule_refuses(frame: bytes) -> None:
     assert drop is not None
     assert (drop.tenant, drop.outcome, drop.reason) == (BLUE, 0x42, "")
     assert (drop.source, drop.source_port, drop.target, drop.target_port) == (A, 4000, B, 53)
-    assert (drop.came_by, drop.leaves_by, drop.at) == ("wpa", "wpb", 12.5)
+    assert (drop.in_iface, drop.out_iface, drop.at) == ("wpa", "wpb", 12.5)
 
 
 def test_a_reason_of_our_own_and_a_tenant_that_only_the_port_knows() -> None:
@@ -59,7 +59,7 @@ def test_a_reason_of_our_own_and_a_tenant_that_only_the_port_knows() -> None:
 
 
 @pytest.mark.parametrize("strange", [told(ARP, in_port=5), told(in_port=5, cookie=7), told(in_port=9)])
-def test_what_is_not_ours_or_not_of_ip_is_left_out(strange: Told) -> None:
+def test_what_is_not_ours_or_not_of_ip_is_left_out(strange: PacketIn) -> None:
     assert drop_of(strange, {1: BLUE}, PORTS) is None
 
 
@@ -73,4 +73,4 @@ def test_a_malformed_frame_hides_no_other(frame: bytes) -> None:
 
 def test_what_ends_too_early_is_a_fault() -> None:
     with pytest.raises(DatapathFault):
-        drop_of(Told(told(in_port=5).body[:20], 0.0), {}, PORTS)
+        drop_of(PacketIn(told(in_port=5).body[:20], 0.0), {}, PORTS)

@@ -51,7 +51,7 @@ ACTIONS: st.SearchStrategy[actions.Action] = st.one_of(
     st.just(actions.PopVlan()),
     st.just(actions.OutputRegister("reg4")),
     TABLES.map(actions.Resubmit),
-    st.builds(actions.Track, st.sampled_from(["reg0", "reg7"]), st.none() | TABLES, st.booleans()),
+    st.builds(actions.Ct, st.sampled_from(["reg0", "reg7"]), st.none() | TABLES, st.booleans()),
 )
 FLOWS = st.builds(
     Flow,

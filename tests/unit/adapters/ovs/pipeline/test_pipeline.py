@@ -13,24 +13,42 @@ from tests.support.paths import DOCS
 from weft.adapters.netns.nft.policy_chains import BETWEEN
 from weft.adapters.ovs.openflow.actions import Output, PopVlan, PushVlan, SetField
 from weft.adapters.ovs.openflow.flows import Flow
-from weft.adapters.ovs.pipeline.context import Ground, blocks
-from weft.adapters.ovs.pipeline.flood_groups import Gatherings
+from weft.adapters.ovs.pipeline.context import FlowContext, blocks
+from weft.adapters.ovs.pipeline.flood_groups import FloodGroups
 from weft.adapters.ovs.pipeline.forwarding import PORT_MAC_NUMBER
 from weft.adapters.ovs.pipeline.pipeline import base_flows, flows_of, not_carried, without_uplinks
 from weft.adapters.ovs.pipeline.tables import FROM_WORKLOAD, PURPOSES, Table, reference
 from weft.domain.addresses import Address, Range
-from weft.domain.desired.segments import Segment, Station, wire_number
-from weft.domain.desired.state import Gateway, Overlay, Part, Peer, Port, Prefix, Remote, Shape, Space, Trunk
-from weft.domain.host_access.state import Homeward, HostLink
+from weft.domain.desired.segments import RemoteMac, Segment, wire_number
+from weft.domain.desired.state import (
+    Gateway,
+    Overlay,
+    Port,
+    Prefix,
+    QosProfile,
+    RemoteRoute,
+    StateItem,
+    TenantNetns,
+    VlanTrunk,
+    VxlanPeer,
+)
+from weft.domain.host_access.state import HostLink, RemoteHostReturnRoute
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import Vip
 from weft.domain.model import NetworkTags
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import REFUSES, WORKLOAD, Row, Tally, Where, Who
+from weft.domain.policy.policymap.policy_state import (
+    VERDICT_DENY,
+    WORKLOAD,
+    CidrIdentity,
+    IpIdentity,
+    PolicyEntry,
+    VerdictCounter,
+)
 
 BLUE, RED = TenantName("blue"), TenantName("red")
 TAGGED = wire_number(NetworkTags(vlan=7))
-GROUND = Ground(
+GROUND = FlowContext(
     tenants={BLUE: 1, RED: 2},
     ports={"wpa": 5, "wpb": 6, "wpc": 7, "wpd": 8, "wx7": 9, "wl1": 12, "wl1x": 13},
     vtep=Address(4, 0xC0000201),
@@ -38,50 +56,50 @@ GROUND = Ground(
 )
 A, B = Address(4, 0x0A000001), Address(4, 0x0A000002)
 A6, B6 = Address(6, 0xFD << 120 | 1), Address(6, 0xFD << 120 | 2)
-PARTS: list[Part] = [
-    Space(BLUE),
-    Space(RED),
+PARTS: list[StateItem] = [
+    TenantNetns(BLUE),
+    TenantNetns(RED),
     Gateway(BLUE, Address(4, 0x0A0000FE)),
     Gateway(BLUE, Address(6, 0xFD << 120 | 0xFE)),
     Overlay(BLUE, 7),
-    Peer(BLUE, 7, "192.0.2.2"),
-    Remote(BLUE, Prefix(4, 0x0A000040, 26), 7, "192.0.2.2"),
-    Remote(BLUE, Prefix(4, 0x0A000001, 32), 7, "192.0.2.2"),
+    VxlanPeer(BLUE, 7, "192.0.2.2"),
+    RemoteRoute(BLUE, Prefix(4, 0x0A000040, 26), 7, "192.0.2.2"),
+    RemoteRoute(BLUE, Prefix(4, 0x0A000001, 32), 7, "192.0.2.2"),
     Port(BLUE, "wpa", "02:02:0a:00:00:01", (A, A6)),
     Port(RED, "wpb", "02:02:0a:00:00:01", (A,)),
     Segment(BLUE, 7, floods=True),
     Gateway(BLUE, Address(4, 0x0A0000FD), 7),
     Port(BLUE, "wpc", "02:02:0a:00:00:02", (B, B6), 7),
-    Station(BLUE, 7, "192.0.2.2", "02:02:0a:00:00:03", (Address(4, 0x0A000003),)),
-    Station(BLUE, 7, "192.0.2.2", "02:02:0a:00:00:02", (B, B6)),
-    Trunk(BLUE, TAGGED),
+    RemoteMac(BLUE, 7, "192.0.2.2", "02:02:0a:00:00:03", (Address(4, 0x0A000003),)),
+    RemoteMac(BLUE, 7, "192.0.2.2", "02:02:0a:00:00:02", (B, B6)),
+    VlanTrunk(BLUE, TAGGED),
     Segment(BLUE, TAGGED, floods=True),
     Port(BLUE, "wpd", "02:02:0a:00:00:04", (Address(4, 0x0A000004),), TAGGED),
-    Station(BLUE, TAGGED, "192.0.2.2", "02:02:0a:00:00:05", (Address(4, 0x0A000005),)),
-    Trunk(RED, TAGGED + 1),
-    Remote(RED, Prefix(4, 0x0A000040, 26), TAGGED + 1, "192.0.2.2"),
-    Who(BLUE, A, WORKLOAD | 1),
-    Who(RED, A, WORKLOAD | 2),
-    Where(BLUE, Range(4, 0x0A000003, 0x0A000050), 3),
-    Row(BLUE, Direction.INGRESS, WORKLOAD | 1, None, REFUSES | 9),
-    Row(BLUE, Direction.INGRESS, WORKLOAD | 1, 3, 8, 6, (80, 80)),
-    Row(BLUE, Direction.INGRESS, WORKLOAD | 1, 3, 8, 6, (81, 90)),
-    Row(BLUE, Direction.EGRESS, WORKLOAD | 1, 3, 8, 6),
-    Tally(BLUE, 8),
-    Tally(BLUE, REFUSES | 9),
-    Shape(BLUE, "wpa", 0, 0, 46),
-    Shape(BLUE, "wpc", 6_000_000, 10_000, 0, 8_000_000, 10_000),
+    RemoteMac(BLUE, TAGGED, "192.0.2.2", "02:02:0a:00:00:05", (Address(4, 0x0A000005),)),
+    VlanTrunk(RED, TAGGED + 1),
+    RemoteRoute(RED, Prefix(4, 0x0A000040, 26), TAGGED + 1, "192.0.2.2"),
+    IpIdentity(BLUE, A, WORKLOAD | 1),
+    IpIdentity(RED, A, WORKLOAD | 2),
+    CidrIdentity(BLUE, Range(4, 0x0A000003, 0x0A000050), 3),
+    PolicyEntry(BLUE, Direction.INGRESS, WORKLOAD | 1, None, VERDICT_DENY | 9),
+    PolicyEntry(BLUE, Direction.INGRESS, WORKLOAD | 1, 3, 8, 6, (80, 80)),
+    PolicyEntry(BLUE, Direction.INGRESS, WORKLOAD | 1, 3, 8, 6, (81, 90)),
+    PolicyEntry(BLUE, Direction.EGRESS, WORKLOAD | 1, 3, 8, 6),
+    VerdictCounter(BLUE, 8),
+    VerdictCounter(BLUE, VERDICT_DENY | 9),
+    QosProfile(BLUE, "wpa", 0, 0, 46),
+    QosProfile(BLUE, "wpc", 6_000_000, 10_000, 0, 8_000_000, 10_000),
     Vip(BLUE, Address(4, 0x0A0000C8)),
     Vip(BLUE, Address(6, 0xFD << 120 | 0xC8)),
-    Homeward(BLUE, 7, "192.0.2.2", Address(4, 0xC0000202)),
+    RemoteHostReturnRoute(BLUE, 7, "192.0.2.2", Address(4, 0xC0000202)),
     HostLink(BLUE, (Address(4, 0xC0000201), Address(6, 0xFD77 << 112 | 0xC0000201))),
-    Homeward(RED, TAGGED + 1, "192.0.2.2", Address(4, 0xC0000202)),
+    RemoteHostReturnRoute(RED, TAGGED + 1, "192.0.2.2", Address(4, 0xC0000202)),
 ]
 
 
-def together(parts: Iterable[Part]) -> tuple[Flow, ...]:
+def together(parts: Iterable[StateItem]) -> tuple[Flow, ...]:
     """What segments consist of, beside their parts."""
-    return Gatherings().change(drop=(), put=parts, ground=GROUND)[1]
+    return FloodGroups().change(drop=(), put=parts, ground=GROUND)[1]
 
 
 def test_no_two_parts_have_a_flow_in_common() -> None:
@@ -105,9 +123,9 @@ def test_packets_only_go_forward() -> None:
 
 
 def test_nothing_is_made_of_what_the_switch_does_not_have() -> None:
-    nowhere = Ground(tenants={}, ports={}, vtep=Address(4, 1))
+    nowhere = FlowContext(tenants={}, ports={}, vtep=Address(4, 1))
     assert all(flows_of(part, nowhere) == () for part in PARTS)
-    unplugged = Ground(tenants={BLUE: 1}, ports={}, vtep=Address(4, 1))
+    unplugged = FlowContext(tenants={BLUE: 1}, ports={}, vtep=Address(4, 1))
     assert flows_of(PARTS[8], unplugged) == ()
 
 
@@ -133,7 +151,7 @@ def _numbers(base: int, mask: int) -> range:
 
 
 def test_ports_of_protocols_without_ports_match_nothing() -> None:
-    assert flows_of(Row(BLUE, Direction.INGRESS, 1, None, 8, 1, (80, 80)), GROUND) == ()
+    assert flows_of(PolicyEntry(BLUE, Direction.INGRESS, 1, None, 8, 1, (80, 80)), GROUND) == ()
 
 
 def test_what_is_not_carried_is_told_and_not_passed_over() -> None:
@@ -159,7 +177,7 @@ def test_only_frames_of_the_networks_tag_are_taken_from_the_wire() -> None:
 
 def test_between_networks_only_answers_are_led() -> None:
     """N3: what a workload of another segment opens itself is refused by name; so is a foreign gateway."""
-    for part in (part for part in PARTS if isinstance(part, Port | Station | Gateway) and segment_of(part)):
+    for part in (part for part in PARTS if isinstance(part, Port | RemoteMac | Gateway) and segment_of(part)):
         flows = [flow for flow in flows_of(part, GROUND) if flow.table == Table.ROUTE and "reg10" not in values(flow)]
         own = {flow for flow in flows if values(flow)["reg5"] == FROM_WORKLOAD}
         refusing = {flow for flow in own if SetField("reg3", BETWEEN) in flow.actions}
@@ -168,8 +186,8 @@ def test_between_networks_only_answers_are_led() -> None:
         assert all(flow.goto == Table.SERVICE for flow in own - refusing)
 
 
-def segment_of(part: Port | Station | Gateway) -> int:
-    return part.vni if isinstance(part, Station) else part.segment
+def segment_of(part: Port | RemoteMac | Gateway) -> int:
+    return part.vni if isinstance(part, RemoteMac) else part.segment
 
 
 def values(flow: Flow) -> dict[str, int]:
@@ -183,7 +201,7 @@ def test_every_table_has_a_purpose_and_the_page_tells_it() -> None:
 
 
 def test_flows_are_told_in_words_that_name_everything() -> None:
-    (flow,) = flows_of(next(part for part in PARTS if isinstance(part, Row)), GROUND)
+    (flow,) = flows_of(next(part for part in PARTS if isinstance(part, PolicyEntry)), GROUND)
     assert isinstance(flow, Flow)
     assert str(flow) == (
         f"table={Table.INGRESS},priority=1,reg0=0x1,reg2=0x10000001,"

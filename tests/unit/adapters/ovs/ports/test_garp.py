@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from weft.adapters.ovs.ports.garp import announcement, voices_of
+from weft.adapters.ovs.ports.garp import announcement, spoofguard_entries
 from weft.domain.addresses import Address
 from weft.domain.desired.segments import wire_number
-from weft.domain.desired.state import Overlay, Part, Port, Trunk
+from weft.domain.desired.state import Overlay, Port, StateItem, VlanTrunk
 from weft.domain.ids import TenantName
 from weft.domain.model import NetworkTags
 
@@ -14,14 +14,14 @@ NUMBER = wire_number(NetworkTags(vlan=7))
 
 
 def test_the_node_and_who_is_on_a_tagged_segment_speak() -> None:
-    parts: list[Part] = [
+    parts: list[StateItem] = [
         Overlay(BLUE, 5),
-        Trunk(BLUE, NUMBER),
+        VlanTrunk(BLUE, NUMBER),
         Port(BLUE, "wpa", "02:02:0a:00:00:01", (), NUMBER),
         Port(BLUE, "wpb", "02:02:0a:00:00:02", (), 5),
         Port(BLUE, "wpc", "02:02:0a:00:00:03", ()),
     ]
-    assert voices_of(parts, Address(4, 0xC0000201)) == {("02:77:c0:00:02:01", 7), ("02:02:0a:00:00:01", 7)}
+    assert spoofguard_entries(parts, Address(4, 0xC0000201)) == {("02:77:c0:00:02:01", 7), ("02:02:0a:00:00:01", 7)}
 
 
 def test_a_voice_is_heard_with_its_tag_by_all() -> None:

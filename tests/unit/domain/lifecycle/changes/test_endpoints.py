@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fake_cluster import DEFAULT, World, endpoint, group, network
+from tests.support.fake_cluster import DEFAULT, FakeCluster, endpoint, group, network
 
 from weft.domain import kinds, model
 from weft.domain.errors import Conflict, Exhausted, Invalid, NotFound
@@ -19,13 +19,13 @@ E1 = EndpointKey(DEFAULT, NetworkName("blue"), EndpointId("e1"))
 
 
 @pytest.fixture
-def world() -> World:
-    world = World()
+def world() -> FakeCluster:
+    world = FakeCluster()
     world.put(network(gateway="10.1.1.254", ipv6_subnet="fd00::/120", ipv6_gateway="fd00::1"))
     return world
 
 
-def test_both_families_are_taken_in_one_commit_and_freed_in_one(world: World) -> None:
+def test_both_families_are_taken_in_one_commit_and_freed_in_one(world: FakeCluster) -> None:
     """W19: the original never freed the v6 address."""
     before, revision = dict(world.entries), world.revision
     made = world.attach("e1")
@@ -40,7 +40,7 @@ def test_both_families_are_taken_in_one_commit_and_freed_in_one(world: World) ->
     assert world.entries == before
 
 
-def test_new_labels_make_no_other_endpoint(world: World) -> None:
+def test_new_labels_make_no_other_endpoint(world: FakeCluster) -> None:
     """A node that comes back with an endpoint as it was before its container was labelled keeps it."""
     made = world.attach("e1")
     changed, plan = endpoints.plan_update(
@@ -58,14 +58,14 @@ def test_new_labels_make_no_other_endpoint(world: World) -> None:
             endpoints.plan_publish(world.reading(), other)
 
 
-def test_a_hardware_address_that_is_asked_for_is_kept(world: World) -> None:
+def test_a_hardware_address_that_is_asked_for_is_kept(world: FakeCluster) -> None:
     """P-11."""
     wanted = msgspec.structs.replace(endpoint("e1"), mac_address="02:11:22:33:44:55")
     made, _ = endpoints.plan_create(world.reading(), wanted, busy=endpoints.Busy())
     assert made.mac_address == "02:11:22:33:44:55"
 
 
-def test_an_endpoint_that_exists_is_given_back_unchanged(world: World) -> None:
+def test_an_endpoint_that_exists_is_given_back_unchanged(world: FakeCluster) -> None:
     made = world.attach("e1")
     wanted = msgspec.structs.replace(endpoint("e1", address="10.1.1.77"), host="elsewhere")
     again, plan = endpoints.plan_create(world.reading(), wanted, busy=Busy())
@@ -73,7 +73,7 @@ def test_an_endpoint_that_exists_is_given_back_unchanged(world: World) -> None:
     assert plan.writes == ()
 
 
-def test_addresses_can_be_asked_for(world: World) -> None:
+def test_addresses_can_be_asked_for(world: FakeCluster) -> None:
     made = world.attach("e1", address="10.1.1.7", address_v6="fd00::7")
     assert (made.ip_address, made.ipv6_address) == ("10.1.1.7", "fd00::7")
     with world.refuses(Conflict, field="IPAddress"):
@@ -86,7 +86,7 @@ def test_addresses_can_be_asked_for(world: World) -> None:
         world.attach("e2", address_v6="fd01::8")
 
 
-def test_references_must_exist_and_fit(world: World) -> None:
+def test_references_must_exist_and_fit(world: FakeCluster) -> None:
     world.put(network("red", "10.2.0.0/24"))
     world.put(group(network="red"))
     with world.refuses(Invalid, field="ServiceName"):
@@ -99,14 +99,14 @@ def test_references_must_exist_and_fit(world: World) -> None:
         world.detach("e1")
 
 
-def test_what_is_held_or_rests_is_passed_over(world: World) -> None:
+def test_what_is_held_or_rests_is_passed_over(world: FakeCluster) -> None:
     pool = (network().key, 4)
     busy = Busy(held={pool: NumberSet([0x0A010101])}, resting={pool: NumberSet([0x0A010102])})
     made, _ = endpoints.plan_create(world.reading(), endpoint("e1"), busy=busy)
     assert made.ip_address == "10.1.1.3"
 
 
-def test_an_update_changes_labels_and_names_only(world: World) -> None:
+def test_an_update_changes_labels_and_names_only(world: FakeCluster) -> None:
     made = world.attach("e1")
 
     def update(labels: dict[str, str], container: str) -> int:
@@ -131,17 +131,17 @@ def test_an_update_changes_labels_and_names_only(world: World) -> None:
 
 
 class TestReservations:
-    def reserve(self, world: World, asked: str = "", of: model.Group | None = None) -> str:
+    def reserve(self, world: FakeCluster, asked: str = "", of: model.Group | None = None) -> str:
         stored = world.cluster.get(kinds.NETWORK, "default", "blue")
         assert stored is not None
         address, plan = endpoints.plan_reserve(world.reading(), stored.value, of, asked=asked, busy=Busy())
         world.carry_out(plan)
         return str(address)
 
-    def release(self, world: World, text: str) -> None:
+    def release(self, world: FakeCluster, text: str) -> None:
         world.carry_out(endpoints.plan_release(world.reading(), network(), text))
 
-    def test_an_address_ahead_of_its_endpoint(self, world: World) -> None:
+    def test_an_address_ahead_of_its_endpoint(self, world: FakeCluster) -> None:
         before = dict(world.entries)
         assert self.reserve(world) == "10.1.1.1"
         assert self.reserve(world) == "10.1.1.2"
@@ -154,7 +154,7 @@ class TestReservations:
             self.release(world, text)
         assert world.entries == before
 
-    def test_it_goes_to_its_endpoint_and_then_only_with_it(self, world: World) -> None:
+    def test_it_goes_to_its_endpoint_and_then_only_with_it(self, world: FakeCluster) -> None:
         before = dict(world.entries)
         assert self.reserve(world, "10.1.1.7") == "10.1.1.7"
         assert world.attach("e1", address="10.1.1.7").ip_address == "10.1.1.7"
@@ -164,7 +164,7 @@ class TestReservations:
         self.release(world, "10.1.1.7")
         assert world.entries == before
 
-    def test_a_network_or_group_that_is_gone(self, world: World) -> None:
+    def test_a_network_or_group_that_is_gone(self, world: FakeCluster) -> None:
         web = world.put(group())
         gone = network("gone", "10.7.0.0/24")
         with world.refuses(NotFound):
@@ -177,7 +177,7 @@ class TestReservations:
 @given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["", "web"]), st.integers(0, 8)), max_size=40))
 def test_never_twice_never_lost_and_all_released(steps: list[tuple[int, str, int]]) -> None:
     """Endpoints come and go in any order, with and without a group and a wish, on a network that is soon full."""
-    world = World()
+    world = FakeCluster()
     world.put(network(subnet="10.1.1.0/29", gateway="10.1.1.6"))
     world.put(group(ip_pool="10.1.1.3-10.1.1.4"))
     before = dict(world.entries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fake_cluster import World, group, network, policy, profile, rule
+from tests.support.fake_cluster import FakeCluster, group, network, policy, profile, rule
 
 from weft.domain import kinds, model
 from weft.domain.errors import Conflict, Exhausted, Invalid
@@ -13,8 +13,8 @@ from weft.domain.ids import StoreKey, TenantName
 from weft.domain.lifecycle.changes import groups
 
 
-def world_with_network(subnet: str = "10.1.1.0/24", gateway: str = "") -> World:
-    world = World()
+def world_with_network(subnet: str = "10.1.1.0/24", gateway: str = "") -> FakeCluster:
+    world = FakeCluster()
     world.put(network(subnet=subnet, gateway=gateway))
     return world
 
@@ -59,7 +59,7 @@ def test_an_id_stays_when_the_group_changes() -> None:
 
 def test_a_tag_of_its_own_is_taken_with_the_group_and_given_back() -> None:
     """Seed 001, CreateEndpoint: networks and groups share the cluster's range."""
-    world = World()
+    world = FakeCluster()
     world.put(network(encap="vlan", pkt_tag=7))
     world.put(group("a", pkt_tag=70))
     assert world.entries[StoreKey("claims/vlan/70")]
@@ -80,7 +80,7 @@ def test_a_tag_of_its_own_is_taken_with_the_group_and_given_back() -> None:
 
 
 def test_a_tag_of_its_own_is_a_vlan_tag_of_the_range() -> None:
-    world = World()
+    world = FakeCluster()
     world.put(model.Global(vlans="1-100"))
     world.put(network())
     world.put(network("red", "10.2.0.0/24", encap="vlan"))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fake_cluster import World, endpoint, group, network, service
+from tests.support.fake_cluster import FakeCluster, endpoint, group, network, service
 
 from weft.domain import model
 from weft.domain.errors import Conflict, Exhausted, Invalid
@@ -20,7 +20,7 @@ def tags(stored: model.Network) -> tuple[int, int]:
 
 
 def test_o4_vlan_and_vxlan_count_apart() -> None:
-    world = World()
+    world = FakeCluster()
     assert tags(world.put(network("v", "10.2.0.0/24", encap="vlan"))) == (1, 0)
     assert tags(world.put(network("x", "10.3.0.0/24"))) == (1, 1)
     assert tags(world.put(network("y", "10.4.0.0/24", pkt_tag=1000))) == (2, 1000)
@@ -29,7 +29,7 @@ def test_o4_vlan_and_vxlan_count_apart() -> None:
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["vlan", "vxlan"]), st.integers(0, 6)), max_size=25))
 def test_tags_are_the_lowest_free_ones_and_never_twice(steps: list[tuple[bool, str, int]]) -> None:
     """Networks come with and without a wish, and go; what is left at the end holds exactly its own claims."""
-    world = World()
+    world = FakeCluster()
     here: dict[str, model.Network] = {}
     for number, (create, encap, wish) in enumerate(steps):
         if not create and here:
@@ -55,7 +55,7 @@ def test_tags_are_the_lowest_free_ones_and_never_twice(steps: list[tuple[bool, s
 
 
 def test_tags_stay_within_the_ranges_of_the_cluster() -> None:
-    world = World()
+    world = FakeCluster()
     world.put(model.Global(vlans="5-6", vxlans="70-70"))
     assert tags(world.put(network("a", "10.2.0.0/24", encap="vlan"))) == (5, 0)
     assert tags(world.put(network("b", "10.3.0.0/24"))) == (1, 70)
@@ -66,7 +66,7 @@ def test_tags_stay_within_the_ranges_of_the_cluster() -> None:
 
 
 def test_a_network_never_changes() -> None:
-    world = World()
+    world = FakeCluster()
     stored = world.put(network(gateway="10.1.1.254"))
     assert world.put(network(gateway="10.1.1.254")) == stored
     for member, other in (
@@ -81,13 +81,13 @@ def test_a_network_never_changes() -> None:
 
 
 def test_the_tenant_must_exist() -> None:
-    world = World()
+    world = FakeCluster()
     with world.refuses(Invalid, field="tenantName"):
         world.put(network(tenant=TenantName("none")))
 
 
 def test_a_network_goes_when_nothing_needs_it() -> None:
-    world = World()
+    world = FakeCluster()
     before = dict(world.entries)
     world.put(network(subnet="10.1.0.0/16", ipv6_subnet="fd00::/64"))
     world.put(group())
@@ -109,7 +109,7 @@ def test_a_network_goes_when_nothing_needs_it() -> None:
 @pytest.mark.parametrize("subnet", ["10.1.1.0/24", "10.1.0.0/16"])
 def test_hosts_of_an_infra_network_go_with_it(subnet: str) -> None:
     """Facts 6.4: active endpoints of nodes do not block; one of anybody else does."""
-    world = World()
+    world = FakeCluster()
     before = dict(world.entries)
     world.put(network(subnet=subnet, nw_type="infra"))
     for node in ("node-1", "node-2"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.support.fake_cluster import DEFAULT, World, group, network, policy, profile, service
+from tests.support.fake_cluster import DEFAULT, FakeCluster, group, network, policy, profile, service
 
 from weft.domain import kinds, model
 from weft.domain.errors import Conflict, Invalid, NotFound
@@ -23,7 +23,7 @@ class TestTenants:
     )
     def test_a_tenant_stays_while_anything_is_in_it(self, member: model.Value) -> None:
         """O1."""
-        world = World()
+        world = FakeCluster()
         world.put(model.Tenant(name=T1))
         world.put(member)
         with world.refuses(Conflict):
@@ -33,19 +33,19 @@ class TestTenants:
         assert world.entries.keys() == {"tenants/default"}
 
     def test_w16_the_default_tenant_stays(self) -> None:
-        world = World()
+        world = FakeCluster()
         with world.refuses(Conflict):
             world.delete(model.Tenant(name=DEFAULT))
 
     def test_what_does_not_exist_cannot_go(self) -> None:
-        world = World()
+        world = FakeCluster()
         with world.refuses(NotFound):
             world.delete(model.Tenant(name=T1))
 
 
 class TestProfiles:
     def test_o19_a_profile_in_use_stays(self) -> None:
-        world = World()
+        world = FakeCluster()
         world.put(network())
         world.put(profile())
         world.put(group(net_profile="gold"))
@@ -56,7 +56,7 @@ class TestProfiles:
         world.delete(profile())
 
     def test_the_tenant_must_exist(self) -> None:
-        world = World()
+        world = FakeCluster()
         for value in (profile(tenant=T1), policy(tenant=T1)):
             with world.refuses(Invalid, field="tenantName"):
                 world.put(value)
@@ -64,12 +64,12 @@ class TestProfiles:
 
 class TestServices:
     @pytest.fixture
-    def world(self) -> World:
-        world = World()
+    def world(self) -> FakeCluster:
+        world = FakeCluster()
         world.put(network())
         return world
 
-    def test_the_address_stays_until_the_service_goes(self, world: World) -> None:
+    def test_the_address_stays_until_the_service_goes(self, world: FakeCluster) -> None:
         before = dict(world.entries)
         assert world.put(service()).vip == "10.1.1.1"
         assert world.put(service(ports=("81:81:TCP",))).vip == "10.1.1.1"
@@ -82,7 +82,7 @@ class TestServices:
 
     def test_a_service_of_a_dual_stack_network_has_an_address_of_each_family(self) -> None:
         """Each is kept by itself, and freed with the service; one that came before the second family is given it."""
-        world = World()
+        world = FakeCluster()
         world.put(network(ipv6_subnet="fd00::/120", ipv6_gateway="fd00::1"))
         before = dict(world.entries)
         assert _vips(world.put(service())) == ("10.1.1.1", "fd00::2")
@@ -96,7 +96,7 @@ class TestServices:
         world.delete(service("other"))
         assert world.entries == before
 
-    def test_an_ipv6_address_is_refused_when_taken_or_not_ours(self, world: World) -> None:
+    def test_an_ipv6_address_is_refused_when_taken_or_not_ours(self, world: FakeCluster) -> None:
         with world.refuses(Invalid, field="ipv6Address"):
             world.put(service(ipv6_address="fd00::9"))
         world.put(network("dual", "10.2.0.0/24", ipv6_subnet="fd00::/120", ipv6_gateway="fd00::1"))
@@ -107,7 +107,7 @@ class TestServices:
             with world.refuses(Invalid, field="ipv6Address"):
                 world.put(service(network="dual", ipv6_address=odd))
 
-    def test_an_address_is_refused_when_taken_or_not_ours(self, world: World) -> None:
+    def test_an_address_is_refused_when_taken_or_not_ours(self, world: FakeCluster) -> None:
         world.attach("e1", address="10.1.1.9")
         world.put(group(ip_pool="10.1.1.20"))
         with world.refuses(Conflict, field="ipAddress"):
@@ -116,7 +116,7 @@ class TestServices:
             with world.refuses(Invalid, field="ipAddress"):
                 world.put(service(ip_address=odd))
 
-    def test_the_network_never_changes(self, world: World) -> None:
+    def test_the_network_never_changes(self, world: FakeCluster) -> None:
         world.put(network("red", "10.2.0.0/24"))
         world.put(service())
         with world.refuses(Conflict, field="networkName"):
@@ -131,7 +131,7 @@ def _vips(service: model.Service) -> tuple[str, str]:
 
 class TestBgp:
     def test_o21_a_peer_is_overwritten_only_by_another(self) -> None:
-        world = World()
+        world = FakeCluster()
         world.put(PEER)
         assert changes.plan_put(world.reading(), kinds.BGP, PEER).writes == ()
         changed = model.BgpPeer(hostname=PEER.hostname, router_ip="60.1.1.2/24", as_number="1", neighbor_as="2")
@@ -142,13 +142,13 @@ class TestBgp:
 
 class TestGlobals:
     @pytest.fixture
-    def world(self) -> World:
-        world = World()
+    def world(self) -> FakeCluster:
+        world = FakeCluster()
         world.put(model.Global(fwd_mode="routing"))
         return world
 
     @pytest.mark.parametrize("encap", ["vlan", "vxlan"])
-    def test_o7_o8_ranges_cover_the_tags_in_use(self, world: World, encap: str) -> None:
+    def test_o7_o8_ranges_cover_the_tags_in_use(self, world: FakeCluster, encap: str) -> None:
         member = f"{encap}s"
         present = world.cluster.global_settings()
         world.put(network(encap=encap, pkt_tag=60))
@@ -157,7 +157,7 @@ class TestGlobals:
                 world.put(msgspec.structs.replace(present, **{member: text}))
         world.put(msgspec.structs.replace(present, **{member: "60-60"}))
 
-    def test_o9_o10_modes_change_only_without_networks(self, world: World) -> None:
+    def test_o9_o10_modes_change_only_without_networks(self, world: FakeCluster) -> None:
         world.put(network())
         with world.refuses(Conflict, field="fwdMode"):
             world.put(model.Global(fwd_mode="bridge"))
@@ -167,12 +167,12 @@ class TestGlobals:
         world.delete(network())
         world.put(model.Global(fwd_mode="bridge", pvt_subnet="172.20.0.0/16"))
 
-    def test_o9_routing_stays_while_there_are_peers(self, world: World) -> None:
+    def test_o9_routing_stays_while_there_are_peers(self, world: FakeCluster) -> None:
         world.put(PEER)
         with world.refuses(Conflict, field="fwdMode"):
             world.put(model.Global(fwd_mode="bridge"))
 
-    def test_deleting_them_puts_the_defaults_back_where_they_may_change(self, world: World) -> None:
+    def test_deleting_them_puts_the_defaults_back_where_they_may_change(self, world: FakeCluster) -> None:
         world.put(model.Global(fwd_mode="routing", vlans="50-100", arp_mode="flood"))
         world.put(network(encap="vlan"))
         world.delete(model.Global())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.fake_cluster import World, group, network, policy, rule
+from tests.support.fake_cluster import FakeCluster, group, network, policy, rule
 
 from weft.domain import kinds
 from weft.domain.errors import Conflict, Invalid, NotFound
@@ -11,14 +11,14 @@ from weft.domain.ids import TenantName
 
 
 @pytest.fixture
-def world() -> World:
-    world = World()
+def world() -> FakeCluster:
+    world = FakeCluster()
     for value in (network(), policy(), group(), group("db", policies=("p",))):
         world.put(value)
     return world
 
 
-def test_w4_the_rules_of_a_policy_go_in_the_same_commit(world: World) -> None:
+def test_w4_the_rules_of_a_policy_go_in_the_same_commit(world: FakeCluster) -> None:
     """The original left orphans, and a policy in use for ever."""
     for number in ("1", "2"):
         world.put(rule(number))
@@ -33,7 +33,7 @@ def test_w4_the_rules_of_a_policy_go_in_the_same_commit(world: World) -> None:
     assert list(world.cluster.all(kinds.RULE)) == [kept]
 
 
-def test_a_rule_never_changes(world: World) -> None:
+def test_a_rule_never_changes(world: FakeCluster) -> None:
     stored = world.put(rule(protocol="tcp", port=80))
     assert world.put(rule(protocol="tcp", port=80)) == stored
     with world.refuses(Conflict, field="ruleId"):
@@ -54,13 +54,13 @@ def test_a_rule_never_changes(world: World) -> None:
         ({"direction": "out", "to_network": "none"}, "toNetwork"),
     ],
 )
-def test_references_must_exist(world: World, members: dict[str, object], field: str) -> None:
+def test_references_must_exist(world: FakeCluster, members: dict[str, object], field: str) -> None:
     with world.refuses(Invalid, field=field):
         world.put(rule(**members))
 
 
 @pytest.mark.parametrize("reach", ["10.1.1.1", "10.1.1.0/24", "10.1.1.1-9"])
-def test_an_own_address_is_one_of_the_one_group(world: World, reach: str) -> None:
+def test_an_own_address_is_one_of_the_one_group(world: FakeCluster, reach: str) -> None:
     with world.refuses(Invalid, field="toIpAddress"):
         world.put(rule(to_ip_address=reach))
     world.attach("e1", group="db")
@@ -72,6 +72,6 @@ def test_an_own_address_is_one_of_the_one_group(world: World, reach: str) -> Non
         world.put(rule("2", to_ip_address=reach))
 
 
-def test_a_policy_changes_between_dry_and_real(world: World) -> None:
+def test_a_policy_changes_between_dry_and_real(world: FakeCluster) -> None:
     assert world.put(policy(dry_run=True)).dry_run
     assert not world.put(policy()).dry_run

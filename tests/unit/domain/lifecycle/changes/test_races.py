@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.support.fake_cluster import DEFAULT, World, endpoint, group, kind_of, network, policy, profile, rule, service
+from tests.support.fake_cluster import (
+    DEFAULT,
+    FakeCluster,
+    endpoint,
+    group,
+    kind_of,
+    network,
+    policy,
+    profile,
+    rule,
+    service,
+)
 
 from weft.domain import kinds, model
 from weft.domain.errors import Stale
@@ -19,9 +30,9 @@ from weft.domain.ipam import ipam
 from weft.domain.lifecycle import changes
 from weft.domain.lifecycle.changes import endpoints
 from weft.domain.lifecycle.changes.endpoints import Busy
-from weft.domain.transaction import Plan
+from weft.domain.transaction import Transaction
 
-Decision = Callable[[World], Plan]
+Decision = Callable[[FakeCluster], Transaction]
 
 T1 = TenantName("t1")
 LARGE = network("large", "10.9.0.0/16")
@@ -50,7 +61,7 @@ def detach(name: str) -> Decision:
 
 
 def reserve(*, asked: str = "", for_group: str = "", on: str = "blue") -> Decision:
-    def decide(world: World) -> Plan:
+    def decide(world: FakeCluster) -> Transaction:
         found = world.cluster.get(kinds.NETWORK, "default", on)
         assert found is not None
         owner = world.cluster.get(kinds.GROUP, "default", for_group)
@@ -60,15 +71,15 @@ def reserve(*, asked: str = "", for_group: str = "", on: str = "blue") -> Decisi
     return decide
 
 
-def take_block(world: World) -> Plan:
+def take_block(world: FakeCluster) -> Transaction:
     found = world.cluster.get(kinds.NETWORK, "default", "large")
     assert found is not None
     reading = world.reading()
     return reading.plan(ipam.take_block(reading, found.value, NodeName("n1"), family=4)[1])
 
 
-def prepared() -> World:
-    world = World()
+def prepared() -> FakeCluster:
+    world = FakeCluster()
     world.put(model.Global(fwd_mode="routing"))
     world.put(model.Tenant(name=T1))
     for value in (network(), LARGE, policy(), profile(), group("db"), group("old")):
@@ -156,7 +167,7 @@ def test_the_mode_of_a_cluster_and_its_first_network() -> None:
         (put(network()), put(model.Global(fwd_mode="bridge"))),
         (put(network()), put(model.Global(pvt_subnet="172.20.0.0/16"))),
     ):
-        world = World()
+        world = FakeCluster()
         world.put(model.Global())
         one, other = first(world), second(world)
         world.carry_out(one)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from weft.domain.policy.engine.namespace_selector_index import CrossingSets
+from weft.domain.policy.engine.namespace_selector_index import NamespaceSelectorIndex
 from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.engine.selector_index import SelectorIndex
 from weft.domain.policy.model.rules import PodsOfNamespaces
@@ -49,7 +49,7 @@ def test_the_selector_index_finds_what_a_scan_finds(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_crossing_sets_are_those_a_scan_finds(seed: int) -> None:
     rng = Random(seed)
-    crossing, known, namespaces = CrossingSets(), set[PodsOfNamespaces](), dict[str, dict[str, str]]()
+    crossing, known, namespaces = NamespaceSelectorIndex(), set[PodsOfNamespaces](), dict[str, dict[str, str]]()
     for _ in range(80):
         name, labels = rng.choice("uvw"), random_labels(rng)
         match rng.choice(["put", "remove", "add", "add", "discard"]):

@@ -47,9 +47,9 @@ def engine(*rules: model.Rule) -> Engine:
     ],
 )
 def test_who_may_not_ask_by_itself_is_not_asked_for(rules: tuple[model.Rule, ...], kept: bool) -> None:
-    keeps_in = kept_in_by(engine(*rules), node=HERE, resolvers=RESOLVERS)
-    assert keeps_in(member()) is kept
-    assert keeps_in(member("e2", host="there")) is False
+    dns_egress_denied = kept_in_by(engine(*rules), node=HERE, resolvers=RESOLVERS)
+    assert dns_egress_denied(member()) is kept
+    assert dns_egress_denied(member("e2", host="there")) is False
 
 
 def test_a_workload_without_rules_yet_asks_nobody() -> None:

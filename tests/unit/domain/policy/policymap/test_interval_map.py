@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.domain.addresses import BITS, Address, Range
-from weft.domain.policy.policymap.interval_map import LabelledAddresses
+from weft.domain.policy.policymap.interval_map import IntervalMap
 
 LAST = {family: (1 << bits) - 1 for family, bits in BITS.items()}
 NUMBERS = {family: [*range(12), *range(last - 3, last + 1)] for family, last in LAST.items()}
@@ -21,15 +21,15 @@ def spans(draw: st.DrawFn) -> Range:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), spans()), max_size=25))
 def test_every_address_has_the_labels_that_were_laid_over_it(steps: list[tuple[str, Range]]) -> None:
-    labelled: LabelledAddresses[str] = LabelledAddresses()
+    labelled: IntervalMap[str] = IntervalMap()
     laid: dict[str, Range] = {}
     ranges = {(Range(family, 0, last), frozenset[str]()) for family, last in LAST.items()}
     for label, span in steps:
         if label in laid:
-            changes = list(labelled.lift(label, [laid.pop(label)]))
+            changes = list(labelled.remove(label, [laid.pop(label)]))
         else:
             laid[label] = span
-            changes = list(labelled.lay(label, [span]))
+            changes = list(labelled.add(label, [span]))
         for change in changes:
             assert ranges.issuperset(change.before)
             ranges.difference_update(change.before)
@@ -44,10 +44,10 @@ def test_every_address_has_the_labels_that_were_laid_over_it(steps: list[tuple[s
 
 def anew(laid: dict[str, Range]) -> set[tuple[Range, frozenset[str]]]:
     """The ranges of a map on which the same labels were laid in another order."""
-    labelled: LabelledAddresses[str] = LabelledAddresses()
+    labelled: IntervalMap[str] = IntervalMap()
     ranges = {(Range(family, 0, last), frozenset[str]()) for family, last in LAST.items()}
     for label in sorted(laid, reverse=True):
-        for change in labelled.lay(label, [laid[label]]):
+        for change in labelled.add(label, [laid[label]]):
             ranges.difference_update(change.before)
             ranges.update(change.after)
     return ranges

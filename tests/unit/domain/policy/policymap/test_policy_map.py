@@ -19,9 +19,9 @@ from weft.domain.policy.engine.facts import Fact
 from weft.domain.policy.model.identities import Identity, Kind
 from weft.domain.policy.model.rules import DEFAULT_ALLOW_ID, OWN_HOST_ID, Action, Direction
 from weft.domain.policy.policymap.l4_partition import Outcome
-from weft.domain.policy.policymap.policy_map import Tables
-from weft.domain.policy.policymap.policy_state import WORKLOAD, PolicyPart, Row, Tally
-from weft.domain.policy.policymap.stable_ids import Numbers
+from weft.domain.policy.policymap.policy_map import PolicyMap
+from weft.domain.policy.policymap.policy_state import WORKLOAD, PolicyEntry, PolicyPart, VerdictCounter
+from weft.domain.policy.policymap.stable_ids import StableIds
 from weft.lab.verify.oracle_table import read_cases, walk
 
 TABLE = ORACLES / "netpol-cases.json.gz"
@@ -32,8 +32,8 @@ SUBNETS = [Range(4, 0x0A010000, 0x0A0100FF), Range(6, 0xFD01 << 112, (0xFD01 << 
 GATEWAYS = [Address(4, 0x0A010001)]
 
 
-def tables_of(engine: Engine, node: NodeName = NODE) -> Tables:
-    tables = Tables(engine, tenant=DEFAULT, node=node)
+def tables_of(engine: Engine, node: NodeName = NODE) -> PolicyMap:
+    tables = PolicyMap(engine, tenant=DEFAULT, node=node)
     tables.set_ground(SUBNETS, GATEWAYS)
     return tables
 
@@ -66,7 +66,7 @@ def addresses_of(engine: Engine) -> list[Address]:
     return sorted(known | {parse_address(text, field="") for text in OTHERS})
 
 
-def check(engine: Engine, tables: Tables, rng: Random, questions: int) -> None:
+def check(engine: Engine, tables: PolicyMap, rng: Random, questions: int) -> None:
     """Ask engine and tables the same questions."""
     addresses = addresses_of(engine)
     for _ in range(questions):
@@ -120,7 +120,7 @@ def test_the_tables_say_what_the_engine_says_whatever_the_history(seed: int) -> 
 @pytest.mark.parametrize("seed", range(100, 108))
 def test_numbers_that_collide_change_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("policy_map", "verdict_ids"):
-        monkeypatch.setattr(f"weft.domain.policy.policymap.{module}.Numbers", partial(Numbers, bits=9))
+        monkeypatch.setattr(f"weft.domain.policy.policymap.{module}.StableIds", partial(StableIds, bits=9))
     churn(seed, changes=15, questions=150)
 
 
@@ -134,8 +134,8 @@ def test_the_tables_say_what_the_engine_says_for_long() -> None:
 def test_every_outcome_of_a_row_has_a_tally_and_a_name(seed: int) -> None:
     tables = tables_of(Engine(random_cluster(Random(seed))))
     tables.refresh()
-    outcomes = {part.outcome for part in tables.parts if isinstance(part, Row)}
-    assert outcomes == {part.outcome for part in tables.parts if isinstance(part, Tally)}
+    outcomes = {part.outcome for part in tables.parts if isinstance(part, PolicyEntry)}
+    assert outcomes == {part.outcome for part in tables.parts if isinstance(part, VerdictCounter)}
     assert outcomes <= tables.outcomes.keys()
 
 
@@ -147,14 +147,14 @@ def test_nodes_that_heard_the_same_in_another_order_have_the_same_numbers(seed: 
     assert shared(one, put) == shared(other, put_there)
 
 
-def shared(tables: Tables, parts: tuple[PolicyPart, ...]) -> list[PolicyPart]:
+def shared(tables: PolicyMap, parts: tuple[PolicyPart, ...]) -> list[PolicyPart]:
     """The parts, in their order, without those about the node's own host and about pairs of workloads."""
     own = {number for number, outcome in tables.outcomes.items() if outcome.rule == OWN_HOST_ID}
     return [
         part
         for part in parts
-        if not (isinstance(part, Row) and (part.outcome in own or (part.remote or 0) & WORKLOAD))
-        and not isinstance(part, Tally)
+        if not (isinstance(part, PolicyEntry) and (part.outcome in own or (part.remote or 0) & WORKLOAD))
+        and not isinstance(part, VerdictCounter)
     ]
 
 
@@ -178,7 +178,7 @@ def test_the_right_answers_for_network_policy() -> None:
     """Rows of the oracle, asked by address as packets are."""
     asked = 0
     for moment in (moment for case in read_cases(TABLE) for moment in walk(case, lambda _: NODE)):
-        tables = Tables(moment.engine, tenant=DEFAULT, node=NODE)
+        tables = PolicyMap(moment.engine, tenant=DEFAULT, node=NODE)
         tables.refresh()
         for row in moment.rows:
             flow = moment.flow(row)

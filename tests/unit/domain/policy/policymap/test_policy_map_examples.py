@@ -13,8 +13,16 @@ from weft.domain.policy.model.identities import Host, Namespace, Pod
 from weft.domain.policy.model.netpol import read_network_policy
 from weft.domain.policy.model.rules import Action
 from weft.domain.policy.policymap.lookup import Lookup
-from weft.domain.policy.policymap.policy_map import Tables
-from weft.domain.policy.policymap.policy_state import REFUSES, STRANGER, WORKLOAD, Row, Tally, Where, Who
+from weft.domain.policy.policymap.policy_map import PolicyMap
+from weft.domain.policy.policymap.policy_state import (
+    UNKNOWN_IDENTITY,
+    VERDICT_DENY,
+    WORKLOAD,
+    CidrIdentity,
+    IpIdentity,
+    PolicyEntry,
+    VerdictCounter,
+)
 
 DEFAULT, NET, NODE = TenantName("default"), NetworkName("net"), NodeName("n1")
 WEB, WEB_AGAIN, CLIENT, LONER = "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"
@@ -31,7 +39,7 @@ class Shop:
 
     def __init__(self, node: NodeName = NODE) -> None:
         self.engine = Engine()
-        self.tables = Tables(self.engine, tenant=DEFAULT, node=node)
+        self.tables = PolicyMap(self.engine, tenant=DEFAULT, node=node)
         self.tables.set_ground([SUBNET], [at(GATEWAY)])
         self.put(
             Host(node="n1", addresses=(HOST,)),
@@ -60,8 +68,8 @@ class Shop:
     def number(self, address: str) -> int:
         return Lookup(self.tables.parts).number(at(address))
 
-    def rows(self) -> list[Row]:
-        return [part for part in self.tables.parts if isinstance(part, Row)]
+    def rows(self) -> list[PolicyEntry]:
+        return [part for part in self.tables.parts if isinstance(part, PolicyEntry)]
 
 
 def endpoint(name: str, group: str, address: str, node: str) -> Endpoint:
@@ -83,16 +91,16 @@ def shop() -> Shop:
 def test_without_policies_there_are_only_the_workloads_of_this_node(shop: Shop) -> None:
     """A port opens when its address has a number; nobody else needs one."""
     parts = list(shop.tables.parts)
-    assert {part.address for part in parts if isinstance(part, Who)} == {at(WEB), at(CLIENT)}
+    assert {part.address for part in parts if isinstance(part, IpIdentity)} == {at(WEB), at(CLIENT)}
     assert len(parts) == 2
-    assert all(part.number & WORKLOAD for part in parts if isinstance(part, Who))
+    assert all(part.number & WORKLOAD for part in parts if isinstance(part, IpIdentity))
     assert shop.says(CLIENT) == ("allow", "default")
 
 
 def test_with_the_first_policy_everyone_has_a_number_and_with_the_last_nobody_else_again(shop: Shop) -> None:
     before = set(shop.tables.parts)
     shop.policy(rule("1"))
-    known = {part.address for part in shop.tables.parts if isinstance(part, Who)}
+    known = {part.address for part in shop.tables.parts if isinstance(part, IpIdentity)}
     assert known == {at(text) for text in (WEB, WEB_AGAIN, CLIENT, LONER, HOST, OTHER_HOST)}
     shop.tables.note(shop.engine.remove_policy((DEFAULT, PolicyName("p"))))
     shop.tables.refresh()
@@ -112,7 +120,7 @@ def test_workloads_that_no_rule_tells_apart_share_a_number(shop: Shop) -> None:
 def test_a_rule_about_everyone_is_rows_without_a_remote_number(shop: Shop) -> None:
     shop.policy(rule("1", protocol="tcp", port=80))
     shared = [row for row in shop.rows() if row.remote is None]
-    assert {(row.protocol, row.ports, bool(row.outcome & REFUSES)) for row in shared} == {
+    assert {(row.protocol, row.ports, bool(row.outcome & VERDICT_DENY)) for row in shared} == {
         (None, None, False),
         (6, (80, 80), True),
     }
@@ -132,7 +140,7 @@ def test_deny_beats_allow_of_the_same_priority_and_the_greater_priority_beats_bo
 
 def test_icmp_means_that_of_both_families(shop: Shop) -> None:
     shop.policy(rule("1", protocol="icmp"))
-    assert {row.protocol for row in shop.rows() if row.outcome & REFUSES} == {1, 58}
+    assert {row.protocol for row in shop.rows() if row.outcome & VERDICT_DENY} == {1, 58}
 
 
 def test_a_group_that_does_not_exist_matches_nobody(shop: Shop) -> None:
@@ -147,7 +155,9 @@ def test_a_dry_run_refuses_nothing_and_says_what_it_would(shop: Shop) -> None:
     shop.policy(rule("1", from_endpoint_group="client"), dry_run=True)
     _, ingress = shop.tables.lookup(at(CLIENT), at(WEB), protocol=6, port=80)
     assert (ingress.action, ingress.rule, ingress.would) == (Action.ALLOW, "weft/default", "contiv/default/p/1")
-    assert not any(part.outcome & REFUSES for part in shop.tables.parts if isinstance(part, Row | Tally))
+    assert not any(
+        part.outcome & VERDICT_DENY for part in shop.tables.parts if isinstance(part, PolicyEntry | VerdictCounter)
+    )
     assert shop.tables.lookup(at(LONER), at(WEB), protocol=6, port=80)[1].would is None
 
 
@@ -164,15 +174,15 @@ def test_the_host_of_its_own_node_reaches_a_workload_whatever_the_rules(shop: Sh
 
 def test_an_unknown_address_of_the_networks_is_a_stranger_and_a_gateway_is_not(shop: Shop) -> None:
     shop.policy(rule("1", from_ip_address="10.0.0.0/25"))
-    assert shop.number(NOBODY) & STRANGER
-    assert shop.number("10.0.0.200") & STRANGER
+    assert shop.number(NOBODY) & UNKNOWN_IDENTITY
+    assert shop.number("10.0.0.200") & UNKNOWN_IDENTITY
     assert shop.number(NOBODY) != shop.number("10.0.0.200")
     assert shop.number(GATEWAY) == 0
     assert shop.number(WORLD) == 0
     assert shop.says(NOBODY) == ("deny", "1")
     assert shop.says("10.0.0.200") == ("allow", "default")
     shop.put(endpoint("new", "", NOBODY, "n1"))
-    assert shop.number(NOBODY) & (STRANGER | WORKLOAD) == WORKLOAD
+    assert shop.number(NOBODY) & (UNKNOWN_IDENTITY | WORKLOAD) == WORKLOAD
 
 
 def test_networks_that_change_move_the_strangers(shop: Shop) -> None:
@@ -180,7 +190,7 @@ def test_networks_that_change_move_the_strangers(shop: Shop) -> None:
     shop.tables.set_ground([], [])
     difference = shop.tables.refresh()
     assert shop.number(NOBODY) == 0
-    assert {type(part) for part in difference.drop} == {Where}
+    assert {type(part) for part in difference.drop} == {CidrIdentity}
     assert not difference.put
 
 
@@ -192,7 +202,7 @@ def test_an_address_block_without_its_exceptions() -> None:
         "k8s/x/p/ingress/isolation",
         "k8s/x/p/ingress/isolation",
     ]
-    ranges = {str(part.range) for part in tables.parts if isinstance(part, Where)}
+    ranges = {str(part.range) for part in tables.parts if isinstance(part, CidrIdentity)}
     assert ranges == {"198.51.100.16-198.51.100.255"}
 
 
@@ -214,19 +224,19 @@ def test_an_empty_selector_is_everyone_of_the_namespace_and_no_more() -> None:
     assert outcome_for(tables, "198.51.100.1") == "k8s/x/p/ingress/isolation"
 
 
-def pods_with(spec: dict[str, object]) -> Tables:
+def pods_with(spec: dict[str, object]) -> PolicyMap:
     """Pods a (which calls 8080 http) and b of the namespace x and c of y, and a policy of x."""
     engine = Engine([Namespace(name="x"), Namespace(name="y")])
     engine.put(Pod(namespace="x", name="a", ips=("10.0.0.1",), ports=(PodPort("http", 6, 8080),), node=NODE))
     engine.put(Pod(namespace="x", name="b", ips=("10.0.0.2",), node=NODE))
     engine.put(Pod(namespace="y", name="c", ips=("10.0.0.3",), node=NODE))
     engine.put(read_network_policy({"metadata": {"name": "p", "namespace": "x"}, "spec": spec}))
-    tables = Tables(engine, tenant=DEFAULT, node=NODE)
+    tables = PolicyMap(engine, tenant=DEFAULT, node=NODE)
     tables.refresh()
     return tables
 
 
-def outcome_for(tables: Tables, source: str, *, port: int = 80) -> str:
+def outcome_for(tables: PolicyMap, source: str, *, port: int = 80) -> str:
     """The rule that decides at the pod a."""
     return tables.lookup(at(source), at("10.0.0.1"), protocol=6, port=port)[1].rule
 
@@ -239,7 +249,7 @@ def test_workloads_of_other_nodes_are_not_told_apart_from_each_other() -> None:
         engine.put(Pod(namespace="x", name=f"p{number}", labels=label, ips=(f"10.0.0.{number}",), node="elsewhere"))
         spec = {"podSelector": {"matchLabels": label}, "ingress": [{"from": [{"podSelector": {}}]}]}
         engine.put(read_network_policy({"metadata": {"name": f"n{number}", "namespace": "x"}, "spec": spec}))
-    tables = Tables(engine, tenant=DEFAULT, node=NODE)
+    tables = PolicyMap(engine, tenant=DEFAULT, node=NODE)
     tables.refresh()
     assert pairs(tables) == set()
     here = Pod(namespace="x", name="p1", labels={"app": "1"}, ips=("10.0.0.1",), node=NODE)
@@ -252,18 +262,22 @@ def test_workloads_of_other_nodes_are_not_told_apart_from_each_other() -> None:
     assert pairs(tables) == set()
 
 
-def pairs(tables: Tables) -> set[tuple[int, int]]:
+def pairs(tables: PolicyMap) -> set[tuple[int, int]]:
     """The numbers of those whom rows tell apart."""
-    return {(part.local, part.remote) for part in tables.parts if isinstance(part, Row) and part.remote is not None}
+    return {
+        (part.local, part.remote) for part in tables.parts if isinstance(part, PolicyEntry) and part.remote is not None
+    }
 
 
 def test_an_outcome_that_is_in_no_row_any_more_keeps_its_name_for_a_while(shop: Shop) -> None:
     """A drop may be told after the rule that did it went."""
     shop.policy(rule("1"))
-    (number,) = (part.outcome for part in shop.tables.parts if isinstance(part, Tally) and part.outcome & REFUSES)
+    (number,) = (
+        part.outcome for part in shop.tables.parts if isinstance(part, VerdictCounter) and part.outcome & VERDICT_DENY
+    )
     shop.tables.note(shop.engine.remove_rule((DEFAULT, PolicyName("p"), RuleId("1"))))
     shop.tables.refresh()
-    assert Tally(DEFAULT, number) not in shop.tables.parts
+    assert VerdictCounter(DEFAULT, number) not in shop.tables.parts
     assert shop.tables.outcomes[number].rule == "contiv/default/p/1"
 
 
@@ -272,8 +286,8 @@ def test_a_change_rewrites_only_what_it_concerns(shop: Shop) -> None:
     shop.tables.note(shop.engine.put(rule("3", from_endpoint_group="client", protocol="udp")))
     difference = shop.tables.refresh()
     assert not difference.drop
-    assert sorted(type(part).__name__ for part in difference.put) == ["Row", "Tally"]
+    assert sorted(type(part).__name__ for part in difference.put) == ["PolicyEntry", "VerdictCounter"]
     shop.tables.note(shop.engine.put(endpoint("w3", "web", "10.0.0.5", "n1")))
     difference = shop.tables.refresh()
-    assert [type(part) for part in difference.put] == [Who]
+    assert [type(part) for part in difference.put] == [IpIdentity]
     assert not difference.drop

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.domain.policy.policymap.stable_ids import Numbers
+from weft.domain.policy.policymap.stable_ids import StableIds
 
 KEYS = st.text(alphabet="abcd", min_size=1, max_size=3)
 
 
 def numbered(keys: set[str], *, bits: int) -> dict[str, int]:
-    numbers: Numbers[str] = Numbers(bits=bits)
+    numbers: StableIds[str] = StableIds(bits=bits)
     for key in keys:
         numbers.add(key, key)
     return {key: numbers[key] for key in keys}
@@ -19,7 +19,7 @@ def numbered(keys: set[str], *, bits: int) -> dict[str, int]:
 
 @given(st.lists(st.tuples(st.booleans(), KEYS), max_size=60))
 def test_the_numbers_do_not_depend_on_the_way_to_them(steps: list[tuple[bool, str]]) -> None:
-    numbers: Numbers[str] = Numbers(bits=7)
+    numbers: StableIds[str] = StableIds(bits=7)
     held: dict[str, int] = {}
     for adds, key in steps:
         if adds and key not in held:
