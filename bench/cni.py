@@ -28,8 +28,8 @@ CHECKOUT = Path(__file__).parents[1]
 DRIVER = CHECKOUT.parent / "shared" / "bench" / "cni_peer.py"
 PEERS = Path("/usr/lib/cni")
 WITHIN = 900
+# Pods on every node before it is measured.
 PACKETS = 24
-"""Pods on every node before it is measured."""
 MANY = 500
 RULES = 50
 PEER = "peer: Debian's bridge + host-local"

@@ -33,13 +33,13 @@ from weft.ports.store import Delete, Store
 
 ROUNDS = 5
 PRESENT = 5_000
+# Requests in a round, by how many are under way at once.
 COUNTS = {1: 150, 8: 600}
-"""Requests in a round, by how many are under way at once."""
 CREATE = '{"TenantName":"default","NetworkName":"bench","EndpointID":"e%d","ConfigEP":{"Host":"h1","Container":"c"}}'
 DELETE = '{"TenantName":"default","NetworkName":"bench","EndpointID":"e%d"}'
 FLOOR = '{"number":%d}'
+# etcd's own defaults; tests hurry it.
 USUAL_PACE = ("--heartbeat-interval", "100", "--election-timeout", "1000")
-"""etcd's own defaults; tests hurry it."""
 TARGETS = {("etcd", 1): 300.0, ("etcd", 8): 1000.0, ("sqlite", 8): 1000.0}
 STORE_TARGETS = {1: 700.0, 8: 1800.0}
 

@@ -14,8 +14,8 @@ from weft.lab.servers.openvswitch import Switch
 from weft.lab.waiting import DEADLINE
 
 _EVENT = b" event="
+# What shows that it is listening.
 _OF_NOBODY = "table=250,reg15=1"
-"""What shows that it is listening."""
 
 
 class FlowWatch:

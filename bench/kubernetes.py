@@ -32,10 +32,10 @@ from weft.lab.waiting import eventually
 
 CHECKOUT = Path(__file__).parents[1]
 OURS, THEIRS = "ours", "theirs"
+# Pods that come alone to each node; the first ones meet cold caches.
 ALONE, NOT_COUNTED = 24, 2
-"""Pods that come alone to each node; the first ones meet cold caches."""
+# How many pods come at once, and in how many rounds.
 CROWDS = {20: 4, 100: 2}
-"""How many pods come at once, and in how many rounds."""
 TARGET = 1.05
 PEER = "peer: the same node with Debian's bridge + host-local, ABBA"
 _BRIDGE = {

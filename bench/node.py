@@ -24,8 +24,8 @@ from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff
 
 GROUP = "guarded"
+# What makes a pod one of the group's.
 CNI_ARGS = f"IgnoreUnknown=1;{GROUP_LABEL}={GROUP}"
-"""What makes a pod one of the group's."""
 CONFIG = {"cniVersion": "1.1.0", "name": "weft", "type": PROGRAM}
 AT_ONCE = 8
 PORT = 4242

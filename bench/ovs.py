@@ -39,10 +39,10 @@ from weft.lab.traffic import Place
 from weft.lab.waiting import DEADLINE, until
 
 FLOWS = 10_000
+# Pods on the node: so far one at a time, and when the agent is started anew.
 ALONE, LOCAL = 100, 200
-"""Pods on the node: so far one at a time, and when the agent is started anew."""
+# So many are there when pods and ports of a bare switch with as many come by turns.
 BEYOND = (100, 200, 300)
-"""So many are there when pods and ports of a bare switch with as many come by turns."""
 TURNS, REST_S = 20, 0.2
 ROUNDS = 5
 RESTARTS, SWITCH_RESTARTS = 3, 7

@@ -25,8 +25,8 @@ from weft.lab.traffic import UDP
 from weft.lab.waiting import DEADLINE
 
 FEW, MANY = 100, 500
+# Half of them open, half of them shut; the first ones meet cold code and an agent that is still busy with new pods.
 CHANGES, NOT_COUNTED = 60, 20
-"""Half of them open, half of them shut; the first ones meet cold code and an agent that is still busy with new pods."""
 TARGET_MS = 7.0
 AT_ONCE = 8
 _PORT = 4243
@@ -36,12 +36,11 @@ _OPEN = {"tenantName": "default", "policyName": _POLICY, "ruleId": "open", "dire
     "protocol": "udp", "port": _PORT, "priority": 2, "action": "allow"
 }  # fmt: skip
 _PACE_S = 0.0003
+# When nothing has arrived for so long, what was sent before is refused, and not late.
 _QUIET_S = 0.05
-"""When nothing has arrived for so long, what was sent before is refused, and not late."""
+# By then the node has forgotten what newcomers said first: Open vSwitch goes over all that it remembers of packets
+# whenever a flow changes, which makes thousands of such a crowd.
 _FORGOTTEN_S = 15.0
-"""By then the node has forgotten what newcomers said first: Open vSwitch goes over all that it remembers of packets
-whenever a flow changes, which makes thousands of such a crowd.
-"""
 _NUMBER = struct.Struct("=Q")
 
 

@@ -22,16 +22,16 @@ from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, Policy
 from weft.domain.store_types import Change, Entry, Event, Listing
 
 GROUPS, RULES_EACH = 1_000, 10
+# The first of the ports that are open; it is so to the next group.
 OPEN = 4243
-"""The first of the ports that are open; it is so to the next group."""
 HERE, ELSEWHERE = NodeName("here"), NodeName("elsewhere")
 _NETWORK = NetworkName("net")
 _LOCAL, _REMOTE, _RANGES = 0x0A000001, 0x0A010000, 0x0A800000  # 10.0.0.1, 10.1.0.0, 10.128.0.0
+# Between the beginnings of two ranges of 16 addresses, so that no two become one.
 _RANGE_STEP = 32
-"""Between the beginnings of two ranges of 16 addresses, so that no two become one."""
 
+# The rule of a group that has a number, from 1 on.
 MakeRule = Callable[[int, int], model.Rule]
-"""The rule of a group that has a number, from 1 on."""
 
 
 class Rulebook:

@@ -99,8 +99,8 @@ class LinuxDatapathSettings:
     node_port_subnets: tuple[Subnet, ...] = ()
 
 
+# Where Open vSwitch's sockets usually are.
 OVS_DIR: Final = Path("/run/openvswitch")
-"""Where Open vSwitch's sockets usually are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

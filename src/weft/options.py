@@ -40,6 +40,7 @@ def cluster_store(text: str) -> tuple[str, tuple[str, ...]]:
     return kind, tuple(f"http://{host}" for host in comma_list(hosts))
 
 
+# What netmaster and the agent have in common.
 COMMON_OPTIONS = (
     Option(name="mode", flags=("--mode", "--plugin-mode", "--cluster-mode"), env="MODE", default="cni",
            read=one_of("cni", "kubernetes", "docker", "swarm-mode", "test"),
@@ -72,7 +73,6 @@ COMMON_OPTIONS = (
     Option(name="syslog", flags=("--syslog-url",), env="SYSLOG_URL", default=("udp", "127.0.0.1", 514),
            read=read_syslog_url, help="udp://127.0.0.1:514"),
 )  # fmt: skip
-"""What netmaster and the agent have in common."""
 
 
 def cluster_domain(text: str) -> str:
@@ -83,15 +83,16 @@ def cluster_domain(text: str) -> str:
     return domain
 
 
+# Below what Kubernetes' services and pods have their names.
 DOMAIN_OPTION = Option(
     name="domain", flags=("--domain",), env="DOMAIN", default=CLUSTER_DOMAIN, read=cluster_domain,
     help=f"the cluster's domain, the same for netplugin and netdns, which is never asked outside; {CLUSTER_DOMAIN}",
 )  # fmt: skip
-"""Below what Kubernetes' services and pods have their names."""
 
+# Where Contiv kept the way to the API server (facts 1.7).
 CONTIV_JSON = Path("/var/contiv/config/contiv.json")
-"""Where Contiv kept the way to the API server (facts 1.7)."""
 
+# How a program reaches the API server.
 KUBERNETES_OPTIONS = (
     Option(name="kubeconfig", flags=("--kubeconfig",), env="KUBECONFIG", default=None, read=readable_file,
            help="the way to the API server in mode kubernetes; without it as contiv.json says, or as a pod is told"),
@@ -100,7 +101,6 @@ KUBERNETES_OPTIONS = (
     Option(name="kubernetes", flags=("--kubernetes-servers",), env="KUBERNETES_SERVERS", default=(), read=url_list,
            help="comma list of URLs of API servers, instead of those that the other settings name"),
 )  # fmt: skip
-"""How a program reaches the API server."""
 
 
 def kubernetes_settings(given: Mapping[str, Any]) -> KubernetesSettings | None:

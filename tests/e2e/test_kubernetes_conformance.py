@@ -16,15 +16,15 @@ from tests.support.paths import DOCS
 
 TABLE = DOCS / "kubernetes-conformance.md"
 PASSES = "passes"
+# The specs of which the table must tell, by a part of their names.
 ASKED = r"\[sig-network\].*(\[Conformance\]|Netpol)"
-"""The specs of which the table must tell, by a part of their names."""
 
+# A few that are not long in coming, of all kinds.
 QUICK = (
     "Networking Granular Checks: Pods should function for intra-pod communication: udp",
     "Services should serve multiport endpoints from pods",
     "DNS should provide DNS for the cluster",
 )
-"""A few that are not long in coming, of all kinds."""
 QUICK_WITHIN, WITHIN = 300.0, 5400.0
 AT_ONCE = 4
 

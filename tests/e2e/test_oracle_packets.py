@@ -14,8 +14,8 @@ from tests.support.paths import ORACLES
 from weft.cli import main
 
 TABLE = ORACLES / "netpol-cases.json.gz"
+# The whole table again, with the pods' network in other modes, on so many hosts.
 OTHER_MODES = itertools.product(("linux-vxlan-bridge", "ovs-vlan", "ovs-vxlan-bridge", "ovs-vlan-bridge"), ("1", "2"))
-"""The whole table again, with the pods' network in other modes, on so many hosts."""
 ALLOWED, BLOCKED = ["allowed"] * 3, ["blocked", "allowed", "blocked"]
 
 pytestmark = [

@@ -28,11 +28,11 @@ OPEN, SHUT = 5000, 6000
 FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 NOBODY = {4: Address(4, 0), 6: Address(6, 0)}
 LATE_S = 0.2
+# At how many addresses the flood aims: that of the pod before, which may be given again, and those after it.
 AHEAD = 3
-"""At how many addresses the flood aims: that of the pod before, which may be given again, and those after it."""
 ROLES = ("friend", "foe", "vault", "closed")
+# Newcomers are guarded: only friends may speak to them, on one port, and they may speak to everyone but vaults.
 POLICIES = {"guarded": ["guard"], "closed": ["close"]}
-"""Newcomers are guarded: only friends may speak to them, on one port, and they may speak to everyone but vaults."""
 RULES: Mapping[str, Sequence[Mapping[str, object]]] = {
     "guard": [
         {"direction": "in", "priority": 1, "action": "deny"},
@@ -96,8 +96,8 @@ class Siege:
         ]
         self._flood = stack.enter_context(Flood())
         self.forbidden: Counter[str] = Counter()
+        # Starts with addresses at which the flood aimed before they were given.
         self.aimed = 0
-        """Starts with addresses at which the flood aimed before they were given."""
 
     async def start(self, host: Host, name: str, *recent: Mapping[int, Address]) -> Mapping[int, Address]:
         """The whole life of a pod; its addresses. `recent` has those of pods before, of which some may come back."""

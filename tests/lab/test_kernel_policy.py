@@ -28,6 +28,7 @@ def test_without_rules_everything_passes(ward: PolicyTestbed, family: int, proto
     assert ward.ask(one, two, protocol, 80, family=family) == 0
 
 
+# Of a pair or of anyone, protocol, ports: in the order in which they are asked.
 LEVELS: list[tuple[bool, int | None, tuple[int, int] | None]] = [
     (True, TCP, (80, 80)),
     (True, TCP, (70, 90)),
@@ -38,7 +39,6 @@ LEVELS: list[tuple[bool, int | None, tuple[int, int] | None]] = [
     (False, TCP, None),
     (False, None, None),
 ]
-"""Of a pair or of anyone, protocol, ports: in the order in which they are asked."""
 
 
 @pytest.mark.parametrize("direction", Direction)

@@ -45,10 +45,10 @@ BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")
 A = Address(4, 0x0A010001)
 GATEWAY = Address(4, 0x0A01FFFE)
+# Long enough for a newcomer to be answered, and for a packet to be sent to it, by who does not wait for the switch.
 _STILL_S = 0.5
-"""Long enough for a newcomer to be answered, and for a packet to be sent to it, by who does not wait for the switch."""
+# So many ports take the switch some milliseconds to go over.
 _OTHERS = 100
-"""So many ports take the switch some milliseconds to go over."""
 PORT = Port(BLUE, "wp0000000000a", "02:02:0a:01:00:01", (A,))
 GROUND: frozenset[StateItem] = frozenset(
     {

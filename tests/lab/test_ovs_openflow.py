@@ -30,8 +30,8 @@ from weft.lab.servers.openvswitch import Switch, running_switch
 
 MAC = 0xEEEEEEEEEEEE
 TRACKED = (0x20, 0x30)
+# UDP from port 1 of 10.0.0.1 to port 2 of 10.0.0.2, in hexadecimal.
 PACKET = "0200000000020200000000010800450000240001000009119dc60a0000010a00000200010002001000000000000000000000"
-"""UDP from port 1 of 10.0.0.1 to port 2 of 10.0.0.2, in hexadecimal."""
 V4, V6, ARP = 0x0800, 0x86DD, 0x0806
 FLOWS = [
     Flow(0, 10, match({"in_port": 3, "eth_type": V4, "ip_src": (0x0A000000, 0xFF000000)}), (SetField("reg0", 5),), 2),

@@ -28,8 +28,8 @@ from weft.ports.datapath import EndpointConfig, InterfaceAddress, PlugRequest
 BLUE = TenantName("blue")
 VTEP = parse_address("192.0.2.1", field="vtep")
 GATEWAY = Address(4, 0x0A01FFFE)
+# Three ports of the switch: an overlay's device and two legs.
 GROUND: frozenset[StateItem] = frozenset({TenantNetns(BLUE), Gateway(BLUE, GATEWAY), Overlay(BLUE, 7)})
-"""Three ports of the switch: an overlay's device and two legs."""
 
 
 @pytest.fixture(autouse=True)

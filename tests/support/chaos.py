@@ -28,8 +28,8 @@ from weft.lab.waiting import DEADLINE, until
 from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.tasks import background
 
+# Pods that come and go on each host, in each of two networks.
 SLOTS = 4
-"""Pods that come and go on each host, in each of two networks."""
 _TENANT = "default"
 _NETWORKS = ("default-net", "small")
 
@@ -103,8 +103,8 @@ class Witness:
 
     def __init__(self, lab: NetLab) -> None:
         self.readings = 0
+        # Held while the kernels, and the switches, are being read.
         self.turn = asyncio.Lock()
-        """Held while the kernels, and the switches, are being read."""
         self._lab = lab
         self._suspects: set[tuple[str, str]] = set()
 
@@ -136,8 +136,8 @@ class Siege:
         self.over = False
         self.outcomes: Counter[str] = Counter()
         self.killed: Counter[str] = Counter()
+        # Kills in the middle of an operation.
         self.inside = 0
-        """Kills in the middle of an operation."""
         self.told: set[Held] = set()
         self.slots = [
             Slot(self, host, f"{host.name}-{network}-{number}", network, group_of(network) if rules else "")

@@ -293,6 +293,7 @@ def _random_rule(rng: Random) -> Rule:
     )
 
 
+# How each kind of object is made, and how many a small cluster has at most.
 _MAKERS: dict[Callable[[Random], Fact], int] = {
     _random_namespace: 3,
     _random_pod: 8,
@@ -305,7 +306,6 @@ _MAKERS: dict[Callable[[Random], Fact], int] = {
     _random_host: 2,
     _random_api_server: 1,
 }
-"""How each kind of object is made, and how many a small cluster has at most."""
 
 
 def large_cluster(rng: Random, *, pods: int, namespaces: int, policies: int) -> list[Fact]:

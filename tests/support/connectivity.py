@@ -19,8 +19,8 @@ from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff, wait_event
 
 FAMILIES = (4, 6)
+# For how long what is refused must not be heard, after all that passes was answered.
 SILENCE_S = 0.3
-"""For how long what is refused must not be heard, after all that passes was answered."""
 
 _TRANSPORTS = {"tcp": (TCP, 6), "udp": (UDP, 17)}
 

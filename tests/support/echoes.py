@@ -14,8 +14,8 @@ ECHO = {4: 8, 6: 128}
 _ECHO_REPLY = {4: 0, 6: 129}
 _ICMP = {4: (socket.AF_INET, socket.IPPROTO_ICMP), 6: (socket.AF_INET6, socket.IPPROTO_ICMPV6)}
 _HEADER = struct.Struct(">BBHHH")
+# How long somebody may take who will perhaps never answer.
 _PATIENCE_S = 2.0
-"""How long somebody may take who will perhaps never answer."""
 
 
 def open_echoes(namespace: Namespace, family: int) -> socket.socket:

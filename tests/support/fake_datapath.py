@@ -41,16 +41,16 @@ class PaperDatapath:
 
     def __init__(self) -> None:
         self.plugged: dict[AttachmentId, EndpointConfig] = {}
+        # What else there is.
         self._parts: set[StateItem] = set()
-        """What else there is."""
+        # The containers that cannot be unplugged.
         self.refused: set[str] = set()
-        """The containers that cannot be unplugged."""
+        # Why the next plug of a container fails.
         self.faults: dict[str, WeftError] = {}
-        """Why the next plug of a container fails."""
         self.may_plug = threading.Event()
         self.may_plug.set()
+        # Set when a plug has begun.
         self.plugging = threading.Event()
-        """Set when a plug has begun."""
 
     def plug(self, wiring: EndpointConfig, policy: Difference[StateItem] = NO_CHANGE) -> None:
         self.plugging.set()

@@ -17,8 +17,8 @@ _IP_PROTOCOLS = frozenset({0x0800, 0x86DD})
 _OUTGOING = 4
 _HEADERS_BYTES = 128
 _TAP_BYTES = 1 << 22
+# A flood leaves the machine to others for a moment after each wave.
 _BREATH_S = 0.0003
-"""A flood leaves the machine to others for a moment after each wave."""
 
 
 class Shot(NamedTuple):
@@ -33,10 +33,10 @@ class Flood:
     """Sends all its shots in waves while the block runs. What has no way yet is tried again."""
 
     def __init__(self) -> None:
+        # May be exchanged at any time.
         self.shots: tuple[Shot, ...] = ()
-        """May be exchanged at any time."""
+        # How often all of them were sent.
         self.waves = 0
-        """How often all of them were sent."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flood", daemon=True)
 

@@ -23,8 +23,8 @@ from weft.ports.store import Change, Compare, Entry, LeaseId, Listing, Revision,
 
 T = TypeVar("T")
 
+# Seconds after which a call goes through whose caller gave up.
 DELAYS = (0.0, 1.0, 5.0, 25.0)
-"""Seconds after which a call goes through whose caller gave up."""
 
 
 class Fault(Enum):

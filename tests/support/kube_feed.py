@@ -18,8 +18,8 @@ from weft.lab.netlab import NetLab
 from weft.ports.store import Store
 
 NAMESPACE = "lab"
+# Where backends are asked.
 TARGET_PORT = 8080
-"""Where backends are asked."""
 
 
 class KubeFeed:

@@ -13,10 +13,10 @@ from aiohttp import web
 
 from weft.lab.servers.processes import free_port
 
+# A step of a script: the stream stays open, until the test ends.
 HANG = object()
-"""A step of a script: the stream stays open, until the test ends."""
+# A step of a script: the connection is cut.
 ABORT = object()
-"""A step of a script: the connection is cut."""
 
 
 @dataclass
@@ -24,8 +24,8 @@ class Scripted:
     """Lists and watches by path. A watch is a list of steps: events, raw bytes, `HANG` or `ABORT`."""
 
     url: str = ""
+    # For each path the answers to lists, in turn; the last one stays. An int is a status.
     lists: dict[str, list[Any]] = field(default_factory=dict)
-    """For each path the answers to lists, in turn; the last one stays. An int is a status."""
     watches: dict[str, list[list[Any]]] = field(default_factory=dict)
     objects: dict[str, Any] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)

@@ -18,8 +18,8 @@ from weft.lab.hosts import Host
 from weft.lab.namespaces import MS_BIND, enter, mount, unmount
 from weft.lab.servers.processes import Child
 
+# Where a machine keeps things when it is off.
 _DISK = ("/etc/cni", "/opt", "/var/lib", "/var/log")
-"""Where a machine keeps things when it is off."""
 _MS_SHARED = 0x100000
 _NAMESPACES = {"mount": "mnt", "uts": "uts", "pid": "pid_for_children"}
 

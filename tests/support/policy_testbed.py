@@ -33,8 +33,8 @@ _MTU = 1450
 _SEGMENT = 7
 _LENGTHS = {4: 24, 6: 112}
 _ICMPV6_FILTER = 1
+# A bit for each type that is kept away.
 _ECHOES_ONLY = ((1 << 256) - 1 - (1 << 128)).to_bytes(32, "little")
-"""A bit for each type that is kept away."""
 _VTEP = parse_address("127.0.0.1", field="vtep")
 
 

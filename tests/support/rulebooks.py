@@ -9,8 +9,8 @@ from tests.support.connectivity import assert_connectivity, between
 from weft.lab.hosts import Pod
 from weft.lab.netlab import NetLab
 
+# The first port that is open.
 OPEN = 5000
-"""The first port that is open."""
 _POLICY = "guard"
 
 

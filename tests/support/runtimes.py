@@ -22,14 +22,14 @@ from weft.lab.namespaces import mount
 from weft.lab.servers.processes import Child
 from weft.lab.waiting import DEADLINE, eventually, until
 
+# Where every container says its name.
 PORT = 8080
-"""Where every container says its name."""
 
 _OWN_PLACES = ("/run", "/var/lib", "/var/log", "/dev/shm", "/opt", "/etc/cni")
 _APPLETS = ("cat", "echo", "hostname", "httpd", "ip", "nc", "printf", "sh", "sleep")
 _PODMAN = ("podman", "--cgroup-manager=cgroupfs", "--events-backend=file", "--runtime=runc", "--log-level=warn")
+# podman would raise them to its own, which not every root may.
 _LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
-"""podman would raise them to its own, which not every root may."""
 _CONTAINERD_CONFIG = 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
 
 

@@ -15,11 +15,11 @@ from weft.lab.traffic import UDP, Place
 from weft.lab.waiting import DEADLINE, until
 
 _PACE_S = 0.001
+# After a pause a sender catches up, by not more than a kernel takes at once.
 _MOST_AT_ONCE = 50
-"""After a pause a sender catches up, by not more than a kernel takes at once."""
 _SO_RCVBUFFORCE = 33
+# What comes while this process has to wait for its turn.
 _EAR_BYTES = 1 << 23
-"""What comes while this process has to wait for its turn."""
 _UDP_HEADER = struct.Struct(">HHHH")  # source port, target port, length, no checksum
 _NUMBER = struct.Struct(">I")
 _CALLERS = range(20_000, 60_000)

@@ -26,8 +26,8 @@ from weft.cni.result import Address, Interface, Result, Route, encode_result
 from weft.cni.versions import answer_version
 from weft.lab.servers.processes import DEADLINE
 
+# The deadline of an impatient call.
 SOON_MS = 1_000
-"""The deadline of an impatient call."""
 
 CONFIG = {"cniVersion": "1.0.0", "name": "blue", "type": PROGRAM}
 

@@ -14,8 +14,8 @@ from weft.drivers import SqliteStoreSettings, open_store
 from weft.lab.servers.processes import Child
 from weft.master.nodes.store_server import serving_store
 
+# Revisions kept for watchers: enough for all that a test writes.
 HISTORY = 1_000_000
-"""Revisions kept for watchers: enough for all that a test writes."""
 
 
 async def _main(file: str, socket: str) -> None:

@@ -9,8 +9,8 @@ from weft.ctl.netctl.main import run
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
 
+# Said with every write: it returns when all nodes have carried it out.
 WAIT = "--wait=30"
-"""Said with every write: it returns when all nodes have carried it out."""
 
 _NETWORKS = {
     "net": "--subnet 10.1.0.0/16 --subnetv6 2001:db8:1::/64",
@@ -24,8 +24,8 @@ class TenantFixture:
     def __init__(self, lab: NetLab, tenant: str) -> None:
         self.lab = lab
         self.tenant = tenant
+        # The netmaster that is asked.
         self.url = lab.master.url
-        """The netmaster that is asked."""
         self._births = 0
 
     async def build(self) -> None:

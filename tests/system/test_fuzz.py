@@ -34,6 +34,7 @@ KEYS = {
     "globals": ["global"],
     "endpoints": ["default:blue:e1", "default:blue:e2"],
 }
+# Words by which requests reach what exists, and each other's doings, instead of ending at the first unknown name.
 FAMILIAR: dict[str, list[object]] = {
     "tenantName": ["default"], "networkName": ["blue", "red"], "groupName": ["web", "db"], "policyName": ["p", "q"],
     "ruleId": ["1", "2"], "profileName": ["gold"], "serviceName": ["s"], "hostname": ["n1"], "name": ["global"],
@@ -53,7 +54,6 @@ FAMILIAR: dict[str, list[object]] = {
     "tenant": ["default"], "what": ["net", "group", "ep"], "id": ["blue", "web", "e1", "s:default"],
     "src": ["e1", "10.1.0.12"], "dst": ["e2", "web"], "service": ["tcp/80", "icmp"],
 }  # fmt: skip
-"""Words by which requests reach what exists, and each other's doings, instead of ending at the first unknown name."""
 
 
 async def populate(rest: Rest) -> None:

@@ -23,8 +23,8 @@ from weft.runtime.tasks import background
 
 BLUE = {"tenantName": "default", "networkName": "blue", "encap": "vxlan", "subnet": "10.1.0.0/16"}
 NAMES = ("one", "two", "three")
+# A lease that outlives every test: whoever takes over within one was given the leadership.
 PATIENT_TTL = 600.0
-"""A lease that outlives every test: whoever takes over within one was given the leadership."""
 
 
 class Masters:

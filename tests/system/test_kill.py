@@ -19,10 +19,10 @@ SUBNETS = {
     "small": {"subnet": "10.1.0.0/24", "ipv6Subnet": "fd01::/120"},
     "large": {"subnet": "10.2.0.0/16", "ipv6Subnet": "fd02::/64"},
 }
+# About so many endpoints a worker has, so that the same addresses go round.
 FEW = 12
-"""About so many endpoints a worker has, so that the same addresses go round."""
+# The same of services, which are made every now and then.
 FEWER = 4
-"""The same of services, which are made every now and then."""
 
 Endpoint = tuple[str, str]
 Addresses = tuple[str, str]
@@ -34,8 +34,8 @@ class Workers:
 
     def __init__(self, rest: Rest, chance: random.Random) -> None:
         self.told: dict[Endpoint, str] = {}
+        # By name, in which network.
         self.services: dict[str, str] = {}
-        """By name, in which network."""
         self.answered = 0
         self._rest = rest
         self._chance = chance

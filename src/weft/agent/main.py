@@ -60,14 +60,14 @@ from weft.runtime.tasks import background
 log = Log("netplugin")
 
 EXIT_FAILED = 1
+# How long devices that are as good as gone may wait, so that many go at once: a group takes the kernel some 10 ms.
 REAP_S = 0.25
-"""How long devices that are as good as gone may wait, so that many go at once: a group takes the kernel some 10 ms."""
+# How often the datapath is asked what it has refused, and whether others have had a hand in it.
 LISTEN_S = 0.05
-"""How often the datapath is asked what it has refused, and whether others have had a hand in it."""
+# The same while it does not follow: what it depends on may be back, and packets are lost until that is noticed.
 LISTEN_AWAY_S = 0.003
-"""The same while it does not follow: what it depends on may be back, and packets are lost until that is noticed."""
+# How often attachments are looked at that are to leave and that no news told of.
 EVICT_S = 0.5
-"""How often attachments are looked at that are to leave and that no news told of."""
 
 
 class Agent:

@@ -27,8 +27,8 @@ class PolicyCounts(Collector):
         self._named: dict[str, None] = {}
         self._rules: Sums[tuple[str, str]] = Sums()
         self._reasons: dict[str, int] = {}
+        # How many drops were told one by one.
         self.told = 0
-        """How many drops were told one by one."""
 
     def take(self, counts: Counts) -> None:
         """Show these counts from now on."""

@@ -34,8 +34,8 @@ from weft.runtime.routes import Route, register
 
 log = Log("agent-rest")
 
+# How long the kernel may take to be looked at; it may be busy with workloads.
 SURVEY_WITHIN_S = 10.0
-"""How long the kernel may take to be looked at; it may be busy with workloads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

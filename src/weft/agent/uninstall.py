@@ -30,11 +30,11 @@ from weft.drivers import (
     open_datapath,
 )
 
+# What an agent keeps in its directory.
 _NODES_OWN = ("ledger", "ledger.lock", "membership")
-"""What an agent keeps in its directory."""
+# What netmaster keeps below the agent's directory: in one of its own where the manifest starts it, beside the agent's
+# things where `weft up` does.
 _STORES = ("netmaster", "weft.db*", "store.sock")
-"""What netmaster keeps below the agent's directory: in one of its own where the manifest starts it, beside the agent's
-things where `weft up` does."""
 _STORE_LOCKS = ("netmaster/weft.db.lock", "weft.db.lock")
 _ANY = Address(4, 0x7F000001)
 _VXLAN_PORT = 4789

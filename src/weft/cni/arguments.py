@@ -10,8 +10,8 @@ from ipaddress import ip_interface
 from weft.cni.errors import CniError, Code
 from weft.cni.result import IPAddress
 
+# Arguments and labels that choose tenant, network and group: `io.contiv.tenant` and so on.
 LABEL_PREFIX = "io.contiv."
-"""Arguments and labels that choose tenant, network and group: `io.contiv.tenant` and so on."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}")

@@ -16,11 +16,11 @@ from weft.cni.json_reader import Document
 from weft.cni.portmap_bandwidth import NO_LIMITS, PORTS, RATES, Bandwidth, PortMapping, parse_bandwidth, parse_ports
 from weft.cni.result import Dns, IPAddress, parse_dns
 
+# The capability by which containerd and CRI-O hand over a pod's annotations.
 ANNOTATIONS = "io.kubernetes.cri.pod-annotations"
-"""The capability by which containerd and CRI-O hand over a pod's annotations."""
 
+# The capabilities that a configuration of ours declares.
 CAPABILITIES = ("aliases", RATES, "dns", "ips", "mac", PORTS, ANNOTATIONS)
-"""The capabilities that a configuration of ours declares."""
 
 _ALIAS = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from weft.cni.request import is_name
 
+# Where runtimes look for networks, unless they were told otherwise.
 CONF_DIR = Path("/etc/cni/net.d")
-"""Where runtimes look for networks, unless they were told otherwise."""
 
 _SUFFIXES = frozenset({".conf", ".conflist", ".json"})
 
+# A folder may change twice within one tick of its clock, which does not show; so one that has just changed is read.
 _TICK_NS = 1_000_000_000
-"""A folder may change twice within one tick of its clock, which does not show; so one that has just changed is read."""
 
 HOST_END_PLUGINS = frozenset({"bandwidth", "firewall", "portmap"})
 
@@ -52,8 +52,8 @@ class Chains:
     def __init__(self, folder: Path, *, ours: Collection[str]) -> None:
         self._folder = str(folder)
         self._ours = ours
+        # The folder and what is in it.
         self._paths: tuple[str, ...] = (self._folder,)
-        """The folder and what is in it."""
         self._seen: list[tuple[int, int]] = []
         self._faults: Mapping[str, str] = {}
 

@@ -11,24 +11,24 @@ class Code(IntEnum):
     """The codes we give: the specification's up to 99, ours from 100 on."""
 
     INCOMPATIBLE_VERSION = 1
+    # The message names the member and its value.
     UNSUPPORTED_FIELD = 2
-    """The message names the member and its value."""
+    # The runtime need not clean up.
     UNKNOWN_CONTAINER = 3
-    """The runtime need not clean up."""
+    # The message names the variables.
     BAD_ENVIRONMENT = 4
-    """The message names the variables."""
     IO_FAILURE = 5
     NOT_DECODED = 6
     BAD_CONFIG = 7
     BAD_NETNS = 8
     TRY_LATER = 11
+    # STATUS only: ADD cannot be served.
     UNAVAILABLE = 50
-    """STATUS only: ADD cannot be served."""
+    # STATUS only: and containers that are attached may suffer too.
     UNAVAILABLE_AND_LIMITED = 51
-    """STATUS only: and containers that are attached may suffer too."""
     FAILED = 100
+    # No address is left.
     EXHAUSTED = 101
-    """No address is left."""
     DATAPATH_FAULT = 102
 
 

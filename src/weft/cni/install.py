@@ -23,16 +23,16 @@ from weft.cni.files import place_file, place_link, remove_file
 from weft.cni.versions import SpecVersion
 
 PROGRAM = "weft-cni"
+# Names by which existing configurations call the plugin: links to the program.
 ALIASES = ("contivk8s", "kuryr-cni", "netcontiv")
-"""Names by which existing configurations call the plugin: links to the program."""
 NAMES = frozenset((PROGRAM, *ALIASES))
 
 WEFT_CONF = "10-weft.conflist"
 CONTIV_CONF = "1-contiv.conf"
 BUILD_SECONDS = 120.0
 
+# Found in every shim, C or Python: so a process with no memory knows what is ours.
 _MARK = b"weft-cni: the CNI plugin of weft"
-"""Found in every shim, C or Python: so a process with no memory knows what is ours."""
 
 _SOURCES = Path(__file__).parent
 _COMPILE = """
@@ -42,16 +42,16 @@ print(sys.modules["_frozen_importlib_external"].MAGIC_NUMBER)
 sys.stdout.flush()
 sys.stdout.buffer.write(marshal.dumps(code))
 """
+# What Python runs, from the first line. Given the file itself, it would look whether that is an archive, and parse
+# all of it.
 _LOAD_SECOND_LINE = b'import sys;f=open(sys.argv[1],"rb");f.readline();exec(f.readline())'
-"""What Python runs, from the first line. Given the file itself, it would look whether that is an archive, and parse all
-of it."""
 _LOAD_REST = b"""import marshal; \
 is_that_kind = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == %b; \
 exec(marshal.loads(f.read()) if is_that_kind else f.read()[%d:]) \
 # Made by weft install-cni: what follows is main.py of weft.cni, compiled and then as it is.
 """
+# In bytes; a kernel before 5.1 cuts it there.
 _LONGEST_FIRST_LINE = 127
-"""In bytes; a kernel before 5.1 cuts it there."""
 
 
 class InstallError(Exception):

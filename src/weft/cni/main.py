@@ -27,8 +27,8 @@ ABOUT = (
     b"weft-cni: the CNI plugin of weft (wire WFT1). A container runtime calls it.\nCNI versions: " + SUPPORTED + b"\n"
 )
 
+# What stands for each byte where only printable ones may.
 PRINTABLE = b"?" * 32 + bytes(range(32, 127)) + b"?" * 129
-"""What stands for each byte where only printable ones may."""
 
 TRY_LATER, UNAVAILABLE, IO_FAILURE, NOT_DECODED = 11, 50, 5, 6
 

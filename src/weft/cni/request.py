@@ -27,8 +27,8 @@ _UNFIT_IN_IFNAME = re.compile(r"[/:%\s\x00-\x1f\x7f]")
 _MAX_IFNAME = 15
 _MAX_PATH = 4_095
 
+# Where GC's list may be; the second is the spelling of older libraries (C-095).
 _ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
-"""Where GC's list may be; the second is the spelling of older libraries (C-095)."""
 
 
 class Verb(StrEnum):
@@ -42,6 +42,7 @@ class Verb(StrEnum):
     VERSION = "VERSION"
 
 
+# The variables that a verb needs beside the command (C-005 to C-008).
 _REQUIRED = {
     Verb.ADD: ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"),
     Verb.DEL: ("CNI_CONTAINERID", "CNI_IFNAME"),
@@ -50,7 +51,6 @@ _REQUIRED = {
     Verb.STATUS: (),
     Verb.VERSION: (),
 }
-"""The variables that a verb needs beside the command (C-005 to C-008)."""
 
 _SINCE = {
     Verb.CHECK: SpecVersion.V0_4_0,

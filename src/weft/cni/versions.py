@@ -23,8 +23,8 @@ class SpecVersion(StrEnum):
 
 SUPPORTED = tuple(SpecVersion)
 NEWEST = SUPPORTED[-1]
+# What a configuration without `cniVersion` means (C-024).
 UNSAID = SpecVersion.V0_1_0
-"""What a configuration without `cniVersion` means (C-024)."""
 
 _NUMBERS = re.compile(r"\d{1,9}\.\d{1,9}(?:\.\d{1,9})?")
 _PRINTABLE = re.compile(r"[0-9A-Za-z.+-]{1,32}")

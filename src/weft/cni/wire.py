@@ -18,11 +18,11 @@ MAGIC = b"WFT1"
 HEADER_SIZE = 8
 _CALL_HEAD = 8
 MAX_STDIN = 16 * 1024 * 1024
+# The environment comes on top of stdin; no kernel gives a process more than 6 MiB of it.
 MAX_BODY = 24 * 1024 * 1024
-"""The environment comes on top of stdin; no kernel gives a process more than 6 MiB of it."""
 
+# Where the agent listens, unless `WEFT_CNI_SOCKET` says otherwise to the shim.
 SOCKET_PATH = "/run/weft/cni.sock"
-"""Where the agent listens, unless `WEFT_CNI_SOCKET` says otherwise to the shim."""
 
 
 class Unreadable(ValueError):

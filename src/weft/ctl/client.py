@@ -15,14 +15,14 @@ from weft.ctl.http import NotHttp, Reply, decode_reply, encode_request, exchange
 if TYPE_CHECKING:
     from ssl import SSLContext
 
+# One object as the netmaster tells it.
 Row = Mapping[str, object]
-"""One object as the netmaster tells it."""
 
+# Rows asked for at once: a long list comes in parts, each within its own deadline.
 PAGE = 1000
-"""Rows asked for at once: a long list comes in parts, each within its own deadline."""
 
+# Seconds for which to wait until a write is in force, where none are named.
 DEFAULT_WAIT = 10.0
-"""Seconds for which to wait until a write is in force, where none are named."""
 
 _URL = re.compile(r"(https?)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(/[!-~]*)?")
 _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")

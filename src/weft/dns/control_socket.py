@@ -15,8 +15,8 @@ from weft.runtime.unix import check_caller, listen_privately
 
 log = Log("dns")
 
+# How long a caller may take to read its report.
 ANSWER_WITHIN_S = 10.0
-"""How long a caller may take to read its report."""
 
 
 @asynccontextmanager

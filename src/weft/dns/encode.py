@@ -29,8 +29,8 @@ from weft.dns.wire import (
 from weft.domain.dns.names import Record
 from weft.domain.errors import Invalid
 
+# The name that was asked for, by a pointer to it: the question always stands right behind the header.
 _OWNER = b"\xc0\x0c"
-"""The name that was asked for, by a pointer to it: the question always stands right behind the header."""
 _LENGTHS = {length: bytes((length,)) for length in range(1, LONGEST_LABEL + 1)}
 
 

@@ -17,13 +17,13 @@ from weft.dns.upstream import Upstream, Upstreams
 from weft.dns.wire import LARGEST_MESSAGE, TC, Code, Question, check_answer
 from weft.domain.errors import Malformed, Unavailable
 
+# How long a questioner waits for us at most: the C library's patience is 5 s.
 WITHIN_S = 4.0
-"""How long a questioner waits for us at most: the C library's patience is 5 s."""
 _GOOD = {Code.NOERROR, Code.NXDOMAIN}
 _LENGTH = struct.Struct("!H")
 
+# What is sent, but for its number and the case of its letters, and how.
 _Key = tuple[bytes, bool]
-"""What is sent, but for its number and the case of its letters, and how."""
 
 
 class Forwarder:

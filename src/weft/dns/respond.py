@@ -40,16 +40,16 @@ from weft.dns.wire import (
 )
 from weft.domain.errors import Malformed
 
+# How long others may believe that a name is not there: it may come at any moment.
 NEGATIVE_TTL = 5
-"""How long others may believe that a name is not there: it may come at any moment."""
 _SOA_NUMBERS = struct.pack("!5I", 1, 7200, 1800, 86400, NEGATIVE_TTL)
 _ROOT = b"\0"
+# What the third byte of a message tells.
 _ANSWERING, _OPCODE, _RECURSION = 0x80, 0x78, 0x01
-"""What the third byte of a message tells."""
 _QUESTION_ALONE, _QUESTION_AND_EXTRA = b"\0\1\0\0\0\0\0\0", b"\0\1\0\0\0\0\0\1"
 _EMPTY_OPT = 11
+# Answers that are likely to fit into the smallest datagram.
 _QUICK_COUNT = 20
-"""Answers that are likely to fit into the smallest datagram."""
 _MOST_ALIASES = 8
 
 

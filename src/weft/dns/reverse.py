@@ -9,8 +9,8 @@ from weft.dns.wire import labels_of
 from weft.domain.addresses import BITS
 from weft.domain.errors import Invalid
 
+# Family, how many bits a label stands for, and the base in which it is written.
 _DOMAINS = {(b"in-addr", b"arpa"): (4, 8, 10), (b"ip6", b"arpa"): (6, 4, 16)}
-"""Family, how many bits a label stands for, and the base in which it is written."""
 
 
 class Prefix(NamedTuple):

@@ -18,13 +18,13 @@ from weft.runtime.logs import Log
 
 log = Log("dns")
 
+# How long a TCP connection may stay without a whole question.
 IDLE_S = 10.0
-"""How long a TCP connection may stay without a whole question."""
 MOST_CONNECTIONS = 128
+# How many questions of a tenant about the outside may be under way.
 MOST_FORWARDED = 256
-"""How many questions of a tenant about the outside may be under way."""
+# Datagrams answered before others get their turn.
 _AT_A_TIME = 64
-"""Datagrams answered before others get their turn."""
 _LARGEST_QUESTION = 4096
 _PACKET_INFO = struct.Struct("=16sI")
 _CONTROL_SIZE = socket.CMSG_SPACE(_PACKET_INFO.size)

@@ -13,16 +13,16 @@ from weft.dns.wire import Type
 from weft.domain.dns.names import Entry, Rank, RecordType, Zone
 from weft.domain.errors import Invalid
 
+# How many members of a group are told at once (facts 7.14).
 MOST_ANSWERS = 10
-"""How many members of a group are told at once (facts 7.14)."""
 
 T = TypeVar("T")
 
 _TYPES = {name: Type[name] for name in get_args(RecordType)}
 _REVERSE = b"\4arpa\0"
 
+# An encoded answer, its type, and the rank of who brings it.
 Bearing = tuple[Rank, Type, bytes]
-"""An encoded answer, its type, and the rank of who brings it."""
 
 
 class RecordSet(NamedTuple):
@@ -36,10 +36,10 @@ class Table:
     """What is known of one tenant. What is put is checked first: `Invalid` changes nothing."""
 
     def __init__(self, *, ttl: int) -> None:
+        # By question: a name in lower case, type and class, as they stand in messages.
         self.sets: dict[bytes, RecordSet] = {}
-        """By question: a name in lower case, type and class, as they stand in messages."""
+        # Whose questions about the outside stay unasked.
         self.dns_egress_denied: Counter[IPv4Address | IPv6Address] = Counter()
-        """Whose questions about the outside stay unasked."""
         self._ttl = ttl
         self._entries: dict[str, Entry] = {}
         self._subnets: tuple[str, ...] = ()

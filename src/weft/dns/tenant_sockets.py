@@ -13,8 +13,8 @@ from weft.domain.ids import TenantName
 from weft.drivers import datapath_tools
 
 _BACKLOG = 128
+# Room for some thousands of questions, should we be busy for a moment.
 _RECEIVE_BUFFER = 1 << 20
-"""Room for some thousands of questions, should we be busy for a moment."""
 
 
 class Sockets(NamedTuple):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 DNS_PORT = 53
+# As many as the C library reads.
 _MOST_SERVERS = 3
-"""As many as the C library reads."""
 
 
 class Upstream(NamedTuple):

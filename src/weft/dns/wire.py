@@ -18,8 +18,8 @@ AA = 0x0400
 OPCODE = 0x7800
 CODE = 0x000F
 DNSSEC_OK = 0x8000
+# What we send by UDP at most, and say so: it passes every path without being cut into fragments.
 LARGEST_DATAGRAM = 1232
-"""What we send by UDP at most, and say so: it passes every path without being cut into fragments."""
 SMALLEST_DATAGRAM = 512
 LARGEST_MESSAGE = 65_535
 IN = 1

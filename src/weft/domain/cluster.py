@@ -72,8 +72,8 @@ class Cluster:
         self.leader: tuple[str, int] | None = None
         self.restoring = False
         self.faults: dict[StoreKey, str] = {}
+        # Members of documents that only a newer Weft knows: kept for whoever writes the document again.
         self.unknown: dict[StoreKey, Mapping[str, object]] = {}
-        """Members of documents that only a newer Weft knows: kept for whoever writes the document again."""
 
     def replace(self, listing: Listing) -> None:
         """Start anew from all there is."""

@@ -18,14 +18,14 @@ from weft.domain.errors import Invalid, Malformed, Unavailable
 from weft.domain.model import Value
 
 VERSION = 1
+# What decoding raises for bytes that are no JSON, or none that can be taken in.
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for bytes that are no JSON, or none that can be taken in."""
 T = TypeVar("T", bound=Value)
 S = TypeVar("S", bound=msgspec.Struct)
 
 Upgrade = Callable[[dict[str, object]], dict[str, object]]
+# (type name, version) -> what makes a document of the next version of it.
 UPGRADES: Mapping[tuple[str, int], Upgrade] = {}
-"""(type name, version) -> what makes a document of the next version of it."""
 
 
 class Read(NamedTuple, Generic[T]):

@@ -20,8 +20,8 @@ ServiceName = NewType("ServiceName", str)
 NodeName = NewType("NodeName", str)
 EndpointId = NewType("EndpointId", str)
 
+# A slash-joined path below the store's root, such as `networks/default/blue`.
 StoreKey = NewType("StoreKey", str)
-"""A slash-joined path below the store's root, such as `networks/default/blue`."""
 
 DEFAULT_TENANT = TenantName("default")
 DEFAULT_NETWORK = NetworkName("default-net")

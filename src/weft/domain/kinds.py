@@ -26,8 +26,8 @@ class Kind(Generic[T]):
     prefix: str
     key_attributes: tuple[str, ...]
     plural: str = ""
+    # JSON members that the control plane adds: refused in input, left out of the configuration shown.
     given: frozenset[str] = frozenset()
-    """JSON members that the control plane adds: refused in input, left out of the configuration shown."""
 
     def key_parts(self, value: T) -> tuple[str, ...]:
         return tuple(getattr(value, attribute) for attribute in self.key_attributes)
@@ -79,18 +79,18 @@ KUBE_POLICY = Kind("kubePolicy", KubePolicy, "kube-policies", ("namespace", "nam
 KUBE_SERVICE = Kind("kubeService", KubeService, "kube-services", ("tenant", "namespace", "name"), "kubeServices")
 KUBE_SLICE = Kind("kubeSlice", KubeSlice, "kube-slices", ("tenant", "namespace", "service_name", "name"), "kubeSlices")
 
+# Kinds that users create, change and delete by REST.
 CONFIGURABLE: tuple[Kind[model.Value], ...] = (
     TENANT, NETWORK, GROUP, POLICY, RULE, PROFILE, SERVICE, BGP, GLOBAL,
 )  # type: ignore[assignment]  # fmt: skip
-"""Kinds that users create, change and delete by REST."""
 
+# Kinds of what Kubernetes declares.
 DECLARED: tuple[Kind[model.Value], ...] = (
     KUBE_NAMESPACE, KUBE_POLICY, KUBE_SERVICE, KUBE_SLICE,
 )  # type: ignore[assignment]  # fmt: skip
-"""Kinds of what Kubernetes declares."""
 
+# Kinds that the control plane and the agents write; users read them.
 OBSERVED: tuple[Kind[model.Value], ...] = (ENDPOINT, NODE, *DECLARED)  # type: ignore[arg-type]
-"""Kinds that the control plane and the agents write; users read them."""
 
 ALL = CONFIGURABLE + OBSERVED
 BY_PREFIX = {kind.prefix: kind for kind in ALL}
@@ -102,10 +102,10 @@ ALIVE = "alive"
 STATUS = "status"
 WISHES = "wishes"
 LEADER_KEY = StoreKey("leader")
+# There while a restore is under way: until it is finished nothing else may be decided on half a state.
 RESTORE_KEY = StoreKey("restore")
-"""There while a restore is under way: until it is finished nothing else may be decided on half a state."""
+# Put by whoever wants every node to say when it has carried out all that was written before.
 RECEIPT_WISH_KEY = StoreKey(f"{WISHES}/receipt")
-"""Put by whoever wants every node to say when it has carried out all that was written before."""
 
 
 def address_claims(tenant: str, network: str) -> StoreKey:

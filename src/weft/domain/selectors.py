@@ -16,8 +16,8 @@ import msgspec
 
 from weft.domain.errors import Invalid
 
+# A label's key and value.
 Label = tuple[str, str]
-"""A label's key and value."""
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _DNS = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"

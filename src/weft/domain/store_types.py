@@ -11,10 +11,10 @@ from weft.domain.ids import StoreKey
 Revision = int
 LeaseId = NewType("LeaseId", int)
 
+# The revision of a key that does not exist.
 NEVER: Revision = 0
-"""The revision of a key that does not exist."""
+# Bytes of a value that any store takes: etcd takes 1.5 MiB in a request, keys and compares included.
 LARGEST_VALUE = 1_400_000
-"""Bytes of a value that any store takes: etcd takes 1.5 MiB in a request, keys and compares included."""
 
 
 class RevisionEquals(msgspec.Struct, frozen=True, gc=False, tag="at"):

@@ -7,8 +7,8 @@ from weft.kernel.netlink.link import read_links
 from weft.kernel.netlink.route import read_addresses
 from weft.kernel.netlink.socket import NetlinkSocket
 
+# What vxlan adds to a packet, by the underlay's family.
 _ENCAPSULATION = {4: 50, 6: 70}
-"""What vxlan adds to a packet, by the underlay's family."""
 _DEFAULT_MTU = 1500
 
 

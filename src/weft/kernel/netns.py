@@ -31,8 +31,8 @@ _SYSCTLS = Path("/proc/sys")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
 _LIBC.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+# For what takes the kernel a microsecond: other threads go on waiting, since to take turns with them takes longer.
 _BRIEF = ctypes.PyDLL(None, use_errno=True)
-"""For what takes the kernel a microsecond: other threads go on waiting, since to take turns with them takes longer."""
 
 
 class Identity(NamedTuple):

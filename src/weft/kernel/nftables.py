@@ -37,8 +37,8 @@ class Output(Enum):
 class Nftables(ABC):
     """A way to the ruleset of one namespace, for one thread at a time. Close it at the end."""
 
+    # How many have been carried out.
     transactions = 0
-    """How many have been carried out."""
 
     def run(self, commands: str) -> None:
         """Carry out all of the commands, or none; `DatapathFault` has nft's own lines about what is wrong."""

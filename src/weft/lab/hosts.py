@@ -24,8 +24,8 @@ from weft.lab.traffic import TCP, IPAddress, Transport
 from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff
 
+# The CNI network of every host.
 NETWORK = "weft"
-"""The CNI network of every host."""
 
 _CONFIG = {"cniVersion": "1.1.0", "name": NETWORK, "type": PROGRAM}
 
@@ -39,24 +39,24 @@ class Host:
         self.address = address
         self.door = door
         self.cable = ""
+        # Its network namespace.
         self.machine = Path()
-        """Its network namespace."""
         self.boot_id = home / "boot_id"
         self.socket = home / "cni.sock"
         self.tenants = NamespaceDirectory(home / "run" / "netns")
         self.network: NetworkList = read_network(home / "net.d", NETWORK)
         self.cni = Libcni(search_path=[home / "bin"], cache=ResultCache(home / "cache"), execute=self.execute)
         self.program = home / "bin" / PROGRAM
+        # What its agent is told when it is next launched, beside its place.
         self.flags = flags
-        """What its agent is told when it is next launched, beside its place."""
+        # Its Open vSwitch, where it has one.
         self.switch: Switch | None = None
-        """Its Open vSwitch, where it has one."""
         self._netns = NamespaceDirectory(home / "pods")
         self._open: dict[str, Namespace] = {}
         self._agent: Child | None = None
         self._names: Child | None = None
+        # Its resolvers; none until somebody writes it.
         self.resolv_conf = home / "resolv.conf"
-        """Its resolvers; none until somebody writes it."""
         for directory in (self.tenants, self._netns):
             directory.prepare()
 

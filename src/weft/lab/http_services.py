@@ -11,10 +11,10 @@ from weft.lab.hosts import Pod
 from weft.lab.traffic import ONE_TRY_S, TCP, UDP, IPAddress, Place, Transport
 from weft.runtime.tasks import background
 
+# Who is heard when nobody answers.
 NOBODY = ""
-"""Who is heard when nobody answers."""
+# Who is heard when the network says that nobody will.
 REFUSED = "refused"
-"""Who is heard when the network says that nobody will."""
 
 
 @asynccontextmanager

@@ -36,18 +36,16 @@ from weft.lab.waiting import DEADLINE
 H = TypeVar("H", bound=Host)
 
 _BRIDGE = "underlay"
+# The second wire, of frames with VLAN tags, which a plain bridge passes on as they are, to everybody. Not all kernels
+# have bridges that learn for each tag who is where, as switches do. One that learns without regard to tags loses
+# frames of tenants that have the same MAC at different places.
 _TRUNK = "trunk"
-"""The second wire, of frames with VLAN tags, which a plain bridge passes on as they are, to everybody.
-
-Not all kernels have bridges that learn for each tag who is where, as switches do. One that learns without regard to
-tags loses frames of tenants that have the same MAC at different places.
-"""
+# What hosts have on it; their agents are told of the first.
 UPLINKS = ("eth1", "eth2")
-"""What hosts have on it; their agents are told of the first."""
 _UNDERLAY = IPv4Address("192.0.2.0")
 _LENGTH = 24
+# The lab's own place on the underlay, where hosts reach the store by TCP.
 _OWN_NUMBER = 254
-"""The lab's own place on the underlay, where hosts reach the store by TCP."""
 _STRICT = {"net/ipv4/conf/all/rp_filter": "1", "net/ipv4/conf/default/rp_filter": "1"}
 
 _CONFIG: dict[str, object] = {
@@ -77,14 +75,14 @@ class NetLab:
         stack: AsyncExitStack,
     ) -> None:
         self.directory = directory
+        # Where the lab itself is on the underlay.
         self.address = str(_UNDERLAY + _OWN_NUMBER)
-        """Where the lab itself is on the underlay."""
+        # That of its hosts, unless one is given another.
         self.datapath = datapath
-        """That of its hosts, unless one is given another."""
+        # The encapsulation of networks, unless one is given another.
         self.netmode = netmode
-        """The encapsulation of networks, unless one is given another."""
+        # How they are forwarded at first.
         self.fwdmode = fwdmode
-        """How they are forwarded at first."""
         self.etcd = etcd
         self._program = _program(shim)
         self._stack = stack

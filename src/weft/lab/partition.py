@@ -9,8 +9,8 @@ from typing import Self
 
 _PIECE = 65_536
 
+# A unix socket, or host and port.
 Place = Path | tuple[str, int]
-"""A unix socket, or host and port."""
 
 
 class Partition:

@@ -34,6 +34,7 @@ POLICY = (
 QUESTIONS = ("weft trace blue-1 blue-web tcp/22", "netctl policy rule-rm -t blue web-only rest --preview")
 OPEN_UP = "netctl policy rule-rm -t blue web-only rest --wait"
 CLOSE_AGAIN = "netctl policy rule-add -t blue -d in -j deny -p 1 web-only rest --wait"
+# Name, host, tenant, group.
 PODS = (
     ("blue-1", "one", "blue", ""),
     ("blue-2", "one", "blue", ""),
@@ -41,7 +42,6 @@ PODS = (
     ("red-1", "one", "red", ""),
     ("red-2", "two", "red", ""),
 )
-"""Name, host, tenant, group."""
 WEB, WEB_PORT = "blue-web", 80
 
 

@@ -17,8 +17,8 @@ from weft.lab.waiting import eventually
 
 SHOP = "shop"
 CREATE = "netctl service create -t blue -s net -l app=shop -p 80:8080:TCP --wait shop"
+# Name, host.
 PROVIDERS = (("shop-1", "one"), ("shop-2", "two"), ("shop-3", "two"))
-"""Name, host."""
 ASKED = 60
 _FAMILIES = {4: "A", 6: "AAAA"}
 

@@ -18,10 +18,10 @@ from weft.runtime.backoff import Backoff, wait_event
 
 IPAddress = IPv4Address | IPv6Address
 
+# How long one packet or handshake may take before it is tried again.
 ONE_TRY_S = 2.0
-"""How long one packet or handshake may take before it is tried again."""
+# For how long it is tried in vain before something counts as unreachable.
 QUIET_S = 1.0
-"""For how long it is tried in vain before something counts as unreachable."""
 
 _STREAM_PACE_S = 0.005
 _EAR_BYTES = 1 << 20

@@ -10,8 +10,8 @@ from weft.runtime.backoff import Backoff
 
 T = TypeVar("T")
 
+# Seconds after which something that should happen is taken not to happen.
 DEADLINE = 90.0
-"""Seconds after which something that should happen is taken not to happen."""
 
 
 async def soon(awaitable: Awaitable[T]) -> T:

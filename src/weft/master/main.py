@@ -46,13 +46,13 @@ from weft.runtime.tasks import background
 log = Log("netmaster")
 
 EXIT_FAILED = 1
+# How long the store may take to answer at the start.
 STORE_WITHIN_S = 30.0
-"""How long the store may take to answer at the start."""
+# How long the store may take to answer before we say that we are not ready.
 STORE_READY_S = 2.0
-"""How long the store may take to answer before we say that we are not ready."""
 
+# How long nodes may take to carry out a declared policy before people are told that they have not.
 SETTLE_WITHIN_S = 10.0
-"""How long nodes may take to carry out a declared policy before people are told that they have not."""
 
 
 class Netmaster:

@@ -43,26 +43,26 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One workload's attachment from end to end."""
 
     port: Port
+    # Path of the workload's network namespace.
     netns: str
-    """Path of the workload's network namespace."""
+    # The interface's name in there.
     interface: str
-    """The interface's name in there."""
     addresses: tuple[InterfaceAddress, ...]
     mtu: int
+    # What the interface is called beside its name, where that had to be shortened.
     full_name: str = ""
-    """What the interface is called beside its name, where that had to be shortened."""
+    # Whether everything leaves through it, or, beside another interface that has that part, its own subnets only.
     default_route: bool = True
-    """Whether everything leaves through it, or, beside another interface that has that part, its own subnets only."""
+    # Whether that other interface is in the same subnets: then only what speaks from its own addresses leaves here.
     shares_subnets: bool = False
-    """Whether that other interface is in the same subnets: then only what speaks from its own addresses leaves here."""
+    # Ports of the host that lead to it.
     ports: tuple[PublishedPort, ...] = ()
-    """Ports of the host that lead to it."""
+    # How fast it may send and be sent to, whatever its group's profile says.
     rates: RateLimits = NO_RATES
-    """How fast it may send and be sent to, whatever its group's profile says."""
+    # The endpoint's id, for people who look at the device from the other side.
     endpoint: str = ""
-    """The endpoint's id, for people who look at the device from the other side."""
+    # Whose it is: the pod's UID where there is one, else the container (S-20).
     workload: str = ""
-    """Whose it is: the pod's UID where there is one, else the container (S-20)."""
 
 
 class PlugRequest(msgspec.Struct, frozen=True):
@@ -92,8 +92,8 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     target_port: int = 0
     in_iface: str = ""
     out_iface: str = ""
+    # Seconds since the epoch, by the clock of this machine.
     at: float = 0.0
-    """Seconds since the epoch, by the clock of this machine."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,10 +157,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     text: str
+    # What to do about it; nothing where all is well.
     remedy: str = ""
-    """What to do about it; nothing where all is well."""
+    # Whether nothing works before that is done.
     stops_us: bool = True
-    """Whether nothing works before that is done."""
 
 
 class DatapathTools(Protocol):

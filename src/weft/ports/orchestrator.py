@@ -47,8 +47,8 @@ class PodFacts:
 class Pods(Protocol):
     """The pods of one node."""
 
+    # Set whenever something about them may be another than before; whoever looks clears it first.
     news: asyncio.Event
-    """Set whenever something about them may be another than before; whoever looks clears it first."""
 
     @property
     def fault(self) -> str:

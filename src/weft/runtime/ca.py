@@ -23,11 +23,11 @@ from weft.domain.errors import Invalid, Malformed
 from weft.runtime.join_wire import NAME_URI, named_by
 
 AUTHORITY_LIFE = timedelta(days=3650)
+# Clocks of machines differ: a certificate is good from a little before it was made.
 _SKEW = timedelta(minutes=5)
-"""Clocks of machines differ: a certificate is good from a little before it was made."""
 _PRIVATE = 0o600
+# By X.509.
 _LONGEST_COMMON_NAME = 64
-"""By X.509."""
 
 
 class Request(NamedTuple):

@@ -18,8 +18,8 @@ from weft.domain.dns.names import Entry, Zone
 from weft.domain.errors import Malformed
 from weft.domain.ids import TenantName
 
+# Of the socket, in the directory that agent and netdns share.
 SOCKET_NAME = "dns.sock"
-"""Of the socket, in the directory that agent and netdns share."""
 LARGEST_BODY = 256 << 20
 LENGTH = struct.Struct("!I")
 
@@ -56,10 +56,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to every message: what was refused, in words, and how netdns is."""
 
     refused: str = ""
+    # Tenants with sockets in their space.
     serving: tuple[TenantName, ...] = ()
-    """Tenants with sockets in their space."""
+    # Whom it asks about the outside, by address.
     resolvers: tuple[str, ...] = ()
-    """Whom it asks about the outside, by address."""
     statistics: dict[str, int] = {}
 
 

@@ -36,6 +36,7 @@ JSON_TYPE = "application/json"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+# The first class an error belongs to decides its status.
 STATUSES: tuple[tuple[type[WeftError], int], ...] = (
     (Mismatch, 412),
     (Conflict, 409),
@@ -47,7 +48,6 @@ STATUSES: tuple[tuple[type[WeftError], int], ...] = (
     (Unavailable, 503),
     (Behind, 504),
 )
-"""The first class an error belongs to decides its status."""
 
 
 def status_of(error: WeftError) -> int:

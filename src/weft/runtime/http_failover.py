@@ -18,11 +18,11 @@ from weft.runtime.backoff import Backoff
 
 T = TypeVar("T")
 
+# Seconds for which a call is tried before it ends with `Unavailable`.
 PATIENCE = 6.0
-"""Seconds for which a call is tried before it ends with `Unavailable`."""
 _CONNECTING = 1.0
+# Seconds within which an answer must begin, or another server is tried where that does no harm.
 _ANSWERING = 2.5
-"""Seconds within which an answer must begin, or another server is tried where that does no harm."""
 
 _ONE_PIECE = 2**20
 _UNIX, _TLS = "unix:", "https:"

@@ -8,8 +8,8 @@ import msgspec
 
 PATH = "/join"
 LARGEST = 16 << 10
+# Begins the URI in a certificate that says whom it is for: a common name has 64 characters at most, a node's 256.
 NAME_URI = "weft:name:"
-"""Begins the URI in a certificate that says whom it is for: a common name has 64 characters at most, a node's 256."""
 
 
 class Joined(msgspec.Struct, frozen=True):

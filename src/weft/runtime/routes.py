@@ -34,8 +34,8 @@ class Route:
     answer: Any = None
     query: tuple[Query, ...] = ()
     local: bool = False
+    # Answered without credentials: says nothing but whether we live.
     open: bool = False
-    """Answered without credentials: says nothing but whether we live."""
 
 
 def register(app: web.Application, routes: tuple[Route, ...]) -> None:

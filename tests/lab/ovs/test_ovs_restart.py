@@ -18,8 +18,8 @@ from weft.lab.netlab import NetLab
 from weft.lab.servers.openvswitch import Switch
 from weft.lab.waiting import DEADLINE, eventually, until
 
+# After so many tries the agent pauses for more than a second before the next.
 _PAUSES_GROW = 5
-"""After so many tries the agent pauses for more than a second before the next."""
 
 
 async def busy_host(lab: NetLab) -> tuple[Host, Switch]:

@@ -23,8 +23,8 @@ pytestmark = [
     TOWNS_ON_ALL,
 ]
 
+# Contiv's usual beginning: no TCP, until a rule of a higher priority allows some.
 CLOSED = "-d in -l tcp -p 1 -j deny"
-"""Contiv's usual beginning: no TCP, until a rule of a higher priority allows some."""
 
 
 async def test_p1_a_policy_without_rules_leaves_all_open(town: TenantFixture) -> None:

@@ -19,8 +19,8 @@ from weft.lab.netlab import NetLab
 from weft.lab.waiting import DEADLINE, eventually, until
 from weft.runtime.backoff import Backoff
 
+# A network whose addresses come from the node's own blocks, and one where the store is asked for each.
 BLOCKS, CLAIMS = "blocks", "claims"
-"""A network whose addresses come from the node's own blocks, and one where the store is asked for each."""
 pytestmark = ALL_IN_SOAK
 both = pytest.mark.parametrize("network", [BLOCKS, CLAIMS])
 

@@ -16,8 +16,8 @@ from weft.lab.servers.certificates import Authority
 from weft.lab.servers.processes import DEADLINE, Child, free_port
 from weft.lab.waiting import until
 
+# The address of the lab's own machine, where netmaster runs, on the underlay.
 OWN = "192.0.2.254"
-"""The address of the lab's own machine, where netmaster runs, on the underlay."""
 TOKEN = "a-token-of-24-characters"
 
 

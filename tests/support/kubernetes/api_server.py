@@ -16,8 +16,8 @@ from weft.lab.servers.etcd import Etcd, running_etcd
 from weft.lab.servers.processes import Child, free_port
 from weft.runtime.backoff import Backoff
 
+# Where cluster addresses of services come from; the server itself is the first of them.
 SERVICES = "10.96.0.0/16"
-"""Where cluster addresses of services come from; the server itself is the first of them."""
 
 ADMIN = ("admin", "system:masters")
 
@@ -40,8 +40,8 @@ class ApiServer:
         self._child: Child | None = None
         server = self.authority.issue("server", subject="/CN=kube-apiserver", names=(f"IP:{address}", *_OWN_NAMES))
         caller = self.user("kube-apiserver-kubelet-client", "system:masters")
+        # By whose key the tokens of service accounts are signed.
         self.service_accounts = self.authority.issue("service-accounts", subject="/CN=service-accounts")
-        """By whose key the tokens of service accounts are signed."""
         flags = {
             "etcd-servers": ",".join(etcd.endpoints),
             "bind-address": address,

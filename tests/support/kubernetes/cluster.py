@@ -28,11 +28,11 @@ from weft.lab.waiting import eventually
 
 PODS = "/api/v1/namespaces/default/pods"
 
+# The node that the control plane is on. It has no kubelet.
 CONTROL = "control"
-"""The node that the control plane is on. It has no kubelet."""
 
+# Seconds within which a cluster does what it is asked, also on a busy machine.
 WITHIN = 120.0
-"""Seconds within which a cluster does what it is asked, also on a busy machine."""
 
 
 class Cluster:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# The image that every node has: busybox.
 IMAGE = "weft.test/box:1"
-"""The image that every node has: busybox."""
 
 PORT = 8080
 

@@ -15,8 +15,8 @@ from weft.lab.waiting import eventually
 OWN_PODS = "/api/v1/namespaces/kube-system/pods"
 _NAMED_SERVERS = "# api-servers: https://192.0.2.10:6443"
 _LIFE = '# certificate-life: "604800"'
+# Lines of the manifest that become settings: for who has no kube-proxy, for the impatient, for who has an etcd.
 _ETCD = "# etcd-endpoints: http://192.0.2.20:2379"
-"""Lines of the manifest that become settings: for who has no kube-proxy, for the impatient, for who has an etcd."""
 
 
 async def bring_image(cluster: Cluster, *, version: str = weft.__version__) -> str:

@@ -12,8 +12,8 @@ from tests.support.paths import ROOT
 PACKAGING = ROOT / "packaging" / "kubernetes"
 RBAC = PACKAGING / "rbac.yaml"
 DNS = PACKAGING / "dns.yaml"
+# All of Weft.
 WHOLE = PACKAGING / "weft.yaml"
-"""All of Weft."""
 UNINSTALL = PACKAGING / "uninstall.yaml"
 
 

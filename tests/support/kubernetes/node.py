@@ -26,10 +26,10 @@ version = 2
     bin_dir = "/opt/cni/bin"
     conf_dir = "/etc/cni/net.d"
 """
+# Which containerd calls for every pod, besides ours.
 _LOOPBACK = "/usr/lib/cni/loopback"
-"""Which containerd calls for every pod, besides ours."""
+# The address of the service that `packaging/kubernetes/dns.yaml` declares.
 _NAME_SERVER = "10.96.0.10"
-"""The address of the service that `packaging/kubernetes/dns.yaml` declares."""
 _IMAGES = ("--namespace", "k8s.io", "image")
 _SOCKET = "unix:///run/containerd/containerd.sock"
 

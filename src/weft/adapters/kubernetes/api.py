@@ -27,14 +27,15 @@ T = TypeVar("T")
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 
+# How long one answer may take: a page of a large list from a busy server.
 _ANSWERING_S = 10.0
-"""How long one answer may take: a page of a large list from a busy server."""
+# More than an object can have (etcd takes 1.5 MB); a stream without line ends must not fill the memory.
 _LONGEST_LINE = 8 << 20
-"""More than an object can have (etcd takes 1.5 MB); a stream without line ends must not fill the memory."""
 
 _UNAUTHORIZED, _GONE = 401, 410
+# What is said of versions that a server has not reached which was set back to an older copy of its data.
 _FROM_THE_FUTURE = "Too large resource version"
-"""What is said of versions that a server has not reached which was set back to an older copy of its data."""
+# What a refusal means; any other is `Unavailable`.
 _ERRORS: Mapping[int, type[WeftError]] = {
     400: Invalid,
     _UNAUTHORIZED: Denied,
@@ -44,7 +45,6 @@ _ERRORS: Mapping[int, type[WeftError]] = {
     _GONE: Compacted,
     422: Invalid,
 }
-"""What a refusal means; any other is `Unavailable`."""
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -30,10 +30,10 @@ T = TypeVar("T", bound=Value)
 
 SHARED_ANNOTATION = "weft/shared"
 NAMES_ANNOTATION = "weft/names"
+# Who is said to tell what became of a policy, whichever netmaster leads.
 TELLER = "netmaster"
-"""Who is said to tell what became of a policy, whichever netmaster leads."""
+# The API server itself.
 _ALWAYS_SHARED = ("default", "kubernetes")
-"""The API server itself."""
 _DNS_LABEL = ("k8s-app", "kube-dns")
 
 

@@ -22,11 +22,11 @@ from weft.runtime.logs import Log
 log = Log("kubernetes")
 
 COMPONENT = "weft"
+# So many may wait to be told; more than that are left out.
 _QUEUE = 100
-"""So many may wait to be told; more than that are left out."""
 _REMEMBERED = 500
+# Kubernetes takes at most 1,024 characters of a message.
 _LONGEST = 1000
-"""Kubernetes takes at most 1,024 characters of a message."""
 
 
 class Subject(NamedTuple):

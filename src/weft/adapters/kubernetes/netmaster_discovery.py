@@ -17,8 +17,8 @@ from weft.ports.orchestrator import NetmasterEndpoint
 NAMESPACE = "kube-system"
 CONFIG_MAP = f"/api/v1/namespaces/{NAMESPACE}/configmaps/weft-netmaster"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:weft-netplugin"
+# What agents' tokens are good for: at the API server itself they are worth nothing.
 AUDIENCE = "weft-netmaster"
-"""What agents' tokens are good for: at the API server itself they are worth nothing."""
 
 _REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _NODE = "authentication.kubernetes.io/node-name"

@@ -6,10 +6,10 @@ from typing import Literal
 
 import msgspec
 
+# On the shadow of a static pod: the UID by which its kubelet, and so the CNI call, knows it.
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""On the shadow of a static pod: the UID by which its kubelet, and so the CNI call, knows it."""
+# On a slice: whose it is.
 SERVICE_LABEL = "kubernetes.io/service-name"
-"""On a slice: whose it is."""
 _FOREIGN_LABELS = ("service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless")
 
 

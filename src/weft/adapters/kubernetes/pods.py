@@ -18,8 +18,8 @@ from weft.domain.policy.model.protocols import protocol_number
 from weft.ports.orchestrator import PodFacts, PodRef
 from weft.runtime.tasks import background
 
+# How long a pod that is not known yet is asked for; a runtime waits for us meanwhile.
 ASK_WITHIN_S = 5.0
-"""How long a pod that is not known yet is asked for; a runtime waits for us meanwhile."""
 
 _read_pod = msgspec.json.Decoder(Pod).decode
 _read_namespace = msgspec.json.Decoder(Namespace).decode

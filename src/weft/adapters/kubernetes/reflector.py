@@ -29,12 +29,12 @@ from weft.runtime.logs import Log
 log = Log("kubernetes")
 
 PAGE = 500
+# How long a watch goes on before it is asked for anew; a connection that is dead is known to be so soon after.
 WATCH_S = 50
-"""How long a watch goes on before it is asked for anew; a connection that is dead is known to be so soon after."""
+# How long a watch may be silent after it should have ended.
 _SILENCE_S = 20.0
-"""How long a watch may be silent after it should have ended."""
+# How rarely a server is asked that refuses us: somebody has to give us a right first.
 _REFUSED_CAP_S = 30.0
-"""How rarely a server is asked that refuses us: somebody has to give us a right first."""
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -99,10 +99,10 @@ class Reflector(Generic[T]):
         self._sink = sink
         self._form = forms[0]
         self._version = ""
+        # Set once the sink has had a full listing.
         self.in_sync = asyncio.Event()
-        """Set once the sink has had a full listing."""
+        # Why the API server does not tell us anything now; empty while it does.
         self.fault = ""
-        """Why the API server does not tell us anything now; empty while it does."""
 
     async def run(self) -> None:
         """Follow until cancelled."""

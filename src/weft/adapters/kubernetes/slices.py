@@ -8,8 +8,8 @@ from weft.adapters.kubernetes.objects import SERVICE_LABEL, Metadata, Named, Obj
 from weft.domain.ids import DEFAULT_TENANT
 from weft.domain.loadbalancer.kube_objects import Conditions, EndpointSlice, KubeSlice, SliceEndpoint, SlicePort
 
+# In the topology of v1beta1: the node.
 _HOSTNAME = "kubernetes.io/hostname"
-"""In the topology of v1beta1: the node."""
 
 
 class _Slice(EndpointSlice, frozen=True, kw_only=True):

@@ -33,8 +33,8 @@ from weft.ports.datapath import SpaceSurvey
 
 _SYSCTL_ROOT = Path("/proc/sys")
 _METER = 100
+# An index that no device has in a namespace that is new.
 _LOWEST = 100
-"""An index that no device has in a namespace that is new."""
 _HOOKS = frozenset({"input", "forward", "output"})
 _VERDICT_MAP = f"""\
 add map inet {TABLE} verdicts {{ type ipv4_addr . inet_service : verdict; }}

@@ -42,20 +42,20 @@ from weft.kernel.netlink.route import LinkAddress, Prefix, Route
 
 T = TypeVar("T")
 
+# The group of devices that are as good as gone.
 REAPED_GROUP = 87
-"""The group of devices that are as good as gone."""
+# Of every host end: workloads move between nodes and never notice.
 PORT_MAC = "ee:ee:ee:ee:ee:ee"
-"""Of every host end: workloads move between nodes and never notice."""
+# What a next hop in a space is called. It is a group's: the kernel forwards nothing that came to one, until the table
+# has said that it may. So where somebody has taken the table away nothing passes.
 HOP_MAC = "ef:ee:ee:ee:ee:ee"
-"""What a next hop in a space is called. It is a group's: the kernel forwards nothing that came to one, until the table
-has said that it may. So where somebody has taken the table away nothing passes."""
 NODE_V4 = Address(4, 0xA9FE0101)  # 169.254.1.1
 NODE_V6 = Address(6, 0xFE80 << 112 | 1)  # fe80::1
 _NEXT_HOP_LEAD = 0xFE80 << 112 | 0x7766 << 32  # fe80::7766:a.b.c.d
 
 
+# The parts that are nothing but entries, and may be very many.
 ENTRY_PARTS = (IpIdentity, CidrIdentity, PolicyEntry, VerdictCounter, Backend, Frontend, Vip)
-"""The parts that are nothing but entries, and may be very many."""
 
 
 Fact = LinkAddress | Route | Neighbour | Forwarding | Entry

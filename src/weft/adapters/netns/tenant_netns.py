@@ -107,8 +107,8 @@ class TenantNetnsDriver:
         self.indexes: dict[str, int] = {}
         self._refused: PacketLog | None = None
         self._left: set[Address] = set()
+        # The parts of `ENTRY_PARTS` that the table has if nobody else has changed it; None: that is not known.
         self._confirmed: set[StateItem] | None = None
-        """The parts of `ENTRY_PARTS` that the table has if nobody else has changed it; None: that is not known."""
 
     def close(self) -> None:
         if self._refused is not None:

@@ -59,8 +59,8 @@ from weft.ports.datapath import (
 )
 
 _NEVER = (0, 0)
+# How often the switch is asked how many flows of ours it has: nobody tells when others take some away.
 _COUNT_S = 1.0
-"""How often the switch is asked how many flows of ours it has: nobody tells when others take some away."""
 
 
 class _Met(NamedTuple):
@@ -103,8 +103,8 @@ class OvsDatapath(KernelTools):
         self._numbers: Mapping[str, int] = {}
         self._count_at = 0.0
         self._faults: list[str] = []
+        # What was done beside rounds, in words, for the next one to tell.
         self._mended: list[str] = []
-        """What was done beside rounds, in words, for the next one to tell."""
         self._met: _Met | None = _Met(_NEVER, {}, is_disturbed=False)
 
     def __enter__(self) -> Self:

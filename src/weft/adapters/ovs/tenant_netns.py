@@ -34,8 +34,8 @@ from weft.kernel.netlink.socket import NetlinkSocket
 from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.ports.datapath import NO_CHANGE, ServiceFlowStats
 
+# No overlay has this number.
 _FAR = 0
-"""No overlay has this number."""
 _NEAR_INSIDE: Final = f"{LEG_PREFIX}0"
 _FAR_INSIDE: Final = overlay_name(_FAR)
 _AS_THEY_ARE = (Backend, Frontend, Vip)
@@ -53,8 +53,8 @@ class Spaces:
         self._mtu = mtu
         self._host = HostNetwork(namespace, netlink, surroundings)
         self._spaces: dict[TenantName, TenantNetnsDriver] = {}
+        # Who is here: news of others about the same addresses, which may be old, leave them alone.
         self._own: set[_Owned] = set()
-        """Who is here: news of others about the same addresses, which may be old, leave them alone."""
         for name in self._directory.names():
             self._open(TenantName(name))
 

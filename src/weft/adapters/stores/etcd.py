@@ -41,16 +41,16 @@ from weft.runtime.store.commit_merge import Commit, mergeable, merged
 from weft.runtime.store.group_commit import GroupCommit, check_writes
 
 DEFAULT_ROOT = "/weft/"
+# etcd's default limit for the compares, and for the writes, of one transaction.
 _MAX_OPERATIONS = 128
-"""etcd's default limit for the compares, and for the writes, of one transaction."""
+# Bytes of values in a merged transaction; etcd's default limit for a request is 1.5 MiB.
 _MAX_MERGED_SIZE = 256 * 1024
-"""Bytes of values in a merged transaction; etcd's default limit for a request is 1.5 MiB."""
 _PAGE = 1_000
 _IN_FLIGHT = 2
+# A watch that is refused so often in a row is refused for good; before that, a new token may help.
 _REFUSALS = 3
-"""A watch that is refused so often in a row is refused for good; before that, a new token may help."""
+# gRPC's codes, as they are spelled in the reason for which a watch was ended.
 _REFUSED = ("PermissionDenied", "Unauthenticated", "InvalidArgument")
-"""gRPC's codes, as they are spelled in the reason for which a watch was ended."""
 
 _done = msgspec.json.Decoder(wire.Done, strict=False)
 _ranged = msgspec.json.Decoder(wire.Ranged, strict=False)

@@ -16,8 +16,8 @@ from weft.runtime.http_failover import Servers, TryNextServer
 T = TypeVar("T")
 
 _OK = 200
+# Seconds without news after which a watch is opened again, since its connection may be dead without a word.
 _SILENCE = 3.0
-"""Seconds without news after which a watch is opened again, since its connection may be dead without a word."""
 
 # gRPC's status codes.
 _INVALID_ARGUMENT = 3
@@ -37,11 +37,11 @@ _ERRORS: Mapping[int, type[WeftError]] = {
 # not. They are part of etcd's API: its own clients tell errors by them.
 _NOT_PROPOSED = frozenset({"etcdserver: no leader", "etcdserver: too many requests", "etcdserver: not capable"})
 
+# What gRPC says with the code "resource exhausted" of a request that no member will ever read.
 _TOO_LARGE = "message larger than max"
-"""What gRPC says with the code "resource exhausted" of a request that no member will ever read."""
 
+# Has a member that is cut off from its cluster refuse, rather than keep us waiting for news it cannot have.
 _REQUIRE_LEADER = {"Grpc-Metadata-hasleader": "true"}
-"""Has a member that is cut off from its cluster refuse, rather than keep us waiting for news it cannot have."""
 
 _error = msgspec.json.Decoder(wire.Error)
 _token = msgspec.json.Decoder(wire.Token)

@@ -25,10 +25,10 @@ from weft.runtime.store.group_commit import GroupCommit, check_writes
 from weft.runtime.store.leases import LeaseClock
 
 DEFAULT_HISTORY = 10_000
+# Changes kept in memory; watchers that are further behind read the file.
 _RECENT = 1_000
-"""Changes kept in memory; watchers that are further behind read the file."""
+# Seconds after which a disk that does not answer is reported.
 _PATIENCE = 10.0
-"""Seconds after which a disk that does not answer is reported."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -24,8 +24,8 @@ from weft.runtime.unix import check_caller
 
 log = Log("contiv-cni")
 
+# How long a call may take: callers of this form name no deadline.
 WITHIN_S = 60.0
-"""How long a call may take: callers of this form name no deadline."""
 
 _CONFIG = b'{"cniVersion":"1.0.0","name":"contiv-net","type":"contivk8s"}'
 _USUAL_INTERFACE = "eth0"

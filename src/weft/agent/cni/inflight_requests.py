@@ -11,8 +11,8 @@ from weft.runtime.logs import Log
 
 log = Log("calls")
 
+# How long what is under way may take to come to an end when the agent stops; the ledger knows what did not.
 END_WITHIN_S = 10.0
-"""How long what is under way may take to come to an end when the agent stops; the ledger knows what did not."""
 
 Serve = Callable[[Request], Awaitable[bytes]]
 

@@ -25,10 +25,10 @@ from weft.runtime.logs import Log
 
 log = Log("pods")
 
+# How often labels are compared when there is no news: an attachment may have come after its pod's last word.
 LOOK_EVERY_S = 30.0
-"""How often labels are compared when there is no news: an attachment may have come after its pod's last word."""
+# The reason of the event about a pod that could not be attached.
 FAILED = "FailedAttach"
-"""The reason of the event about a pod that could not be attached."""
 
 
 class PodWorkloads:

@@ -34,19 +34,20 @@ from weft.runtime.unix import check_caller, listen_privately
 
 log = Log("cni")
 
+# How long a caller may take to say what it wants, and to hear what we say.
 TALK_WITHIN_S = 30.0
-"""How long a caller may take to say what it wants, and to hear what we say."""
 _PIECE = 1 << 16
 
+# What is kept of a caller's time for our answer to come back, so that it hears our reason and not the clock's.
 WAY_BACK_S = 1.0
-"""What is kept of a caller's time for our answer to come back, so that it hears our reason and not the clock's."""
 _MOST_FOR_WAY_BACK = 0.25
 
 _OWN_NAMESPACE = "/proc/self/ns/net"
 
+# Told of each call: its verb, the code of its refusal, `done` or `gone`, and how many seconds it took.
 Observe = Callable[[str, str, float], None]
-"""Told of each call: its verb, the code of its refusal, `done` or `gone`, and how many seconds it took."""
 
+# The first class an error belongs to decides its code (design 5).
 _CODES: tuple[tuple[type[WeftError], Code], ...] = (
     (Exhausted, Code.EXHAUSTED),
     (DatapathFault, Code.DATAPATH_FAULT),
@@ -56,7 +57,6 @@ _CODES: tuple[tuple[type[WeftError], Code], ...] = (
     (NotFound, Code.BAD_CONFIG),
     (Conflict, Code.FAILED),
 )
-"""The first class an error belongs to decides its code (design 5)."""
 
 
 class ClientDisconnected(ConnectionError):

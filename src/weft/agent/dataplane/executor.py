@@ -28,8 +28,8 @@ class DatapathExecutor:
     def __init__(self, datapath: Datapath, thread: WorkerThread) -> None:
         self._datapath = datapath
         self._thread = thread
+        # Workloads that wait to be plugged, with no other call between them.
         self._together: SimpleQueue[_Asked] = SimpleQueue()
-        """Workloads that wait to be plugged, with no other call between them."""
 
     async def call(self, work: Callable[[Datapath], R]) -> R:
         """The result of some work on the datapath. Once begun it is finished, also when the caller gives up."""

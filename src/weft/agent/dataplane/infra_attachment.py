@@ -16,8 +16,8 @@ from weft.runtime.logs import Log
 
 log = Log("infra")
 
+# After how long a network that could not be joined is tried again.
 AGAIN_S = 1.0
-"""After how long a network that could not be joined is tried again."""
 
 
 class Joining:

@@ -11,8 +11,8 @@ from weft.domain import model
 from weft.domain.ids import EndpointId, NodeName
 from weft.ports.datapath import EndpointConfig
 
+# The host's own namespace, in which the agent is.
 HOST_NETNS: Final = "/proc/thread-self/ns/net"
-"""The host's own namespace, in which the agent is."""
 
 _LONGEST_NAME = 15
 _DIGEST = 6

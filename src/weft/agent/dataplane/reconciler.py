@@ -40,10 +40,10 @@ from weft.runtime.memory_trim import give_back_memory
 
 log = Log("reconcile")
 
+# How often everything is read back, for drift that nobody announced.
 FULL_ROUND_S = 60.0
-"""How often everything is read back, for drift that nobody announced."""
+# What the whole node view depends on.
 _GROUND = {kinds.NETWORK.prefix, kinds.NODE.prefix, kinds.BLOCKS, kinds.GLOBAL.prefix}
-"""What the whole node view depends on."""
 
 
 class Reconciler:
@@ -69,34 +69,34 @@ class Reconciler:
             Profiles(cluster, journal),
             HostAccess(cluster, node=node, journal=journal),
         )
+        # Who else is inside tenants' spaces.
         self.spaces: NetnsObserver = NoObserver()
-        """Who else is inside tenants' spaces."""
         self._handed_out = False
         self._doubtful = False
         self._touched: set[tuple[str, ...]] = set()
         self._all_touched = True
         self._news = asyncio.Event()
+        # Set when the datapath may follow again that did not.
         self._urged = asyncio.Event()
-        """Set when the datapath may follow again that did not."""
         self._turn = asyncio.Lock()
         self._seen: Revision = NEVER
+        # The revision of the store up to which the kernel is as it should be.
         self.realised: Revision = NEVER
-        """The revision of the store up to which the kernel is as it should be."""
+        # The last wish for a receipt that came by the news; it and all before it are carried out.
         self.settled: Revision = NEVER
-        """The last wish for a receipt that came by the news; it and all before it are carried out."""
+        # Set when some network is another than before.
         self.networks_changed = asyncio.Event()
-        """Set when some network is another than before."""
+        # The ports of attached workloads that a look at everything has not found, and that may be had again.
         self.missing: set[Port] = set()
-        """The ports of attached workloads that a look at everything has not found, and that may be had again."""
         self._given_up: set[Port] = set()
+        # Set when some are missing.
         self.port_lost = asyncio.Event()
-        """Set when some are missing."""
+        # Set when a wish for a receipt has been carried out.
         self.receipt_due = asyncio.Event()
-        """Set when a wish for a receipt has been carried out."""
+        # How many deviations of the kernel were put right so far.
         self.repaired = 0
-        """How many deviations of the kernel were put right so far."""
+        # Why the datapath does not follow; empty while it does.
         self.fault = ""
-        """Why the datapath does not follow; empty while it does."""
 
     @property
     def lag(self) -> int:

@@ -136,8 +136,8 @@ class Services:
         self._index = KubeIndex(cluster)
         self._services: dict[TenantName, TenantServices] = {}
         self._former: dict[TenantName, frozenset[StateItem]] = {}
+        # Set when services whose health is asked for, or what is behind them, may be others than before.
         self.probes_changed = asyncio.Event()
-        """Set when services whose health is asked for, or what is behind them, may be others than before."""
 
     @property
     def by_tenant(self) -> Mapping[TenantName, TenantServices]:

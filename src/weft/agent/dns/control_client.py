@@ -10,8 +10,8 @@ from pathlib import Path
 from weft.domain.errors import Malformed, Unavailable
 from weft.runtime.dns_control import Message, Report, decode_report, encode, read_body
 
+# How long netdns may take to carry out a message.
 REPORT_WITHIN_S = 5.0
-"""How long netdns may take to carry out a message."""
 
 
 class Conversation:

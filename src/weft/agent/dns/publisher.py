@@ -20,8 +20,8 @@ from weft.domain.policy.engine.engine_sync import CONCERNED_FOLDERS, SHARED_FOLD
 from weft.domain.store_types import Change, Listing
 from weft.runtime.store.mirror import Sink
 
+# What changes the rules of workloads, but not their names.
 _RULE_FOLDERS = CONCERNED_FOLDERS - {kinds.ENDPOINT.prefix, kinds.NETWORK.prefix}
-"""What changes the rules of workloads, but not their names."""
 
 
 class Names:

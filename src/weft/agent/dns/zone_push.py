@@ -35,16 +35,16 @@ from weft.runtime.logs import Log
 
 log = Log("names")
 
+# How often netdns is asked whether it is still there, when there is nothing to say.
 LOOK_EVERY_S = 30.0
-"""How often netdns is asked whether it is still there, when there is nothing to say."""
+# How long changed rules wait before netdns hears who may ask: they come in crowds, and the datapath has them first.
 RULES_REST_S = 0.1
-"""How long changed rules wait before netdns hears who may ask: they come in crowds, and the datapath has them first."""
+# How long a space that is to go waits for netdns to leave it.
 WITHDRAWN_WITHIN_S = 1.0
-"""How long a space that is to go waits for netdns to leave it."""
 
 _Key = tuple[str, ...]
+# Contiv's names for counters (facts 7.14).
 _SHOWN = {"found": "foundNameRecord", "absent": "noNameRecord", "invalid": "invalidQuery"}
-"""Contiv's names for counters (facts 7.14)."""
 
 
 class NamePusher:
@@ -64,20 +64,20 @@ class NamePusher:
         self._admitted: set[TenantName] = set()
         self._tenants: set[TenantName] = set()
         self._objects: set[_Key] = set()
+        # Workloads that are being attached here, until the store tells of them.
         self._coming: dict[EndpointKey, Endpoint] = {}
-        """Workloads that are being attached here, until the store tells of them."""
         self._ruled: set[TenantName] = set()
         self._kept_in: set[EndpointKey] = set()
+        # Services of Kubernetes, by owner, of which every tenant has been told.
         self._shared: set[str] = set()
-        """Services of Kubernetes, by owner, of which every tenant has been told."""
         self._news = asyncio.Event()
         self._hurry = asyncio.Event()
         self._turn = asyncio.Lock()
         self._answers = True
+        # Whether netdns knows all that is to be known, or will in a moment.
         self.follows = False
-        """Whether netdns knows all that is to be known, or will in a moment."""
+        # Whom netdns asks about the outside, as it told last.
         self.resolvers: tuple[Address, ...] = ()
-        """Whom netdns asks about the outside, as it told last."""
 
     def apply(self, change: Change) -> None:
         """Look again at what one revision changed."""

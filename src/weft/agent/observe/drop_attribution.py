@@ -28,6 +28,7 @@ from weft.runtime.logs import Log
 
 log = Log("drops")
 
+# What the datapath's own reasons mean.
 OWN_REASONS: Final = {
     "weft/spoofed": "the sender spoke with an address or MAC that is not its own",
     "weft/router": "the sender spoke as only a router may",
@@ -39,7 +40,6 @@ OWN_REASONS: Final = {
     "weft/nowhere": "the datapath knows no way for it",
     "weft/unsure": "the policy changed again and again while it was judged",
 }
-"""What the datapath's own reasons mean."""
 _FORGOTTEN_RULE = "weft/unknown"
 _SIDES: Final = {Direction.EGRESS: "of the side that asks", Direction.INGRESS: "of the side that answers"}
 

@@ -16,11 +16,11 @@ from weft.domain.errors import Unavailable
 from weft.domain.ids import TenantName
 from weft.runtime.backoff import wait_event
 
+# How many drops are remembered.
 KEPT = 1000
-"""How many drops are remembered."""
 MOST_FOLLOWERS = 16
+# How many drops a follower may leave unread; one that is slower is cut off.
 UNREAD = 500
-"""How many drops a follower may leave unread; one that is slower is cut off."""
 
 TOO_SLOW = "cut off: the drops came faster than they were read"
 STOPPING = "the agent stops"
@@ -78,8 +78,8 @@ class Follower:
         self._wanted = wanted
         self._unread: list[NamedDrop] = []
         self._news = asyncio.Event()
+        # Why nothing more comes; empty while it may.
         self.ended = ""
-        """Why nothing more comes; empty while it may."""
 
     def offer(self, drop: NamedDrop) -> None:
         """Never waits."""
@@ -109,8 +109,8 @@ class DropLog:
     def __init__(self) -> None:
         self._kept: deque[NamedDrop] = deque(maxlen=KEPT)
         self._followers: set[Follower] = set()
+        # How many the datapath has told of since the start: a sample when it is much.
         self.total = 0
-        """How many the datapath has told of since the start: a sample when it is much."""
 
     @property
     def followers(self) -> int:

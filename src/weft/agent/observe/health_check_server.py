@@ -18,10 +18,10 @@ from weft.runtime.logs import Log
 
 log = Log("services")
 
+# After how long a port that somebody else has is tried again.
 AGAIN_S = 5.0
-"""After how long a port that somebody else has is tried again."""
+# Every address of both families.
 ANY = ""
-"""Every address of both families."""
 
 
 class HealthPorts:

@@ -40,8 +40,8 @@ class Readiness:
         self._reconciler = reconciler
         self._limit = limit
         self._stale = ""
+        # How far the store was when it was asked, and when that was.
         self._owed: tuple[Revision, float] = (NEVER, 0.0)
-        """How far the store was when it was asked, and when that was."""
 
     def faults(self) -> list[str]:
         """Why this node is not ready; nothing when it is."""

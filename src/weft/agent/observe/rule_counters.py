@@ -18,8 +18,8 @@ from weft.domain.ids import TenantName
 from weft.domain.policy.model.rules import Action
 from weft.ports.datapath import VerdictCounters
 
+# How many rules are told one by one.
 MOST_RULES = 1000
-"""How many rules are told one by one."""
 
 
 class RuleAction(StrEnum):
@@ -27,8 +27,8 @@ class RuleAction(StrEnum):
 
     ALLOWED = "allowed"
     DENIED = "denied"
+    # They passed, and would not have if the rule's dry run had been in force.
     WOULD_DENY = "would-deny"
-    """They passed, and would not have if the rule's dry run had been in force."""
 
 
 class RuleCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +46,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     rules: list[RuleCount]
     reasons: dict[str, int]
+    # How many more there are.
     left_out: int = 0
-    """How many more there are."""
 
     def shortened(self) -> Counts:
         """The same with at most so many rules as are told one by one."""

@@ -21,10 +21,10 @@ from weft.runtime.store.mirror import Mirror
 
 log = Log("receipts")
 
+# How often readiness is looked at; that costs the store nothing.
 LOOK_S = 0.5
-"""How often readiness is looked at; that costs the store nothing."""
+# How soon after a receipt the next one may follow.
 PACE_S = 0.05
-"""How soon after a receipt the next one may follow."""
 
 
 class Receipts:

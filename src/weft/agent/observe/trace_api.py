@@ -28,10 +28,10 @@ from weft.ports.datapath import Question
 from weft.runtime.http import json_response
 from weft.runtime.routes import Query, Route
 
+# How often a follower hears an empty line when there is nothing to tell.
 HEARTBEAT_S = 5.0
-"""How often a follower hears an empty line when there is nothing to tell."""
+# How long a follower may take to read what is under way to it.
 STALLED_S = 10.0
-"""How long a follower may take to read what is under way to it."""
 _TEXT: dict[str, Any] = {"type": "string"}
 
 

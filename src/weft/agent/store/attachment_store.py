@@ -21,17 +21,17 @@ from weft.ports.datapath import EndpointConfig
 class Stage(StrEnum):
     """How far an attachment has come."""
 
+    # It has its addresses and nothing else. Its ADD was never answered: it is rolled back.
     HELD = "held"
-    """It has its addresses and nothing else. Its ADD was never answered: it is rolled back."""
+    # The kernel is being told. Its ADD was never answered: it is rolled back.
     WIRING = "wiring"
-    """The kernel is being told. Its ADD was never answered: it is rolled back."""
     ATTACHED = "attached"
+    # It is off; the store may not know yet, so its addresses are not free yet.
     LEAVING = "leaving"
-    """It is off; the store may not know yet, so its addresses are not free yet."""
 
 
+# The stages in which a workload has its port, or is just getting it.
 WIRED = frozenset({Stage.WIRING, Stage.ATTACHED})
-"""The stages in which a workload has its port, or is just getting it."""
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +41,8 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     published: bool
     stage: Stage
     wiring: EndpointConfig | None = None
+    # The CNI network it belongs to, by which GC finds it.
     network_name: str = ""
-    """The CNI network it belongs to, by which GC finds it."""
 
     @property
     def key(self) -> EndpointKey:

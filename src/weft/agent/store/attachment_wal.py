@@ -26,16 +26,16 @@ from weft.runtime.logs import Log
 
 log = Log("ledger")
 
+# Lines that no longer count before the file is written anew.
 REWRITE_AFTER = 2000
-"""Lines that no longer count before the file is written anew."""
 
+# What all lines of an attachment that is made and taken off need at most.
 FAREWELL_BYTES = 4096
-"""What all lines of an attachment that is made and taken off need at most."""
 
 _COMING = frozenset({Stage.HELD, Stage.WIRING})
 _ROOM_STEP = 1 << 16
+# For `fallocate`: the room is the file's, and its length stays.
 _KEEP_SIZE = 1
-"""For `fallocate`: the room is the file's, and its length stays."""
 _NOT_DONE_HERE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -59,8 +59,8 @@ class AttachmentWal(AttachmentStore):
         self._boot = boot
         self._stale = 0
         self._fd = -1
+        # Whether what was read belongs to an earlier boot: none of it is in the kernel any more.
         self.rebooted = False
-        """Whether what was read belongs to an earlier boot: none of it is in the kernel any more."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

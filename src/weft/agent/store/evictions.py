@@ -25,8 +25,8 @@ class Evictions:
         self._sink = sink
         self._cluster = cluster
         self._journal = journal
+        # Set when an attachment is to be taken off.
         self.news = asyncio.Event()
-        """Set when an attachment is to be taken off."""
 
     def replace(self, listing: Listing) -> None:
         self._sink.replace(listing)

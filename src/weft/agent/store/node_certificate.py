@@ -25,8 +25,8 @@ from weft.runtime.logs import Log
 
 log = Log("membership")
 
+# How often it is looked whether netmaster is somewhere else, or the certificate is to be renewed.
 _LOOK_S = 30.0
-"""How often it is looked whether netmaster is somewhere else, or the certificate is to be renewed."""
 
 
 class NodeCertificate:

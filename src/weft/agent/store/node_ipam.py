@@ -43,11 +43,11 @@ from weft.runtime.tasks import background
 Meanwhile = Callable[[model.Endpoint], Awaitable[None]]
 
 ROUND_S = 1.0
+# How long a workload that comes waits for touch that was lost over it.
 BACK_WITHIN_S = 5.0
-"""How long a workload that comes waits for touch that was lost over it."""
+# When the store is told of what is attached: the answer to the runtime goes first, and those who come soon after one
+# that was told of are told of together.
 TELL_AFTER_S, TELL_EVERY_S = 0.002, 0.02
-"""When the store is told of what is attached: the answer to the runtime goes first, and those who come soon after one
-that was told of are told of together."""
 _NO_RESTORE = RevisionEquals(kinds.RESTORE_KEY, NEVER)
 
 
@@ -82,13 +82,13 @@ class NodeIpam:
         self._decisions = StoreWriter(store, cluster=cluster, mirror=mirror)
         self._heard = self._safe_until = float("-inf")
         self._busy: KeyedLock[EndpointKey] = KeyedLock()
+        # Of many that want an address at once, one asks the store at a time: the others would only be in its way.
         self._taking: KeyedLock[NetworkKey] = KeyedLock()
-        """Of many that want an address at once, one asks the store at a time: the others would only be in its way."""
         self._returning: set[tuple[NetworkKey, Address]] = set()
         self._resting = Cooldown()
         self._untold: set[EndpointKey] = set()
+        # When the store was told last.
         self._told = float("-inf")
-        """When the store was told last."""
         self._news = asyncio.Event()
 
     @property

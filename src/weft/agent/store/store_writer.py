@@ -25,8 +25,8 @@ Decide = Callable[[ReadSet], tuple[R, Transaction]]
 
 TRIES = 20
 CATCH_UP_S = 0.25
+# What a shared commit may hold: etcd takes 128 operations by default.
 _OPERATIONS, _SIZE = 100, 1 << 19
-"""What a shared commit may hold: etcd takes 128 operations by default."""
 _NO_RESTORE = RevisionEquals(kinds.RESTORE_KEY, NEVER)
 
 

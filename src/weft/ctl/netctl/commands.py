@@ -61,6 +61,7 @@ def _list(kind: Kind, text: str, *, in_tenants: bool = True) -> Command:
     return Command(("ls", "list"), text, lists(kind), (), (*scope, _JSON, _QUIET))
 
 
+# Words with verbs.
 NOUNS = (
     Noun(
         ("group",),
@@ -355,8 +356,8 @@ NOUNS = (
         ),
     ),
 )
-"""Words with verbs."""
 
+# Words that are commands themselves.
 COMMANDS = (
     Command(("version",), "Show the versions of netctl and of the netmaster", actions.show_version),
     Command(
@@ -386,12 +387,11 @@ COMMANDS = (
         (Argument("shell", "SHELL", "whose script", values=("bash", "zsh", "fish")),),
     ),
 )
-"""Words that are commands themselves."""
 
+# Flags of every command; the words in brackets are the environment variables that serve instead.
 GLOBAL_FLAGS = (
     Flag(("--netmaster",), "where the netmaster is (NETMASTER)", placeholder="URL", default="http://127.0.0.1:9999"),
     Flag(("--insecure",), "do not check the netmaster's certificate (INSECURE)", form="switch"),
     Flag(("--cacert",), "certificates to check it against (NETCTL_CACERT)", placeholder="FILE"),
     Flag(("--timeout",), "how long each request may take", default=30, placeholder="SECONDS"),
 )
-"""Flags of every command; the words in brackets are the environment variables that serve instead."""

@@ -100,8 +100,8 @@ class _Place(NamedTuple):
     lines: tuple[str, ...]
     words: tuple[tuple[str, str], ...]
     flags: tuple[Flag, ...]
+    # The command is complete, and words of the user's own may stand in the line too.
     leaf: bool = False
-    """The command is complete, and words of the user's own may stand in the line too."""
     files: bool = False
 
 

@@ -25,8 +25,8 @@ class Parsed(NamedTuple):
     given: Mapping[str, object]
     switches: frozenset[str]
     connection: Connection
+    # For how long to wait until it is in force; 0 for not at all.
     seconds: float
-    """For how long to wait until it is in force; 0 for not at all."""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -28,8 +28,8 @@ EXIT_AGREE, EXIT_DIFFER, EXIT_UNSEEN = 0, 1, 6
 _TRIES = 4
 _TRY_S = 1.0
 _LOOK_S = 0.1
+# By how much the times of packets may be off.
 _CLOCK_S = 1.0
-"""By how much the times of packets may be off."""
 
 
 class Fate(StrEnum):

@@ -6,8 +6,8 @@ import struct
 
 _MAGIC_NS = 0xA1B23C4D
 _ETHERNET = 1
+# Bytes of a packet that are kept at most.
 LONGEST = 262_144
-"""Bytes of a packet that are kept at most."""
 
 
 def file_header() -> bytes:

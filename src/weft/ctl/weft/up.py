@@ -11,8 +11,8 @@ from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+# How long a program may take to end when it is told to.
 _GRACE_S = 10.0
-"""How long a program may take to end when it is told to."""
 
 _MASTER_FLAGS = ("--external-address", "--default-subnet")
 _AGENT_FLAGS = ("--host", "--vtep-ip", "--ctrl-ip", "--cni-socket", "--contiv-socket", "--rest-address", "--run-dir")

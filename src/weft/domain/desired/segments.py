@@ -17,8 +17,8 @@ from weft.domain.cluster import Cluster
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.ipam import ipam
 
+# Beyond every VNI: the numbers of networks whose frames have VLAN tags instead.
 _FIRST_UNTUNNELLED = 1 << 25
-"""Beyond every VNI: the numbers of networks whose frames have VLAN tags instead."""
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
@@ -29,8 +29,8 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 
     tenant: TenantName
     number: int
+    # Whether questions for MACs go to everyone; else the node answers them.
     floods: bool
-    """Whether questions for MACs go to everyone; else the node answers them."""
 
     def __str__(self) -> str:
         return f"segment {self.number}"
@@ -40,8 +40,8 @@ class RemoteMac(msgspec.Struct, frozen=True, gc=False):
     """A workload of another node on a segment: its frames go through that node's tunnel, or by the uplinks."""
 
     tenant: TenantName
+    # The network's `wire_number`.
     vni: int
-    """The network's `wire_number`."""
     vtep: str
     mac: str
     addresses: tuple[Address, ...]

@@ -47,8 +47,8 @@ from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, 
 from weft.domain.validation import check, parse_bandwidth
 
 _LARGEST_PACKET = 9 << 10
+# What a kernel hands over at once.
 _USUAL_BURST = 64 << 10
-"""What a kernel hands over at once."""
 _LARGEST_BURST = 1 << 28
 
 
@@ -74,8 +74,8 @@ class Gateway(msgspec.Struct, frozen=True, gc=False):
 
     tenant: TenantName
     address: Address
+    # On which segment it is asked for; 0: none is.
     segment: int = 0
-    """On which segment it is asked for; 0: none is."""
 
 
 class Overlay(msgspec.Struct, frozen=True, gc=False):
@@ -89,8 +89,8 @@ class VlanTrunk(msgspec.Struct, frozen=True, gc=False):
     """The same for a network whose frames have VLAN tags: by the node's uplinks, where it has some."""
 
     tenant: TenantName
+    # The network's `wire_number`.
     number: int
-    """The network's `wire_number`."""
 
 
 class VxlanPeer(msgspec.Struct, frozen=True, gc=False):
@@ -99,8 +99,8 @@ class VxlanPeer(msgspec.Struct, frozen=True, gc=False):
     tenant: TenantName
     vni: int
     vtep: str
+    # Whether it gets what is said to all of a segment.
     floods: bool = False
-    """Whether it gets what is said to all of a segment."""
 
 
 class RemoteRoute(msgspec.Struct, frozen=True, gc=False):
@@ -108,8 +108,8 @@ class RemoteRoute(msgspec.Struct, frozen=True, gc=False):
 
     tenant: TenantName
     prefix: Prefix
+    # The network's `wire_number`.
     vni: int
-    """The network's `wire_number`."""
     vtep: str
 
 
@@ -120,8 +120,8 @@ class Port(msgspec.Struct, frozen=True, gc=False):
     interface: str
     mac: str
     addresses: tuple[Address, ...]
+    # The segment it is on; 0: its node routes all that comes from it.
     segment: int = 0
-    """The segment it is on; 0: its node routes all that comes from it."""
 
 
 class QosProfile(msgspec.Struct, frozen=True, gc=False):
@@ -129,14 +129,14 @@ class QosProfile(msgspec.Struct, frozen=True, gc=False):
 
     tenant: TenantName
     interface: str
+    # Bits per second; 0: no limit.
     rate: int
-    """Bits per second; 0: no limit."""
+    # How many bytes may come at once after a pause; 0 without a limit.
     burst: int
-    """How many bytes may come at once after a pause; 0 without a limit."""
+    # What their DSCP is set to; 0: it stays as it is.
     dscp: int
-    """What their DSCP is set to; 0: it stays as it is."""
+    # The same for packets to the port.
     rate_in: int = 0
-    """The same for packets to the port."""
     burst_in: int = 0
 
     def __str__(self) -> str:
@@ -156,8 +156,8 @@ class RateLimits(msgspec.Struct, frozen=True):
 NO_RATES = RateLimits()
 
 
+# Who is reached through a peer.
 Beyond = RemoteRoute | RemoteMac
-"""Who is reached through a peer."""
 StateItem = (
     TenantNetns
     | Segment

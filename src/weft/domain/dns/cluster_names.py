@@ -10,8 +10,8 @@ from weft.domain.addresses import Address
 from weft.domain.dns.names import Entry, Rank, Record, address_records, both_ways
 
 CLUSTER_DOMAIN = "cluster.local"
+# Priority and weight of every SRV record: all are alike.
 _SRV_LEAD = "0 100"
-"""Priority and weight of every SRV record: all are alike."""
 
 
 class ServicePort(NamedTuple):

@@ -29,8 +29,8 @@ _LONGEST_NAME = 253
 class Rank(IntEnum):
     """Who has a name that several bear, first to last."""
 
+    # Kubernetes' services and pods.
     CLUSTER = 0
-    """Kubernetes' services and pods."""
     SERVICE = 1
     GROUP = 2
     WORKLOAD = 3
@@ -62,8 +62,8 @@ class Zone(msgspec.Struct, frozen=True, array_like=True):
     subnets: tuple[str, ...] = ()
 
 
+# Whether an endpoint's egress rules forbid it to ask outside (CVE-2024-29018).
 KeepsIn = Callable[[model.Endpoint], bool]
-"""Whether an endpoint's egress rules forbid it to ask outside (CVE-2024-29018)."""
 
 
 def nobody(_: model.Endpoint) -> bool:

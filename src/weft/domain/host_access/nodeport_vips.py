@@ -10,8 +10,8 @@ from weft.domain.addresses import Address, parse_subnet_v4
 from weft.domain.cluster import Cluster
 from weft.domain.ids import TenantName
 
+# The private v4 addresses from this number on are doors; those before are for disguises and aliases.
 FIRST_DOOR = 0xF000
-"""The private v4 addresses from this number on are doors; those before are for disguises and aliases."""
 _DOORS = 0x1000 - 1
 _DOORS_V6 = 0xFD77_6566_7400_0002 << 64
 

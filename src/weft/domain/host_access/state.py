@@ -21,8 +21,8 @@ class HostLink(msgspec.Struct, frozen=True, gc=False):
     """The way between the host and a tenant's space. Everything that is nobody's in there leaves by it."""
 
     tenant: TenantName
+    # As whom the host speaks, one of a family at most.
     addresses: tuple[Address, ...]
-    """As whom the host speaks, one of a family at most."""
 
     def __str__(self) -> str:
         return f"link of tenant {self.tenant}"
@@ -33,8 +33,8 @@ class TenantSubnet(msgspec.Struct, frozen=True, gc=False):
 
     tenant: TenantName
     subnet: Subnet
+    # Whether the host has a route to it; not where the same addresses mean others too.
     routed: bool
-    """Whether the host has a route to it; not where the same addresses mean others too."""
 
     def __str__(self) -> str:
         return f"subnet {self.subnet}"
@@ -44,8 +44,8 @@ class RemoteHostReturnRoute(msgspec.Struct, frozen=True, gc=False):
     """An address as which another host calls: what answers it goes back by the overlay, as the call came."""
 
     tenant: TenantName
+    # A network's `wire_number`.
     vni: int
-    """A network's `wire_number`."""
     vtep: str
     address: Address
 
@@ -114,8 +114,8 @@ class NodePort(msgspec.Struct, frozen=True, gc=False):
         return f"node port {protocol_name(self.protocol)} {self.port}"
 
 
+# Who gets to an address: the host alone, tenants of this node too, or everybody.
 Audience = Literal["host", "tenants", "world"]
-"""Who gets to an address: the host alone, tenants of this node too, or everybody."""
 
 
 class ExternalAddress(msgspec.Struct, frozen=True, gc=False):
@@ -124,8 +124,8 @@ class ExternalAddress(msgspec.Struct, frozen=True, gc=False):
     tenant: TenantName
     address: Address
     scope: Audience
+    # Where the world must ask from; None: from anywhere.
     sources: tuple[Range, ...] | None = None
-    """Where the world must ask from; None: from anywhere."""
 
     def __str__(self) -> str:
         return f"way of the {self.scope} to {self.address}"

@@ -25,11 +25,11 @@ from weft.domain.host_access.state import (
 from weft.domain.ids import EndpointKey, NodeName, TenantName
 from weft.domain.ipam import ipam
 
+# fd77:6566:7400::a.b.c.d is the host whose tunnels end at a.b.c.d.
 _HOSTS_V6 = 0xFD77_6566_7400_0000 << 64
-"""fd77:6566:7400::a.b.c.d is the host whose tunnels end at a.b.c.d."""
 _PRIVATE_V6 = 0xFD77_6566_7400_0001 << 64
+# How many private v4 addresses there are; the first and the last are given to nobody.
 _PRIVATE_NUMBERS = FIRST_DOOR
-"""How many private v4 addresses there are; the first and the last are given to nobody."""
 
 _Named = TenantName | EndpointKey
 

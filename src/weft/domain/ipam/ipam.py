@@ -33,8 +33,8 @@ from weft.domain.transaction import ReadSet, put_claim
 
 BLOCK_SIZE = 64
 EXCLUSIVE_FROM = 1024
+# Begins the holder of an address that was asked for ahead of its endpoint (Docker does so).
 RESERVED = "reserved:"
-"""Begins the holder of an address that was asked for ahead of its endpoint (Docker does so)."""
 
 Span = tuple[int, int]
 

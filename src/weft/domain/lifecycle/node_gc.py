@@ -13,8 +13,8 @@ from weft.domain.ipam import ipam
 from weft.domain.store_types import NEVER, Delete, Write
 from weft.domain.transaction import ReadSet, Transaction, put
 
+# Endpoints collected in one commit: stores bound the size of a commit.
 BATCH = 30
-"""Endpoints collected in one commit: stores bound the size of a commit."""
 
 
 def nodes_to_mark(cluster: Cluster) -> Iterator[NodeName]:

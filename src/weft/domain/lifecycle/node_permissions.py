@@ -17,8 +17,8 @@ from weft.domain.ipam.ipam import RESERVED
 from weft.domain.model import Block, Claim, Endpoint, Node, Receipt
 from weft.domain.store_types import Delete, DeleteAll, Put, Write
 
+# The present values of keys; None where there is none.
 Present = Mapping[StoreKey, bytes | None]
-"""The present values of keys; None where there is none."""
 
 _ENDPOINT_HOLDER = "endpoint"
 _ADDRESS_CLAIMS = f"{kinds.CLAIMS}/addresses/"

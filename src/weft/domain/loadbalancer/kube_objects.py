@@ -101,8 +101,8 @@ class SliceEndpoint(_Value, frozen=True, kw_only=True):
     addresses: tuple[str, ...]
     conditions: Conditions = Conditions()
     node_name: str = ""
+    # What it is called below the name of a headless service.
     hostname: str = ""
-    """What it is called below the name of a headless service."""
 
 
 class SlicePort(_Value, frozen=True, kw_only=True):
@@ -128,10 +128,10 @@ class KubeService(Value, frozen=True, kw_only=True):
     namespace: str
     name: str
     shared: bool = False
+    # Whether somebody else balances it: it has its name here, and nothing more.
     foreign: bool = False
-    """Whether somebody else balances it: it has its name here, and nothing more."""
+    # Whether it is where pods ask for names: every tenant has it for itself, and its own netdns answers.
     names: bool = False
-    """Whether it is where pods ask for names: every tenant has it for itself, and its own netdns answers."""
     service: DeclaredService
 
 
@@ -142,6 +142,6 @@ class KubeSlice(Value, frozen=True, kw_only=True):
     namespace: str
     service_name: str
     name: str
+    # Whether it is not for balancing: it tells only what names lead to.
     foreign: bool = False
-    """Whether it is not for balancing: it tells only what names lead to."""
     slice: EndpointSlice

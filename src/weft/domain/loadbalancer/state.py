@@ -37,8 +37,8 @@ class Backend(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     number: int
     address: Address
     port: int
+    # What its clients are remembered by; 0 where nobody is.
     hash_slot: int = 0
-    """What its clients are remembered by; 0 where nobody is."""
 
     def __str__(self) -> str:
         return f"backend {self.number} of {self.front}: port {self.port} of {self.address}"

@@ -13,8 +13,8 @@ from weft.domain.desired.diff import Difference
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServicePart, Vip
 
+# More of them are left out: a datapath has twelve bits for their number.
 MOST_BACKENDS = 4095
-"""More of them are left out: a datapath has twelve bits for their number."""
 LONGEST_AFFINITY_S = 86400
 
 

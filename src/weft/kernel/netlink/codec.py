@@ -41,11 +41,11 @@ class Request(NamedTuple):
     kind: int
     flags: int
     payload: bytes
+    # A phrase for errors, completed by `subject`: "add route" …; put together only when needed.
     doing: str
-    """A phrase for errors, completed by `subject`: "add route" …; put together only when needed."""
     subject: object
+    # The errnos which mean that the wanted state is there already.
     settled: frozenset[int] = NOTHING
-    """The errnos which mean that the wanted state is there already."""
 
     def encode(self, *, sequence: int, flags: int = 0) -> bytes:
         """The message as it goes over the socket, with more flags where wanted."""

@@ -31,10 +31,10 @@ _NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
 _BY_SOURCE, _BY_DESTINATION, _BY_PROTOCOL, _BY_SOURCE_PORT, _BY_DESTINATION_PORT = 0x01, 0x02, 0x08, 0x10, 0x20
 
 _GONE = frozenset({errno.ENOENT})
+# How kernels answer that do not forget by pattern.
 _CANNOT = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
-"""How kernels answer that do not forget by pattern."""
+# So many addresses are forgotten one by one sooner than by reading all connections.
 _FEW = 16
-"""So many addresses are forgotten one by one sooner than by reading all connections."""
 
 
 class Direction(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,14 +22,14 @@ from weft.kernel.netlink import codec
 from weft.kernel.netlink.codec import CREATE, EXCLUSIVE, Request
 from weft.kernel.netlink.socket import NetlinkError, NetlinkSocket
 
+# The index of `lo`, in every namespace.
 LOOPBACK: Final = 1
-"""The index of `lo`, in every namespace."""
 
+# The group that is told of devices (`RTNLGRP_LINK`).
 LINKS: Final = 1
-"""The group that is told of devices (`RTNLGRP_LINK`)."""
 
+# IPv4 settings of a device, for `alter_protocols` (`IPV4_DEVCONF_…` in `ip.h`).
 SEND_REDIRECTS, RP_FILTER = 6, 8
-"""IPv4 settings of a device, for `alter_protocols` (`IPV4_DEVCONF_…` in `ip.h`)."""
 
 _NEWLINK, _DELLINK, _GETLINK, _NEWPROPERTY = 16, 17, 18, 108
 _HEADER = struct.Struct("=BxHiII")  # family, device type, index, flags, which flags to change
@@ -86,10 +86,10 @@ class PortFlags(msgspec.Struct, frozen=True, kw_only=True):
     flood: bool = True
     multicast_flood: bool = True
     broadcast_flood: bool = True
+    # Whether it is spared questions that the bridge can answer, which then the bridge answers.
     neighbour_suppression: bool = False
-    """Whether it is spared questions that the bridge can answer, which then the bridge answers."""
+    # Whether the bridge answers what ARP asks here, as far as it can; nothing is ever flooded to such a port.
     proxy_arp: bool = False
-    """Whether the bridge answers what ARP asks here, as far as it can; nothing is ever flooded to such a port."""
     isolated: bool = False
     hairpin: bool = False
 
@@ -99,24 +99,24 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     name: str
+    # `veth`, `bridge`, `vxlan` …; empty for one that is not made by request, such as `lo`.
     kind: str
-    """`veth`, `bridge`, `vxlan` …; empty for one that is not made by request, such as `lo`."""
     mac: str
     mtu: int
+    # Whether it is meant to be up; what it is joined to may still be down.
     up: bool
-    """Whether it is meant to be up; what it is joined to may still be down."""
     alias: str
     group: int
+    # The index of the bridge it is a port of, or 0.
     master: int
-    """The index of the bridge it is a port of, or 0."""
+    # The index of a veth's other end, or of what a macvlan stands on, perhaps in another namespace; 0: none.
     peer: int
-    """The index of a veth's other end, or of what a macvlan stands on, perhaps in another namespace; 0: none."""
     vxlan: Vxlan | None = None
     port: PortFlags | None = None
+    # How many take all frames from it: a macvlan that is up and stands on it alone, and programs that capture.
     listeners: int = 0
-    """How many take all frames from it: a macvlan that is up and stands on it alone, and programs that capture."""
+    # What it may be called as well; see `add_name`.
     other_names: tuple[str, ...] = ()
-    """What it may be called as well; see `add_name`."""
 
 
 def create_veth(end: Device, peer: Device, *, peer_namespace: int, master: int = 0, group: int = 0) -> Request:

@@ -20,8 +20,8 @@ _NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
 _HEADER = struct.Struct("=BxxxiHBB")  # family, device, state, flags, kind
 _ADDRESS, _MAC, _MASTER = 1, 2, 9
 _NO_ARP, _PERMANENT = 0x40, 0x80
+# As a MAC of a vxlan device: frames for whom it has no entry. There may be several such entries.
 EVERYONE = "00:00:00:00:00:00"
-"""As a MAC of a vxlan device: frames for whom it has no entry. There may be several such entries."""
 _SELF, _ON_MASTER, _PROXY = 0x2, 0x4, 0x8
 
 _GONE = frozenset({errno.ENOENT, errno.ENODEV})

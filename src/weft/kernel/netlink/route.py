@@ -17,8 +17,8 @@ from weft.kernel.netlink import codec
 from weft.kernel.netlink.codec import AF, AF_INET, AF_INET6, CREATE, EXCLUSIVE, REPLACE, Request
 from weft.kernel.netlink.socket import NetlinkSocket
 
+# Who made a route or a rule: in the kernel's words, its *protocol*. No routing daemon uses this number.
 OURS: Final = 87
-"""Who made a route or a rule: in the kernel's words, its *protocol*. No routing daemon uses this number."""
 
 MAIN_TABLE: Final = 254
 LOCAL_TABLE: Final = 255
@@ -63,8 +63,8 @@ class LinkAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     link: int
     prefix: Prefix
+    # Whether the kernel adds a route to the rest of the prefix.
     prefix_route: bool = True
-    """Whether the kernel adds a route to the rest of the prefix."""
 
     def __str__(self) -> str:
         return f"{self.prefix} of link {self.link}"
@@ -75,15 +75,15 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     to: Prefix
     link: int = 0
+    # The next hop (of a v4 route also a v6 one). Without it the destination itself is on the link.
     via: Address | None = None
-    """The next hop (of a v4 route also a v6 one). Without it the destination itself is on the link."""
+    # The next hop is on the link, though no other route says so.
     on_link: bool = False
-    """The next hop is on the link, though no other route says so."""
+    # Which of our own addresses to speak from.
     source: Address | None = None
-    """Which of our own addresses to speak from."""
     table: int = MAIN_TABLE
+    # 0 is the kernel's default.
     metric: int = 0
-    """0 is the kernel's default."""
     mtu: int = 0
     kind: int = UNICAST
 

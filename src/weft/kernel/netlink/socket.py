@@ -25,8 +25,8 @@ from weft.kernel.netns import Namespace
 
 ROUTE, NETFILTER = 0, 12
 
+# Seconds to wait for an answer. It waits already when we come to read it, so this only ends the impossible.
 _DEADLINE = 10
-"""Seconds to wait for an answer. It waits already when we come to read it, so this only ends the impossible."""
 
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 _CAP_ACK, _EXT_ACK, _STRICT_CHECK = 10, 11, 12
@@ -35,8 +35,8 @@ _SEND_SPACE, _RECEIVE_SPACE = 8 << 20, 2 << 20
 _LARGEST_DATAGRAM = 1 << 16
 
 _NOW = int(socket.MSG_DONTWAIT | socket.MSG_TRUNC)
+# To read an answer that waits takes less than to let other threads go on meanwhile.
 _BRIEF = ctypes.PyDLL(None, use_errno=True)
-"""To read an answer that waits takes less than to let other threads go on meanwhile."""
 _BRIEF.recv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _BRIEF.recv.restype = ctypes.c_ssize_t
 
@@ -78,8 +78,8 @@ class NetlinkSocket:
     def __init__(self, protocol: int, *, namespace: Namespace, home: Namespace | None = None) -> None:
         self._socket = namespace.open_socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol, home=home)
         self._sequence = 0
+        # How many have been carried out.
         self.transactions = 0
-        """How many have been carried out."""
         try:
             _set_up(self._socket)
         except OSError as error:

@@ -30,8 +30,8 @@ _BUCKET = struct.Struct("=BBHhHI12xIII")  # cell, link layer, overhead, alignmen
 _BUCKET_FORM, _BUCKET_RATE, _BUCKET_BURST = 1, 4, 6
 _ETHERNET = 1
 _LARGEST_SMALL_RATE = 0xFFFFFFFF
+# Of a second's bytes one part in so many may wait, besides a burst: 50 ms. What comes on top is dropped.
 _PATIENCE = 20
-"""Of a second's bytes one part in so many may wait, besides a burst: 50 ms. What comes on top is dropped."""
 _LARGEST_QUEUE = 1 << 30
 
 _FILTER_HANDLE = 0x80000800

@@ -24,24 +24,24 @@ from weft.lab.cni.network_lists import NetworkList, PluginConfig
 from weft.lab.cni.result_cache import Attachment, Cached, ResultCache
 from weft.runtime.backoff import Backoff
 
+# Seconds within which a plugin must have answered.
 DEADLINE = 90.0
-"""Seconds within which a plugin must have answered."""
 
+# How long a plugin that is just being replaced is tried again (C-119).
 BUSY_SECONDS = 6.0
-"""How long a plugin that is just being replaced is tried again (C-119)."""
 
+# The network that runtimes attach first, as `lo`.
 LOOPBACK = NetworkList(
     name="cni-loopback",
     version=SpecVersion.V0_3_1,
     plugins=(PluginConfig(type="loopback", members={"type": "loopback"}),),
     source=b'{"cniVersion":"0.3.1","name":"cni-loopback","plugins":[{"type":"loopback"}]}',
 )
-"""The network that runtimes attach first, as `lo`."""
 
 Members = dict[str, object]
 
+# What GC and STATUS are about: their variables are there, and empty.
 _NO_ATTACHMENT = Attachment(container="", netns="", ifname="")
-"""What GC and STATUS are about: their variables are there, and empty."""
 
 
 class Output(NamedTuple):

@@ -14,8 +14,8 @@ from weft.lab.servers.processes import Child, free_port
 from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff
 
+# Elections in a fifth of the usual time: a killed member is back soon, and leases of one second are possible.
 _QUICK = ("--heartbeat-interval", "20", "--election-timeout", "200")
-"""Elections in a fifth of the usual time: a killed member is back soon, and leases of one second are possible."""
 
 
 class Member:

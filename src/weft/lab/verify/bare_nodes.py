@@ -46,8 +46,8 @@ from weft.ports.datapath import Datapath, EndpointConfig, InterfaceAddress
 T = TypeVar("T")
 
 _TAGS = {"vxlan": NetworkTags(vlan=1, vni=1), "vlan": NetworkTags(vlan=1)}
+# How long the prefixes are of the subnets that pods of a segment take for theirs.
 _SUBNETS = {4: 8, 6: 64}
-"""How long the prefixes are of the subnets that pods of a segment take for theirs."""
 _VXLAN_PORT = 4789
 _CABLE, _UPLINK = "eth0", "eth1"
 _NETWORK = NetworkName("bare")

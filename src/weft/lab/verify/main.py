@@ -16,8 +16,8 @@ from typing import Protocol
 from weft.domain.policy.model.rules import Action
 from weft.lab.verify.oracle_table import Moment, Row, read_cases, walk
 
+# Where packets are judged; it is above this layer, so only who asks for it gets it.
 _PACKETS = "weft.lab.verify.packets"
-"""Where packets are judged; it is above this layer, so only who asks for it gets it."""
 
 
 class Judge(Protocol):

@@ -13,14 +13,14 @@ from typing import NamedTuple, Self
 from weft.lab.traffic import TCP, UDP, Place, Transport
 from weft.lab.waiting import DEADLINE
 
+# After this long a kernel repeats its SYN, which would be counted twice.
 _SAID_AGAIN_S = 1.0
-"""After this long a kernel repeats its SYN, which would be counted twice."""
+# So what is not known by then is asked anew.
 _ROUND_S = 0.8
-"""So what is not known by then is asked anew."""
 _ROUNDS = 10
 _LOOK_AGAIN_S = 0.002
+# For `SO_LINGER`: a connection that is closed is reset, so that nothing of it is on the way for long.
 _AT_ONCE = struct.pack("ii", 1, 0)
-"""For `SO_LINGER`: a connection that is closed is reset, so that nothing of it is on the way for long."""
 
 
 class Question(NamedTuple):
@@ -104,8 +104,8 @@ def _ask_once(questions: Sequence[Question], ears: Listeners, count_refused: Cal
     return Answers(frozenset(arrived), vanished)
 
 
+# A packet as its target sees it: where it came to, and the address and port it came from.
 _Key = tuple[Place, Transport, int, tuple[str, int]]
-"""A packet as its target sees it: where it came to, and the address and port it came from."""
 
 
 def _open_callers(

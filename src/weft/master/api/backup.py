@@ -31,8 +31,8 @@ from weft.runtime.store.mirror import Mirror
 log = Log("backup")
 
 FORMAT = 1
+# Writes in one commit.
 CHUNK = 100
-"""Writes in one commit."""
 MAX_DOCUMENT = 256 << 20
 WITHIN_S = 60.0
 _EVERYTHING = StoreKey("")

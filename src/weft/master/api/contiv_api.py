@@ -20,8 +20,8 @@ from weft.runtime.routes import Route
 
 B = TypeVar("B", bound="Body")
 
+# How long the node of a container that has just started may take to tell of its endpoint.
 TOLD_WITHIN_S = 5.0
-"""How long the node of a container that has just started may take to tell of its endpoint."""
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

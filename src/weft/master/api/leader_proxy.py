@@ -17,14 +17,14 @@ from weft.runtime.tasks import background
 
 FORWARDED = "X-Weft-Forwarded"
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "host", "content-length", "trailer"}
+# Which page asks was judged where it came in.
 _NOT_SENT_ON = _HOP_BY_HOP | {"origin"}
-"""Which page asks was judged where it came in."""
+# How long a request waits for a leader to be there.
 WITHIN_S = 10.0
-"""How long a request waits for a leader to be there."""
+# How long a leader may say nothing in an answer: a restore is its longest thought, and watches are never so quiet.
 SILENCE_S = 120.0
-"""How long a leader may say nothing in an answer: a restore is its longest thought, and watches are never so quiet."""
+# How often to see whether the leader that was asked still leads; one that hangs would never answer.
 LOOK_S = 0.5
-"""How often to see whether the leader that was asked still leads; one that hangs would never answer."""
 _LOST = "the leader was lost during the request: it may or may not have happened"
 
 

@@ -28,12 +28,12 @@ from weft.runtime.http import Handler, json_response, read_json
 from weft.runtime.routes import Query, Route
 
 API = "/api/v1"
+# Members that we add to what we show, and ignore in what we are sent.
 DECORATION = ("key", "links", "link-sets")
-"""Members that we add to what we show, and ignore in what we are sent."""
 MAX_PAGE = 1000
 HEARTBEAT_S = 15.0
+# Set when the server ends: watches end at once, so that nobody waits for them.
 STOPPING = web.AppKey("stopping", asyncio.Event)
-"""Set when the server ends: watches end at once, so that nobody waits for them."""
 
 _LIST_QUERY = (
     Query(name="limit", about="at most so many objects", schema={"type": "integer", "minimum": 1, "maximum": MAX_PAGE}),

@@ -27,8 +27,8 @@ from weft.runtime.logs import Log
 from weft.runtime.routes import Query, Route
 
 MAX_CHANGES = 1000
+# How long a difference may take; it is found on a thread of its own, from copies.
 DIFF_WITHIN_S = 25.0
-"""How long a difference may take; it is found on a thread of its own, from copies."""
 
 log = Log("policy")
 

@@ -32,10 +32,10 @@ T = TypeVar("T", bound=model.Value)
 R = TypeVar("R")
 
 TRIES = 20
+# How long to wait for news of what made a commit stale before trying anyway.
 CATCH_UP_S = 0.25
-"""How long to wait for news of what made a commit stale before trying anyway."""
+# How long our own commit may take to come back to us.
 CATCH_UP_LIMIT_S = 10.0
-"""How long our own commit may take to come back to us."""
 ADDRESS_CLAIMS = f"{kinds.CLAIMS}/addresses/"
 _NO_RESTORE = RevisionEquals(kinds.RESTORE_KEY, NEVER)
 

@@ -34,16 +34,16 @@ from weft.runtime.tasks import background
 
 log = Log("kubernetes")
 
+# In one commit: etcd takes 128 operations.
 MOST_WRITES = 100
-"""In one commit: etcd takes 128 operations."""
+# In one commit, unless a single document has more.
 MOST_BYTES = 500_000
-"""In one commit, unless a single document has more."""
 
+# How often everything is compared though nothing is new: a restore may have brought back what was.
 COMPARE_EVERY_S = 60.0
-"""How often everything is compared though nothing is new: a restore may have brought back what was."""
 
+# Kinds whose documents belong to the tenant of their namespace.
 HOMED: tuple[Kind[Any], ...] = (kinds.KUBE_SERVICE, kinds.KUBE_SLICE)
-"""Kinds whose documents belong to the tenant of their namespace."""
 
 _Identity = tuple[str, ...]
 Batch = Sequence[Put | Delete]
@@ -55,8 +55,8 @@ class KubeDesired:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._wanted: dict[Kind[Any], dict[_Identity, model.Value]] = {}
+        # Kinds of which everything is to be compared.
         self._whole: set[Kind[Any]] = set()
-        """Kinds of which everything is to be compared."""
         self._touched: set[tuple[Kind[Any], _Identity]] = set()
         self.news = asyncio.Event()
 

@@ -20,8 +20,8 @@ log = Log("collector")
 
 Clock = Callable[[], float]
 
+# How often silence is looked for; a silent node is shown so within 2 s.
 ROUND_S = 1.0
-"""How often silence is looked for; a silent node is shown so within 2 s."""
 
 
 async def collect_for_ever(control: ControlPlane, *, limit: float, pause: float = ROUND_S) -> None:

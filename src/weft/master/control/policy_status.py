@@ -19,8 +19,8 @@ from weft.runtime.backoff import Backoff
 
 AGAIN_FIRST_S, AGAIN_CAP_S = 5.0, 300.0
 
+# Returns when all nodes have carried out everything written so far; `Behind` with those who have not.
 Settle = Callable[[], Awaitable[object]]
-"""Returns when all nodes have carried out everything written so far; `Behind` with those who have not."""
 
 
 class Telling(Protocol):

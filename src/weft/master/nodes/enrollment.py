@@ -27,8 +27,8 @@ from weft.runtime.tasks import background
 
 log = Log("joining")
 
+# How often it is seen to that agents are told the truth.
 _LOOK_S = 30.0
-"""How often it is seen to that agents are told the truth."""
 
 
 class Joining:

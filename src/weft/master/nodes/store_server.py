@@ -33,8 +33,8 @@ MAX_BODY = 4 << 20
 MAX_KEY = 1024
 MAX_REVISION = 2**62
 MAX_TTL = 86_400.0
+# Seconds after which a watcher that does not read is left.
 _STALLED = 30.0
-"""Seconds after which a watcher that does not read is left."""
 
 
 class StoreServer:

@@ -15,8 +15,8 @@ from weft.ports.store import NEVER, Change, Entry, Event, Listing, Revision
 from weft.runtime.backoff import Backoff
 from weft.runtime.tasks import background
 
+# The prefix of all keys.
 EVERYTHING = StoreKey("")
-"""The prefix of all keys."""
 
 
 class Sink(Protocol):

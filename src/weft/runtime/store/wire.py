@@ -19,8 +19,8 @@ from weft.ports.store import Change, Compare, LeaseId, Revision, Write
 PREFIX = "/store/v1"
 NODE_HEADER = "X-Weft-Node"
 MEDIA_TYPE = "application/msgpack"
+# Seconds after which a watch without news gives a sign of life.
 HEARTBEAT = 1.0
-"""Seconds after which a watch without news gives a sign of life."""
 
 _LENGTH = struct.Struct(">I")
 

@@ -7,8 +7,8 @@ from itertools import combinations
 from weft.adapters.netns.kernel_state import overlay_hop_mac, overlay_mac, overlay_name
 from weft.domain.addresses import parse_address
 
+# Without their dots some of these are the same.
 ALIKE = ("10.1.11.1", "10.11.1.1", "101.1.1.1", "1.0.111.1", "10.1.1.11")
-"""Without their dots some of these are the same."""
 
 
 def test_tunnels_to_nodes_with_similar_addresses_are_not_confused() -> None:

@@ -30,8 +30,8 @@ class Listener:
 
     def __init__(self, door: Path) -> None:
         self.door = door
+        # At first what an agent before ours has said.
         self.zones: dict[TenantName, dict[str, Entry]] = {GONE: {}}
-        """At first what an agent before ours has said."""
         self.told: list[Message] = []
         self.resolvers = ("192.0.2.53",)
 

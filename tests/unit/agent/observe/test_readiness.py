@@ -20,8 +20,8 @@ from weft.lab.waiting import until
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import background
 
+# A limit that has always passed already.
 NO_TIME = 1e-9
-"""A limit that has always passed already."""
 LONG = 3600.0
 
 

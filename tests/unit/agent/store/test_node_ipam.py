@@ -32,10 +32,10 @@ class Slow(MemoryStore):
         super().__init__()
         self.hears = asyncio.Event()
         self.hears.set()
+        # Of how many endpoints each commit told.
         self.told: list[int] = []
-        """Of how many endpoints each commit told."""
+        # How many times it is not known what became of a commit that takes a block.
         self.fails_over_blocks = 0
-        """How many times it is not known what became of a commit that takes a block."""
 
     async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
         count = sum(isinstance(write, Put) and write.key.startswith("endpoints/") for write in writes)

@@ -19,8 +19,8 @@ from weft.domain.transaction import ReadSet, Transaction
 from weft.lab.waiting import soon, until
 from weft.runtime.store.mirror import follow
 
+# It holds as long as nobody puts the key.
 FENCE = RevisionEquals(StoreKey("alive/nodes/n1"), NEVER)
-"""It holds as long as nobody puts the key."""
 
 
 def key(name: str) -> StoreKey:

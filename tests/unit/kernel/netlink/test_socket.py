@@ -19,8 +19,8 @@ from weft.kernel.netns import Namespace
 ERROR, DONE, ROW = 2, 3, 24
 INTERRUPTED, CAPPED, HAS_WORDS = 0x10, 0x100, 0x200
 
+# A descriptor at which nobody speaks.
 SILENT = socket.socket(type=socket.SOCK_DGRAM).detach()
-"""A descriptor at which nobody speaks."""
 
 Answer = bytes | OSError
 ASK = Request(26, 0, b"", "read", "routes")

@@ -21,8 +21,8 @@ from weft.kernel.netlink.nft_set import Element, interface, mark
 from weft.kernel.netlink.route import UNREACHABLE, Prefix, Route
 
 HOST_MAC = "ee:ee:ee:ee:ee:e0"
+# The host as a space calls it: 169.254.1.2 and fe80::2. Nobody has these addresses: the link has two ends.
 HOST_HOPS = {4: Address(4, 0xA9FE0102), 6: Address(6, 0xFE80 << 112 | 2)}
-"""The host as a space calls it: 169.254.1.2 and fe80::2. Nobody has these addresses: the link has two ends."""
 
 
 def link_neighbours(link: int) -> Iterator[Neighbour]:

@@ -13,19 +13,19 @@ from typing import Final
 
 from weft.adapters.netns.nft.policy_chains import INSIDE, OVERLAY_PREFIX
 
+# Of packets that go back by the overlay, from when they are judged until they are sent.
 _HOMEWARD_MARK = 0x08000000
-"""Of packets that go back by the overlay, from when they are judged until they are sent."""
+# The label, a bit by its number, of connections that were opened from beyond the link.
 _BY_LINK = 1
-"""The label, a bit by its number, of connections that were opened from beyond the link."""
 
 _ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
 _WORDS = {4: "ip", 6: "ip6"}
 _NAMES = ("hosts", "own", "outward", "turns", "disguises", "aliases")
+# The sets and maps whose elements are in `host_entries`.
 HOST_SETS = tuple(f"{name}{family}" for name in _NAMES for family in (4, 6))
-"""The sets and maps whose elements are in `host_entries`."""
 HOME_TABLE: Final = "weft"
+# Of the table that belongs to the link: the devices by which the hosts of other nodes are answered.
 HOMES: Final = ("homes4", "homes6")
-"""Of the table that belongs to the link: the devices by which the hosts of other nodes are answered."""
 
 
 def declarations() -> Iterator[str]:
@@ -97,6 +97,6 @@ def _home_base() -> str:
     return "\n".join(lines) + "\n"
 
 
+# The commands that make the table of the link, which must be there, whatever is there of the table.
 HOME_BASE: Final = _home_base()
-"""The commands that make the table of the link, which must be there, whatever is there of the table."""
 HOME_REBUILD: Final = f"add table netdev {HOME_TABLE}\ndelete table netdev {HOME_TABLE}\n{HOME_BASE}"

@@ -59,10 +59,10 @@ from weft.kernel.netlink.socket import NETFILTER, NetlinkError, NetlinkSocket
 from weft.kernel.netns import Namespace
 from weft.kernel.nftables import open_nftables
 
+# Begins what a person is told about a link; the rest is the tenant's name.
 _ALIAS = "weft:host:"
-"""Begins what a person is told about a link; the rest is the tenant's name."""
+# A route of the host's own to the same subnet is better than ours.
 _METRIC = 8700
-"""A route of the host's own to the same subnet is better than ours."""
 _SPACE_HOPS = {4: NODE_V4, 6: NODE_V6}
 _LOOPBACK = Range(4, 127 << 24, (128 << 24) - 1)
 _FORWARDS_V6 = "net/ipv6/conf/all/forwarding"
@@ -84,10 +84,10 @@ class HostNetwork:
         self._nftables = open_nftables(namespace)
         self._surroundings = surroundings
         self._told: defaultdict[TenantName, set[StateItem]] = defaultdict(set)
+        # Those of them that the table depends on: services have very many others.
         self._ruling: set[StateItem] = set()
-        """Those of them that the table depends on: services have very many others."""
+        # Whether the table is there, and holds what it should as far as we know.
         self._is_made = False
-        """Whether the table is there, and holds what it should as far as we know."""
         self._generation = 0
         self._has_v6 = namespace.run(_has_v6)
 

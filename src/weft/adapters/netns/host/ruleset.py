@@ -16,10 +16,10 @@ from weft.domain.policy.model.protocols import PORTED, protocol_name
 from weft.domain.policy.model.ranges import AddressSet, address_set
 
 HOST_TABLE = "weft_host"
+# Begins the name of the host's end of every link to a tenant.
 HOST_PREFIX = "wefth-"
-"""Begins the name of the host's end of every link to a tenant."""
+# The mark of our rules in chains of others.
 COMMENT = "weft"
-"""The mark of our rules in chains of others."""
 
 _ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
 _WORDS = {4: "ip", 6: "ip6"}
@@ -27,8 +27,8 @@ _LOOPBACKS = {4: "127.0.0.0/8", 6: "::1"}
 _OURS = f'"{HOST_PREFIX}*"'
 _OUTER, _SHARED, OUTER_FROM = "outer", "shared", "outer_from"
 _AUDIENCES: dict[str, Audience] = {_OUTER: "world", _SHARED: "tenants"}
+# Who a workload is to others, or to itself, that it reaches by a port of its own host. Nobody has these addresses.
 TURNED = {4: "169.254.1.3", 6: "fd77:6566:7400:3::1"}
-"""Who a workload is to others, or to itself, that it reaches by a port of its own host. Nobody has these addresses."""
 
 
 class HostRules(msgspec.Struct, frozen=True):

@@ -26,21 +26,21 @@ from weft.adapters.netns.nft.prefix_lookup import WAY_CHAINS
 
 TABLE = "weft"
 
+# Who may say what.
 VOICE_SETS = ("ports4", "ports6")
-"""Who may say what."""
+# Who speaks to itself when both ends of a packet are the same.
 SELF_SETS = ("ports_self4", "ports_self6")
-"""Who speaks to itself when both ends of a packet are the same."""
 
+# A frame's MAC of who sent it. By its name nft has every packet compared with Ethernet first, and all devices are.
 _SENDER = "@ll,48,48"
-"""A frame's MAC of who sent it. By its name nft has every packet compared with Ethernet first, and all devices are."""
 _SETS = (
     f"set ports4 {{ typeof iifname . {_SENDER} . ip saddr; }}",
     f"set ports6 {{ typeof iifname . {_SENDER} . ip6 saddr; }}",
     "set ports_self4 { type ipv4_addr . ipv4_addr; }",
     "set ports_self6 { type ipv6_addr . ipv6_addr; }",
 )
+# What comes to a group's MAC, as all does that is to be forwarded (`facts.HOP_MAC`), is forwarded after this only.
 _FORWARD = "meta pkttype set unicast"
-"""What comes to a group's MAC, as all does that is to be forwarded (`facts.HOP_MAC`), is forwarded after this only."""
 _CHAINS = {
     "arrival": [
         "type filter hook prerouting priority -310; policy accept;",
@@ -90,8 +90,8 @@ def _is_hook(rule: str) -> bool:
     return rule.startswith("type ")
 
 
+# The commands that make the table, whatever is there of it.
 BASE = _base()
-"""The commands that make the table, whatever is there of it."""
 
+# The commands that make the table anew, where somebody has put something else in its place.
 REBUILD = f"add table inet {TABLE}\ndelete table inet {TABLE}\n{BASE}"
-"""The commands that make the table anew, where somebody has put something else in its place."""

@@ -25,11 +25,11 @@ from weft.adapters.netns.nft.policy_chains import (
 from weft.domain.policy.policymap.policy_state import UNKNOWN_IDENTITY, WORKLOAD
 
 BRIDGE_TABLE: Final = "weft"
+# Who may say what on which port (v6 with the link-local address that goes with the MAC); who may say that it has an
+# address; and where those find it who look for one.
 STATION_SETS: Final = ("stations4", "stations6", "owners6", "solicited6")
-"""Who may say what on which port (v6 with the link-local address that goes with the MAC); who may say that it has an
-address; and where those find it who look for one."""
+# In the tenant's usual table: each bridge with itself, by which it is known what stays on one segment.
 SEGMENTS: Final = "segments"
-"""In the tenant's usual table: each bridge with itself, by which it is known what stays on one segment."""
 BRIDGE_SYSCTLS: Final = {
     "net/bridge/bridge-nf-call-iptables": "1",
     "net/bridge/bridge-nf-call-ip6tables": "1",
@@ -37,8 +37,8 @@ BRIDGE_SYSCTLS: Final = {
     "net/bridge/bridge-nf-filter-pppoe-tagged": "0",
 }
 
+# Of packets between ports of a segment, beside `BRIDGED`, until they are judged.
 _FROM_PORT, _TO_PORT = 0x02000000, 0x04000000
-"""Of packets between ports of a segment, beside `BRIDGED`, until they are judged."""
 _TO_MANY = "01:00:00:00:00:00"
 
 _SETS = (
@@ -175,6 +175,6 @@ def _base() -> str:
     return "\n".join(lines) + "\n"
 
 
+# The commands that make the bridge family's table, whatever is there of it.
 BRIDGE_BASE: Final = _base()
-"""The commands that make the bridge family's table, whatever is there of it."""
 BRIDGE_REBUILD: Final = f"add table bridge {BRIDGE_TABLE}\ndelete table bridge {BRIDGE_TABLE}\n{BRIDGE_BASE}"

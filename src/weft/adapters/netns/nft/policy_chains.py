@@ -23,19 +23,19 @@ PORT_PREFIX = "wp"
 OVERLAY_PREFIX = "wx"
 BRIDGE_PREFIX = "wb"
 
+# The tenant's end of its link to the host.
 INSIDE: Final = "wh0"
-"""The tenant's end of its link to the host."""
 
 KNOWN, STAMP, STAMP_WATCHED = "known", "stamp", "stamp_watched"
+# What follows the hooks of what is forwarded, where the stamp of a packet's connection is not the present one. The
+# rules of these hooks and of the three chains above come and go with the stamp (`stamps`).
 UNKNOWN_CHAINS: Final = {"forward": "unknown", "forward_again": "unknown_again", "forward_sure": "unknown_sure"}
-"""What follows the hooks of what is forwarded, where the stamp of a packet's connection is not the present one. The
-rules of these hooks and of the three chains above come and go with the stamp (`stamps`)."""
 
+# The nflog group that is told of refused packets.
 DROP_GROUP = 87
-"""The nflog group that is told of refused packets."""
 
+# Beyond every outcome: those have at most the highest of these bits.
 _OWN_REASON = 0xF0000000
-"""Beyond every outcome: those have at most the highest of these bits."""
 SPOOFED, ROUTER, INVALID, TRANSIT, NOT_READY, UNKNOWN, UNSURE, BETWEEN = (
     _OWN_REASON | number for number in range(1, 9)
 )
@@ -49,11 +49,11 @@ REASONS: Final = {
     UNSURE: "weft/unsure",
     BETWEEN: "weft/other-network",
 }
+# The mark, with more of it, of packets that pass a segment and are not judged yet (`bridging`).
 BRIDGED: Final = 0x01000000
-"""The mark, with more of it, of packets that pass a segment and are not judged yet (`bridging`)."""
 
+# The hop limit that says: who sent this on did not know its target. Nothing else that was forwarded has so many.
 UNJUDGED: Final = 255
-"""The hop limit that says: who sent this on did not know its target. Nothing else that was forwarded has so many."""
 
 _ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
 _WORDS = {4: "ip", 6: "ip6"}
@@ -65,13 +65,13 @@ _SERVICE_TYPES = {
     "all": "",
 }
 _ASKS, _ANSWERS = ("meta mark", "mark"), ("meta priority", "classid")
+# The local and the remote end in each direction: where its number is, and of what type nft takes that to be.
 _ENDS = {Direction.EGRESS: (_ASKS, _ANSWERS), Direction.INGRESS: (_ANSWERS, _ASKS)}
-"""The local and the remote end in each direction: where its number is, and of what type nft takes that to be."""
+# Where the number of each end goes, and where its address is.
 ADDRESS_ENDS: Final = {
     "asks": (_ASKS[0], "ct original {word} saddr"),
     "answers": (_ANSWERS[0], "ct reply {word} saddr"),
 }
-"""Where the number of each end goes, and where its address is."""
 
 
 def refusal(reason: int) -> str:
@@ -80,8 +80,8 @@ def refusal(reason: int) -> str:
 
 
 _JUDGE = ("meta nfproto ipv4 goto judge4", "meta nfproto ipv6 goto judge6")
+# What an earlier hook leaves to the target's node: not stamped, as nobody has judged it.
 _PASSED_ON = tuple(f'oifname "{OVERLAY_PREFIX}*" {hops} {UNJUDGED} accept' for hops in _HOP_LIMITS)
-"""What an earlier hook leaves to the target's node: not stamped, as nobody has judged it."""
 _ON_SEGMENT = f'iifname "{BRIDGE_PREFIX}*" oifname "{BRIDGE_PREFIX}*"'
 _LEAD_HOME = f'oifname "{INSIDE}" jump homeward'
 _DISCOVERY = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert }"

@@ -25,8 +25,8 @@ _VALUE = 1
 _MARK_KEY = 3
 _IS_EQUAL = 0
 
+# The one is set in every stamp and in no other mark of a connection, the other in stamps of the watched.
 _IS_STAMP, _IS_WATCHED = 0x40000000, 0x20000000
-"""The one is set in every stamp and in no other mark of a connection, the other in stamps of the watched."""
 
 
 def stamp_of(generation: int) -> int:
@@ -111,6 +111,7 @@ def _leads_on(chain: str, then: str) -> bytes:
     return _rule(chain, _expression("immediate", codec.be32(1, _VERDICT_REGISTER), codec.nest(2, verdict)))
 
 
+# The rules by chain, with blanks in place of the stamps: encoded once, as every change needs them.
 _RULES = (
     (KNOWN, _knows(KNOWN, _BLANK)),
     (KNOWN, _knows(KNOWN, _BLANK_WATCHED)),
@@ -118,7 +119,6 @@ _RULES = (
     (STAMP_WATCHED, _stamps(STAMP_WATCHED, _BLANK_WATCHED)),
     *((hook, rule) for hook, then in UNKNOWN_CHAINS.items() for rule in (_knows(hook, _BLANK), _leads_on(hook, then))),
 )
-"""The rules by chain, with blanks in place of the stamps: encoded once, as every change needs them."""
 _EMPTY = tuple(
     Request(_DELETE_RULE, 0, _place(chain), "empty chain", chain) for chain in dict.fromkeys(name for name, _ in _RULES)
 )

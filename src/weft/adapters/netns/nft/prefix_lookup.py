@@ -27,8 +27,8 @@ _PORT_MAPS: Final = {
     for direction in Direction
     for paired in (True, False)
 }
+# The chains of these rules, each called like the map it asks (and a family).
 WAY_CHAINS: Final = (*_ADDRESS_MAPS, *(f"{name}{family}" for name in _PORT_MAPS for family in _FAMILIES))
-"""The chains of these rules, each called like the map it asks (and a family)."""
 
 
 class PrefixLengthRule(NamedTuple):
@@ -36,8 +36,8 @@ class PrefixLengthRule(NamedTuple):
 
     name: str
     free: int
+    # Of ports; 0 for addresses.
     protocol: int = 0
-    """Of ports; 0 for addresses."""
 
 
 def prefixes(first: int, last: int, *, bits: int) -> Iterator[tuple[int, int]]:

@@ -17,21 +17,21 @@ from weft.adapters.netns.nft.policy_chains import INSIDE
 from weft.domain.policy.model.protocols import PORTED, protocol_name
 
 _COUNT_BITS = 12
+# Who a workload seems to be that reaches itself through a service. Nobody has these: answers come by the way out.
 HAIRPIN = {4: "169.254.1.1", 6: "100::1"}
-"""Who a workload seems to be that reaches itself through a service. Nobody has these: answers come by the way out."""
 
 _ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
 _WORDS = {4: "ip", 6: "ip6"}
+# Ends the names of the maps and chains for those who come by the host, where they are served otherwise than pods.
 OUTSIDE = "_outside"
-"""Ends the names of the maps and chains for those who come by the host, where they are served otherwise than pods."""
 _SIDES = ("", OUTSIDE)
 _SIDED_TABLES = ("services", "backends", "tickets", "ticketed")
+# The sets and maps whose elements are in `services`.
 SERVICE_SETS = (
     *(f"{name}{side}{family}" for name in _SIDED_TABLES for side in _SIDES for family in (4, 6)),
     "vips4",
     "vips6",
 )
-"""The sets and maps whose elements are in `services`."""
 ASKED, ANSWERED = "asked", "answered"
 _MOST_CLIENTS = 1 << 18
 _HASHES, _SEED, _IS_HASH = 0x7FFFFFFF, 0x77656674, 0x80000000

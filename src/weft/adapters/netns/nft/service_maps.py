@@ -27,13 +27,13 @@ from weft.ports.datapath import ServiceFlowStats
 
 _PROTOCOL_AND_PORT = struct.Struct(">B3xH2x")  # fields of a key, each filled up to four bytes
 _PORT = struct.Struct(">H2x")
+# Which side each map of services is for.
 _SERVICES = {f"services{side}{family}": side for side in ("", OUTSIDE) for family in (4, 6)}
-"""Which side each map of services is for."""
 _MAPS = ("services", "backends", "ticketed")
 _NOTHING = Count(0, 0)
 _FAMILIES = {4: 4, 16: 6}
+# So many connections are found one by one sooner than by reading all.
 _FEW = 16
-"""So many connections are found one by one sooner than by reading all."""
 
 
 class _Translation(NamedTuple):

@@ -36,10 +36,10 @@ class NftTable:
         self._stamped = self._generation
         self._spreads: set[BackendSelector] = set()
         self._ways: set[PrefixLengthRule] = set()
+        # Whether there is a table for what passes segments.
         self.is_bridged = False
-        """Whether there is a table for what passes segments."""
+        # Whether there is a table for what is taken off the link to the host.
         self.leads_home = False
-        """Whether there is a table for what is taken off the link to the host."""
 
     def prepare(self) -> bool:
         """Chains and rules as they should be, in one transaction; whether entries and counts have stayed.

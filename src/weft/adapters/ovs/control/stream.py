@@ -11,8 +11,8 @@ import time
 
 from weft.domain.errors import DatapathFault, Invalid
 
+# Seconds for an answer. A healthy daemon takes milliseconds, with very many ports perhaps a second.
 DEADLINE = 10.0
-"""Seconds for an answer. A healthy daemon takes milliseconds, with very many ports perhaps a second."""
 _CHUNK = 1 << 18
 
 

@@ -15,8 +15,8 @@ from weft.adapters.ovs.control.stream import DEADLINE, Stream
 from weft.adapters.ovs.ovsdb.jsonrpc import Incoming, encode
 from weft.domain.errors import DatapathFault
 
+# Those that have ended may have left theirs behind; the newest is that of the one which runs.
 _SOCKETS = "*vswitchd*.ctl"
-"""Those that have ended may have left theirs behind; the newest is that of the one which runs."""
 
 
 class Refusal(DatapathFault):

@@ -15,8 +15,8 @@ IN_PORT: Final = 0xFFFFFFF8
 NORMAL: Final = 0xFFFFFFFA
 LOCAL: Final = 0xFFFFFFFE
 CONTROLLER: Final = 0xFFFFFFFD
+# How much of a packet is told: its headers.
 TOLD_BYTES: Final = 128
-"""How much of a packet is told: its headers."""
 _PORT_NAMES = {IN_PORT: "IN_PORT", NORMAL: "NORMAL", LOCAL: "LOCAL"}
 
 _HEAD = struct.Struct("!HH")
@@ -33,13 +33,13 @@ _CT_FORM = struct.Struct("!HHIHHIHB3xH")
 _REGISTER_FORM = struct.Struct("!HHIHHIH6x")
 _WHOLE_REGISTER = 31
 _MOST_BYTES = 0xFFFF
+# Fields that can be moved, by the numbers they had before OpenFlow knew them, if any: the switch tells moves so.
 _MOVED: Mapping[str, tuple[int, int]] = {
     **{name: (field.group, field.number) for name, field in FIELDS.items() if field.group == 1},
     "eth_dst": (0, 1), "eth_src": (0, 2), "ip_src": (0, 7), "ip_dst": (0, 8), "arp_spa": (0, 16), "arp_tpa": (0, 17),
     "arp_sha": (1, 17), "arp_tha": (1, 18), "ipv6_src": (1, 19), "ipv6_dst": (1, 20), "nd_target": (1, 23),
     "nd_tll": (1, 25), **{name: (FIELDS[name].group, FIELDS[name].number) for name in ("sctp_src", "sctp_dst")},
 }  # fmt: skip
-"""Fields that can be moved, by the numbers they had before OpenFlow knew them, if any: the switch tells moves so."""
 _SAME_PORT = 0xFFF8
 _NO_TABLE = 0xFF
 _CT_COMMIT = 1
@@ -125,12 +125,12 @@ class Ct(msgspec.Struct, frozen=True, gc=False):
     With a table a copy of it, whose connection is known, goes on there.
     """
 
+    # The register whose lower 16 bits are the zone.
     zone: str
-    """The register whose lower 16 bits are the zone."""
     table: int | None = None
     commit: bool = False
+    # The register that becomes the mark of a connection which is committed.
     mark: str = ""
-    """The register that becomes the mark of a connection which is committed."""
 
     def __str__(self) -> str:
         words = ["commit"] if self.commit else []

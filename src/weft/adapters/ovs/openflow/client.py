@@ -52,8 +52,8 @@ _DESCRIPTION, _FLOWS, _TOTALS, _METERS, _MORE = 0, 1, 2, 10, 1
 _TOTALS_FORM = struct.Struct("!QQI4x")
 _ERROR_FORM = struct.Struct("!HH")
 _CONFIG_FORM = struct.Struct("!HH")
+# The switch's own meter for what it tells: packets beyond it are not told.
 _TELLING_METER = Meter(0xFFFFFFFD, rate=200, burst=100, is_of_packets=True)
-"""The switch's own meter for what it tells: packets beyond it are not told."""
 _TOLD_WAITING = 1000
 _NUMBER_MASK = 0xFFFFFFFF
 _EXPERIMENTER, _NICIRA, _FLUSH = 4, 0x2320, 32
@@ -62,12 +62,12 @@ _TUPLE_FORM = struct.Struct("!HH4xHH16s4x")
 _ZONE_FORM = struct.Struct("!HHHxx")
 _FIRST_DIRECTION, _ZONE = 0, 2
 _SOURCE, _TARGET = 0, 1
+# What makes an IPv6 address of an IPv4 one.
 _MAPPED = 0xFFFF << 32
-"""What makes an IPv6 address of an IPv4 one."""
 
 
+# An address in a zone of the connection tracker.
 Zoned = tuple[int, Address]
-"""An address in a zone of the connection tracker."""
 
 
 class Message(NamedTuple):
@@ -91,15 +91,15 @@ class OpenFlow(Connection):
         self._waiting = b""
         self._number = 0
         self._told: deque[PacketIn] = deque(maxlen=_TOLD_WAITING)
+        # The forms of flows that this switch has taken, whatever it has been started since.
         self._taken: set[object] = set()
-        """The forms of flows that this switch has taken, whatever it has been started since."""
         self._described = b""
         self._standby: Sequence[bytes] = ()
         self._refills = False
+        # Whether the switch had no flows of ours when the connection was opened.
         self.began_empty = False
-        """Whether the switch had no flows of ours when the connection was opened."""
+        # Whether it was given those that stood by.
         self.is_refilled = False
-        """Whether it was given those that stood by."""
 
     def stand_by(self, flows: Collection[Flow]) -> None:
         """Have flows ready for `look_anew`.

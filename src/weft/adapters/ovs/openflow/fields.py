@@ -45,8 +45,8 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         return (1 << self.size * 8) - 1
 
 
+# Fields that have fewer bits than their bytes.
 _NARROW = {"ip_dscp": 6, "vlan_vid": 13}
-"""Fields that have fewer bits than their bytes."""
 
 _BASIC_FIELDS: Mapping[str, tuple[int, int]] = {
     "in_port": (0, 4), "eth_dst": (3, 6), "eth_src": (4, 6), "eth_type": (5, 2), "vlan_vid": (6, 2), "ip_dscp": (8, 1),
@@ -82,8 +82,8 @@ _MAC = {"eth_src", "eth_dst", "arp_sha", "arp_tha", "nd_sll", "nd_tll"}
 _HEX = {"eth_type", "vlan_vid", "ct_state", "ct_mark", "nd_reserved", *(f"reg{number}" for number in range(16))}
 
 IS_PIECE: Final = (1, 1)
+# An `ip_frag` of a datagram's pieces: of all, and of all but the first, which alone has ports.
 IS_LATER_PIECE: Final = (2, 2)
-"""An `ip_frag` of a datagram's pieces: of all, and of all but the first, which alone has ports."""
 _PIECES = {IS_PIECE: "yes", IS_LATER_PIECE: "later"}
 
 
@@ -102,8 +102,8 @@ class Matched(msgspec.Struct, frozen=True, gc=False, order=True):
         return f"{self.name}={value}" if self.mask == field.whole else f"{self.name}={value}/{text(field, self.mask)}"
 
 
+# Conditions that hold together, in the order of their fields' names.
 Match = tuple[Matched, ...]
-"""Conditions that hold together, in the order of their fields' names."""
 
 
 def match(conditions: Mapping[str, int | tuple[int, int]]) -> Match:

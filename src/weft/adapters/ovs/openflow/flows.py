@@ -12,8 +12,8 @@ from weft.adapters.ovs.openflow.actions import Action, Output, SetField, Unknown
 from weft.adapters.ovs.openflow.fields import FIELDS, Match, decode_match, encode_match, told, unpack
 from weft.domain.errors import DatapathFault
 
+# The cookie of every flow of ours: a process with no memory knows them by it.
 OWNER = 0x77656674 << 32
-"""The cookie of every flow of ours: a process with no memory knows them by it."""
 OWNER_MASK = 0xFFFFFFFF << 32
 
 ADD, DELETE_STRICT = 0, 4
@@ -28,8 +28,8 @@ _APPLY_FORM = struct.Struct("!HH4x")
 _METER_FORM = struct.Struct("!HHI")
 _GOTO, _APPLY, _METER = 1, 4, 6
 _RESERVED_PORTS = 0xFFFFFF00
+# The fields whose values decide which others there may be.
 _PREREQUISITES = frozenset({"eth_type", "ip_proto", "icmpv6_type", "ct_state", "ct_nw_proto"})
-"""The fields whose values decide which others there may be."""
 
 
 class FlowKey(NamedTuple):
@@ -47,10 +47,10 @@ class Flow(msgspec.Struct, frozen=True, gc=False):
     priority: int
     match: Match = ()
     actions: tuple[Action, ...] = ()
+    # The table that goes on with them; None: they have been dealt with.
     goto: int | None = None
-    """The table that goes on with them; None: they have been dealt with."""
+    # The number of the meter that they have to pass before; 0: none.
     meter: int = 0
-    """The number of the meter that they have to pass before; 0: none."""
 
     @property
     def key(self) -> FlowKey:

@@ -21,8 +21,8 @@ _ADD, _MODIFY, _DELETE = 0, 1, 2
 _DROP_BAND = 1
 _KILOBITS, _PACKETS, _BURST, _STATISTICS = 1, 2, 4, 8
 _ALL = 0xFFFFFFFF
+# Above are meters of the switch itself.
 _LARGEST_NUMBER = 0xFFFF0000
-"""Above are meters of the switch itself."""
 
 
 class Meter(msgspec.Struct, frozen=True, gc=False):

@@ -23,20 +23,17 @@ from weft.domain.ids import TenantName
 
 NAME: Final = "contivVxlanBridge"
 _MARK: Final = "weft"
+# What says whose workload's port it is.
 TENANT_MARK: Final = "weft-tenant"
-"""What says whose workload's port it is."""
+# What says which host end it is (facts 6.3): a port that was made in advance has another name.
 INTERFACE_MARK: Final = "iface-id"
-"""What says which host end it is (facts 6.3): a port that was made in advance has another name."""
+# What says that it is nobody's yet (`spares`), and its MTU.
 SPARE_MARK: Final = "weft-spare"
-"""What says that it is nobody's yet (`spares`), and its MTU."""
 _NUMBER_PREFIX = "weft-tenant-"
 _TENANTS = range(1, 1 << 16)
+# What we ask for: the switch gives small ones to those who ask for none. Where two want the same it would take both
+# ports away for a moment, and with a device that it has made itself goes what stands on it.
 PORT_NUMBERS: Final = range(0x1000, 0x8000)
-"""What we ask for: the switch gives small ones to those who ask for none.
-
-Where two want the same it would take both ports away for a moment, and with a device that it has made itself goes what
-stands on it.
-"""
 _KERNEL_MODULE = Path("/sys/module/openvswitch")
 
 _COLUMNS = {
@@ -62,12 +59,12 @@ class SwitchPort(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     row: str
     number: int
+    # The number that it has in the switch, also when its device is gone or it needs none.
     given: int
-    """The number that it has in the switch, also when its device is gone or it needs none."""
+    # The number that it asked for; 0: none.
     asked: int = 0
-    """The number that it asked for; 0: none."""
+    # Whether the switch has heard that its device is up.
     is_up: bool = False
-    """Whether the switch has heard that its device is up."""
     error: str
     marks: Mapping[str, str]
 
@@ -122,8 +119,8 @@ class SwitchBridge:
         self._spares: Mapping[str, SwitchPort] = {}
         self._numbers: Mapping[str, int] = {}
         self._read_at = (0, 0)
+        # Of ports that were dropped: the connection to the database, and what the switch counts to when it follows.
         self._let_go_at: dict[str, tuple[int, int]] = {}
-        """Of ports that were dropped: the connection to the database, and what the switch counts to when it follows."""
 
     def prepare(self) -> list[str]:
         """The bridge is there and as it must be; what was done to it, in words."""

@@ -22,8 +22,8 @@ from weft.domain.errors import DatapathFault
 DATABASE = "Open_vSwitch"
 
 Operation = dict[str, Any]
+# A row as the wire has it; `weft.adapters.ovs.ovsdb.types` reads it.
 Row = Mapping[str, Any]
-"""A row as the wire has it; `weft.adapters.ovs.ovsdb.types` reads it."""
 
 
 class Database(Connection):
@@ -35,10 +35,10 @@ class Database(Connection):
         self._incoming = Incoming()
         self._last_id = 0
         self._answers: dict[int, Message] = {}
+        # The copy: rows by their UUIDs, by table.
         self.tables: defaultdict[str, dict[str, Row]] = defaultdict(dict)
-        """The copy: rows by their UUIDs, by table."""
+        # How many notifications have come in so far.
         self.changes = 0
-        """How many notifications have come in so far."""
 
     @property
     def news(self) -> tuple[int, int]:

@@ -12,8 +12,8 @@ from weft.domain.ids import TenantName
 from weft.kernel.netlink.link import Link
 from weft.ports.datapath import EndpointConfig
 
+# Where the workload's end is.
 NAMESPACE_MARK: Final = "weft-netns"
-"""Where the workload's end is."""
 
 
 def port_marks(port: Port) -> dict[str, str]:

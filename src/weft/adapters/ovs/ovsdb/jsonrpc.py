@@ -10,8 +10,8 @@ import msgspec
 
 from weft.domain.errors import DatapathFault
 
+# Bytes. More than a switch of 100,000 ports has to say.
 LARGEST_MESSAGE = 256 << 20
-"""Bytes. More than a switch of 100,000 ports has to say."""
 
 
 class Message(msgspec.Struct, frozen=True):

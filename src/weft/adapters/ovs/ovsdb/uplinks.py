@@ -28,12 +28,12 @@ from weft.kernel.netlink.socket import NetlinkSocket
 
 VLAN_BRIDGE: Final = "contivVlanBridge"
 UPLINKS: Final = "uplinkPort"
+# The patch's end on our bridge; the other one is called by the same name and `-up`.
 PATCH: Final = "weft-vlan"
-"""The patch's end on our bridge; the other one is called by the same name and `-up`."""
 _PATCH_UP: Final = f"{PATCH}-up"
 _MARK = {"weft-uplink": ""}
+# Frames that have a tag, whichever, are switched.
 _FLOWS = frozenset({Flow(0, 1, match({"vlan_vid": (0x1000, 0x1000)}), (Output(NORMAL),))})
-"""Frames that have a tag, whichever, are switched."""
 _BOND = {"bond_mode": "balance-tcp", "lacp": "active", "other_config": map_of({"lacp-fallback-ab": "true"})}
 _SINGLE = {"bond_mode": set_of(()), "lacp": set_of(()), "other_config": map_of({})}
 

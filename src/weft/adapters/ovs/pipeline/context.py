@@ -13,15 +13,15 @@ from weft.domain.desired.state import Prefix
 from weft.domain.ids import TenantName
 
 V4, V6, ARP = 0x0800, 0x86DD, 0x0806
+# By family.
 ETHER_TYPES: Mapping[int, int] = {4: V4, 6: V6}
-"""By family."""
 
+# Bits of `ct_state`.
 NEW, REPLY, INVALID, TRACKED = 0x01, 0x08, 0x10, 0x20
-"""Bits of `ct_state`."""
 
 Conditions = dict[str, int | tuple[int, int]]
+# What answers whoever opened the connection.
 ANSWERS: Conditions = {"ct_state": (TRACKED | REPLY, TRACKED | REPLY)}
-"""What answers whoever opened the connection."""
 
 
 class FlowContext(msgspec.Struct, frozen=True):
@@ -30,8 +30,8 @@ class FlowContext(msgspec.Struct, frozen=True):
     tenants: Mapping[TenantName, int]
     ports: Mapping[str, int]
     vtep: Address
+    # The port that leads to the uplinks; 0: there is none.
     trunk: int = 0
-    """The port that leads to the uplinks; 0: there is none."""
 
 
 def refused(reason: int) -> tuple[Action, ...]:

@@ -12,8 +12,8 @@ from weft.domain.desired.segments import Segment
 from weft.domain.desired.state import Overlay, Port, StateItem, VlanTrunk
 from weft.domain.ids import TenantName
 
+# A segment by its tenant and its number.
 Place = tuple[TenantName, int]
-"""A segment by its tenant and its number."""
 
 
 class FloodGroups:

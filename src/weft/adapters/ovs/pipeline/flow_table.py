@@ -33,13 +33,13 @@ class FlowTable:
         self._openflow = openflow
         self._made: dict[StateItem, tuple[Flow, ...]] = {}
         self._gatherings = FloodGroups()
+        # Of all that the switch should have.
         self._keys: set[FlowKey] = set()
-        """Of all that the switch should have."""
+        # By the port, with which they go.
         self._shapes: dict[str, QosProfile] = {}
-        """By the port, with which they go."""
         self._leavers = StaleConntrack()
+        # Whether the switch may not have what it should: a change has failed, or more is wanted than it was told.
         self._is_behind = False
-        """Whether the switch may not have what it should: a change has failed, or more is wanted than it was told."""
         self._stands_by = False
 
     def expect(self, wanted: Set[StateItem]) -> None:

@@ -56,11 +56,11 @@ from weft.domain.desired.state import Gateway, Overlay, Port, Prefix, RemoteRout
 
 _ICMP, ICMPV6 = 1, 58
 SOLICITATION, ADVERTISEMENT, _ROUTER, _REDIRECT = 135, 136, 134, 137
+# By family: the field, a request's type, an answer's, the protocol.
 _ECHOES = {4: ("icmp_type", 8, 0, _ICMP), 6: ("icmpv6_type", 128, 129, ICMPV6)}
-"""By family: the field, a request's type, an answer's, the protocol."""
 _HOPS = 64
+# A `vlan_vid` of a frame that has a tag.
 _ANY_TAG = 0x1000, 0x1000
-"""A `vlan_vid` of a frame that has a tag."""
 _LINK_LOCAL = (0xFE80 << 112, 0xFFC0 << 112)
 _ROUTER_SOLICITED_OVERRIDE, _SOLICITED_OVERRIDE = 0xE0000000, 0x60000000
 _SOURCE = {4: "ip_src", 6: "ipv6_src"}
@@ -68,8 +68,8 @@ _TARGET = {4: "ip_dst", 6: "ipv6_dst"}
 
 # Priorities in `ARRIVAL`.
 _REFUSED, WIRED, _TAGGED, _OWN_NAME, SOLICITS, VOICE, _NOISE, _NOBODY = 90, 80, 70, 50, 40, 30, 20, 10
+# Priorities in `ROUTE`; below them the length of a remote prefix is its priority.
 _NO_CONNECTION, GATEWAY, LOCAL = 1000, 900, 800
-"""Priorities in `ROUTE`; below them the length of a remote prefix is its priority."""
 
 PORT_MAC_NUMBER = mac_number(PORT_MAC)
 

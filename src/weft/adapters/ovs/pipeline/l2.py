@@ -59,15 +59,15 @@ from weft.domain.addresses import Address
 from weft.domain.desired.segments import RemoteMac, Segment, vlan_tag
 from weft.domain.desired.state import Port
 
+# Priority in `NEIGHBOURS`: the node answers for itself, and for others only where nothing is flooded.
 _FLOODED = (GATEWAY + LOCAL) // 2
-"""Priority in `NEIGHBOURS`: the node answers for itself, and for others only where nothing is flooded."""
+# Priority of who is on another node. It is not that of who is here: an address may be told of in both places while it
+# moves.
 _BEYOND = 700
-"""Priority of who is on another node. It is not that of who is here: an address may be told of in both places while
-it moves."""
 _FROM_OVERLAY = 15
 _LED, UNROUTED, _TO_ALL, _OUTSIDE = 3, 2, 2, 1
+# A MAC that is a group's.
 _MANY = 1 << 40, 1 << 40
-"""A MAC that is a group's."""
 _ONE = 0, 1 << 40
 _ASKS_V4: Conditions = {"eth_type": ARP, "arp_op": 1}
 _ASKS_V6: Conditions = {"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": SOLICITATION, "icmpv6_code": 0}

@@ -46,8 +46,8 @@ _MAKERS: Mapping[type, tuple[Callable[[Any, FlowContext], Iterator[Flow]], ...]]
     RemoteHostReturnRoute: (tenant_netns_flows.homeward_flows,),
 }
 
+# Peers are entries of the overlays' devices; tenants' spaces have the others (`spaces`).
 _ELSEWHERE: tuple[type, ...] = (VxlanPeer, *get_args(ServicePart), *get_args(HostPart))
-"""Peers are entries of the overlays' devices; tenants' spaces have the others (`spaces`)."""
 
 
 def base_flows() -> tuple[Flow, ...]:

@@ -56,31 +56,31 @@ from weft.domain.policy.policymap.policy_state import (
 )
 
 _PORT_BITS = 16
+# For each end of a connection: where its number is looked up, where it is kept, by which fields, and what follows.
 _ENDS = (
     (Table.ASKS, ASKS, "ct_nw_src", "ct_ipv6_src", Table.ANSWERS),
     (Table.ANSWERS, ANSWERS, "ct_nw_dst", "ct_ipv6_dst", Table.PLACES),
 )
-"""For each end of a connection: where its number is looked up, where it is kept, by which fields, and what follows."""
 _WHO, _WHERE, _NOBODY = 3, 2, 1
+# Priorities in `SERVICE`.
 ASKED_OF_SPACE, _SCTP, _PORTED, _UNPORTED = 4, 3, 2, 1
-"""Priorities in `SERVICE`."""
+# Where packets of SCTP tell it, by their direction: the switch's own tracker takes all between two ends for one.
 _SCTP_PORTS = {0: "sctp_dst", REPLY: "sctp_src"}
-"""Where packets of SCTP tell it, by their direction: the switch's own tracker takes all between two ends for one."""
 
+# For each direction: where its rows are, where the local and the remote number are, and what follows.
 _LOOKUPS = {
     Direction.EGRESS: (Table.EGRESS, ASKS, ANSWERS, Table.EGRESS_MET),
     Direction.INGRESS: (Table.INGRESS, ANSWERS, ASKS, Table.INGRESS_MET),
 }
-"""For each direction: where its rows are, where the local and the remote number are, and what follows."""
+# Of a connection: the numbers of who speaks and who hears, and the `ct_state` of its packets.
 _DIRECTIONS = (
     (ASKS, ANSWERS, (TRACKED, TRACKED | REPLY)),
     (ANSWERS, ASKS, (TRACKED | REPLY, TRACKED | REPLY)),
 )
-"""Of a connection: the numbers of who speaks and who hears, and the `ct_state` of its packets."""
+# What follows an outcome that lets pass.
 _MET = {Table.EGRESS_MET: Table.INGRESS, Table.INGRESS_MET: Table.MARKING}
-"""What follows an outcome that lets pass."""
+# Priorities: of a row with a remote number above all others, and of what it says about the service.
 _PAIR, _PORT, _PORTS, _PROTOCOL, _ALL = 4, 4, 3, 2, 1
-"""Priorities: of a row with a remote number above all others, and of what it says about the service."""
 
 _TRANSIT, _NOT_READY, _FROM_STRANGER, _JUDGED_THERE, _TO_STRANGER, _KNOWN = 60, 50, 45, 40, 30, 1
 _FROM_STRANGER_ON_SEGMENT, _TO_STRANGER_ON_SEGMENT = _FROM_STRANGER + 1, _TO_STRANGER + 1

@@ -16,10 +16,10 @@ from weft.adapters.ovs.pipeline.context import ETHER_TYPES, FlowContext
 from weft.adapters.ovs.pipeline.tables import LEAVES_BY, Table
 from weft.domain.desired.state import QosProfile, StateItem
 
+# A second's bits divided by this may come at once, whatever was asked for.
 _BURSTS_PER_S = 4
-"""A second's bits divided by this may come at once, whatever was asked for."""
+# Kilobits: two of the largest segments that workloads hand to the switch whole.
 _LEAST_BURST = 1050
-"""Kilobits: two of the largest segments that workloads hand to the switch whole."""
 _LARGEST = 0xFFFFFFFF
 
 

@@ -58,12 +58,12 @@ from weft.domain.loadbalancer.state import Vip
 from weft.domain.policy.model.protocols import TCP, UDP
 
 LEG_PREFIX: Final = "wl"
+# Marks of connections: opened by a leg, or a question to the space itself, which is not for policy to answer.
 OPENED_BY_SPACE, ASKS_SPACE = 1, 2
-"""Marks of connections: opened by a leg, or a question to the space itself, which is not for policy to answer."""
 _FORGED, _SERVICE, _BACK, _BACK_ON_SEGMENT = GATEWAY + 20, GATEWAY + 10, GATEWAY - 20, GATEWAY - 21
 _NAMES, _OWN, _OTHERS = GATEWAY - 30, GATEWAY - 40, GATEWAY - 50
+# Priorities in `ROUTE`. An address of a service may be told of as a gateway's too.
 _OUT_OF_SEGMENT, _WAY_OUT = UNROUTED + 1, 0
-"""Priorities in `ROUTE`. An address of a service may be told of as a gateway's too."""
 _PORT_FIELDS = {TCP: "tcp_dst", UDP: "udp_dst"}
 
 assert LOCAL < _OTHERS

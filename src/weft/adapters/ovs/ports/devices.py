@@ -47,11 +47,11 @@ from weft.ports.datapath import EndpointConfig
 _LEAVING_PREFIX = "wgone"
 _LONGEST_ALIAS = 255
 _SOON_S, _MOST_NEWS = 1.0, 1000
+# What the kernel calls the internal ports of a switch: of its own process, and of the kernel's module.
 _TAP, _KERNELS_OWN = "tun", "openvswitch"
-"""What the kernel calls the internal ports of a switch: of its own process, and of the kernel's module."""
 
+# What an overlay's device has entries for: another node, or who is there on a segment.
 Way = VxlanPeer | RemoteMac
-"""What an overlay's device has entries for: another node, or who is there on a segment."""
 
 
 class Devices:

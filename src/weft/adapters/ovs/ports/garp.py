@@ -15,8 +15,8 @@ from weft.domain.desired.segments import vlan_tag
 from weft.domain.desired.state import Port, StateItem, VlanTrunk
 from weft.kernel.netlink.codec import pack_mac
 
+# A MAC, and the tag it speaks with.
 Voice = tuple[str, int]
-"""A MAC, and the tag it speaks with."""
 
 _VLAN, _RARP = 0x8100, 0x8035
 _TO_ALL = b"\xff" * 6

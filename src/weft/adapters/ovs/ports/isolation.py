@@ -11,8 +11,8 @@ from weft.adapters.netns.nft.policy_chains import OVERLAY_PREFIX, PORT_PREFIX
 from weft.adapters.ovs.pipeline.tenant_netns_flows import LEG_PREFIX
 
 _TABLE = "weft_ovs"
+# Where each family of packets is met first.
 _HOOKS = {"inet": "prerouting", "arp": "input"}
-"""Where each family of packets is met first."""
 
 
 def _commands(family: str, hook: str) -> list[str]:
@@ -25,8 +25,8 @@ def _commands(family: str, hook: str) -> list[str]:
     ]
 
 
+# The commands that make the tables, whatever is there of them.
 GUARD = "\n".join(line for family, hook in _HOOKS.items() for line in _commands(family, hook)) + "\n"
-"""The commands that make the tables, whatever is there of them."""
 
+# Those that take them away, gone already or not.
 UNGUARD = "".join(f"add table {family} {_TABLE}\ndelete table {family} {_TABLE}\n" for family in _HOOKS)
-"""Those that take them away, gone already or not."""

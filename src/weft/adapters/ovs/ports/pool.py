@@ -18,8 +18,8 @@ from weft.adapters.ovs.ovsdb.bridge import SPARE_MARK, SwitchBridge, SwitchPort
 from weft.adapters.ovs.ports.devices import Devices
 from weft.ports.datapath import EndpointConfig
 
+# So many ports are worth one to spare.
 PORTS_FOR_ONE: Final = 16
-"""So many ports are worth one to spare."""
 MOST: Final = 8
 
 

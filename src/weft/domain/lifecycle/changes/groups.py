@@ -12,8 +12,8 @@ from weft.domain.lifecycle.changes.tags import take_vlan
 from weft.domain.store_types import NEVER, Delete, Write
 from weft.domain.transaction import ReadSet, holder_of, put, put_claim
 
+# 15 bits, as much as flow metadata carries; claims in the store, never a counter (W6).
 GROUP_IDS = (1, (1 << 15) - 1)
-"""15 bits, as much as flow metadata carries; claims in the store, never a counter (W6)."""
 
 
 def put_group(reading: ReadSet, wanted: model.Group, present: model.Group | None) -> list[Write]:

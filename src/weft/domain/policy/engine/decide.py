@@ -34,8 +34,8 @@ from weft.domain.policy.model.rules import (
     built_in,
 )
 
+# Whether an identity is a member of a set at present.
 IsMember = Callable[[Identity, MemberSet], bool]
-"""Whether an identity is a member of a set at present."""
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):

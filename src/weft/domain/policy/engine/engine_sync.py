@@ -12,13 +12,13 @@ from weft.domain.kinds import Kind
 from weft.domain.policy.engine.engine import Affected, Engine
 from weft.domain.policy.model.identities import Host, Namespace
 
+# Kinds of tenants' objects that verdicts follow from, in the order that costs least: rules before their policies.
 CONCERNED: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.RULE, kinds.POLICY, kinds.ENDPOINT)
-"""Kinds of tenants' objects that verdicts follow from, in the order that costs least: rules before their policies."""
 
 CONCERNED_FOLDERS = frozenset(kind.prefix for kind in CONCERNED)
 
+# Kinds of objects that belong to no tenant, and concern the verdicts of all of them.
 SHARED: tuple[Kind[Any], ...] = (kinds.NODE, kinds.KUBE_NAMESPACE, kinds.KUBE_POLICY)
-"""Kinds of objects that belong to no tenant, and concern the verdicts of all of them."""
 
 SHARED_FOLDERS = frozenset(kind.prefix for kind in SHARED)
 

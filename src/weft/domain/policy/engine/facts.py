@@ -6,5 +6,5 @@ from weft.domain.model import Endpoint, Group, Network, Policy, Rule
 from weft.domain.policy.model.identities import ApiServer, Host, Namespace, Pod
 from weft.domain.policy.model.netpol import NetworkPolicy
 
+# One object of the cluster's state.
 Fact = Pod | Namespace | Host | ApiServer | NetworkPolicy | Endpoint | Group | Policy | Rule | Network
-"""One object of the cluster's state."""

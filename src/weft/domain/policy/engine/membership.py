@@ -16,8 +16,8 @@ from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.identities import Identity, IdentityKey, Namespace
 from weft.domain.policy.model.rules import GroupMembers, MemberSet, PodsOfNamespace, PodsOfNamespaces
 
+# What a change did: for each workload the sets it joined or left, or in which its addresses or ports changed.
 Moves = dict[IdentityKey, Set[MemberSet]]
-"""What a change did: for each workload the sets it joined or left, or in which its addresses or ports changed."""
 
 
 class Membership:

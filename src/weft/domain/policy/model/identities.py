@@ -17,8 +17,8 @@ from weft.domain.addresses import Address, parse_address
 from weft.domain.ids import DEFAULT_TENANT, GroupKey, GroupName, TenantName
 from weft.domain.model import Endpoint, PodPort
 
+# `namespace/pod`, `tenant:network:endpoint`, `host:node`, `apiserver`, or an address of the world.
 IdentityKey = NewType("IdentityKey", str)
-"""`namespace/pod`, `tenant:network:endpoint`, `host:node`, `apiserver`, or an address of the world."""
 
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 API_SERVER_KEY = IdentityKey("apiserver")

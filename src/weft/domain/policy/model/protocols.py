@@ -6,11 +6,11 @@ from weft.domain.errors import Invalid
 
 ICMP, TCP, UDP, ICMPV6, SCTP = 1, 6, 17, 58, 132
 
+# Protocols that have ports. With any other one a port means nothing.
 PORTED = (TCP, UDP, SCTP)
-"""Protocols that have ports. With any other one a port means nothing."""
 
+# What `icmp` means in a rule: the control messages of both families.
 ICMP_EITHER = (ICMP, ICMPV6)
-"""What `icmp` means in a rule: the control messages of both families."""
 
 MAX_PORT = 65535
 

@@ -24,11 +24,11 @@ from weft.domain.policy.model.protocols import MAX_PORT, PORTED, protocol_name
 from weft.domain.policy.model.ranges import AddressSet
 from weft.domain.selectors import Selector
 
+# Where a rule came from: `contiv/TENANT/POLICY/RULE`, `k8s/NAMESPACE/POLICY/ingress/0`, or `weft/…` for our own.
 RuleId = NewType("RuleId", str)
-"""Where a rule came from: `contiv/TENANT/POLICY/RULE`, `k8s/NAMESPACE/POLICY/ingress/0`, or `weft/…` for our own."""
 
+# A policy: `contiv/TENANT/POLICY` or `k8s/NAMESPACE/POLICY`.
 UnitId = NewType("UnitId", str)
-"""A policy: `contiv/TENANT/POLICY` or `k8s/NAMESPACE/POLICY`."""
 
 
 class Tier(IntEnum):
@@ -88,8 +88,8 @@ class PodsOfNamespaces(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
         return f"pods [{self.pods}] of namespaces [{self.namespaces}]"
 
 
+# Workloads by definition; `membership` keeps who that is at present.
 MemberSet = GroupMembers | PodsOfNamespace | PodsOfNamespaces
-"""Workloads by definition; `membership` keeps who that is at present."""
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):

@@ -28,8 +28,8 @@ class IdentityKind(StrEnum):
     UNKNOWN_IDENTITY = "stranger"
 
 
+# The bits that some kinds of ends have in their numbers.
 FLAGS = {IdentityKind.WORKLOAD: WORKLOAD, IdentityKind.UNKNOWN_IDENTITY: UNKNOWN_IDENTITY}
-"""The bits that some kinds of ends have in their numbers."""
 
 
 class OnNode(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
@@ -38,8 +38,8 @@ class OnNode(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     node: str
 
 
+# What a class can be found by; a text is the name of a port.
 Term = MemberSet | AddressSet | OnNode | str
-"""What a class can be found by; a text is the name of a port."""
 
 
 class IdentityClass(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

@@ -45,10 +45,10 @@ class IpIdentityMap:
         self._stale: set[Address] = set()
         self._near: set[Address] = set()
         self._here: Counter[IdentityClass] = Counter()
+        # Classes of which workloads came to this node or left it, until the reader clears it.
         self.moved: set[IdentityClass] = set()
-        """Classes of which workloads came to this node or left it, until the reader clears it."""
+        # Places that have another class than before, with the one before, until the reader clears it.
         self.changed: dict[Place, IdentityClass | None] = {}
-        """Places that have another class than before, with the one before, until the reader clears it."""
 
     def __getitem__(self, of: IdentityClass) -> Set[Place]:
         """Where a class is."""

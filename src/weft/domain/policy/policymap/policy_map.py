@@ -47,8 +47,8 @@ class _Change(NamedTuple):
     come: set[FlowRule]
 
 
+# A policy that does not exist.
 _NOTHING = CompiledPolicy(id=UnitId(""), subjects=(), rules=())
-"""A policy that does not exist."""
 
 
 class PolicyMap:

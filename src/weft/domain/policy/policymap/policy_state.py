@@ -21,15 +21,13 @@ from weft.domain.addresses import Address, Range
 from weft.domain.ids import TenantName
 from weft.domain.policy.model.rules import Direction
 
+# Set in the number of every workload. A packet to a port whose target has it not came before the port was ready.
 WORKLOAD = 1 << 28
-"""Set in the number of every workload. A packet to a port whose target has it not came before the port was ready."""
+# Set in the numbers of addresses of the tenant's networks which nobody here has been heard of. Its own node, which
+# knows it, judges what it says and what is said to it, or has done so already.
 UNKNOWN_IDENTITY = 1 << 29
-"""Set in the numbers of addresses of the tenant's networks which nobody here has been heard of.
-
-Its own node, which knows it, judges what it says and what is said to it, or has done so already.
-"""
+# Set in the number of every outcome that drops the packet.
 VERDICT_DENY = 1 << 31
-"""Set in the number of every outcome that drops the packet."""
 
 
 class IpIdentity(msgspec.Struct, frozen=True, gc=False):
@@ -63,8 +61,8 @@ class PolicyEntry(msgspec.Struct, frozen=True, gc=False):
     remote: int | None
     outcome: int
     protocol: int | None = None
+    # First and last, both included.
     ports: tuple[int, int] | None = None
-    """First and last, both included."""
 
     def __str__(self) -> str:
         service = "" if self.protocol is None else f" protocol {self.protocol}"

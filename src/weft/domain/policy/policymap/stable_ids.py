@@ -29,8 +29,8 @@ class StableIds(Generic[K]):
         self._number: dict[K, int] = {}
         self._holder: dict[int, K] = {}
         self._refused: Index[int, K] = Index()
+        # Keys that have another number than before, until the reader clears it.
         self.moved: set[K] = set()
-        """Keys that have another number than before, until the reader clears it."""
 
     def __getitem__(self, key: K) -> int:
         return self._number[key]

@@ -18,8 +18,8 @@ from weft.domain.policy.policymap.stable_ids import StableIds
 
 G = TypeVar("G", bound=Hashable)
 
+# How many outcomes that are in no row any more are still known: their drops may be told later.
 _REMEMBERED = 1024
-"""How many outcomes that are in no row any more are still known: their drops may be told later."""
 
 
 class Outcomes(Generic[G]):
