@@ -1,4 +1,4 @@
-"""The settings that netmaster and the agent have in common (facts 1.2): modes, store and logs."""
+"""The settings that netmaster and the agent have in common (contiv 1.2): modes, store and logs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ DOMAIN_OPTION = Option(
     help=f"the cluster's domain, the same for netplugin and netdns, which is never asked outside; {CLUSTER_DOMAIN}",
 )  # fmt: skip
 
-# Where Contiv kept the way to the API server (facts 1.7).
+# Where Contiv kept the way to the API server (contiv 1.7).
 CONTIV_JSON = Path("/var/contiv/config/contiv.json")
 
 # How a program reaches the API server.

@@ -160,7 +160,7 @@ async def compact(kube: ApiServer, revision: str) -> None:
 
 
 async def test_a_token_that_is_renewed_in_time_is_used(kube: ApiServer, node: str, tmp_path: Path) -> None:
-    """anchors 4, 23: the old one dies with its account, as it would with its hour."""
+    """The old one dies with its account, as it would with its hour."""
     async with kube.client() as admin:
         access = await access_of(kube, "weft-netplugin", tmp_path)
         await admin.create(PODS, pod(f"{node}-x", node="elsewhere", app="x"))

@@ -61,7 +61,7 @@ async def test_a_container_of_ctr_whose_network_is_refused(ctr: Ctr, machine: Ma
 
 
 async def test_podman_asks_for_an_address_and_a_hardware_address(podman: Podman, machine: Machine) -> None:
-    """Facts, orchestrators 2: they come in CNI_ARGS."""
+    """cni 5: they come in CNI_ARGS."""
     await podman.start("a", "--ip", "10.224.3.7", "--mac-address", "02:11:22:33:44:55")
     assert await address_in(podman, "a") == "10.224.3.7"
     assert "02:11:22:33:44:55" in (await podman.inside("a", "/bin/ip", "link", "show", "dev", "eth0")).output

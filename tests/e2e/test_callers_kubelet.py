@@ -1,4 +1,4 @@
-"""The calls of kubelet with containerd, and others', replayed to the letter (facts, orchestrators 2)."""
+"""The calls of kubelet with containerd, and others', replayed to the letter (cni 5)."""
 
 from __future__ import annotations
 

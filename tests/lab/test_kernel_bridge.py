@@ -1,4 +1,4 @@
-"""A segment by frames: what a port may say, who hears questions, and that nothing passes unjudged (R9, design 10)."""
+"""A segment by frames: what a port may say, who hears questions, and that nothing passes unjudged (R9, bridge.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to services, by packets: who answers, who is refused, and what is remembered (facts 10.7)."""
+"""Connections to services, by packets: who answers, who is refused, and what is remembered (contiv 10.7)."""
 
 from __future__ import annotations
 

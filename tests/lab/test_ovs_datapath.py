@@ -157,7 +157,7 @@ def test_workloads_that_come_at_once_share_what_the_switch_does(
 async def test_the_first_packet_passes_however_late_the_device_was_up(
     datapath: OvsDatapath, directory: NamespaceDirectory, switch: Switch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Design 5: the switch was done with the round in which it made the device, and has not looked up since.
+    """The switch was done with the round in which it made the device, and has not looked up since.
 
     When it does it answers, goes over all ports, forwards, and only then hears that the device is up.
     """

@@ -1,4 +1,4 @@
-"""Endpoints and addresses by REST, scenario by scenario (facts 10.10).
+"""Endpoints and addresses by REST, scenario by scenario (contiv 10.10).
 
 What the original checked in its switch (flows that come and go) waits for the agent; here is what the control plane
 answers, with the lists of addresses exactly as it writes them.
@@ -291,7 +291,7 @@ async def test_e12_a_full_network_says_so_and_is_usable_after_a_release(rest: Re
 
 
 async def test_a_released_address_rests_while_others_are_free(rest: Rest) -> None:
-    """Design 4: a peer that still remembers the old holder must not meet a new one there."""
+    """Cooldown (docs/glossary.md): a peer that still remembers the old holder must not meet a new one there."""
     await put_network(rest, "10.1.1.0/29")
     assert await attach(rest, "e1") == "10.1.1.1"
     await detach(rest, "e1")

@@ -1,4 +1,4 @@
-"""The objects by REST, scenario by scenario (facts 10.11, without those of ACI: O12, O17, O18, O24)."""
+"""The objects by REST, scenario by scenario (contiv 10.11, without those of ACI: O12, O17, O18, O24)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_o3_v6_subnets_of_one_tenant_never_overlap(rest: Rest) -> None:
 
 
 async def test_o3_ranges_of_one_subnet_may_stand_side_by_side(rest: Rest) -> None:
-    """The original's own example (facts 5)."""
+    """The original's own example (contiv 5)."""
     (await put_network(rest, "blue", "20.1.1.0-20.1.1.30/24")).accepted()
     (await put_network(rest, "red", "20.1.1.35-20.1.1.45/24")).accepted()
 
@@ -269,7 +269,7 @@ async def test_o16_the_network_of_a_group_never_changes(rest: Rest) -> None:
 
 
 async def test_a_network_never_changes(rest: Rest) -> None:
-    """Facts 2.3; asking for the same again is no change."""
+    """contiv 2.3; asking for the same again is no change."""
     (await put_network(rest, "blue", "10.1.1.0/24", gateway="10.1.1.254")).accepted()
     (await put_network(rest, "blue", "10.1.1.9/24", gateway="10.1.1.254")).accepted()
     (await put_network(rest, "blue", "10.1.2.0/24", gateway="10.1.1.254")).refused(422, field="gateway")
@@ -426,7 +426,7 @@ async def test_o20_providers_come_before_and_after_the_service(rest: Rest) -> No
 
 
 async def test_a_service_keeps_its_address_until_it_goes(rest: Rest) -> None:
-    """Facts 2.3: a change of ports keeps it; another address is taken when asked for, and the old one is free."""
+    """contiv 2.3: a change of ports keeps it; another address is taken when asked for, and the old one is free."""
     (await put_network(rest, "blue", "10.1.1.0/24")).accepted()
     service = {"tenantName": "default", "serviceName": "s", "networkName": "blue", "selectors": ["a=b"]}
 

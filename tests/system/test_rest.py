@@ -1,4 +1,4 @@
-"""The REST protocol, alike for every kind of object (design 3, facts 2.1, 2.5; W2)."""
+"""The REST protocol, alike for every kind of object (contiv 2.1, 2.5; W2)."""
 
 from __future__ import annotations
 

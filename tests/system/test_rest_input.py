@@ -1,4 +1,4 @@
-"""Bad input gets a 4xx with the field and the reason, and nothing is written (issue 2; W2, W19, W20, W21)."""
+"""Bad input gets a 4xx with the field and the reason, and nothing is written (W2, W19, W20, W21)."""
 
 from __future__ import annotations
 

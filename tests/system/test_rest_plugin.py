@@ -1,4 +1,4 @@
-"""The calls of the plugins, and the clean-up by force (facts 2.4, 2.5; W14, W15, W17, W18)."""
+"""The calls of the plugins, and the clean-up by force (contiv 2.4, 2.5; W14, W15, W17, W18)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TestAddresses:
         (await blue.post(ALLOC, {})).refused(422, field="NetworkID")
 
     async def test_swarm_asks_for_a_gateway_before_it_makes_the_network(self) -> None:
-        """The first address of the pool is told, and nothing is taken (facts 2.4)."""
+        """The first address of the pool is told, and nothing is taken (contiv 2.4)."""
         async with running_master("--mode", "swarm-mode") as rest:
             before = await rest.state()
             answer = (await rest.post(ALLOC, {"AddressPool": "10.7.0.0/24"})).accepted()

@@ -1,4 +1,4 @@
-"""`?watch`: the listing, `synced`, then every change, one JSON object a line (design 3; W3, W24)."""
+"""`?watch`: the listing, `synced`, then every change, one JSON object a line (docs/reference/rest.md; W3, W24)."""
 
 from __future__ import annotations
 

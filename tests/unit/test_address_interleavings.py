@@ -1,4 +1,4 @@
-"""Addresses, tags and ids under any interleaving: never twice, never lost, all released (design 4; W6, W17, W19).
+"""Addresses, tags and ids under any interleaving: never twice, never lost, all released (ADR 2; W6, W17, W19).
 
 Two masters (one leads, the leader changes, the old one goes on trying) and three agents, one of them cut off for a
 while, work on one store. The scheduler decides every turn; after each the stored state is audited and compared with

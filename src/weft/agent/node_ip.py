@@ -1,4 +1,4 @@
-"""The address of this machine when nobody names one (facts 1.5)."""
+"""The address of this machine when nobody names one (contiv 1.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's REST on loopback: Contiv's routes (facts 6.7), health, metrics, and why something was refused."""
+"""The agent's REST on loopback: Contiv's routes (contiv 6.7), health, metrics, and why something was refused."""
 
 from __future__ import annotations
 

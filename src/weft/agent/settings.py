@@ -1,4 +1,4 @@
-"""netplugin's settings: Contiv's flags and variables (facts 1.2, 1.3) with the defaults of design 1, and ours."""
+"""netplugin's settings: Contiv's flags and variables (contiv 1.2, 1.3) with defaults for one machine, and ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`CNI_ARGS`: what Kubernetes, podman and Nomad say about the container in the environment (C-016, facts 4.10)."""
+"""`CNI_ARGS`: what Kubernetes, podman and Nomad say about the container in the environment (C-016, cni 3)."""
 
 from __future__ import annotations
 

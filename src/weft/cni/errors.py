@@ -1,4 +1,4 @@
-"""Errors as the CNI specification numbers and writes them (C-002, facts 4.9)."""
+"""Errors as the CNI specification numbers and writes them (C-002, cni 2)."""
 
 from __future__ import annotations
 

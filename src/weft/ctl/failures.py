@@ -1,4 +1,4 @@
-"""How a command can fail, and the exit code that says so (facts 3)."""
+"""How a command can fail, and the exit code that says so (contiv 3)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from weft.dns.wire import Type
 from weft.domain.dns.names import Entry, Rank, RecordType, Zone
 from weft.domain.errors import Invalid
 
-# How many members of a group are told at once (facts 7.14).
+# How many members of a group are told at once (contiv 7.14).
 MOST_ANSWERS = 10
 
 T = TypeVar("T")

@@ -155,7 +155,7 @@ def parse_subnet_v6(text: str, *, field: str = "ipv6Subnet") -> Subnet:
 
 
 def mac_of(address: Address) -> str:
-    """The MAC of an endpoint: `02:02:` and the last four bytes of its address (facts 5)."""
+    """The MAC of an endpoint: `02:02:` and the last four bytes of its address (contiv 5)."""
     return "02:02:" + ":".join(f"{byte:02x}" for byte in (address.number & 0xFFFFFFFF).to_bytes(4, "big"))
 
 

@@ -272,7 +272,7 @@ class Cluster:
         return (stored.value for stored in self.by_network.get(network, {}).values())
 
     def find_endpoints(self, text: str) -> Iterator[model.Endpoint]:
-        """Endpoints by key, or by any part of their id, container id or container name, in key order (facts 2.2)."""
+        """Endpoints by key, or by any part of their id, container id or container name, in key order (contiv 2.2)."""
         for endpoint in self.all(kinds.ENDPOINT):
             parts = (endpoint.endpoint_id, endpoint.container_id, endpoint.container_name)
             if text and (text == str(endpoint.key) or any(text in part for part in parts)):

@@ -68,7 +68,7 @@ class EndpointKey(NamedTuple):
 
 
 def check_name(text: str, *, field: str, limit: int = MAX_NAME) -> str:
-    """The name unchanged, or `Invalid`: letters, digits, `-` inside, labels joined by dots (facts 2.1, O2)."""
+    """The name unchanged, or `Invalid`: letters, digits, `-` inside, labels joined by dots (contiv 2.1, O2)."""
     if not text:
         raise Invalid(f"{field} is missing: give a name", field=field)
     if len(text) > limit:

@@ -1,4 +1,4 @@
-"""Which objects belong together, as Contiv shows it in `links` and `link-sets` (facts 2.1, 2.2).
+"""Which objects belong together, as Contiv shows it in `links` and `link-sets` (contiv 2.1, 2.2).
 
 Links are computed from the references that objects hold, never stored, so they cannot go stale (W8).
 """

@@ -1,4 +1,4 @@
-"""The objects of the control plane as frozen values, with Contiv's JSON member names (facts 2.2).
+"""The objects of the control plane as frozen values, with Contiv's JSON member names (contiv 2.2).
 
 Members that the user sets come first; what the control plane adds (`tags`, `groupId`, `vip` …) is marked *given* and is
 refused in input. Zero values are left out of JSON, as Contiv did. `validation.py` holds the rules, `kinds.py` the table

@@ -1,4 +1,4 @@
-"""What `inspect` shows beside the configuration: the object's operational state, computed from the cluster (facts 2.2).
+"""What `inspect` shows beside the configuration: operational state, computed from the cluster (contiv 2.2).
 
 Member names are Contiv's; zero values are left out, as everywhere.
 """
@@ -33,7 +33,7 @@ def _without_zeros(members: Oper) -> Oper:
 
 
 def endpoint_oper(cluster: Cluster, endpoint: model.Endpoint) -> Oper:
-    """An endpoint as `inspect` shows it (facts 2.2, endpoint)."""
+    """An endpoint as `inspect` shows it (contiv 2.2, endpoint)."""
     group = cluster.group(GroupKey(endpoint.tenant, endpoint.group)) if endpoint.group else None  # type: ignore[arg-type]
     return _without_zeros(
         {

@@ -1,4 +1,4 @@
-"""What each object must look like by itself (facts 2.2), with the original's mistakes put right.
+"""What each object must look like by itself (contiv 2.2), with the original's mistakes put right.
 
 `check` gives the object back in its normal form or raises `Invalid` with the member at fault. What objects may refer to
 each other, change and be deleted is decided in `changes/`.

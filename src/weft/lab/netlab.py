@@ -1,4 +1,4 @@
-"""The lab (design 12): hosts as namespaces on an underlay, our real programs in them, pods attached as runtimes do it.
+"""The lab: hosts as namespaces on an underlay, our real programs in them, pods attached as runtimes do it.
 
 The caller must be in network and mount namespaces of its own (`weft.lab.namespaces`): the lab makes what it likes there.
 All of it is gone with those namespaces, and every process with the one that started it.

@@ -1,4 +1,4 @@
-"""netmaster's settings: Contiv's flags and variables (facts 1.2, 1.4) with the defaults of design 1, and ours."""
+"""netmaster's settings: Contiv's flags and variables (contiv 1.2, 1.4) with defaults for one machine, and ours."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class MasterSettings:
 
     @property
     def listeners(self) -> tuple[tuple[str, int], ...]:
-        """The internal address gets its own listener unless the external one covers it (facts 1.4)."""
+        """The internal address gets its own listener unless the external one covers it (contiv 1.4)."""
         host, port = self.external
         covered = self.internal == self.external or (host in WILDCARDS and port == self.internal[1])
         return (self.external,) if covered else (self.external, self.internal)

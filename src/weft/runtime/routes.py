@@ -39,7 +39,7 @@ class Route:
 
 
 def register(app: web.Application, routes: tuple[Route, ...]) -> None:
-    """Serve the routes, each with and without a trailing slash (facts 2.1)."""
+    """Serve the routes, each with and without a trailing slash (contiv 2.1)."""
     for route in routes:
         path = route.path.rstrip("/") or "/"
         app.router.add_route(route.method, path, route.handler)

@@ -1,6 +1,6 @@
 """Settings of a program from flags and environment variables, as one frozen value; every fault is told at once.
 
-A flag wins over its variable, a variable over the default. A bad setting ends the program with code 22 (facts 1.2).
+A flag wins over its variable, a variable over the default. A bad setting ends the program with code 22 (contiv 1.2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names in real spaces, asked by a real client (facts 7.14; B4, R4, R10, W40)."""
+"""Names in real spaces, asked by a real client (contiv 7.14; B4, R4, R10, W40)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A segment behind Open vSwitch, by frames: what a port may say, who hears it, who is reached (R9, design 10)."""
+"""A segment behind Open vSwitch, by frames: what a port may say, who hears it, who is reached (R9, bridge.md)."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ async def are_whole(*pods: Pod) -> None:
 
 @OVS_IN_ALL_MODES
 async def test_a_switch_that_takes_its_devices_along_when_it_ends_gets_them_back(lab: NetLab) -> None:
-    """R5, W33: `ovs-appctl exit --cleanup` deletes every internal port, and all that stands on them.
+    """R5, W29: `ovs-appctl exit --cleanup` deletes every internal port, and all that stands on them.
 
     Workloads are wired again by themselves, with the same addresses, and tenants' spaces stand again.
     """

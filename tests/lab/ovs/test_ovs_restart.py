@@ -1,4 +1,4 @@
-"""What the agent finds when it comes back, and what the switch forgets when it goes (facts 11.3: W28, W29)."""
+"""What the agent finds when it comes back, and what the switch forgets when it goes (contiv 11.3: W28, W29)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of VLAN tags over uplinks (facts 7.1, 7.6, 7.7): between hosts, with machines outside, and beside vxlan."""
+"""Networks of VLAN tags over uplinks (contiv 7.1, 7.6, 7.7): between hosts, with machines outside, and beside vxlan."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_frames_between_hosts_have_the_networks_tag(lab: NetLab) -> None:
 
 @BOTH_MODES
 async def test_a_group_may_have_a_tag_of_its_own(lab: NetLab) -> None:
-    """Seed 001, CreateEndpoint: it overrides the network's. Groups with different tags are no neighbours."""
+    """contiv 5.1: it overrides the network's. Groups with different tags are no neighbours."""
     one, two = await two_hosts(lab)
     await lab.group("own", network="net", pktTag=TAG + 1)
     a, b = [await host.pod(f"own-{host.name}", network="net", group="own") for host in (one, two)]

@@ -1,4 +1,4 @@
-"""What befell others (facts, anchors 5b), tried on our nodes: start windows, restarts, families, fragments, forgery.
+"""CVEs of other projects, tried on our nodes: start windows, restarts, families, fragments, forgery.
 
 Rows about names, selectors and precedence are in `tests/unit/domain/policy/engine/test_cves.py`.
 """
@@ -193,7 +193,7 @@ async def arrives(source: Pod, target: Pod, *, protocol: int, family: int) -> bo
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_fragments_are_no_way_around(town: TenantFixture, family: int) -> None:
-    """Anchors 5a: whole datagrams in pieces are judged as what they are, and a piece alone is nothing."""
+    """Whole datagrams in pieces are judged as what they are, and a piece alone is nothing."""
     closed = await closed_group(town, "-d in -l udp -P 5000 -p 2 -j allow")
     others = await town.pods()
     for source, target in itertools.product(others, closed):
@@ -225,7 +225,7 @@ def send_second_piece(source: Pod, target: Pod) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_who_is_let_in_cannot_be_impersonated(town: TenantFixture, family: int) -> None:
-    """Anchors 5a: with a friend's address a pod is not heard, on its own host or on another one."""
+    """With a friend's address a pod is not heard, on its own host or on another one."""
     await town.group("friend")
     closed = await closed_group(town, "-d in -g friend -p 2 -j allow")
     friends, foes = await town.pods("friend"), await town.pods()
@@ -322,7 +322,7 @@ async def test_cve_2021_32575_tenants_with_the_same_addresses_are_apart(
 
 
 async def test_no_pod_sends_tunnel_packets_of_its_own(town: TenantFixture) -> None:
-    """Anchors 5a: they never come to another node's tunnel port as if a node had sent them."""
+    """They never come to another node's tunnel port as if a node had sent them."""
     [a, b] = await town.pods()
     many = 200
     with Namespace.open(b.host.machine) as machine, Tap(machine) as tap, a.place().open_caller(UDP) as mouth:

@@ -1,4 +1,4 @@
-"""Faults (design 3, 4 and 6): ADD and DEL go on as far as they may, nothing forbidden passes, and all converges.
+"""Faults (ADR 2, ADR 7): ADD and DEL go on as far as they may, nothing forbidden passes, and all converges.
 
 Forbidden packets are sent throughout. The store is an etcd, so that masters and store can be away one by one.
 """
@@ -107,7 +107,7 @@ async def test_the_store_is_away(lab: NetLab, scene: Scene, seconds: float) -> N
 
 
 async def test_all_masters_are_away(lab: NetLab, scene: Scene) -> None:
-    """They are not on the way of an ADD (design 4): even claimed addresses are given, and both hosts know of it."""
+    """They are not on the way of an ADD (ADR 2): even claimed addresses are given, and both hosts know of it."""
     with scene.fire() as fire:
         lab.master.kill()
         new = await scene.town.pods("web")

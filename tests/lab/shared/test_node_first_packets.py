@@ -1,4 +1,4 @@
-"""The first packet after ADD (design 5): it passes on every node where policy allows it, and never where it does not.
+"""The first packet after ADD (ADR 7): it passes on every node where policy allows it, and never where it does not.
 
 Sent once, and at once: the other host has hardly heard of the newcomer, and perhaps not at all.
 """

@@ -1,4 +1,4 @@
-"""Services asked from outside, from hosts and from other tenants, by packets (issue 6; facts 7.11; anchors 5b)."""
+"""Services asked from outside, from hosts and from other tenants, by packets (contiv 7.11)."""
 
 from __future__ import annotations
 

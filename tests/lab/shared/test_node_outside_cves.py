@@ -1,4 +1,4 @@
-"""What befell others at node ports, external addresses and loopback (facts, anchors 5b), tried on our nodes."""
+"""CVEs of other projects at node ports, external addresses and loopback, tried on our nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contiv's policy scenarios (facts 10.5: P1 to P11) with real agents and packets, written by netctl as a user does it.
+"""Contiv's policy scenarios (contiv 10.5: P1 to P11) with real agents and packets, written by netctl as a user does it.
 
 Each is asked on one host and between two, in IPv4 and IPv6. Every test has a tenant of its own in a lab for all.
 """

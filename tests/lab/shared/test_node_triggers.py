@@ -1,6 +1,6 @@
-"""What befalls a cluster (facts 10.9: T2 to T8) with policy in force throughout: real agents, two masters, one etcd.
+"""What befalls a cluster (contiv 10.9: T2 to T8) with policy in force throughout: real agents, two masters, one etcd.
 
-T1 is about uplinks (`tests/lab/ovs/test_ovs_uplinks.py`). T4 differs by design 3: liveness is status, not routing.
+T1 is about uplinks (`tests/lab/ovs/test_ovs_uplinks.py`). T4 differs: liveness is status, not routing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Addresses as pods get them (facts 10.10): from the network, from a group's pool, asked for, and when none is left."""
+"""Addresses as pods get them (contiv 10.10): from the network, a group's pool, asked for, and when none is left."""
 
 from __future__ import annotations
 

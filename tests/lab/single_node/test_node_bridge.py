@@ -1,4 +1,4 @@
-"""Bridge mode: a network is a segment on every node; nobody routes between two (facts 7.5, 7.8; N3, N4, N8, N9, R9)."""
+"""Bridge mode: a network is a segment on each node; nobody routes between two (contiv 7.5, 7.8; N3, N4, N8, N9, R9)."""
 
 from __future__ import annotations
 

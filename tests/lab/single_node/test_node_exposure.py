@@ -1,4 +1,4 @@
-"""What is nobody else's stays so: loopback of hosts and tenants, and what lies beside the name servers (anchors 5b)."""
+"""What is nobody else's stays so: loopback of hosts and tenants, and what lies beside the name servers."""
 
 from __future__ import annotations
 

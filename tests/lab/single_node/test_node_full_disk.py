@@ -1,4 +1,4 @@
-"""A full disk (design 5): ADD is refused clearly, DEL works, nothing is torn, and with room all goes on."""
+"""A full disk: ADD is refused clearly, DEL works, nothing is torn, and with room all goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host, its pods and the world (facts 6.5, 10.4): hosts have strict reverse path filters."""
+"""The host, its pods and the world (contiv 6.5, 10.4): hosts have strict reverse path filters."""
 
 from __future__ import annotations
 

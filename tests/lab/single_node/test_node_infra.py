@@ -1,4 +1,4 @@
-"""Infra networks (facts 6.4, 10.3): every host is on each of them itself."""
+"""Infra networks (contiv 6.4, 10.3): every host is on each of them itself."""
 
 from __future__ import annotations
 

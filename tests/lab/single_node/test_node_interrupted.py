@@ -1,4 +1,4 @@
-"""Agents and runtimes that are killed at chosen points of an ADD or a DEL (design 5).
+"""Agents and runtimes that are killed at chosen points of an ADD or a DEL (C-047, C-065).
 
 The point is chosen by holding the store still: an agent that must ask it waits right there, for as long as we like.
 """

@@ -1,4 +1,4 @@
-"""ADD and DEL through the installed program, in all the ways in which runtimes get out of step (design 5)."""
+"""ADD and DEL through the installed program, in all the ways in which runtimes get out of step (C-040 to C-071)."""
 
 from __future__ import annotations
 

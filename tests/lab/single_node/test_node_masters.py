@@ -1,4 +1,4 @@
-"""Where netmaster listens, asked from another machine and from its own (facts 10.2: B5 to B7)."""
+"""Where netmaster listens, asked from another machine and from its own (contiv 10.2: B5 to B7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names as pods see them (facts 7.14; B4, R4, R10, W40): asked of the name servers that ADD told, v4 and v6."""
+"""Names as pods see them (contiv 7.14; B4, R4, R10, W40): asked of the name servers that ADD told, v4 and v6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes on while something is away: master, store, agent, cable, power (design 3 to 5)."""
+"""What goes on while something is away: master, store, agent, cable, power (ADR 2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single packets: full size, forged addresses, and what only routers may say (design 6 and 10)."""
+"""Single packets: full size, forged addresses, and what only routers may say (docs/design/linux-policy.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Node ports on chosen addresses of a host only (anchors 5b: CVE-2020-8558, CVE-2021-25736)."""
+"""Node ports on chosen addresses of a host only (CVE-2020-8558, CVE-2021-25736)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reaches whom: pods of one tenant, on one host and across hosts, and never those of another (facts 10.2, 10.3)."""
+"""Who reaches whom: pods of one tenant, on one host and across hosts, never those of another (contiv 10.2, 10.3)."""
 
 from __future__ import annotations
 

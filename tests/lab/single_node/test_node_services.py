@@ -1,4 +1,4 @@
-"""Contiv's services in a lab of two hosts: providers come and go, and the address answers (facts 10.7)."""
+"""Contiv's services in a lab of two hosts: providers come and go, and the address answers (contiv 10.7)."""
 
 from __future__ import annotations
 

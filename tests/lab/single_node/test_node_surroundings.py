@@ -66,7 +66,7 @@ async def doctor(host: Host) -> tuple[int, str]:
 
 
 async def test_rest_tells_what_the_node_has(lab: NetLab) -> None:
-    """Facts 6.7, and what Prometheus and a load balancer ask for."""
+    """contiv 6.7, and what Prometheus and a load balancer ask for."""
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     pod, other = await asyncio.gather(one.pod("a"), two.pod("b"))
     shown = await driver(one)
@@ -100,7 +100,7 @@ async def test_rest_tells_what_the_node_has(lab: NetLab) -> None:
 
 
 async def test_a_node_that_is_cut_off_says_so_and_is_shown_silent(lab: NetLab) -> None:
-    """Design 3: liveness is status; it is shown, and nothing else follows from it."""
+    """T4: liveness is status; it is shown, and nothing else follows from it."""
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     await lab.partition(two)
 
@@ -136,7 +136,7 @@ async def test_a_node_that_is_cut_off_says_so_and_is_shown_silent(lab: NetLab) -
 
 
 async def test_contiv_callers_are_served(lab: NetLab) -> None:
-    """Facts 8.2: the same use cases as CNI, behind Contiv's own form."""
+    """contiv 8.2: the same use cases as CNI, behind Contiv's own form."""
     socket = lab.directory / "contiv.sock"
     host = await lab.host("one", "--contiv-socket", str(socket))
     netns = host.make_netns("c0ffee")

@@ -49,7 +49,7 @@ class Cnitool:
 
 
 def seen(calls: list[Call]) -> list[tuple[dict[str, str], object]]:
-    """What the agent was told. libcni sends `capabilities` along (facts 4.11), older ones an empty `dns` (C-133)."""
+    """What the agent was told. libcni sends `capabilities` along (cni 4), older ones an empty `dns` (C-133)."""
     configs = [json.loads(call.stdin) for call in calls]
     for config in configs:
         config.pop("capabilities", None)

@@ -54,7 +54,7 @@ class TestLog:
         assert shim.logged()[0]["answer"] == "x" * 1_024
 
     def test_a_full_log_becomes_the_old_one(self, shim: InstalledShim) -> None:
-        """Facts 1.7: at 50 MiB."""
+        """contiv 1.7: at 50 MiB."""
         shim.log.touch()
         os.truncate(shim.log, main.LOG_LIMIT - 1)
         shim.call("ADD")

@@ -1,4 +1,4 @@
-"""Which address a machine takes for its own (facts 1.5)."""
+"""Which address a machine takes for its own (contiv 1.5)."""
 
 from __future__ import annotations
 

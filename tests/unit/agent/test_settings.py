@@ -1,4 +1,4 @@
-"""netplugin's flags and variables (facts 1.2, 1.3), the defaults of design 1, and what is refused."""
+"""netplugin's flags and variables (contiv 1.2, 1.3), their defaults, and what is refused."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_an_address_that_is_given_is_not_looked_for(monkeypatch: pytest.MonkeyPa
 
 
 def test_contivs_socket_is_there_in_its_own_mode() -> None:
-    """Facts 1.7, 8.2."""
+    """contiv 1.7, 8.2."""
     assert read("--mode", "kubernetes").contiv_socket == Path("/run/contiv/contiv-cni.sock")
     assert read("--mode", "kubernetes", "--contiv-socket", "none").contiv_socket is None
 
@@ -220,7 +220,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_program_ends_with_22_and_names_every_fault() -> None:
-    """Facts 1.2: any invalid option, exit code 22."""
+    """contiv 1.2: any invalid option, exit code 22."""
     done = run("--netmode", "vlan")
     assert done.returncode == 22
     assert done.stderr.splitlines() == [

@@ -20,7 +20,7 @@ PODMAN = "IgnoreUnknown=1;K8S_POD_NAME=pc2;MAC=02:11:22:33:44:55;IP=10.87.0.77"
 
 
 def test_the_order_of_keys_does_not_matter() -> None:
-    """Facts: `CNI_ARGS` keys come in random order."""
+    """cni 5: `CNI_ARGS` keys come in random order."""
     pairs = KUBELET.split(";")
     expected = parse_arguments(KUBELET, refuse_unknown=True)
     for seed in range(20):

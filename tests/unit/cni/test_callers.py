@@ -1,4 +1,4 @@
-"""The calls of real runtimes, as a plugin that only wrote them down saw them (facts, orchestrators 2)."""
+"""The calls of real runtimes, as a plugin that only wrote them down saw them (cni 5)."""
 
 from __future__ import annotations
 

@@ -76,24 +76,24 @@ def test_no_ports_and_no_rates_are_no_wish(runtime: dict[str, object]) -> None:
 
 
 def test_containerd_hands_over_annotations() -> None:
-    """Facts, orchestrators 2."""
+    """cni 5."""
     runtime = {"io.kubernetes.cri.pod-annotations": {"orch/net": "green"}}
     assert dict(wishes({"runtimeConfig": runtime}).annotations) == {"orch/net": "green"}
 
 
 def test_podman_writes_aliases_by_network() -> None:
-    """Facts, orchestrators 2."""
+    """cni 5."""
     runtime = {"aliases": {"blue": ["al1", "0123456789ab"], "red": ["other"]}}
     assert wishes({"runtimeConfig": runtime}).aliases == ("al1", "0123456789ab")
 
 
 def test_aliases_may_be_a_list() -> None:
-    """Facts 4.10."""
+    """cni 3."""
     assert wishes({"runtimeConfig": {"aliases": ["web", "web_1"]}}).aliases == ("web", "web_1")
 
 
 def test_addresses_come_from_the_strongest_source() -> None:
-    """P-45, facts 4.10: the runtime's word, then `args`, then CNI_ARGS; a prefix may follow and does not count."""
+    """P-45, cni 3: the runtime's word, then `args`, then CNI_ARGS; a prefix may follow and does not count."""
     runtime, args = {"ips": ["10.1.0.1/24"]}, {"cni": {"ips": ["10.1.0.2"]}}
     assert wishes({"runtimeConfig": runtime, "args": args}, "IP=10.1.0.3").addresses == (ONE,)
     assert wishes({"args": args}, "IP=10.1.0.3").addresses == (TWO,)
@@ -131,7 +131,7 @@ def test_an_empty_list_of_name_servers_is_a_word_too() -> None:
 
 
 def test_labels_of_mesos_and_of_the_conventions_are_found() -> None:
-    """Facts 8.6, 4.10."""
+    """contiv 8.6, cni 3."""
     listed = [{"key": "io.contiv.tenant", "value": "blue"}]
     mesos = {"org.apache.mesos": {"network_info": {"labels": {"labels": listed}}}}
     assert wishes({"args": mesos}).labels == {"io.contiv.tenant": "blue"}

@@ -12,7 +12,7 @@ from weft.cni.versions import SUPPORTED
 
 @pytest.mark.parametrize("version", SUPPORTED)
 def test_an_error_has_the_members_of_the_specification(version: str) -> None:
-    """C-002, facts 4.9: the same shape in every version."""
+    """C-002, cni 2: the same shape in every version."""
     error = CniError(Code.TRY_LATER, "not yet", details="the agent is starting")
     assert json.loads(error.encode(version=version)) == {
         "cniVersion": version,
@@ -33,7 +33,7 @@ def test_any_text_becomes_valid_json() -> None:
 
 
 def test_codes_are_those_of_the_specification() -> None:
-    """Facts 4.9."""
+    """cni 2."""
     assert [int(code) for code in Code if code < 100] == [1, 2, 3, 4, 5, 6, 7, 8, 11, 50, 51]
 
 

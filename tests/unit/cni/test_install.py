@@ -62,7 +62,7 @@ def test_the_configuration_is_a_list_that_runtimes_can_read(machine: Machine) ->
 
 
 def test_contivs_own_configuration_can_be_had(machine: Machine) -> None:
-    """Facts 1.7."""
+    """contiv 1.7."""
     assert machine.run("--config", "contiv") == 0
     (path,) = machine.conf.iterdir()
     network = parse_single(path.read_bytes())

@@ -41,5 +41,5 @@ def test_a_fault_is_named_by_its_place() -> None:
 
 
 def test_names_may_be_read_in_any_case() -> None:
-    """Facts, orchestrators 2: Go writes `HostPort`."""
+    """cni 5: Go writes `HostPort`."""
     assert Document({"HostPort": 80}).in_any_case().number("hostport") == 80

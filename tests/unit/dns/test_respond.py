@@ -1,4 +1,4 @@
-"""Questions and answers of one tenant, judged by dnspython (facts 7.14, R4, R10)."""
+"""Questions and answers of one tenant, judged by dnspython (contiv 7.14, R4, R10)."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_replacing_comes_to_the_same_as_a_new_table(changes: list[tuple[dict[str
 
 
 def test_the_first_rank_has_a_name_that_several_bear() -> None:
-    """Facts 7.14: services before groups before containers."""
+    """contiv 7.14: services before groups before containers."""
     made = table(
         Zone(
             {

@@ -1,4 +1,4 @@
-"""Links are computed from the references that objects hold, so they cannot go stale (W8; facts 2.1, 2.2)."""
+"""Links are computed from the references that objects hold, so they cannot go stale (W8; contiv 2.1, 2.2)."""
 
 from __future__ import annotations
 

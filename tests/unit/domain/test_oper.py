@@ -1,4 +1,4 @@
-"""What `inspect` shows beside the configuration (facts 2.2); the scenarios by REST have the rest (E1–E12)."""
+"""What `inspect` shows beside the configuration (contiv 2.2); the scenarios by REST have the rest (E1–E12)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_configured_tag_is_shown_instead_of_the_derived_one() -> None:
 
 
 def test_a_groups_tag_is_its_own_or_its_networks() -> None:
-    """Facts 2.2, `pktTag`; seed 001, CreateEndpoint."""
+    """contiv 2.2, `pktTag`; contiv 5.1."""
     world = FakeCluster()
     world.put(network(encap="vlan", pkt_tag=7))
     shown = [oper_of(world.cluster, kinds.GROUP, world.put(each)) for each in (group("a", pkt_tag=70), group("b"))]

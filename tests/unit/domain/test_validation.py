@@ -1,4 +1,4 @@
-"""Each object by itself: its normal form, or the member at fault (facts 2.2). REST's own tests have the long lists."""
+"""Each object by itself: its normal form, or the member at fault (contiv 2.2). REST's own tests have the long lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""netmaster's flags and variables (facts 1.2, 1.4), the defaults of design 1, and what is refused."""
+"""netmaster's flags and variables (contiv 1.2, 1.4), their defaults, and what is refused."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_flag_wins_over_its_variable() -> None:
 
 
 def test_vxlan_with_bridge_is_allowed() -> None:
-    """Design 1: the original refused it at the start, though its datapath had it."""
+    """contiv 1.2: Contiv refused it at the start, though its datapath had it."""
     settings = read("--netmode", "vxlan", "--fwdmode", "bridge")
     assert (settings.netmode, settings.fwdmode) == ("vxlan", "bridge")
 

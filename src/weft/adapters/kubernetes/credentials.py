@@ -92,7 +92,7 @@ def read_kubeconfig(path: Path) -> Access:
 
 
 class _Contiv(msgspec.Struct, frozen=True):
-    """Contiv's keys (facts 1.7); those of other meaning are left unread."""
+    """Contiv's keys (contiv 1.7); those of other meaning are left unread."""
 
     K8S_API_SERVER: str = ""
     K8S_CA: str = ""

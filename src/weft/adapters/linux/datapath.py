@@ -1,4 +1,4 @@
-"""The Datapath on the plain Linux kernel (design 6): a namespace per tenant, veth, vxlan, bridges, nftables."""
+"""The Datapath on the plain Linux kernel (ADR 6): a namespace per tenant, veth, vxlan, bridges, nftables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Datapath on Open vSwitch, in its four modes (design 6): one bridge, a zone per tenant, flows as bundles.
+"""The Datapath on Open vSwitch, in its four modes (contiv 7.1): one bridge, a zone per tenant, flows as bundles.
 
 Between nodes packets look as those of the linux datapath do: each overlay has a vxlan device of the kernel's, which is
 an ordinary port of the bridge. Networks of VLAN tags leave by the uplinks.

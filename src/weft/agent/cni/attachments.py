@@ -118,7 +118,7 @@ class Attachments:
         return encode_result(told, request.config.version)
 
     async def join(self, network: model.Network) -> None:
-        """Attach the host itself to an infra network (facts 6.4); one that is attached stays as it is."""
+        """Attach the host itself to an infra network (contiv 6.4); one that is attached stays as it is."""
         wanted = host_endpoint(network, self._holdings.node)
         async with self._turns[wanted.container_id]:
             note = self._journal.get(wanted.key)

@@ -1,4 +1,4 @@
-"""Contiv's own way to attach pods (facts 8.2): JSON over HTTP on a unix socket, for callers that are not rewritten.
+"""Contiv's own way to attach pods (contiv 8.2): JSON over HTTP on a unix socket, for callers that are not rewritten.
 
 The same use cases as CNI, and the same checks: a call becomes the CNI request that it stands for.
 """

@@ -47,7 +47,7 @@ _OWN_NAMESPACE = "/proc/self/ns/net"
 # Told of each call: its verb, the code of its refusal, `done` or `gone`, and how many seconds it took.
 Observe = Callable[[str, str, float], None]
 
-# The first class an error belongs to decides its code (design 5).
+# The first class an error belongs to decides its code (cni 2).
 _CODES: tuple[tuple[type[WeftError], Code], ...] = (
     (Exhausted, Code.EXHAUSTED),
     (DatapathFault, Code.DATAPATH_FAULT),

@@ -1,4 +1,4 @@
-"""Who is this: tenant, network and group of a workload, from labels in its request, or the defaults (design 5)."""
+"""Who is this: tenant, network and group of a workload, from labels in its request, or the defaults (contiv 8.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Infra networks (facts 6.4): on each the host itself has an address, on an interface of the network's name."""
+"""Infra networks (contiv 6.4): on each the host itself has an address, on an interface of the network's name."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Names:
         await self._pusher.run()
 
     async def inspect(self) -> dict[str, Any]:
-        """`/inspect/nameserver` (facts 6.7). `Unavailable` while netdns is away."""
+        """`/inspect/nameserver` (contiv 6.7). `Unavailable` while netdns is away."""
         return await self._pusher.inspect()
 
     def replace(self, listing: Listing) -> None:

@@ -43,7 +43,7 @@ RULES_REST_S = 0.1
 WITHDRAWN_WITHIN_S = 1.0
 
 _Key = tuple[str, ...]
-# Contiv's names for counters (facts 7.14).
+# Contiv's names for counters (contiv 7.14).
 _SHOWN = {"found": "foundNameRecord", "absent": "noNameRecord", "invalid": "invalidQuery"}
 
 
@@ -287,7 +287,7 @@ class NamePusher:
         return endpoint_owner(network, endpoint), entry
 
     async def inspect(self) -> dict[str, Any]:
-        """`/inspect/nameserver` (facts 6.7). `Unavailable` while netdns is away."""
+        """`/inspect/nameserver` (contiv 6.7). `Unavailable` while netdns is away."""
         report = await tell(self._socket, StatusQuery())
         zones = {tenant: self._zone(tenant) for tenant in self._admitted}
         services = sum(key[0] == kinds.SERVICE.prefix for key in self._objects)

@@ -1,4 +1,4 @@
-"""What `/svcstats` tells (facts 6.7): by client, by service address, by provider, with Contiv's member names."""
+"""What `/svcstats` tells (contiv 6.7): by client, by service address, by provider, with Contiv's member names."""
 
 from __future__ import annotations
 

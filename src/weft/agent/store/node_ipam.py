@@ -1,4 +1,4 @@
-"""What this node holds in the store: its presence, its endpoints, its address blocks; and how it stays safe (design 4).
+"""What this node holds in the store: its presence, its endpoints, its address blocks; and how it stays safe (ADR 2).
 
 Whatever the store, the masters and the network between do:
 

@@ -1,4 +1,4 @@
-"""How a node's decisions reach the store: those taken at the same time share one commit (design 5).
+"""How a node's decisions reach the store: those taken at the same time share one commit (ARCHITECTURE.md).
 
 A decision looks at the cluster in memory and says what to write. Decisions that do not touch one another are committed
 together; when that fails, or when they do touch, each is taken and committed anew, alone.

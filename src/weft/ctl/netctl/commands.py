@@ -1,4 +1,4 @@
-"""Every command of netctl, as one table: words, arguments, flags, and what each does (facts 3).
+"""Every command of netctl, as one table: words, arguments, flags, and what each does (contiv 3).
 
 Parser, help, completion and reference are made from it. ACI and `login` are left out on purpose.
 """

@@ -1,4 +1,4 @@
-"""The kinds of objects netctl speaks of: their paths, keys and columns (facts 2.2 and 3)."""
+"""The kinds of objects netctl speaks of: their paths, keys and columns (contiv 2.2 and 3)."""
 
 from __future__ import annotations
 

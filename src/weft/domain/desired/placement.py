@@ -1,4 +1,4 @@
-"""The labels that choose a workload's tenant, network and group (facts 8.2), and how defaults give way to them."""
+"""The labels that choose a workload's tenant, network and group (contiv 8.2), and how defaults give way to them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The names that resolve in a tenant: records, by the object that brings each of them.
 
 The schema is all here; whoever serves the records needs to know nothing of containers and groups. Each object's records
-stand alone, so a change of one object is a change of one entry. Bare names as in Contiv (facts 7.14), but in any case
+stand alone, so a change of one object is a change of one entry. Bare names as in Contiv (contiv 7.14), but in any case
 of letters: services, groups, containers; Kubernetes' services and pods below the cluster's domain. Where objects of
 different rank bear the same name, the first rank has it.
 """
@@ -108,7 +108,7 @@ Shown = dict[str, dict[str, dict[str, list[str]]]]
 
 
 def show_names(zones: Mapping[TenantName, Zone]) -> Shown:
-    """`dnsRecords` of `/inspect/nameserver` (facts 6.7): tenant -> kind of name -> name -> addresses."""
+    """`dnsRecords` of `/inspect/nameserver` (contiv 6.7): tenant -> kind of name -> name -> addresses."""
     shown: Shown = {}
     for tenant, zone in sorted(zones.items()):
         for owner, record in _addresses_of(zone):

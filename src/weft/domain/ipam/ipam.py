@@ -1,4 +1,4 @@
-"""Addresses as claims: who may take which address of a network, so that none is ever given twice (design 4).
+"""Addresses as claims: who may take which address of a network, so that none is ever given twice (ADR 2).
 
 Two kinds of pool. *Shared*: one claim per address in the store, written together with its holder. *Exclusive*: blocks
 of 64 addresses in pools of 1,024 and more; a block belongs to one node, which alone gives out its addresses, also while

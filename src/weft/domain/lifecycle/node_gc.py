@@ -1,4 +1,4 @@
-"""When a silent node's endpoints and blocks are taken back (design 3, 4), decided with the time passed in."""
+"""When a silent node's endpoints and blocks are taken back (ADR 2, W12), decided with the time passed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of the plugins (facts 2.4): addresses and endpoints, with the original's CamelCase members."""
+"""The calls of the plugins (contiv 2.4): addresses and endpoints, with the original's CamelCase members."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ class Plugin:
         return stored.value, group
 
     def _endpoint_config(self, endpoint: model.Endpoint) -> dict[str, Any]:
-        """The endpoint's state as plugins know it (facts 4.3)."""
+        """The endpoint's state as plugins know it (contiv 4.3)."""
         group = self._cluster.group(GroupKey(endpoint.tenant, GroupName(endpoint.group))) if endpoint.group else None
         return {
             "id": f"{endpoint.network}.{endpoint.tenant}-{endpoint.endpoint_id}",

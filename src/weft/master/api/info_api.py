@@ -1,4 +1,4 @@
-"""What netmaster tells of itself (facts 2.5): version, who leads, health, metrics, services as plugins know them."""
+"""What netmaster tells of itself (contiv 2.5): version, who leads, health, metrics, services as plugins know them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class About:
         return json_response(self._service(stored.value))
 
     def _service(self, service: model.Service) -> dict[str, Any]:
-        """A service as plugins know it (facts 4.3)."""
+        """A service as plugins know it (contiv 4.3)."""
         found = {
             f"{one.ip_address}:{one.tenant}": endpoint_oper(self._cluster, one)
             for one in providers(self._cluster, service)

@@ -1,4 +1,4 @@
-"""REST for the objects: list, read, create, change, delete, inspect and watch, alike for every kind (facts 2.1).
+"""REST for the objects: list, read, create, change, delete, inspect and watch, alike for every kind (contiv 2.1).
 
 Decode, call the control plane, encode; nothing else happens here.
 """

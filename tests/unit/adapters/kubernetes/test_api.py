@@ -20,7 +20,7 @@ from weft.runtime.http import server_tls, serving
 
 
 async def test_a_token_that_was_replaced_is_read_anew(server: Scripted, access: Access, tmp_path: Path) -> None:
-    """Tokens of service accounts live for an hour (anchors 4, 23: stuck because the credential expired)."""
+    """Tokens of service accounts live for an hour: an agent with an expired one would be stuck."""
     file = tmp_path / "token"
     file.write_text("first\n")
     server.objects["/x"] = {}

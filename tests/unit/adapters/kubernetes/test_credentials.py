@@ -1,4 +1,4 @@
-"""The way to the API server: kubeconfigs, contiv.json (facts 1.7), and what a pod is told."""
+"""The way to the API server: kubeconfigs, contiv.json (contiv 1.7), and what a pod is told."""
 
 from __future__ import annotations
 

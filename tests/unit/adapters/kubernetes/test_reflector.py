@@ -72,7 +72,7 @@ async def test_a_watch_is_resumed_from_the_last_bookmark(server: Scripted, acces
 
 
 async def test_lost_history_means_a_new_listing_with_its_deletions(server: Scripted, access: Access) -> None:
-    """As an error event and as an answer: 410 (facts libraries 6)."""
+    """As an error event and as an answer: 410."""
     gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
     server.lists[PATH] = [listing(5, pod("a"), pod("b")), listing(90, pod("b", 80)), listing(200, pod("c", 190))]
     server.watches[PATH] = [[event("ERROR", gone)], [410], [HANG]]

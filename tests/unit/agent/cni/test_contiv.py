@@ -1,4 +1,4 @@
-"""Contiv's form of CNI (facts 8.2), in front of use cases that do as they are told."""
+"""Contiv's form of CNI (contiv 8.2), in front of use cases that do as they are told."""
 
 from __future__ import annotations
 

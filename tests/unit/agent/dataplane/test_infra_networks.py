@@ -11,7 +11,7 @@ from weft.domain.ids import EndpointId, NetworkName, NodeName, TenantName
 
 @pytest.mark.parametrize("name", ["contivh1", "x" * 15])
 def test_an_interface_has_the_networks_name(name: str) -> None:
-    """Facts 6.4."""
+    """contiv 6.4."""
     assert interface_name(name) == name
 
 

@@ -247,7 +247,7 @@ async def test_whom_netdns_asks_is_known_before_names_are_told(netdns: Netdns, w
 
 
 async def test_what_contiv_showed_is_shown(netdns: Netdns, world: FakeCluster) -> None:
-    """Facts 6.7: /inspect/nameserver."""
+    """contiv 6.7: /inspect/nameserver."""
     pusher = NamePusher(world.cluster, socket=netdns.door)
     pusher.add_endpoint(DEFAULT)
     async with netdns.running(), background(pusher.run(), name="names"):

@@ -1,4 +1,4 @@
-"""A node gives out addresses of its own blocks without waiting for the store, which is told beside it (design 4)."""
+"""A node gives out addresses of its own blocks without waiting for the store, which is told beside it (ADR 2)."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ async def test_a_decision_that_cannot_be_taken_does_not_harm_the_others() -> Non
 
 
 async def test_when_a_shared_commit_fails_its_members_are_tried_singly() -> None:
-    """Design 5."""
+    """One that is refused must not fail the others."""
     store = Watched()
     async with decisions(store) as made:
         good, bad, other = await carry_out_behind(

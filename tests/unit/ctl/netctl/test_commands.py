@@ -168,7 +168,7 @@ CLUSTER_LISTS: list[tuple[str, str, dict[str, object], str, str]] = [
 def test_ls_prints_a_table_or_names_or_json(
     netctl: Netctl, stub: Stub, line: str, plural: str, row: dict[str, object], name: str, table: str
 ) -> None:
-    """The columns of facts 3; `bgp ls -q` works too (W25)."""
+    """The columns of contiv 3; `bgp ls -q` works too (W25)."""
     query = "?limit=1000" if line in ("tenant ls", "node ls", "bgp ls") else "?tenantName=default&limit=1000"
     stub.answers(f"GET {API}/{plural}/{query}", [row])
     assert netctl(*line.split()).out == table

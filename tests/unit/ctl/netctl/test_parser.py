@@ -1,4 +1,4 @@
-"""From words to calls: flags, shorthands, aliases, defaults, and what is refused (facts 3)."""
+"""From words to calls: flags, shorthands, aliases, defaults, and what is refused (contiv 3)."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_a_socket_that_does_not_answer(tmp_path: Path) -> None:
 def test_full_packets_must_reach_every_peer(
     passes: set[int], health: Health, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Design 11: the MTU of the path, checked at full size."""
+    """docs/operating.md, `weft doctor`: the MTU of the path, checked at full size."""
 
     def answers(target: str, *, size: int, source: str, within: float) -> bool:
         assert (target, source) == ("192.0.2.2", "192.0.2.1")

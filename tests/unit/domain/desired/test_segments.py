@@ -1,4 +1,4 @@
-"""Bridge mode: networks are segments, and who is on them follows from the cluster (facts 7.5, 7.8; N8, N9)."""
+"""Bridge mode: networks are segments, and who is on them follows from the cluster (contiv 7.5, 7.8; N8, N9)."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def tagged_cluster(fwd_mode: model.FwdMode) -> Cluster:
 
 
 def test_a_group_may_have_a_segment_of_its_own() -> None:
-    """Seed 001, CreateEndpoint: its tag overrides its network's, and whose group is missing has the network's."""
+    """contiv 5.1: its tag overrides its network's, and whose group is missing has the network's."""
     cluster = tagged_cluster("bridge")
     found = node_view(cluster, HERE, [BLUE])
     for number, member in ((OWN, "10.9.0.5"), (NETWORKS, "10.9.0.6")):

@@ -1,4 +1,4 @@
-"""What objects bring to a tenant's names (facts 7.14, R4)."""
+"""What objects bring to a tenant's names (contiv 7.14, R4)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_zone_survives_the_way_to_netdns() -> None:
 
 
 def test_names_are_shown_as_contiv_did() -> None:
-    """Facts 6.7: tenant, kind, name; services of Kubernetes below a tenant that is none."""
+    """contiv 6.7: tenant, kind, name; services of Kubernetes below a tenant that is none."""
     cluster = Entry((Record("kube.ns.svc.cluster.local", "A", "10.9.0.1", Rank.CLUSTER),))
     zone = Zone(
         {

@@ -1,4 +1,4 @@
-"""Addresses as claims and blocks (design 4). That none is ever given twice under any interleaving is tested apart."""
+"""Addresses as claims and blocks (ADR 2). That none is ever given twice under any interleaving is tested apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node writes only what is its own, before the commit and after it (design 10)."""
+"""A node writes only what is its own, before the commit and after it (docs/design/joining.md)."""
 
 from __future__ import annotations
 

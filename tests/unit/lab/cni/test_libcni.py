@@ -165,7 +165,7 @@ class TestAdd:
         assert failed.value.code == Code.NOT_DECODED
 
     async def test_stderr_is_the_message_when_stdout_is_empty(self, libcni: Libcni, plugins: Plugins) -> None:
-        """Facts 4.11."""
+        """cni 4."""
         plugins.answer = lambda call: Output(3, b"", b"it broke\n")
         with pytest.raises(CniError, match="plugin one failed; it broke"):
             await libcni.add(network(), POD)

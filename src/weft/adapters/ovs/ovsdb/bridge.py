@@ -25,7 +25,7 @@ NAME: Final = "contivVxlanBridge"
 _MARK: Final = "weft"
 # What says whose workload's port it is.
 TENANT_MARK: Final = "weft-tenant"
-# What says which host end it is (facts 6.3): a port that was made in advance has another name.
+# What says which host end it is (kuryr 2.5): a port that was made in advance has another name.
 INTERFACE_MARK: Final = "iface-id"
 # What says that it is nobody's yet (`spares`), and its MTU.
 SPARE_MARK: Final = "weft-spare"

@@ -17,7 +17,7 @@ NAMESPACE_MARK: Final = "weft-netns"
 
 
 def port_marks(port: Port) -> dict[str, str]:
-    """What others look for at a port (facts 6.3), and whose it is."""
+    """What others look for at a port (kuryr 2.5), and whose it is."""
     return {
         INTERFACE_MARK: port.interface,
         "iface-status": "active",

@@ -1,4 +1,4 @@
-"""What may be created, changed and deleted, and what that writes: one pure decision per kind of object (facts 2.3).
+"""What may be created, changed and deleted, and what that writes: one pure decision per kind of object (contiv 2.3).
 
 `plan_put` creates an object or changes it, `plan_delete` removes it. Both look at the cluster through a `ReadSet`, so
 that their commit holds only if what they saw is still so. Asking for what is already there is a plan without writes.

@@ -1,4 +1,4 @@
-"""Endpoints: created, updated and deleted one commit each, with their addresses (facts 2.4, 5)."""
+"""Endpoints: created, updated and deleted one commit each, with their addresses (contiv 2.4, 5)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _refuse_overlap(wanted: model.Network, other: model.Network) -> None:
 
 
 def _take_tags(reading: ReadSet, wanted: model.Network) -> tuple[model.NetworkTags, list[Write]]:
-    """The wire tag (asked for or the lowest free one) and, for vxlan, a local vlan (facts 5, O4)."""
+    """The wire tag (asked for or the lowest free one) and, for vxlan, a local vlan (contiv 5, O4)."""
     holder = holder_of(kinds.NETWORK, wanted)
     if wanted.encap == "vlan":
         vlan, write = take_vlan(reading, wanted=wanted.pkt_tag, holder=holder)
@@ -106,7 +106,7 @@ def delete_network(reading: ReadSet, present: model.Network) -> list[Write]:
 
 
 def _is_hosts(network: model.Network, endpoint: model.Endpoint) -> bool:
-    """Whether an endpoint is a node's own in an infra network, which goes with the network (facts 6.4)."""
+    """Whether an endpoint is a node's own in an infra network, which goes with the network (contiv 6.4)."""
     return network.nw_type == "infra" and endpoint.endpoint_id == endpoint.host
 
 

@@ -60,7 +60,7 @@ def put_rule(reading: ReadSet, wanted: model.Rule, present: model.Rule | None) -
 
 
 def _check_own_address(reading: ReadSet, policy: model.Policy, wanted: model.Rule) -> None:
-    """`in` with toIpAddress narrows the rule to members of the one group that has the policy (facts 2.3)."""
+    """`in` with toIpAddress narrows the rule to members of the one group that has the policy (contiv 2.3)."""
     groups = [group for group in reading.all(kinds.GROUP, policy.tenant) if policy.name in group.policies]
     if len(groups) != 1:
         raise Invalid(

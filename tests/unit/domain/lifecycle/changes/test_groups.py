@@ -58,7 +58,7 @@ def test_an_id_stays_when_the_group_changes() -> None:
 
 
 def test_a_tag_of_its_own_is_taken_with_the_group_and_given_back() -> None:
-    """Seed 001, CreateEndpoint: networks and groups share the cluster's range."""
+    """contiv 5.1: networks and groups share the cluster's range."""
     world = FakeCluster()
     world.put(network(encap="vlan", pkt_tag=7))
     world.put(group("a", pkt_tag=70))

@@ -1,4 +1,4 @@
-"""Networks: tags and subnets taken at creation, all given back at the end (O3–O6, facts 2.3, 5)."""
+"""Networks: tags and subnets taken at creation, all given back at the end (O3–O6, contiv 2.3, 5)."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_network_goes_when_nothing_needs_it() -> None:
 
 @pytest.mark.parametrize("subnet", ["10.1.1.0/24", "10.1.0.0/16"])
 def test_hosts_of_an_infra_network_go_with_it(subnet: str) -> None:
-    """Facts 6.4: active endpoints of nodes do not block; one of anybody else does."""
+    """contiv 6.4: active endpoints of nodes do not block; one of anybody else does."""
     world = FakeCluster()
     before = dict(world.entries)
     world.put(network(subnet=subnet, nw_type="infra"))

@@ -1,4 +1,4 @@
-"""Contiv's groups, policies and rules: the acceptance list of facts 10.5 and the weaknesses put right."""
+"""Contiv's groups, policies and rules: the acceptance list of contiv 10.5 and the weaknesses put right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lessons of others' vulnerabilities (facts/anchors 5b) that concern selectors, scope, precedence and limits."""
+"""Lessons of other projects' CVEs that concern selectors, scope, precedence and limits."""
 
 from __future__ import annotations
 
