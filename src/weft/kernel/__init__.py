@@ -1,1 +1,1 @@
-"""TODO"""
+"""Access to the kernel that the datapaths, DNS and the lab share: netlink, nftables and network namespaces."""

@@ -1,8 +1,8 @@
-"""Network namespaces: opened, entered for a moment, and pinned under a name so that they outlive us.
+"""Network namespaces: open, enter, and pin by name so that they outlive the process.
 
-A thread of ours never stays in a foreign namespace. What takes time inside runs on a thread made for it, which ends
-with it; a socket or a sysctl is a matter of microseconds, so the calling thread goes in and comes back, which spares
-two switches between threads (milliseconds on a busy machine). Nothing in this package depends on where its caller is.
+No thread stays in another namespace. Work that takes time runs on a thread of its own, which ends with it. Opening a
+socket or writing a sysctl takes microseconds, so the calling thread enters and returns: two thread switches cost
+milliseconds on a busy machine. Nothing in this package depends on the caller's namespace.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ _SYSCTLS = Path("/proc/sys")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
 _LIBC.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
-# For what takes the kernel a microsecond: other threads go on waiting, since to take turns with them takes longer.
-_BRIEF = ctypes.PyDLL(None, use_errno=True)
+# PyDLL keeps the GIL during the call: setns and ioctl take a microsecond, handing the GIL over takes longer.
+_LIBC_WITH_GIL = ctypes.PyDLL(None, use_errno=True)
 
 
 class Identity(NamedTuple):
-    """What tells one living namespace from all others; a later one may get the same inode again."""
+    """Identifies a namespace among those that exist; the kernel may reuse the inode afterwards."""
 
     device: int
     inode: int
 
 
 class Namespace:
-    """An open network namespace: it lives at least until `close`."""
+    """An open network namespace: the descriptor keeps it alive until `close`."""
 
     def __init__(self, fd: int, *, name: str) -> None:
-        """Take over a descriptor. The name is for messages only."""
+        """Take ownership of a descriptor. The name is for messages only."""
         self.fd = fd
         self.name = name
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """The namespace at a path, such as a runtime hands over; `NotFound` when there is nothing.
+        """Open the namespace at a path, such as CNI_NETNS; `NotFound` when it does not exist.
 
-        A file that is no network namespace is `Invalid`.
+        `Invalid` when the file is not a network namespace.
         """
         with _system_errors(f"network namespace {path}"):
             try:
@@ -68,12 +68,12 @@ class Namespace:
 
     @classmethod
     def current(cls) -> Self:
-        """The calling thread's own."""
+        """Open the calling thread's namespace."""
         return cls.open(_OWN)
 
     @classmethod
     def new(cls) -> Namespace:
-        """One that nobody else can reach, and that is gone with `close`."""
+        """Create an anonymous namespace, which is deleted with `close`."""
 
         def make() -> Namespace:
             _check(_LIBC.unshare(CLONE_NEWNET))
@@ -88,9 +88,9 @@ class Namespace:
         return Identity(status.st_dev, status.st_ino)
 
     def run(self, function: Callable[[], T]) -> T:
-        """The function's result, or its exception, from a thread that is inside the namespace.
+        """Run a function on a thread inside the namespace; return its result or raise its exception.
 
-        Waits for the function, which therefore must end in bounded time.
+        The caller waits, so the function must end in bounded time.
         """
 
         def inside() -> T:
@@ -100,19 +100,19 @@ class Namespace:
         return _on_own_thread(inside)
 
     def open_socket(self, family: int, kind: int, protocol: int = 0, *, home: Namespace | None = None) -> socket.socket:
-        """A socket that belongs to the namespace, and may be used from any thread.
+        """Open a socket in the namespace; any thread may use it.
 
-        `home` is the calling thread's own namespace, for a caller who has it open already.
+        `home` is the calling thread's namespace, for a caller that has it open already.
         """
-        with self._visit(home), _system_errors(f"socket in network namespace {self.name}"):
+        with self._entered(home), _system_errors(f"socket in network namespace {self.name}"):
             return socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
 
     def write_sysctls(self, settings: Mapping[str, str]) -> None:
-        """Give sysctls their values, in order. They are named by path: `net/ipv4/conf/eth0/rp_filter`.
+        """Write sysctls in order. They are named by path: `net/ipv4/conf/eth0/rp_filter`.
 
-        What has its value already is not written, so a read-only `/proc/sys` with the right values will do.
+        A sysctl that has its value already is not written, so a read-only `/proc/sys` with the right values works.
         """
-        with self._visit():
+        with self._entered():
             for name, value in settings.items():
                 path = _SYSCTLS / name
                 with _system_errors(f"sysctl {name} in network namespace {self.name}"):
@@ -131,12 +131,12 @@ class Namespace:
         self.close()
 
     def enter(self) -> None:
-        """Move the calling thread into it, for good. For a thread or a program that ends there."""
+        """Move the calling thread into the namespace for good; for a thread or a program that ends there."""
         with _system_errors(f"network namespace {self.name}"):
-            _check(_BRIEF.setns(self.fd, CLONE_NEWNET))
+            _check(_LIBC_WITH_GIL.setns(self.fd, CLONE_NEWNET))
 
     @contextmanager
-    def _visit(self, home: Namespace | None = None) -> Iterator[None]:
+    def _entered(self, home: Namespace | None = None) -> Iterator[None]:
         with nullcontext(home) if home else Namespace.current() as back:
             self.enter()
             try:
@@ -146,33 +146,32 @@ class Namespace:
 
 
 class NamespaceDirectory:
-    """Namespaces pinned by name, as mounts in a directory: they stand until deleted, also when no process is inside.
+    """Namespaces pinned as bind mounts in a directory, as `ip netns` does: they exist until deleted.
 
-    Every operation names an end state, and "already so" is success. Names become file names, so `Invalid` is raised for
-    one with a slash or a leading dot.
+    All operations are idempotent. Names become file names: `Invalid` for one with a slash or a leading dot.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def prepare(self) -> None:
-        """Make the directory, and make what is mounted in it show in other mount namespaces too.
+        """Create the directory as a shared mount, so that mounts in it propagate to other mount namespaces.
 
-        Without this a namespace pinned from inside a container would go with the container, and one deleted here would
-        live on in every mount namespace that was copied meanwhile.
+        Otherwise a namespace pinned from a container would vanish with the container, and one deleted here would stay
+        alive in every mount namespace that was cloned meanwhile.
         """
         with _system_errors(f"directory {self.path}"):
             self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
             try:
                 _mount(None, self.path, _MS_SHARED)
             except OSError as error:
-                if error.errno != errno.EINVAL:  # it is not a mount point yet
+                if error.errno != errno.EINVAL:  # EINVAL: not a mount point yet
                     raise
                 _mount(self.path, self.path, _MS_BIND)
                 _mount(None, self.path, _MS_SHARED)
 
     def remove(self) -> None:
-        """Undo `prepare`; gone already is fine. `DatapathFault` while something is in it."""
+        """Undo `prepare`; idempotent. `DatapathFault` while the directory is not empty."""
         with _system_errors(f"directory {self.path}"):
             if not self.path.is_dir():
                 return
@@ -182,12 +181,12 @@ class NamespaceDirectory:
                 while True:
                     _check(_LIBC.umount2(os.fsencode(self.path), _MNT_DETACH))
             except OSError as error:
-                if error.errno != errno.EINVAL:  # it is no mount point any more
+                if error.errno != errno.EINVAL:  # EINVAL: no longer a mount point
                     raise
             self.path.rmdir()
 
     def create(self, name: str) -> Namespace:
-        """The namespace of that name, new and empty unless it stands already."""
+        """Open the namespace of that name; create it when it does not exist."""
         path = self._path_of(name)
         with _system_errors(f"network namespace {path}"):
             if not self._is_pinned(path):
@@ -196,14 +195,14 @@ class NamespaceDirectory:
         return Namespace.open(path)
 
     def open(self, name: str) -> Namespace:
-        """The namespace of that name, or `NotFound`."""
+        """Open the namespace of that name, or raise `NotFound`."""
         path = self._path_of(name)
         if not self._is_pinned(path):
             raise NotFound(f"network namespace {path} does not exist")
         return Namespace.open(path)
 
     def delete(self, name: str) -> None:
-        """Unpin it. The kernel takes it away, devices included, once no process and no socket is left inside."""
+        """Unpin a namespace. The kernel deletes it and its devices when its last process and socket are gone."""
         path = self._path_of(name)
         with _system_errors(f"network namespace {path}"):
             if self._is_pinned(path):
@@ -211,7 +210,7 @@ class NamespaceDirectory:
             path.unlink(missing_ok=True)
 
     def names(self) -> frozenset[str]:
-        """The names of all that are pinned. What a crash left half made is not among them."""
+        """Return the names of all pinned namespaces. A file that a crash left without a mount is not one."""
         with _system_errors(f"directory {self.path}"):
             if not self.path.is_dir():
                 return frozenset()
@@ -223,7 +222,7 @@ class NamespaceDirectory:
         return self.path / name
 
     def _is_pinned(self, path: Path) -> bool:
-        """Whether something is mounted there: it is then on another device than the directory."""
+        """Whether the path is a mount point: its device then differs from that of the directory."""
         try:
             return path.stat().st_dev != self.path.stat().st_dev
         except FileNotFoundError:
@@ -249,14 +248,14 @@ def _mount(source: Path | None, target: Path, flags: int) -> None:
 
 
 def _pin_new(path: Path) -> None:
-    """To be run on a thread that ends afterwards: it moves into the new namespace, and the mount holds that."""
+    """Create and pin a namespace; runs on a thread that ends afterwards, because unshare moves it for good."""
     _check(_LIBC.unshare(CLONE_NEWNET))
     _mount(_OWN, path, _MS_BIND)
 
 
 def _is_network_namespace(fd: int) -> bool:
-    """What is no namespace at all does not answer such a question."""
-    return bool(_BRIEF.ioctl(fd, _NS_GET_NSTYPE) == CLONE_NEWNET)
+    """Whether a descriptor is a network namespace; the ioctl fails on any other file."""
+    return bool(_LIBC_WITH_GIL.ioctl(fd, _NS_GET_NSTYPE) == CLONE_NEWNET)
 
 
 def _on_own_thread(function: Callable[[], T]) -> T:
@@ -266,7 +265,7 @@ def _on_own_thread(function: Callable[[], T]) -> T:
     def run() -> None:
         try:
             results.append(function())
-        except BaseException as error:  # carried to the caller, whatever it is
+        except BaseException as error:  # re-raised in the calling thread
             failures.append(error)
 
     thread = threading.Thread(target=run, name="netns", daemon=True)

@@ -1,7 +1,7 @@
-"""The structure of a namespace's ruleset, in nft's own language: by libnftables inside this process, or by `nft`.
+"""Chains, sets and rules of a namespace in nft syntax: through libnftables in this process, or the `nft` program.
 
-Everything in one `run` is one transaction. Elements of sets and maps come and go through `elements`, several times
-faster. What is read back comes as the JSON objects of libnftables-json(5).
+One `run` is one transaction. For elements of sets and maps use `netlink.nft_set`, which is several times faster.
+Reading returns the JSON objects of libnftables-json(5).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from weft.kernel.netns import Namespace
 _LIBRARY = "libnftables.so.1"
 _PROGRAM = "nft"
 _PROGRAM_DEADLINE = 30.0
-_LONGEST_WORDS = 2000
+_MAX_ERROR_TEXT = 2000
 
 
 class Output(Enum):
-    """What a command gives back, by the library's flags: nothing, JSON, or JSON without the elements of sets."""
+    """Output flags of libnftables: none, JSON, or JSON without set elements (terse)."""
 
     NONE = 0
     WHOLE = 1 << 4
@@ -35,18 +35,18 @@ class Output(Enum):
 
 
 class Nftables(ABC):
-    """A way to the ruleset of one namespace, for one thread at a time. Close it at the end."""
+    """Access to the ruleset of one network namespace, for one thread at a time. Close it at the end."""
 
-    # How many have been carried out.
+    # Committed transactions: compared with the kernel's generation to detect changes by other processes.
     transactions = 0
 
     def run(self, commands: str) -> None:
-        """Carry out all of the commands, or none; `DatapathFault` has nft's own lines about what is wrong."""
+        """Apply all of the commands, or none; `DatapathFault` carries nft's own error text."""
         self._execute(commands, Output.NONE)
         self.transactions += 1
 
     def read(self, command: str, *, elements: bool = True) -> Sequence[Mapping[str, Any]]:
-        """What a `list` command gives: an object for each table, chain, rule, set … with its elements or without."""
+        """Run a `list` command: return an object for each table, chain, rule and set, with its elements or without."""
         document = msgspec.json.decode(self._execute(command, Output.WHOLE if elements else Output.TERSE))
         return [item for item in document["nftables"] if "metainfo" not in item]
 
@@ -66,32 +66,32 @@ class Nftables(ABC):
 
 
 class NftablesLibrary(Nftables):
-    """A context of libnftables. It belongs to the namespace of the thread that makes it, whoever uses it then."""
+    """A libnftables context. Its socket belongs to the namespace of the thread that creates it."""
 
     def __init__(self, library: ctypes.CDLL, *, namespace: Namespace) -> None:
         self._library = _declare(library)
         self._name = namespace.name
         self._context = namespace.run(lambda: library.nft_ctx_new(0))
         if self._context is None:
-            raise DatapathFault(f"nftables in {self._name}: the library could not set itself up")
+            raise DatapathFault(f"nftables in {self._name}: cannot create a libnftables context")
         if library.nft_ctx_buffer_output(self._context) or library.nft_ctx_buffer_error(self._context):
             self.close()
-            raise DatapathFault(f"nftables in {self._name}: the library has no memory")
+            raise DatapathFault(f"nftables in {self._name}: libnftables is out of memory")
 
     def close(self) -> None:
         self._library.nft_ctx_free(self._context)
 
     def _execute(self, commands: str, output: Output) -> bytes:
-        # For JSON the library takes its input for JSON first, therefore that is on only where it is wanted.
+        # With JSON output the library also tries to parse its input as JSON first: set the flag only for reading.
         self._library.nft_ctx_output_set_flags(self._context, output.value)
         if self._library.nft_run_cmd_from_buffer(self._context, commands.encode()) != 0:
             raise _fault(self._name, self._library.nft_ctx_get_error_buffer(self._context))
-        words: bytes = self._library.nft_ctx_get_output_buffer(self._context)
-        return words
+        reply: bytes = self._library.nft_ctx_get_output_buffer(self._context)
+        return reply
 
 
 class NftablesProgram(Nftables):
-    """The `nft` program, started anew inside the namespace for each call: the way out where the library is missing."""
+    """The `nft` program, run inside the namespace for each call: the fallback where the library is missing."""
 
     def __init__(self, program: str, *, namespace: Namespace) -> None:
         self._program = program
@@ -101,7 +101,7 @@ class NftablesProgram(Nftables):
         """Nothing is held between calls."""
 
     def _execute(self, commands: str, output: Output) -> bytes:
-        # With --json it would take a file for JSON; a command among the arguments is always nft's language.
+        # With --json, nft parses a file as JSON; a command given as an argument is always nft syntax.
         flags = ["--json", *(["--terse"] if output is Output.TERSE else [])]
         command = [self._program, "--file", "-"] if output is Output.NONE else [self._program, *flags, commands]
         name = self._namespace.name
@@ -119,7 +119,7 @@ class NftablesProgram(Nftables):
 
 
 def open_nftables(namespace: Namespace) -> Nftables:
-    """By the library where there is one, else by the program; `DatapathFault` when there is neither.
+    """Use the library where there is one, else the program; `DatapathFault` when there is neither.
 
     The program needs the namespace to stay open.
     """
@@ -134,7 +134,7 @@ def open_nftables(namespace: Namespace) -> Nftables:
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Tell ctypes the shapes of the functions we use (`nftables/libnftables.h`)."""
+    """Declare the prototypes of the functions we use (`nftables/libnftables.h`)."""
     context = ctypes.c_void_p
     library.nft_ctx_new.argtypes, library.nft_ctx_new.restype = (ctypes.c_uint32,), context
     for name in ("nft_ctx_buffer_output", "nft_ctx_buffer_error"):
@@ -148,6 +148,6 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def _fault(name: str, words: bytes) -> DatapathFault:
-    text = words.decode(errors="replace").strip()
-    return DatapathFault(f"nftables in {name}: {text[:_LONGEST_WORDS]}")
+def _fault(name: str, stderr: bytes) -> DatapathFault:
+    text = stderr.decode(errors="replace").strip()
+    return DatapathFault(f"nftables in {name}: {text[:_MAX_ERROR_TEXT]}")

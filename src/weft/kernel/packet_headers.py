@@ -1,4 +1,4 @@
-"""What a packet's headers say: from whom, to whom, and about what. Pure; v4 and v6 with its extension headers."""
+"""Parse IPv4 and IPv6 headers, extension headers included, down to the ports. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXTENSIONS = frozenset({0, 43, 60, 135, 139, 140, _FRAGMENT, _AUTHENTICATION})
 
 
 class Packet(NamedTuple):
-    """The ends of a packet. Ports are 0 where there are none, or not in this part of it."""
+    """The 5-tuple of a packet. Ports are 0 when the protocol has none or this is not the first fragment."""
 
     source: Address
     target: Address
@@ -29,13 +29,13 @@ class Packet(NamedTuple):
 
 
 def parse_packet(data: bytes) -> Packet:
-    """The beginning of a packet as it was on the wire, from its IP header on; `DatapathFault` when it is none."""
+    """Parse the start of a packet from its IP header on; `DatapathFault` when it is not an IP packet."""
     version = data[0] >> 4 if data else 0
     if version == 4 and len(data) >= _V4.size:
         return _parse_v4(data)
     if version == 6 and len(data) >= _V6.size:
         return _parse_v6(data)
-    raise DatapathFault(f"{len(data)} bytes that are no IP packet")
+    raise DatapathFault(f"{len(data)} bytes are not an IP packet")
 
 
 def _parse_v4(data: bytes) -> Packet:
@@ -52,6 +52,8 @@ def _parse_v6(data: bytes) -> Packet:
     offset = _V6.size
     while protocol in _EXTENSIONS and len(data) >= offset + 8:
         kind, (protocol, length) = protocol, data[offset : offset + 2]
+        # The length unit differs: 8 bytes after the first 8, but 4 bytes minus 2 for AH (RFC 4302); a fragment
+        # header has no length and is always 8 bytes (RFC 8200).
         if kind == _FRAGMENT:
             if int.from_bytes(data[offset + 2 : offset + 4], "big") & _FRAGMENT_OFFSET_V6:
                 return Packet(*ends, protocol)

@@ -1,4 +1,4 @@
-"""pyroute2 as the judge of what we pack."""
+"""pyroute2 decodes what we encode."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from weft.kernel.netlink.codec import Request
 _FORMS = {16: ifinfmsg, 20: ifaddrmsg, 24: rtmsg, 28: ndmsg, 32: fibmsg}
 
 
-class Judged(NamedTuple):
+class DecodedMessage(NamedTuple):
     """A message as pyroute2 understands it: the fixed part, and the attributes by name, nested ones likewise."""
 
     fields: Mapping[str, Any]
     attributes: Mapping[str, Any]
 
 
-class Judge(Protocol):
+class Decoder(Protocol):
     """Takes a request apart."""
 
-    def __call__(self, request: Request) -> Judged: ...
+    def __call__(self, request: Request) -> DecodedMessage: ...
 
 
 def _attributes(message: Any) -> dict[str, Any]:
@@ -38,10 +38,10 @@ def _attributes(message: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def judge() -> Judge:
-    def decode(request: Request) -> Judged:
+def decode() -> Decoder:
+    def decode(request: Request) -> DecodedMessage:
         message = _FORMS[request.kind & ~3](request.encode(sequence=1))
         message.decode()
-        return Judged(message, _attributes(message))
+        return DecodedMessage(message, _attributes(message))
 
     return decode

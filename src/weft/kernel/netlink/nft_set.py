@@ -1,10 +1,11 @@
-"""Elements of nf_tables sets and maps, put and dropped in one transaction (`include/uapi/linux/netfilter/nf_tables.h`).
+"""Elements of nf_tables sets and maps: add and delete in one transaction, read back (`linux/netfilter/nf_tables.h`).
 
-The hot path beside `nftables`: nothing is parsed and nothing else is read. A key is made of fields in the order of the
+The fast path beside `nftables`: no text is parsed and no cache is read. A key concatenates fields in the order of the
 set's type: `key(interface("wp1"), pack_mac("02:…"), pack_address(pod))` for `ifname . ether_addr . ipv4_addr`.
 
-A transaction is exact. To drop what is not there, or to put another value under a key that is there, is `Refused`
-(`ENOENT`, `EEXIST`), nothing is changed, and the caller reads the set anew. To put what is there already is fine.
+A transaction is exact: deleting an element that does not exist (`ENOENT`) or adding another value under an existing
+key (`EEXIST`) raises `NetlinkError` and changes nothing; the caller then reads the set again. Adding an element that
+exists with the same value succeeds.
 """
 
 from __future__ import annotations
@@ -18,32 +19,51 @@ from typing import NamedTuple
 import msgspec
 
 from weft.kernel.netlink import codec
-from weft.kernel.netlink.codec import CREATE, Request
+from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.socket import NetlinkSocket
+from weft.kernel.uapi.netlink import NLM_F_CREATE
+from weft.kernel.uapi.nf_tables import (
+    NFNL_MSG_BATCH_BEGIN,
+    NFNL_MSG_BATCH_END,
+    NFNL_SUBSYS_NFTABLES,
+    NFT_MSG_DELSETELEM,
+    NFT_MSG_GETGEN,
+    NFT_MSG_GETSET,
+    NFT_MSG_GETSETELEM,
+    NFT_MSG_NEWSETELEM,
+    NFTA_COUNTER_BYTES,
+    NFTA_COUNTER_PACKETS,
+    NFTA_DATA_VALUE,
+    NFTA_DATA_VERDICT,
+    NFTA_EXPR_DATA,
+    NFTA_GEN_ID,
+    NFTA_LIST_ELEM,
+    NFTA_SET_ELEM_DATA,
+    NFTA_SET_ELEM_EXPR,
+    NFTA_SET_ELEM_KEY,
+    NFTA_SET_ELEM_LIST_ELEMENTS,
+    NFTA_SET_ELEM_LIST_SET,
+    NFTA_SET_ELEM_LIST_TABLE,
+    NFTA_VERDICT_CHAIN,
+    NFTA_VERDICT_CODE,
+)
 
-INET, IPV4, NETDEV, BRIDGE, IPV6 = 1, 2, 5, 7, 10
-DROP, ACCEPT, CONTINUE, JUMP, GOTO, RETURN = 0, 1, -1, -3, -4, -5
-
-SUBSYSTEM = 10
-_BATCH_BEGIN, _BATCH_END = 16, 17
-_GET_SET, _NEW, _GET, _DELETE, _GET_GENERATION = (SUBSYSTEM << 8 | number for number in (10, 12, 13, 14, 16))
-_HEADER = struct.Struct(">BBH")  # family, version, subsystem
-_TABLE, _SET, _ELEMENTS = 1, 2, 3
-_GENERATION = 1
-_ELEMENT = 1
-_KEY, _DATA, _STATE = 1, 2, 7
-_VALUE, _VERDICT = 1, 2
-_CODE, _CHAIN = 1, 2
-_COUNTED_LEAST = 56  # bytes of an element with a counter, besides its key
-_STATE_DATA, _OCTETS, _PACKETS = 2, 1, 2
-_NUMBER_HEADS = tuple(codec.attribute(kind, bytes(8))[:4] for kind in (_OCTETS, _PACKETS))
-_INTERFACE_BYTES = 16
+# nfnetlink message types: the subsystem in the high byte, the command in the low one.
+_GET_SET, _NEW_ELEMENTS, _GET_ELEMENTS, _DELETE_ELEMENTS, _GET_GENERATION = (
+    NFNL_SUBSYS_NFTABLES << 8 | command
+    for command in (NFT_MSG_GETSET, NFT_MSG_NEWSETELEM, NFT_MSG_GETSETELEM, NFT_MSG_DELSETELEM, NFT_MSG_GETGEN)
+)
+_HEADER = struct.Struct(">BBH")  # struct nfgenmsg: family, version, resource id
+_COUNTER_ELEMENT_BYTES = 56  # bytes of an element with a counter, besides its key
+_COUNTER_HEADERS = tuple(codec.attribute(kind, bytes(8))[:4] for kind in (NFTA_COUNTER_BYTES, NFTA_COUNTER_PACKETS))
+_IFNAMSIZ = 16
 _GONE = frozenset({errno.ENOENT})
-_LIST_BYTES = 60_000  # an attribute's length is a 16-bit number
+# nla_len has 16 bits, so one list of elements holds at most 64 KiB.
+_LIST_BYTES = 60_000
 
-_FRAME = _HEADER.pack(codec.AF_UNSPEC, 0, SUBSYSTEM)
-_BEGIN = Request(_BATCH_BEGIN, 0, _FRAME, "change", "nf_tables")
-_END = Request(_BATCH_END, 0, _FRAME, "change", "nf_tables")
+_BATCH_HEADER = _HEADER.pack(codec.AF_UNSPEC, 0, NFNL_SUBSYS_NFTABLES)
+_BEGIN = Request(NFNL_MSG_BATCH_BEGIN, 0, _BATCH_HEADER, "change", "nf_tables")
+_END = Request(NFNL_MSG_BATCH_END, 0, _BATCH_HEADER, "change", "nf_tables")
 
 
 class SetName(NamedTuple):
@@ -58,14 +78,14 @@ class SetName(NamedTuple):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a verdict map says about a packet; the chain goes with `JUMP` and `GOTO`."""
+    """The value of a verdict map's element; the chain goes with `NFT_JUMP` and `NFT_GOTO`."""
 
     code: int
     chain: str = ""
 
 
 class Element(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A member of a set; of a map, when it has a value or a verdict."""
+    """An element of a set; of a map, when it has a value or a verdict."""
 
     key: bytes
     value: bytes = b""
@@ -73,104 +93,111 @@ class Element(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def key(*fields: bytes) -> bytes:
-    """A key, or a value, of one or several fields."""
+    """Encode a key or a value of one or several fields."""
     if len(fields) == 1:
         return fields[0]
+    # The kernel aligns each field of a concatenation to a 32-bit register.
     return b"".join(field + bytes(-len(field) % 4) for field in fields)
 
 
 def interface(name: str) -> bytes:
-    """A field of type `ifname`."""
-    return name.encode().ljust(_INTERFACE_BYTES, b"\0")
+    """Encode a field of type `ifname`."""
+    return name.encode().ljust(_IFNAMSIZ, b"\0")
 
 
 def mark(number: int) -> bytes:
-    """A field of type `mark`."""
+    """Encode a field of type `mark`: host byte order, as the only one of these types."""
     return number.to_bytes(4, sys.byteorder)
 
 
 def port(number: int) -> bytes:
-    """A field of type `inet_service`."""
+    """Encode a field of type `inet_service`."""
     return number.to_bytes(2, "big")
 
 
 def protocol(number: int) -> bytes:
-    """A field of type `inet_proto`."""
+    """Encode a field of type `inet_proto`."""
     return number.to_bytes(1, "big")
 
 
 def put_elements(target: SetName, elements: Iterable[Element]) -> list[Request]:
-    """The requests for `apply_changes` that put them in."""
-    return [Request(_NEW, CREATE, payload, "add elements to", target) for payload in _lists(target, elements)]
+    """Return the requests for `apply_changes` that add elements."""
+    return [
+        Request(_NEW_ELEMENTS, NLM_F_CREATE, payload, "add elements to", target) for payload in _lists(target, elements)
+    ]
 
 
 def drop_elements(target: SetName, elements: Iterable[Element]) -> list[Request]:
-    """The requests for `apply_changes` that take them out, whatever their values."""
+    """Return the requests for `apply_changes` that delete elements by key, whatever their values."""
     keys = (msgspec.structs.replace(element, value=b"", verdict=None) for element in elements)
-    return [Request(_DELETE, 0, payload, "delete elements of", target) for payload in _lists(target, keys)]
+    return [Request(_DELETE_ELEMENTS, 0, payload, "delete elements of", target) for payload in _lists(target, keys)]
 
 
 def apply_changes(netlink: NetlinkSocket, requests: Sequence[Request]) -> None:
-    """Carry out all of the changes, in order, or none. Packets see the sets before or after, never between."""
+    """Apply all changes in one transaction, or none. No packet sees a part of them."""
     if requests:
         netlink.send_transaction(requests, begin=_BEGIN, end=_END)
 
 
 def read_elements(netlink: NetlinkSocket, target: SetName) -> list[Element]:
-    """All elements; `Refused` with `ENOENT` when there is no such set."""
-    answers = netlink.dump(Request(_GET, 0, _name(target), "read elements of", target))
-    return [element for answer in answers for element in parse_elements(answer)]
+    """Read all elements; `NetlinkError` with `ENOENT` when there is no such set."""
+    replies = netlink.dump(Request(_GET_ELEMENTS, 0, _set_header(target), "read elements of", target))
+    return [element for reply in replies for element in parse_elements(reply)]
 
 
 def parse_elements(payload: bytes) -> Iterator[Element]:
-    """The elements out of one message."""
+    """Decode the elements of one message."""
     codec.unpack_header(_HEADER, payload)
-    elements = codec.attributes(payload, _HEADER.size).get(_ELEMENTS, b"")
+    elements = codec.attributes(payload, _HEADER.size).get(NFTA_SET_ELEM_LIST_ELEMENTS, b"")
     return (_parse_element(data) for _, data in codec.attribute_list(elements))
 
 
 def has_set(netlink: NetlinkSocket, target: SetName) -> bool:
-    """Whether there is such a set or map."""
-    return netlink.get(Request(_GET_SET, 0, _name(target), "read", target, _GONE)) is not None
+    """Whether the set or map exists."""
+    return netlink.get(Request(_GET_SET, 0, _set_header(target), "read", target, _GONE)) is not None
 
 
 def read_generation(netlink: NetlinkSocket) -> int:
-    """A number that every transaction in the namespace, whoever makes it, increases by one."""
-    answer = netlink.get(Request(_GET_GENERATION, 0, _FRAME, "read", "the generation of nf_tables"))
-    return codec.to_big_number(codec.attributes(answer or b"", _HEADER.size).get(_GENERATION))
+    """Read the ruleset generation, which every transaction of any process in the namespace increases by one."""
+    reply = netlink.get(Request(_GET_GENERATION, 0, _BATCH_HEADER, "read", "nf_tables generation"))
+    return codec.to_int_be(codec.attributes(reply or b"", _HEADER.size).get(NFTA_GEN_ID))
 
 
 class Count(NamedTuple):
-    """What a counter has met."""
+    """The value of an element's counter."""
 
     packets: int
     octets: int
 
 
 def read_counts(netlink: NetlinkSocket, target: SetName) -> dict[bytes, Count]:
-    """What each element of a set with counters has met, by key."""
-    answers = netlink.dump(Request(_GET, 0, _name(target), "read counters of", target))
-    return {key: count for answer in answers for key, count in parse_counts(answer)}
+    """Read the counters of a set's elements by key."""
+    replies = netlink.dump(Request(_GET_ELEMENTS, 0, _set_header(target), "read counters of", target))
+    return {key: count for reply in replies for key, count in parse_counts(reply)}
 
 
 def parse_counts(payload: bytes) -> Iterable[tuple[bytes, Count]]:
-    """Keys and counts out of one message."""
+    """Decode the keys and counters of one message."""
     codec.unpack_header(_HEADER, payload)
-    elements = codec.attributes(payload, _HEADER.size).get(_ELEMENTS, b"")
-    return _parse_alike(elements) or _parse_counts(elements)
+    elements = codec.attributes(payload, _HEADER.size).get(NFTA_SET_ELEM_LIST_ELEMENTS, b"")
+    return _parse_uniform_counts(elements) or _parse_counts(elements)
 
 
-def _parse_alike(elements: bytes) -> list[tuple[bytes, Count]]:
-    """The same by the form of the first one, ten times as fast; nothing where not all have that form."""
+def _parse_uniform_counts(elements: bytes) -> list[tuple[bytes, Count]]:
+    """Decode with one struct made from the first element, ten times as fast; empty unless all have its layout."""
     size = int.from_bytes(elements[:2], sys.byteorder)
-    if not _COUNTED_LEAST <= size <= len(elements):
+    if not _COUNTER_ELEMENT_BYTES <= size <= len(elements):
         return []
-    form = struct.Struct(f">12s{size - _COUNTED_LEAST}s24sQ4sQ")  # heads, key, heads and name, octets, head, packets
+    form = struct.Struct(
+        f">12s{size - _COUNTER_ELEMENT_BYTES}s24sQ4sQ"
+    )  # headers, key, headers, bytes, header, packets
     if len(elements) % form.size:
         return []
     rows = list(form.iter_unpack(elements))
     first = rows[0]
-    if (first[2][-4:], first[4]) != _NUMBER_HEADS or any(row[::4] != first[::4] or row[2] != first[2] for row in rows):
+    if (first[2][-4:], first[4]) != _COUNTER_HEADERS or any(
+        row[::4] != first[::4] or row[2] != first[2] for row in rows
+    ):
         return []
     found = [(row[1], Count(row[5], row[3])) for row in rows]
     return found if found[:1] == list(_parse_counts(elements[: form.size])) else []
@@ -179,65 +206,67 @@ def _parse_alike(elements: bytes) -> list[tuple[bytes, Count]]:
 def _parse_counts(elements: bytes) -> Iterator[tuple[bytes, Count]]:
     for _, data in codec.attribute_list(elements):
         found = codec.attributes(data)
-        counter = codec.attributes(codec.attributes(found.get(_STATE, b"")).get(_STATE_DATA, b""))
-        packets, octets = (codec.to_big_number(counter.get(kind)) for kind in (_PACKETS, _OCTETS))
-        yield _parse_value(found.get(_KEY, b"")), Count(packets, octets)
+        counter = codec.attributes(codec.attributes(found.get(NFTA_SET_ELEM_EXPR, b"")).get(NFTA_EXPR_DATA, b""))
+        packets, octets = (codec.to_int_be(counter.get(kind)) for kind in (NFTA_COUNTER_PACKETS, NFTA_COUNTER_BYTES))
+        yield _parse_value(found.get(NFTA_SET_ELEM_KEY, b"")), Count(packets, octets)
 
 
 def _parse_element(data: bytes) -> Element:
     found = codec.attributes(data)
-    content = codec.attributes(found.get(_DATA, b""))
+    content = codec.attributes(found.get(NFTA_SET_ELEM_DATA, b""))
     return Element(
-        key=_parse_value(found.get(_KEY, b"")),
-        value=content.get(_VALUE, b""),
-        verdict=_parse_verdict(content[_VERDICT]) if _VERDICT in content else None,
+        key=_parse_value(found.get(NFTA_SET_ELEM_KEY, b"")),
+        value=content.get(NFTA_DATA_VALUE, b""),
+        verdict=_parse_verdict(content[NFTA_DATA_VERDICT]) if NFTA_DATA_VERDICT in content else None,
     )
 
 
 def _parse_value(data: bytes) -> bytes:
-    return codec.attributes(data).get(_VALUE, b"")
+    return codec.attributes(data).get(NFTA_DATA_VALUE, b"")
 
 
 def _parse_verdict(data: bytes) -> Verdict:
     found = codec.attributes(data)
-    code = int.from_bytes(found.get(_CODE, b""), "big", signed=True)
-    return Verdict(code, codec.to_text(found.get(_CHAIN)))
+    code = int.from_bytes(found.get(NFTA_VERDICT_CODE, b""), "big", signed=True)
+    return Verdict(code, codec.to_text(found.get(NFTA_VERDICT_CHAIN)))
 
 
 def _lists(target: SetName, elements: Iterable[Element]) -> Iterator[bytes]:
-    """Payloads with as many elements each as a message holds."""
-    name = _name(target)
+    """Yield payloads with as many elements each as a message holds."""
+    name = _set_header(target)
     batch: list[bytes] = []
     size = 0
     for element in elements:
         data = _encode_element(element)
         if size + len(data) > _LIST_BYTES:
-            yield name + codec.nest(_ELEMENTS, *batch)
+            yield name + codec.nest(NFTA_SET_ELEM_LIST_ELEMENTS, *batch)
             batch, size = [], 0
         batch.append(data)
         size += len(data)
     if batch:
-        yield name + codec.nest(_ELEMENTS, *batch)
+        yield name + codec.nest(NFTA_SET_ELEM_LIST_ELEMENTS, *batch)
 
 
-def _name(target: SetName) -> bytes:
-    return table_header(target.family, target.table) + codec.text(_SET, target.name)
+def _set_header(target: SetName) -> bytes:
+    return table_header(target.family, target.table) + codec.text(NFTA_SET_ELEM_LIST_SET, target.name)
 
 
 def table_header(family: int, table: str) -> bytes:
-    """What every message about a part of a table begins with."""
-    return _HEADER.pack(family, 0, 0) + codec.text(_TABLE, table)
+    """Encode what every message about an object of a table begins with."""
+    return _HEADER.pack(family, 0, 0) + codec.text(NFTA_SET_ELEM_LIST_TABLE, table)
 
 
 def _encode_element(element: Element) -> bytes:
-    data = codec.nested(_KEY, _VALUE, element.key)
+    data = codec.nested(NFTA_SET_ELEM_KEY, NFTA_DATA_VALUE, element.key)
     if element.value:
-        data += codec.nested(_DATA, _VALUE, element.value)
+        data += codec.nested(NFTA_SET_ELEM_DATA, NFTA_DATA_VALUE, element.value)
     if element.verdict is not None:
-        data += codec.nest(_DATA, verdict_data(element.verdict.code, element.verdict.chain))
-    return codec.nest(_ELEMENT, data)
+        data += codec.nest(NFTA_SET_ELEM_DATA, verdict_data(element.verdict.code, element.verdict.chain))
+    return codec.nest(NFTA_LIST_ELEM, data)
 
 
 def verdict_data(code: int, chain: str = "") -> bytes:
-    """A verdict as the value of an element or of an expression."""
-    return codec.nest(_VERDICT, codec.be32(_CODE, code), codec.text(_CHAIN, chain) if chain else b"")
+    """Encode a verdict as the value of an element or of an expression."""
+    return codec.nest(
+        NFTA_DATA_VERDICT, codec.be32(NFTA_VERDICT_CODE, code), codec.text(NFTA_VERDICT_CHAIN, chain) if chain else b""
+    )

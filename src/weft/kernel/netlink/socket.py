@@ -1,9 +1,9 @@
-"""A netlink socket: many requests in one datagram, answers matched by number, refusals with the kernel's own words.
+"""A netlink socket: batch requests in one datagram, match replies by sequence number, report extended ACKs.
 
-The kernel works through a datagram while it is being sent: when that returns, all is done and the answers wait. Only
-the last request of a datagram asks to be confirmed; the others answer only when they are refused.
+The kernel processes a datagram inside `send`: when it returns, all requests are done and the replies are queued. Only
+the last request of a datagram carries NLM_F_ACK; the others reply only when they fail.
 
-A socket belongs to the namespace it was opened in, and to one thread at a time.
+A socket belongs to the network namespace it was opened in, and to one thread at a time.
 """
 
 from __future__ import annotations
@@ -20,52 +20,64 @@ from types import TracebackType
 from typing import Self
 
 from weft.domain.errors import DatapathFault
-from weft.kernel.netlink.codec import ACK, DUMP, HEADER, Message, Request, attributes, messages, to_text, unpack_header
+from weft.kernel.netlink.codec import NLMSGHDR, Message, Request, attributes, messages, to_text, unpack_header
 from weft.kernel.netns import Namespace
+from weft.kernel.uapi.netlink import (
+    NETLINK_ADD_MEMBERSHIP,
+    NETLINK_CAP_ACK,
+    NETLINK_EXT_ACK,
+    NETLINK_GET_STRICT_CHK,
+    NLM_F_ACK,
+    NLM_F_ACK_TLVS,
+    NLM_F_CAPPED,
+    NLM_F_DUMP,
+    NLM_F_DUMP_INTR,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    NLMSGERR_ATTR_MSG,
+    SO_RCVBUFFORCE,
+    SO_SNDBUFFORCE,
+    SOL_NETLINK,
+)
 
-ROUTE, NETFILTER = 0, 12
-
-# Seconds to wait for an answer. It waits already when we come to read it, so this only ends the impossible.
+# Seconds to wait for a reply (SO_RCVTIMEO). Replies are queued before we read, so this only bounds a kernel bug.
 _DEADLINE = 10
 
-_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
-_CAP_ACK, _EXT_ACK, _STRICT_CHECK = 10, 11, 12
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
-_SEND_SPACE, _RECEIVE_SPACE = 8 << 20, 2 << 20
+# A transaction of 10,000 elements is about 1 MiB; the default send buffer of 200 KiB would refuse it.
+_SEND_BUFFER, _RECEIVE_BUFFER = 8 << 20, 2 << 20
 _LARGEST_DATAGRAM = 1 << 16
 
-_NOW = int(socket.MSG_DONTWAIT | socket.MSG_TRUNC)
-# To read an answer that waits takes less than to let other threads go on meanwhile.
-_BRIEF = ctypes.PyDLL(None, use_errno=True)
-_BRIEF.recv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_BRIEF.recv.restype = ctypes.c_ssize_t
+_RECV_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_TRUNC)
+# PyDLL keeps the GIL during the call: reading a queued reply takes less time than handing the GIL over.
+_LIBC_WITH_GIL = ctypes.PyDLL(None, use_errno=True)
+_LIBC_WITH_GIL.recv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_LIBC_WITH_GIL.recv.restype = ctypes.c_ssize_t
 
-_ERROR, _DONE = 2, 3
-_INTERRUPTED, _CAPPED, _HAS_WORDS = 0x10, 0x100, 0x200
-_WORDS = 1
 _ERRNO = struct.Struct("=i")
 
+# Bounded so that the replies fit into the receive buffer even if every request of a batch fails.
 _BATCH_BYTES, _BATCH_REQUESTS = 1 << 16, 256
+# A dump is inconsistent when the table changes meanwhile (NLM_F_DUMP_INTR); it is repeated at most so often.
 _DUMP_TRIES = 20
 _SEQUENCE_MASK = 0xFFFFFFFF
 
 
 class _ReceiveBuffer(threading.local):
-    """Where a thread puts a datagram until it has looked at it."""
+    """One receive buffer per thread, allocated once."""
 
     def __init__(self) -> None:
-        self.space = ctypes.create_string_buffer(_LARGEST_DATAGRAM)
+        self.buffer = ctypes.create_string_buffer(_LARGEST_DATAGRAM)
 
 
-_DESK = _ReceiveBuffer()
+_RECEIVE = _ReceiveBuffer()
 
 
 class NetlinkError(DatapathFault):
-    """The kernel refused a request: which of those that were sent, and with what errno."""
+    """The kernel rejected a request: the errno, its extended ACK message, and the request's position in the batch."""
 
-    def __init__(self, request: Request, *, number: int, words: str, position: int) -> None:
+    def __init__(self, request: Request, *, number: int, extack: str, position: int) -> None:
         symbol = errno.errorcode.get(number, str(number))
-        message = f"{request}: {words or os.strerror(number)} ({symbol})"
+        message = f"{request}: {extack or os.strerror(number)} ({symbol})"
         super().__init__(message, details={"errno": symbol, "position": position})
         self.request = request
         self.errno = number
@@ -73,65 +85,66 @@ class NetlinkError(DatapathFault):
 
 
 class NetlinkSocket:
-    """An open socket to one part of the kernel (`ROUTE`, `NETFILTER`) in one namespace."""
+    """An open socket of one netlink protocol (`NETLINK_ROUTE`, `NETLINK_NETFILTER`) in one network namespace."""
 
     def __init__(self, protocol: int, *, namespace: Namespace, home: Namespace | None = None) -> None:
         self._socket = namespace.open_socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol, home=home)
         self._sequence = 0
-        # How many have been carried out.
+        # nf_tables transactions committed through this socket. The kernel's generation counter grows by one for each,
+        # so a larger generation means that another process changed the ruleset.
         self.transactions = 0
         try:
-            _set_up(self._socket)
+            _configure(self._socket)
         except OSError as error:
             self._socket.close()
             raise _fault(f"netlink in {namespace.name}", error) from error
 
     def send_batch(self, requests: Sequence[Request]) -> None:
-        """Carry out the requests in order; `NetlinkError` tells the first that failed.
+        """Send requests in order; raise `NetlinkError` for the first that failed.
 
-        This is no transaction: what comes after a refused request is carried out all the same.
+        This is not a transaction: the kernel also processes the requests after a failed one.
         """
-        first_refusal: NetlinkError | None = None
+        first_error: NetlinkError | None = None
         for start, batch in _batches(requests):
             try:
                 self._exchange(batch, confirmed=len(batch) - 1, start=start)
-            except NetlinkError as refusal:
-                first_refusal = first_refusal or refusal
-        if first_refusal is not None:
-            raise first_refusal
+            except NetlinkError as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
     def send_transaction(self, requests: Sequence[Request], *, begin: Request, end: Request) -> None:
-        """Carry out all of the requests or, when one is `NetlinkError`, none. Only nf_tables has such frames."""
+        """Apply all of the requests or, on `NetlinkError`, none. Only nf_tables has transactions."""
         self._exchange([begin, *requests, end], confirmed=len(requests), start=-1)
         self.transactions += 1
 
     def get(self, request: Request) -> bytes | None:
-        """The one answer to a question, or `None` when it is refused with an errno that the request calls settled."""
+        """Return the one reply to a request, or None when it fails with one of its ignored errnos."""
         first = self._send([request], flags=0, confirmed=0)
         while True:
             for message in self._receive(request):
                 if message.sequence != first:
                     continue
-                if message.kind != _ERROR:
+                if message.kind != NLMSG_ERROR:
                     return message.payload
                 _check(message, request)
                 return None
 
     def dump(self, request: Request) -> list[bytes]:
-        """All answers to a question, as of one moment: it is asked anew when the kernel says that they are not.
+        """Return all replies of a consistent dump; repeat it when the kernel reports NLM_F_DUMP_INTR.
 
-        None when the question is refused with an errno that it calls settled.
+        Empty when the request fails with one of its ignored errnos.
         """
         for _ in range(_DUMP_TRIES):
-            answers = self._dump_once(request)
-            if answers is not None:
-                return answers
-        raise DatapathFault(f"{request}: all {_DUMP_TRIES} readings were disturbed by changes")
+            replies = self._dump_once(request)
+            if replies is not None:
+                return replies
+        raise DatapathFault(f"{request}: dump interrupted by changes {_DUMP_TRIES} times")
 
-    def read_unasked(self, *, most: int) -> Iterator[Message]:
-        """Messages that the kernel has sent of its own accord, from at most so many datagrams; waits for none.
+    def read_notifications(self, *, most: int) -> Iterator[Message]:
+        """Read queued notifications from at most `most` datagrams, without waiting.
 
-        What did not fit into the receive space is lost, and the rest is read all the same.
+        ENOBUFS means that the receive buffer overflowed: some are lost, the rest is read.
         """
         for _ in range(most):
             try:
@@ -144,18 +157,18 @@ class NetlinkSocket:
             else:
                 yield from messages(data)
 
-    def join(self, group: int) -> None:
-        """From now on what the kernel tells a group comes unasked too."""
+    def join_group(self, group: int) -> None:
+        """Subscribe to a multicast group, such as RTNLGRP_LINK."""
         try:
-            self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+            self._socket.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
         except OSError as error:
             raise _fault(f"join group {group}", error) from error
 
     def wait(self, *, within: float) -> None:
-        """Return when something has come unasked, or so many seconds have passed."""
-        news = select.poll()
-        news.register(self._socket, select.POLLIN)
-        news.poll(within * 1000)
+        """Return when a notification is queued or `within` seconds have passed."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.poll(within * 1000)
 
     def close(self) -> None:
         self._socket.close()
@@ -169,11 +182,11 @@ class NetlinkSocket:
         self.close()
 
     def _exchange(self, requests: Sequence[Request], *, confirmed: int, start: int) -> None:
-        """Send one datagram and read its answers up to the confirmation or the first refusal.
+        """Send one datagram and read replies up to the ACK or the first error.
 
-        Answers after a refusal stay unread; the next call passes over them by their numbers.
+        Replies after an error stay queued; the next call skips them by their sequence numbers.
         """
-        first = self._send(requests, flags=ACK, confirmed=confirmed)
+        first = self._send(requests, flags=NLM_F_ACK, confirmed=confirmed)
         while True:
             for message in self._receive(requests[confirmed]):
                 position = message.sequence - first & _SEQUENCE_MASK
@@ -184,21 +197,21 @@ class NetlinkSocket:
                     return
 
     def _dump_once(self, request: Request) -> list[bytes] | None:
-        first = self._send([request], flags=DUMP, confirmed=0)
-        answers: list[bytes] = []
+        first = self._send([request], flags=NLM_F_DUMP, confirmed=0)
+        replies: list[bytes] = []
         interrupted = False
         while True:
             for message in self._receive(request):
                 if message.sequence != first:
                     continue
-                interrupted |= bool(message.flags & _INTERRUPTED)
-                if message.kind in (_ERROR, _DONE):
+                interrupted |= bool(message.flags & NLM_F_DUMP_INTR)
+                if message.kind in (NLMSG_ERROR, NLMSG_DONE):
                     _check(message, request)
-                    return None if interrupted else answers
-                answers.append(message.payload)
+                    return None if interrupted else replies
+                replies.append(message.payload)
 
     def _send(self, requests: Sequence[Request], *, flags: int, confirmed: int) -> int:
-        """The number of the first request; `flags` go with the confirmed one only."""
+        """Send one datagram and return the first sequence number; `flags` go with the confirmed request only."""
         first = self._sequence
         self._sequence = first + len(requests) & _SEQUENCE_MASK
         datagram = b"".join(
@@ -212,42 +225,42 @@ class NetlinkSocket:
         return first
 
     def _receive(self, request: Request) -> Iterator[Message]:
-        """The messages of the next datagram, which waits already, as a rule."""
-        space = _DESK.space
-        size = _BRIEF.recv(self._socket.fileno(), space, _LARGEST_DATAGRAM, _NOW)
+        """Read the next datagram, which is queued already as a rule."""
+        buffer = _RECEIVE.buffer
+        size = _LIBC_WITH_GIL.recv(self._socket.fileno(), buffer, _LARGEST_DATAGRAM, _RECV_FLAGS)
         try:
             if size < 0 and (number := ctypes.get_errno()) != errno.EAGAIN:
                 raise OSError(number, os.strerror(number))
             if size < 0:
-                size = self._socket.recv_into(space, _LARGEST_DATAGRAM, socket.MSG_TRUNC)
+                size = self._socket.recv_into(buffer, _LARGEST_DATAGRAM, socket.MSG_TRUNC)
         except OSError as error:
             raise _fault(request, error) from error
         if size > _LARGEST_DATAGRAM:
-            raise DatapathFault(f"{request}: the answer is larger than {_LARGEST_DATAGRAM} bytes")
-        return messages(ctypes.string_at(space, size))
+            raise DatapathFault(f"{request}: reply larger than {_LARGEST_DATAGRAM} bytes")
+        return messages(ctypes.string_at(buffer, size))
 
 
-def _fault(doing: object, error: OSError) -> DatapathFault:
+def _fault(action: object, error: OSError) -> DatapathFault:
     if isinstance(error, BlockingIOError):
-        return DatapathFault(f"{doing}: no answer within {_DEADLINE} s")
-    return DatapathFault(f"{doing}: {error.strerror}")
+        return DatapathFault(f"{action}: no reply within {_DEADLINE} s")
+    return DatapathFault(f"{action}: {error.strerror}")
 
 
-def _set_up(opened: socket.socket) -> None:
-    for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
-        opened.setsockopt(_SOL_NETLINK, option, 1)
-    opened.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_SPACE)
-    opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_SPACE)
+def _configure(opened: socket.socket) -> None:
+    for option in (NETLINK_CAP_ACK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK):
+        opened.setsockopt(SOL_NETLINK, option, 1)
+    opened.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, _SEND_BUFFER)
+    opened.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, _RECEIVE_BUFFER)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _DEADLINE, 0))
-    # Connected to the kernel, it hears nothing from other processes.
+    # Port id 0 is the kernel. A connected socket accepts no messages from other processes.
     opened.connect((0, 0))
 
 
 def _batches(requests: Sequence[Request]) -> Iterator[tuple[int, Sequence[Request]]]:
-    """Parts that fit into one datagram, and whose answers fit into the receive space even if all are refused."""
+    """Split requests into datagrams, by size and by number."""
     start = size = 0
     for position, request in enumerate(requests):
-        length = HEADER.size + len(request.payload)
+        length = NLMSGHDR.size + len(request.payload)
         if position > start and (size + length > _BATCH_BYTES or position - start == _BATCH_REQUESTS):
             yield start, requests[start:position]
             start, size = position, 0
@@ -257,19 +270,20 @@ def _batches(requests: Sequence[Request]) -> Iterator[tuple[int, Sequence[Reques
 
 
 def _check(message: Message, request: Request, *, position: int = 0) -> None:
-    """Raise `NetlinkError` unless the message says that all is well or settled."""
+    """Raise `NetlinkError` unless the message reports success or an ignored errno."""
     (result,) = unpack_header(_ERRNO, message.payload) if message.payload else (0,)
-    if result == 0 or -result in request.settled:
+    if result == 0 or -result in request.ignored_errnos:
         return
-    raise NetlinkError(request, number=-result, words=_words(message), position=position)
+    raise NetlinkError(request, number=-result, extack=_extack_message(message), position=position)
 
 
-def _words(message: Message) -> str:
-    """What the kernel has to say beyond the errno. The request itself, or only its header, comes before."""
-    if not message.flags & _HAS_WORDS:
+def _extack_message(message: Message) -> str:
+    """Return the text of the extended ACK (NLMSGERR_ATTR_MSG), if there is one."""
+    if not message.flags & NLM_F_ACK_TLVS:
         return ""
     offset = _ERRNO.size
-    if message.kind == _ERROR:
+    if message.kind == NLMSG_ERROR:
+        # An error quotes the request before the attributes; a capped one only its header.
         (size,) = unpack_header(_ERRNO, message.payload[offset:])
-        offset += HEADER.size if message.flags & _CAPPED else size + 3 & ~3
-    return to_text(attributes(message.payload, offset).get(_WORDS))
+        offset += NLMSGHDR.size if message.flags & NLM_F_CAPPED else size + 3 & ~3
+    return to_text(attributes(message.payload, offset).get(NLMSGERR_ATTR_MSG))

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import DatapathFault
 from weft.kernel.netlink import codec
-from weft.kernel.netlink.codec import ACK, CREATE, Message, Request
+from weft.kernel.netlink.codec import Message, Request
+from weft.kernel.uapi.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST
 
 little_endian = pytest.mark.skipif(sys.byteorder != "little", reason="the bytes are written down for this order")
 
 
 @little_endian
 def test_a_request_byte_by_byte() -> None:
-    request = Request(16, CREATE, codec.u32(4, 1450), "create", "eth0")
-    assert request.encode(sequence=7, flags=ACK) == bytes.fromhex(
+    request = Request(16, NLM_F_CREATE, codec.u32(4, 1450), "create", "eth0")
+    assert request.encode(sequence=7, flags=NLM_F_ACK) == bytes.fromhex(
         "18000000 1000 0504 07000000 00000000 0800 0400 aa050000"
     )
     assert str(request) == "create eth0"
@@ -56,7 +57,7 @@ def test_addresses_there_and_back(text: str) -> None:
 
 
 def test_what_is_absent_is_nothing() -> None:
-    assert (codec.to_number(None), codec.to_big_number(None), codec.to_text(None), codec.to_mac(None)) == (0, 0, "", "")
+    assert (codec.to_int(None), codec.to_int_be(None), codec.to_text(None), codec.to_mac(None)) == (0, 0, "", "")
 
 
 def test_a_foreign_name_of_any_bytes_can_be_shown() -> None:
@@ -111,7 +112,7 @@ def test_messages_there_and_back(sent: list[tuple[int, int, bytes]]) -> None:
     padded = [(kind, sequence, data + bytes(-len(data) % 4)) for kind, sequence, data in sent]
     datagram = b"".join(Request(kind, 0, data, "", "").encode(sequence=number) for kind, number, data in padded)
     assert list(codec.messages(datagram)) == [
-        Message(kind, codec.REQUEST, sequence, data) for kind, sequence, data in padded
+        Message(kind, NLM_F_REQUEST, sequence, data) for kind, sequence, data in padded
     ]
 
 

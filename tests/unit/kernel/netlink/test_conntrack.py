@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft.domain.addresses import Address, parse_address
 from weft.domain.errors import DatapathFault
-from weft.kernel.netlink.codec import attributes, to_number
+from weft.kernel.netlink.codec import attributes, to_int
 from weft.kernel.netlink.conntrack import Connection, Direction, Pattern, encode_filter, parse_connection
 
 
@@ -39,7 +39,7 @@ TALK = Connection(
     ],
 )
 def test_what_fits(pattern: Pattern, fits: bool) -> None:
-    assert pattern.fits(TALK) is fits
+    assert pattern.matches(TALK) is fits
 
 
 def test_the_kernel_is_told_which_parts_are_meant() -> None:
@@ -48,7 +48,7 @@ def test_the_kernel_is_told_which_parts_are_meant() -> None:
         original=Direction(destination=TWO, protocol=17, destination_port=53), reply=Direction(source=TWO)
     )
     flags = attributes(attributes(encode_filter(pattern))[25])
-    assert (to_number(flags[1]), to_number(flags[2])) == (2 | 8 | 32, 1)
+    assert (to_int(flags[1]), to_int(flags[2])) == (2 | 8 | 32, 1)
 
 
 @given(st.binary(max_size=120) | st.binary(max_size=100).map(lambda data: b"\x02\0\0\0" + data))

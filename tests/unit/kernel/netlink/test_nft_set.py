@@ -1,4 +1,4 @@
-"""Keys and elements as bytes; `nft` judges them in the lab."""
+"""Keys and elements as bytes; the lab checks them with `nft`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from weft.domain.errors import DatapathFault
 from weft.kernel.netlink import codec
 from weft.kernel.netlink.nft_set import (
-    INET,
     Count,
     Element,
     SetName,
@@ -27,8 +26,9 @@ from weft.kernel.netlink.nft_set import (
     protocol,
     put_elements,
 )
+from weft.kernel.uapi.nf_tables import NFPROTO_INET
 
-TARGET = SetName(INET, "weft", "blocked")
+TARGET = SetName(NFPROTO_INET, "weft", "blocked")
 
 
 def test_a_single_field_is_the_key_itself() -> None:

@@ -1,4 +1,4 @@
-"""Addresses, routes and rules as messages, judged by pyroute2; what was packed is read back, whatever it is."""
+"""Addresses, routes and rules as messages, checked with pyroute2; what was packed is read back, whatever it is."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from weft.domain import addresses
 from weft.domain.addresses import BITS, Address
 from weft.domain.errors import DatapathFault
 from weft.kernel.netlink.route import (
-    BLACKHOLE,
-    LOCAL,
-    LOCAL_TABLE,
-    OURS,
-    PROHIBIT,
-    UNICAST,
-    UNREACHABLE,
+    RTPROT_WEFT,
     LinkAddress,
     Prefix,
     Route,
@@ -31,9 +25,17 @@ from weft.kernel.netlink.route import (
     put_route,
     put_rule,
 )
+from weft.kernel.uapi.rtnetlink import (
+    RT_TABLE_LOCAL,
+    RTN_BLACKHOLE,
+    RTN_LOCAL,
+    RTN_PROHIBIT,
+    RTN_UNICAST,
+    RTN_UNREACHABLE,
+)
 
 if TYPE_CHECKING:
-    from tests.unit.kernel.conftest import Judge
+    from tests.unit.kernel.conftest import Decoder
 
 
 def at(text: str) -> Address:
@@ -45,31 +47,31 @@ def prefix(text: str) -> Prefix:
     return Prefix(at(address), int(length))
 
 
-def test_an_address(judge: Judge) -> None:
-    fields, attributes = judge(put_address(LinkAddress(link=3, prefix=prefix("10.1.0.1/16"))))
+def test_an_address(decode: Decoder) -> None:
+    fields, attributes = decode(put_address(LinkAddress(link=3, prefix=prefix("10.1.0.1/16"))))
     assert (fields["family"], fields["prefixlen"], fields["index"]) == (2, 16, 3)
     assert attributes == {"IFA_LOCAL": "10.1.0.1", "IFA_ADDRESS": "10.1.0.1", "IFA_FLAGS": 0}
 
 
-def test_a_v6_address_serves_without_being_asked_for_on_the_link(judge: Judge) -> None:
-    fields, attributes = judge(put_address(LinkAddress(link=3, prefix=prefix("fd00::1/64"), prefix_route=False)))
+def test_a_v6_address_serves_without_being_asked_for_on_the_link(decode: Decoder) -> None:
+    fields, attributes = decode(put_address(LinkAddress(link=3, prefix=prefix("fd00::1/64"), prefix_route=False)))
     assert (fields["family"], fields["prefixlen"]) == (10, 64)
     assert attributes["IFA_FLAGS"] == 0x2 | 0x200
 
 
-def test_a_route_on_the_link(judge: Judge) -> None:
-    fields, attributes = judge(put_route(Route(to=prefix("10.0.0.2/32"), link=3)))
-    assert (fields["dst_len"], fields["proto"], fields["scope"], fields["type"]) == (32, OURS, 253, 1)
+def test_a_route_on_the_link(decode: Decoder) -> None:
+    fields, attributes = decode(put_route(Route(to=prefix("10.0.0.2/32"), link=3)))
+    assert (fields["dst_len"], fields["proto"], fields["scope"], fields["type"]) == (32, RTPROT_WEFT, 253, 1)
     assert attributes == {"RTA_DST": "10.0.0.2", "RTA_TABLE": 254, "RTA_OIF": 3}
 
 
-def test_a_default_route(judge: Judge) -> None:
-    fields, attributes = judge(put_route(Route(to=prefix("::/0"), via=at("fe80::1"), link=3)))
+def test_a_default_route(decode: Decoder) -> None:
+    fields, attributes = decode(put_route(Route(to=prefix("::/0"), via=at("fe80::1"), link=3)))
     assert (fields["family"], fields["dst_len"], fields["scope"]) == (10, 0, 0)
     assert attributes == {"RTA_TABLE": 254, "RTA_OIF": 3, "RTA_GATEWAY": "fe80::1"}
 
 
-def test_a_route_with_everything(judge: Judge) -> None:
+def test_a_route_with_everything(decode: Decoder) -> None:
     route = Route(
         to=prefix("10.9.0.0/16"),
         via=at("192.0.2.1"),
@@ -80,7 +82,7 @@ def test_a_route_with_everything(judge: Judge) -> None:
         metric=5,
         mtu=1400,
     )
-    fields, attributes = judge(put_route(route))
+    fields, attributes = decode(put_route(route))
     assert (fields["flags"], fields["table"]) == (4, 0)
     assert attributes == {
         "RTA_DST": "10.9.0.0",
@@ -93,24 +95,24 @@ def test_a_route_with_everything(judge: Judge) -> None:
     }
 
 
-def test_a_next_hop_of_the_other_family(judge: Judge) -> None:
-    _, attributes = judge(put_route(Route(to=prefix("10.9.0.0/16"), via=at("fe80::1"), link=3)))
+def test_a_next_hop_of_the_other_family(decode: Decoder) -> None:
+    _, attributes = decode(put_route(Route(to=prefix("10.9.0.0/16"), via=at("fe80::1"), link=3)))
     assert attributes["RTA_VIA"] == {"family": 10, "addr": "fe80::1"}
 
 
 def test_the_route_that_lets_an_address_serve_at_once() -> None:
     address = LinkAddress(link=3, prefix=prefix("fd00::1/64"))
-    assert local_route(address) == Route(to=prefix("fd00::1/128"), link=3, table=LOCAL_TABLE, kind=LOCAL)
+    assert local_route(address) == Route(to=prefix("fd00::1/128"), link=3, table=RT_TABLE_LOCAL, kind=RTN_LOCAL)
 
 
-def test_a_rule(judge: Judge) -> None:
+def test_a_rule(decode: Decoder) -> None:
     rule = Rule(family=4, priority=100, table=5000, input_link="wp1", mark=1, mask=255, to=prefix("10.0.0.0/8"))
-    fields, attributes = judge(put_rule(rule))
+    fields, attributes = decode(put_rule(rule))
     assert (fields["family"], fields["dst_len"], fields["src_len"], fields["action"]) == (2, 8, 0, 1)
     assert attributes == {
         "FRA_PRIORITY": 100,
         "FRA_TABLE": 5000,
-        "FRA_PROTOCOL": OURS,
+        "FRA_PROTOCOL": RTPROT_WEFT,
         "FRA_IIFNAME": "wp1",
         "FRA_FWMARK": 1,
         "FRA_FWMASK": 255,
@@ -145,8 +147,8 @@ FAMILIES = st.sampled_from([4, 6])
 @st.composite
 def routes(draw: st.DrawFn) -> Route:
     family = draw(FAMILIES)
-    kind = draw(st.sampled_from([UNICAST, LOCAL, BLACKHOLE, UNREACHABLE, PROHIBIT]))
-    leads = kind in (UNICAST, LOCAL)
+    kind = draw(st.sampled_from([RTN_UNICAST, RTN_LOCAL, RTN_BLACKHOLE, RTN_UNREACHABLE, RTN_PROHIBIT]))
+    leads = kind in (RTN_UNICAST, RTN_LOCAL)
     return Route(
         to=draw(prefixes_of(family)),
         link=draw(LINKS) if leads else 0,

@@ -12,9 +12,10 @@ from typing import cast
 import pytest
 
 from weft.domain.errors import DatapathFault
-from weft.kernel.netlink.codec import HEADER, Message, Request, attribute, messages, text
-from weft.kernel.netlink.socket import ROUTE, NetlinkError, NetlinkSocket
+from weft.kernel.netlink.codec import NLMSGHDR, Message, Request, attribute, messages, text
+from weft.kernel.netlink.socket import NetlinkError, NetlinkSocket
 from weft.kernel.netns import Namespace
+from weft.kernel.uapi.netlink import NETLINK_ROUTE
 
 ERROR, DONE, ROW = 2, 3, 24
 INTERRUPTED, CAPPED, HAS_WORDS = 0x10, 0x100, 0x200
@@ -86,15 +87,15 @@ class Somewhere(Namespace):
 
 
 def opened(kernel: Kernel) -> NetlinkSocket:
-    return NetlinkSocket(ROUTE, namespace=Somewhere(kernel))
+    return NetlinkSocket(NETLINK_ROUTE, namespace=Somewhere(kernel))
 
 
 def answer(to: Message, kind: int, payload: bytes, flags: int = 0) -> bytes:
-    return HEADER.pack(HEADER.size + len(payload), kind, flags, to.sequence, 0) + payload + bytes(-len(payload) % 4)
+    return NLMSGHDR.pack(NLMSGHDR.size + len(payload), kind, flags, to.sequence, 0) + payload + bytes(-len(payload) % 4)
 
 
 def refusal(to: Message, number: int, extra: bytes = b"", flags: int = CAPPED) -> bytes:
-    request = HEADER.pack(HEADER.size + len(to.payload), to.kind, to.flags, to.sequence, 0)
+    request = NLMSGHDR.pack(NLMSGHDR.size + len(to.payload), to.kind, to.flags, to.sequence, 0)
     return answer(to, ERROR, struct.pack("=i", -number) + request + extra, flags)
 
 
@@ -102,7 +103,7 @@ def end(to: Message, number: int = 0, flags: int = 0) -> bytes:
     return answer(to, DONE, struct.pack("=i", -number), flags)
 
 
-def test_a_reading_that_was_disturbed_is_made_again() -> None:
+def test_an_interrupted_dump_is_repeated() -> None:
     tries = 0
 
     def script(asked: list[Message]) -> list[Answer]:
@@ -116,9 +117,9 @@ def test_a_reading_that_was_disturbed_is_made_again() -> None:
     assert tries == 3
 
 
-def test_a_reading_that_is_always_disturbed_ends_in_a_fault() -> None:
+def test_a_dump_that_is_always_interrupted_fails() -> None:
     kernel = Kernel(lambda asked: [end(asked[0], flags=INTERRUPTED)])
-    with pytest.raises(DatapathFault, match="disturbed"):
+    with pytest.raises(DatapathFault, match="interrupted"):
         opened(kernel).dump(ASK)
     assert 1 < kernel.asked < 100
 
@@ -169,13 +170,13 @@ def test_only_the_last_of_a_batch_is_asked_to_answer() -> None:
 
 def test_answers_to_others_are_passed_over() -> None:
     def script(asked: list[Message]) -> list[Answer]:
-        stranger = asked[0]._replace(sequence=asked[0].sequence + 1000)
-        return [refusal(stranger, errno.EPERM), answer(stranger, ROW, b"none of ours"), refusal(asked[-1], 0)]
+        foreign = asked[0]._replace(sequence=asked[0].sequence + 1000)
+        return [refusal(foreign, errno.EPERM), answer(foreign, ROW, b"none of ours"), refusal(asked[-1], 0)]
 
     opened(Kernel(script)).send_batch([ADD])
 
 
-def test_numbers_start_anew_after_the_last() -> None:
+def test_sequence_numbers_wrap_around() -> None:
     netlink = opened(Kernel(lambda asked: [refusal(asked[-1], 0)]))
     netlink._sequence = 0xFFFFFFFE
     for _ in range(3):
@@ -185,11 +186,11 @@ def test_numbers_start_anew_after_the_last() -> None:
 @pytest.mark.parametrize(
     ("failure", "words"),
     [
-        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "no answer"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "no reply"),
         (OSError(errno.ENOBUFS, "No buffer space available"), "No buffer space"),
         (bytes(1 << 17), "larger than"),
-        (b"\xff" * 20, "does not fit"),
-        (b"\xff" * 3, "left over"),
+        (b"\xff" * 20, "exceeds"),
+        (b"\xff" * 3, "trailing bytes"),
     ],
 )
 def test_no_answer_and_nonsense_are_faults(failure: Answer, words: str) -> None:
@@ -206,28 +207,28 @@ def test_the_frame_of_a_transaction_can_be_refused_itself() -> None:
     assert refused.value.errno == errno.EPERM
 
 
-NEWS = HEADER.pack(HEADER.size + 4, 0x400, 0, 0, 0) + b"news"
+NEWS = NLMSGHDR.pack(NLMSGHDR.size + 4, 0x400, 0, 0, 0) + b"news"
 
 
 def test_what_is_said_unasked_is_read_until_there_is_no_more() -> None:
     """Also beyond a gap: what did not fit into the socket is lost, and no more than that."""
     kernel = Kernel(lambda _: [])
     netlink = opened(kernel)
-    assert list(netlink.read_unasked(most=10)) == []
+    assert list(netlink.read_notifications(most=10)) == []
     kernel.tell(NEWS + NEWS, OSError(errno.ENOBUFS, "full"), NEWS)
-    assert [message.payload for message in netlink.read_unasked(most=10)] == [b"news"] * 3
+    assert [message.payload for message in netlink.read_notifications(most=10)] == [b"news"] * 3
 
 
 def test_reading_what_is_said_unasked_is_bounded() -> None:
     kernel = Kernel(lambda _: [])
     kernel.tell(*[NEWS] * 5)
     netlink = opened(kernel)
-    assert len(list(netlink.read_unasked(most=2))) == 2
-    assert len(list(netlink.read_unasked(most=10))) == 3
+    assert len(list(netlink.read_notifications(most=2))) == 2
+    assert len(list(netlink.read_notifications(most=10))) == 3
 
 
 def test_a_socket_that_fails_is_a_fault() -> None:
     kernel = Kernel(lambda _: [])
     kernel.tell(OSError(errno.EBADF, "closed"))
     with pytest.raises(DatapathFault, match="closed"):
-        list(opened(kernel).read_unasked(most=1))
+        list(opened(kernel).read_notifications(most=1))

@@ -1,0 +1,30 @@
+"""Traffic control: `linux/rtnetlink.h`, `pkt_sched.h`, `pkt_cls.h`, `tc_act/tc_mirred.h`."""
+
+from __future__ import annotations
+
+RTM_NEWQDISC = 36
+RTM_DELQDISC = 37
+RTM_GETQDISC = 38
+RTM_NEWTFILTER = 44
+RTM_GETTFILTER = 46
+
+TC_H_ROOT = 0xFFFFFFFF
+TC_H_INGRESS = 0xFFFFFFF1
+
+TCA_KIND = 1
+TCA_OPTIONS = 2
+
+TCA_TBF_PARMS = 1
+TCA_TBF_RATE64 = 4
+TCA_TBF_BURST = 6
+TC_LINKLAYER_ETHERNET = 1
+
+TCA_U32_SEL = 5
+TCA_U32_ACT = 7
+TC_U32_TERMINAL = 1
+
+TCA_ACT_KIND = 1
+TCA_ACT_OPTIONS = 2
+TC_ACT_STOLEN = 4
+TCA_MIRRED_PARMS = 2
+TCA_EGRESS_REDIR = 1
