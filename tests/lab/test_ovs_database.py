@@ -1,4 +1,4 @@
-"""Our OVSDB client against a real ovsdb-server; ovs-vsctl judges what it wrote and writes what it must notice."""
+"""Our OVSDB client against a real ovsdb-server, with ovs-vsctl as the other side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.adapters.ovs.ovsdb.client import Database, Operation
-from weft.adapters.ovs.ovsdb.types import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
+from weft.adapters.ovs.ovsdb.types import items_of, map_of, mapping_of, named_uuid, one_of, set_of, uuid
 from weft.domain.errors import DatapathFault, Invalid
 from weft.lab.servers.openvswitch import Switch, running_switch
 from weft.lab.servers.processes import free_port
@@ -43,33 +43,33 @@ def bridge(database: Database, name: str) -> list[Operation]:
     (root,) = database.tables["Open_vSwitch"]
     return [
         {"op": "insert", "table": "Interface", "uuid-name": "i", "row": {"name": name, "type": "internal"}},
-        {"op": "insert", "table": "Port", "uuid-name": "p", "row": {"name": name, "interfaces": new_row("i")}},
+        {"op": "insert", "table": "Port", "uuid-name": "p", "row": {"name": name, "interfaces": named_uuid("i")}},
         {
             "op": "insert",
             "table": "Bridge",
             "uuid-name": "b",
-            "row": {"name": name, "ports": set_of([new_row("p")]), "external_ids": map_of({"who": "us"})},
+            "row": {"name": name, "ports": set_of([named_uuid("p")]), "external_ids": map_of({"who": "us"})},
         },
         {
             "op": "mutate",
             "table": "Open_vSwitch",
             "where": [["_uuid", "==", uuid(root)]],
-            "mutations": [["bridges", "insert", new_row("b")]],
+            "mutations": [["bridges", "insert", named_uuid("b")]],
         },
     ]
 
 
-def test_what_is_written_is_what_ovs_vsctl_reads(switch: Switch, database: Database) -> None:
-    database.look()
+def test_ovs_vsctl_reads_what_we_write(switch: Switch, database: Database) -> None:
+    database.poll()
     database.transact(bridge(database, "br0"))
     assert switch.configure("list-br").split() == ["br0"]
     assert switch.configure("br-get-external-id", "br0", "who").split() == ["us"]
     assert names(database, "Bridge") == {"br0"}
 
 
-def test_what_others_write_is_noticed(switch: Switch, database: Database) -> None:
-    """W49: columns and tables that this server has not are no matter, and those beyond our knowledge neither."""
-    database.look()
+def test_updates_of_others_are_received(switch: Switch, database: Database) -> None:
+    """W49: neither columns that the server lacks nor columns that we do not know matter."""
+    database.poll()
     switch.configure("add-br", "br1", "--", "set", "bridge", "br1", "datapath_type=netdev")
     database.wait_until(lambda: "br1" in names(database, "Bridge"), doing="add br1")
     (row,) = database.tables["Bridge"].values()
@@ -81,8 +81,8 @@ def test_what_others_write_is_noticed(switch: Switch, database: Database) -> Non
     database.wait_until(lambda: not database.tables["Bridge"], doing="delete br1")
 
 
-def test_a_transaction_that_is_refused_changes_nothing(switch: Switch, database: Database) -> None:
-    database.look()
+def test_a_rejected_transaction_changes_nothing(switch: Switch, database: Database) -> None:
+    database.poll()
     operations = [*bridge(database, "br0"), {"op": "abort"}]
     with pytest.raises(DatapathFault, match="abort"):
         database.transact(operations)
@@ -91,31 +91,31 @@ def test_a_transaction_that_is_refused_changes_nothing(switch: Switch, database:
     assert switch.configure("list-br").split() == []
 
 
-def test_a_server_that_comes_back_is_listed_again(switch: Switch, database: Database) -> None:
-    """W28: the switch is restarted under us."""
-    database.look()
+def test_the_tables_are_read_again_after_a_reconnect(switch: Switch, database: Database) -> None:
+    """W28: ovsdb-server is restarted."""
+    database.poll()
     switch.kill_database()
     with pytest.raises(DatapathFault):
-        database.look()
+        database.poll()
     with pytest.raises(DatapathFault):
         database.transact([])
     switch.start_database()
     switch.configure("add-br", "br2", wait=False)
-    database.look()
+    database.poll()
     assert names(database, "Bridge") == {"br2"}
-    assert database.connections == 2
+    assert database.connect_count == 2
 
 
-async def test_it_speaks_tcp_and_answers_when_it_is_asked_whether_it_lives(switch: Switch) -> None:
+async def test_a_tcp_address(switch: Switch) -> None:
     port = free_port()
     control = str(switch.directory / "ovsdb.ctl")
     switch.run("ovs-appctl", "-t", control, "ovsdb-server/add-remote", f"ptcp:{port}:127.0.0.1")
     database = Database(f"tcp:127.0.0.1:{port}", columns=COLUMNS)
 
     def listens() -> bool:
-        """The server says so before it does."""
+        """ovs-appctl returns before the server listens."""
         try:
-            database.look()
+            database.poll()
         except DatapathFault:
             return False
         return True
@@ -129,6 +129,6 @@ async def test_it_speaks_tcp_and_answers_when_it_is_asked_whether_it_lives(switc
         database.close()
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_an_invalid_address_is_rejected() -> None:
     with pytest.raises(Invalid, match="neither unix:PATH nor tcp:HOST:PORT"):
-        Database("db.sock", columns=COLUMNS).look()
+        Database("db.sock", columns=COLUMNS).poll()

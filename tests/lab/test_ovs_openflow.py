@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from weft.adapters.ovs.openflow.actions import (
-    IN_PORT,
-    NORMAL,
     Ct,
     DecrementTtl,
     Move,
@@ -21,6 +19,7 @@ from weft.adapters.ovs.openflow.actions import (
     SetField,
 )
 from weft.adapters.ovs.openflow.client import OpenFlow
+from weft.adapters.ovs.openflow.constants import OFPP_IN_PORT, OFPP_NORMAL
 from weft.adapters.ovs.openflow.fields import match
 from weft.adapters.ovs.openflow.flows import OWNER, Flow
 from weft.adapters.ovs.openflow.meters import Meter
@@ -38,7 +37,7 @@ FLOWS = [
     Flow(0, 10, match({"in_port": 3, "eth_src": MAC, "eth_type": V6, "ipv6_src": 1 << 127}), (SetField("reg0", 5),), 2),
     Flow(1, 1, match({"eth_type": V4, "ip_proto": 6, "tcp_dst": (80, 0xFFF0)}), (SetField("ip_dscp", 46), Output(9))),
     Flow(2, 3, match({"eth_type": V4}), (Ct("reg0", 3),)),
-    Flow(0, 7, match({"vlan_vid": (0x1000, 0x1000)}), (Output(NORMAL),)),
+    Flow(0, 7, match({"vlan_vid": (0x1000, 0x1000)}), (Output(OFPP_NORMAL),)),
     Flow(0, 8, match({"vlan_vid": 0x1064, "eth_type": V4}), (PopVlan(),), 1),
     Flow(1, 8, match({"eth_type": V4}), (PushVlan(), SetField("vlan_vid", 0x1064), Output(1))),
     Flow(2, 4, match({"eth_type": V4, "ct_state": TRACKED}), (Ct("reg0", commit=True), DecrementTtl(), Resubmit(5))),
@@ -56,14 +55,19 @@ FLOWS = [
             Move("arp_sha", "arp_tha"),
             Move("arp_spa", "arp_tpa"),
             SetField("arp_spa", 0x01020304),
-            Output(IN_PORT),
+            Output(OFPP_IN_PORT),
         ),
     ),
     Flow(
         4,
         2,
         match({"eth_type": V6, "ip_proto": 58, "icmpv6_type": 136}),
-        (SetField("nd_options_type", 2), SetField("nd_tll", MAC), SetField("nd_reserved", 0xE0000000), Output(IN_PORT)),
+        (
+            SetField("nd_options_type", 2),
+            SetField("nd_tll", MAC),
+            SetField("nd_reserved", 0xE0000000),
+            Output(OFPP_IN_PORT),
+        ),
     ),
     Flow(9, 0, ()),
     Flow(
@@ -139,21 +143,21 @@ def test_what_stands_by_is_given_to_a_switch_that_comes_back_without_flows(switc
     openflow.change(put=FLOWS)
     switch.kill_daemon()
     with pytest.raises(DatapathFault):
-        openflow.look()
-    openflow.stand_by(FLOWS)
+        openflow.poll()
+    openflow.prepare_replay(FLOWS)
     switch.start_daemon()
-    openflow.look_anew(refill=True)
+    openflow.poll_and_replay(replay=True)
     assert (openflow.began_empty, openflow.is_refilled) == (True, True)
     assert {each.flow for each in openflow.read_flows()} == set(FLOWS)
-    openflow.stand_by(FLOWS)
+    openflow.prepare_replay(FLOWS)
     openflow.change(drop=[FLOWS[0].key])
     openflow.close()
-    openflow.look_anew(refill=True)
+    openflow.poll_and_replay(replay=True)
     assert (openflow.began_empty, openflow.is_refilled) == (False, False)
     assert {each.flow for each in openflow.read_flows()} == set(FLOWS[1:])
     openflow.change(drop=[flow.key for flow in FLOWS])
     openflow.close()
-    openflow.look_anew(refill=True)
+    openflow.poll_and_replay(replay=True)
     assert (openflow.began_empty, openflow.is_refilled, openflow.count_flows()) == (True, False, 0)
 
 
@@ -161,11 +165,11 @@ def test_what_stands_by_is_given_to_a_switch_that_comes_back_without_flows(switc
 def test_what_stands_by_is_given_to_nobody_who_did_not_ask_for_it(switch: Switch, openflow: OpenFlow, way: str) -> None:
     """W28: whoever else opens the connection may have more to tell; and nothing stands by any more then."""
     openflow.change(put=FLOWS)
-    openflow.stand_by(FLOWS)
+    openflow.prepare_replay(FLOWS)
     switch.kill_daemon()
     switch.start_daemon()
     if way == "look":
-        openflow.look_alive()
+        openflow.ensure_connected()
     elif way == "change":
         openflow.change(put=FLOWS[:1])
     else:
@@ -173,7 +177,7 @@ def test_what_stands_by_is_given_to_nobody_who_did_not_ask_for_it(switch: Switch
     assert not openflow.is_refilled
     assert openflow.count_flows() == (1 if way == "change" else 0)
     openflow.close()
-    openflow.look_anew(refill=True)
+    openflow.poll_and_replay(replay=True)
     assert not openflow.is_refilled
 
 
@@ -191,10 +195,10 @@ def test_a_form_that_is_refused_after_all_is_asked_about_from_then_on(switch: Sw
 
 
 @pytest.mark.parametrize("left", range(8))
-def test_numbers_of_messages_begin_anew(switch: Switch, openflow: OpenFlow, left: int) -> None:
-    openflow._number = 0xFFFFFFFF - left
+def test_xids_wrap_around(switch: Switch, openflow: OpenFlow, left: int) -> None:
+    openflow._xid = 0xFFFFFFFF - left
     openflow.change(put=FLOWS[:2])
-    openflow._number = 0xFFFFFFFF - left
+    openflow._xid = 0xFFFFFFFF - left
     openflow.change(put=FLOWS[:2])
     assert len(switch.dump_flows("ours")) == 2
 
@@ -205,12 +209,12 @@ def test_what_a_switch_has_never_taken_does_not_stand_by(switch: Switch, openflo
     metered = Flow(1, 1, match({"in_port": 4}), (), 2, 4)
     openflow.change(put=[FLOWS[0], metered])
     for flows in ([FLOWS[0], FLOWS[1]], [FLOWS[0], metered]):
-        openflow.stand_by(flows)
+        openflow.prepare_replay(flows)
         switch.kill_daemon()
         with pytest.raises(DatapathFault):
-            openflow.look()
+            openflow.poll()
         switch.start_daemon()
-        openflow.look_anew(refill=True)
+        openflow.poll_and_replay(replay=True)
         assert (openflow.began_empty, openflow.is_refilled) == (True, False)
     openflow.change(put=FLOWS)
     assert {each.flow for each in openflow.read_flows()} == set(FLOWS)
@@ -258,14 +262,14 @@ def test_a_switch_that_comes_back_is_spoken_to_again(switch: Switch, openflow: O
     openflow.change(put=FLOWS)
     switch.kill_daemon()
     with pytest.raises(DatapathFault):
-        openflow.look()
+        openflow.poll()
     with pytest.raises(DatapathFault):
         openflow.read_flows()
     switch.start_daemon()
     assert openflow.read_flows() == []
     openflow.change(put=FLOWS)
     assert {each.flow for each in openflow.read_flows()} == set(FLOWS)
-    assert openflow.connections == 2
+    assert openflow.connect_count == 2
 
 
 def test_connections_are_forgotten_by_their_ends_and_by_their_zone(switch: Switch, openflow: OpenFlow) -> None:
@@ -281,17 +285,17 @@ def test_connections_are_forgotten_by_their_ends_and_by_their_zone(switch: Switc
 
     openflow.change(put=[flow])
     ways: list[Callable[[], None]] = [
-        lambda: openflow.forget_connections([(5, here)]),
-        lambda: openflow.forget_connections([(5, there)]),
-        lambda: openflow.change(put=[flow], forget=[(5, there)]),
-        lambda: openflow.change(forget=[(5, here)]),
-        lambda: openflow.forget_zones([5]),
+        lambda: openflow.flush_connections([(5, here)]),
+        lambda: openflow.flush_connections([(5, there)]),
+        lambda: openflow.change(put=[flow], flush=[(5, there)]),
+        lambda: openflow.change(flush=[(5, here)]),
+        lambda: openflow.flush_zones([5]),
     ]
     for forget in ways:
         connect()
         assert remembered()
-        openflow.forget_connections([(6, here), (6, there)])
-        openflow.forget_zones([6])
+        openflow.flush_connections([(6, here), (6, there)])
+        openflow.flush_zones([6])
         assert remembered()
         forget()
         assert not remembered()

@@ -1,4 +1,4 @@
-"""A lab whose hosts have Open vSwitch. What its programs logged is shown when a test fails."""
+"""A lab whose hosts have Open vSwitch. Prints the logs of its programs when a test fails."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from weft.lab.netlab import NetLab, open_lab
 
 @pytest.fixture
 def netmode() -> str:
-    """How networks leave a host, for tests that are not told otherwise."""
+    """The encapsulation of networks, unless a test overrides it."""
     return "vxlan"
 
 
 @pytest.fixture
-async def lab(apart: None, netmode: str, fwdmode: str) -> AsyncIterator[NetLab]:
+async def lab(isolated: None, netmode: str, fwdmode: str) -> AsyncIterator[NetLab]:
     async with open_lab(datapath="ovs", netmode=netmode, fwdmode=fwdmode) as lab:
         try:
             yield lab
         finally:
-            lab.tell_logs()
+            lab.print_logs()

@@ -1,4 +1,4 @@
-"""What is left half-done, and daemons that are away for long: in the end the switch has exactly what is wanted."""
+"""Incomplete state and long outages: in the end the switch has exactly the desired state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OURS = f"cookie={0x77656674 << 32:#x}"
 
 
 async def two_pods(lab: NetLab) -> tuple[Host, Switch, list[Pod]]:
-    """A host with two pods, of which one is asked at port 80 and not at port 81."""
+    """A host with two pods. Policy allows port 80 and denies port 81."""
     await lab.network("wide", subnet="10.1.0.0/16", gateway="10.1.255.254")
     (await lab.rest.put("policys", tenantName="default", policyName="guard")).accepted()
     await deny(lab, port=81)
@@ -41,31 +41,31 @@ async def has_flows(switch: Switch, wanted: list[str]) -> None:
 
 
 @OVS_IN_ALL_MODES
-async def test_what_a_kill_leaves_half_done_is_put_right(lab: NetLab) -> None:
-    """W29, W31: a port without device, a device without port, flows of nobody and a tenant that has left."""
+async def test_state_of_a_killed_agent_is_repaired(lab: NetLab) -> None:
+    """W29, W31: a port without device, a device without port, stale flows and a deleted tenant."""
     one, switch, (a, b) = await two_pods(lab)
     flows = switch.dump_flows(BRIDGE)
     one.kill()
     add = ("add-port", BRIDGE, "wp00000000aaa", "--", "set", "port", "wp00000000aaa", 'external_ids:weft=""')
     switch.configure(*add, wait=False)
-    inventory.run(one.machine, "ip link add wp00000000bbb type veth peer name other")
+    inventory.run(one.netns, "ip link add wp00000000bbb type veth peer name other")
     switch.flows("add-flow", BRIDGE, f"{OURS},table=0,priority=30,in_port=77,ip,actions=goto_table:3")
     switch.configure("set", "bridge", BRIDGE, "external_ids:weft-tenant-gone=99")
     await one.start()
     await has_flows(switch, flows)
-    assert not {"wp00000000aaa", "wp00000000bbb"} & (ports(switch) | set(inventory.devices(one.machine)))
+    assert not {"wp00000000aaa", "wp00000000bbb"} & (ports(switch) | set(inventory.devices(one.netns)))
     assert set(tenants(switch).values()) == {"default"}
-    assert await a.reaches(b)
+    assert await a.eventually_reaches(b)
 
 
 @OVS_IN_ALL_MODES
 @pytest.mark.parametrize(
     "seconds", [pytest.param(1.0, id="a while"), pytest.param(30.0, id="30 s", marks=pytest.mark.soak)]
 )
-async def test_both_daemons_are_away_for_long(lab: NetLab, seconds: float) -> None:
-    """W27: the agent goes on, says what is wrong, and fills the switch with what holds by then when it is back."""
+async def test_long_outage_of_both_daemons(lab: NetLab, seconds: float) -> None:
+    """W27: the agent keeps running, reports the error, and installs the current policy when they are back."""
     one, switch, (a, b) = await two_pods(lab)
-    assert await a.reaches(b, port=82)
+    assert await a.eventually_reaches(b, port=82)
     switch.close()
     await asyncio.sleep(seconds)
     assert one.agent.running
@@ -76,7 +76,7 @@ async def test_both_daemons_are_away_for_long(lab: NetLab, seconds: float) -> No
     await one.ready()
     c = await one.pod("c", network="wide", group="guarded")
     for source in (a, c):
-        assert await source.reaches(b, port=80)
+        assert await source.eventually_reaches(b, port=80)
         assert await source.never_reaches(b, port=82)
     flows = switch.dump_flows(BRIDGE)
     one.kill()
@@ -84,10 +84,10 @@ async def test_both_daemons_are_away_for_long(lab: NetLab, seconds: float) -> No
     await has_flows(switch, flows)
 
 
-async def are_whole(*pods: Pod) -> None:
-    """Return when CHECK finds nothing amiss with any of them."""
+async def until_check_passes(*pods: Pod) -> None:
+    """Wait until CNI CHECK passes for all pods."""
 
-    async def amiss(pod: Pod) -> str:
+    async def check_error(pod: Pod) -> str:
         try:
             await pod.check()
         except CniError as error:
@@ -95,40 +95,40 @@ async def are_whole(*pods: Pod) -> None:
         return ""
 
     for pod in pods:
-        await eventually(partial(amiss, pod), lambda told: not told)
+        await eventually(partial(check_error, pod), lambda error: not error)
 
 
 @OVS_IN_ALL_MODES
-async def test_a_switch_that_takes_its_devices_along_when_it_ends_gets_them_back(lab: NetLab) -> None:
-    """R5, W29: `ovs-appctl exit --cleanup` deletes every internal port, and all that stands on them.
+async def test_devices_deleted_by_exit_cleanup_are_restored(lab: NetLab) -> None:
+    """R5, W29: `ovs-appctl exit --cleanup` deletes every internal port, and the macvlans on them.
 
-    Workloads are wired again by themselves, with the same addresses, and tenants' spaces stand again.
+    Pods are plugged rows_after with the same addresses, and tenant netns are attached rows_after.
     """
     one, switch, (a, b) = await two_pods(lab)
     before = a.address(), b.address()
     switch.command("exit", "--cleanup")
-    await until(lambda: not [name for name in inventory.devices(one.machine) if name.startswith(("wp", "wl"))])
+    await until(lambda: not [name for name in inventory.devices(one.netns) if name.startswith(("wp", "wl"))])
     switch.kill_daemon()
     switch.start_daemon()
-    await are_whole(a, b)
+    await until_check_passes(a, b)
     assert (a.address(), b.address()) == before
     for source, target in ((a, b), (b, a)):
-        assert await source.reaches(target)
-    await inventory.settled(lab)
+        assert await source.eventually_reaches(target)
+    await inventory.wait_consistent(lab)
 
 
 @OVS_IN_ALL_MODES
-async def test_a_port_that_others_take_away_comes_back(lab: NetLab) -> None:
-    """R5: ports that stand are never made again, and one that is missing is made."""
+async def test_a_deleted_port_is_restored(lab: NetLab) -> None:
+    """R5: existing ports are never recreated, a missing one is."""
     _, switch, (a, b) = await two_pods(lab)
     names = ports(switch)
     rows = switch.configure("--columns=name,_uuid", "list", "interface")
     lost, *_ = sorted(name for name in names if name.startswith("wp"))
     for _ in range(2):
         switch.configure("del-port", BRIDGE, lost)
-        await are_whole(a, b)
+        await until_check_passes(a, b)
     assert ports(switch) == names
-    assert await a.reaches(b)
-    again = switch.configure("--columns=name,_uuid", "list", "interface")
+    assert await a.eventually_reaches(b)
+    rows_after = switch.configure("--columns=name,_uuid", "list", "interface")
     kept = [each for each in rows.split("\n\n") if lost not in each]
-    assert all(each.strip() in again for each in kept)
+    assert all(each.strip() in rows_after for each in kept)

@@ -1,4 +1,4 @@
-"""Uplinks that come and go (T1): one, a bond of two, the other one, with live traffic."""
+"""Changing uplinks (T1): one, a bond of two, the other one, under traffic."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def netmode() -> str:
 
 @pytest.fixture(autouse=True)
 def learning_wire(lab: NetLab) -> None:
-    """What changes its place must make itself heard there."""
-    lab.teach_trunk()
+    """The physical switch learns MACs, so a new location must be announced."""
+    lab.enable_trunk_learning()
 
 
 async def choose(host: Host, *names: str) -> None:
-    """The agent comes back with other uplinks."""
+    """Restart the agent with other uplinks."""
     host.kill()
     host.flags = (*host.flags, "--vlan-uplinks", ",".join(names))
     await host.start()
@@ -37,8 +37,8 @@ async def choose(host: Host, *names: str) -> None:
     assert uplinks(host.switch) == set(names)
 
 
-async def goes_on(stream: Stream) -> None:
-    """Another hundred packets arrive."""
+async def keeps_arriving(stream: Stream) -> None:
+    """Wait until another hundred packets arrive."""
     before = stream.arrived
     await until(lambda: stream.arrived > before + 100)
 
@@ -46,39 +46,39 @@ async def goes_on(stream: Stream) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fwdmode", [pytest.param(mode, marks=pytest.mark.soak) for mode in ("routing", "bridge")])
 async def test_uplinks_become_a_bond_and_another_under_traffic(lab: NetLab) -> None:
-    """T1: packets go on to arrive over whatever is left, from a pod that hears no answer."""
+    """T1: one-way traffic keeps arriving over the remaining uplink."""
     await lab.network("net", subnet="10.1.0.0/16", ipv6Subnet="2001:db8:1::/64")
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     a, b = await one.pod("a", network="net"), await two.pod("b", network="net")
-    assert await a.reaches(b)
+    assert await a.eventually_reaches(b)
     with Stream(a.place(), b.place(), port=5000, rate=RATE) as stream:
-        await goes_on(stream)
+        await keeps_arriving(stream)
         for names in ((ONE, OTHER), (OTHER,), (ONE, OTHER), (ONE,), (OTHER,)):
             for host in (one, two):
                 await choose(host, *names)
-                await goes_on(stream)
+                await keeps_arriving(stream)
         for lost in (ONE, OTHER):
             await choose(one, ONE, OTHER)
-            inventory.run(one.machine, f"ip link set {lost} down")
-            await goes_on(stream)
-            inventory.run(one.machine, f"ip link set {lost} up")
-            await goes_on(stream)
+            inventory.run(one.netns, f"ip link set {lost} down")
+            await keeps_arriving(stream)
+            inventory.run(one.netns, f"ip link set {lost} up")
+            await keeps_arriving(stream)
     for family in (4, 6):
-        assert await b.reaches(a, family=family)
+        assert await b.eventually_reaches(a, family=family)
 
 
 async def test_an_uplink_becomes_a_bond_and_one_again(lab: NetLab) -> None:
-    """T1, once: pods stay, and go on to reach each other."""
+    """T1, once: pods stay, and keep reaching each other."""
     await lab.network("net", subnet="10.1.0.0/16")
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     a, b = await one.pod("a", network="net"), await two.pod("b", network="net")
     for names in ((ONE, OTHER), (OTHER,)):
         await choose(one, *names)
-        assert await a.reaches(b)
+        assert await a.eventually_reaches(b)
 
 
 async def test_without_uplinks_nothing_of_them_is_left(lab: NetLab) -> None:
-    """The network is each node's own then, which is told; bridges of others stand."""
+    """The network is local to each node then, which is reported; foreign bridges stay."""
     await lab.network("net", subnet="10.1.0.0/16")
     host = await lab.host("one")
     a, b = await host.pod("a", network="net"), await host.pod("b", network="net")
@@ -90,4 +90,4 @@ async def test_without_uplinks_nothing_of_them_is_left(lab: NetLab) -> None:
     await host.start()
     assert set(switch.configure("list-br").split()) == {"contivVxlanBridge", "foreign"}
     assert "weft-vlan" not in switch.configure("list-ports", "contivVxlanBridge").split()
-    assert await a.reaches(b)
+    assert await a.eventually_reaches(b)

@@ -1,4 +1,4 @@
-"""The Datapath on Open vSwitch: its database, its flows, and the node's parts said in them.
+"""The Datapath on Open vSwitch: OVSDB, OpenFlow, the flow pipeline and ports.
 
-What every Linux machine has (devices, namespaces, addresses) is spoken in the words of `weft.adapters.linux`.
+The kernel does NAT, services and host access in tenant netns, by the code of `weft.adapters.netns`, as on linux.
 """

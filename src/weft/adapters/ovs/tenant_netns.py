@@ -1,220 +1,243 @@
-"""Tenants' spaces beside the switch: what the kernel does better than flows, done as on linux (`linux.space`).
+"""Tenant network namespaces of the ovs datapath: gateways, services and host access, done by the kernel as on linux.
 
-A space is a pinned namespace with the tenant's gateways, its services and its link to the host. It stands on two legs,
-ports of the switch (`legs`). Towards workloads it routes by them: to those of this node by
-the near one, to others by the far one, which bears a name like an overlay's device, as the rules of linux tell others
-by it. The switch judges what passes; the space is told of no policy.
+A tenant netns is pinned in a directory, and attached to the bridge by two internal ports (`tenant_netns_flows`). It
+routes to workloads of this node by the local port, to those of other nodes by the remote port. The bridge enforces
+policy; the netns has no policy state.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
+from weft.adapters.netns.devices import NETNS_PORT_PREFIX, PORT_MAC, overlay_name
 from weft.adapters.netns.host.network import HostNetwork
-from weft.adapters.netns.host.ruleset import HostSurroundings
-from weft.adapters.netns.kernel_state import PORT_MAC, overlay_name
-from weft.adapters.netns.nft.service_maps import read_uses
+from weft.adapters.netns.host.ruleset import HostConfig
+from weft.adapters.netns.nft.service_maps import read_service_stats
 from weft.adapters.netns.tenant_netns import TenantNetnsDriver
-from weft.adapters.ovs.pipeline.context import prefix_of
-from weft.adapters.ovs.pipeline.tenant_netns_flows import LEG_PREFIX, far_leg, near_leg
+from weft.adapters.ovs.pipeline.context import host_prefix
+from weft.adapters.ovs.pipeline.tenant_netns_flows import local_netns_port, remote_netns_port
 from weft.domain.addresses import Address
 from weft.domain.desired.segments import RemoteMac
 from weft.domain.desired.state import Gateway, Overlay, Port, RemoteRoute, StateItem, TenantNetns
 from weft.domain.errors import DatapathFault
-from weft.domain.host_access.state import HostLink, is_hosts
+from weft.domain.host_access.state import HostLink, is_host_scoped
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import Backend, Frontend, Vip
-from weft.kernel.netlink.link import Device, alter_link, alter_protocols, create_macvlan, delete_link, read_link
+from weft.kernel.netlink.link import (
+    Device,
+    change_address_settings,
+    change_link,
+    create_macvlan,
+    delete_link,
+    read_link,
+)
 from weft.kernel.netlink.socket import NetlinkSocket
 from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.ports.datapath import NO_CHANGE, ServiceFlowStats
 
-# No overlay has this number.
-_FAR = 0
-_NEAR_INSIDE: Final = f"{LEG_PREFIX}0"
-_FAR_INSIDE: Final = overlay_name(_FAR)
-_AS_THEY_ARE = (Backend, Frontend, Vip)
-_Owned = tuple[TenantName, Address]
+# Inside the netns the remote port has the name of an overlay device with this VNI, which no overlay has: the rules that
+# are shared with the linux datapath recognise tunnels by name.
+_REMOTE_VNI = 0
+_LOCAL_INSIDE: Final = f"{NETNS_PORT_PREFIX}0"
+_REMOTE_INSIDE: Final = overlay_name(_REMOTE_VNI)
+_TenantAddress = tuple[TenantName, Address]
 
 
-class Spaces:
-    """See the module. `directory` is where namespaces are pinned; `namespace` is that of the switch and the host."""
+class TenantNamespaces:
+    """The tenant netns of this node. They are pinned in `directory`; `namespace` is the netns of OVS and the host."""
 
     def __init__(self, directory: Path, namespace: Namespace, netlink: NetlinkSocket, *, mtu: int,
-                 surroundings: HostSurroundings) -> None:  # fmt: skip
+                 host_config: HostConfig) -> None:  # fmt: skip
         self._directory = NamespaceDirectory(directory)
         self._directory.prepare()
         self._netlink = netlink
         self._mtu = mtu
-        self._host = HostNetwork(namespace, netlink, surroundings)
-        self._spaces: dict[TenantName, TenantNetnsDriver] = {}
-        # Who is here: news of others about the same addresses, which may be old, leave them alone.
-        self._own: set[_Owned] = set()
+        self._host = HostNetwork(namespace, netlink, host_config)
+        self._drivers: dict[TenantName, TenantNetnsDriver] = {}
+        # Addresses of local endpoints. A `RemoteMac` with the same address is stale, and must not add a route.
+        self._local: set[_TenantAddress] = set()
+        # Netns of a previous run. `converge` deletes those whose tenants are gone.
         for name in self._directory.names():
             self._open(TenantName(name))
 
     def close(self) -> None:
-        for space in self._spaces.values():
-            space.close()
+        for driver in self._drivers.values():
+            driver.close()
         self._host.close()
 
-    def incomplete(self, numbers: Mapping[TenantName, int]) -> dict[TenantName, int]:
-        """Those of some tenants, by their numbers, that lack a leg or are not there at all."""
-        return {tenant: number for tenant, number in numbers.items() if not self._stands(tenant, number)}
+    def incomplete(self, tenant_ids: Mapping[TenantName, int]) -> dict[TenantName, int]:
+        """Those of some tenants whose netns does not exist, or lacks a port."""
+        return {
+            tenant: tenant_id for tenant, tenant_id in tenant_ids.items() if not self._is_attached(tenant, tenant_id)
+        }
 
-    def clear(self, numbers: Mapping[TenantName, int]) -> None:
-        """Nothing is left of the legs of these tenants, which the switch has not."""
-        for tenant, number in numbers.items():
-            space = self._open(tenant)
-            for outside, inside in _legs(number):
-                for netlink, name in ((self._netlink, outside), (space.netlink, inside)):
+    def remove_ports(self, tenant_ids: Mapping[TenantName, int]) -> None:
+        """Delete leftover devices of netns ports, which OVS does not have any more."""
+        for tenant, tenant_id in tenant_ids.items():
+            driver = self._open(tenant)
+            for outside, inside in _port_devices(tenant_id):
+                for netlink, name in ((self._netlink, outside), (driver.netlink, inside)):
                     if (stale := read_link(netlink, name)) is not None:
                         netlink.send_batch([delete_link(stale.index)])
 
-    def make(self, numbers: Mapping[TenantName, int]) -> list[str]:
-        """These tenants have a space on its legs, which the switch has made; what was done, in words."""
-        for tenant, number in numbers.items():
-            space = self._open(tenant)
-            for outside, inside in _legs(number):
-                self._stand(space, outside, inside)
-            space.note_links()
-        return [f"made the space of tenant {tenant}" for tenant in numbers]
+    def create(self, tenant_ids: Mapping[TenantName, int]) -> list[str]:
+        """Create the netns of tenants, and attach them to their ports, which OVS has created; a log of the changes."""
+        for tenant, tenant_id in tenant_ids.items():
+            driver = self._open(tenant)
+            for outside, inside in _port_devices(tenant_id):
+                self._attach(driver, outside, inside)
+            driver.refresh_links()
+        return [f"created the netns of tenant {tenant}" for tenant in tenant_ids]
 
-    def drop(self, tenants: Iterable[TenantName]) -> None:
-        """No space of these tenants, nor links of theirs to the host."""
+    def delete(self, tenants: Iterable[TenantName]) -> None:
+        """Delete the netns of tenants, and their links to the host."""
         for tenant in tenants:
             self._host.drop_link(tenant)
-            if space := self._spaces.pop(tenant, None):
-                space.close()
+            if driver := self._drivers.pop(tenant, None):
+                driver.close()
             self._directory.delete(tenant)
 
-    def converge(self, wanted: Set[StateItem]) -> list[str]:
-        """The spaces, which stand, hold exactly what is wanted of them; what was mended, in words."""
-        tenants = {part.tenant for part in wanted if isinstance(part, TenantNetns)}
-        nobodys = self._spaces.keys() - tenants
-        self.drop(nobodys)
-        repaired = [f"removed the space of tenant {tenant}" for tenant in nobodys]
-        self._own = _owned(wanted)
-        by_tenant = self._by_tenant(wanted)
+    def converge(self, desired: Set[StateItem]) -> list[str]:
+        """Make the content of all netns, which are attached, that of `desired`; a log of the changes."""
+        tenants = {item.tenant for item in desired if isinstance(item, TenantNetns)}
+        stale = self._drivers.keys() - tenants
+        self.delete(stale)
+        repaired = [f"removed the netns of tenant {tenant}" for tenant in stale]
+        self._local = _local_addresses(desired)
+        by_tenant = self._by_tenant(desired)
         for tenant in tenants:
-            space, parts = self._spaces[tenant], by_tenant[tenant]
-            made = [part for part in parts if isinstance(part, HostLink) and self._put_link(part)]
-            found, _ = space.converge(set(parts), [Overlay(tenant, _FAR)])
-            repaired += [f"tenant {tenant}: {each}" for each in (*(f"made {link}" for link in made), *found)]
-        return repaired + self._host.converge(wanted)
+            driver, items = self._drivers[tenant], by_tenant[tenant]
+            created = [item for item in items if isinstance(item, HostLink) and self._put_link(item)]
+            changes, _ = driver.converge(set(items), [Overlay(tenant, _REMOTE_VNI)])
+            repaired += [f"tenant {tenant}: {change}" for change in (*(f"made {link}" for link in created), *changes)]
+        return repaired + self._host.converge(desired)
 
-    def change(self, *, drop: Sequence[StateItem], put: Sequence[StateItem]) -> None:
-        """No more of some parts, and others, in the spaces that are there."""
-        self._own |= _owned(put)
-        new, gone = self._by_tenant(put), self._by_tenant(drop)
-        for parts in new.values():
-            for part in parts:
-                if isinstance(part, HostLink):
-                    self._put_link(part)
-        for tenant in (new.keys() | gone.keys()) & self._spaces.keys():
-            self._spaces[tenant].change(drop=gone[tenant], put=new[tenant])
+    def apply(self, *, drop: Sequence[StateItem], put: Sequence[StateItem]) -> None:
+        """Remove and add state items in the netns that exist."""
+        self._local |= _local_addresses(put)
+        added, removed = self._by_tenant(put), self._by_tenant(drop)
+        # Routes and rules refer to the link.
+        for items in added.values():
+            for item in items:
+                if isinstance(item, HostLink):
+                    self._put_link(item)
+        for tenant in (added.keys() | removed.keys()) & self._drivers.keys():
+            self._drivers[tenant].change(drop=removed[tenant], put=added[tenant])
         self._host.change(drop=drop, put=put)
-        joined = {part.tenant for part in put if isinstance(part, HostLink)}
-        for part in drop:
-            if isinstance(part, HostLink) and part.tenant not in joined:
-                self._host.drop_link(part.tenant)
+        linked = {item.tenant for item in put if isinstance(item, HostLink)}
+        for item in drop:
+            if isinstance(item, HostLink) and item.tenant not in linked:
+                self._host.drop_link(item.tenant)
 
-    def dismiss(self, port: Port) -> None:
-        """A workload has left: nobody inherits its connections."""
-        self._own -= _owned([port])
-        if space := self._spaces.get(port.tenant):
-            space.dismiss(_at_near_leg(port), NO_CHANGE)
+    def remove_endpoint(self, port: Port) -> None:
+        """Remove an endpoint's routes, and flush its conntrack entries."""
+        self._local -= _local_addresses([port])
+        if driver := self._drivers.get(port.tenant):
+            driver.remove_endpoint(_behind_local_port(port), NO_CHANGE)
 
     def reap(self) -> None:
-        """Finish what `dismiss` has left for later."""
-        for space in self._spaces.values():
-            space.forget_left()
+        """Finish deferred work of `remove_endpoint`."""
+        for driver in self._drivers.values():
+            driver.flush_stale_addresses()
 
-    def uses(self) -> list[ServiceFlowStats]:
-        """Who uses which service, and who answers."""
-        return [use for tenant in sorted(self._spaces) for use in read_uses(tenant, self._spaces[tenant].netfilter)]
+    def service_flows(self) -> list[ServiceFlowStats]:
+        """Traffic of service connections, from conntrack of each netns."""
+        return [
+            stats
+            for tenant in sorted(self._drivers)
+            for stats in read_service_stats(tenant, self._drivers[tenant].netfilter)
+        ]
 
-    def is_disturbed(self) -> bool:
-        """Whether others may have changed something of ours."""
-        return self._host.is_disturbed() or any(space.table.is_disturbed() for space in self._spaces.values())
+    def has_drifted(self) -> bool:
+        """Whether our state may have been changed from outside."""
+        return self._host.has_drifted() or any(driver.table.has_drifted() for driver in self._drivers.values())
 
     def _open(self, tenant: TenantName) -> TenantNetnsDriver:
-        if tenant not in self._spaces:
-            space = TenantNetnsDriver(self._directory.create(tenant))
-            space.prepare()
-            self._spaces[tenant] = space
-        return self._spaces[tenant]
+        if tenant not in self._drivers:
+            driver = TenantNetnsDriver(self._directory.create(tenant))
+            driver.prepare()
+            self._drivers[tenant] = driver
+        return self._drivers[tenant]
 
-    def _stands(self, tenant: TenantName, number: int) -> bool:
-        space = self._spaces.get(tenant)
-        if space is None:
+    def _is_attached(self, tenant: TenantName, tenant_id: int) -> bool:
+        driver = self._drivers.get(tenant)
+        if driver is None:
             return False
-        space.note_links()
+        driver.refresh_links()
         return all(
-            (leg := read_link(self._netlink, outside)) is not None
-            and (end := read_link(space.netlink, inside)) is not None
-            and end.peer == leg.index
-            for outside, inside in _legs(number)
+            (port := read_link(self._netlink, outside)) is not None
+            and (end := read_link(driver.netlink, inside)) is not None
+            and end.peer == port.index
+            for outside, inside in _port_devices(tenant_id)
         )
 
-    def _stand(self, space: TenantNetnsDriver, outside: str, inside: str) -> None:
-        """The space stands on a leg: what comes by it is for the space, which has its MAC."""
-        leg = read_link(self._netlink, outside)
-        if leg is None:
-            raise DatapathFault(f"device {outside} is gone as soon as it was made")
+    def _attach(self, driver: TenantNetnsDriver, outside: str, inside: str) -> None:
+        """Create a macvlan in the netns on top of an OVS port. It has the gateway MAC, to which workloads send."""
+        port = read_link(self._netlink, outside)
+        if port is None:
+            raise DatapathFault(f"device {outside} disappeared after creation")
         self._netlink.send_batch(
             [
-                alter_protocols(leg.index, link_local=False),
-                alter_link(leg.index, up=True, mac=PORT_MAC),
-                create_macvlan(Device(name=inside, mtu=self._mtu), over=leg.index, namespace=space.namespace.fd),
+                change_address_settings(port.index, link_local=False),
+                change_link(port.index, up=True, mac=PORT_MAC),
+                create_macvlan(Device(name=inside, mtu=self._mtu), over=port.index, namespace=driver.namespace.fd),
             ]
         )
-        if (end := read_link(space.netlink, inside)) is not None:
-            quiet = [alter_protocols(end.index, link_local=False), alter_link(end.index, resolves=False)]
-            space.netlink.send_batch([*quiet, alter_link(end.index, up=True)])
-        read_link(self._netlink, outside)  # being asked, the kernel lets both ends send at once
+        if (end := read_link(driver.netlink, inside)) is not None:
+            # No ARP: the neighbour entries of workloads are static.
+            quiet = [change_address_settings(end.index, link_local=False), change_link(end.index, arp=False)]
+            driver.netlink.send_batch([*quiet, change_link(end.index, up=True)])
+        # RTM_GETLINK runs pending linkwatch work of the device, so that both ends can transmit at once.
+        read_link(self._netlink, outside)
 
-    def _by_tenant(self, parts: Iterable[StateItem]) -> defaultdict[TenantName, list[StateItem]]:
-        """What spaces are told of some parts."""
+    def _by_tenant(self, items: Iterable[StateItem]) -> defaultdict[TenantName, list[StateItem]]:
+        """State items as the netns of their tenants see them."""
         found: defaultdict[TenantName, list[StateItem]] = defaultdict(list)
-        for part in parts:
-            if isinstance(part, RemoteMac):
-                others = [each for each in part.addresses if (part.tenant, each) not in self._own]
-                found[part.tenant] += [RemoteRoute(part.tenant, prefix_of(each), _FAR, part.vtep) for each in others]
-            else:
-                found[part.tenant] += _as_inside(part)
+        for item in items:
+            if isinstance(item, RemoteMac):
+                remote = [address for address in item.addresses if (item.tenant, address) not in self._local]
+                found[item.tenant] += [
+                    RemoteRoute(item.tenant, host_prefix(address), _REMOTE_VNI, item.vtep) for address in remote
+                ]
+            elif type(item) in _NETNS_VIEWS:
+                found[item.tenant].append(_NETNS_VIEWS[type(item)](item))
+            elif is_host_scoped(item):
+                found[item.tenant].append(item)
         return found
 
-    def _put_link(self, part: HostLink) -> bool:
-        return self._host.put_link(part, self._spaces[part.tenant], mtu=self._mtu)
+    def _put_link(self, item: HostLink) -> bool:
+        return self._host.put_link(item, self._drivers[item.tenant], mtu=self._mtu)
 
 
-def _legs(number: int) -> tuple[tuple[str, str], ...]:
-    """The names of both ends of a tenant's legs, at the switch and in its space."""
-    return (near_leg(number), _NEAR_INSIDE), (far_leg(number), _FAR_INSIDE)
+def _port_devices(tenant_id: int) -> tuple[tuple[str, str], ...]:
+    """The device names of a tenant's two netns ports: at the switch, and in the netns."""
+    return (local_netns_port(tenant_id), _LOCAL_INSIDE), (remote_netns_port(tenant_id), _REMOTE_INSIDE)
 
 
-def _owned(parts: Iterable[StateItem]) -> set[_Owned]:
-    return {(part.tenant, address) for part in parts if isinstance(part, Port) for address in part.addresses}
+def _local_addresses(items: Iterable[StateItem]) -> set[_TenantAddress]:
+    return {(item.tenant, address) for item in items if isinstance(item, Port) for address in item.addresses}
 
 
-def _as_inside(part: StateItem) -> list[StateItem]:
-    """A part as its space sees it; nothing when it is no concern of the space."""
-    match part:
-        case Port():
-            return [_at_near_leg(part)]
-        case RemoteRoute():
-            return [replace(part, vni=_FAR)]
-        case Gateway():
-            return [replace(part, segment=0)]
-        case _:
-            return [part] if isinstance(part, _AS_THEY_ARE) or is_hosts(part) else []
+def _behind_local_port(port: Port) -> Port:
+    return replace(port, interface=_LOCAL_INSIDE, segment=0)
 
 
-def _at_near_leg(port: Port) -> Port:
-    return replace(port, interface=_NEAR_INSIDE, segment=0)
+def _unchanged(item: StateItem) -> StateItem:
+    return item
+
+
+# How a netns sees state items: it knows no segments, and reaches all workloads by its two ports. Besides these it has
+# what `is_host_scoped` says, and nothing else.
+_NETNS_VIEWS: Final[Mapping[type, Callable[[Any], StateItem]]] = {
+    Port: _behind_local_port,
+    RemoteRoute: lambda item: replace(item, vni=_REMOTE_VNI),
+    Gateway: lambda item: replace(item, segment=0),
+    Backend: _unchanged,
+    Frontend: _unchanged,
+    Vip: _unchanged,
+}

@@ -1,4 +1,4 @@
-"""A connection to a daemon of the switch that its first use opens, and the next one after it was lost opens anew."""
+"""A connection to an OVS daemon that opens on first use, and reconnects on the next use after it was lost."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ T = TypeVar("T")
 
 
 class Connection(ABC):
-    """What both protocols have in common. It blocks with deadlines; `connections` counts how often it was opened."""
+    """Base of the OVSDB and OpenFlow clients. Calls block with deadlines; `connect_count` counts how often it opened.
+
+    A caller that sees another count knows that it must read back everything: the daemon may have restarted.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.connections = 0
+        self.connect_count = 0
         self._stream: Stream | None = None
 
-    def look(self) -> None:
-        """Take in what has been said meanwhile, waiting for nothing; `DatapathFault` when the connection has ended."""
+    def poll(self) -> None:
+        """Process pending messages without waiting; `DatapathFault` if the connection is lost.
+
+        It does not reconnect then, so that the caller notices the loss.
+        """
         if self._stream is None:
             self._open()
         else:
-            self._guarded(self._catch_up)
+            self._close_on_fault(self._drain)
 
-    def look_alive(self) -> None:
-        """As `look`, but a connection that has ended meanwhile is opened anew at once."""
+    def ensure_connected(self) -> None:
+        """As `poll`, but reconnect at once if the connection is lost."""
         try:
-            self.look()
+            self.poll()
         except DatapathFault:
             self._open()
 
@@ -43,14 +49,14 @@ class Connection(ABC):
         self.close()
         self._stream = Stream(self.address)
         try:
-            self._begin()
+            self._handshake()
         except BaseException:
-            self.close()  # else the next use would take it for one that has begun
+            self.close()  # else the next use would take it for a connection with a complete handshake
             raise
-        self.connections += 1
+        self.connect_count += 1
 
-    def _guarded(self, work: Callable[[Stream], T]) -> T:
-        """The result of some work on the connection, which is closed when it fails."""
+    def _close_on_fault(self, work: Callable[[Stream], T]) -> T:
+        """Do some work on the connection, and close it if that fails: its messages are out of step then."""
         assert self._stream is not None
         try:
             return work(self._stream)
@@ -59,9 +65,9 @@ class Connection(ABC):
             raise
 
     @abstractmethod
-    def _begin(self) -> None:
-        """The first words on a new connection; nothing is known of one before."""
+    def _handshake(self) -> None:
+        """Set up a new connection, and discard all state of the one before."""
 
     @abstractmethod
-    def _catch_up(self, stream: Stream) -> None:
-        """Take in, and answer, what has been said and is waiting."""
+    def _drain(self, stream: Stream) -> None:
+        """Process the messages that have arrived, and answer keepalives."""

@@ -1,47 +1,50 @@
-"""What the switch tells about packets that it refused, in the words of the port (pure)."""
+"""Decode the packet-in messages of flows that drop packets, for the drop log (pure)."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
 
-from weft.adapters.netns.nft.policy_chains import REASONS
+from weft.adapters.netns.drop_reasons import DROP_REASONS
 from weft.adapters.ovs.openflow.client import PacketIn
 from weft.adapters.ovs.openflow.fields import decode_match, unpack
 from weft.adapters.ovs.openflow.flows import OWNER, OWNER_MASK
-from weft.adapters.ovs.ovsdb.bridge import TENANT_MARK, SwitchPort
+from weft.adapters.ovs.ovsdb.bridge import TENANT_KEY, SwitchPort
 from weft.adapters.ovs.pipeline.context import ETHER_TYPES
-from weft.adapters.ovs.pipeline.tables import LEAVES_BY, OUTCOME, TENANT
+from weft.adapters.ovs.pipeline.tables import OUTPUT_PORT, TENANT, VERDICT
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
 from weft.kernel.packet_headers import Packet, parse_packet
 from weft.ports.datapath import Drop
 
-_FORM = struct.Struct("!IHBBQ")
+# struct ofp13_packet_in: buffer ID, length, reason, table, cookie; then the match, padding and the frame.
+_OFP_PACKET_IN = struct.Struct("!IHBBQ")
 _PADDING = 2
-_TYPE = slice(12, 14)
-_TAG = 0x8100
-_TAG_BYTES = 4
+_ETHER_TYPE = slice(12, 14)
+_ETH_P_8021Q = 0x8100
+_VLAN_TAG_SIZE = 4
 
 
-def drop_of(told: PacketIn, tenants: Mapping[int, TenantName], ports: Mapping[int, SwitchPort]) -> Drop | None:
-    """A refused packet; None when a flow of somebody else tells of it, or when it is not of IP."""
-    *_, cookie = unpack(_FORM, told.body)
-    conditions, used = decode_match(told.body[_FORM.size :])
-    packet = _inside(told.body[_FORM.size + used + _PADDING :])
+def decode_drop(packet_in: PacketIn, tenants: Mapping[int, TenantName], ports: Mapping[int, SwitchPort]) -> Drop | None:
+    """A dropped packet; None if a flow of another controller sent it, or if it is not IP."""
+    *_, cookie = unpack(_OFP_PACKET_IN, packet_in.body)
+    conditions, used = decode_match(packet_in.body[_OFP_PACKET_IN.size :])
+    packet = _ip_packet(packet_in.body[_OFP_PACKET_IN.size + used + _PADDING :])
+    # Foreign controllers may have flows on this bridge that send packets to every controller.
     if cookie & OWNER_MASK != OWNER or packet is None:
         return None
-    fields = {each.name: each.value for each in conditions}
+    fields = {condition.name: condition.value for condition in conditions}
     in_iface = ports.get(fields.get("in_port", 0))
-    tenant = tenants.get(fields.get(TENANT, 0)) or (in_iface and TenantName(in_iface.marks.get(TENANT_MARK, "")))
+    tenant = tenants.get(fields.get(TENANT, 0)) or (in_iface and TenantName(in_iface.external_ids.get(TENANT_KEY, "")))
     if not tenant:
         return None
-    out_iface = ports.get(fields.get(LEAVES_BY, 0))
-    outcome = fields.get(OUTCOME, 0)
+    out_iface = ports.get(fields.get(OUTPUT_PORT, 0))
+    # The register holds a built-in drop reason or a verdict id; their ranges do not overlap.
+    verdict_id = fields.get(VERDICT, 0)
     return Drop(
         tenant=tenant,
-        outcome=0 if outcome in REASONS else outcome,
-        reason=REASONS.get(outcome, ""),
+        verdict_id=0 if verdict_id in DROP_REASONS else verdict_id,
+        reason=DROP_REASONS.get(verdict_id, ""),
         source=packet.source,
         target=packet.target,
         protocol=packet.protocol,
@@ -49,21 +52,22 @@ def drop_of(told: PacketIn, tenants: Mapping[int, TenantName], ports: Mapping[in
         target_port=packet.target_port,
         in_iface=in_iface.interface if in_iface else "",
         out_iface=out_iface.interface if out_iface else "",
-        at=told.at,
+        at=packet_in.at,
     )
 
 
-def _inside(frame: bytes) -> Packet | None:
-    """The packet in a frame, if it is of IP; a workload may say so of what is none, or end anywhere."""
-    if _kind_of(frame) == _TAG:
-        frame = frame[_TAG_BYTES:]
-    if _kind_of(frame) not in ETHER_TYPES.values():
+def _ip_packet(frame: bytes) -> Packet | None:
+    """The IP packet in a frame; None if it is not IP, or malformed: a workload may send anything."""
+    # Flows to uplinks push the tag before policy drops the packet.
+    if _ether_type(frame) == _ETH_P_8021Q:
+        frame = frame[_VLAN_TAG_SIZE:]
+    if _ether_type(frame) not in ETHER_TYPES.values():
         return None
     try:
-        return parse_packet(frame[_TYPE.stop :])
+        return parse_packet(frame[_ETHER_TYPE.stop :])
     except DatapathFault:
         return None
 
 
-def _kind_of(frame: bytes) -> int:
-    return int.from_bytes(frame[_TYPE], "big")
+def _ether_type(frame: bytes) -> int:
+    return int.from_bytes(frame[_ETHER_TYPE], "big")

@@ -1,6 +1,6 @@
-"""A byte stream to a daemon of the switch, whose every wait has a deadline. It belongs to one thread at a time.
+"""A byte stream to an OVS daemon; every wait has a deadline. It belongs to one thread at a time.
 
-An address is `unix:PATH` or `tcp:HOST:PORT`, as the switch's own tools write it.
+Addresses are `unix:PATH` or `tcp:HOST:PORT`, as in OVS tools.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import time
 
 from weft.domain.errors import DatapathFault, Invalid
 
-# Seconds for an answer. A healthy daemon takes milliseconds, with very many ports perhaps a second.
+# Seconds for a reply. A healthy daemon takes milliseconds, with very many ports up to a second.
 DEADLINE = 10.0
+# Flow dumps come in messages of up to 64 KiB; read several with one system call.
 _CHUNK = 1 << 18
 
 
 class Stream:
-    """An open connection. Everything that goes wrong with it is a `DatapathFault`, and ends it."""
+    """An open connection. Every error is a `DatapathFault`; the connection cannot be used after one."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -30,35 +31,34 @@ class Stream:
             raise self._fault(error) from error
 
     def receive(self, *, until: float) -> bytes:
-        """The next bytes, which must come before a moment of `time.monotonic`."""
+        """The next bytes, which must arrive before a `time.monotonic` deadline."""
         left = until - time.monotonic()
-        if left <= 0 or not self._has_news(within=left):
-            raise DatapathFault(f"{self.address}: no answer within {DEADLINE:g} s")
+        if left <= 0 or not self._is_readable(within=left):
+            raise DatapathFault(f"{self.address}: no reply within {DEADLINE:g} s")
         return self._read()
 
-    def receive_waiting(self) -> bytes:
-        """The bytes that are there already, perhaps none."""
-        return self._read() if self._has_news(within=0) else b""
+    def receive_available(self) -> bytes:
+        """The bytes that have arrived, perhaps none."""
+        return self._read() if self._is_readable(within=0) else b""
 
     def close(self) -> None:
         self._socket.close()
 
-    def _has_news(self, *, within: float) -> bool:
-        """Whether there is something to read, or an end, before so many seconds have passed.
-
-        `select.select` would fail in a process that has a thousand files open.
-        """
-        news = select.poll()
-        news.register(self._socket, select.POLLIN)
-        return bool(news.poll(within * 1000))
+    def _is_readable(self, *, within: float) -> bool:
+        """Whether data or end-of-file arrives within so many seconds."""
+        # Not select(): it fails for descriptors above 1023.
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(within * 1000))
 
     def _read(self) -> bytes:
         try:
             data = self._socket.recv(_CHUNK)
         except OSError as error:
             raise self._fault(error) from error
+        # A daemon that exits closes the connection in order, without an error.
         if not data:
-            raise DatapathFault(f"{self.address}: the connection has ended")
+            raise DatapathFault(f"{self.address}: connection closed by peer")
         return data
 
     def _fault(self, error: OSError) -> DatapathFault:
@@ -71,9 +71,11 @@ def _connect(address: str) -> socket.socket:
     opened = socket.socket(socket.AF_UNIX) if kind == "unix" else None
     try:
         if opened is not None:
+            # A stopped daemon with a full backlog would block connect and send for ever.
             opened.settimeout(DEADLINE)
             opened.connect(rest)
         elif kind == "tcp" and port.isdecimal():
+            # IPv6 addresses are in brackets.
             opened = socket.create_connection((host.strip("[]"), int(port)), timeout=DEADLINE)
         else:
             raise Invalid(f"{address!r} is neither unix:PATH nor tcp:HOST:PORT")

@@ -1,1 +1,1 @@
-"""TODO"""
+"""OpenFlow 1.4 with Open vSwitch's extensions: constants, match fields, actions, flows, meters and the client."""

@@ -1,4 +1,4 @@
-"""What a flow does to a packet: actions of OpenFlow 1.4 and of Open vSwitch (ovs-actions(7)), as values and bytes."""
+"""Actions of OpenFlow 1.4 and of Open vSwitch's extensions (ovs-actions(7)), encoded and decoded."""
 
 from __future__ import annotations
 
@@ -8,45 +8,58 @@ from typing import Final
 
 import msgspec
 
+from weft.adapters.ovs.openflow import constants
+from weft.adapters.ovs.openflow.constants import (
+    ETH_TYPE_VLAN_8021Q,
+    NX_CT_F_COMMIT,
+    NX_CT_RECIRC_NONE,
+    NX_VENDOR_ID,
+    NXAST_CT,
+    NXAST_OUTPUT_REG,
+    NXAST_REG_MOVE,
+    NXAST_RESUBMIT_TABLE,
+    NXM_NX,
+    OFPAT_DEC_NW_TTL,
+    OFPAT_EXPERIMENTER,
+    OFPAT_OUTPUT,
+    OFPAT_POP_VLAN,
+    OFPAT_PUSH_VLAN,
+    OFPAT_SET_FIELD,
+    OFPP10_IN_PORT,
+    OFPP_CONTROLLER,
+    OFPP_IN_PORT,
+    OFPP_LOCAL,
+    OFPP_NORMAL,
+)
 from weft.adapters.ovs.openflow.fields import FIELDS, Field, decode_field, encode_field, text, unpack
 from weft.domain.errors import DatapathFault
 
-IN_PORT: Final = 0xFFFFFFF8
-NORMAL: Final = 0xFFFFFFFA
-LOCAL: Final = 0xFFFFFFFE
-CONTROLLER: Final = 0xFFFFFFFD
-# How much of a packet is told: its headers.
-TOLD_BYTES: Final = 128
-_PORT_NAMES = {IN_PORT: "IN_PORT", NORMAL: "NORMAL", LOCAL: "LOCAL"}
+# Bytes of a packet sent to the controller: enough for its headers.
+PACKET_IN_BYTES: Final = 128
+_PORT_NAMES = {OFPP_IN_PORT: "IN_PORT", OFPP_NORMAL: "NORMAL", OFPP_LOCAL: "LOCAL"}
 
 _HEAD = struct.Struct("!HH")
-_OUTPUT, _PUSH_VLAN, _POP_VLAN, _DEC_TTL, _SET_FIELD, _VENDOR = 0, 17, 18, 24, 25, 0xFFFF
-_VLAN = 0x8100
 _PUSH_FORM = struct.Struct("!HHH2x")
-_NICIRA = 0x2320
-_MOVE, _RESUBMIT, _OUTPUT_REGISTER, _CT = 6, 14, 15, 35
 _OUTPUT_FORM = struct.Struct("!HHIH6x")
 _VENDOR_FORM = struct.Struct("!HHIH")
 _MOVE_FORM = struct.Struct("!HHIHHHHII")
 _RESUBMIT_FORM = struct.Struct("!HHIHHB3x")
 _CT_FORM = struct.Struct("!HHIHHIHB3xH")
 _REGISTER_FORM = struct.Struct("!HHIHHIH6x")
-_WHOLE_REGISTER = 31
-_MOST_BYTES = 0xFFFF
-# Fields that can be moved, by the numbers they had before OpenFlow knew them, if any: the switch tells moves so.
-_MOVED: Mapping[str, tuple[int, int]] = {
-    **{name: (field.group, field.number) for name, field in FIELDS.items() if field.group == 1},
+# `ofs_nbits` of a whole 32-bit register: offset 0 << 6 | 32 bits - 1.
+_REGISTER_OFS_NBITS = 31
+_MAX_LEN = 0xFFFF
+# OVS reports NXAST_REG_MOVE with the NXM header of a field where it has one, so encode it in that form too.
+_MOVABLE: Mapping[str, tuple[int, int]] = {
+    **{name: (field.group, field.number) for name, field in FIELDS.items() if field.group == NXM_NX},
     "eth_dst": (0, 1), "eth_src": (0, 2), "ip_src": (0, 7), "ip_dst": (0, 8), "arp_spa": (0, 16), "arp_tpa": (0, 17),
     "arp_sha": (1, 17), "arp_tha": (1, 18), "ipv6_src": (1, 19), "ipv6_dst": (1, 20), "nd_target": (1, 23),
     "nd_tll": (1, 25), **{name: (FIELDS[name].group, FIELDS[name].number) for name in ("sctp_src", "sctp_dst")},
 }  # fmt: skip
-_SAME_PORT = 0xFFF8
-_NO_TABLE = 0xFF
-_CT_COMMIT = 1
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
-    """Send the packet as it is now out of a port."""
+    """Output the packet to a port."""
 
     port: int
 
@@ -55,7 +68,7 @@ class Output(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutputRegister(msgspec.Struct, frozen=True, gc=False):
-    """Send the packet out of the port whose number a register has."""
+    """Output the packet to the port whose number is in a register."""
 
     name: str
 
@@ -64,10 +77,10 @@ class OutputRegister(msgspec.Struct, frozen=True, gc=False):
 
 
 class Controller(msgspec.Struct, frozen=True, gc=False):
-    """Tell whoever listens to the bridge how the packet begins."""
+    """Send the packet's first bytes to the controller."""
 
     def __str__(self) -> str:
-        return f"CONTROLLER:{TOLD_BYTES}"
+        return f"CONTROLLER:{PACKET_IN_BYTES}"
 
 
 class SetField(msgspec.Struct, frozen=True, gc=False):
@@ -79,7 +92,7 @@ class SetField(msgspec.Struct, frozen=True, gc=False):
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """Copy a field over another that is as large, or larger."""
+    """Copy a field to another of the same or a larger size."""
 
     source: str
     target: str
@@ -90,28 +103,28 @@ class Move(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecrementTtl(msgspec.Struct, frozen=True, gc=False):
-    """One hop less to go; who has none left is dropped."""
+    """Decrement the TTL or hop limit; drop the packet when it reaches zero."""
 
     def __str__(self) -> str:
         return "dec_ttl"
 
 
 class PushVlan(msgspec.Struct, frozen=True, gc=False):
-    """Give the packet a VLAN tag, whose number `vlan_vid` is set to next."""
+    """Push a VLAN header; set `vlan_vid` afterwards."""
 
     def __str__(self) -> str:
-        return f"push_vlan:{_VLAN:#x}"
+        return f"push_vlan:{ETH_TYPE_VLAN_8021Q:#x}"
 
 
 class PopVlan(msgspec.Struct, frozen=True, gc=False):
-    """Take the packet's VLAN tag off."""
+    """Pop the VLAN header."""
 
     def __str__(self) -> str:
         return "pop_vlan"
 
 
 class Resubmit(msgspec.Struct, frozen=True, gc=False):
-    """Look the packet up in another table, and come back."""
+    """Look the packet up in another table, then continue with the next action."""
 
     table: int
 
@@ -120,32 +133,32 @@ class Resubmit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ct(msgspec.Struct, frozen=True, gc=False):
-    """Hand the packet to the connection tracker, in the zone that a register has.
+    """Send the packet through conntrack in the zone of a register.
 
-    With a table a copy of it, whose connection is known, goes on there.
+    With `table`, the packet continues there with `ct_state` set (recirculation).
     """
 
-    # The register whose lower 16 bits are the zone.
+    # The register whose lower 16 bits hold the zone.
     zone: str
     table: int | None = None
     commit: bool = False
-    # The register that becomes the mark of a connection which is committed.
+    # The register that is copied to ct_mark of a committed connection.
     mark: str = ""
 
     def __str__(self) -> str:
-        words = ["commit"] if self.commit else []
-        words += [] if self.table is None else [f"table={self.table}"]
-        words.append(f"zone={self.zone}[0..15]")
-        words += [f"exec({_marking(self.mark)})"] if self.mark else []
-        return f"ct({','.join(words)})"
+        arguments = ["commit"] if self.commit else []
+        arguments += [] if self.table is None else [f"table={self.table}"]
+        arguments.append(f"zone={self.zone}[0..15]")
+        arguments += [f"exec({_move_to_ct_mark(self.mark)})"] if self.mark else []
+        return f"ct({','.join(arguments)})"
 
 
-def _marking(register: str) -> Move:
+def _move_to_ct_mark(register: str) -> Move:
     return Move(register, "ct_mark")
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """An action that is none of ours."""
+    """An action that we never write."""
 
     data: bytes
 
@@ -165,37 +178,61 @@ def encode_actions(actions: Sequence[Action]) -> bytes:
 def _encode(action: Action) -> bytes:
     match action:
         case Output():
-            return _OUTPUT_FORM.pack(_OUTPUT, _OUTPUT_FORM.size, action.port, 0)
+            return _OUTPUT_FORM.pack(OFPAT_OUTPUT, _OUTPUT_FORM.size, action.port, 0)
         case Controller():
-            return _OUTPUT_FORM.pack(_OUTPUT, _OUTPUT_FORM.size, CONTROLLER, TOLD_BYTES)
+            return _OUTPUT_FORM.pack(OFPAT_OUTPUT, _OUTPUT_FORM.size, OFPP_CONTROLLER, PACKET_IN_BYTES)
         case OutputRegister():
             source = FIELDS[action.name].header
             return _REGISTER_FORM.pack(
-                _VENDOR, _REGISTER_FORM.size, _NICIRA, _OUTPUT_REGISTER, _WHOLE_REGISTER, source, _MOST_BYTES
+                OFPAT_EXPERIMENTER,
+                _REGISTER_FORM.size,
+                NX_VENDOR_ID,
+                NXAST_OUTPUT_REG,
+                _REGISTER_OFS_NBITS,
+                source,
+                _MAX_LEN,
             )
         case SetField():
             body = encode_field(FIELDS[action.name], action.value)
             length = _HEAD.size + len(body) + 7 & ~7
-            return (_HEAD.pack(_SET_FIELD, length) + body).ljust(length, b"\0")
+            return (_HEAD.pack(OFPAT_SET_FIELD, length) + body).ljust(length, b"\0")
         case Move():
             moved, onto = FIELDS[action.source], FIELDS[action.target]
             return _MOVE_FORM.pack(
-                _VENDOR, _MOVE_FORM.size, _NICIRA, _MOVE, moved.bits, 0, 0, _moved(moved), _moved(onto)
+                OFPAT_EXPERIMENTER,
+                _MOVE_FORM.size,
+                NX_VENDOR_ID,
+                NXAST_REG_MOVE,
+                moved.bits,
+                0,
+                0,
+                _move_header(moved),
+                _move_header(onto),
             )
         case DecrementTtl():
-            return _HEAD.pack(_DEC_TTL, 8) + bytes(4)
+            return _HEAD.pack(OFPAT_DEC_NW_TTL, 8) + bytes(4)
         case PushVlan():
-            return _PUSH_FORM.pack(_PUSH_VLAN, _PUSH_FORM.size, _VLAN)
+            return _PUSH_FORM.pack(OFPAT_PUSH_VLAN, _PUSH_FORM.size, ETH_TYPE_VLAN_8021Q)
         case PopVlan():
-            return _HEAD.pack(_POP_VLAN, 8) + bytes(4)
+            return _HEAD.pack(OFPAT_POP_VLAN, 8) + bytes(4)
         case Resubmit():
-            return _RESUBMIT_FORM.pack(_VENDOR, _RESUBMIT_FORM.size, _NICIRA, _RESUBMIT, _SAME_PORT, action.table)
+            return _RESUBMIT_FORM.pack(
+                OFPAT_EXPERIMENTER,
+                _RESUBMIT_FORM.size,
+                NX_VENDOR_ID,
+                NXAST_RESUBMIT_TABLE,
+                OFPP10_IN_PORT,
+                action.table,
+            )
         case Ct():
-            flags, table = _CT_COMMIT if action.commit else 0, _NO_TABLE if action.table is None else action.table
+            flags, table = (
+                NX_CT_F_COMMIT if action.commit else 0,
+                NX_CT_RECIRC_NONE if action.table is None else action.table,
+            )
             zone = FIELDS[action.zone].header
-            marking = _encode(_marking(action.mark)) if action.mark else b""
-            length = _CT_FORM.size + len(marking)
-            return _CT_FORM.pack(_VENDOR, length, _NICIRA, _CT, flags, zone, 15, table, 0) + marking
+            nested = _encode(_move_to_ct_mark(action.mark)) if action.mark else b""
+            length = _CT_FORM.size + len(nested)
+            return _CT_FORM.pack(OFPAT_EXPERIMENTER, length, NX_VENDOR_ID, NXAST_CT, flags, zone, 15, table, 0) + nested
         case Unknown():
             return action.data
 
@@ -206,60 +243,62 @@ def decode_actions(data: bytes) -> tuple[Action, ...]:
     while at < len(data):
         _, length = unpack(_HEAD, data, at)
         if length < 8 or length % 8 or at + length > len(data):
-            raise DatapathFault("openflow: an action of an impossible length")
+            raise DatapathFault("openflow: bad action length")
         actions.append(_decode(data[at : at + length]))
         at += length
     return tuple(actions)
 
 
 def _decode(data: bytes) -> Action:
-    """The action, or `Unknown` unless it would be encoded as these very bytes."""
-    found = _guess(data)
+    """Decode an action; `Unknown` unless encoding it gives the same bytes."""
+    # The comparison guards against fields and flags that our action classes do not carry.
+    found = _decode_known(data)
     return found if found is not None and _encode(found) == data else Unknown(data)
 
 
-def _guess(data: bytes) -> Action | None:
+def _decode_known(data: bytes) -> Action | None:
     kind, length = unpack(_HEAD, data)
     match kind:
-        case 0 if length == _OUTPUT_FORM.size:
-            port = unpack(_OUTPUT_FORM, data)[2]
-            return Controller() if port == CONTROLLER else Output(port)
-        case 17:
+        case constants.OFPAT_OUTPUT if length == _OUTPUT_FORM.size:
+            _, _, port, max_len = unpack(_OUTPUT_FORM, data)
+            is_packet_in = (port, max_len) == (OFPP_CONTROLLER, PACKET_IN_BYTES)
+            return Controller() if is_packet_in else Output(port)
+        case constants.OFPAT_PUSH_VLAN:
             return PushVlan()
-        case 18:
+        case constants.OFPAT_POP_VLAN:
             return PopVlan()
-        case 24:
+        case constants.OFPAT_DEC_NW_TTL:
             return DecrementTtl()
-        case 25:
+        case constants.OFPAT_SET_FIELD:
             found = decode_field(data[_HEAD.size :])
             return None if found is None else SetField(found[0].name, found[1])
-        case 0xFFFF if length >= 16 and unpack(_VENDOR_FORM, data)[2] == _NICIRA:
-            return _guess_own(data, unpack(_VENDOR_FORM, data)[3])
+        case constants.OFPAT_EXPERIMENTER if length >= 16 and unpack(_VENDOR_FORM, data)[2] == NX_VENDOR_ID:
+            return _decode_nxast(data, unpack(_VENDOR_FORM, data)[3])
         case _:
             return None
 
 
-def _guess_own(data: bytes, subtype: int) -> Action | None:
-    """An action that Open vSwitch added."""
-    if subtype == _MOVE and len(data) == _MOVE_FORM.size:
+def _decode_nxast(data: bytes, subtype: int) -> Action | None:
+    """Decode a Nicira extension action."""
+    if subtype == NXAST_REG_MOVE and len(data) == _MOVE_FORM.size:
         *_, source, target = unpack(_MOVE_FORM, data)
-        names = _MOVED_NAMES.get(source), _MOVED_NAMES.get(target)
+        names = _MOVABLE_BY_HEADER.get(source), _MOVABLE_BY_HEADER.get(target)
         return Move(names[0], names[1]) if names[0] and names[1] else None
-    if subtype == _RESUBMIT and len(data) == _RESUBMIT_FORM.size:
+    if subtype == NXAST_RESUBMIT_TABLE and len(data) == _RESUBMIT_FORM.size:
         return Resubmit(unpack(_RESUBMIT_FORM, data)[5])
-    if subtype == _OUTPUT_REGISTER and len(data) == _REGISTER_FORM.size:
+    if subtype == NXAST_OUTPUT_REG and len(data) == _REGISTER_FORM.size:
         name = _REGISTERS.get(unpack(_REGISTER_FORM, data)[5])
         return OutputRegister(name) if name else None
-    if subtype == _CT and len(data) >= _CT_FORM.size:
+    if subtype == NXAST_CT and len(data) >= _CT_FORM.size:
         _, _, _, _, flags, source, _, table, _ = unpack(_CT_FORM, data)
         zone, mark = _REGISTERS.get(source), _mark_of(data[_CT_FORM.size :])
         if zone and mark is not None:
-            return Ct(zone, None if table == _NO_TABLE else table, bool(flags & _CT_COMMIT), mark)
+            return Ct(zone, None if table == NX_CT_RECIRC_NONE else table, bool(flags & NX_CT_F_COMMIT), mark)
     return None
 
 
 def _mark_of(data: bytes) -> str | None:
-    """The register that a connection's mark comes from, none where it gets no mark; nothing when it is not ours."""
+    """Return the register copied to ct_mark, "" without nested actions, None when they are not ours."""
     match decode_actions(data):
         case ():
             return ""
@@ -269,10 +308,10 @@ def _mark_of(data: bytes) -> str | None:
             return None
 
 
-def _moved(field: Field) -> int:
-    group, number = _MOVED[field.name]
+def _move_header(field: Field) -> int:
+    group, number = _MOVABLE[field.name]
     return group << 16 | number << 9 | field.size
 
 
-_MOVED_NAMES = {_moved(FIELDS[name]): name for name in _MOVED}
+_MOVABLE_BY_HEADER = {_move_header(FIELDS[name]): name for name in _MOVABLE}
 _REGISTERS = {field.header: name for name, field in FIELDS.items() if name.startswith("reg")}

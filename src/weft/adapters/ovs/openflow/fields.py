@@ -1,7 +1,6 @@
-"""The fields of packets that flows match and write: OXM of OpenFlow 1.4 and Open vSwitch's own (ovs-fields(7)).
+"""Match fields: OXM of OpenFlow 1.4 and Open vSwitch's NXM extensions (ovs-fields(7)), encoded and decoded.
 
-A field is named as ovs-ofctl names it. Numbers are plain integers whatever a field holds; `text` writes them as people
-do.
+Fields have the names that ovs-ofctl uses. Values are plain integers; `text` formats them as ovs-ofctl does.
 """
 
 from __future__ import annotations
@@ -14,16 +13,15 @@ from typing import Final
 
 import msgspec
 
+from weft.adapters.ovs.openflow.constants import ERICOXM_OF, NXM_NX, OFPMT_OXM, OXM_OF
 from weft.domain.errors import DatapathFault
 
 _HEADER = struct.Struct("!HBB")  # class, field number and has-mask bit, length
 _MATCH_HEADER = struct.Struct("!HH")
-_BASIC, _NICIRA, _MORE_ND = 0x8000, 0x0001, 0x1000
-_OXM_MATCH = 1
 
 
 class Field(msgspec.Struct, frozen=True, gc=False):
-    """A field: where it is in the wire's numbering, and how many bytes it has there."""
+    """A match field: its OXM class, field number, and size in bytes."""
 
     name: str
     group: int
@@ -32,7 +30,7 @@ class Field(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def header(self) -> int:
-        """As actions refer to it."""
+        """The OXM header without the mask bit, as actions refer to a field."""
         return self.group << 16 | self.number << 9 | self.size
 
     @property
@@ -40,12 +38,12 @@ class Field(msgspec.Struct, frozen=True, gc=False):
         return _NARROW.get(self.name, self.size * 8)
 
     @property
-    def whole(self) -> int:
-        """The mask that leaves nothing out."""
+    def exact_mask(self) -> int:
+        """The mask of an exact match."""
         return (1 << self.size * 8) - 1
 
 
-# Fields that have fewer bits than their bytes.
+# Fields that use fewer bits than their bytes have.
 _NARROW = {"ip_dscp": 6, "vlan_vid": 13}
 
 _BASIC_FIELDS: Mapping[str, tuple[int, int]] = {
@@ -67,9 +65,9 @@ FIELDS: Final[Mapping[str, Field]] = MappingProxyType(
     {
         name: Field(name, group, number, size)
         for group, fields in (
-            (_BASIC, _BASIC_FIELDS),
-            (_NICIRA, _NICIRA_FIELDS),
-            (_MORE_ND, {"nd_reserved": (1, 4), "nd_options_type": (2, 1)}),
+            (OXM_OF, _BASIC_FIELDS),
+            (NXM_NX, _NICIRA_FIELDS),
+            (ERICOXM_OF, {"nd_reserved": (1, 4), "nd_options_type": (2, 1)}),
         )
         for name, (number, size) in fields.items()
     }
@@ -81,14 +79,14 @@ _V6 = {"ipv6_src", "ipv6_dst", "nd_target", "ct_ipv6_src", "ct_ipv6_dst"}
 _MAC = {"eth_src", "eth_dst", "arp_sha", "arp_tha", "nd_sll", "nd_tll"}
 _HEX = {"eth_type", "vlan_vid", "ct_state", "ct_mark", "nd_reserved", *(f"reg{number}" for number in range(16))}
 
-IS_PIECE: Final = (1, 1)
-# An `ip_frag` of a datagram's pieces: of all, and of all but the first, which alone has ports.
-IS_LATER_PIECE: Final = (2, 2)
-_PIECES = {IS_PIECE: "yes", IS_LATER_PIECE: "later"}
+# `ip_frag` of any fragment, and of a later one. Only the first fragment has ports.
+ANY_FRAGMENT: Final = (1, 1)
+LATER_FRAGMENT: Final = (2, 2)
+_FRAGMENTS = {ANY_FRAGMENT: "yes", LATER_FRAGMENT: "later"}
 
 
 class Matched(msgspec.Struct, frozen=True, gc=False, order=True):
-    """One condition of a flow: those bits of the field that the mask has are as in the value."""
+    """One field of a match: value and mask."""
 
     name: str
     value: int
@@ -96,18 +94,20 @@ class Matched(msgspec.Struct, frozen=True, gc=False, order=True):
 
     def __str__(self) -> str:
         field = FIELDS[self.name]
-        if self.name == "ip_frag" and (self.value, self.mask) in _PIECES:
-            return f"{self.name}={_PIECES[self.value, self.mask]}"
+        if self.name == "ip_frag" and (self.value, self.mask) in _FRAGMENTS:
+            return f"{self.name}={_FRAGMENTS[self.value, self.mask]}"
         value = text(field, self.value)
-        return f"{self.name}={value}" if self.mask == field.whole else f"{self.name}={value}/{text(field, self.mask)}"
+        if self.mask == field.exact_mask:
+            return f"{self.name}={value}"
+        return f"{self.name}={value}/{text(field, self.mask)}"
 
 
-# Conditions that hold together, in the order of their fields' names.
+# Sorted by field name, so that equal matches compare equal.
 Match = tuple[Matched, ...]
 
 
 def match(conditions: Mapping[str, int | tuple[int, int]]) -> Match:
-    """A match of values, or of values with masks. A mask of nothing is no condition."""
+    """Build a match from values or (value, mask) pairs. A zero mask matches everything and is left out."""
     return tuple(sorted(_matched(name, wanted) for name, wanted in conditions.items() if _mask(wanted)))
 
 
@@ -116,13 +116,12 @@ def _mask(wanted: int | tuple[int, int]) -> int:
 
 
 def _matched(name: str, wanted: int | tuple[int, int]) -> Matched:
-    whole = FIELDS[name].whole
-    value, mask = wanted if isinstance(wanted, tuple) else (wanted, whole)
+    value, mask = wanted if isinstance(wanted, tuple) else (wanted, FIELDS[name].exact_mask)
     return Matched(name, value & mask, mask)
 
 
 def text(field: Field, number: int) -> str:
-    """A value of a field as ovs-ofctl reads it."""
+    """Format a field's value as ovs-ofctl reads it."""
     if field.name in _V4:
         return str(IPv4Address(number))
     if field.name in _V6:
@@ -133,35 +132,35 @@ def text(field: Field, number: int) -> str:
 
 
 def encode_field(field: Field, value: int) -> bytes:
-    """A field with its value, as in a match or for `set_field`."""
+    """Encode a field with its value, for a match or for `set_field`."""
     return field.header.to_bytes(4, "big") + value.to_bytes(field.size, "big")
 
 
 def encode_match(conditions: Match) -> bytes:
     body = b"".join(_encode(each) for each in sorted(conditions, key=_prerequisites_first))
     length = _MATCH_HEADER.size + len(body)
-    return _MATCH_HEADER.pack(_OXM_MATCH, length) + body + bytes(-length % 8)
+    return _MATCH_HEADER.pack(OFPMT_OXM, length) + body + bytes(-length % 8)
 
 
 def _prerequisites_first(condition: Matched) -> tuple[bool, int, int]:
-    """What a field may be asked about depends on the lower layers and on `ct_state`, which therefore come before."""
+    """Sort key for the wire: OVS requires a field's prerequisites (eth_type, ip_proto, ct_state) before it."""
     field = FIELDS[condition.name]
-    return field.group != _BASIC, field.group, field.number
+    return field.group != OXM_OF, field.group, field.number
 
 
 def _encode(condition: Matched) -> bytes:
     field = FIELDS[condition.name]
-    if condition.mask == field.whole:
+    if condition.mask == field.exact_mask:
         return encode_field(field, condition.value)
     header = _HEADER.pack(field.group, field.number << 1 | 1, field.size * 2)
     return header + condition.value.to_bytes(field.size, "big") + condition.mask.to_bytes(field.size, "big")
 
 
 def decode_match(data: bytes) -> tuple[Match, int]:
-    """A match at the beginning of the data, and how many bytes it takes. Fields we do not know are left out."""
+    """Decode the match at the start of the data; return it and its padded length. Unknown fields are left out."""
     kind, length = unpack(_MATCH_HEADER, data)
-    if kind != _OXM_MATCH or length < _MATCH_HEADER.size or length > len(data):
-        raise DatapathFault("openflow: not a match")
+    if kind != OFPMT_OXM or length < _MATCH_HEADER.size or length > len(data):
+        raise DatapathFault("openflow: bad match")
     return tuple(sorted(_decode_all(data[_MATCH_HEADER.size : length]))), length + 7 & ~7
 
 
@@ -178,13 +177,13 @@ def _decode_all(data: bytes) -> Iterator[Matched]:
 
 def _decode(field: Field, payload: bytes, *, masked: bool) -> Matched:
     if len(payload) != field.size * (1 + masked):
-        raise DatapathFault(f"openflow: {field.name} has {len(payload)} bytes")
+        raise DatapathFault(f"openflow: bad length {len(payload)} of field {field.name}")
     value = int.from_bytes(payload[: field.size], "big")
-    return Matched(field.name, value, int.from_bytes(payload[field.size :], "big") if masked else field.whole)
+    return Matched(field.name, value, int.from_bytes(payload[field.size :], "big") if masked else field.exact_mask)
 
 
 def decode_field(data: bytes) -> tuple[Field, int] | None:
-    """A field with its value; nothing when we do not know it, or when it is a part of one."""
+    """Decode a field and its value; None when the field is unknown or masked."""
     group, number, length = unpack(_HEADER, data)
     field = _BY_NUMBER.get((group, number >> 1))
     payload = data[_HEADER.size : _HEADER.size + length]
@@ -194,12 +193,12 @@ def decode_field(data: bytes) -> tuple[Field, int] | None:
 
 
 def unpack(form: struct.Struct, data: bytes, at: int = 0) -> tuple[int, ...]:
-    """The numbers at a place; a `DatapathFault` when the data ends before."""
+    """Unpack a struct at an offset; `DatapathFault` when the data is shorter."""
     try:
         return form.unpack_from(data, at)
     except struct.error as error:
-        raise DatapathFault("openflow: a message ends too early") from error
+        raise DatapathFault("openflow: truncated message") from error
 
 
-def told(conditions: Iterable[Matched]) -> str:
+def format_match(conditions: Iterable[Matched]) -> str:
     return ",".join(map(str, conditions))

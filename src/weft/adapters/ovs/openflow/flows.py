@@ -1,4 +1,4 @@
-"""Flows as values, as OpenFlow 1.4 messages, and out of the switch's answers."""
+"""Flows: as values, as OpenFlow 1.4 flow mods, and decoded from flow statistics."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from typing import NamedTuple
 import msgspec
 
 from weft.adapters.ovs.openflow.actions import Action, Output, SetField, Unknown, decode_actions, encode_actions
-from weft.adapters.ovs.openflow.fields import FIELDS, Match, decode_match, encode_match, told, unpack
+from weft.adapters.ovs.openflow.constants import (
+    OFPFC_ADD,
+    OFPFC_DELETE_STRICT,
+    OFPIT_APPLY_ACTIONS,
+    OFPIT_GOTO_TABLE,
+    OFPIT_METER,
+    OFPP_ANY,
+    OFPTT_ALL,
+)
+from weft.adapters.ovs.openflow.fields import FIELDS, Match, decode_match, encode_match, format_match, unpack
 from weft.domain.errors import DatapathFault
 
-# The cookie of every flow of ours: a process with no memory knows them by it.
+# The upper half of the cookie marks our flows, so that a restarted agent finds them.
 OWNER = 0x77656674 << 32
 OWNER_MASK = 0xFFFFFFFF << 32
 
-ADD, DELETE_STRICT = 0, 4
-_ALL_TABLES = 0xFF
-_ANY = 0xFFFFFFFF
 _MOD = struct.Struct("!QQBBHHHIIIHH")
 _STATS_REQUEST = struct.Struct("!B3xII4xQQ")
 _STATS = struct.Struct("!HBxIIHHHHH2xQQQ")
@@ -26,14 +32,13 @@ _INSTRUCTION = struct.Struct("!HH")
 _GOTO_FORM = struct.Struct("!HHB3x")
 _APPLY_FORM = struct.Struct("!HH4x")
 _METER_FORM = struct.Struct("!HHI")
-_GOTO, _APPLY, _METER = 1, 4, 6
 _RESERVED_PORTS = 0xFFFFFF00
-# The fields whose values decide which others there may be.
+# Fields whose values are prerequisites of other fields.
 _PREREQUISITES = frozenset({"eth_type", "ip_proto", "icmpv6_type", "ct_state", "ct_nw_proto"})
 
 
 class FlowKey(NamedTuple):
-    """What makes two flows the same one: the later replaces the earlier."""
+    """Identifies a flow: adding one with the same key replaces it."""
 
     table: int
     priority: int
@@ -41,15 +46,15 @@ class FlowKey(NamedTuple):
 
 
 class Flow(msgspec.Struct, frozen=True, gc=False):
-    """What becomes of packets that meet the match in a table, and no flow of a higher priority there."""
+    """A flow entry: match, priority, actions and next table."""
 
     table: int
     priority: int
     match: Match = ()
     actions: tuple[Action, ...] = ()
-    # The table that goes on with them; None: they have been dealt with.
+    # The next table (OFPIT_GOTO_TABLE), or None.
     goto: int | None = None
-    # The number of the meter that they have to pass before; 0: none.
+    # The meter applied before the actions, or 0.
     meter: int = 0
 
     @property
@@ -58,23 +63,23 @@ class Flow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What a switch goes by when it takes or refuses a flow: flows of one form differ in numbers only."""
+        """What decides whether a switch accepts a flow: flows of one form differ only in values."""
         conditions = (
-            each if each.name in _PREREQUISITES else (each.name, each.mask == FIELDS[each.name].whole)
+            each if each.name in _PREREQUISITES else (each.name, each.mask == FIELDS[each.name].exact_mask)
             for each in self.match
         )
         return (self.table, self.goto, bool(self.meter), *conditions, *map(_form_of, self.actions))
 
     def __str__(self) -> str:
-        """As ovs-ofctl reads it."""
-        conditions = f",{told(self.match)}" if self.match else ""
+        """Format the flow as ovs-ofctl reads it."""
+        conditions = f",{format_match(self.match)}" if self.match else ""
         meter = [f"meter:{self.meter}"] if self.meter else []
         actions = [*meter, *map(str, self.actions), *([] if self.goto is None else [f"goto_table:{self.goto}"])]
         return f"table={self.table},priority={self.priority}{conditions},actions={','.join(actions) or 'drop'}"
 
 
 def _form_of(action: Action) -> Action | str | int:
-    """What is left of an action without the number of a port and the value of a field."""
+    """Reduce an action to what matters for acceptance: no port number and no field value."""
     match action:
         case SetField():
             return action.name
@@ -85,7 +90,7 @@ def _form_of(action: Action) -> Action | str | int:
 
 
 class FlowCount(NamedTuple):
-    """A flow as the switch has it, whose it is, and how many packets met it."""
+    """A flow in the switch, its cookie and its packet counter."""
 
     flow: Flow
     cookie: int
@@ -93,39 +98,39 @@ class FlowCount(NamedTuple):
 
 
 def add_flow(flow: Flow) -> bytes:
-    """The body of a message that puts a flow, in place of any with the same key."""
-    return _mod(ADD, flow.key, cookie=OWNER, mask=0) + _instructions(flow)
+    """Encode OFPFC_ADD: replaces a flow with the same key."""
+    return _mod(OFPFC_ADD, flow.key, cookie=OWNER, mask=0) + _instructions(flow)
 
 
 def delete_flow(key: FlowKey) -> bytes:
-    """The body of a message that takes a flow of ours away; gone already is fine."""
-    return _mod(DELETE_STRICT, key, cookie=OWNER, mask=OWNER_MASK)
+    """Encode OFPFC_DELETE_STRICT for one of our flows; idempotent."""
+    return _mod(OFPFC_DELETE_STRICT, key, cookie=OWNER, mask=OWNER_MASK)
 
 
 def _mod(command: int, key: FlowKey, *, cookie: int, mask: int) -> bytes:
-    head = _MOD.pack(cookie, mask, key.table, command, 0, 0, key.priority, _ANY, _ANY, _ANY, 0, 0)
+    head = _MOD.pack(cookie, mask, key.table, command, 0, 0, key.priority, OFPP_ANY, OFPP_ANY, OFPP_ANY, 0, 0)
     return head + encode_match(key.match)
 
 
 def _instructions(flow: Flow) -> bytes:
     actions = encode_actions(flow.actions)
-    apply = _APPLY_FORM.pack(_APPLY, _APPLY_FORM.size + len(actions)) + actions if actions else b""
-    meter = _METER_FORM.pack(_METER, _METER_FORM.size, flow.meter) if flow.meter else b""
-    return meter + apply + (b"" if flow.goto is None else _GOTO_FORM.pack(_GOTO, _GOTO_FORM.size, flow.goto))
+    apply = _APPLY_FORM.pack(OFPIT_APPLY_ACTIONS, _APPLY_FORM.size + len(actions)) + actions if actions else b""
+    meter = _METER_FORM.pack(OFPIT_METER, _METER_FORM.size, flow.meter) if flow.meter else b""
+    return meter + apply + (b"" if flow.goto is None else _GOTO_FORM.pack(OFPIT_GOTO_TABLE, _GOTO_FORM.size, flow.goto))
 
 
 def flows_request() -> bytes:
-    """The body of a question for all flows of ours."""
-    return _STATS_REQUEST.pack(_ALL_TABLES, _ANY, _ANY, OWNER, OWNER_MASK) + encode_match(())
+    """Encode a flow statistics request for all of our flows."""
+    return _STATS_REQUEST.pack(OFPTT_ALL, OFPP_ANY, OFPP_ANY, OWNER, OWNER_MASK) + encode_match(())
 
 
 def decode_flows(data: bytes) -> Iterator[FlowCount]:
-    """The flows of one part of the answer."""
+    """Decode the flows of one multipart reply."""
     at = 0
     while at < len(data):
         length, table, _, _, priority, _, _, _, _, cookie, packets, _ = unpack(_STATS, data, at)
         if length < _STATS.size or at + length > len(data):
-            raise DatapathFault("openflow: a flow of an impossible length")
+            raise DatapathFault("openflow: bad flow length")
         entry = data[at + _STATS.size : at + length]
         at += length
         match, used = decode_match(entry)
@@ -139,14 +144,14 @@ def _decode_instructions(data: bytes) -> tuple[tuple[Action, ...], int | None, i
     while at < len(data):
         kind, length = unpack(_INSTRUCTION, data, at)
         if length < 8 or at + length > len(data):
-            raise DatapathFault("openflow: an instruction of an impossible length")
+            raise DatapathFault("openflow: bad instruction length")
         body = data[at : at + length]
         at += length
-        if kind == _APPLY:
+        if kind == OFPIT_APPLY_ACTIONS:
             actions += decode_actions(body[_APPLY_FORM.size :])
-        elif kind == _GOTO:
+        elif kind == OFPIT_GOTO_TABLE:
             goto = unpack(_GOTO_FORM, body)[2]
-        elif kind == _METER:
+        elif kind == OFPIT_METER:
             meter = unpack(_METER_FORM, body)[2]
         else:
             actions += (Unknown(body),)

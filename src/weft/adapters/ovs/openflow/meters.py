@@ -1,7 +1,7 @@
-"""Meters of a switch as values, as OpenFlow 1.4 messages, and out of the switch's answers.
+"""Meters: as values, as OpenFlow 1.4 meter mods, and decoded from multipart replies.
 
-A meter drops what comes faster than its rate. A flow may name one only that is there, and goes when its meter goes. A
-meter has no cookie: those of our bridge that have the number of a port of it are ours (`shaping`).
+A meter drops packets above its rate. A flow can refer only to an existing meter and is deleted with it. Meters have no
+cookie: those on our bridge whose id is the number of one of its ports are ours (`pipeline.qos`).
 """
 
 from __future__ import annotations
@@ -11,22 +11,28 @@ from collections.abc import Iterator
 
 import msgspec
 
+from weft.adapters.ovs.openflow.constants import (
+    OFPM_ALL,
+    OFPM_MAX,
+    OFPMBT_DROP,
+    OFPMC_ADD,
+    OFPMC_DELETE,
+    OFPMC_MODIFY,
+    OFPMF_BURST,
+    OFPMF_KBPS,
+    OFPMF_PKTPS,
+    OFPMF_STATS,
+)
 from weft.adapters.ovs.openflow.fields import unpack
 from weft.domain.errors import DatapathFault
 
 _FORM = struct.Struct("!HHI")
 _BAND_FORM = struct.Struct("!HHII4x")
 _REQUEST_FORM = struct.Struct("!I4x")
-_ADD, _MODIFY, _DELETE = 0, 1, 2
-_DROP_BAND = 1
-_KILOBITS, _PACKETS, _BURST, _STATISTICS = 1, 2, 4, 8
-_ALL = 0xFFFFFFFF
-# Above are meters of the switch itself.
-_LARGEST_NUMBER = 0xFFFF0000
 
 
 class Meter(msgspec.Struct, frozen=True, gc=False):
-    """How much may pass: kilobits per second and at once after a pause, or packets instead of kilobits."""
+    """A meter with one drop band: rate and burst in kilobits, or in packets."""
 
     number: int
     rate: int
@@ -39,42 +45,42 @@ class Meter(msgspec.Struct, frozen=True, gc=False):
 
 
 def add_meter(meter: Meter) -> bytes:
-    """The body of a message that makes a meter, which must not be there."""
-    return _mod(_ADD, meter)
+    """Encode OFPMC_ADD; the meter must not exist."""
+    return _mod(OFPMC_ADD, meter)
 
 
-def alter_meter(meter: Meter) -> bytes:
-    """The body of a message that changes a meter that is there; flows that name it stay."""
-    return _mod(_MODIFY, meter)
+def modify_meter(meter: Meter) -> bytes:
+    """Encode OFPMC_MODIFY for an existing meter; flows that refer to it stay."""
+    return _mod(OFPMC_MODIFY, meter)
 
 
 def delete_meter(number: int) -> bytes:
-    """The body of a message that takes a meter away, with all flows that name it; gone already is fine."""
-    return _FORM.pack(_DELETE, 0, number)
+    """Encode OFPMC_DELETE: deletes the meter and all flows that refer to it; idempotent."""
+    return _FORM.pack(OFPMC_DELETE, 0, number)
 
 
 def _mod(command: int, meter: Meter) -> bytes:
-    band = _BAND_FORM.pack(_DROP_BAND, _BAND_FORM.size, meter.rate, meter.burst)
+    band = _BAND_FORM.pack(OFPMBT_DROP, _BAND_FORM.size, meter.rate, meter.burst)
     return _FORM.pack(command, _flags(meter), meter.number) + band
 
 
 def _flags(meter: Meter) -> int:
-    return (_PACKETS if meter.is_of_packets else _KILOBITS) | _BURST | _STATISTICS
+    return (OFPMF_PKTPS if meter.is_of_packets else OFPMF_KBPS) | OFPMF_BURST | OFPMF_STATS
 
 
 def meters_request() -> bytes:
-    """The body of a question for all meters."""
-    return _REQUEST_FORM.pack(_ALL)
+    """Encode a request for all meters."""
+    return _REQUEST_FORM.pack(OFPM_ALL)
 
 
 def decode_meters(data: bytes) -> Iterator[Meter]:
-    """The meters of one part of the answer, without those of the switch itself; one of another form has rate 0."""
+    """Decode one multipart reply, without the switch's own meters; one that we cannot have written has rate 0."""
     at = 0
     while at < len(data):
         length, flags, number = unpack(_FORM, data, at)
         if length < _FORM.size or at + length > len(data):
-            raise DatapathFault("openflow: a meter of an impossible length")
-        if number <= _LARGEST_NUMBER:
+            raise DatapathFault("openflow: bad meter length")
+        if number <= OFPM_MAX:
             yield _decode(data[at : at + length], flags=flags, number=number)
         at += length
 
@@ -82,7 +88,7 @@ def decode_meters(data: bytes) -> Iterator[Meter]:
 def _decode(entry: bytes, *, flags: int, number: int) -> Meter:
     if len(entry) == _FORM.size + _BAND_FORM.size:
         kind, _, rate, burst = unpack(_BAND_FORM, entry, _FORM.size)
-        found = Meter(number, rate, burst, is_of_packets=bool(flags & _PACKETS))
-        if kind == _DROP_BAND and flags == _flags(found):
+        found = Meter(number, rate, burst, is_of_packets=bool(flags & OFPMF_PKTPS))
+        if kind == OFPMBT_DROP and flags == _flags(found):
             return found
     return Meter(number, 0, 0)

@@ -1,1 +1,1 @@
-"""TODO"""
+"""OVSDB: a client of ovsdb-server, and our bridges, ports and uplinks in its database."""

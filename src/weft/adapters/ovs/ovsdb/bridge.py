@@ -1,8 +1,8 @@
-"""Our bridge in the switch's database: its ports, whose they are, and the numbers of tenants.
+"""A bridge of ours in OVSDB: its ports with their owners, and the IDs of tenants.
 
-What is ours bears our mark in `external_ids`, so a process with no memory finds all of it; bridges and ports of others
-are left alone. A port that stands is never deleted and made again. The bridge forwards nothing by itself
-(`fail_mode=secure`): without flows of ours it drops.
+Our rows have the key `weft` in `external_ids`, so an agent that has just started finds them; bridges and ports of
+others are left alone. An existing port is never deleted and created again, which would interrupt its traffic. The
+bridge has `fail_mode=secure`: without our flows it drops everything.
 """
 
 from __future__ import annotations
@@ -17,237 +17,262 @@ import msgspec
 
 from weft.adapters.ovs.openflow.client import OpenFlow
 from weft.adapters.ovs.ovsdb.client import Database, Operation, Row
-from weft.adapters.ovs.ovsdb.types import items_of, map_of, mapping_of, new_row, one_of, set_of, uuid
+from weft.adapters.ovs.ovsdb.flow_tables import plan_table_names, read_table_names
+from weft.adapters.ovs.ovsdb.types import items_of, map_of, mapping_of, named_uuid, one_of, set_of, uuid
 from weft.domain.errors import DatapathFault, Exhausted
 from weft.domain.ids import TenantName
 
-NAME: Final = "contivVxlanBridge"
-_MARK: Final = "weft"
-# What says whose workload's port it is.
-TENANT_MARK: Final = "weft-tenant"
-# What says which host end it is (kuryr 2.5): a port that was made in advance has another name.
-INTERFACE_MARK: Final = "iface-id"
-# What says that it is nobody's yet (`spares`), and its MTU.
-SPARE_MARK: Final = "weft-spare"
-_NUMBER_PREFIX = "weft-tenant-"
-_TENANTS = range(1, 1 << 16)
-# What we ask for: the switch gives small ones to those who ask for none. Where two want the same it would take both
-# ports away for a moment, and with a device that it has made itself goes what stands on it.
-PORT_NUMBERS: Final = range(0x1000, 0x8000)
+# The integration bridge, by Contiv's name (contiv 7.1).
+BRIDGE: Final = "contivVxlanBridge"
+
+# Keys of `external_ids`. This one, or another that begins with it, marks a row as ours.
+_OWNER_KEY: Final = "weft"
+# The tenant of a workload port.
+TENANT_KEY: Final = "weft-tenant"
+# The interface name of the endpoint (kuryr 2.5). A port from the pool has another name in the switch.
+IFACE_ID_KEY: Final = "iface-id"
+# Marks a pre-provisioned port without an endpoint (`weft.adapters.ovs.ports.pool`); the value is its MTU.
+POOL_KEY: Final = "weft-pool"
+# Of the bridge: `weft-tenant-NAME` holds the ID of a tenant.
+_TENANT_ID_PREFIX: Final = "weft-tenant-"
+
+# A tenant ID is a conntrack zone too, which has 16 bits; zone 0 is the default zone of the host.
+_TENANT_IDS: Final = range(1, 1 << 16)
+# The `ofport_request`s we use. OVS assigns small numbers to ports without a request. If two ports want the same number,
+# OVS removes both for a moment; an internal port loses its device then, and with it the workload's macvlan.
+OFPORTS: Final = range(0x1000, 0x8000)
 _KERNEL_MODULE = Path("/sys/module/openvswitch")
 
 _COLUMNS = {
     "Open_vSwitch": ("bridges", "next_cfg", "cur_cfg", "datapath_types", "other_config"),
-    "Bridge": ("name", "ports", "external_ids", "datapath_type", "fail_mode", "protocols"),
+    "Bridge": ("name", "ports", "external_ids", "datapath_type", "fail_mode", "protocols", "flow_tables"),
+    "Flow_Table": ("name",),
     "Port": ("name", "interfaces", "external_ids"),
     "Interface": ("name", "ofport", "ofport_request", "error", "ifindex", "admin_state"),
 }
 _UP = "up"
 PROTOCOLS: Final = ("OpenFlow13", "OpenFlow14", "OpenFlow15")
-LOST_CHECKSUMS: Final = (
+TSO_DISABLED: Final = (
     "without other_config:userspace-tso-enable=true in table Open_vSwitch workloads send wrong checksums"
 )
-CHECKSUMS_REMEDY: Final = "set it with ovs-vsctl and restart ovs-vswitchd"
+TSO_REMEDY: Final = "set it with ovs-vsctl and restart ovs-vswitchd"
 
 
 class SwitchPort(msgspec.Struct, frozen=True, kw_only=True):
-    """A port of ours as it is found. `number` is 0 until the switch has it, and `error` says why it has it not.
-
-    What the switch says of a device that it has looked for in vain it takes back later than it gives the number.
-    """
+    """A port of the bridge as OVSDB has it."""
 
     name: str
     row: str
-    number: int
-    # The number that it has in the switch, also when its device is gone or it needs none.
-    given: int
-    # The number that it asked for; 0: none.
-    asked: int = 0
-    # Whether the switch has heard that its device is up.
+    # The OpenFlow port number; 0 while ovs-vswitchd has not assigned one, or the device is gone.
+    ofport: int
+    # The same, but also of a port whose device is gone.
+    assigned_ofport: int
+    # Column `ofport_request`; 0 without.
+    requested_ofport: int = 0
+    # Whether ovs-vswitchd has seen the device up: it sends no packets to it before.
     is_up: bool = False
+    # Why it has no `ofport`. OVS clears an old error later than it assigns the number, so it is empty with one.
     error: str
-    marks: Mapping[str, str]
+    external_ids: Mapping[str, str]
 
     @property
     def interface(self) -> str:
-        """What it is known by: the host end that it is, which may have another name in the switch."""
-        return self.marks.get(INTERFACE_MARK, self.name)
+        """The interface name of the endpoint, which for a port from the pool is not the port's name."""
+        return self.external_ids.get(IFACE_ID_KEY, self.name)
 
     @property
     def is_ours(self) -> bool:
-        return any(name.startswith(_MARK) for name in self.marks)
+        return any(key.startswith(_OWNER_KEY) for key in self.external_ids)
 
 
-class _Rows(NamedTuple):
-    """The rows that a port was read from: they are others when something about it has changed."""
+class _CachedPort(NamedTuple):
+    """A port with the rows that it was read from. A change replaces the row object in `Database.tables`."""
 
-    port: Row
+    port_row: Row
     interface_key: str
-    interface: Row
-    made: SwitchPort
+    interface_row: Row
+    port: SwitchPort
 
 
 _NO_ROW: Final[Row] = {}
-_NOTHING_MADE: Final[Mapping[str, int]] = {}
+_NO_INTERNAL: Final[Mapping[str, int]] = {}
+_NO_NAMES: Final[Mapping[int, str]] = {}
 
 
 def open_database(directory: Path) -> Database:
-    """What we look at in the database of a switch, whose sockets are in the directory."""
+    """A client for the OVSDB of a switch, whose sockets are in the directory."""
     return Database(f"unix:{directory / 'db.sock'}", columns=_COLUMNS)
 
 
-def best_kind(kinds: Iterable[str]) -> str:
-    """Of the datapaths a switch offers that we use: the kernel forwards where it can, else the switch itself."""
-    return "system" if "system" in kinds and _KERNEL_MODULE.exists() else "netdev"
+def preferred_datapath_type(datapath_types: Iterable[str]) -> str:
+    """`system` if the kernel module is loaded, else `netdev`, the userspace datapath."""
+    return "system" if "system" in datapath_types and _KERNEL_MODULE.exists() else "netdev"
 
 
-def loses_checksums(kind: str, root: Mapping[str, Any]) -> bool:
-    """Whether a switch with these settings never makes the checksums that workloads leave to their devices."""
-    return kind == "netdev" and mapping_of(root["other_config"]).get("userspace-tso-enable") != "true"
+def lacks_tso(datapath_type: str, root: Mapping[str, Any]) -> bool:
+    """Whether the userspace datapath would forward packets without the checksums that workloads offload."""
+    return datapath_type == "netdev" and mapping_of(root["other_config"]).get("userspace-tso-enable") != "true"
 
 
 class SwitchBridge:
-    """See the module. `look` and everything that writes may raise `DatapathFault` when the database does not answer."""
+    """A bridge of ours. Methods that read the database or write raise `DatapathFault` when it does not answer."""
 
-    def __init__(self, database: Database, name: str = NAME) -> None:
+    def __init__(self, database: Database, name: str = BRIDGE, *, table_names: Mapping[int, str] = _NO_NAMES) -> None:
+        """`table_names` are shown by `ovs-ofctl --names` and by `ovs-appctl ofproto/trace`."""
         self.database = database
         self.name = name
-        self._last_number = PORT_NUMBERS.start - 1
-        self._rows: dict[str, _Rows] = {}
+        self._table_names = dict(table_names)
+        self._last_ofport = OFPORTS.start - 1
+        self._cache: dict[str, _CachedPort] = {}
         self._all: Sequence[SwitchPort] = ()
         self._ours: Mapping[str, SwitchPort] = {}
-        self._spares: Mapping[str, SwitchPort] = {}
-        self._numbers: Mapping[str, int] = {}
+        self._pool: Mapping[str, SwitchPort] = {}
+        self._ofports: Mapping[str, int] = {}
         self._read_at = (0, 0)
-        # Of ports that were dropped: the connection to the database, and what the switch counts to when it follows.
-        self._let_go_at: dict[str, tuple[int, int]] = {}
+        # For ports that were removed: the OVSDB connection, and the `cur_cfg` at which ovs-vswitchd has removed them.
+        self._removed_at: dict[str, tuple[int, int]] = {}
 
     def prepare(self) -> list[str]:
-        """The bridge is there and as it must be; what was done to it, in words."""
-        self.database.look_alive()
+        """Create the bridge, or repair its settings; a log of the changes."""
+        self.database.ensure_connected()
         row = self.find()
         if row is None:
             self._create()
             return [f"made bridge {self.name}"]
-        _, found = row
-        kind = found["datapath_type"] or "system"
-        self._refuse_lost_checksums(kind)
-        amiss: dict[str, Any] = {}
-        if one_of(found["fail_mode"]) != "secure":
-            amiss["fail_mode"] = "secure"
-        if not set(PROTOCOLS) <= set(items_of(found["protocols"])):
-            amiss["protocols"] = set_of({*items_of(found["protocols"]), *PROTOCOLS})
-        if amiss:
-            self.settled([{"op": "update", "table": "Bridge", "where": self._where(), "row": amiss}])
-        return [f"set {name} of bridge {self.name}" for name in amiss]
+        _, bridge = row
+        self._require_tso(bridge["datapath_type"] or "system")
+        columns: dict[str, Any] = {}
+        if one_of(bridge["fail_mode"]) != "secure":
+            columns["fail_mode"] = "secure"
+        if not set(PROTOCOLS) <= set(items_of(bridge["protocols"])):
+            columns["protocols"] = set_of({*items_of(bridge["protocols"]), *PROTOCOLS})
+        inserts: list[Operation] = []
+        if self._table_names and read_table_names(self.database, bridge) != self._table_names:
+            inserts, columns["flow_tables"] = plan_table_names(self._table_names)
+        if columns:
+            update = {"op": "update", "table": "Bridge", "where": self._where(), "row": columns}
+            self.transact_and_wait([*inserts, update])
+        return [f"set {name} of bridge {self.name}" for name in columns]
 
     @property
     def is_ours(self) -> bool:
-        """Whether there is such a bridge and it bears our mark."""
+        """Whether the bridge exists, and we created it."""
         row = self.find()
-        return row is not None and _MARK in mapping_of(row[1]["external_ids"])
+        return row is not None and _OWNER_KEY in mapping_of(row[1]["external_ids"])
 
     def remove(self, openflow: OpenFlow) -> list[str]:
-        """No bridge of ours; what was done, in words. One that has ports of others is left to them, without our flows.
+        """Delete the bridge; a log of the changes. If it has ports of others, remove only what is ours from it.
 
-        `openflow` leads to it.
+        `openflow` is a connection to this bridge.
         """
         row = self.find()
         if row is None:
             return []
-        key, found = row
+        key, bridge = row
         others = [port.name for port in self._read_ports() if not port.is_ours and port.name != self.name]
         if self.is_ours and not others:
-            gone = [["bridges", "delete", uuid(key)]]
-            self.settled([{"op": "mutate", "table": "Open_vSwitch", "where": [], "mutations": gone}])
+            mutations = [["bridges", "delete", uuid(key)]]
+            self.transact_and_wait([{"op": "mutate", "table": "Open_vSwitch", "where": [], "mutations": mutations}])
             return [f"removed bridge {self.name}"]
-        flows = [each.flow.key for each in openflow.read_flows()]
-        marks = [name for name in mapping_of(found["external_ids"]) if name.startswith(_MARK)]
-        if not flows and not marks:
+        # Foreign ports depend on the bridge, so only our flows, meters, ports and keys go.
+        flows = [counted.flow.key for counted in openflow.read_flows()]
+        keys = [name for name in mapping_of(bridge["external_ids"]) if name.startswith(_OWNER_KEY)]
+        if not flows and not keys:
             return []
         openflow.change(drop=flows)
         openflow.drop_meters(meter.number for meter in openflow.read_meters())
         ports = [uuid(port.row) for port in self._read_ports() if port.is_ours]
-        self.settled(
-            [self.mutate("ports", "delete", set_of(ports)), self.mutate("external_ids", "delete", set_of(marks))]
+        self.transact_and_wait(
+            [self.mutate("ports", "delete", set_of(ports)), self.mutate("external_ids", "delete", set_of(keys))]
         )
         return [f"left bridge {self.name} to ports of others: {', '.join(sorted(others))}"]
 
     def ports(self) -> Mapping[str, SwitchPort]:
-        """Those of ours that are somebody's, by what they are known by."""
+        """Our ports in use, by the endpoint's interface name, without those of the pool."""
         self._read_ports()
         return self._ours
 
-    def numbers(self) -> Mapping[str, int]:
-        """The numbers of `ports` that the switch has."""
+    def ofports(self) -> Mapping[str, int]:
+        """The OpenFlow port numbers of `ports`, without ports that have none."""
         self._read_ports()
-        return self._numbers
+        return self._ofports
 
-    def spares(self) -> Mapping[str, SwitchPort]:
-        """Those of ours that are nobody's yet, by name."""
+    def pool_ports(self) -> Mapping[str, SwitchPort]:
+        """Our pre-provisioned ports without an endpoint, by name."""
         self._read_ports()
-        return self._spares
+        return self._pool
 
-    def add(self, marks: Mapping[str, Mapping[str, str]], made: Mapping[str, int] = _NOTHING_MADE) -> None:
-        """Ports of these names, each with its marks; the switch has them when this returns. See `ask_for`.
+    def add_ports(
+        self, external_ids: Mapping[str, Mapping[str, str]], internal: Mapping[str, int] = _NO_INTERNAL
+    ) -> None:
+        """Add ports with their `external_ids` by name, and wait for their numbers. See `insert_ports`.
 
-        It has none that `DatapathFault` names: what else was asked for is there all the same.
+        `DatapathFault` names the ports that failed; the others exist all the same.
         """
-        if not marks:
+        if not external_ids:
             return
-        numbers = self.reserve_ofport(marks)
-        if failed := self.wait_for(self.ask_for(marks, numbers, made), numbers):
+        ofports = self.reserve_ofport(external_ids)
+        if failed := self.wait_for_ofports(self.insert_ports(external_ids, ofports, internal), ofports):
             raise DatapathFault("; ".join(failed.values()))
 
     def reserve_ofport(self, names: Iterable[str]) -> dict[str, int]:
-        """The numbers that ports to come will have, unless others take them first."""
-        numbers = self._free_numbers()
-        return {name: next(numbers) for name in names}
+        """Choose the port numbers that new ports will request. Others may still take them first."""
+        ofports = self._free_ofports()
+        return {name: next(ofports) for name in names}
 
-    def ask_for(
+    def insert_ports(
         self,
-        marks: Mapping[str, Mapping[str, str]],
-        numbers: Mapping[str, int],
-        made: Mapping[str, int] = _NOTHING_MADE,
+        external_ids: Mapping[str, Mapping[str, str]],
+        ofports: Mapping[str, int],
+        internal: Mapping[str, int] = _NO_INTERNAL,
     ) -> dict[str, str]:
-        """Ask the switch for ports, whose devices are there or `made` by it with an MTU; their rows by their names."""
-        if not marks:
+        """Insert ports into OVSDB without waiting for ovs-vswitchd; their Interface rows by name.
+
+        `internal` has the MTU of ports whose device OVS creates; the devices of the others exist.
+        """
+        if not external_ids:
             return {}
-        self._wait_until_let_go(marks)
+        self._wait_until_removed(external_ids)
         operations: list[Operation] = []
-        for position, (name, own) in enumerate(marks.items()):
-            interface: dict[str, Any] = {"name": name, "ofport_request": numbers[name]}
-            port = {"name": name, "interfaces": new_row(f"i{position}"), "external_ids": map_of({_MARK: "", **own})}
+        for position, (name, own) in enumerate(external_ids.items()):
+            interface: dict[str, Any] = {"name": name, "ofport_request": ofports[name]}
+            port = {
+                "name": name,
+                "interfaces": named_uuid(f"i{position}"),
+                "external_ids": map_of({_OWNER_KEY: "", **own}),
+            }
             interface["external_ids"] = port["external_ids"]
-            if mtu := made.get(name):
+            if mtu := internal.get(name):
                 interface |= {"type": "internal", "mtu_request": mtu}
             operations += [
                 {"op": "insert", "table": "Interface", "uuid-name": f"i{position}", "row": interface},
                 {"op": "insert", "table": "Port", "uuid-name": f"p{position}", "row": port},
             ]
-        added = set_of(new_row(f"p{position}") for position in range(len(marks)))
+        added = set_of(named_uuid(f"p{position}") for position in range(len(external_ids)))
         results = self.database.transact([*operations, self.mutate("ports", "insert", added)])
-        return {name: one_of(results[2 * position]["uuid"]) for position, name in enumerate(marks)}
+        return {name: one_of(results[2 * position]["uuid"]) for position, name in enumerate(external_ids)}
 
-    def wait_for(self, rows: Mapping[str, str], numbers: Mapping[str, int]) -> dict[str, str]:
-        """Wait until the switch has taken ports it was asked for; why it has not taken some, by their names.
+    def wait_for_ofports(self, rows: Mapping[str, str], ofports: Mapping[str, int]) -> dict[str, str]:
+        """Wait until ovs-vswitchd has added ports, given by Interface rows; errors by name.
 
-        Those that were given other numbers ask for these from now on, else the switch would make them again one day.
+        A port with another number than requested requests that one from now on. Otherwise ovs-vswitchd would move it to
+        the requested number, and so recreate it, as soon as that is free.
         """
         if not rows:
             return {}
         interfaces = self.database.tables["Interface"]
 
-        def number(row: str) -> int:
+        def ofport(row: str) -> int:
             return int(one_of(interfaces.get(row, {}).get("ofport"), 0))
 
         def error(row: str) -> str:
             return str(one_of(interfaces.get(row, {}).get("error"), ""))
 
         self.database.wait_until(
-            lambda: all(number(row) > 0 or error(row) for row in rows.values()), doing=f"add ports to {self.name}"
+            lambda: all(ofport(row) > 0 or error(row) for row in rows.values()), doing=f"add ports to {self.name}"
         )
-        misplaced = {row: number(row) for name, row in rows.items() if number(row) not in {numbers[name], 0, -1}}
+        # OVS writes -1 for a port that it could not add.
+        misplaced = {row: ofport(row) for name, row in rows.items() if ofport(row) not in {ofports[name], 0, -1}}
         if misplaced:
             self.database.transact(
                 [
@@ -255,20 +280,20 @@ class SwitchBridge:
                         "op": "update",
                         "table": "Interface",
                         "where": [["_uuid", "==", uuid(row)]],
-                        "row": {"ofport_request": given},
+                        "row": {"ofport_request": assigned},
                     }
-                    for row, given in misplaced.items()
+                    for row, assigned in misplaced.items()
                 ]
             )
-        return {name: f"ovs: {name}: {error(row)}" for name, row in rows.items() if number(row) <= 0}
+        return {name: f"ovs: {name}: {error(row)}" for name, row in rows.items() if ofport(row) <= 0}
 
     @contextmanager
-    def assign_pool_port(self, marks: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
-        """Spares of these names are somebody's, with these marks, when the block ends.
+    def assign_pool_ports(self, external_ids: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
+        """Give pool ports, by name, the `external_ids` of endpoints. The block runs while OVSDB commits.
 
-        The switch is not waited for: it has them.
+        There is no need to wait for ovs-vswitchd, which has the ports already.
         """
-        if not marks:
+        if not external_ids:
             yield
             return
         operations = [
@@ -276,162 +301,167 @@ class SwitchBridge:
                 "op": "update",
                 "table": table,
                 "where": [["name", "==", name]],
-                "row": {"external_ids": map_of({_MARK: "", **own})},
+                "row": {"external_ids": map_of({_OWNER_KEY: "", **own})},
             }
-            for name, own in marks.items()
+            for name, own in external_ids.items()
             for table in ("Port", "Interface")
         ]
         with self.database.transacting(operations):
             yield
-        self.database.wait_until(lambda: not self.spares().keys() & marks.keys(), doing="hand over ports")
+        # The transaction's own update notification may come after its result.
+        self.database.wait_until(lambda: not self.pool_ports().keys() & external_ids.keys(), doing="assign pool ports")
 
-    def drop(self, names: Set[str], *, wait: bool = False) -> None:
-        """No ports of ours that are known by these names; gone already is fine.
+    def remove_ports(self, names: Set[str], *, wait: bool = False) -> None:
+        """Remove our ports by interface name; missing ones are ignored.
 
-        With `wait` the switch has let go of their devices.
+        With `wait` ovs-vswitchd has closed their devices on return.
         """
         if not names:
             return
-        self.database.look_alive()
-        there = {**self.ports(), **self.spares()}
-        rows = {port.name: port.row for name, port in there.items() if name in names}
+        self.database.ensure_connected()
+        rows = {port.name: port.row for name, port in {**self.ports(), **self.pool_ports()}.items() if name in names}
         if rows:
-            followed = self._ask_to_settle([self.mutate("ports", "delete", set_of(map(uuid, rows.values())))])
-            now = self.database.connections, self._root()["cur_cfg"]
-            self._let_go_at = {name: at for name, at in self._let_go_at.items() if at[0] == now[0] and at[1] > now[1]}
-            self._let_go_at |= dict.fromkeys([*names, *rows], (now[0], followed))
+            next_cfg = self._transact_next_cfg([self.mutate("ports", "delete", set_of(map(uuid, rows.values())))])
+            connection, cur_cfg = self.database.connect_count, self._root()["cur_cfg"]
+            # Drop what ovs-vswitchd has done meanwhile, so that the mapping does not grow.
+            self._removed_at = {
+                name: (at, cfg) for name, (at, cfg) in self._removed_at.items() if at == connection and cfg > cur_cfg
+            }
+            self._removed_at |= dict.fromkeys([*names, *rows], (connection, next_cfg))
         if wait:
-            self._wait_until_let_go(names)
+            self._wait_until_removed(names)
 
-    def _wait_until_let_go(self, names: Iterable[str]) -> None:
-        """Return when the switch has followed in dropping ports of these names: it takes one for another of its name.
+    def _wait_until_removed(self, names: Iterable[str]) -> None:
+        """Wait until ovs-vswitchd has removed ports of these names: it would take a new one for the old one.
 
-        A database that was away meanwhile may count anew, and the switch has read all of it again.
+        After a reconnect there is nothing to wait for: a restarted database may count `cur_cfg` from the start, and
+        ovs-vswitchd has read all of it again.
         """
-        found = (self._let_go_at.get(name, (0, 0)) for name in names)
-        count = max((count for at, count in found if at == self.database.connections), default=0)
-        self.database.wait_until(lambda: self._root()["cur_cfg"] >= count, doing="let go of ports")
+        found = (self._removed_at.get(name, (0, 0)) for name in names)
+        next_cfg = max((cfg for at, cfg in found if at == self.database.connect_count), default=0)
+        self.database.wait_until(lambda: self._root()["cur_cfg"] >= next_cfg, doing="remove ports")
 
     def tenants(self) -> dict[TenantName, int]:
-        """The tenants that have numbers."""
+        """All tenants that have an ID."""
         row = self.find()
-        found = {} if row is None else mapping_of(row[1]["external_ids"])
+        external_ids = {} if row is None else mapping_of(row[1]["external_ids"])
         return {
-            TenantName(key.removeprefix(_NUMBER_PREFIX)): int(number)
-            for key, number in found.items()
-            if key.startswith(_NUMBER_PREFIX) and number.isdecimal()
+            TenantName(key.removeprefix(_TENANT_ID_PREFIX)): int(tenant_id)
+            for key, tenant_id in external_ids.items()
+            if key.startswith(_TENANT_ID_PREFIX) and tenant_id.isdecimal()
         }
 
-    def numbers_of(self, tenants: Set[TenantName]) -> dict[TenantName, int]:
-        """The numbers of these tenants, as far as they have any."""
-        return {tenant: number for tenant, number in self.tenants().items() if tenant in tenants}
+    def tenant_ids_of(self, tenants: Set[TenantName]) -> dict[TenantName, int]:
+        """The IDs of some tenants, without those that have none."""
+        return {tenant: tenant_id for tenant, tenant_id in self.tenants().items() if tenant in tenants}
 
-    def number(self, tenants: Iterable[TenantName]) -> None:
-        """Give numbers to tenants that have none. They keep them until they are forgotten, whoever dies meanwhile."""
+    def allocate_tenant_ids(self, tenants: Iterable[TenantName]) -> None:
+        """Give IDs to tenants that have none. They are stored in OVSDB, so they survive restarts."""
         known = self.tenants()
-        free = (number for number in _TENANTS if number not in known.values())
-        given: dict[str, str] = {}
+        free = (tenant_id for tenant_id in _TENANT_IDS if tenant_id not in known.values())
+        allocated: dict[str, str] = {}
         for tenant in sorted(set(tenants) - known.keys()):
-            number = next(free, None)
-            if number is None:
-                raise Exhausted(f"the switch has no number left for tenant {tenant}")
-            given[f"{_NUMBER_PREFIX}{tenant}"] = str(number)
-        if given:
-            self.database.transact([self.mutate("external_ids", "insert", map_of(given))])
+            tenant_id = next(free, None)
+            if tenant_id is None:
+                raise Exhausted(f"no tenant ID left on this switch for tenant {tenant}")
+            allocated[f"{_TENANT_ID_PREFIX}{tenant}"] = str(tenant_id)
+        if allocated:
+            self.database.transact([self.mutate("external_ids", "insert", map_of(allocated))])
 
-    def forget(self, tenants: Iterable[TenantName]) -> None:
-        """Take the numbers of tenants back, of which nothing is there any more."""
-        keys = [f"{_NUMBER_PREFIX}{tenant}" for tenant in tenants]
+    def release_tenant_ids(self, tenants: Iterable[TenantName]) -> None:
+        """Release the IDs of deleted tenants. The caller has removed all that uses them."""
+        keys = [f"{_TENANT_ID_PREFIX}{tenant}" for tenant in tenants]
         if keys:
             self.database.transact([self.mutate("external_ids", "delete", set_of(keys))])
 
     def _create(self) -> None:
-        kind = best_kind(items_of(self._root()["datapath_types"]))
-        self._refuse_lost_checksums(kind)
+        datapath_type = preferred_datapath_type(items_of(self._root()["datapath_types"]))
+        self._require_tso(datapath_type)
         bridge = {
             "name": self.name,
-            "datapath_type": kind if kind != "system" else "",
+            "datapath_type": datapath_type if datapath_type != "system" else "",
             "fail_mode": "secure",
             "protocols": set_of(PROTOCOLS),
-            "external_ids": map_of({_MARK: ""}),
-            "ports": set_of([new_row("p")]),
+            "external_ids": map_of({_OWNER_KEY: ""}),
+            "ports": set_of([named_uuid("p")]),
         }
-        own = {"name": self.name, "type": "internal"}
-        self.settled(
+        inserts, bridge["flow_tables"] = plan_table_names(self._table_names)
+        # Every bridge has an internal port of its own name, which ovs-vsctl adds by itself.
+        local_port = {"name": self.name, "type": "internal"}
+        self.transact_and_wait(
             [
-                {"op": "insert", "table": "Interface", "uuid-name": "i", "row": own},
+                *inserts,
+                {"op": "insert", "table": "Interface", "uuid-name": "i", "row": local_port},
                 {
                     "op": "insert",
                     "table": "Port",
                     "uuid-name": "p",
-                    "row": {"name": self.name, "interfaces": new_row("i")},
+                    "row": {"name": self.name, "interfaces": named_uuid("i")},
                 },
                 {"op": "insert", "table": "Bridge", "uuid-name": "b", "row": bridge},
                 {
                     "op": "mutate",
                     "table": "Open_vSwitch",
                     "where": [],
-                    "mutations": [["bridges", "insert", new_row("b")]],
+                    "mutations": [["bridges", "insert", named_uuid("b")]],
                 },
             ]
         )
 
-    def _refuse_lost_checksums(self, kind: str) -> None:
-        if loses_checksums(kind, self._root()):
-            raise DatapathFault(f"ovs: {LOST_CHECKSUMS}: {CHECKSUMS_REMEDY}")
+    def _require_tso(self, datapath_type: str) -> None:
+        if lacks_tso(datapath_type, self._root()):
+            raise DatapathFault(f"ovs: {TSO_DISABLED}: {TSO_REMEDY}")
 
-    def _free_numbers(self) -> Iterator[int]:
-        """Numbers that no port has; those used last come back last, so that nobody inherits a flow or a mistake."""
-        taken = {number for port in self._read_ports() for number in (port.given, port.asked)}
-        for number in chain(
-            range(self._last_number + 1, PORT_NUMBERS.stop), range(PORT_NUMBERS.start, self._last_number + 1)
-        ):
-            if number not in taken:
-                self._last_number = number
+    def _free_ofports(self) -> Iterator[int]:
+        """Unused port numbers. A number is reused as late as possible, so that no stale flow applies to a new port."""
+        used = {number for port in self._read_ports() for number in (port.assigned_ofport, port.requested_ofport)}
+        for number in chain(range(self._last_ofport + 1, OFPORTS.stop), range(OFPORTS.start, self._last_ofport + 1)):
+            if number not in used:
+                self._last_ofport = number
                 yield number
-        raise Exhausted("the switch has no number left for a port")
+        raise Exhausted(f"no port number left on bridge {self.name}")
 
     def _read_ports(self) -> Sequence[SwitchPort]:
-        """All ports of the bridge. News are mostly about one of them, so the others are not read again."""
-        news = self.database.news
-        if self._read_at != news:
-            before, row = self._rows, self.find()
+        """All ports of the bridge. An update is mostly about one port, so the others are taken from the cache."""
+        version = self.database.version
+        if self._read_at != version:
+            before, row = self._cache, self.find()
             keys = () if row is None else items_of(row[1]["ports"])
-            self._rows = {key: rows for key in keys if (rows := self._read_port(key, before.get(key))) is not None}
-            self._all = [rows.made for rows in self._rows.values()]
-            ours = [port for port in self._all if _MARK in port.marks]
-            self._ours = {port.interface: port for port in ours if SPARE_MARK not in port.marks}
-            self._spares = {port.name: port for port in ours if SPARE_MARK in port.marks}
-            self._numbers = {name: port.number for name, port in self._ours.items() if port.number}
-            self._read_at = news
+            self._cache = {key: cached for key in keys if (cached := self._read_port(key, before.get(key))) is not None}
+            self._all = [cached.port for cached in self._cache.values()]
+            ours = [port for port in self._all if _OWNER_KEY in port.external_ids]
+            self._ours = {port.interface: port for port in ours if POOL_KEY not in port.external_ids}
+            self._pool = {port.name: port for port in ours if POOL_KEY in port.external_ids}
+            self._ofports = {name: port.ofport for name, port in self._ours.items() if port.ofport}
+            self._read_at = version
         return self._all
 
-    def _read_port(self, key: str, before: _Rows | None) -> _Rows | None:
-        port = self.database.tables["Port"].get(key)
-        if port is None:
+    def _read_port(self, key: str, before: _CachedPort | None) -> _CachedPort | None:
+        row = self.database.tables["Port"].get(key)
+        if row is None:
             return None
-        same = before if before is not None and before.port is port else None
-        interface_key = same.interface_key if same else one_of(port["interfaces"])
+        cached = before if before is not None and before.port_row is row else None
+        interface_key = cached.interface_key if cached else one_of(row["interfaces"])
         interface = self.database.tables["Interface"].get(interface_key, _NO_ROW)
-        if same and same.interface is interface:
-            return same
-        # A port keeps its number when its device goes, of which then only the index tells.
-        given = max(one_of(interface.get("ofport"), 0), 0)
-        number = 0 if one_of(interface.get("ifindex")) == 0 else given
-        made = SwitchPort(
-            name=port["name"],
+        if cached and cached.interface_row is interface:
+            return cached
+        # A port keeps its number when its device disappears; only `ifindex` becomes 0.
+        assigned = max(one_of(interface.get("ofport"), 0), 0)
+        ofport = 0 if one_of(interface.get("ifindex")) == 0 else assigned
+        port = SwitchPort(
+            name=row["name"],
             row=key,
-            number=number,
-            given=given,
-            asked=one_of(interface.get("ofport_request"), 0),
+            ofport=ofport,
+            assigned_ofport=assigned,
+            requested_ofport=one_of(interface.get("ofport_request"), 0),
             is_up=one_of(interface.get("admin_state"), "") == _UP,
-            error="" if number else one_of(interface.get("error"), ""),
-            marks=mapping_of(port["external_ids"]),
+            error="" if ofport else one_of(interface.get("error"), ""),
+            external_ids=mapping_of(row["external_ids"]),
         )
-        return _Rows(port, interface_key, interface, made)
+        return _CachedPort(row, interface_key, interface, port)
 
     def find(self) -> tuple[str, Mapping[str, Any]] | None:
-        """The bridge's row, where there is one."""
+        """The bridge's row with its UUID; None if there is no such bridge."""
         rows = self.database.tables["Bridge"].items()
         return next(((key, row) for key, row in rows if row["name"] == self.name), None)
 
@@ -443,17 +473,17 @@ class SwitchBridge:
     def _where(self) -> list[Any]:
         return [["name", "==", self.name]]
 
-    def mutate(self, column: str, verb: str, value: Any) -> Operation:
-        """What changes a column of the bridge."""
-        return {"op": "mutate", "table": "Bridge", "where": self._where(), "mutations": [[column, verb, value]]}
+    def mutate(self, column: str, mutator: str, value: Any) -> Operation:
+        """The operation that mutates a column of the bridge."""
+        return {"op": "mutate", "table": "Bridge", "where": self._where(), "mutations": [[column, mutator, value]]}
 
-    def settled(self, operations: Sequence[Operation]) -> None:
-        """Carry them out, and wait until the switch has."""
-        wanted = self._ask_to_settle(operations)
-        self.database.wait_until(lambda: self._root()["cur_cfg"] >= wanted, doing="configure the switch")
+    def transact_and_wait(self, operations: Sequence[Operation]) -> None:
+        """Commit operations, and wait until ovs-vswitchd has applied them, as ovs-vsctl does."""
+        next_cfg = self._transact_next_cfg(operations)
+        self.database.wait_until(lambda: self._root()["cur_cfg"] >= next_cfg, doing="configure the switch")
 
-    def _ask_to_settle(self, operations: Sequence[Operation]) -> int:
-        """Carry them out; the count that the switch will have come to when it has followed."""
+    def _transact_next_cfg(self, operations: Sequence[Operation]) -> int:
+        """Commit operations, and increment `next_cfg`: ovs-vswitchd copies it to `cur_cfg` when it has applied them."""
         results = self.database.transact(
             [
                 *operations,

@@ -1,9 +1,8 @@
-"""A client of ovsdb-server (RFC 7047): a copy of what we look at, kept by its notifications, and transactions.
+"""A client of ovsdb-server (RFC 7047): a local copy of monitored tables, kept by its updates, and transactions.
 
-It blocks, as the datapath does whose thread it is used on. The copy moves only inside calls: whoever wants news calls
-`look`. A lost connection is opened anew by the next call, and everything is listed again; `connections` counts how
-often that was. Columns that this server has not are not asked for, and those it has beyond our knowledge are never seen
-(W49).
+It blocks, like the datapath whose thread uses it. The copy changes only inside calls; `poll` fetches updates. The first
+call after a lost connection reconnects and reads everything again. Columns that the server lacks are not requested, and
+columns that we do not know are never monitored (W49).
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ from weft.domain.errors import DatapathFault
 DATABASE = "Open_vSwitch"
 
 Operation = dict[str, Any]
-# A row as the wire has it; `weft.adapters.ovs.ovsdb.types` reads it.
+# Columns in the notation of RFC 7047; `weft.adapters.ovs.ovsdb.types` decodes them.
 Row = Mapping[str, Any]
 
 
 class Database(Connection):
-    """A connection, opened by its first use. `columns` are those that are copied, by table."""
+    """A connection that opens on first use. `columns` are the monitored ones, by table."""
 
     def __init__(self, address: str, *, columns: Mapping[str, Sequence[str]]) -> None:
         super().__init__(address)
         self._columns = columns
         self._incoming = Incoming()
         self._last_id = 0
-        self._answers: dict[int, Message] = {}
-        # The copy: rows by their UUIDs, by table.
+        self._replies: dict[int, Message] = {}
+        # The local copy: rows by UUID, by table. An update replaces the row object.
         self.tables: defaultdict[str, dict[str, Row]] = defaultdict(dict)
-        # How many notifications have come in so far.
-        self.changes = 0
+        # Number of update notifications received.
+        self.update_count = 0
 
     @property
-    def news(self) -> tuple[int, int]:
-        """Another value whenever the copy may be another."""
-        return self.connections, self.changes
+    def version(self) -> tuple[int, int]:
+        """Changes whenever the local copy may have changed."""
+        return self.connect_count, self.update_count
 
     def transact(self, operations: Sequence[Operation]) -> list[Any]:
-        """Carry out all of the operations or, with a `DatapathFault` that says why, none; their results.
+        """Commit all operations, or none with a `DatapathFault`; their results.
 
-        When the connection is lost meanwhile nobody knows which of the two it was.
+        If the connection is lost meanwhile, they may or may not have been committed.
         """
         with self.transacting(operations) as results:
             pass
@@ -56,77 +55,82 @@ class Database(Connection):
 
     @contextmanager
     def transacting(self, operations: Sequence[Operation]) -> Iterator[list[Any]]:
-        """The same, carried out while the block runs: the results are there when it ends."""
-        self.look_alive()
+        """The same; the block runs while the server commits. The results are complete when it ends."""
+        self.ensure_connected()
         number = self._send("transact", [DATABASE, *operations])
         results: list[Any] = []
         try:
             yield results
         finally:
-            results += self._answer_to(number, "transact")
+            # Even if the block fails: the reply would stay in `_replies` for ever.
+            results += self._result_of(number, "transact")
         for position, result in enumerate(results):
             if isinstance(result, dict) and (fault := result.get("error")):
+                # An error behind the last operation is about the commit, for example a failed constraint.
                 doing = operations[position] if position < len(operations) else {"op": "commit"}
-                words = f"{result.get('details', '')}".strip()
-                raise DatapathFault(f"ovsdb: {doing['op']} {doing.get('table', '')}: {fault} {words}".rstrip())
+                details = f"{result.get('details', '')}".strip()
+                raise DatapathFault(f"ovsdb: {doing['op']} {doing.get('table', '')}: {fault} {details}".rstrip())
 
     def wait_until(self, holds: Callable[[], bool], *, doing: str) -> None:
-        """Return when the copy has come to what is expected; `DatapathFault` when that takes too long."""
+        """Return when a condition on the local copy holds; `DatapathFault` on timeout."""
         until = time.monotonic() + DEADLINE
-        self.look_alive()
+        self.ensure_connected()
         while not holds():
             if time.monotonic() > until:
-                raise DatapathFault(f"{doing}: the switch has not done it within {DEADLINE:g} s")
-            self._guarded(lambda stream: self._take(stream.receive(until=until)))
+                raise DatapathFault(f"{doing}: the switch did not finish within {DEADLINE:g} s")
+            self._close_on_fault(lambda stream: self._take(stream.receive(until=until)))
 
-    def _begin(self) -> None:
+    def _handshake(self) -> None:
         self._incoming = Incoming()
-        self._answers.clear()
+        self._replies.clear()
+        # ovsdb-server rejects a monitor request that names an unknown column.
         schema = self._call("get_schema", [DATABASE])
         wanted = {
             table: {"columns": [column for column in columns if column in schema["tables"][table]["columns"]]}
             for table, columns in self._columns.items()
             if table in schema["tables"]
         }
+        # Rows may have been deleted while we were disconnected, and the dump does not say so.
         self.tables.clear()
         self._update(self._call("monitor", [DATABASE, None, wanted]))
 
-    def _catch_up(self, stream: Stream) -> None:
-        self._take(stream.receive_waiting())
+    def _drain(self, stream: Stream) -> None:
+        self._take(stream.receive_available())
 
     def _call(self, method: str, params: Sequence[object]) -> Any:
-        return self._answer_to(self._send(method, params), method)
+        return self._result_of(self._send(method, params), method)
 
     def _send(self, method: str, params: Sequence[object]) -> int:
-        """Ask; the number that the answer will have."""
+        """Send a request; its id."""
         self._last_id += 1
-        question = encode({"method": method, "params": params, "id": self._last_id})
-        self._guarded(lambda stream: stream.send(question))
+        request = encode({"method": method, "params": params, "id": self._last_id})
+        self._close_on_fault(lambda stream: stream.send(request))
         return self._last_id
 
-    def _answer_to(self, number: int, method: str) -> Any:
+    def _result_of(self, number: int, method: str) -> Any:
         until = time.monotonic() + DEADLINE
 
         def wait(stream: Stream) -> Message:
-            while number not in self._answers:
+            while number not in self._replies:
                 self._take(stream.receive(until=until))
-            return self._answers.pop(number)
+            return self._replies.pop(number)
 
-        answer = self._guarded(wait)
-        if answer.error is not None:
-            raise DatapathFault(f"ovsdb: {method}: {answer.error}")
-        return answer.result
+        reply = self._close_on_fault(wait)
+        if reply.error is not None:
+            raise DatapathFault(f"ovsdb: {method}: {reply.error}")
+        return reply.result
 
     def _take(self, data: bytes) -> None:
         for message in self._incoming.feed(data) if data else ():
+            # An unanswered echo makes the server close the connection.
             if message.method == "echo":
                 assert self._stream is not None
                 self._stream.send(encode({"id": message.id, "result": message.params, "error": None}))
             elif message.method == "update" and message.params is not None and len(message.params) == 2:
                 self._update(message.params[1])
-                self.changes += 1
+                self.update_count += 1
             elif message.method is None and isinstance(message.id, int):
-                self._answers[message.id] = message
+                self._replies[message.id] = message
 
     def _update(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
         for table, rows in tables.items():

@@ -1,51 +1,54 @@
-"""What is written beside our ports in the switch's database, for others and for a process with no memory (pure)."""
+"""Values of `external_ids` for our ports in OVSDB: for other tools, and for an agent that has just started (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from weft.adapters.ovs.ovsdb.bridge import INTERFACE_MARK, TENANT_MARK
-from weft.adapters.ovs.pipeline.tenant_netns_flows import legs_of
+from weft.adapters.ovs.ovsdb.bridge import IFACE_ID_KEY, TENANT_KEY
+from weft.adapters.ovs.pipeline.tenant_netns_flows import netns_ports
 from weft.domain.desired.state import Overlay, Port
 from weft.domain.ids import TenantName
 from weft.kernel.netlink.link import Link
 from weft.ports.datapath import EndpointConfig
 
-# Where the workload's end is.
-NAMESPACE_MARK: Final = "weft-netns"
+# Path of the pod's netns.
+NETNS_KEY: Final = "weft-netns"
 
 
-def port_marks(port: Port) -> dict[str, str]:
-    """What others look for at a port (kuryr 2.5), and whose it is."""
+def port_external_ids(port: Port) -> dict[str, str]:
+    """The keys that os-vif and Kuryr write (kuryr 2.5), and the tenant."""
     return {
-        INTERFACE_MARK: port.interface,
+        IFACE_ID_KEY: port.interface,
         "iface-status": "active",
         "attached-mac": port.mac,
-        TENANT_MARK: port.tenant,
+        TENANT_KEY: port.tenant,
     }
 
 
-def wiring_marks(wiring: EndpointConfig) -> dict[str, str]:
-    """The same, and whose workload it is (S-20)."""
-    return port_marks(wiring.port) | owner_marks(wiring)
+def endpoint_external_ids(config: EndpointConfig) -> dict[str, str]:
+    """The same, and the endpoint's workload (S-20)."""
+    return port_external_ids(config.port) | owner_external_ids(config)
 
 
-def overlay_marks(overlay: Overlay) -> dict[str, str]:
-    return {"weft-vni": str(overlay.vni), "weft-overlay-of": overlay.tenant}
+def overlay_external_ids(overlay: Overlay) -> dict[str, str]:
+    return {"weft-vni": str(overlay.vni), "weft-vxlan-tenant": overlay.tenant}
 
 
-def leg_marks(tenants: Mapping[TenantName, int]) -> dict[str, dict[str, str]]:
-    """Those of all legs of some tenants, by the legs' names."""
-    return {name: {"weft-space-of": tenant} for name, tenant in legs_of(tenants).items()}
+def netns_port_external_ids(tenants: Mapping[TenantName, int]) -> dict[str, dict[str, str]]:
+    """For the netns ports of tenants, by port name."""
+    return {name: {"weft-tenant-netns": tenant} for name, tenant in netns_ports(tenants).items()}
 
 
-def owner_marks(wiring: EndpointConfig) -> dict[str, str]:
-    """Whose workload it is (S-20), and where."""
-    return {"endpoint-id": wiring.endpoint, "vm-uuid": wiring.workload, NAMESPACE_MARK: wiring.netns}
+def owner_external_ids(config: EndpointConfig) -> dict[str, str]:
+    """Endpoint, workload (S-20) and netns of a port."""
+    return {"endpoint-id": config.endpoint, "vm-uuid": config.workload, NETNS_KEY: config.netns}
 
 
-def told_owner(link: Link) -> dict[str, str]:
-    """The same as a host end tells it: the port that bore the marks may be gone with all who knew."""
+def owner_from_alias(link: Link) -> dict[str, str]:
+    """`owner_external_ids` from the alias of the port's device.
+
+    It restores them when the port was deleted from OVSDB, and with it the only other copy.
+    """
     words = (word.partition("=") for word in link.alias.split(" "))
-    return {name: value for name, is_mark, value in words if is_mark}
+    return {key: value for key, separator, value in words if separator}

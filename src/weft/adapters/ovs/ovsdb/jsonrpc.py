@@ -1,4 +1,4 @@
-"""The messages of OVSDB (RFC 7047, JSON-RPC 1.0) out of a stream of bytes, in which nothing stands between them."""
+"""Decode the JSON-RPC 1.0 messages of OVSDB (RFC 7047) from a byte stream without delimiters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 
 from weft.domain.errors import DatapathFault
 
-# Bytes. More than a switch of 100,000 ports has to say.
-LARGEST_MESSAGE = 256 << 20
+# Bytes; the initial dump of a switch with 100,000 ports is smaller.
+MAX_MESSAGE = 256 << 20
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A request (with a method), a notification (whose id is null) or an answer. Members we do not know are ignored."""
+    """A request (with a method), a notification (with a null id) or a reply. Unknown members are ignored."""
 
     method: str | None = None
     params: list[Any] | None = None
@@ -29,35 +29,37 @@ def encode(message: dict[str, object]) -> bytes:
 
 
 class Incoming:
-    """Puts messages together again.
+    """Reassembles messages.
 
-    A message ends in a brace, but only a parser can tell which. So nothing is tried before the last byte is one, and
-    then the whole is taken for one message first: that is what it nearly always is.
+    A message ends in a brace, but only a parser knows in which one. So nothing is parsed before the last byte is a
+    brace; then all data is tried as one message first, which it nearly always is.
     """
 
     def __init__(self) -> None:
-        self._waiting = bytearray()
+        self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that these bytes complete; `DatapathFault` when they can never become one."""
-        self._waiting += data
-        if len(self._waiting) > LARGEST_MESSAGE:
-            raise DatapathFault(f"ovsdb: a message of more than {LARGEST_MESSAGE} bytes")
+        """The messages that these bytes complete; `DatapathFault` if they are not valid JSON-RPC."""
+        self._buffer += data
+        if len(self._buffer) > MAX_MESSAGE:
+            raise DatapathFault(f"ovsdb: message larger than {MAX_MESSAGE} bytes")
+        # Without this a large dump would be parsed again for every chunk of it.
         if not data.rstrip().endswith(b"}"):
             return []
         try:
-            whole = [msgspec.json.decode(self._waiting, type=Message)]
+            messages = [msgspec.json.decode(self._buffer, type=Message)]
         except msgspec.DecodeError:
             return [*self._feed_several()]
-        self._waiting.clear()
-        return whole
+        self._buffer.clear()
+        return messages
 
     def _feed_several(self) -> Iterator[Message]:
-        """The messages of what is more, or less, than one."""
+        """Decode several messages, or the beginning of one."""
         try:
-            text = self._waiting.decode().lstrip()
+            text = self._buffer.decode().lstrip()
         except UnicodeDecodeError as error:
-            raise DatapathFault("ovsdb: what it said is not UTF-8") from error
+            raise DatapathFault("ovsdb: invalid UTF-8 in message") from error
+        # msgspec does not report where a message ends in a longer buffer; the standard library does.
         decoder, at = json.JSONDecoder(), 0
         while at < len(text):
             try:
@@ -65,17 +67,17 @@ class Incoming:
             except json.JSONDecodeError:
                 break
             except RecursionError as error:
-                raise DatapathFault("ovsdb: what it said is nested too deeply") from error
+                raise DatapathFault("ovsdb: message is nested too deeply") from error
             yield _message(found)
             at = len(text) - len(text[end:].lstrip())
         rest = text[at:]
         if rest and not rest.startswith("{"):
-            raise DatapathFault(f"ovsdb: {rest[:40]!r} does not begin a message")
-        self._waiting[:] = rest.encode()
+            raise DatapathFault(f"ovsdb: {rest[:40]!r} is not the start of a message")
+        self._buffer[:] = rest.encode()
 
 
 def _message(found: object) -> Message:
     try:
         return msgspec.convert(found, Message)
     except msgspec.ValidationError as error:
-        raise DatapathFault(f"ovsdb: not a message: {error}") from error
+        raise DatapathFault(f"ovsdb: invalid message: {error}") from error

@@ -1,19 +1,20 @@
-"""Values of OVSDB (RFC 7047, 5.1): sets, maps and references as the wire writes them, and read back."""
+"""Encode and decode OVSDB values (RFC 7047, 5.1): sets, maps and row references (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+# JSON in the notation of RFC 7047: `["set", […]]`, `["map", […]]`, `["uuid", "…"]` or a scalar.
 Value = Any
 
 
 def uuid(of: str) -> Value:
-    """A reference to a row that is there."""
+    """A reference to an existing row."""
     return ["uuid", of]
 
 
-def new_row(name: str) -> Value:
+def named_uuid(name: str) -> Value:
     """A reference to a row that the same transaction inserts under this name."""
     return ["named-uuid", name]
 
@@ -27,7 +28,7 @@ def map_of(items: Mapping[str, str]) -> Value:
 
 
 def items_of(value: Value) -> tuple[Any, ...]:
-    """The items of a set; a single value is written bare. References are told by their UUIDs."""
+    """The items of a set; RFC 7047 writes a set of one as the bare value. References decode to UUIDs."""
     match value:
         case ["set", list(items)]:
             return tuple(_plain(item) for item in items)
@@ -46,7 +47,7 @@ def mapping_of(value: Value) -> dict[str, str]:
 
 
 def one_of(value: Value, default: Value = None) -> Value:
-    """The one item of a set that may have none."""
+    """The item of a set with at most one item."""
     items = items_of(value)
     return items[0] if items else default
 

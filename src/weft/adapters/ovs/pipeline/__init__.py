@@ -1,1 +1,1 @@
-"""TODO"""
+"""The OpenFlow pipeline: desired state as flows and meters (pure), and `FlowTable`, which syncs them to OVS."""

@@ -1,8 +1,9 @@
-"""Who has left an address: whoever comes to it inherits no connection (pure).
+"""Which conntrack entries to flush when an address changes its owner (pure).
 
-A connection is judged by its two ends, and its answers with it: they would pass to somebody else at the same address.
-To look for an address in the tracker takes the switch long where there are very many connections. So those of workloads
-elsewhere are forgotten when somebody comes to their addresses; those of services, which nobody judges, at once.
+Conntrack entries outlive the endpoint that made them. Policy goes by the addresses of the connection, so replies of an
+old connection would reach a new endpoint with the same address. To flush by address OVS walks the whole table, which
+is slow with very many connections. So entries of remote endpoints are flushed only when the address is used again;
+entries of VIPs and gateways, which are exempt from policy, at once.
 """
 
 from __future__ import annotations
@@ -16,37 +17,37 @@ from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import Vip
 from weft.domain.policy.policymap.policy_state import IpIdentity
 
-Owned = tuple[TenantName, Address]
-_UNJUDGED = (Gateway, Vip)
+TenantAddress = tuple[TenantName, Address]
+_POLICY_EXEMPT = (Gateway, Vip)
 
 
 class StaleConntrack:
-    """Addresses that somebody has left, and whose connections the tracker may still have."""
+    """Addresses without an owner that may still have conntrack entries."""
 
     def __init__(self) -> None:
-        self._left: set[Owned] = set()
+        self._stale: set[TenantAddress] = set()
 
-    def change(self, *, drop: Iterable[StateItem], put: Iterable[StateItem]) -> set[Owned]:
-        """Note who goes; the addresses whose connections are to be forgotten once the flows are others."""
-        gone, come = [*drop], owned(put)
-        self._left |= owned(gone) - come
-        return self._left & (come | owned(part for part in gone if isinstance(part, _UNJUDGED)))
+    def update(self, *, drop: Iterable[StateItem], put: Iterable[StateItem]) -> set[TenantAddress]:
+        """Record a change of state items; the addresses to flush once the flows have changed."""
+        dropped, added = [*drop], tenant_addresses(put)
+        self._stale |= tenant_addresses(dropped) - added
+        return self._stale & (added | tenant_addresses(item for item in dropped if isinstance(item, _POLICY_EXEMPT)))
 
-    def settle(self, forgotten: Set[Owned]) -> None:
-        """The connections of these addresses are forgotten."""
-        self._left -= forgotten
+    def mark_flushed(self, addresses: Set[TenantAddress]) -> None:
+        """Forget addresses whose entries have been flushed. Until then `update` returns them again."""
+        self._stale -= addresses
 
-    def forget(self, tenants: Set[TenantName]) -> None:
-        """Nothing is left of these tenants."""
-        self._left = {each for each in self._left if each[0] not in tenants}
+    def forget_tenants(self, tenants: Set[TenantName]) -> None:
+        """Forget the addresses of deleted tenants, whose conntrack zones have been flushed."""
+        self._stale = {(tenant, address) for tenant, address in self._stale if tenant not in tenants}
 
 
-def owned(parts: Iterable[StateItem]) -> set[Owned]:
-    """The addresses at which some parts say that somebody is."""
-    found: set[Owned] = set()
-    for part in parts:
-        if isinstance(part, Gateway | Vip | IpIdentity):
-            found.add((part.tenant, part.address))
-        elif isinstance(part, Port | RemoteMac):
-            found.update((part.tenant, each) for each in part.addresses)
-    return found
+def tenant_addresses(items: Iterable[StateItem]) -> set[TenantAddress]:
+    """The addresses that state items assign to an owner."""
+    addresses: set[TenantAddress] = set()
+    for item in items:
+        if isinstance(item, Gateway | Vip | IpIdentity):
+            addresses.add((item.tenant, item.address))
+        elif isinstance(item, Port | RemoteMac):
+            addresses.update((item.tenant, address) for address in item.addresses)
+    return addresses

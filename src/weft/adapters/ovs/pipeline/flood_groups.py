@@ -1,4 +1,4 @@
-"""Who is on each segment: what is flooded there goes to all, so those flows belong to no single part."""
+"""Members of each L2 segment. Flood flows list all members, so they belong to the segment and not to one state item."""
 
 from __future__ import annotations
 
@@ -7,73 +7,73 @@ from collections.abc import Iterable, Iterator
 
 from weft.adapters.ovs.openflow.flows import Flow
 from weft.adapters.ovs.pipeline.context import FlowContext
-from weft.adapters.ovs.pipeline.l2 import gathering_flows
+from weft.adapters.ovs.pipeline.l2 import flood_flows
 from weft.domain.desired.segments import Segment
 from weft.domain.desired.state import Overlay, Port, StateItem, VlanTrunk
 from weft.domain.ids import TenantName
 
-# A segment by its tenant and its number.
-Place = tuple[TenantName, int]
+# Tenant and segment number.
+SegmentKey = tuple[TenantName, int]
 
 
 class FloodGroups:
-    """The segments that were told of, and their members."""
+    """The segments of this node with their members and flows."""
 
     def __init__(self) -> None:
-        self._segments: dict[Place, Segment] = {}
-        self._members: defaultdict[Place, set[Port | Overlay | VlanTrunk]] = defaultdict(set)
-        self._made: dict[Place, tuple[Flow, ...]] = {}
+        self._segments: dict[SegmentKey, Segment] = {}
+        self._members: defaultdict[SegmentKey, set[Port | Overlay | VlanTrunk]] = defaultdict(set)
+        self._flows: dict[SegmentKey, tuple[Flow, ...]] = {}
 
-    def change(
-        self, *, drop: Iterable[StateItem], put: Iterable[StateItem], ground: FlowContext
+    def update(
+        self, *, drop: Iterable[StateItem], put: Iterable[StateItem], context: FlowContext
     ) -> tuple[tuple[Flow, ...], tuple[Flow, ...]]:
-        """Some parts are gone, and others have come: the flows that were of the segments concerned, and those to be."""
-        touched = {place for part in drop if (place := self._forget(part))}
-        touched |= {place for part in put if (place := self._note(part))}
-        before = tuple(flow for place in touched for flow in self._made.pop(place, ()))
-        for place in touched & self._segments.keys():
-            self._made[place] = tuple(self._flows_at(place, ground))
-        return before, tuple(flow for place in touched for flow in self._made.get(place, ()))
+        """Record a change of state items; the old and the new flows of all segments it affects."""
+        affected = {key for item in drop if (key := self._remove(item))}
+        affected |= {key for item in put if (key := self._add(item))}
+        before = tuple(flow for key in affected for flow in self._flows.pop(key, ()))
+        # A member may be known before its segment.
+        for key in affected & self._segments.keys():
+            self._flows[key] = tuple(self._segment_flows(key, context))
+        return before, tuple(flow for key in affected for flow in self._flows.get(key, ()))
 
     @property
     def flows(self) -> Iterator[Flow]:
-        """Those of all segments."""
-        return (flow for made in self._made.values() for flow in made)
+        """The flows of all segments."""
+        return (flow for flows in self._flows.values() for flow in flows)
 
-    def _flows_at(self, place: Place, ground: FlowContext) -> Iterator[Flow]:
-        members = self._members.get(place, ())
+    def _segment_flows(self, key: SegmentKey, context: FlowContext) -> Iterator[Flow]:
+        members = self._members.get(key, ())
         ports = [member for member in members if isinstance(member, Port)]
-        return gathering_flows(self._segments[place], ports, reaches=len(members) > len(ports), ground=ground)
+        # A member that is no port is an overlay or a trunk.
+        return flood_flows(self._segments[key], ports, is_extended=len(members) > len(ports), context=context)
 
-    def _note(self, part: StateItem) -> Place | None:
-        place = _place(part)
-        if isinstance(part, Segment):
-            self._segments[part.tenant, part.number] = part
-        elif place and isinstance(part, Port | Overlay | VlanTrunk):
-            self._members[place].add(part)
-        return place
+    def _add(self, item: StateItem) -> SegmentKey | None:
+        key = _segment_key(item)
+        if isinstance(item, Segment):
+            self._segments[item.tenant, item.number] = item
+        elif key and isinstance(item, Port | Overlay | VlanTrunk):
+            self._members[key].add(item)
+        return key
 
-    def _forget(self, part: StateItem) -> Place | None:
-        place = _place(part)
-        if place and isinstance(part, Segment):
-            self._segments.pop(place, None)
-        elif place and isinstance(part, Port | Overlay | VlanTrunk):
-            self._members[place].discard(part)
-            if not self._members[place]:
-                del self._members[place]
-        return place
+    def _remove(self, item: StateItem) -> SegmentKey | None:
+        key = _segment_key(item)
+        if key and isinstance(item, Segment):
+            self._segments.pop(key, None)
+        elif key and isinstance(item, Port | Overlay | VlanTrunk):
+            self._members[key].discard(item)
+            if not self._members[key]:
+                del self._members[key]
+        return key
 
 
-def _place(part: StateItem) -> Place | None:
-    """The segment that a part is, or is on."""
-    match part:
-        case Segment():
-            return part.tenant, part.number
-        case Port() if part.segment:
-            return part.tenant, part.segment
+def _segment_key(item: StateItem) -> SegmentKey | None:
+    """The segment that a state item defines, or is a member of."""
+    match item:
+        case Segment() | VlanTrunk():
+            return item.tenant, item.number
+        case Port() if item.segment:
+            return item.tenant, item.segment
         case Overlay():
-            return part.tenant, part.vni
-        case VlanTrunk():
-            return part.tenant, part.number
+            return item.tenant, item.vni
         case _:
             return None

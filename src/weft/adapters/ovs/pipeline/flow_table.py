@@ -1,6 +1,6 @@
-"""The flows of our bridge: what the parts of the node view consist of, brought into the switch and read back.
+"""Sync flows and meters of the integration bridge with desired state, and read them back.
 
-Their meters are there before them and go after them.
+Meters are added before the flows that use them, and deleted after them.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 
-from weft.adapters.netns.nft.policy_chains import REASONS
+from weft.adapters.netns.drop_reasons import DROP_REASONS
 from weft.adapters.ovs.openflow.actions import SetField
-from weft.adapters.ovs.openflow.client import OpenFlow, Zoned
+from weft.adapters.ovs.openflow.client import OpenFlow, ZonedAddress
 from weft.adapters.ovs.openflow.flows import Flow, FlowKey
 from weft.adapters.ovs.openflow.meters import Meter
-from weft.adapters.ovs.pipeline.conntrack_flush import Owned, StaleConntrack
+from weft.adapters.ovs.pipeline.conntrack_flush import StaleConntrack, TenantAddress
 from weft.adapters.ovs.pipeline.context import FlowContext
 from weft.adapters.ovs.pipeline.flood_groups import FloodGroups
 from weft.adapters.ovs.pipeline.pipeline import base_flows, flows_of
 from weft.adapters.ovs.pipeline.qos import meters_of
-from weft.adapters.ovs.pipeline.tables import OUTCOME, TENANT, Table
+from weft.adapters.ovs.pipeline.tables import TENANT, VERDICT, Table
 from weft.domain.desired.state import Port, QosProfile, StateItem
 from weft.domain.errors import DatapathFault
 from weft.domain.ids import TenantName
@@ -27,199 +27,209 @@ from weft.ports.datapath import VerdictCounters
 
 
 class FlowTable:
-    """Remembers which flows each part consists of: that depends on numbers which may be gone when the part goes."""
+    """The flows of the integration bridge. It remembers the flows of each state item.
+
+    They depend on port numbers and tenant IDs, which may be gone when the item is removed.
+    """
 
     def __init__(self, openflow: OpenFlow) -> None:
         self._openflow = openflow
-        self._made: dict[StateItem, tuple[Flow, ...]] = {}
-        self._gatherings = FloodGroups()
-        # Of all that the switch should have.
-        self._keys: set[FlowKey] = set()
-        # By the port, with which they go.
-        self._shapes: dict[str, QosProfile] = {}
-        self._leavers = StaleConntrack()
-        # Whether the switch may not have what it should: a change has failed, or more is wanted than it was told.
-        self._is_behind = False
-        self._stands_by = False
+        self._flows: dict[StateItem, tuple[Flow, ...]] = {}
+        self._flood_groups = FloodGroups()
+        # Keys of all flows that OVS should have.
+        self._expected: set[FlowKey] = set()
+        # By interface: a profile is removed with its port.
+        self._qos: dict[str, QosProfile] = {}
+        self._stale_conntrack = StaleConntrack()
+        # Whether OVS may lack something: a change failed, or desired state is newer than what was applied. While set,
+        # the flows must not be replayed to a restarted ovs-vswitchd: they may allow what policy denies by now.
+        self._is_stale = False
+        self._has_standby = False
 
-    def expect(self, wanted: Set[StateItem]) -> None:
-        """The switch is to have these parts as soon as it can: what it was told before may be withdrawn by now."""
-        if self._made.keys() != wanted:
-            self._is_behind = True
+    def note_desired(self, desired: Set[StateItem]) -> None:
+        """Mark the applied flows as stale if they are not those of `desired`, which `converge` is about to apply."""
+        if self._flows.keys() != desired:
+            self._is_stale = True
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
-        """While the block runs, and when it fails until all fits again, the switch is behind."""
-        was_behind, self._is_behind = self._is_behind, True
+    def updating(self) -> Iterator[None]:
+        """Mark the flows as stale during a change. They stay so when it fails, until `converge` succeeds."""
+        was_stale, self._is_stale = self._is_stale, True
         yield
-        self._is_behind, self._stands_by = was_behind, False
+        self._is_stale, self._has_standby = was_stale, False
 
-    def converge(self, wanted: Set[StateItem], ground: FlowContext) -> list[str]:
-        """The switch has exactly the flows of these parts, all at once; what was done, in words."""
-        told = self.parts
-        flows = {each.flow for each in self._openflow.read_flows()}
-        done = self._fit(wanted, ground, flows, {*self._openflow.read_meters()})
-        left = self._leavers.change(drop=told - wanted, put=wanted - told)
-        self._openflow.forget_connections(_zoned(left, ground))
-        self._leavers.settle(left)
-        return done
+    def converge(self, desired: Set[StateItem], context: FlowContext) -> list[str]:
+        """Read all flows back, and make them those of `desired` in one bundle; a log of the changes."""
+        before = self.items  # still the old items after `_sync`, which replaces the dict
+        flows = {counted.flow for counted in self._openflow.read_flows()}
+        repaired = self._sync(desired, context, flows, {*self._openflow.read_meters()})
+        stale = self._stale_conntrack.update(drop=before - desired, put=desired - before)
+        self._openflow.flush_connections(_zoned(stale, context))
+        self._stale_conntrack.mark_flushed(stale)
+        return repaired
 
-    def fill(self, wanted: Set[StateItem], ground: FlowContext) -> list[str]:
-        """The same for a switch that is known to have none, so that nobody waits until it has said so again."""
-        return self._fit(wanted, ground, set(), set())
+    def refill(self, desired: Set[StateItem], context: FlowContext) -> list[str]:
+        """Install the flows of `desired` into a bridge known to have none; skips reading them back, to save time."""
+        return self._sync(desired, context, set(), set())
 
-    def look(self, *, is_current: bool) -> list[str]:
-        """Hear the switch, as `Connection.look`; what was done for one that has just come back, in words.
+    def poll(self, *, in_sync: bool) -> list[str]:
+        """Process pending messages, as `Connection.poll`. Replay the flows to an ovs-vswitchd that has restarted.
 
-        All packets are lost until it has its flows, so they stand by while it is away, and it has them at once if what
-        it was told before still `is_current`.
+        Without flows it drops all packets, so they are prepared while it is away and sent with the handshake. That is
+        safe only if no newer desired state is known (`in_sync`). Returns a log of what was done.
         """
-        before = self._openflow.connections
+        before = self._openflow.connect_count
         try:
-            self._openflow.look_anew(refill=is_current and not self._is_behind)
+            self._openflow.poll_and_replay(replay=in_sync and not self._is_stale)
         except DatapathFault:
-            self._stand_by()
+            self._prepare_standby()
             raise
-        if self._openflow.connections == before:
+        if self._openflow.connect_count == before:
             return []
-        self._stands_by = False
-        refilled = f"put all {len(self._keys)} flows into a switch that was started anew"
-        return [refilled] if self._openflow.is_refilled else []
+        self._has_standby = False
+        return [f"put all {len(self._expected)} flows into a restarted switch"] if self._openflow.is_refilled else []
 
-    def _stand_by(self) -> None:
-        if not self._stands_by and not self._is_behind:
-            self._openflow.stand_by([*self._all()])
-            self._stands_by = True
+    def _prepare_standby(self) -> None:
+        if not self._has_standby and not self._is_stale:
+            self._openflow.prepare_replay([*self._all_flows()])
+            self._has_standby = True
 
-    def _all(self) -> Iterator[Flow]:
-        """What the switch has while it is not behind."""
-        if self._keys:
+    def _all_flows(self) -> Iterator[Flow]:
+        if self._expected:
             yield from base_flows()
-        yield from self._gatherings.flows
-        yield from (flow for flows in self._made.values() for flow in flows)
+        yield from self._flood_groups.flows
+        yield from (flow for flows in self._flows.values() for flow in flows)
 
-    def _fit(self, wanted: Set[StateItem], ground: FlowContext, actual: Set[Flow], found: Set[Meter]) -> list[str]:
-        """The switch, which has these flows and meters, has exactly those of some parts."""
-        self._is_behind = True
-        made = {part: flows_of(part, ground) for part in wanted}
-        gatherings = FloodGroups()
-        _, joint = gatherings.change(drop=(), put=wanted, ground=ground)
-        flows = {*base_flows(), *joint, *(flow for some in made.values() for flow in some)}
+    def _sync(
+        self, desired: Set[StateItem], context: FlowContext, actual: Set[Flow], actual_meters: Set[Meter]
+    ) -> list[str]:
+        """Change the actual flows and meters to those of `desired`."""
+        self._is_stale = True
+        by_item = {item: flows_of(item, context) for item in desired}
+        flood_groups = FloodGroups()
+        _, flooded = flood_groups.update(drop=(), put=desired, context=context)
+        flows = {*base_flows(), *flooded, *(flow for some in by_item.values() for flow in some)}
         keys = {flow.key for flow in flows}
-        meters = {meter for part in wanted for meter in meters_of(part, ground)}
-        strange = {meter.number for meter in found} - {meter.number for meter in meters}
-        self._openflow.put_meters(meters - found)
+        meters = {meter for item in desired for meter in meters_of(item, context)}
+        unused_meters = {meter.number for meter in actual_meters} - {meter.number for meter in meters}
+        # OVS rejects a flow with an unknown meter, and deletes the flows of a meter that is deleted.
+        self._openflow.put_meters(meters - actual_meters)
         missing = flows - actual
         extra = {flow.key: flow for flow in actual if flow.key not in keys}
         self._openflow.change(drop=extra, put=missing)
-        self._openflow.drop_meters(strange)
-        self._made, self._gatherings, self._keys = made, gatherings, keys
-        self._shapes = {part.interface: part for part in wanted if isinstance(part, QosProfile)}
-        self._is_behind = self._stands_by = False
+        self._openflow.drop_meters(unused_meters)
+        self._flows, self._flood_groups, self._expected = by_item, flood_groups, keys
+        self._qos = {item.interface: item for item in desired if isinstance(item, QosProfile)}
+        self._is_stale = self._has_standby = False
         return [
-            *(f"put meter {meter}" for meter in meters - found),
+            *(f"put meter {meter}" for meter in meters - actual_meters),
             *(f"put flow {flow}" for flow in missing),
             *(f"removed flow {flow}" for flow in extra.values()),
-            *(f"removed meter {number}" for number in strange),
+            *(f"removed meter {number}" for number in unused_meters),
         ]
 
-    def change(
-        self, *, drop: Iterable[StateItem], put: Iterable[StateItem], ground: FlowContext, new: Set[Owned] = frozenset()
+    def apply(
+        self,
+        *,
+        drop: Iterable[StateItem],
+        put: Iterable[StateItem],
+        context: FlowContext,
+        flush: Set[TenantAddress] = frozenset(),
     ) -> None:
-        """No more of what some parts are made of, and what others are made of, all at once.
+        """Remove and add the flows of state items in one bundle.
 
-        The shape of a port goes with it. Then the connections of who was at their addresses before are forgotten, and
-        of those at `new` ones: the flows are others by then, so no connection comes back.
+        A QoS profile goes with its port. Then flush conntrack entries of addresses that have a new owner, and those of
+        `flush`. The flows have changed by then, so the old connections cannot be committed again.
         """
         drop, put = tuple(drop), tuple(put)
-        forgotten = new | self._leavers.change(drop=drop, put=put)
-        left = [self._shapes.get(part.interface) for part in drop if isinstance(part, Port)]
-        drop += tuple(shape for shape in left if shape is not None and shape not in drop)
-        before, after = self._gatherings.change(drop=drop, put=put, ground=ground)
-        old = [*before, *(flow for part in drop for flow in self._made.get(part, ()))]
-        gone = {flow.key for flow in old}
-        come = {part: flows_of(part, ground) for part in put}
-        flows = [*after, *(flow for some in come.values() for flow in some)]
-        if not self._made:
+        stale = flush | self._stale_conntrack.update(drop=drop, put=put)
+        profiles = [self._qos.get(item.interface) for item in drop if isinstance(item, Port)]
+        drop += tuple(profile for profile in profiles if profile is not None and profile not in drop)
+        flooded_before, flooded = self._flood_groups.update(drop=drop, put=put, context=context)
+        old = [*flooded_before, *(flow for item in drop for flow in self._flows.get(item, ()))]
+        added = {item: flows_of(item, context) for item in put}
+        flows = [*flooded, *(flow for some in added.values() for flow in some)]
+        if not self._flows:
             flows += base_flows()
-        gone -= {flow.key for flow in flows}
-        meters = {meter for part in put for meter in meters_of(part, ground)}
-        unused = {flow.meter for flow in old if flow.meter} - {meter.number for meter in meters}
+        removed = {flow.key for flow in old} - {flow.key for flow in flows}
+        meters = {meter for item in put for meter in meters_of(item, context)}
+        unused_meters = {flow.meter for flow in old if flow.meter} - {meter.number for meter in meters}
         self._openflow.put_meters(meters)
-        self._openflow.change(drop=gone, put=flows, forget=_zoned(forgotten, ground))
-        self._leavers.settle(forgotten)
-        self._openflow.drop_meters(unused)
-        for part in drop:
-            self._made.pop(part, None)
-            if isinstance(part, QosProfile):
-                self._shapes.pop(part.interface, None)
-        self._made |= come
-        self._shapes |= {part.interface: part for part in put if isinstance(part, QosProfile)}
-        self._keys -= gone
-        self._keys |= {flow.key for flow in flows}
+        self._openflow.change(drop=removed, put=flows, flush=_zoned(stale, context))
+        self._stale_conntrack.mark_flushed(stale)
+        self._openflow.drop_meters(unused_meters)
+        for item in drop:
+            self._flows.pop(item, None)
+            if isinstance(item, QosProfile):
+                self._qos.pop(item.interface, None)
+        self._flows |= added
+        self._qos |= {item.interface: item for item in put if isinstance(item, QosProfile)}
+        self._expected -= removed
+        self._expected |= {flow.key for flow in flows}
 
-    def forget(self, tenants: Set[TenantName]) -> None:
-        """Nothing is left of these tenants, nor of their connections."""
-        self._leavers.forget(tenants)
+    def forget_tenants(self, tenants: Set[TenantName]) -> None:
+        """Forget stale addresses of tenants whose conntrack zones have been flushed."""
+        self._stale_conntrack.forget_tenants(tenants)
 
     def rewrite_flow(self) -> None:
-        """Put a flow that is there: nothing is another than before, but the switch looks whether it is."""
+        """Put a flow that OVS already has: no effect on packets, but it triggers revalidation."""
         self._openflow.change(put=base_flows()[:1])
 
-    def is_disturbed(self) -> bool:
-        """Whether the switch has more or fewer flows of ours than it should."""
-        return self._openflow.count_flows() != len(self._keys)
+    def has_drifted(self) -> bool:
+        """Whether OVS has another number of our flows than expected."""
+        return self._openflow.count_flows() != len(self._expected)
 
-    def are_gone(self) -> bool:
-        """Whether the switch has none of the flows that it had: it was started anew."""
-        return bool(self._keys) and not self._openflow.count_flows()
+    def was_flushed(self) -> bool:
+        """Whether OVS has none of our flows: ovs-vswitchd has restarted."""
+        return bool(self._expected) and not self._openflow.count_flows()
 
     @property
-    def parts(self) -> Set[StateItem]:
-        """Those that were told of."""
-        return self._made.keys()
+    def items(self) -> Set[StateItem]:
+        """The state items that were applied."""
+        return self._flows.keys()
 
-    def lacks(self, part: StateItem) -> list[Flow]:
-        """The flows of a part that the switch has not."""
-        there = {each.flow for each in self._openflow.read_flows()}
-        return [flow for flow in self._made.get(part, ()) if flow not in there]
+    def missing_flows(self, item: StateItem) -> list[Flow]:
+        """The flows of a state item that OVS does not have."""
+        actual = {counted.flow for counted in self._openflow.read_flows()}
+        return [flow for flow in self._flows.get(item, ()) if flow not in actual]
 
     def counters(self, tenants: Mapping[TenantName, int]) -> list[VerdictCounters]:
-        """The counts of tenants, by their numbers."""
-        outcomes, reasons = self._count()
+        """Packet counters of tenants, given with their IDs."""
+        verdicts, reasons = self._count()
         return [
             VerdictCounters(
                 tenant=tenant,
-                outcomes={outcome: count for (number, outcome), count in outcomes.items() if number == own},
-                reasons={reason: count for (number, reason), count in reasons.items() if number == own},
+                verdicts={verdict_id: count for (owner, verdict_id), count in verdicts.items() if owner == tenant_id},
+                reasons={reason: count for (owner, reason), count in reasons.items() if owner == tenant_id},
             )
-            for tenant, own in sorted(tenants.items())
+            for tenant, tenant_id in sorted(tenants.items())
         ]
 
     def _count(self) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, str]]]:
-        """How many packets met each outcome, and each reason of our own, by the tenant's number."""
-        outcomes: Counter[tuple[int, int]] = Counter()
+        """Packets by tenant ID and verdict, and by tenant ID and built-in drop reason."""
+        verdicts: Counter[tuple[int, int]] = Counter()
         reasons: Counter[tuple[int, str]] = Counter()
         for flow, _, packets in self._openflow.read_flows():
-            tenant = _value(flow.key, TENANT) or _written(flow, TENANT)
+            # SpoofGuard flows match a port and write the tenant themselves.
+            tenant = _matched(flow.key, TENANT) or _loaded(flow, TENANT)
             if not tenant:
                 continue
-            if flow.table in {Table.EGRESS_MET, Table.INGRESS_MET}:
-                outcomes[tenant, _value(flow.key, OUTCOME) or 0] += packets
-            elif reason := REASONS.get(_written(flow, OUTCOME)):
+            if flow.table in {Table.EGRESS_METRIC, Table.INGRESS_METRIC}:
+                verdicts[tenant, _matched(flow.key, VERDICT) or 0] += packets
+            elif reason := DROP_REASONS.get(_loaded(flow, VERDICT)):
                 reasons[tenant, reason] += packets
-        return outcomes, reasons
+        return verdicts, reasons
 
 
-def _zoned(addresses: Iterable[Owned], ground: FlowContext) -> list[Zoned]:
-    """Where the tracker has connections of addresses: a tenant's number is its zone."""
-    return [(ground.tenants[tenant], address) for tenant, address in addresses if tenant in ground.tenants]
+def _zoned(addresses: Iterable[TenantAddress], context: FlowContext) -> list[ZonedAddress]:
+    """Addresses with their conntrack zones: the tenant ID is the zone."""
+    return [(context.tenants[tenant], address) for tenant, address in addresses if tenant in context.tenants]
 
 
-def _value(key: FlowKey, name: str) -> int | None:
+def _matched(key: FlowKey, name: str) -> int | None:
     return next((condition.value for condition in key.match if condition.name == name), None)
 
 
-def _written(flow: Flow, name: str) -> int:
-    """What a flow writes into a register, 0 when it does not."""
-    return next((each.value for each in flow.actions if isinstance(each, SetField) and each.name == name), 0)
+def _loaded(flow: Flow, name: str) -> int:
+    """The value that a flow loads into a register, else 0."""
+    return next((action.value for action in flow.actions if isinstance(action, SetField) and action.name == name), 0)

@@ -1,15 +1,16 @@
-"""Who may speak, who is where, and how packets get there in routing mode: parts of the node view as flows (pure)."""
+"""Flows for SpoofGuard, ARP/ND responders and L3 forwarding in routing mode (pure).
+
+`l2` adds what bridge mode needs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weft.adapters.netns.kernel_state import PORT_MAC, overlay_hop_mac, overlay_mac, overlay_name
-from weft.adapters.netns.nft.policy_chains import INVALID as OF_NO_CONNECTION
-from weft.adapters.netns.nft.policy_chains import ROUTER, SPOOFED
+from weft.adapters.netns.devices import PORT_MAC, overlay_hop_mac, overlay_mac, overlay_name
+from weft.adapters.netns.drop_reasons import DROP_INVALID, DROP_ROGUE_RA, DROP_SPOOFED
 from weft.adapters.ovs.openflow.actions import (
-    IN_PORT,
     Action,
     Ct,
     DecrementTtl,
@@ -21,33 +22,34 @@ from weft.adapters.ovs.openflow.actions import (
     Resubmit,
     SetField,
 )
-from weft.adapters.ovs.openflow.fields import IS_PIECE, match
+from weft.adapters.ovs.openflow.constants import OFPP_IN_PORT
+from weft.adapters.ovs.openflow.fields import ANY_FRAGMENT, match
 from weft.adapters.ovs.openflow.flows import Flow
 from weft.adapters.ovs.pipeline.context import (
-    ARP,
+    CS_INVALID,
+    CS_NEW,
+    CS_TRACKED,
+    ETH_P_ARP,
+    ETH_P_IPV6,
     ETHER_TYPES,
-    INVALID,
-    NEW,
-    TRACKED,
-    V6,
     Conditions,
     FlowContext,
     address_condition,
-    mac_number,
-    prefix_of,
-    refused,
+    drop_with_reason,
+    host_prefix,
+    mac_to_int,
 )
 from weft.adapters.ovs.pipeline.tables import (
-    CAME_FROM,
-    FROM_NODE,
-    FROM_WIRE,
-    FROM_WORKLOAD,
-    GOES_TO,
-    LEAVES_BY,
-    MARK,
+    CT_MARK,
+    LOCAL_WORKLOAD,
+    OUTPUT_PORT,
+    PKT_DESTINATION,
+    PKT_SOURCE,
+    REMOTE_NODE,
     SCRATCH,
     SEGMENT,
     TENANT,
+    UPLINK,
     Table,
 )
 from weft.domain.addresses import Address, parse_address
@@ -55,285 +57,298 @@ from weft.domain.desired.segments import vlan_tag
 from weft.domain.desired.state import Gateway, Overlay, Port, Prefix, RemoteRoute, TenantNetns, VlanTrunk
 
 _ICMP, ICMPV6 = 1, 58
-SOLICITATION, ADVERTISEMENT, _ROUTER, _REDIRECT = 135, 136, 134, 137
-# By family: the field, a request's type, an answer's, the protocol.
-_ECHOES = {4: ("icmp_type", 8, 0, _ICMP), 6: ("icmpv6_type", 128, 129, ICMPV6)}
-_HOPS = 64
-# A `vlan_vid` of a frame that has a tag.
+# ICMPv6 types (RFC 4861).
+ND_NEIGHBOR_SOLICIT, ND_NEIGHBOR_ADVERT, _ND_ROUTER_ADVERT, _ND_REDIRECT = 135, 136, 134, 137
+# By family: match field, echo request type, echo reply type, IP protocol.
+_ICMP_ECHO = {4: ("icmp_type", 8, 0, _ICMP), 6: ("icmpv6_type", 128, 129, ICMPV6)}
+_DEFAULT_TTL = 64
+# OFPVID_PRESENT: matches a frame with any VLAN tag.
 _ANY_TAG = 0x1000, 0x1000
 _LINK_LOCAL = (0xFE80 << 112, 0xFFC0 << 112)
-_ROUTER_SOLICITED_OVERRIDE, _SOLICITED_OVERRIDE = 0xE0000000, 0x60000000
-_SOURCE = {4: "ip_src", 6: "ipv6_src"}
-_TARGET = {4: "ip_dst", 6: "ipv6_dst"}
+# Flags R, S and O of a neighbour advertisement (RFC 4861, 4.4). Only the gateway is a router.
+_ND_FLAGS_ROUTER, _ND_FLAGS_HOST = 0xE0000000, 0x60000000
+# Type of the target link-layer address option of ND.
+_ND_OPT_TLL = 2
+_SRC = {4: "ip_src", 6: "ipv6_src"}
+_DST = {4: "ip_dst", 6: "ipv6_dst"}
 
-# Priorities in `ARRIVAL`.
-_REFUSED, WIRED, _TAGGED, _OWN_NAME, SOLICITS, VOICE, _NOISE, _NOBODY = 90, 80, 70, 50, 40, 30, 20, 10
-# Priorities in `ROUTE`; below them the length of a remote prefix is its priority.
-_NO_CONNECTION, GATEWAY, LOCAL = 1000, 900, 800
+# Priorities in `CLASSIFIER`.
+_ROGUE_RA, UPLINK_FRAME, _TAGGED, _DAD, ARP_ND, SPOOFGUARD, _LINK_LOCAL_ND, _SPOOFED = 90, 80, 70, 50, 40, 30, 20, 10
+# Priorities in `L3_FORWARDING`. Below them a remote prefix has its length as priority: the longest prefix wins.
+_CT_INVALID, GATEWAY, LOCAL = 1000, 900, 800
 
-PORT_MAC_NUMBER = mac_number(PORT_MAC)
+PORT_MAC_INT = mac_to_int(PORT_MAC)
 
 
 def base_flows() -> Iterator[Flow]:
-    """What stands whatever the node has."""
-    yield Flow(Table.ARRIVAL, _TAGGED, match({"vlan_vid": _ANY_TAG}))
-    for kind in (_ROUTER, _REDIRECT):
-        yield Flow(
-            Table.ARRIVAL, _REFUSED, match({"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": kind}), refused(ROUTER)
-        )
+    """Flows that do not depend on desired state."""
+    # Workloads must not send VLAN tags: a tag selects the network of a frame from the uplinks.
+    yield Flow(Table.CLASSIFIER, _TAGGED, match({"vlan_vid": _ANY_TAG}))
+    for icmp_type in (_ND_ROUTER_ADVERT, _ND_REDIRECT):
+        rogue: Conditions = {"eth_type": ETH_P_IPV6, "ip_proto": ICMPV6, "icmpv6_type": icmp_type}
+        yield Flow(Table.CLASSIFIER, _ROGUE_RA, match(rogue), drop_with_reason(DROP_ROGUE_RA))
     for source in (0, _LINK_LOCAL):
-        # What every kernel says on a new link, and nobody has to hear.
-        yield Flow(Table.ARRIVAL, _NOISE, match({"eth_type": V6, "ip_proto": ICMPV6, "ipv6_src": source}))
-    advertises: Conditions = {
-        "eth_type": V6,
+        # Every kernel sends MLD reports and router solicitations on a new link. Drop them without a drop event.
+        chatter: Conditions = {"eth_type": ETH_P_IPV6, "ip_proto": ICMPV6, "ipv6_src": source}
+        yield Flow(Table.CLASSIFIER, _LINK_LOCAL_ND, match(chatter))
+    yield from _nd_advertisement_flows()
+    for ether_type in ETHER_TYPES.values():
+        yield from _conntrack_flows(ether_type)
+    yield Flow(Table.OUTPUT, 1, match({"ct_state": (0, CS_INVALID)}), (OutputRegister(OUTPUT_PORT),))
+
+
+def _nd_advertisement_flows() -> Iterator[Flow]:
+    advertisement: Conditions = {
+        "eth_type": ETH_P_IPV6,
         "ip_proto": ICMPV6,
-        "icmpv6_type": ADVERTISEMENT,
+        "icmpv6_type": ND_NEIGHBOR_ADVERT,
         "icmpv6_code": 0,
     }
-    for priority, by, flags in (
-        (2, {"eth_src": PORT_MAC_NUMBER}, _ROUTER_SOLICITED_OVERRIDE),
-        (1, {}, _SOLICITED_OVERRIDE),
-    ):
+    for priority, sender, flags in ((2, {"eth_src": PORT_MAC_INT}, _ND_FLAGS_ROUTER), (1, {}, _ND_FLAGS_HOST)):
         yield Flow(
-            Table.ADVERTISE,
+            Table.ND_RESPONDER,
             priority,
-            match({**advertises, **by}),
+            match({**advertisement, **sender}),
             (
-                SetField("nd_options_type", 2),
+                SetField("nd_options_type", _ND_OPT_TLL),
                 Move("eth_src", "nd_tll"),
                 SetField("nd_reserved", flags),
-                Output(IN_PORT),
+                Output(OFPP_IN_PORT),
             ),
         )
-    for kind in ETHER_TYPES.values():
-        yield Flow(Table.TRACK, 1, match({"eth_type": kind}), (Ct(TENANT, Table.ROUTE),))
-        # Pieces that wait in vain for others come out of the tracker among whoever is there then.
-        lonely: Conditions = {"eth_type": kind, "ip_frag": IS_PIECE, "ct_state": (INVALID, INVALID)}
-        yield Flow(Table.ROUTE, _NO_CONNECTION + 1, match(lonely))
-        new: Conditions = {"eth_type": kind, "ct_state": (NEW | TRACKED, NEW | TRACKED)}
-        piece: Conditions = {"eth_type": kind, "ip_frag": IS_PIECE}
-        again = Ct(TENANT, Table.WHOLE, commit=True, mark=MARK)
-        yield Flow(Table.LEAVE, 4, match({**new, **piece}), (again,))
-        # It leaves first, else pieces that waited in vain might leave with it; no answer overtakes the tracker, as one
-        # thread of the switch does both.
-        yield Flow(Table.LEAVE, 3, match(new), (OutputRegister(LEAVES_BY), Ct(TENANT, commit=True, mark=MARK)))
-        yield Flow(Table.LEAVE, 2, match(piece), (Ct(TENANT, Table.WHOLE),))
-        yield Flow(Table.LEAVE, 1, match({"eth_type": kind}), (OutputRegister(LEAVES_BY),))
-    yield Flow(Table.WHOLE, 1, match({"ct_state": (0, INVALID)}), (OutputRegister(LEAVES_BY),))
 
 
-def space_flows(part: TenantNetns, ground: FlowContext) -> Iterator[Flow]:
-    """Nothing of the tenant passes that belongs to no connection."""
-    conditions: Conditions = {TENANT: ground.tenants[part.tenant], "ct_state": (INVALID, INVALID)}
-    yield Flow(Table.ROUTE, _NO_CONNECTION, match(conditions), refused(OF_NO_CONNECTION))
+def _conntrack_flows(ether_type: int) -> Iterator[Flow]:
+    yield Flow(Table.CONNTRACK_ZONE, 1, match({"eth_type": ether_type}), (Ct(TENANT, Table.L3_FORWARDING),))
+    # The userspace conntrack releases fragments that time out in reassembly with the packets of any other flow, with
+    # the registers of that flow. Drop them: nothing in them can be trusted.
+    timed_out: Conditions = {"eth_type": ether_type, "ip_frag": ANY_FRAGMENT, "ct_state": (CS_INVALID, CS_INVALID)}
+    yield Flow(Table.L3_FORWARDING, _CT_INVALID + 1, match(timed_out))
+    new: Conditions = {"eth_type": ether_type, "ct_state": (CS_NEW | CS_TRACKED, CS_NEW | CS_TRACKED)}
+    fragment: Conditions = {"eth_type": ether_type, "ip_frag": ANY_FRAGMENT}
+    commit = Ct(TENANT, Table.OUTPUT, commit=True, mark=CT_MARK)
+    yield Flow(Table.CONNTRACK_COMMIT, 4, match({**new, **fragment}), (commit,))
+    # Output before commit, else fragments that timed out might leave with the packet. No reply can arrive before the
+    # commit, because the same thread of ovs-vswitchd does both.
+    output_then_commit = OutputRegister(OUTPUT_PORT), Ct(TENANT, commit=True, mark=CT_MARK)
+    yield Flow(Table.CONNTRACK_COMMIT, 3, match(new), output_then_commit)
+    yield Flow(Table.CONNTRACK_COMMIT, 2, match(fragment), (Ct(TENANT, Table.OUTPUT),))
+    yield Flow(Table.CONNTRACK_COMMIT, 1, match({"eth_type": ether_type}), (OutputRegister(OUTPUT_PORT),))
 
 
-def gateway_flows(part: Gateway, ground: FlowContext) -> Iterator[Flow]:
-    """The gateway is known to its neighbours, and answers to echo requests of workloads."""
-    whose, address = whereabouts(ground.tenants[part.tenant], part.segment), part.address
-    yield neighbour(whose, prefix_of(address), priority=GATEWAY)
-    field, request, answer, protocol = _ECHOES[address.family]
+def tenant_flows(item: TenantNetns, context: FlowContext) -> Iterator[Flow]:
+    """Drop packets of the tenant that conntrack found invalid."""
+    conditions: Conditions = {TENANT: context.tenants[item.tenant], "ct_state": (CS_INVALID, CS_INVALID)}
+    yield Flow(Table.L3_FORWARDING, _CT_INVALID, match(conditions), drop_with_reason(DROP_INVALID))
+
+
+def gateway_flows(item: Gateway, context: FlowContext) -> Iterator[Flow]:
+    """Answer ARP and ND for the gateway, and echo requests of workloads to it."""
+    scope, address = segment_scope(context.tenants[item.tenant], item.segment), item.address
+    yield arp_nd_responder(scope, host_prefix(address), priority=GATEWAY)
+    field, request, reply, protocol = _ICMP_ECHO[address.family]
+    echo_request = {**scope, PKT_SOURCE: LOCAL_WORKLOAD, **to_prefix(host_prefix(address)), "ip_proto": protocol}
     yield Flow(
-        Table.ROUTE,
+        Table.L3_FORWARDING,
         GATEWAY,
-        match(
-            {
-                **whose,
-                CAME_FROM: FROM_WORKLOAD,
-                **to(prefix_of(address)),
-                "ip_proto": protocol,
-                field: request,
-            }
-        ),
+        match({**echo_request, field: request}),
         (
-            *_back_to_sender(PORT_MAC_NUMBER),
-            Move(_SOURCE[address.family], _TARGET[address.family]),
-            SetField(_SOURCE[address.family], address.number),
-            SetField(field, answer),
-            SetField("nw_ttl", _HOPS),
-            Output(IN_PORT),
+            *_reply_to_sender(PORT_MAC_INT),
+            Move(_SRC[address.family], _DST[address.family]),
+            SetField(_SRC[address.family], address.number),
+            SetField(field, reply),
+            SetField("nw_ttl", _DEFAULT_TTL),
+            Output(OFPP_IN_PORT),
         ),
     )
 
 
-def overlay_flows(part: Overlay, ground: FlowContext) -> Iterator[Flow]:
-    """What other nodes send to this one on the overlay belongs to its tenant."""
-    if port := ground.ports.get(overlay_name(part.vni)):
-        hop = mac_number(overlay_hop_mac(ground.vtep))
-        for kind in ETHER_TYPES.values():
+def overlay_flows(item: Overlay, context: FlowContext) -> Iterator[Flow]:
+    """Classify packets that other nodes send to this node over the tunnel of a network."""
+    if port := context.ports.get(overlay_name(item.vni)):
+        hop = mac_to_int(overlay_hop_mac(context.vtep))
+        for ether_type in ETHER_TYPES.values():
             yield Flow(
-                Table.ARRIVAL,
-                VOICE,
-                match({"in_port": port, "eth_dst": hop, "eth_type": kind}),
-                (SetField(TENANT, ground.tenants[part.tenant]), SetField(CAME_FROM, FROM_NODE)),
-                Table.TRACK,
+                Table.CLASSIFIER,
+                SPOOFGUARD,
+                match({"in_port": port, "eth_dst": hop, "eth_type": ether_type}),
+                (SetField(TENANT, context.tenants[item.tenant]), SetField(PKT_SOURCE, REMOTE_NODE)),
+                Table.CONNTRACK_ZONE,
             )
 
 
-def trunk_flows(part: VlanTrunk, ground: FlowContext) -> Iterator[Flow]:
-    """What other nodes send to this one by the uplinks belongs to the tenant whose network has the tag."""
-    if ground.trunk:
-        known = introduction(ground.tenants[part.tenant], 0, kind=FROM_WIRE)
-        for kind in ETHER_TYPES.values():
-            conditions = {**from_wire(part.number, ground), "eth_dst": mac_number(overlay_mac(ground.vtep))}
-            yield Flow(
-                Table.ARRIVAL, WIRED + 1, match({**conditions, "eth_type": kind}), (PopVlan(), *known), Table.TRACK
-            )
+def trunk_flows(item: VlanTrunk, context: FlowContext) -> Iterator[Flow]:
+    """Classify packets that other nodes send to this node by the uplinks: the VLAN tag selects the tenant."""
+    if context.trunk:
+        actions = PopVlan(), *classify(context.tenants[item.tenant], 0, kind=UPLINK)
+        to_node = {**from_uplink(item.number, context), "eth_dst": mac_to_int(overlay_mac(context.vtep))}
+        for ether_type in ETHER_TYPES.values():
+            conditions = {**to_node, "eth_type": ether_type}
+            yield Flow(Table.CLASSIFIER, UPLINK_FRAME + 1, match(conditions), actions, Table.CONNTRACK_ZONE)
 
 
-def from_wire(number: int, ground: FlowContext) -> Conditions:
-    """A frame from the uplinks with the tag of a network."""
-    return {"in_port": ground.trunk, "vlan_vid": _ANY_TAG[0] | vlan_tag(number)}
+def from_uplink(number: int, context: FlowContext) -> Conditions:
+    """Match frames from the uplinks with the VLAN tag of a network."""
+    return {"in_port": context.trunk, "vlan_vid": _ANY_TAG[0] | vlan_tag(number)}
 
 
-def remote_flows(part: RemoteRoute, ground: FlowContext) -> Iterator[Flow]:
-    """The way to addresses on another node."""
-    tenant = ground.tenants[part.tenant]
-    yield neighbour({TENANT: tenant}, part.prefix, priority=part.prefix.length + 1)
-    if way := way_beyond(part.vni, ground):
-        conditions = {TENANT: tenant, **to(part.prefix)}
-        actions = sent_to_node(part.vtep, way, ground)
-        yield Flow(Table.ROUTE, part.prefix.length + 1, match(conditions), actions, Table.SERVICE)
+def remote_flows(item: RemoteRoute, context: FlowContext) -> Iterator[Flow]:
+    """Route a prefix to another node."""
+    tenant = context.tenants[item.tenant]
+    # A default route has length 0, and priority 0 is what forwards to the tenant netns.
+    priority = item.prefix.length + 1
+    yield arp_nd_responder({TENANT: tenant}, item.prefix, priority=priority)
+    if path := path_to_nodes(item.vni, context):
+        conditions = {TENANT: tenant, **to_prefix(item.prefix)}
+        actions = forward_to_node(item.vtep, path, context)
+        yield Flow(Table.L3_FORWARDING, priority, match(conditions), actions, Table.L4_KEY)
 
 
-class Beyond(NamedTuple):
-    """How frames of a network leave the node: by a port, with what is done to them before, and what is behind it."""
+class OutputPath(NamedTuple):
+    """How frames of a network leave the node. `kind` is the value for `pkt_destination`, `encap` pushes a VLAN tag."""
 
     port: int
-    wrapping: tuple[Action, ...]
+    encap: tuple[Action, ...]
     kind: int
 
 
-def way_beyond(number: int, ground: FlowContext) -> Beyond | None:
-    """The way to other nodes for a network of a `wire_number`; nothing where there is none."""
+def path_to_nodes(number: int, context: FlowContext) -> OutputPath | None:
+    """The path to other nodes for the network with a `encap_id`; None without an overlay device or uplink."""
     if tag := vlan_tag(number):
-        wrapping = PushVlan(), SetField("vlan_vid", _ANY_TAG[0] | tag)
-        return Beyond(ground.trunk, wrapping, FROM_WIRE) if ground.trunk else None
-    port = ground.ports.get(overlay_name(number))
-    return Beyond(port, (), FROM_NODE) if port else None
+        encap = PushVlan(), SetField("vlan_vid", _ANY_TAG[0] | tag)
+        return OutputPath(context.trunk, encap, UPLINK) if context.trunk else None
+    port = context.ports.get(overlay_name(number))
+    return OutputPath(port, (), REMOTE_NODE) if port else None
 
 
-def sent_to_node(vtep: str, way: Beyond, ground: FlowContext, *, on_segment: bool = False) -> tuple[Action, ...]:
-    """One hop further, to the node whose tunnels end at an address."""
-    other = parse_address(vtep, field="vtep")
-    # A group's MAC would be flooded by whatever switches frames between uplinks, or on a segment.
-    hop = overlay_mac(other) if on_segment or way.kind == FROM_WIRE else overlay_hop_mac(other)
-    source, target = mac_number(overlay_mac(ground.vtep)), mac_number(hop)
-    return *sent_on(source=source, target=target, port=way.port, kind=way.kind), *way.wrapping
+def forward_to_node(
+    vtep: str, path: OutputPath, context: FlowContext, *, on_segment: bool = False
+) -> tuple[Action, ...]:
+    """Forward to the node with a VTEP address."""
+    peer = parse_address(vtep, field="vtep")
+    # The hop MAC is a multicast MAC: switches between uplinks, and bridges on a segment, would flood it.
+    hop = overlay_mac(peer) if on_segment or path.kind == UPLINK else overlay_hop_mac(peer)
+    source, target = mac_to_int(overlay_mac(context.vtep)), mac_to_int(hop)
+    return *l3_forward(source=source, target=target, port=path.port, kind=path.kind), *path.encap
 
 
-def port_flows(part: Port, ground: FlowContext) -> Iterator[Flow]:
-    """A workload speaks with its own MAC and addresses only, and is reached at them."""
-    port = ground.ports.get(part.interface)
+def port_flows(item: Port, context: FlowContext) -> Iterator[Flow]:
+    """Install anti-spoofing entries of a workload port, and in routing mode its ARP/ND responder and host route."""
+    port = context.ports.get(item.interface)
     if not port:
         return
-    tenant, mac = ground.tenants[part.tenant], mac_number(part.mac)
-    known = introduction(tenant, part.segment, kind=FROM_WORKLOAD)
-    speaks: Conditions = {"in_port": port, "eth_src": mac}
-    yield Flow(Table.ARRIVAL, _NOBODY, match({"in_port": port}), (SetField(TENANT, tenant), *refused(SPOOFED)))
-    for address in part.addresses:
-        yield Flow(Table.ARRIVAL, VOICE, match({**speaks, **_from(address)}), known, Table.TRACK)
-        solicits = {**speaks, **solicitation(address, mac)}
-        yield Flow(Table.ARRIVAL, SOLICITS, match(solicits), known, Table.NEIGHBOURS)
-        # Who asks for its own address wants to know whether another has it.
-        yield Flow(Table.ARRIVAL, _OWN_NAME, match({**solicits, **asked_for(prefix_of(address))}))
-        if not part.segment:
-            yield neighbour({TENANT: tenant}, prefix_of(address), priority=LOCAL)
+    tenant, mac = context.tenants[item.tenant], mac_to_int(item.mac)
+    classified = classify(tenant, item.segment, kind=LOCAL_WORKLOAD)
+    own_mac: Conditions = {"in_port": port, "eth_src": mac}
+    spoofed = SetField(TENANT, tenant), *drop_with_reason(DROP_SPOOFED)
+    yield Flow(Table.CLASSIFIER, _SPOOFED, match({"in_port": port}), spoofed)
+    for address in item.addresses:
+        from_address = {**own_mac, **_from_address(address)}
+        yield Flow(Table.CLASSIFIER, SPOOFGUARD, match(from_address), classified, Table.CONNTRACK_ZONE)
+        request = {**own_mac, **arp_nd_request(address, mac)}
+        yield Flow(Table.CLASSIFIER, ARP_ND, match(request), classified, Table.ARP_RESPONDER)
+        # Duplicate address detection: an answer would make the workload give up its own address.
+        probe = {**request, **arp_nd_target(host_prefix(address))}
+        yield Flow(Table.CLASSIFIER, _DAD, match(probe))
+        if not item.segment:
+            yield arp_nd_responder({TENANT: tenant}, host_prefix(address), priority=LOCAL)
             yield Flow(
-                Table.ROUTE,
+                Table.L3_FORWARDING,
                 LOCAL,
-                match({TENANT: tenant, **to(prefix_of(address))}),
-                sent_on(source=PORT_MAC_NUMBER, target=mac, port=port, kind=FROM_WORKLOAD),
-                Table.SERVICE,
+                match({TENANT: tenant, **to_prefix(host_prefix(address))}),
+                l3_forward(source=PORT_MAC_INT, target=mac, port=port, kind=LOCAL_WORKLOAD),
+                Table.L4_KEY,
             )
 
 
-def _from(address: Address) -> Conditions:
-    return address_condition(address.family, v4="ip_src", v6="ipv6_src", prefix=prefix_of(address))
+def _from_address(address: Address) -> Conditions:
+    return address_condition(address.family, v4="ip_src", v6="ipv6_src", prefix=host_prefix(address))
 
 
-def whereabouts(tenant: int, segment: int) -> Conditions:
-    """A packet of a tenant, on a segment where there is one."""
+def segment_scope(tenant: int, segment: int) -> Conditions:
+    """Match packets of a tenant, and of a segment in bridge mode."""
     return {TENANT: tenant, SEGMENT: segment} if segment else {TENANT: tenant}
 
 
-def introduction(tenant: int, segment: int, *, kind: int) -> tuple[Action, ...]:
-    """What is written of a packet that arrives."""
-    where = whereabouts(tenant, segment)
+def classify(tenant: int, segment: int, *, kind: int) -> tuple[Action, ...]:
+    """Load the registers of a packet that enters the bridge."""
+    scope = segment_scope(tenant, segment)
     return (
-        *(SetField(name, number) for name, number in where.items() if isinstance(number, int)),
-        SetField(CAME_FROM, kind),
+        *(SetField(name, number) for name, number in scope.items() if isinstance(number, int)),
+        SetField(PKT_SOURCE, kind),
     )
 
 
-def to(prefix: Prefix) -> Conditions:
+def to_prefix(prefix: Prefix) -> Conditions:
     return address_condition(prefix.family, v4="ip_dst", v6="ipv6_dst", prefix=prefix)
 
 
-def sent_on(*, source: int, target: int, port: int, kind: int) -> tuple[Action, ...]:
-    """One hop further, to somebody's MAC, by a port that is taken when the packet has been judged."""
+def l3_forward(*, source: int, target: int, port: int, kind: int) -> tuple[Action, ...]:
+    """Rewrite MACs, decrement the TTL, and note the output port, which is used after policy has allowed the packet."""
     return (
         SetField("eth_src", source),
         SetField("eth_dst", target),
         DecrementTtl(),
-        SetField(LEAVES_BY, port),
-        SetField(GOES_TO, kind),
+        SetField(OUTPUT_PORT, port),
+        SetField(PKT_DESTINATION, kind),
     )
 
 
-def solicitation(address: Address, mac: int) -> Conditions:
-    """Somebody who asks, from an address, who has another."""
+def arp_nd_request(address: Address, mac: int) -> Conditions:
+    """Match ARP requests or neighbour solicitations from an address."""
     if address.family == 4:
-        return {"eth_type": ARP, "arp_op": 1, "arp_spa": address.number, "arp_sha": mac}
+        return {"eth_type": ETH_P_ARP, "arp_op": 1, "arp_spa": address.number, "arp_sha": mac}
     return {
-        "eth_type": V6,
+        "eth_type": ETH_P_IPV6,
         "ip_proto": ICMPV6,
-        "icmpv6_type": SOLICITATION,
+        "icmpv6_type": ND_NEIGHBOR_SOLICIT,
         "icmpv6_code": 0,
         "ipv6_src": address.number,
     }
 
 
-def asked_for(prefix: Prefix) -> Conditions:
+def arp_nd_target(prefix: Prefix) -> Conditions:
+    """Match the target address of ARP or ND packets, without the ether type."""
     condition = address_condition(prefix.family, v4="arp_tpa", v6="nd_target", prefix=prefix)
     del condition["eth_type"]
     return condition
 
 
-def neighbour(whose: Conditions, prefix: Prefix, *, priority: int, mac: int = PORT_MAC_NUMBER) -> Flow:
-    """Whoever asks for an address of the prefix is told a MAC: that which every host end has, or somebody's own."""
-    asked = {**whose, **asked_for(prefix)}
+def arp_nd_responder(scope: Conditions, prefix: Prefix, *, priority: int, mac: int = PORT_MAC_INT) -> Flow:
+    """Answer ARP requests and neighbour solicitations for a prefix: with the gateway MAC, or that of an endpoint."""
+    target = {**scope, **arp_nd_target(prefix)}
     if prefix.family == 4:
         return Flow(
-            Table.NEIGHBOURS,
+            Table.ARP_RESPONDER,
             priority,
-            match({**asked, "eth_type": ARP, "arp_op": 1}),
+            match({**target, "eth_type": ETH_P_ARP, "arp_op": 1}),
             (
-                *_back_to_sender(mac),
+                *_reply_to_sender(mac),
                 SetField("arp_op", 2),
                 Move("arp_sha", "arp_tha"),
                 SetField("arp_sha", mac),
+                # OpenFlow has no action that swaps two fields.
                 Move("arp_tpa", SCRATCH),
                 Move("arp_spa", "arp_tpa"),
                 Move(SCRATCH, "arp_spa"),
-                Output(IN_PORT),
+                Output(OFPP_IN_PORT),
             ),
         )
-    conditions = {"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": SOLICITATION, "icmpv6_code": 0}
+    conditions = {"eth_type": ETH_P_IPV6, "ip_proto": ICMPV6, "icmpv6_type": ND_NEIGHBOR_SOLICIT, "icmpv6_code": 0}
     return Flow(
-        Table.NEIGHBOURS,
+        Table.ARP_RESPONDER,
         priority,
-        match({**asked, **conditions}),
+        match({**target, **conditions}),
         (
-            *_back_to_sender(mac),
+            *_reply_to_sender(mac),
             Move("ipv6_src", "ipv6_dst"),
             Move("nd_target", "ipv6_src"),
-            SetField("icmpv6_type", ADVERTISEMENT),
-            # An advertisement's fields can be written only where it is known to be one.
-            Resubmit(Table.ADVERTISE),
+            SetField("icmpv6_type", ND_NEIGHBOR_ADVERT),
+            # OVS accepts actions on fields of an advertisement only in a flow that matches an advertisement.
+            Resubmit(Table.ND_RESPONDER),
         ),
     )
 
 
-def _back_to_sender(mac: int) -> tuple[Action, ...]:
+def _reply_to_sender(mac: int) -> tuple[Action, ...]:
     return Move("eth_src", "eth_dst"), SetField("eth_src", mac)

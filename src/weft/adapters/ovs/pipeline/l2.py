@@ -1,188 +1,205 @@
-"""Bridge mode as flows (pure): a network is a segment, on which everyone is found by MAC (docs/design/bridge.md).
+"""Flows of bridge mode (pure): a network is an L2 segment, and endpoints are found by MAC (docs/design/bridge.md).
 
-What is sent to somebody's MAC must be for one of its addresses too: policy judges by these.
+A unicast frame must match MAC and address of the destination: policy goes by addresses, so a frame to the MAC of one
+endpoint with the address of another must not pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from weft.adapters.netns.kernel_state import overlay_mac
-from weft.adapters.netns.nft.anti_spoofing import link_local
-from weft.adapters.netns.nft.policy_chains import BETWEEN
+from weft.adapters.netns.devices import link_local, overlay_mac
+from weft.adapters.netns.drop_reasons import DROP_CROSS_NETWORK
 from weft.adapters.ovs.openflow.actions import Action, Output, PopVlan, SetField
 from weft.adapters.ovs.openflow.fields import match
 from weft.adapters.ovs.openflow.flows import Flow
 from weft.adapters.ovs.pipeline.context import (
-    ANSWERS,
-    ARP,
+    ETH_P_ARP,
+    ETH_P_IPV6,
     ETHER_TYPES,
-    V6,
+    REPLY_DIRECTION,
     Conditions,
     FlowContext,
-    mac_number,
-    prefix_of,
-    refused,
+    drop_with_reason,
+    host_prefix,
+    mac_to_int,
 )
 from weft.adapters.ovs.pipeline.forwarding import (
-    ADVERTISEMENT,
+    ARP_ND,
     GATEWAY,
     ICMPV6,
     LOCAL,
-    PORT_MAC_NUMBER,
-    SOLICITATION,
-    SOLICITS,
-    WIRED,
-    Beyond,
-    asked_for,
-    from_wire,
-    introduction,
-    neighbour,
-    sent_on,
-    solicitation,
-    to,
-    way_beyond,
-    whereabouts,
+    ND_NEIGHBOR_ADVERT,
+    ND_NEIGHBOR_SOLICIT,
+    PORT_MAC_INT,
+    UPLINK_FRAME,
+    OutputPath,
+    arp_nd_request,
+    arp_nd_responder,
+    arp_nd_target,
+    classify,
+    from_uplink,
+    l3_forward,
+    path_to_nodes,
+    segment_scope,
+    to_prefix,
 )
 from weft.adapters.ovs.pipeline.tables import (
-    CAME_FROM,
-    FROM_SPACE,
-    FROM_WIRE,
-    FROM_WORKLOAD,
-    GOES_TO,
-    LEAVES_BY,
+    LOCAL_WORKLOAD,
+    OUTPUT_PORT,
+    PKT_DESTINATION,
+    PKT_SOURCE,
     SEGMENT,
     TENANT,
+    TENANT_NETNS,
+    UPLINK,
     Table,
 )
 from weft.domain.addresses import Address
 from weft.domain.desired.segments import RemoteMac, Segment, vlan_tag
 from weft.domain.desired.state import Port
 
-# Priority in `NEIGHBOURS`: the node answers for itself, and for others only where nothing is flooded.
+# Priority in `ARP_RESPONDER`, between the gateway, for which the node always answers, and the endpoints, for which it
+# answers only with `arpMode` proxy.
 _FLOODED = (GATEWAY + LOCAL) // 2
-# Priority of who is on another node. It is not that of who is here: an address may be told of in both places while it
-# moves.
-_BEYOND = 700
+# Priority of remote endpoints. It differs from `LOCAL`: while an endpoint moves, desired state may have it as a local
+# port and as a remote MAC, and the local one wins.
+_REMOTE = 700
 _FROM_OVERLAY = 15
-_LED, UNROUTED, _TO_ALL, _OUTSIDE = 3, 2, 2, 1
-# A MAC that is a group's.
-_MANY = 1 << 40, 1 << 40
-_ONE = 0, 1 << 40
-_ASKS_V4: Conditions = {"eth_type": ARP, "arp_op": 1}
-_ASKS_V6: Conditions = {"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": SOLICITATION, "icmpv6_code": 0}
-_ADVERTISES: Conditions = {"eth_type": V6, "ip_proto": ICMPV6, "icmpv6_type": ADVERTISEMENT, "icmpv6_code": 0}
+# Priorities in `FLOOD` and, for what is not routed, in `L3_FORWARDING`.
+_TO_OWNER, UNROUTED, _TO_ALL, _TO_UPLINK = 3, 2, 2, 1
+# The group bit of a MAC.
+_MULTICAST = 1 << 40, 1 << 40
+_UNICAST = 0, 1 << 40
+_ARP_REQUEST: Conditions = {"eth_type": ETH_P_ARP, "arp_op": 1}
+_ND: Conditions = {"eth_type": ETH_P_IPV6, "ip_proto": ICMPV6, "icmpv6_code": 0}
+_NEIGHBOR_SOLICITATION: Conditions = {**_ND, "icmpv6_type": ND_NEIGHBOR_SOLICIT}
+_NEIGHBOR_ADVERTISEMENT: Conditions = {**_ND, "icmpv6_type": ND_NEIGHBOR_ADVERT}
+_REQUESTS = {4: _ARP_REQUEST, 6: _NEIGHBOR_SOLICITATION}
 
 
-def port_flows(part: Port, ground: FlowContext) -> Iterator[Flow]:
-    """A workload of this node on a segment: it speaks of its own addresses, and is found at its MAC."""
-    port = ground.ports.get(part.interface)
-    if not part.segment or not port:
+def port_flows(item: Port, context: FlowContext) -> Iterator[Flow]:
+    """Let a local endpoint on a segment announce its own addresses, and forward to its MAC."""
+    port = context.ports.get(item.interface)
+    if not item.segment or not port:
         return
-    tenant, mac = ground.tenants[part.tenant], mac_number(part.mac)
-    known = introduction(tenant, part.segment, kind=FROM_WORKLOAD)
-    speaks: Conditions = {"in_port": port, "eth_src": mac}
-    for address in part.addresses:
-        yield Flow(Table.ARRIVAL, SOLICITS, match({**speaks, **_claim(address, mac)}), known, Table.SPREAD)
-    if any(address.family == 6 for address in part.addresses):
-        # Who makes sure that a neighbour is still there asks from its link-local address.
-        solicits = {**speaks, **solicitation(link_local(part.mac), mac)}
-        yield Flow(Table.ARRIVAL, SOLICITS, match(solicits), known, Table.NEIGHBOURS)
-    whose = whereabouts(tenant, part.segment)
-    yield from _member(part, way=Beyond(port, (), FROM_WORKLOAD), segment=part.segment, ground=ground)
-    for address in part.addresses if vlan_tag(part.segment) else ():
-        # Who is beyond an uplink need not be of the cluster, and is answered by the one it asks for.
-        asks = _ASKS_V4 if address.family == 4 else _ASKS_V6
-        led = {**whose, CAME_FROM: FROM_WIRE, **asks, **asked_for(prefix_of(address))}
-        yield Flow(Table.SPREAD, _LED, match(led), (Output(port),))
+    tenant, mac = context.tenants[item.tenant], mac_to_int(item.mac)
+    classified = classify(tenant, item.segment, kind=LOCAL_WORKLOAD)
+    own_mac: Conditions = {"in_port": port, "eth_src": mac}
+    for address in item.addresses:
+        yield Flow(Table.CLASSIFIER, ARP_ND, match({**own_mac, **_arp_nd_reply(address, mac)}), classified, Table.FLOOD)
+    if any(address.family == 6 for address in item.addresses):
+        # Neighbour unreachability detection solicits from the link-local address.
+        request = {**own_mac, **arp_nd_request(link_local(item.mac), mac)}
+        yield Flow(Table.CLASSIFIER, ARP_ND, match(request), classified, Table.ARP_RESPONDER)
+    scope = segment_scope(tenant, item.segment)
+    path = OutputPath(port, (), LOCAL_WORKLOAD)
+    yield from _l2_endpoint_flows(item, path=path, segment=item.segment, context=context)
+    for address in item.addresses if vlan_tag(item.segment) else ():
+        # A host behind an uplink may be outside the cluster. Forward its request to the owner of the address,
+        # which answers itself.
+        request = {**scope, PKT_SOURCE: UPLINK, **_REQUESTS[address.family], **arp_nd_target(host_prefix(address))}
+        yield Flow(Table.FLOOD, _TO_OWNER, match(request), (Output(port),))
 
 
-def station_flows(part: RemoteMac, ground: FlowContext) -> Iterator[Flow]:
-    """A workload of another node on a segment."""
-    if way := way_beyond(part.vni, ground):
-        yield from _member(part, way=way, segment=part.vni, ground=ground)
+def remote_mac_flows(item: RemoteMac, context: FlowContext) -> Iterator[Flow]:
+    """Forward to an endpoint of another node on a segment."""
+    if path := path_to_nodes(item.vni, context):
+        yield from _l2_endpoint_flows(item, path=path, segment=item.vni, context=context)
 
 
-def _member(part: Port | RemoteMac, *, way: Beyond, segment: int, ground: FlowContext) -> Iterator[Flow]:
-    """Who is on a segment is known to all of it, and reached on a way."""
-    tenant, mac = ground.tenants[part.tenant], mac_number(part.mac)
-    whose, priority = whereabouts(tenant, segment), LOCAL if way.kind == FROM_WORKLOAD else _BEYOND
-    yield Flow(Table.SPREAD, priority, match({**whose, "eth_dst": mac}), (*way.wrapping, Output(way.port)))
-    straight = SetField(LEAVES_BY, way.port), SetField(GOES_TO, way.kind), *way.wrapping
-    # Beyond the uplinks every node needs a MAC of its own.
-    gateway = mac_number(overlay_mac(ground.vtep)) if way.kind == FROM_WIRE else PORT_MAC_NUMBER
-    led = *sent_on(source=gateway, target=mac, port=way.port, kind=way.kind), *way.wrapping
-    for address in part.addresses:
-        target = to(prefix_of(address))
-        yield neighbour(whose, prefix_of(address), priority=priority, mac=mac)
-        yield Flow(Table.ROUTE, priority, match({**whose, **target, "eth_dst": mac}), straight, Table.SERVICE)
-        # Who has an old MAC of somebody sends to the gateway what need not go there.
-        helped_on = {**whose, **target, "eth_dst": PORT_MAC_NUMBER}
-        yield Flow(Table.ROUTE, priority, match(helped_on), led, Table.SERVICE)
-        from_space: Conditions = {TENANT: tenant, CAME_FROM: FROM_SPACE, **target}
-        yield Flow(Table.ROUTE, priority, match(from_space), (SetField(SEGMENT, segment), *led), Table.SERVICE)
-        # Between networks only services lead; the nodes of their backends see nothing but answers.
-        from_others = {**by_gateway(tenant), **target}
-        yield Flow(Table.ROUTE, priority - 1, match({**from_others, **ANSWERS}), led, Table.SERVICE)
-        yield Flow(Table.ROUTE, priority - 2, match(from_others), refused(BETWEEN))
+def _l2_endpoint_flows(
+    item: Port | RemoteMac, *, path: OutputPath, segment: int, context: FlowContext
+) -> Iterator[Flow]:
+    """Answer ARP and ND for an endpoint on a segment, and forward to it."""
+    tenant, mac = context.tenants[item.tenant], mac_to_int(item.mac)
+    scope, priority = segment_scope(tenant, segment), LOCAL if path.kind == LOCAL_WORKLOAD else _REMOTE
+    yield Flow(Table.FLOOD, priority, match({**scope, "eth_dst": mac}), (*path.encap, Output(path.port)))
+    bridged = SetField(OUTPUT_PORT, path.port), SetField(PKT_DESTINATION, path.kind), *path.encap
+    # All nodes share the gateway MAC, so behind the uplinks each sends from a MAC of its own: switches learn from it.
+    gateway = mac_to_int(overlay_mac(context.vtep)) if path.kind == UPLINK else PORT_MAC_INT
+    routed = *l3_forward(source=gateway, target=mac, port=path.port, kind=path.kind), *path.encap
+    for address in item.addresses:
+        target = to_prefix(host_prefix(address))
+        yield arp_nd_responder(scope, host_prefix(address), priority=priority, mac=mac)
+        to_mac = {**scope, **target, "eth_dst": mac}
+        yield Flow(Table.L3_FORWARDING, priority, match(to_mac), bridged, Table.L4_KEY)
+        # A workload with a stale neighbour entry may send to the gateway what is for its own segment.
+        by_gateway = {**scope, **target, "eth_dst": PORT_MAC_INT}
+        yield Flow(Table.L3_FORWARDING, priority, match(by_gateway), routed, Table.L4_KEY)
+        from_netns: Conditions = {TENANT: tenant, PKT_SOURCE: TENANT_NETNS, **target}
+        to_segment = SetField(SEGMENT, segment), *routed
+        yield Flow(Table.L3_FORWARDING, priority, match(from_netns), to_segment, Table.L4_KEY)
+        # Networks reach each other only by services. The node of a backend sees only the reply direction of those.
+        from_other_network = {**to_gateway(tenant), **target}
+        replies = {**from_other_network, **REPLY_DIRECTION}
+        yield Flow(Table.L3_FORWARDING, priority - 1, match(replies), routed, Table.L4_KEY)
+        dropped = drop_with_reason(DROP_CROSS_NETWORK)
+        yield Flow(Table.L3_FORWARDING, priority - 2, match(from_other_network), dropped)
 
 
-def by_gateway(tenant: int) -> Conditions:
-    """What workloads on segments send to their gateway, whoever it is for."""
-    return {TENANT: tenant, CAME_FROM: FROM_WORKLOAD, "eth_dst": PORT_MAC_NUMBER}
+def to_gateway(tenant: int) -> Conditions:
+    """Match what workloads on segments send to their gateway, whatever the destination address."""
+    return {TENANT: tenant, PKT_SOURCE: LOCAL_WORKLOAD, "eth_dst": PORT_MAC_INT}
 
 
-def _claim(address: Address, mac: int) -> Conditions:
-    """Somebody who says, asked or not, that it has an address."""
+def _arp_nd_reply(address: Address, mac: int) -> Conditions:
+    """Match ARP replies and neighbour advertisements, solicited or not, for an address."""
     if address.family == 4:
-        return {"eth_type": ARP, "arp_op": 2, "arp_spa": address.number, "arp_sha": mac}
-    return {**_ADVERTISES, "ipv6_src": address.number, "nd_target": address.number}
+        return {"eth_type": ETH_P_ARP, "arp_op": 2, "arp_spa": address.number, "arp_sha": mac}
+    return {**_NEIGHBOR_ADVERTISEMENT, "ipv6_src": address.number, "nd_target": address.number}
 
 
-def gathering_flows(segment: Segment, members: Iterable[Port], *, reaches: bool, ground: FlowContext) -> Iterator[Flow]:
-    """What depends on who is on the segment: what comes from beyond the node, and what is flooded.
+def flood_flows(
+    segment: Segment, members: Iterable[Port], *, is_extended: bool, context: FlowContext
+) -> Iterator[Flow]:
+    """Flows of a segment as a whole: classify what comes from other nodes, and flood to all members.
 
-    It `reaches` beyond the node where it has an overlay or a tag for that.
+    The segment `is_extended` to other nodes when it has an overlay or a VLAN tag.
     """
-    if segment.tenant not in ground.tenants:
+    if segment.tenant not in context.tenants:
         return
-    tenant = ground.tenants[segment.tenant]
-    whose = whereabouts(tenant, segment.number)
-    way = way_beyond(segment.number, ground) if reaches else None
-    if way and way.kind == FROM_WIRE:
-        yield from _wire_flows(whose, way)
-    if way:
-        yield from _arrivals(segment, way, introduction(tenant, segment.number, kind=way.kind), ground)
+    tenant = context.tenants[segment.tenant]
+    scope = segment_scope(tenant, segment.number)
+    path = path_to_nodes(segment.number, context) if is_extended else None
+    if path and path.kind == UPLINK:
+        yield from _unknown_unicast_flows(scope, path)
+    if path:
+        yield from _classifier_flows(segment, path, classify(tenant, segment.number, kind=path.kind), context)
     if segment.floods:
-        for asks in (_ASKS_V4, _ASKS_V6):
-            yield Flow(Table.NEIGHBOURS, _FLOODED, match({**whose, **asks}), (), Table.SPREAD)
-        ports = sorted(number for member in members if (number := ground.ports.get(member.interface)))
-        beyond = (*way.wrapping, Output(way.port)) if way else ()
-        yield Flow(Table.SPREAD, _TO_ALL, match({**whose, "eth_dst": _MANY}), (*map(Output, ports), *beyond))
+        for request in _REQUESTS.values():
+            yield Flow(Table.ARP_RESPONDER, _FLOODED, match({**scope, **request}), (), Table.FLOOD)
+        ports = sorted(number for member in members if (number := context.ports.get(member.interface)))
+        to_nodes = (*path.encap, Output(path.port)) if path else ()
+        # OVS never outputs to the ingress port, so the sender does not receive its own frame. The tag is pushed last.
+        yield Flow(Table.FLOOD, _TO_ALL, match({**scope, "eth_dst": _MULTICAST}), (*map(Output, ports), *to_nodes))
 
 
-def _arrivals(segment: Segment, way: Beyond, known: tuple[Action, ...], ground: FlowContext) -> Iterator[Flow]:
-    """Other nodes send on what their own workloads may say."""
-    is_wire = way.kind == FROM_WIRE
-    arrives: Conditions = from_wire(segment.number, ground) if is_wire else {"in_port": way.port}
-    actions = (PopVlan(), *known) if is_wire else known
-    packets, words = (WIRED, WIRED + 2) if is_wire else (_FROM_OVERLAY, SOLICITS)
-    for kind in ETHER_TYPES.values():
-        yield Flow(Table.ARRIVAL, packets, match({**arrives, "eth_type": kind}), actions, Table.TRACK)
-    about_addresses: Iterable[Conditions] = ({"eth_type": ARP}, _ASKS_V6, _ADVERTISES)
-    for each in about_addresses:
-        yield Flow(Table.ARRIVAL, words, match({**arrives, **each}), actions, Table.SPREAD)
+def _classifier_flows(
+    segment: Segment, path: OutputPath, classified: tuple[Action, ...], context: FlowContext
+) -> Iterator[Flow]:
+    """Accept frames from other nodes, which have checked the source of what they send."""
+    is_uplink = path.kind == UPLINK
+    ingress: Conditions = from_uplink(segment.number, context) if is_uplink else {"in_port": path.port}
+    actions = (PopVlan(), *classified) if is_uplink else classified
+    ip_priority, arp_nd_priority = (UPLINK_FRAME, UPLINK_FRAME + 2) if is_uplink else (_FROM_OVERLAY, ARP_ND)
+    for ether_type in ETHER_TYPES.values():
+        packets = {**ingress, "eth_type": ether_type}
+        yield Flow(Table.CLASSIFIER, ip_priority, match(packets), actions, Table.CONNTRACK_ZONE)
+    arp_nd: Iterable[Conditions] = ({"eth_type": ETH_P_ARP}, _NEIGHBOR_SOLICITATION, _NEIGHBOR_ADVERTISEMENT)
+    for conditions in arp_nd:
+        yield Flow(Table.CLASSIFIER, arp_nd_priority, match({**ingress, **conditions}), actions, Table.FLOOD)
 
 
-def _wire_flows(whose: Conditions, way: Beyond) -> Iterator[Flow]:
-    """Whom nobody knows is looked for beyond the uplinks: a machine that is not of the cluster may be there."""
-    from_workload = {**whose, CAME_FROM: FROM_WORKLOAD}
-    for asks in (_ASKS_V4, _ASKS_V6):
-        yield Flow(Table.NEIGHBOURS, _OUTSIDE, match({**from_workload, **asks}), (), Table.SPREAD)
-    yield Flow(Table.SPREAD, _OUTSIDE, match(from_workload), (*way.wrapping, Output(way.port)))
-    leaves = SetField(LEAVES_BY, way.port), SetField(GOES_TO, FROM_WIRE), *way.wrapping
-    for kind in ETHER_TYPES.values():
-        outside: Conditions = {**from_workload, "eth_type": kind, "eth_dst": _ONE}
-        yield Flow(Table.ROUTE, _OUTSIDE, match(outside), leaves, Table.SERVICE)
-        # What nobody routes stays here.
-        yield Flow(Table.ROUTE, UNROUTED, match({**outside, "eth_dst": PORT_MAC_NUMBER}))
+def _unknown_unicast_flows(scope: Conditions, path: OutputPath) -> Iterator[Flow]:
+    """Send frames to unknown MACs, and requests for unknown addresses, to the uplinks: hosts outside may have them."""
+    from_workload = {**scope, PKT_SOURCE: LOCAL_WORKLOAD}
+    for request in _REQUESTS.values():
+        yield Flow(Table.ARP_RESPONDER, _TO_UPLINK, match({**from_workload, **request}), (), Table.FLOOD)
+    yield Flow(Table.FLOOD, _TO_UPLINK, match(from_workload), (*path.encap, Output(path.port)))
+    output = SetField(OUTPUT_PORT, path.port), SetField(PKT_DESTINATION, UPLINK), *path.encap
+    for ether_type in ETHER_TYPES.values():
+        unicast: Conditions = {**from_workload, "eth_type": ether_type, "eth_dst": _UNICAST}
+        yield Flow(Table.L3_FORWARDING, _TO_UPLINK, match(unicast), output, Table.L4_KEY)
+        # Frames to the gateway MAC, which every node has, must not leave by the uplinks.
+        yield Flow(Table.L3_FORWARDING, UNROUTED, match({**unicast, "eth_dst": PORT_MAC_INT}))

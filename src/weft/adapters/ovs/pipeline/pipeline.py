@@ -1,6 +1,7 @@
-"""Parts of the node view as flows (pure). No two parts have a flow in common, so they come and go independently.
+"""Translate state items to flows (pure), by a table from their type to flow builders.
 
-What segments flood belongs to all their members: `gatherings`.
+No two state items have a flow in common, so each can be added and removed alone. Flood flows, which depend on all
+members of a segment, are in `flood_groups`.
 """
 
 from __future__ import annotations
@@ -23,52 +24,53 @@ from weft.domain.desired.state import (
     VlanTrunk,
     VxlanPeer,
 )
-from weft.domain.host_access.state import HostLink, HostPart, RemoteHostReturnRoute
-from weft.domain.loadbalancer.state import ServicePart, Vip
+from weft.domain.host_access.state import HostAccessItem, HostLink, RemoteHostReturnRoute
+from weft.domain.loadbalancer.state import ServiceItem, Vip
 from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, VerdictCounter
 
-_MAKERS: Mapping[type, tuple[Callable[[Any, FlowContext], Iterator[Flow]], ...]] = {
-    TenantNetns: (forwarding.space_flows, policy.space_flows, tenant_netns_flows.space_flows),
+_BUILDERS: Mapping[type, tuple[Callable[[Any, FlowContext], Iterator[Flow]], ...]] = {
+    TenantNetns: (forwarding.tenant_flows, policy.tenant_flows, tenant_netns_flows.tenant_flows),
     Gateway: (forwarding.gateway_flows, tenant_netns_flows.gateway_flows),
     Overlay: (forwarding.overlay_flows,),
     VlanTrunk: (forwarding.trunk_flows,),
     RemoteRoute: (forwarding.remote_flows,),
     Port: (forwarding.port_flows, l2.port_flows),
     Segment: (policy.segment_flows, tenant_netns_flows.segment_flows),
-    RemoteMac: (l2.station_flows,),
-    QosProfile: (qos.shape_flows,),
-    IpIdentity: (policy.who_flows,),
-    CidrIdentity: (policy.where_flows,),
-    PolicyEntry: (policy.row_flows,),
-    VerdictCounter: (policy.tally_flows,),
+    RemoteMac: (l2.remote_mac_flows,),
+    QosProfile: (qos.qos_flows,),
+    IpIdentity: (policy.ip_identity_flows,),
+    CidrIdentity: (policy.cidr_identity_flows,),
+    PolicyEntry: (policy.policy_entry_flows,),
+    VerdictCounter: (policy.verdict_counter_flows,),
     Vip: (tenant_netns_flows.vip_flows,),
     HostLink: (tenant_netns_flows.host_flows,),
-    RemoteHostReturnRoute: (tenant_netns_flows.homeward_flows,),
+    RemoteHostReturnRoute: (tenant_netns_flows.remote_host_return_flows,),
 }
 
-# Peers are entries of the overlays' devices; tenants' spaces have the others (`spaces`).
-_ELSEWHERE: tuple[type, ...] = (VxlanPeer, *get_args(ServicePart), *get_args(HostPart))
+# State items without flows: VXLAN peers are FDB entries of the overlay devices, the others live in the tenant netns.
+_WITHOUT_FLOWS: tuple[type, ...] = (VxlanPeer, *get_args(ServiceItem), *get_args(HostAccessItem))
 
 
 def base_flows() -> tuple[Flow, ...]:
-    """What stands whatever the node has."""
+    """Flows that do not depend on desired state."""
     return (*forwarding.base_flows(), *policy.base_flows(), *tenant_netns_flows.base_flows(), *qos.base_flows())
 
 
-def flows_of(part: StateItem, ground: FlowContext) -> tuple[Flow, ...]:
-    """What a part consists of. What needs a tenant or a port that the switch has not is left out."""
-    if part.tenant not in ground.tenants:
+def flows_of(item: StateItem, context: FlowContext) -> tuple[Flow, ...]:
+    """The flows of a state item, without those that need a tenant ID or port that does not exist yet."""
+    if item.tenant not in context.tenants:
         return ()
-    return tuple(flow for make in _MAKERS.get(type(part), ()) for flow in make(part, ground))
+    return tuple(flow for build in _BUILDERS.get(type(item), ()) for flow in build(item, context))
 
 
-def not_carried(parts: Collection[StateItem]) -> list[str]:
-    """What is asked of us and must not be left undone in silence, in words."""
-    strange = {type(part).__name__.lower() for part in parts if not isinstance(part, (*_MAKERS, *_ELSEWHERE))}
-    return [f"the ovs datapath does not carry a {name} yet" for name in sorted(strange)]
+def unsupported_items(items: Collection[StateItem]) -> list[str]:
+    """An error message for each type of state item that this datapath does not implement."""
+    known = (*_BUILDERS, *_WITHOUT_FLOWS)
+    unknown = {type(item).__name__.lower() for item in items if not isinstance(item, known)}
+    return [f"the ovs datapath does not support {name} yet" for name in sorted(unknown)]
 
 
-def without_uplinks(parts: Iterable[StateItem]) -> list[str]:
-    """The networks of VLAN tags of a node that has no uplinks, in words."""
-    tags = sorted(vlan_tag(part.number) for part in parts if isinstance(part, VlanTrunk))
+def tags_without_uplink(items: Iterable[StateItem]) -> list[str]:
+    """A warning for each VLAN network, for a node without uplinks."""
+    tags = sorted(vlan_tag(item.number) for item in items if isinstance(item, VlanTrunk))
     return [f"frames with VLAN tag {tag} do not leave this node: name its uplinks by --vlan-uplinks" for tag in tags]

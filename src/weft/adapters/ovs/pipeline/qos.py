@@ -1,7 +1,7 @@
-"""Shapes of ports as flows and meters (pure): how fast packets come from a workload and go to it, and their DSCP.
+"""QoS profiles as flows and meters (pure): bandwidth limits in both directions, and DSCP.
 
-The switch does not make packets wait, it drops what comes too fast. So a burst is never shorter than what TCP needs to
-keep a rate when nothing waits for it.
+A meter drops packets above its rate, it does not queue. So a burst is never smaller than what TCP needs to keep the
+rate without a queue.
 """
 
 from __future__ import annotations
@@ -13,56 +13,60 @@ from weft.adapters.ovs.openflow.fields import match
 from weft.adapters.ovs.openflow.flows import Flow
 from weft.adapters.ovs.openflow.meters import Meter
 from weft.adapters.ovs.pipeline.context import ETHER_TYPES, FlowContext
-from weft.adapters.ovs.pipeline.tables import LEAVES_BY, Table
+from weft.adapters.ovs.pipeline.tables import OUTPUT_PORT, Table
 from weft.domain.desired.state import QosProfile, StateItem
 
-# A second's bits divided by this may come at once, whatever was asked for.
+# The burst is at least rate / 4, a quarter of a second: docs/design/ovs.md has the measurements.
 _BURSTS_PER_S = 4
-# Kilobits: two of the largest segments that workloads hand to the switch whole.
-_LEAST_BURST = 1050
-_LARGEST = 0xFFFFFFFF
+# Kilobits: two GSO packets of 64 KiB, which workloads hand to the switch unsegmented.
+_MIN_BURST = 1050
+# OpenFlow has 32 bits for rates and bursts.
+_MAX_UINT32 = 0xFFFFFFFF
 
 
 def base_flows() -> Iterator[Flow]:
-    """What is not shaped passes."""
-    yield Flow(Table.MARKING, 0, (), (), Table.INWARD)
-    yield Flow(Table.INWARD, 0, (), (), Table.LEAVE)
+    """Pass packets that no profile limits."""
+    yield Flow(Table.EGRESS_METER, 0, (), (), Table.INGRESS_METER)
+    yield Flow(Table.INGRESS_METER, 0, (), (), Table.CONNTRACK_COMMIT)
 
 
-def shape_flows(part: QosProfile, ground: FlowContext) -> Iterator[Flow]:
-    """What a workload sends has the DSCP of its profile; the tunnel's packets get it from those inside."""
-    port = ground.ports.get(part.interface)
+def qos_flows(item: QosProfile, context: FlowContext) -> Iterator[Flow]:
+    """Set the DSCP of what a workload sends, and apply its meters. VXLAN copies the inner DSCP to the outer header."""
+    port = context.ports.get(item.interface)
     if not port:
         return
-    if part.dscp or part.rate:
-        marks = (SetField("ip_dscp", part.dscp),) if part.dscp else ()
-        meter = _outward(port) if part.rate else 0
-        for kind in ETHER_TYPES.values():
-            yield Flow(Table.MARKING, 1, match({"in_port": port, "eth_type": kind}), marks, Table.INWARD, meter)
-    if part.rate_in:
-        yield Flow(Table.INWARD, 1, match({LEAVES_BY: port}), (), Table.LEAVE, _inward(port))
+    if item.dscp or item.rate:
+        set_dscp = (SetField("ip_dscp", item.dscp),) if item.dscp else ()
+        meter = _egress_meter_id(port) if item.rate else 0
+        for ether_type in ETHER_TYPES.values():
+            conditions = match({"in_port": port, "eth_type": ether_type})
+            yield Flow(Table.EGRESS_METER, 1, conditions, set_dscp, Table.INGRESS_METER, meter)
+    if item.ingress_rate:
+        to_port = match({OUTPUT_PORT: port})
+        yield Flow(Table.INGRESS_METER, 1, to_port, (), Table.CONNTRACK_COMMIT, _ingress_meter_id(port))
 
 
-def meters_of(part: StateItem, ground: FlowContext) -> Iterator[Meter]:
-    """The meters that the flows of a part name."""
-    if not isinstance(part, QosProfile) or part.tenant not in ground.tenants:
+def meters_of(item: StateItem, context: FlowContext) -> Iterator[Meter]:
+    """The meters that the flows of a state item use."""
+    if not isinstance(item, QosProfile) or item.tenant not in context.tenants:
         return
-    port = ground.ports.get(part.interface)
-    if port and part.rate:
-        yield _meter(_outward(port), part.rate, part.burst)
-    if port and part.rate_in:
-        yield _meter(_inward(port), part.rate_in, part.burst_in)
+    port = context.ports.get(item.interface)
+    if port and item.rate:
+        yield _meter(_egress_meter_id(port), item.rate, item.burst)
+    if port and item.ingress_rate:
+        yield _meter(_ingress_meter_id(port), item.ingress_rate, item.ingress_burst)
 
 
-def _outward(port: int) -> int:
+# Meters have no cookie, so their IDs are derived from the port: a restarted agent finds the same ones.
+def _egress_meter_id(port: int) -> int:
     return 2 * port
 
 
-def _inward(port: int) -> int:
+def _ingress_meter_id(port: int) -> int:
     return 2 * port + 1
 
 
 def _meter(number: int, rate: int, burst: int) -> Meter:
-    """From bits and bytes to kilobits: rather more than asked for than less, and not more than a meter can be told."""
-    rate = min(-(-rate // 1000), _LARGEST)
-    return Meter(number, rate, min(max(burst * 8 // 1000, rate // _BURSTS_PER_S, _LEAST_BURST), _LARGEST))
+    """A meter for bits per second and bytes. OpenFlow counts both in kilobits; round the rate up."""
+    rate = min(-(-rate // 1000), _MAX_UINT32)
+    return Meter(number, rate, min(max(burst * 8 // 1000, rate // _BURSTS_PER_S, _MIN_BURST), _MAX_UINT32))

@@ -1,6 +1,6 @@
-"""The tables of our bridge and its registers, declared as data: docs/reference/ovs-tables.md is made from them.
+"""OpenFlow tables and registers of the integration bridge, as data; docs/reference/ovs-tables.md is generated.
 
-A packet goes through the tables in the order of their numbers. What no flow of a table speaks of is dropped there.
+A packet passes the tables in ascending order. A table drops what none of its flows matches.
 """
 
 from __future__ import annotations
@@ -10,101 +10,120 @@ from typing import Final
 
 
 class Table(IntEnum):
-    """Where a packet is looked up."""
+    """The OpenFlow tables by number."""
 
-    ARRIVAL = 0
-    NEIGHBOURS = 1
-    ADVERTISE = 2
-    SPREAD = 3
-    TRACK = 4
-    ROUTE = 5
-    SERVICE = 6
-    ASKS = 7
-    ANSWERS = 8
-    PLACES = 9
-    EGRESS = 10
-    EGRESS_MET = 11
-    INGRESS = 12
-    INGRESS_MET = 13
-    MARKING = 14
-    INWARD = 15
-    LEAVE = 16
-    WHOLE = 17
+    CLASSIFIER = 0
+    ARP_RESPONDER = 1
+    ND_RESPONDER = 2
+    FLOOD = 3
+    CONNTRACK_ZONE = 4
+    L3_FORWARDING = 5
+    L4_KEY = 6
+    SRC_IDENTITY = 7
+    DST_IDENTITY = 8
+    LOCALITY_CHECK = 9
+    EGRESS_RULE = 10
+    EGRESS_METRIC = 11
+    INGRESS_RULE = 12
+    INGRESS_METRIC = 13
+    EGRESS_METER = 14
+    INGRESS_METER = 15
+    CONNTRACK_COMMIT = 16
+    OUTPUT = 17
 
+
+# Names as Antrea writes them, for the reference page. Only letters and digits, so that they are valid OVS table names.
+NAMES: Final[dict[Table, str]] = {
+    Table.CLASSIFIER: "Classifier",
+    Table.ARP_RESPONDER: "ARPResponder",
+    Table.ND_RESPONDER: "NDResponder",
+    Table.FLOOD: "Flood",
+    Table.CONNTRACK_ZONE: "ConntrackZone",
+    Table.L3_FORWARDING: "L3Forwarding",
+    Table.L4_KEY: "L4Key",
+    Table.SRC_IDENTITY: "SrcIdentity",
+    Table.DST_IDENTITY: "DstIdentity",
+    Table.LOCALITY_CHECK: "LocalityCheck",
+    Table.EGRESS_RULE: "EgressRule",
+    Table.EGRESS_METRIC: "EgressMetric",
+    Table.INGRESS_RULE: "IngressRule",
+    Table.INGRESS_METRIC: "IngressMetric",
+    Table.EGRESS_METER: "EgressMeter",
+    Table.INGRESS_METER: "IngressMeter",
+    Table.CONNTRACK_COMMIT: "ConntrackCommit",
+    Table.OUTPUT: "Output",
+}
 
 PURPOSES: Final[dict[Table, str]] = {
-    Table.ARRIVAL: "Who is this from? A workload's port speaks with its own MAC and addresses, an overlay's device "
-    "with frames for this node, an uplink with frames of a network's tag; nobody else speaks. Writes the tenant and "
-    "where the packet came from.",
-    Table.NEIGHBOURS: "ARP requests and neighbour solicitations of workloads, answered here for every address that the "
-    "tenant has: where nodes route all of them are behind this node; on a segment each is told with its own MAC, "
-    "unless the cluster's `arpMode` is flood.",
-    Table.ADVERTISE: "The second half of an answer to a neighbour solicitation.",
-    Table.SPREAD: "What is said about addresses on a segment and not answered here: to the one it is for or, where it "
-    "is flooded, to all.",
-    Table.TRACK: "Hands packets to the connection tracker, in the tenant's zone.",
-    Table.ROUTE: "The way to the target: a port here, an overlay and the node behind it, the uplinks, or the tenant's "
-    "space, for services, names, the host and the world; on a segment only to who is spoken to by MAC, or by the "
-    "gateway. What answers a connection that came from the space goes back there. Gateways answer to echo requests. "
-    "Packets without a connection are dropped. Writes the port to leave by, and what kind of one it is.",
-    Table.SERVICE: "Writes the protocol of the connection and the port that its first packet went to; of SCTP, of "
-    "which not every tracker knows ports, the packet's own. What is asked of the space itself is not judged.",
-    Table.ASKS: "The number of who opened the connection (`weft.domain.policy.policymap.policy_state`).",
-    Table.ANSWERS: "The number of who it was opened to.",
-    Table.PLACES: "What is decided by where a packet comes from and goes to: nothing passes from overlay to overlay, "
-    "or to and from a port that is nobody's; what a node does not know is judged by the node that does.",
-    Table.EGRESS: "The rows of who asks: writes the outcome.",
-    Table.EGRESS_MET: "Counts outcomes, and drops where they refuse.",
-    Table.INGRESS: "The rows of who answers: writes the outcome.",
-    Table.INGRESS_MET: "Counts outcomes, and drops where they refuse.",
-    Table.MARKING: "Packets of workloads whose group's profile says so get its DSCP, and pass the meter of "
-    "what the port sends where there is one.",
-    Table.INWARD: "Packets to a port whose workload asked for a limit pass the meter of what goes to it.",
-    Table.LEAVE: "New connections are remembered, and datagrams in pieces put together once more; all else leaves by "
-    "the port that was found.",
-    Table.WHOLE: "What was let pass whole leaves by the port that was found. Later pieces are not judged, because none "
-    "comes so far without the first.",
+    Table.CLASSIFIER: "Classify packets by ingress port and VLAN tag, write `tenant` and `pkt_source`, and enforce "
+    "SpoofGuard: a workload port may only send with its own MAC and addresses.",
+    Table.ARP_RESPONDER: "Answer ARP requests of workloads, and turn neighbour solicitations into advertisements; "
+    "in bridge mode with `arpMode` flood pass them on to Flood.",
+    Table.ND_RESPONDER: "Fill in the fields of neighbour advertisements that ARPResponder made, and send them back.",
+    Table.FLOOD: "Forward ARP and neighbour discovery on a segment, to the owner of the target or, with `arpMode` "
+    "flood, to all members.",
+    Table.CONNTRACK_ZONE: "Send packets through conntrack in the tenant's zone.",
+    Table.L3_FORWARDING: "Find the output port (workload, tunnel, uplink or tenant netns), rewrite MACs, decrement the "
+    "TTL, answer echo requests to gateways, and drop packets of invalid connections.",
+    Table.L4_KEY: "Load protocol and destination port of the connection (for SCTP, of the packet); skip policy for "
+    "service VIPs and DNS, which the tenant netns handles.",
+    Table.SRC_IDENTITY: "Map the source address of the connection to an identity "
+    "(`weft.domain.policy.policymap.policy_state`).",
+    Table.DST_IDENTITY: "Map the destination address of the connection to an identity.",
+    Table.LOCALITY_CHECK: "Drop tunnel-to-tunnel transit and packets of workloads without an identity; leave packets "
+    "with an unknown identity to the node that knows it.",
+    Table.EGRESS_RULE: "Look up the policy entries of the source identity, and write `verdict`.",
+    Table.EGRESS_METRIC: "Count egress verdicts, and drop denied packets.",
+    Table.INGRESS_RULE: "Look up the policy entries of the destination identity, and write `verdict`.",
+    Table.INGRESS_METRIC: "Count ingress verdicts, and drop denied packets.",
+    Table.EGRESS_METER: "Set the DSCP of packets from workloads with a QoS profile, and apply the meter for what the "
+    "workload sends.",
+    Table.INGRESS_METER: "Apply the meter for what is sent to a workload.",
+    Table.CONNTRACK_COMMIT: "Commit new connections, reassemble fragmented datagrams again, and output the rest.",
+    Table.OUTPUT: "Output datagrams that ConntrackCommit reassembled; later fragments skip policy, because none gets "
+    "here without the first one.",
 }
 
-TENANT, ASKS, ANSWERS, OUTCOME, LEAVES_BY = "reg0", "reg1", "reg2", "reg3", "reg4"
-CAME_FROM, GOES_TO, PROTOCOL, PORT, SCRATCH = "reg5", "reg6", "reg7", "reg8", "reg9"
-SEGMENT, MARK = "reg10", "reg11"
+TENANT, SRC_IDENTITY, DST_IDENTITY, VERDICT, OUTPUT_PORT = "reg0", "reg1", "reg2", "reg3", "reg4"
+PKT_SOURCE, PKT_DESTINATION, L4_PROTOCOL, L4_DST_PORT, SCRATCH = "reg5", "reg6", "reg7", "reg8", "reg9"
+SEGMENT, CT_MARK = "reg10", "reg11"
 
-REGISTERS: Final[dict[str, str]] = {
-    TENANT: "the tenant, by its number on this node, which is its zone of the connection tracker too",
-    ASKS: "the number of who opened the connection",
-    ANSWERS: "the number of who it was opened to",
-    OUTCOME: "the outcome that a row gave, or a reason of our own to refuse the packet",
-    LEAVES_BY: "the port the packet leaves by",
-    CAME_FROM: "where the packet came from: 1 a workload, 2 another node, 3 an uplink, where anybody may be, "
-    "4 the tenant's space",
-    GOES_TO: "where it goes to: the same",
-    PROTOCOL: "the connection's protocol",
-    PORT: "the port that the connection's first packet went to",
-    SCRATCH: "for exchanging two fields",
-    SEGMENT: "the segment that the packet is on, in bridge mode",
-    MARK: "what a new connection is marked with: 1 the space opened it, 2 it asks something of the space",
+# Each register with its name and what it holds.
+REGISTERS: Final[dict[str, tuple[str, str]]] = {
+    TENANT: ("tenant", "node-local tenant ID, which is also the tenant's conntrack zone"),
+    SRC_IDENTITY: ("src_identity", "identity of the connection's source"),
+    DST_IDENTITY: ("dst_identity", "identity of the connection's destination"),
+    VERDICT: ("verdict", "verdict of the policy entry, or a built-in drop reason"),
+    OUTPUT_PORT: ("output_port", "output port"),
+    PKT_SOURCE: ("pkt_source", "kind of the ingress port: 1 local workload, 2 remote node, 3 uplink, 4 tenant netns"),
+    PKT_DESTINATION: ("pkt_destination", "kind of the output port, with the same values"),
+    L4_PROTOCOL: ("l4_protocol", "IP protocol of the connection"),
+    L4_DST_PORT: ("l4_dst_port", "destination port of the connection's first packet"),
+    SCRATCH: ("scratch", "temporary, for swapping two fields"),
+    SEGMENT: ("segment", "segment of the packet in bridge mode, else 0"),
+    CT_MARK: ("ct_mark", "mark of a new connection: 1 opened by the tenant netns, 2 addressed to the tenant netns"),
 }
 
-FROM_WORKLOAD, FROM_NODE, FROM_WIRE, FROM_SPACE = 1, 2, 3, 4
+# Values of `PKT_SOURCE` and `PKT_DESTINATION`. Anybody may send from an uplink, only Weft nodes from a tunnel.
+LOCAL_WORKLOAD, REMOTE_NODE, UPLINK, TENANT_NETNS = 1, 2, 3, 4
 
 
 def reference() -> str:
-    """The page about all this."""
+    """Render docs/reference/ovs-tables.md."""
     lines = [
-        "# The tables of the ovs datapath",
+        "# Tables of the ovs datapath",
         "",
-        "Made from `weft.adapters.ovs.pipeline.tables` by `make docs`. A packet goes through the tables in the order of their",
-        "numbers; what no flow of a table speaks of is dropped there. All flows of ours have the cookie",
-        "`0x77656674…`; flows of others on the same bridge are left alone.",
+        "Generated from `weft.adapters.ovs.pipeline.tables` by `make docs`. A packet passes the tables in ascending",
+        "order; a table drops what none of its flows matches. Flows of Weft have the cookie `0x77656674…`; Weft does",
+        "not touch other flows of the bridge. `ovs-ofctl --names dump-flows` shows the names.",
         "",
-        "| table | name | what happens there |",
+        "| table | name | purpose |",
         "|---|---|---|",
-        *(f"| {table.value} | {table.name.lower()} | {purpose} |" for table, purpose in PURPOSES.items()),
+        *(f"| {table.value} | {NAMES[table]} | {purpose} |" for table, purpose in PURPOSES.items()),
         "",
-        "| register | holds |",
-        "|---|---|",
-        *(f"| {name} | {meaning} |" for name, meaning in REGISTERS.items()),
+        "| register | name | holds |",
+        "|---|---|---|",
+        *(f"| {register} | {name} | {meaning} |" for register, (name, meaning) in REGISTERS.items()),
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,52 +1,53 @@
-"""The way between the switch and a tenant's space: who passes it, as flows (pure).
+"""Flows between the integration bridge and tenant network namespaces (pure).
 
-A space (`spaces`) is a namespace beside the switch, with the kernel's own means: gateways, names, services, the host.
-It stands on two legs, ports of the switch. Workloads send there what is for the space, for a service or for nobody
-they know. What a service's call becomes comes back by a leg, as from the workload itself to who answers, and is judged
-then. The answers to what came by a leg go back to it, so that the space can translate them.
+A tenant netns (`weft.adapters.ovs.tenant_netns`) is attached by two internal ports. The kernel there has the gateways,
+DNS sockets, service load balancing and the link to the host. Workloads send it packets to gateways, service VIPs and
+destinations outside the tenant. After DNAT a service packet comes back by such a port, from the workload's address to
+that of the backend, and passes policy then. Replies of connections that came from the netns go back to it, so that it
+can reverse the translation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
 
-from weft.adapters.netns.nft.policy_chains import BETWEEN, SPOOFED
+from weft.adapters.netns.devices import NETNS_PORT_PREFIX
+from weft.adapters.netns.drop_reasons import DROP_CROSS_NETWORK, DROP_SPOOFED
 from weft.adapters.ovs.openflow.actions import Action, SetField
 from weft.adapters.ovs.openflow.fields import match
 from weft.adapters.ovs.openflow.flows import Flow
 from weft.adapters.ovs.pipeline.context import (
-    ANSWERS,
+    CS_TRACKED,
     ETHER_TYPES,
-    TRACKED,
+    REPLY_DIRECTION,
     Conditions,
     FlowContext,
     address_condition,
-    prefix_of,
-    refused,
+    drop_with_reason,
+    host_prefix,
 )
 from weft.adapters.ovs.pipeline.forwarding import (
     GATEWAY,
     LOCAL,
-    PORT_MAC_NUMBER,
-    VOICE,
-    neighbour,
-    sent_to_node,
-    to,
-    way_beyond,
+    PORT_MAC_INT,
+    SPOOFGUARD,
+    arp_nd_responder,
+    forward_to_node,
+    path_to_nodes,
+    to_prefix,
 )
-from weft.adapters.ovs.pipeline.l2 import UNROUTED, by_gateway
-from weft.adapters.ovs.pipeline.policy import ASKED_OF_SPACE
+from weft.adapters.ovs.pipeline.l2 import UNROUTED, to_gateway
+from weft.adapters.ovs.pipeline.policy import TO_NETNS
 from weft.adapters.ovs.pipeline.tables import (
-    CAME_FROM,
-    FROM_SPACE,
-    FROM_WIRE,
-    FROM_WORKLOAD,
-    GOES_TO,
-    LEAVES_BY,
-    MARK,
+    CT_MARK,
+    LOCAL_WORKLOAD,
+    OUTPUT_PORT,
+    PKT_DESTINATION,
+    PKT_SOURCE,
     SEGMENT,
     TENANT,
+    TENANT_NETNS,
+    UPLINK,
     Table,
 )
 from weft.domain.desired.segments import Segment
@@ -57,116 +58,130 @@ from weft.domain.loadbalancer.cluster_dns import DNS_PORT
 from weft.domain.loadbalancer.state import Vip
 from weft.domain.policy.model.protocols import TCP, UDP
 
-LEG_PREFIX: Final = "wl"
-# Marks of connections: opened by a leg, or a question to the space itself, which is not for policy to answer.
-OPENED_BY_SPACE, ASKS_SPACE = 1, 2
-_FORGED, _SERVICE, _BACK, _BACK_ON_SEGMENT = GATEWAY + 20, GATEWAY + 10, GATEWAY - 20, GATEWAY - 21
-_NAMES, _OWN, _OTHERS = GATEWAY - 30, GATEWAY - 40, GATEWAY - 50
-# Priorities in `ROUTE`. An address of a service may be told of as a gateway's too.
-_OUT_OF_SEGMENT, _WAY_OUT = UNROUTED + 1, 0
+# Values of `ct_mark`: the connection came from the tenant netns, or is addressed to it, which exempts it from policy.
+MARK_FROM_NETNS, MARK_TO_NETNS = 1, 2
+# Priorities in `L3_FORWARDING`. A VIP wins over a gateway with the same address.
+_SPOOFED_HOST, _SERVICE, _REPLY, _REPLY_ON_SEGMENT = GATEWAY + 20, GATEWAY + 10, GATEWAY - 20, GATEWAY - 21
+_DNS, _OWN_GATEWAY, _OTHER_GATEWAY = GATEWAY - 30, GATEWAY - 40, GATEWAY - 50
+_OUT_OF_SEGMENT, _DEFAULT_ROUTE = UNROUTED + 1, 0
 _PORT_FIELDS = {TCP: "tcp_dst", UDP: "udp_dst"}
 
-assert LOCAL < _OTHERS
+# Packets to a gateway must not match the flows of workloads.
+assert LOCAL < _OTHER_GATEWAY
 
 
-def near_leg(tenant: int) -> str:
-    """The leg by which workloads of this node and their space reach each other, by the tenant's number."""
-    return f"{LEG_PREFIX}{tenant}"
+def local_netns_port(tenant: int) -> str:
+    """The port between the netns and workloads of this node, by tenant ID."""
+    return f"{NETNS_PORT_PREFIX}{tenant}"
 
 
-def far_leg(tenant: int) -> str:
-    """The leg by which a space reaches workloads of other nodes."""
-    return f"{LEG_PREFIX}{tenant}x"
+def remote_netns_port(tenant: int) -> str:
+    """The port from the netns to workloads of other nodes, by tenant ID."""
+    return f"{NETNS_PORT_PREFIX}{tenant}x"
 
 
-def legs_of(tenants: Mapping[TenantName, int]) -> dict[str, TenantName]:
-    """The legs of some tenants, and whose they are."""
-    return {name: tenant for tenant, number in tenants.items() for name in (near_leg(number), far_leg(number))}
+def netns_ports(tenants: Mapping[TenantName, int]) -> dict[str, TenantName]:
+    """The netns ports of tenants, each with its tenant."""
+    return {
+        name: tenant
+        for tenant, number in tenants.items()
+        for name in (local_netns_port(number), remote_netns_port(number))
+    }
 
 
 def base_flows() -> Iterator[Flow]:
-    """What the space is asked, and what it answers, passes whatever policy says.
+    """Skip policy for connections to the netns itself, in both directions.
 
-    What goes on to the same address when that is somebody else's is judged as all else.
+    The netns port is matched too: a packet that the netns forwards with the same address to a workload passes policy.
     """
-    for kind in ETHER_TYPES.values():
-        for place in (CAME_FROM, GOES_TO):
-            asked: Conditions = {"eth_type": kind, "ct_state": (TRACKED, TRACKED), "ct_mark": ASKS_SPACE}
-            yield Flow(Table.SERVICE, ASKED_OF_SPACE, match({**asked, place: FROM_SPACE}), (), Table.MARKING)
+    for ether_type in ETHER_TYPES.values():
+        for locality in (PKT_SOURCE, PKT_DESTINATION):
+            ct_state = CS_TRACKED, CS_TRACKED
+            exempt: Conditions = {"eth_type": ether_type, "ct_state": ct_state, "ct_mark": MARK_TO_NETNS}
+            conditions = match({**exempt, locality: TENANT_NETNS})
+            yield Flow(Table.L4_KEY, TO_NETNS, conditions, (), Table.EGRESS_METER)
 
 
-def space_flows(part: TenantNetns, ground: FlowContext) -> Iterator[Flow]:
-    """What comes from the space speaks for whom it says; answers find their way back, and others the way out."""
-    tenant = ground.tenants[part.tenant]
-    for name in (near_leg(tenant), far_leg(tenant)):
-        for kind in ETHER_TYPES.values() if name in ground.ports else ():
-            known = (SetField(TENANT, tenant), SetField(CAME_FROM, FROM_SPACE), SetField(MARK, OPENED_BY_SPACE))
-            arrives: Conditions = {"in_port": ground.ports[name], "eth_type": kind}
-            yield Flow(Table.ARRIVAL, VOICE, match(arrives), known, Table.TRACK)
-    leads = _to_space(part.tenant, ground)
-    for kind in ETHER_TYPES.values() if leads else ():
-        own: Conditions = {TENANT: tenant, "eth_type": kind}
-        back = {**own, **ANSWERS, "ct_mark": OPENED_BY_SPACE}
-        yield Flow(Table.ROUTE, _BACK, match(back), leads, Table.SERVICE)
-        asks: Conditions = {**own, CAME_FROM: FROM_WORKLOAD, SEGMENT: 0}
-        yield Flow(Table.ROUTE, _WAY_OUT, match(asks), leads, Table.SERVICE)
+def tenant_flows(item: TenantNetns, context: FlowContext) -> Iterator[Flow]:
+    """Classify packets from the netns, return replies to it, and make it the default route of workloads."""
+    tenant = context.tenants[item.tenant]
+    classified = SetField(TENANT, tenant), SetField(PKT_SOURCE, TENANT_NETNS), SetField(CT_MARK, MARK_FROM_NETNS)
+    for name in (local_netns_port(tenant), remote_netns_port(tenant)):
+        for ether_type in ETHER_TYPES.values() if name in context.ports else ():
+            # No SpoofGuard here: the netns sends with the addresses of workloads whose packets it translates.
+            ingress: Conditions = {"in_port": context.ports[name], "eth_type": ether_type}
+            yield Flow(Table.CLASSIFIER, SPOOFGUARD, match(ingress), classified, Table.CONNTRACK_ZONE)
+    to_netns = _to_netns(item.tenant, context)
+    for ether_type in ETHER_TYPES.values() if to_netns else ():
+        packets: Conditions = {TENANT: tenant, "eth_type": ether_type}
+        reply = {**packets, **REPLY_DIRECTION, "ct_mark": MARK_FROM_NETNS}
+        yield Flow(Table.L3_FORWARDING, _REPLY, match(reply), to_netns, Table.L4_KEY)
+        unrouted: Conditions = {**packets, PKT_SOURCE: LOCAL_WORKLOAD, SEGMENT: 0}
+        yield Flow(Table.L3_FORWARDING, _DEFAULT_ROUTE, match(unrouted), to_netns, Table.L4_KEY)
 
 
-def segment_flows(part: Segment, ground: FlowContext) -> Iterator[Flow]:
-    """What workloads of a segment send to their gateway, for nobody whom the tenant knows, is for the space."""
-    leads = _to_space(part.tenant, ground)
-    for kind in ETHER_TYPES.values() if leads else ():
-        asks = {**by_gateway(ground.tenants[part.tenant]), SEGMENT: part.number, "eth_type": kind}
-        yield Flow(Table.ROUTE, _OUT_OF_SEGMENT, match(asks), leads, Table.SERVICE)
+def segment_flows(item: Segment, context: FlowContext) -> Iterator[Flow]:
+    """Make the netns the default route of workloads on a segment, for packets to the gateway MAC."""
+    to_netns = _to_netns(item.tenant, context)
+    for ether_type in ETHER_TYPES.values() if to_netns else ():
+        unrouted = {**to_gateway(context.tenants[item.tenant]), SEGMENT: item.number, "eth_type": ether_type}
+        yield Flow(Table.L3_FORWARDING, _OUT_OF_SEGMENT, match(unrouted), to_netns, Table.L4_KEY)
 
 
-def gateway_flows(part: Gateway, ground: FlowContext) -> Iterator[Flow]:
-    """A gateway is in the space, for those of its own segment. Who may ask it for names is for netdns to say."""
-    if leads := _to_space(part.tenant, ground):
-        calls = _calls(part, ground)
-        asks: Conditions = {**calls, SEGMENT: part.segment}
-        yield Flow(Table.ROUTE, _OWN, match(asks), leads, Table.SERVICE)
+def gateway_flows(item: Gateway, context: FlowContext) -> Iterator[Flow]:
+    """Forward packets for a gateway to the netns, from its own segment only. DNS is exempt from policy."""
+    if to_netns := _to_netns(item.tenant, context):
+        from_workload = _from_workload_to(item, context)
+        own_segment: Conditions = {**from_workload, SEGMENT: item.segment}
+        yield Flow(Table.L3_FORWARDING, _OWN_GATEWAY, match(own_segment), to_netns, Table.L4_KEY)
+        exempt = *to_netns, SetField(CT_MARK, MARK_TO_NETNS)
         for protocol, field in _PORT_FIELDS.items():
-            names = {**asks, "ip_proto": protocol, field: DNS_PORT}
-            yield Flow(Table.ROUTE, _NAMES, match(names), (*leads, SetField(MARK, ASKS_SPACE)), Table.MARKING)
-        if part.segment:
-            yield Flow(Table.ROUTE, _OTHERS, match(calls), refused(BETWEEN))
+            # netdns decides by itself who may query.
+            dns = {**own_segment, "ip_proto": protocol, field: DNS_PORT}
+            yield Flow(Table.L3_FORWARDING, _DNS, match(dns), exempt, Table.EGRESS_METER)
+        if item.segment:
+            dropped = drop_with_reason(DROP_CROSS_NETWORK)
+            yield Flow(Table.L3_FORWARDING, _OTHER_GATEWAY, match(from_workload), dropped)
 
 
-def vip_flows(part: Vip, ground: FlowContext) -> Iterator[Flow]:
-    """Services are balanced in the space; no rule speaks about their addresses."""
-    yield neighbour({TENANT: ground.tenants[part.tenant]}, prefix_of(part.address), priority=GATEWAY)
-    if leads := _to_space(part.tenant, ground):
-        asked = (*leads, SetField(MARK, ASKS_SPACE))
-        yield Flow(Table.ROUTE, _SERVICE, match(_calls(part, ground)), asked, Table.MARKING)
+def vip_flows(item: Vip, context: FlowContext) -> Iterator[Flow]:
+    """Forward packets for a service VIP to the netns, which load-balances. Policy applies to the backend instead."""
+    yield arp_nd_responder({TENANT: context.tenants[item.tenant]}, host_prefix(item.address), priority=GATEWAY)
+    if to_netns := _to_netns(item.tenant, context):
+        exempt = *to_netns, SetField(CT_MARK, MARK_TO_NETNS)
+        to_vip = match(_from_workload_to(item, context))
+        yield Flow(Table.L3_FORWARDING, _SERVICE, to_vip, exempt, Table.EGRESS_METER)
 
 
-def host_flows(part: HostLink, ground: FlowContext) -> Iterator[Flow]:
-    """Nobody beyond the uplinks is this node's host, which policy lets in whatever it says."""
-    for address in part.addresses:
-        speaks = address_condition(address.family, v4="ip_src", v6="ipv6_src", prefix=prefix_of(address))
-        claims: Conditions = {TENANT: ground.tenants[part.tenant], CAME_FROM: FROM_WIRE, **speaks}
-        yield Flow(Table.ROUTE, _FORGED, match(claims), refused(SPOOFED))
+def host_flows(item: HostLink, context: FlowContext) -> Iterator[Flow]:
+    """Drop packets from the uplinks that spoof an address of this host, which policy always allows."""
+    for address in item.addresses:
+        from_host = address_condition(address.family, v4="ip_src", v6="ipv6_src", prefix=host_prefix(address))
+        spoofed: Conditions = {TENANT: context.tenants[item.tenant], PKT_SOURCE: UPLINK, **from_host}
+        yield Flow(Table.L3_FORWARDING, _SPOOFED_HOST, match(spoofed), drop_with_reason(DROP_SPOOFED))
 
 
-def homeward_flows(part: RemoteHostReturnRoute, ground: FlowContext) -> Iterator[Flow]:
-    """What answers the host of another node goes back by the overlay or the uplinks, as the call came."""
-    if way := way_beyond(part.vni, ground):
-        back: Conditions = {**_calls(part, ground), **ANSWERS, "ct_mark": 0}
-        routed = sent_to_node(part.vtep, way, ground)
-        yield Flow(Table.ROUTE, _BACK, match({**back, SEGMENT: 0}), routed, Table.SERVICE)
-        on_segment = sent_to_node(part.vtep, way, ground, on_segment=True)
-        yield Flow(Table.ROUTE, _BACK_ON_SEGMENT, match(back), on_segment, Table.SERVICE)
+def remote_host_return_flows(item: RemoteHostReturnRoute, context: FlowContext) -> Iterator[Flow]:
+    """Return replies to the host of another node by the overlay or uplinks, as the request came."""
+    if path := path_to_nodes(item.vni, context):
+        # Connections with a mark go through the netns of this node.
+        reply: Conditions = {**_from_workload_to(item, context), **REPLY_DIRECTION, "ct_mark": 0}
+        routed = forward_to_node(item.vtep, path, context)
+        yield Flow(Table.L3_FORWARDING, _REPLY, match({**reply, SEGMENT: 0}), routed, Table.L4_KEY)
+        on_segment = forward_to_node(item.vtep, path, context, on_segment=True)
+        yield Flow(Table.L3_FORWARDING, _REPLY_ON_SEGMENT, match(reply), on_segment, Table.L4_KEY)
 
 
-def _calls(part: Gateway | Vip | RemoteHostReturnRoute, ground: FlowContext) -> Conditions:
-    """What workloads of a tenant send to an address."""
-    return {TENANT: ground.tenants[part.tenant], CAME_FROM: FROM_WORKLOAD, **to(prefix_of(part.address))}
+def _from_workload_to(item: Gateway | Vip | RemoteHostReturnRoute, context: FlowContext) -> Conditions:
+    """Match what workloads of the tenant send to an address."""
+    tenant = context.tenants[item.tenant]
+    return {TENANT: tenant, PKT_SOURCE: LOCAL_WORKLOAD, **to_prefix(host_prefix(item.address))}
 
 
-def _to_space(tenant: TenantName, ground: FlowContext) -> tuple[Action, ...]:
-    """Nothing while the space has no leg. The space is the hop that is counted."""
-    port = ground.ports.get(near_leg(ground.tenants[tenant]))
+def _to_netns(tenant: TenantName, context: FlowContext) -> tuple[Action, ...]:
+    """Forward to the tenant netns; no actions while it has no port."""
+    port = context.ports.get(local_netns_port(context.tenants[tenant]))
     if not port:
         return ()
-    return SetField("eth_dst", PORT_MAC_NUMBER), SetField(LEAVES_BY, port), SetField(GOES_TO, FROM_SPACE)
+    # No TTL decrement: the kernel in the netns is the router.
+    return SetField("eth_dst", PORT_MAC_INT), SetField(OUTPUT_PORT, port), SetField(PKT_DESTINATION, TENANT_NETNS)

@@ -1,11 +1,11 @@
-"""The machine's devices that are ports of the switch: host ends of workloads, a vxlan device for each overlay, legs.
+"""The kernel devices behind OVS ports: workload ports, netns ports, and a VXLAN device for each overlay.
 
-They are in the namespace of the switch itself, and known as ours by their names. They have no addresses: the machine's
-own stack has no part in what goes through them (`guard`).
+They are in the netns of ovs-vswitchd, and recognised by their name prefixes. They have no addresses: the host's network
+stack must not see their packets (`weft.adapters.ovs.ports.reconcile`).
 
-The switch makes host ends and legs itself, as internal ports, and a macvlan stands on each, in the namespace it leads
-to. Where the switch forwards in its own process that is a tap, which it asks for packets at a fraction of what a veth
-costs it, whether there are any or not (docs/adr/0012). Host ends that older agents made are veths, and stay so.
+OVS creates workload and netns ports itself, as internal ports. The other end is a macvlan in passthru mode on top of
+each, in the netns of the pod or tenant. With the userspace datapath an internal port is a tap, which costs ovs-vswitchd
+a fraction of polling a veth (docs/adr/0012). Workload ports of older agents are veths and stay so.
 """
 
 from __future__ import annotations
@@ -16,271 +16,295 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft.adapters.netns import pod_netns
-from weft.adapters.netns.kernel_state import REAPED_GROUP, overlay_hop_mac, overlay_mac, overlay_name
-from weft.adapters.netns.nft.policy_chains import OVERLAY_PREFIX, PORT_PREFIX
-from weft.adapters.ovs.ovsdb.external_ids import owner_marks
-from weft.adapters.ovs.pipeline.tenant_netns_flows import LEG_PREFIX
+from weft.adapters.netns.devices import (
+    DELETED_POD_LINK_PREFIX,
+    NETNS_PORT_PREFIX,
+    OVERLAY_PREFIX,
+    PORT_PREFIX,
+    REAPED_GROUP,
+    overlay_hop_mac,
+    overlay_mac,
+    overlay_name,
+)
+from weft.adapters.ovs.ovsdb.external_ids import owner_external_ids
 from weft.domain.addresses import Address, parse_address
 from weft.domain.desired.segments import RemoteMac
 from weft.domain.desired.state import Overlay, VxlanPeer
 from weft.domain.errors import Conflict, DatapathFault, Invalid, NotFound
 from weft.kernel.netlink.link import (
-    LINKS,
     Device,
     Link,
     Vxlan,
-    add_name,
-    alter_link,
-    alter_protocols,
+    add_altname,
+    change_address_settings,
+    change_link,
     create_macvlan,
     create_vxlan,
     delete_group,
-    gone_is_fine,
+    ignore_missing_device,
     read_link,
     read_links,
 )
-from weft.kernel.netlink.neigh import EVERYONE, Forwarding, drop_forwarding, put_forwarding, read_forwardings
-from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
+from weft.kernel.netlink.neigh import DEFAULT_FDB_MAC, FdbEntry, drop_fdb_entry, put_fdb_entry, read_fdb
+from weft.kernel.netlink.socket import NetlinkSocket
 from weft.kernel.netns import Namespace
+from weft.kernel.uapi.netlink import NETLINK_ROUTE
+from weft.kernel.uapi.rtnetlink import RTNLGRP_LINK
 from weft.ports.datapath import EndpointConfig
 
-_LEAVING_PREFIX = "wgone"
-_LONGEST_ALIAS = 255
-_SOON_S, _MOST_NEWS = 1.0, 1000
-# What the kernel calls the internal ports of a switch: of its own process, and of the kernel's module.
-_TAP, _KERNELS_OWN = "tun", "openvswitch"
+# IFALIASZ without the terminating zero.
+_MAX_ALIAS = 255
+# How long `bring_up_ports` waits for devices, and how many link notifications it reads at once.
+_BRING_UP_S, _MAX_NOTIFICATIONS = 1.0, 1000
+# IFLA_INFO_KIND of internal ports: of the userspace datapath, and of the kernel module.
+_TAP, _OVS_INTERNAL = "tun", "openvswitch"
 
-# What an overlay's device has entries for: another node, or who is there on a segment.
-Way = VxlanPeer | RemoteMac
+# State items that become FDB entries of an overlay device: a node, or a remote endpoint on a segment.
+FdbItem = VxlanPeer | RemoteMac
 
 
 class Devices:
-    """See the module. `vtep` is where our tunnels end."""
+    """Create, configure and delete the devices. `vtep` is the local address of tunnels."""
 
     def __init__(self, namespace: Namespace, netlink: NetlinkSocket, *, vtep: Address, port: int, mtu: int) -> None:
         self._namespace = namespace
         self._netlink = netlink
-        self._news = NetlinkSocket(ROUTE, namespace=namespace)
-        self._news.join(LINKS)
+        self._link_events = NetlinkSocket(NETLINK_ROUTE, namespace=namespace)
+        self._link_events.join_group(RTNLGRP_LINK)
         self._vtep, self._port, self._mtu = vtep, port, mtu
 
     def close(self) -> None:
-        self._news.close()
+        self._link_events.close()
 
     def read(self) -> dict[str, Link]:
-        """Those that are there to stay, by what they are known by."""
+        """All our devices by port name, without those that wait for deletion."""
         return {
-            _known_as(link): link
+            _port_name(link): link
             for link in read_links(self._netlink)
-            if link.name.startswith((PORT_PREFIX, OVERLAY_PREFIX, LEG_PREFIX)) and link.group != REAPED_GROUP
+            if link.name.startswith((PORT_PREFIX, OVERLAY_PREFIX, NETNS_PORT_PREFIX)) and link.group != REAPED_GROUP
         }
 
     def put_overlay(self, overlay: Overlay) -> str:
-        """The name of the overlay's device, which is there and up."""
+        """Create the VXLAN device of an overlay, if missing, and set it up; its name."""
         name = overlay_name(overlay.vni)
         if read_link(self._netlink, name) is None:
             tunnel = Vxlan(vni=overlay.vni, port=self._port, local=self._vtep)
             self._netlink.send_batch([create_vxlan(Device(name=name, mtu=self._mtu), tunnel)])
-        link = self._find(name)
-        self._netlink.send_batch([alter_protocols(link.index, link_local=False), alter_link(link.index, up=True)])
+        link = self._require(name)
+        self._netlink.send_batch(
+            [change_address_settings(link.index, link_local=False), change_link(link.index, up=True)]
+        )
         return name
 
-    def raise_all(self, links: Iterable[Link]) -> list[str]:
-        """All are up; the names of those that were not."""
+    def set_links_up(self, links: Iterable[Link]) -> list[str]:
+        """Set devices up; the names of those that were down."""
         down = [link for link in links if not link.up]
-        self._netlink.send_batch([alter_link(link.index, up=True) for link in down])
+        self._netlink.send_batch([change_link(link.index, up=True) for link in down])
         return [link.name for link in down]
 
-    def refuse_taken(self, wiring: EndpointConfig) -> None:
-        """`Conflict` when one end's name is taken, `NotFound` when the workload's namespace is gone."""
-        with pod_netns.inside(wiring, home=self._namespace) as (_, inside):
-            if read_link(inside, wiring.interface) is not None:
-                raise Conflict(f"interface {wiring.interface} is in {wiring.netns} already", field="CNI_IFNAME")
-        if read_link(self._netlink, wiring.port.interface) is not None:
-            raise Conflict(f"the host end {wiring.port.interface} is there already")
+    def check_names_free(self, config: EndpointConfig) -> None:
+        """`Conflict` if the interface name exists in the pod or on the host, `NotFound` if the pod's netns is gone."""
+        with pod_netns.open_netns(config, home=self._namespace) as (_, pod_netlink):
+            if read_link(pod_netlink, config.interface) is not None:
+                raise Conflict(f"interface {config.interface} already exists in {config.netns}", field="CNI_IFNAME")
+        if read_link(self._netlink, config.port.interface) is not None:
+            raise Conflict(f"host interface {config.port.interface} already exists")
 
-    def raise_made(self, wirings: Iterable[EndpointConfig]) -> None:
-        """Raise host ends as soon as the switch has made them; what does not come soon is left to `plug`.
+    def bring_up_ports(self, configs: Iterable[EndpointConfig]) -> None:
+        """Set workload ports up as soon as OVS has created them; `plug` does it for those that come late.
 
-        The switch sends nothing to a device before it has heard that it is up. That it hears as soon as it is done with
-        the round in which it makes the device, and else after its next one.
+        ovs-vswitchd sends nothing to a device before it has seen it up. It sees that at the end of the iteration in
+        which it creates the device if the device is up by then, otherwise one iteration later.
         """
-        waiting = {wiring.port.interface: wiring for wiring in wirings}
-        until = time.monotonic() + _SOON_S
+        waiting = {config.port.interface: config for config in configs}
+        until = time.monotonic() + _BRING_UP_S
         while (left := until - time.monotonic()) > 0:
-            for _ in self._news.read_unasked(most=_MOST_NEWS):
-                pass  # that there are some says enough
+            for _ in self._link_events.read_notifications(most=_MAX_NOTIFICATIONS):
+                pass  # only a wake-up: the links are read below
             for name in [*waiting]:
                 if (link := read_link(self._netlink, name)) is not None:
-                    with suppress(DatapathFault):  # it is gone again: whoever is to be joined to it finds out
-                        self._raise(link, waiting.pop(name))
+                    with suppress(DatapathFault):  # deleted again: `plug` reports that
+                        self._bring_up(link, waiting.pop(name))
             if not waiting:
                 return
-            self._news.wait(within=left)
+            self._link_events.wait(within=left)
 
-    def _raise(self, link: Link, wiring: EndpointConfig) -> None:
-        self._refuse_addresses(link)
-        told = alter_link(link.index, up=True, alias=_alias_of(wiring), mac=wiring.port.mac, mtu=wiring.mtu)
-        self._netlink.send_batch([told])
+    def _bring_up(self, link: Link, config: EndpointConfig) -> None:
+        self._disable_ipv6(link)
+        request = change_link(link.index, up=True, alias=_alias(config), mac=config.port.mac, mtu=config.mtu)
+        self._netlink.send_batch([request])
 
-    def raise_spares(self, names: Iterable[str]) -> None:
-        """Raise host ends of nobody, as far as they are there."""
+    def bring_up_pool_ports(self, names: Iterable[str]) -> None:
+        """Set pool ports up, as far as their devices exist."""
         for name in names:
-            with suppress(DatapathFault):  # as above
+            with suppress(DatapathFault):  # deleted meanwhile: the pool replaces it
                 if (link := read_link(self._netlink, name)) is not None:
-                    self._refuse_addresses(link)
-                    self._netlink.send_batch([alter_link(link.index, up=True)])
+                    self._disable_ipv6(link)
+                    self._netlink.send_batch([change_link(link.index, up=True)])
 
-    def _hand_over(self, link: Link, wiring: EndpointConfig) -> None:
-        """A host end of nobody is that of a workload, and known by its name."""
-        told = alter_link(link.index, up=True, alias=_alias_of(wiring), mac=wiring.port.mac)
-        self._netlink.send_batch([told, add_name(link.index, wiring.port.interface)])
+    def _assign(self, link: Link, config: EndpointConfig) -> None:
+        """Turn a pool port into a workload port. An altname makes it findable by the endpoint's interface name."""
+        request = change_link(link.index, up=True, alias=_alias(config), mac=config.port.mac)
+        self._netlink.send_batch([request, add_altname(link.index, config.port.interface)])
 
-    def _refuse_addresses(self, link: Link) -> None:
-        """Else it has a route, and the switch looks at every route whenever some device changes."""
+    def _disable_ipv6(self, link: Link) -> None:
+        """A link-local address would add a route, and ovs-vswitchd walks all routes whenever a device changes."""
         self._namespace.write_sysctls({f"net/ipv6/conf/{link.name}/disable_ipv6": "1"})
 
-    def plug(self, wiring: EndpointConfig, *, spare: str = "") -> bool:
-        """Join a workload to its host end, which the switch has made; the workload's end has all it needs.
+    def plug(self, config: EndpointConfig, *, pool_port: str = "") -> bool:
+        """Create the pod's end on top of a workload port, and configure it. `pool_port` names a device of the pool.
 
-        Whether the host end was up by now. It may be down again: the switch writes back flags that it has read before.
-        One that was made in advance is still called otherwise.
+        Returns whether the workload port was up. It may be down although it was set up before: ovs-vswitchd writes back
+        interface flags that it has read earlier.
         """
-        with pod_netns.inside(wiring, home=self._namespace) as (namespace, inside):
-            link = self._find(spare or wiring.port.interface)
-            if spare:
-                self._hand_over(link, wiring)
+        with pod_netns.open_netns(config, home=self._namespace) as (namespace, pod_netlink):
+            link = self._require(pool_port or config.port.interface)
+            if pool_port:
+                self._assign(link, config)
             elif not link.up:
-                self._raise(link, wiring)
-            end = Device(name=wiring.interface, mtu=wiring.mtu)
+                self._bring_up(link, config)
+            end = Device(name=config.interface, mtu=config.mtu)
             self._netlink.send_batch([create_macvlan(end, over=link.index, namespace=namespace.fd)])
-            made = read_link(inside, wiring.interface)
+            made = read_link(pod_netlink, config.interface)
             if made is None:
-                raise DatapathFault(f"interface {wiring.interface} is gone as soon as it was made")
-            pod_netns.configure_pod(wiring, made.index, namespace=namespace, inside=inside)
+                raise DatapathFault(f"interface {config.interface} disappeared after creation")
+            pod_netns.configure_pod(config, made.index, namespace=namespace, pod_netlink=pod_netlink)
         return link.up
 
     def has_no_peer(self, link: Link, netns: str) -> bool:
-        """Whether a host end has lost the workload's end, which was in the namespace at a path.
+        """Whether a workload port has lost the pod's end, which was in the netns at a path.
 
-        Where that is not known, nothing has been lost.
+        False if that is not known: a port must not be deleted on suspicion.
         """
-        if not has_macvlan(link) or link.listeners or not netns:
+        # A passthru macvlan that is up puts its lower device in promiscuous mode. Most ports end here.
+        if not is_internal_port(link) or link.promiscuous_users or not netns:
             return False
         try:
-            with Namespace.open(Path(netns)) as namespace, NetlinkSocket(ROUTE, namespace=namespace) as inside:
-                return _end_of(link, inside) is None  # it may only be down
-        except (NotFound, Invalid):  # a file is left where the namespace was
+            with (
+                Namespace.open(Path(netns)) as namespace,
+                NetlinkSocket(NETLINK_ROUTE, namespace=namespace) as pod_netlink,
+            ):
+                return _pod_end(link, pod_netlink) is None  # the macvlan may only be down
+        except (NotFound, Invalid):  # Invalid: the netns is gone, a plain file is left at its path
             return True
         except DatapathFault:
             return False
 
-    def unplug(self, wiring: EndpointConfig) -> None:
-        """The workload's end is down and under another name, ours is as good as gone; gone already is fine."""
-        link = read_link(self._netlink, wiring.port.interface)
+    def unplug(self, config: EndpointConfig) -> None:
+        """Rename the pod's end and set it down, and mark the port for deletion; missing devices are ignored."""
+        link = read_link(self._netlink, config.port.interface)
         if link is None or link.group == REAPED_GROUP:
             return
-        if wiring.netns:
-            self._free_name(wiring, link)
-        self.retire([link])
+        if config.netns:
+            self._release_name(config, link)
+        self.mark_for_reap([link])
 
-    def _free_name(self, wiring: EndpointConfig, link: Link) -> None:
-        with suppress(NotFound, Invalid), pod_netns.inside(wiring, home=self._namespace) as (_, inside), gone_is_fine():
-            if there := _end_of(link, inside):
-                away = [alter_link(there, up=False), alter_link(there, name=f"{_LEAVING_PREFIX}{there}")]
-                inside.send_batch([*pod_netns.deconfigure_pod(wiring, there), *away])
+    def _release_name(self, config: EndpointConfig, link: Link) -> None:
+        with (
+            suppress(NotFound, Invalid),
+            pod_netns.open_netns(config, home=self._namespace) as (_, pod_netlink),
+            ignore_missing_device(),
+        ):
+            if index := _pod_end(link, pod_netlink):
+                # The kernel renames only a device that is down.
+                rename = [change_link(index, up=False), change_link(index, name=f"{DELETED_POD_LINK_PREFIX}{index}")]
+                pod_netlink.send_batch([*pod_netns.deconfigure_pod(config, index), *rename])
 
-    def retire(self, links: Iterable[Link]) -> None:
-        """They are as good as gone: `reap` deletes them, but those that only the switch can delete."""
-        with gone_is_fine():
-            own = [link for link in links if link.kind != _KERNELS_OWN]
-            self._netlink.send_batch([alter_link(link.index, group=REAPED_GROUP) for link in own])
+    def mark_for_reap(self, links: Iterable[Link]) -> None:
+        """Mark devices for `reap`, except those that only the OVS kernel module can delete."""
+        with ignore_missing_device():
+            own = [link for link in links if link.kind != _OVS_INTERNAL]
+            self._netlink.send_batch([change_link(link.index, group=REAPED_GROUP) for link in own])
 
-    def are_there(self, names: Iterable[str]) -> set[str]:
-        """Those of some names that devices have."""
+    def existing_names(self, names: Iterable[str]) -> set[str]:
+        """The names that devices have."""
         return {name for name in names if read_link(self._netlink, name) is not None}
 
-    def retire_named(self, names: Iterable[str]) -> None:
-        self.retire(link for name in names if (link := read_link(self._netlink, name)) is not None)
+    def mark_named_for_reap(self, names: Iterable[str]) -> None:
+        self.mark_for_reap(link for name in names if (link := read_link(self._netlink, name)) is not None)
 
     def reap(self) -> None:
+        """Delete all marked devices with one request: the kernel takes as long for many as for one."""
         self._netlink.send_batch([delete_group(REAPED_GROUP)])
 
-    def differences(self, wiring: EndpointConfig) -> list[str]:
-        """What the wiring lacks on both ends, in words."""
-        link = read_link(self._netlink, wiring.port.interface)
+    def differences(self, config: EndpointConfig) -> list[str]:
+        """What differs from the configuration at both ends, for CNI CHECK."""
+        link = read_link(self._netlink, config.port.interface)
         if link is None:
-            return [f"host end {wiring.port.interface} is missing"]
-        found = [] if link.up else [f"host end {wiring.port.interface} is down"]
+            return [f"host interface {config.port.interface} is missing"]
+        found = [] if link.up else [f"host interface {config.port.interface} is down"]
         try:
-            with pod_netns.inside(wiring, home=self._namespace) as (_, inside):
-                return [*found, *pod_netns.differences(wiring, inside)]
+            with pod_netns.open_netns(config, home=self._namespace) as (_, pod_netlink):
+                return [*found, *pod_netns.differences(config, pod_netlink)]
         except NotFound as error:
             return [*found, error.message]
 
-    def converge_ways(self, ways: Iterable[Way], links: Mapping[str, Link]) -> list[str]:
-        """The overlays' devices know exactly these ways to other nodes; what was done, in words."""
-        wanted = {
-            each
-            for way in ways
-            if (link := links.get(overlay_name(way.vni))) is not None
-            for each in _forwardings(way, link)
+    def converge_fdb(self, items: Iterable[FdbItem], links: Mapping[str, Link]) -> list[str]:
+        """Make the FDB of overlay devices exactly these entries; a log of the changes."""
+        desired = {
+            entry
+            for item in items
+            if (link := links.get(overlay_name(item.vni))) is not None
+            for entry in _fdb_entries(item, link)
         }
         ours = {link.index for link in links.values()}
-        actual = {each for each in read_forwardings(self._netlink) if each.remote and each.link in ours}
-        self._netlink.send_batch([*map(drop_forwarding, actual - wanted), *map(put_forwarding, wanted - actual)])
-        return [f"added {each}" for each in wanted - actual] + [f"removed {each}" for each in actual - wanted]
+        actual = {entry for entry in read_fdb(self._netlink) if entry.remote and entry.link in ours}
+        self._netlink.send_batch([*map(drop_fdb_entry, actual - desired), *map(put_fdb_entry, desired - actual)])
+        return [f"added {entry}" for entry in desired - actual] + [f"removed {entry}" for entry in actual - desired]
 
-    def change_ways(self, *, drop: Iterable[Way], put: Iterable[Way]) -> None:
-        """No more of some ways, and others; those of a device that is gone went with it."""
+    def apply_fdb(self, *, drop: Iterable[FdbItem], put: Iterable[FdbItem]) -> None:
+        """Remove and add FDB entries. Those of a deleted device are gone with it."""
         requests = [
-            make(each)
-            for ways, make in ((drop, drop_forwarding), (put, put_forwarding))
-            for way in ways
-            if (link := read_link(self._netlink, overlay_name(way.vni))) is not None
-            for each in _forwardings(way, link)
+            make(entry)
+            for items, make in ((drop, drop_fdb_entry), (put, put_fdb_entry))
+            for item in items
+            if (link := read_link(self._netlink, overlay_name(item.vni))) is not None
+            for entry in _fdb_entries(item, link)
         ]
         if requests:
             self._netlink.send_batch(requests)
 
-    def _find(self, name: str) -> Link:
+    def _require(self, name: str) -> Link:
         link = read_link(self._netlink, name)
         if link is None:
-            raise DatapathFault(f"device {name} is gone as soon as it was made")
+            raise DatapathFault(f"device {name} disappeared after creation")
         return link
 
 
-def _known_as(link: Link) -> str:
-    """Its name, or that of the host end which it has become (`hand_over`)."""
-    return next((name for name in link.other_names if name.startswith(PORT_PREFIX)), link.name)
+def _port_name(link: Link) -> str:
+    """The name of its port: for one from the pool the altname that `_assign` added."""
+    return next((name for name in link.altnames if name.startswith(PORT_PREFIX)), link.name)
 
 
-def has_macvlan(link: Link) -> bool:
-    """Whether the switch has made a device."""
-    return link.kind in {_TAP, _KERNELS_OWN}
+def is_internal_port(link: Link) -> bool:
+    """Whether OVS created the device."""
+    return link.kind in {_TAP, _OVS_INTERNAL}
 
 
-def _end_of(link: Link, inside: NetlinkSocket) -> int | None:
-    """The index of the other end of a host end, in the namespace of a socket."""
-    if not has_macvlan(link):
+def _pod_end(link: Link, pod_netlink: NetlinkSocket) -> int | None:
+    """The ifindex of the pod's end of a workload port, in the netns of the socket."""
+    if not is_internal_port(link):
         return link.peer or None
-    stands = (each.index for each in read_links(inside) if each.kind == "macvlan" and each.peer == link.index)
-    return next(stands, None)
+    macvlans = (
+        other.index for other in read_links(pod_netlink) if other.kind == "macvlan" and other.peer == link.index
+    )
+    return next(macvlans, None)
 
 
-def _alias_of(wiring: EndpointConfig) -> str | None:
-    """What a host end is told of its owner; nothing where that is longer than an alias may be."""
-    alias = " ".join(f"{name}={value}" for name, value in owner_marks(wiring).items())
-    return alias if len(alias.encode()) <= _LONGEST_ALIAS else None
+def _alias(config: EndpointConfig) -> str | None:
+    """The alias that names the endpoint at its device; None if it is too long for the kernel."""
+    alias = " ".join(f"{name}={value}" for name, value in owner_external_ids(config).items())
+    return alias if len(alias.encode()) <= _MAX_ALIAS else None
 
 
-def _forwardings(way: Way, link: Link) -> Iterator[Forwarding]:
-    """What leads to another node: its own MACs, what is said to all where that is flooded, and who is there."""
-    vtep = parse_address(way.vtep, field="vtep")
-    if isinstance(way, RemoteMac):
-        yield Forwarding(link=link.index, mac=way.mac, remote=vtep)
+def _fdb_entries(item: FdbItem, link: Link) -> Iterator[FdbEntry]:
+    """The FDB entries of a remote endpoint, or of a node: its MACs, and the flood entry if the network floods."""
+    vtep = parse_address(item.vtep, field="vtep")
+    if isinstance(item, RemoteMac):
+        yield FdbEntry(link=link.index, mac=item.mac, remote=vtep)
         return
-    for mac in (overlay_hop_mac(vtep), overlay_mac(vtep)):  # the latter on a segment
-        yield Forwarding(link=link.index, mac=mac, remote=vtep)
-    if way.floods:
-        yield Forwarding(link=link.index, mac=EVERYONE, remote=vtep)
+    # Nodes route to the hop MAC, on a segment to the other one.
+    for mac in (overlay_hop_mac(vtep), overlay_mac(vtep)):
+        yield FdbEntry(link=link.index, mac=mac, remote=vtep)
+    if item.floods:
+        yield FdbEntry(link=link.index, mac=DEFAULT_FDB_MAC, remote=vtep)

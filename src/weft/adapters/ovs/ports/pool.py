@@ -1,11 +1,10 @@
-"""Ports that are made in advance, so that a workload does not wait until the switch has gone over all that it has.
+"""A pool of pre-provisioned ports, so that ADD does not wait for ovs-vswitchd (docs/adr/0013).
 
-It does so for every port that it is told of, and the more there are the longer it takes. So a node with many ports has
-some more that are nobody's: up, with no flows, and nobody on them. One that is handed over keeps its name in the switch
-and is known by that of the host end which it has become: to the database by its marks, to the kernel as another name of
-the device.
+ovs-vswitchd walks all its ports whenever one is added, so adding takes longer the more there are. A node with many
+ports therefore keeps some in reserve: up, without flows and without an endpoint. A port that is assigned to an endpoint
+keeps its name in OVS. OVSDB knows the endpoint's interface name by `iface-id`, the kernel by an altname of the device.
 
-Each one is asked for packets as the others are, so a node with few ports has none to spare.
+ovs-vswitchd polls pool ports like all others, so a node with few ports has none.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from weft.adapters.netns.nft.policy_chains import PORT_PREFIX
-from weft.adapters.ovs.ovsdb.bridge import SPARE_MARK, SwitchBridge, SwitchPort
+from weft.adapters.netns.devices import PORT_PREFIX
+from weft.adapters.ovs.ovsdb.bridge import POOL_KEY, SwitchBridge, SwitchPort
 from weft.adapters.ovs.ports.devices import Devices
 from weft.ports.datapath import EndpointConfig
 
-# So many ports are worth one to spare.
-PORTS_FOR_ONE: Final = 16
-MOST: Final = 8
+# One pool port for so many ports in use.
+PORTS_PER_POOL_PORT: Final = 16
+MAX_POOL_SIZE: Final = 8
 
 
 class PortPool:
-    """See the module. It goes by the copy of the database as it is at the moment."""
+    """The pool, as the local copy of OVSDB has it."""
 
     def __init__(self, bridge: SwitchBridge, devices: Devices, *, mtu: int) -> None:
         self._bridge = bridge
@@ -34,48 +33,51 @@ class PortPool:
 
     @property
     def ready(self) -> list[SwitchPort]:
-        """Those that a workload can have: the switch sends nothing to one of which it has not heard that it is up."""
-        there = self._bridge.spares()
-        return [port for name, port in sorted(there.items()) if port.number and port.is_up and self._is_good(port)]
+        """Ports that can be assigned now. ovs-vswitchd sends nothing to a device before it has seen it up."""
+        ports = sorted(self._bridge.pool_ports().items())
+        return [port for _, port in ports if port.ofport and port.is_up and self._is_usable(port)]
 
-    def take(self, wirings: Iterable[EndpointConfig]) -> dict[str, SwitchPort]:
-        """Ports for workloads, by their host ends, as far as there are any; they are not handed out again."""
-        fitting = (wiring.port.interface for wiring in wirings if wiring.mtu == self._mtu)
-        taken = dict(zip(fitting, self.ready, strict=False))
+    def take(self, configs: Iterable[EndpointConfig]) -> dict[str, SwitchPort]:
+        """Ports for endpoints, by interface name, as far as there are any. A port is handed out once."""
+        names = (config.port.interface for config in configs if config.mtu == self._mtu)
+        taken = dict(zip(names, self.ready, strict=False))
         self._taken |= {port.name for port in taken.values()}
         return taken
 
-    def tend(self) -> set[str]:
-        """Have as many as this node should have; the names of the others, whose devices are as good as gone.
+    def resize(self) -> set[str]:
+        """Add missing ports, and mark surplus and unusable ones for deletion; the names of the latter.
 
-        Waits for nothing: what the switch has made by the next call is raised then.
+        Does not wait for ovs-vswitchd: the next call sets up what it has created by then.
         """
-        there, ports = self._bridge.spares(), len(self._bridge.ports())
-        self._taken &= there.keys()
-        good = {name for name, port in there.items() if self._is_good(port)}
-        self._devices.raise_spares(name for name in good if there[name].number and not there[name].is_up)
-        useless, wanted = there.keys() - good, min(ports // PORTS_FOR_ONE, MOST)
-        if len(good) <= wanted // 2 < wanted:
-            self._ask_for(wanted - len(good))
-        elif len(good) > 2 * ports // PORTS_FOR_ONE:  # twice as many as wanted, or one where none is by far
-            useless |= {*sorted(good)[wanted:]}
-        self._devices.retire_named(useless)
-        return useless
+        ports, in_use = self._bridge.pool_ports(), len(self._bridge.ports())
+        self._taken &= ports.keys()
+        usable = {name for name, port in ports.items() if self._is_usable(port)}
+        self._devices.bring_up_pool_ports(name for name in usable if ports[name].ofport and not ports[name].is_up)
+        surplus, size = ports.keys() - usable, min(in_use // PORTS_PER_POOL_PORT, MAX_POOL_SIZE)
+        # Hysteresis: refill at half the size, shrink above twice the size, so that each ADD and DEL changes nothing.
+        if len(usable) <= size // 2 < size:
+            self._insert(size - len(usable))
+        elif len(usable) > 2 * in_use // PORTS_PER_POOL_PORT:
+            surplus |= {*sorted(usable)[size:]}
+        self._devices.mark_named_for_reap(surplus)
+        return surplus
 
-    def _is_good(self, port: SwitchPort) -> bool:
-        """Whether it is as it was asked for. When handing one over has failed its number may have flows."""
-        as_asked = port.marks[SPARE_MARK] == str(self._mtu) and port.given in {port.asked, 0}
-        return as_asked and port.name not in self._taken
+    def _is_usable(self, port: SwitchPort) -> bool:
+        """Whether it is as requested, and never handed out: if assigning it failed, its number may have flows."""
+        has_mtu = port.external_ids[POOL_KEY] == str(self._mtu)
+        has_ofport = port.assigned_ofport in {port.requested_ofport, 0}
+        return has_mtu and has_ofport and port.name not in self._taken
 
-    def _ask_for(self, count: int) -> None:
-        promised = self._bridge.reserve_ofport(map(str, range(count))).values()
-        numbers = {spare_name(number): number for number in promised}
-        for name in self._devices.are_there(numbers):  # somebody's, whose port was lost and has another number now
-            del numbers[name]
-        marks = {name: {SPARE_MARK: str(self._mtu)} for name in numbers}
-        self._bridge.ask_for(marks, numbers, dict.fromkeys(marks, self._mtu))
+    def _insert(self, count: int) -> None:
+        reserved = self._bridge.reserve_ofport(map(str, range(count))).values()
+        ofports = {pool_port_name(ofport): ofport for ofport in reserved}
+        # An endpoint's device may have such a name, if its port was deleted and added again with another number.
+        for name in self._devices.existing_names(ofports):
+            del ofports[name]
+        external_ids = {name: {POOL_KEY: str(self._mtu)} for name in ofports}
+        self._bridge.insert_ports(external_ids, ofports, dict.fromkeys(external_ids, self._mtu))
 
 
-def spare_name(number: int) -> str:
-    """No host end that has its own name from the beginning is called like this."""
-    return f"{PORT_PREFIX}-{number}"
+def pool_port_name(ofport: int) -> str:
+    """Names of other workload ports have no dash after the prefix."""
+    return f"{PORT_PREFIX}-{ofport}"

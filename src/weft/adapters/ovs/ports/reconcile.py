@@ -1,46 +1,82 @@
-"""Ports and devices as they are found made what they should be: what nobody wants goes, what lacks a port gets one.
+"""Reconcile OVS ports with kernel devices, and isolate the devices from the host's network stack.
 
-Ports that are made in advance stay as they are (`spares`), also those that the switch has not made yet.
+With the userspace datapath ovs-vswitchd reads packets of kernel devices with a raw socket, and the host's stack
+receives a copy: it would answer ARP for its own addresses, accept packets, and forward others past the switch. An
+nftables table drops what comes from our devices, by name. With the kernel datapath no packet reaches it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from weft.adapters.netns.devices import NETNS_PORT_PREFIX, OVERLAY_PREFIX, PORT_PREFIX
 from weft.adapters.ovs.ovsdb.bridge import SwitchBridge
-from weft.adapters.ovs.ovsdb.external_ids import NAMESPACE_MARK, told_owner
-from weft.adapters.ovs.ports.devices import Devices, has_macvlan
+from weft.adapters.ovs.ovsdb.external_ids import NETNS_KEY, owner_from_alias
+from weft.adapters.ovs.ports.devices import Devices, is_internal_port
 from weft.kernel.netlink.link import Link
 
+_TABLE = "weft_ovs"
+_DEVICE_PREFIXES = PORT_PREFIX, OVERLAY_PREFIX, NETNS_PORT_PREFIX
+# The first hook of each nftables family. ARP has no prerouting.
+_HOOKS = {"inet": "prerouting", "arp": "input"}
 
-def fit_ports(
-    bridge: SwitchBridge, devices: Devices, links: dict[str, Link], marks: Mapping[str, Mapping[str, str]]
+
+def _isolation_commands(family: str, hook: str) -> list[str]:
+    chain = f"{family} {_TABLE} host_isolation"
+    return [
+        f"add table {family} {_TABLE}",
+        # Before conntrack (-200) and raw (-300), so that dropped packets leave no trace in the host.
+        f"add chain {chain} {{ type filter hook {hook} priority -400; }}",
+        # The chain may exist already, so that adding rules alone would double them.
+        f"flush chain {chain}",
+        *(f'add rule {chain} iifname "{prefix}*" drop' for prefix in _DEVICE_PREFIXES),
+    ]
+
+
+# nftables commands that create the tables, or replace their rules.
+ISOLATION_RULES = (
+    "\n".join(line for family, hook in _HOOKS.items() for line in _isolation_commands(family, hook)) + "\n"
+)
+
+# Commands that delete them. `delete` fails for a missing table, so it is added first.
+ISOLATION_CLEANUP = "".join(f"add table {family} {_TABLE}\ndelete table {family} {_TABLE}\n" for family in _HOOKS)
+
+
+def reconcile_ports(
+    bridge: SwitchBridge, devices: Devices, links: dict[str, Link], desired: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
-    """Every device that is there and has marks is a port with them, and no other of ours; what was done, in words.
+    """Make exactly the existing devices of `desired` ports, with these `external_ids`; a log of the changes.
 
-    `links` are the devices that are there, of which those that go are taken out.
+    Removes other ports and devices of ours. `links` are the existing devices; those that are deleted are removed from
+    it. Ports of the pool stay, also those that ovs-vswitchd has not created yet.
     """
-    spares = {name for name, port in bridge.spares().items() if (name in links or not port.given) and not port.error}
-    ports = {**bridge.ports(), **bridge.spares()}
-    lonely = {
+    pool_ports = {
+        name
+        for name, port in bridge.pool_ports().items()
+        if (name in links or not port.assigned_ofport) and not port.error
+    }
+    ports = {**bridge.ports(), **bridge.pool_ports()}
+    without_peer = {
         name
         for name, port in ports.items()
-        if name in links and devices.has_no_peer(links[name], port.marks.get(NAMESPACE_MARK, ""))
+        if name in links and devices.has_no_peer(links[name], port.external_ids.get(NETNS_KEY, ""))
     }
-    strange = [links.pop(name) for name in (links.keys() - marks.keys() - spares) | lonely]
-    devices.retire(strange)
+    deleted = [links.pop(name) for name in (links.keys() - desired.keys() - pool_ports) | without_peer]
+    # Devices go before their ports: else ovs-vswitchd would delete them one by one, and forward nothing meanwhile.
+    devices.mark_for_reap(deleted)
     devices.reap()
-    useless = {name for name, port in ports.items() if name not in marks or name not in links or port.error} - spares
-    bridge.drop(useless, wait=True)
-    raised = devices.raise_all(link for name, link in links.items() if name not in spares)
-    added = [name for name in marks.keys() & links.keys() if name not in ports or name in useless]
-    bridge.add(
-        {links[name].name: {**marks[name], **told_owner(links[name])} for name in added},
-        {links[name].name: links[name].mtu for name in added if has_macvlan(links[name])},
+    stale = {name for name, port in ports.items() if name not in desired or name not in links or port.error}
+    stale -= pool_ports
+    bridge.remove_ports(stale, wait=True)
+    set_up = devices.set_links_up(link for name, link in links.items() if name not in pool_ports)
+    added = [name for name in desired.keys() & links.keys() if name not in ports or name in stale]
+    bridge.add_ports(
+        {links[name].name: {**desired[name], **owner_from_alias(links[name])} for name in added},
+        {links[name].name: links[name].mtu for name in added if is_internal_port(links[name])},
     )
     return [
-        *(f"removed device {link.name}" for link in strange),
-        *(" ".join((f"removed port {name}", ports[name].error)).strip() for name in useless),
-        *(f"raised device {name}" for name in raised),
+        *(f"removed device {link.name}" for link in deleted),
+        *(" ".join((f"removed port {name}", ports[name].error)).strip() for name in stale),
+        *(f"set device {name} up" for name in set_up),
         *(f"added port {name}" for name in added),
     ]

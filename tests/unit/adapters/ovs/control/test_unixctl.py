@@ -1,4 +1,4 @@
-"""Which socket of ovs-vswitchd is asked, and what is said when nobody answers there."""
+"""Which control socket of ovs-vswitchd is used, and errors if none answers."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from pathlib import Path
 
 import pytest
 
-from weft.adapters.ovs.control.unixctl import ask_switch
+from weft.adapters.ovs.control.unixctl import unixctl_call
 from weft.domain.errors import DatapathFault
 
 
-def test_a_switch_that_never_ran_is_told_of(tmp_path: Path) -> None:
+def test_a_missing_control_socket_is_a_fault(tmp_path: Path) -> None:
     with pytest.raises(DatapathFault, match="no control socket"):
-        ask_switch(tmp_path, "version")
+        unixctl_call(tmp_path, "version")
 
 
-def test_a_socket_that_goes_while_it_is_looked_for_is_a_fault(tmp_path: Path) -> None:
-    """As a switch that is restarted does it; a name that leads nowhere looks the same."""
+def test_a_socket_deleted_meanwhile_is_a_fault(tmp_path: Path) -> None:
+    """As on a restart. A dangling symlink behaves the same."""
     (tmp_path / "ovs-vswitchd.1.ctl").symlink_to(tmp_path / "gone")
     with pytest.raises(DatapathFault, match="No such file"):
-        ask_switch(tmp_path, "version")
+        unixctl_call(tmp_path, "version")
 
 
-def test_the_newest_socket_is_asked(tmp_path: Path) -> None:
-    """Others were left behind by those who have ended."""
+def test_the_newest_socket_is_used(tmp_path: Path) -> None:
+    """Crashed processes leave theirs behind."""
     (tmp_path / "ovs-vswitchd.1.ctl").symlink_to(tmp_path / "gone")
-    with socket.socket(socket.AF_UNIX) as left, socket.socket(socket.AF_UNIX) as living:
-        left.bind(str(tmp_path / "ovs-vswitchd.2.ctl"))
+    with socket.socket(socket.AF_UNIX) as stale, socket.socket(socket.AF_UNIX) as current:
+        stale.bind(str(tmp_path / "ovs-vswitchd.2.ctl"))
         os.utime(tmp_path / "ovs-vswitchd.2.ctl", (1, 1))
-        living.bind(str(tmp_path / "ovs-vswitchd.3.ctl"))
-        living.listen()
+        current.bind(str(tmp_path / "ovs-vswitchd.3.ctl"))
+        current.listen()
 
-        def answer() -> None:
-            caller, _ = living.accept()
-            with caller:
-                assert b"version" in caller.recv(1000)
-                caller.sendall(b'{"id":0,"result":"3.1","error":null}')
+        def serve() -> None:
+            connection, _ = current.accept()
+            with connection:
+                assert b"version" in connection.recv(1000)
+                connection.sendall(b'{"id":0,"result":"3.1","error":null}')
 
-        answering = threading.Thread(target=answer)
-        answering.start()
-        assert ask_switch(tmp_path, "version") == "3.1"
-        answering.join()
+        server = threading.Thread(target=serve)
+        server.start()
+        assert unixctl_call(tmp_path, "version") == "3.1"
+        server.join()

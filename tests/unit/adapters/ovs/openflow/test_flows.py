@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weft.adapters.ovs.openflow import actions
 from weft.adapters.ovs.openflow.fields import (
     FIELDS,
-    IS_LATER_PIECE,
+    LATER_FRAGMENT,
     Field,
     Match,
     decode_match,
@@ -23,7 +23,7 @@ from weft.domain.errors import DatapathFault
 
 
 def numbers(field: Field) -> st.SearchStrategy[int]:
-    return st.integers(0, field.whole)
+    return st.integers(0, field.exact_mask)
 
 
 CONDITIONS = st.sampled_from(sorted(FIELDS)).flatmap(
@@ -121,7 +121,7 @@ def test_an_action_of_others_is_never_taken_for_ours() -> None:
             "table=3,priority=9,eth_type=0x800,ip_dst=10.0.0.0/255.0.0.0,reg0=0x5,actions=goto_table:4",
         ),
         (
-            Flow(6, 4, match({"eth_type": 0x800, "ip_frag": IS_LATER_PIECE})),
+            Flow(6, 4, match({"eth_type": 0x800, "ip_frag": LATER_FRAGMENT})),
             "table=6,priority=4,eth_type=0x800,ip_frag=later,actions=drop",
         ),
         (Flow(0, 1, (), (actions.Output(3),), None, 7), "table=0,priority=1,actions=meter:7,output:3"),

@@ -36,10 +36,10 @@ def test_a_meter_of_another_form_is_like_none_of_ours() -> None:
 
 
 def test_half_a_meter_is_refused() -> None:
-    whole = told_by_switch(Meter(1, 2, 3))
-    for length in range(1, len(whole)):
+    exact_mask = told_by_switch(Meter(1, 2, 3))
+    for length in range(1, len(exact_mask)):
         with pytest.raises(DatapathFault):
-            [*decode_meters(whole[:length])]
+            [*decode_meters(exact_mask[:length])]
 
 
 def test_a_meter_is_told_in_words() -> None:

@@ -1,4 +1,4 @@
-"""Messages out of a stream, however it is cut."""
+"""JSON-RPC messages decoded from a stream, however it is segmented."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(VALUES, max_size=5), st.lists(st.integers(1, 50), max_size=20), st.sampled_from(["", " ", "\n"]))
-def test_messages_come_out_as_they_went_in(values: list[Any], cuts: list[int], between: str) -> None:
+def test_messages_survive_any_segmentation(values: list[Any], cuts: list[int], between: str) -> None:
     stream = between.encode().join(encode({"id": 1, "result": value, "more": {}}) for value in values)
     incoming, found, at = Incoming(), list[Message](), 0
     for cut in [*cuts, len(stream)]:
@@ -34,7 +34,7 @@ def test_messages_come_out_as_they_went_in(values: list[Any], cuts: list[int], b
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_waited_on_or_refused(noise: bytes) -> None:
+def test_random_bytes_are_buffered_or_rejected(noise: bytes) -> None:
     try:
         Incoming().feed(noise + b"}")
     except DatapathFault as fault:
@@ -42,14 +42,14 @@ def test_noise_is_waited_on_or_refused(noise: bytes) -> None:
 
 
 @pytest.mark.parametrize("stream", [b"[]}", b'{"id":1}{"params":3}', b'{"method":1}{}'])
-def test_what_is_no_message_is_refused(stream: bytes) -> None:
+def test_invalid_messages_are_rejected(stream: bytes) -> None:
     with pytest.raises(DatapathFault, match="ovsdb"):
         Incoming().feed(stream)
 
 
-def test_a_server_that_asks_is_answered(tmp_path: Path) -> None:
-    """Before it answers our own question: else it would take us for dead."""
-    heard: list[Any] = []
+def test_echo_requests_are_answered(tmp_path: Path) -> None:
+    """Even while a reply is awaited: otherwise the server closes the connection."""
+    received: list[Any] = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "db.sock"))
         listener.listen()
@@ -59,22 +59,22 @@ def test_a_server_that_asks_is_answered(tmp_path: Path) -> None:
             with connection:
                 answers: tuple[dict[str, Any], ...] = ({"tables": {}}, {})
                 for answer in answers:
-                    question = json.loads(connection.recv(1 << 16))
+                    request = json.loads(connection.recv(1 << 16))
                     connection.sendall(encode({"method": "echo", "params": ["alive?"], "id": "echo"}))
-                    heard.append(json.loads(connection.recv(1 << 16)))
-                    connection.sendall(encode({"id": question["id"], "result": answer, "error": None}))
+                    received.append(json.loads(connection.recv(1 << 16)))
+                    connection.sendall(encode({"id": request["id"], "result": answer, "error": None}))
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         database = Database(f"unix:{tmp_path / 'db.sock'}", columns={})
-        database.look()
+        database.poll()
         database.close()
         thread.join(10)
-    assert heard == [{"id": "echo", "result": ["alive?"], "error": None}] * 2
+    assert received == [{"id": "echo", "result": ["alive?"], "error": None}] * 2
 
 
-def test_a_connection_whose_first_question_is_refused_does_not_count(tmp_path: Path) -> None:
-    """W28: a server that is not ready yet is asked again, and only what was copied passes for a copy."""
+def test_a_failed_handshake_does_not_count_as_a_connection(tmp_path: Path) -> None:
+    """W28: a server that is not ready is tried again; an empty copy must not pass for the database."""
     row = {"new": {"name": "weft"}}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "db.sock"))
@@ -86,9 +86,9 @@ def test_a_connection_whose_first_question_is_refused_does_not_count(tmp_path: P
                 connection, _ = listener.accept()
                 with connection:
                     for answer in answers:
-                        question = json.loads(connection.recv(1 << 16))
+                        request = json.loads(connection.recv(1 << 16))
                         error = "not ready" if answer is None else None
-                        connection.sendall(encode({"id": question["id"], "result": answer, "error": error}))
+                        connection.sendall(encode({"id": request["id"], "result": answer, "error": error}))
                     connection.recv(1)
 
         thread = threading.Thread(target=serve, daemon=True)
@@ -96,9 +96,9 @@ def test_a_connection_whose_first_question_is_refused_does_not_count(tmp_path: P
         database = Database(f"unix:{tmp_path / 'db.sock'}", columns={"Bridge": ["name"]})
         for _ in range(2):
             with pytest.raises(DatapathFault, match="not ready"):
-                database.look()
-            assert database.connections == 0
-        database.look()
-        assert (database.connections, database.tables["Bridge"]) == (1, {"u": row["new"]})
+                database.poll()
+            assert database.connect_count == 0
+        database.poll()
+        assert (database.connect_count, database.tables["Bridge"]) == (1, {"u": row["new"]})
         database.close()
         thread.join(10)

@@ -1,4 +1,4 @@
-"""Whose connections are to be forgotten, and when."""
+"""Which conntrack entries are flushed, and when."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ BLUE, RED = TenantName("blue"), TenantName("red")
 A = Address(4, 0x0A010001)
 MAC = "02:02:0a:01:00:01"
 ONE, OTHER = IpIdentity(BLUE, A, WORKLOAD | 1), IpIdentity(BLUE, A, WORKLOAD | 2)
-STATION, PORT = RemoteMac(BLUE, 7, "192.0.2.2", MAC, (A,)), Port(BLUE, "wp1", MAC, (A,))
+REMOTE, PORT = RemoteMac(BLUE, 7, "192.0.2.2", MAC, (A,)), Port(BLUE, "wp1", MAC, (A,))
 
 
-@pytest.mark.parametrize("part", [Vip(BLUE, A), Gateway(BLUE, A)])
-def test_what_nobody_judges_is_forgotten_with_its_address(part: StateItem) -> None:
-    assert StaleConntrack().change(drop=[part], put=[]) == {(BLUE, A)}
-    assert StaleConntrack().change(drop=[part], put=[part]) == set()
+@pytest.mark.parametrize("item", [Vip(BLUE, A), Gateway(BLUE, A)])
+def test_policy_exempt_addresses_are_flushed_at_once(item: StateItem) -> None:
+    assert StaleConntrack().update(drop=[item], put=[]) == {(BLUE, A)}
+    assert StaleConntrack().update(drop=[item], put=[item]) == set()
 
 
-@pytest.mark.parametrize("gone", [ONE, STATION])
-@pytest.mark.parametrize("come", [OTHER, STATION, PORT, Vip(BLUE, A)])
-def test_a_workload_that_has_left_is_forgotten_when_somebody_comes(gone: StateItem, come: StateItem) -> None:
-    leavers = StaleConntrack()
-    assert leavers.change(drop=[gone], put=[]) == set()
-    assert leavers.change(drop=[], put=[IpIdentity(RED, A, 1), IpIdentity(BLUE, Address(4, A.number + 1), 1)]) == set()
-    assert leavers.change(drop=[], put=[come]) == {(BLUE, A)}
-    assert leavers.change(drop=[], put=[come]) == {(BLUE, A)}  # it was not done yet
-    leavers.settle({(BLUE, A)})
-    assert leavers.change(drop=[], put=[come]) == set()
+@pytest.mark.parametrize("removed", [ONE, REMOTE])
+@pytest.mark.parametrize("added", [OTHER, REMOTE, PORT, Vip(BLUE, A)])
+def test_endpoint_addresses_are_flushed_on_reuse(removed: StateItem, added: StateItem) -> None:
+    stale = StaleConntrack()
+    assert stale.update(drop=[removed], put=[]) == set()
+    assert stale.update(drop=[], put=[IpIdentity(RED, A, 1), IpIdentity(BLUE, Address(4, A.number + 1), 1)]) == set()
+    assert stale.update(drop=[], put=[added]) == {(BLUE, A)}
+    assert stale.update(drop=[], put=[added]) == {(BLUE, A)}  # until it is flushed
+    stale.mark_flushed({(BLUE, A)})
+    assert stale.update(drop=[], put=[added]) == set()
 
 
-def test_who_only_gets_another_number_keeps_its_connections() -> None:
-    leavers = StaleConntrack()
-    assert leavers.change(drop=[ONE], put=[OTHER]) == set()
-    assert leavers.change(drop=[], put=[STATION]) == set()
+def test_an_identity_change_keeps_connections() -> None:
+    stale = StaleConntrack()
+    assert stale.update(drop=[ONE], put=[OTHER]) == set()
+    assert stale.update(drop=[], put=[REMOTE]) == set()
 
 
-def test_of_tenants_that_are_gone_nothing_is_left() -> None:
-    leavers = StaleConntrack()
-    leavers.change(drop=[ONE], put=[])
-    leavers.forget({BLUE})
-    assert leavers.change(drop=[], put=[OTHER]) == set()
+def test_deleted_tenants_are_forgotten() -> None:
+    stale = StaleConntrack()
+    stale.update(drop=[ONE], put=[])
+    stale.forget_tenants({BLUE})
+    assert stale.update(drop=[], put=[OTHER]) == set()

@@ -1,4 +1,4 @@
-"""`weft uninstall-node` and `weft doctor` on a machine whose Open vSwitch others use too."""
+"""`weft uninstall-node` and `weft doctor` on a machine that shares its Open vSwitch with others."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ TAP = "tap-others"
 
 
 async def weft(host: Host, switch: Switch, *words: str) -> Ran:
-    """A command of ours, run on the host."""
+    """Run a weft command on the host."""
     where = ("--datapath=ovs", f"--ovs-dir={switch.directory}")
-    machine = (str(host.machine), str(host.boot_id))
+    machine = (str(host.netns), str(host.boot_id))
     return await run(sys.executable, "-m", "weft.lab.run_in_netns", *machine, "weft.cli", *words, *where)
 
 
-def add_others(host: Host, switch: Switch) -> None:
-    """A bridge of others with a port, and a port and a flow of theirs on ours."""
-    inventory.run(host.machine, f"ip link add {TAP} type veth peer name {TAP}2")
+def add_foreign(host: Host, switch: Switch) -> None:
+    """Add a foreign bridge with a port, and a foreign port and flow on our bridge."""
+    inventory.run(host.netns, f"ip link add {TAP} type veth peer name {TAP}2")
     switch.configure("add-br", OTHER, "--", "set", "bridge", OTHER, "datapath_type=netdev")
     switch.configure("add-port", OTHER, TAP, "--", "add-port", BRIDGE, f"{TAP}2")
     switch.flows("add-flow", BRIDGE, "cookie=0x7,priority=9,udp,tp_dst=9,actions=drop")
 
 
-async def test_what_others_have_in_the_switch_stays(lab: NetLab) -> None:
+async def test_uninstall_keeps_foreign_ports_and_bridges(lab: NetLab) -> None:
     host = await lab.host("one")
     switch = host.switch
     assert switch is not None
     pod = await host.pod("a")
-    add_others(host, switch)
+    add_foreign(host, switch)
     await pod.detach()
     host.kill()
-    host.kill_names()
+    host.kill_netdns()
     home = host.home
-    places = {"bin-dir": home / "bin", "conf-dir": home / "net.d", "run-dir": home / "run", "data-dir": home / "data"}
+    paths = {"bin-dir": home / "bin", "conf-dir": home / "net.d", "run-dir": home / "run", "data-dir": home / "data"}
     for _ in range(2):
-        done = await weft(host, switch, "uninstall-node", *(f"--{name}={path}" for name, path in places.items()))
+        done = await weft(host, switch, "uninstall-node", *(f"--{name}={path}" for name, path in paths.items()))
         assert done.exit_code == 0, done.output
     assert set(switch.configure("list-br").split()) == {OTHER, BRIDGE}
     assert switch.configure("list-ports", OTHER).split() == [TAP]
@@ -51,10 +51,10 @@ async def test_what_others_have_in_the_switch_stays(lab: NetLab) -> None:
     assert "weft" not in switch.configure("get", "bridge", BRIDGE, "external_ids")
     (flow,) = switch.dump_flows(BRIDGE)
     assert "cookie=0x7" in flow
-    assert not [name for name in inventory.devices(host.machine) if name.startswith(("wp", "wx", "wl"))]
+    assert not [name for name in inventory.devices(host.netns) if name.startswith(("wp", "wx", "wl"))]
 
 
-async def test_doctor_names_a_daemon_that_is_away(lab: NetLab) -> None:
+async def test_doctor_reports_a_stopped_daemon(lab: NetLab) -> None:
     host = await lab.host("one")
     switch = host.switch
     assert switch is not None

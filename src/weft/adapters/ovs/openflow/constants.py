@@ -1,0 +1,107 @@
+"""Constants of OpenFlow 1.4 and of Open vSwitch's extensions, by the names of the specification and of OVS' headers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OFP_VERSION: Final = 5
+
+# Message types (enum ofp_type).
+OFPT_HELLO = 0
+OFPT_ERROR = 1
+OFPT_ECHO_REQUEST = 2
+OFPT_ECHO_REPLY = 3
+OFPT_EXPERIMENTER = 4
+OFPT_SET_CONFIG = 9
+OFPT_PACKET_IN = 10
+OFPT_PACKET_OUT = 13
+OFPT_FLOW_MOD = 14
+OFPT_MULTIPART_REQUEST = 18
+OFPT_MULTIPART_REPLY = 19
+OFPT_BARRIER_REQUEST = 20
+OFPT_BARRIER_REPLY = 21
+OFPT_METER_MOD = 29
+OFPT_BUNDLE_CONTROL = 33
+OFPT_BUNDLE_ADD_MESSAGE = 34
+
+OFPHET_VERSIONBITMAP = 1
+OFP_NO_BUFFER = 0xFFFFFFFF
+
+# Reserved ports (enum ofp_port_no).
+OFPP_IN_PORT: Final = 0xFFFFFFF8
+OFPP_NORMAL: Final = 0xFFFFFFFA
+OFPP_CONTROLLER: Final = 0xFFFFFFFD
+OFPP_LOCAL: Final = 0xFFFFFFFE
+OFPP_ANY = 0xFFFFFFFF
+OFPG_ANY = 0xFFFFFFFF
+OFPTT_ALL = 0xFF
+
+# Multipart requests (enum ofp_multipart_type).
+OFPMP_DESC = 0
+OFPMP_FLOW = 1
+OFPMP_AGGREGATE = 2
+OFPMP_METER_CONFIG = 10
+OFPMPF_REPLY_MORE = 1
+
+# Bundles.
+OFPBCT_OPEN_REQUEST = 0
+OFPBCT_COMMIT_REQUEST = 4
+OFPBCT_DISCARD_REQUEST = 6
+OFPBF_ATOMIC = 1
+OFPBF_ORDERED = 2
+
+# Flow table changes (enum ofp_flow_mod_command).
+OFPFC_ADD = 0
+OFPFC_DELETE_STRICT = 4
+
+# Instructions (enum ofp_instruction_type).
+OFPIT_GOTO_TABLE = 1
+OFPIT_APPLY_ACTIONS = 4
+OFPIT_METER = 6
+
+# Actions (enum ofp_action_type).
+OFPAT_OUTPUT = 0
+OFPAT_PUSH_VLAN = 17
+OFPAT_POP_VLAN = 18
+OFPAT_DEC_NW_TTL = 24
+OFPAT_SET_FIELD = 25
+OFPAT_EXPERIMENTER = 0xFFFF
+
+# Meters.
+OFPMC_ADD = 0
+OFPMC_MODIFY = 1
+OFPMC_DELETE = 2
+OFPMBT_DROP = 1
+OFPMF_KBPS = 1
+OFPMF_PKTPS = 2
+OFPMF_BURST = 4
+OFPMF_STATS = 8
+OFPM_MAX = 0xFFFF0000
+OFPM_CONTROLLER = 0xFFFFFFFD
+OFPM_ALL = 0xFFFFFFFF
+
+# Matches: OFPMT_OXM, and the OXM classes by the prefixes of their field names.
+OFPMT_OXM = 1
+NXM_OF = 0x0000
+NXM_NX = 0x0001
+ERICOXM_OF = 0x1000
+OXM_OF = 0x8000
+
+# Nicira extensions: actions (NXAST_*) and experimenter messages (NXT_*).
+NX_VENDOR_ID = 0x2320
+NXAST_REG_MOVE = 6
+NXAST_RESUBMIT_TABLE = 14
+NXAST_OUTPUT_REG = 15
+NXAST_CT = 35
+NX_CT_F_COMMIT = 1
+# "No recirculation": the packet is not sent to another table after conntrack.
+NX_CT_RECIRC_NONE = 0xFF
+# In NXAST_RESUBMIT_TABLE: keep the packet's ingress port. OpenFlow 1.0 ports have 16 bits.
+OFPP10_IN_PORT = 0xFFF8
+NXT_CT_FLUSH = 32
+NXT_CT_ORIG_TUPLE = 0
+NXT_CT_ZONE_ID = 2
+NXT_CT_TUPLE_SRC = 0
+NXT_CT_TUPLE_DST = 1
+
+ETH_TYPE_VLAN_8021Q = 0x8100
