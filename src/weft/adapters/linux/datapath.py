@@ -1,36 +1,38 @@
-"""The Datapath on the plain Linux kernel (ADR 6): a namespace per tenant, veth, vxlan, bridges, nftables."""
+"""The `Datapath` on the plain Linux kernel (ADR 6): a netns per tenant, with veth, VXLAN, bridges and nftables.
+
+Everything here blocks and belongs to one thread at a time: the agent has a worker thread for kernel work.
+"""
 
 from __future__ import annotations
 
 import errno
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Final, Self
 
-from weft.adapters.linux.drop_reader import read_drops, tell_tallies
 from weft.adapters.netns import pod_netns
-from weft.adapters.netns.diagnostics import survey_space
+from weft.adapters.netns.devices import DELETED_POD_LINK_PREFIX, PORT_MAC, REAPED_GROUP
+from weft.adapters.netns.diagnostics import KernelTools, read_drops, read_verdict_counters, survey_tenant_netns
 from weft.adapters.netns.host.network import HostNetwork
-from weft.adapters.netns.host.ruleset import HostSurroundings
-from weft.adapters.netns.kernel_state import PORT_MAC, REAPED_GROUP
-from weft.adapters.netns.nft.service_maps import read_uses
+from weft.adapters.netns.host.ruleset import HostConfig
+from weft.adapters.netns.nft.service_maps import read_service_stats
 from weft.adapters.netns.tenant_netns import TenantNetnsDriver
-from weft.adapters.netns.tools import KernelTools
 from weft.domain.addresses import Address, Subnet
-from weft.domain.desired.diff import Difference, in_turn
+from weft.domain.desired.diff import Difference, compose
 from weft.domain.desired.segments import Segment
 from weft.domain.desired.state import Overlay, Port, QosProfile, StateItem, TenantNetns
 from weft.domain.errors import Conflict, DatapathFault, NotFound, Unavailable, WeftError
 from weft.domain.host_access.state import HostLink
 from weft.domain.ids import TenantName
 from weft.kernel.mtu import workload_mtu
-from weft.kernel.netlink.link import Device, alter_link, create_veth, delete_group, gone_is_fine, read_link
-from weft.kernel.netlink.socket import ROUTE, NetlinkError, NetlinkSocket
+from weft.kernel.netlink.link import Device, change_link, create_veth, delete_group, ignore_missing_device, read_link
+from weft.kernel.netlink.socket import NetlinkError, NetlinkSocket
 from weft.kernel.netns import Namespace, NamespaceDirectory
+from weft.kernel.uapi.netlink import NETLINK_ROUTE
 from weft.ports.datapath import (
     NO_CHANGE,
     DriftReport,
@@ -38,20 +40,21 @@ from weft.ports.datapath import (
     EndpointConfig,
     PartialResult,
     PlugRequest,
-    Question,
     ServiceFlowStats,
-    SpaceSurvey,
+    TenantNetnsReport,
+    TraceRequest,
     VerdictCounters,
     one_by_one,
 )
 
-_LEAVING_PREFIX = "wgone"
+# Interface indexes of veth pairs begin here, far above those that the kernel assigns itself.
 _FIRST_INDEX = 1 << 16
-_DEVICES = (TenantNetns, Overlay, Port)
+# Items that have no kernel objects besides devices. `plug` and `unplug` create and delete ports.
+_DEVICE_ITEMS = (TenantNetns, Overlay, Port)
 
 
 class LinuxDatapath(KernelTools):
-    """See `weft.ports.datapath`. `directory` is where tenants' namespaces are pinned; `vtep` is our end of tunnels."""
+    """See `weft.ports.datapath`. `directory` is where tenant netns are pinned; `vtep` is the local end of tunnels."""
 
     def __init__(
         self,
@@ -59,36 +62,51 @@ class LinuxDatapath(KernelTools):
         directory: Path,
         vtep: Address,
         vxlan_port: int,
-        unmasked: Sequence[Subnet] = (),
+        nat_exclude: Sequence[Subnet] = (),
         node_port_subnets: Sequence[Subnet] = (),
     ) -> None:
         self._directory = NamespaceDirectory(directory)
         self._vtep = vtep
         self._vxlan_port = vxlan_port
-        self._surroundings = HostSurroundings(vtep, vxlan_port, (*unmasked,), (*node_port_subnets,))
-        self._spaces: dict[TenantName, TenantNetnsDriver] = {}
+        self._host_config = HostConfig(vtep, vxlan_port, (*nat_exclude,), (*node_port_subnets,))
+        self._tenants: dict[TenantName, TenantNetnsDriver] = {}
+        # Tenants that may have devices waiting for deletion.
         self._reapable: set[TenantName] = set()
         self._indexes = itertools.count(_FIRST_INDEX)
+        self._put_device: Final[dict[type, Callable[[Any], object]]] = {
+            TenantNetns: lambda item: self._open_netns(item.tenant),
+            Segment: lambda item: self._put_segment(self._tenants[item.tenant], item),
+            Overlay: lambda item: self._put_overlay(self._tenants[item.tenant], item),
+            HostLink: lambda item: self._put_host_link(self._tenants[item.tenant], item),
+        }
+        self._drop_device: Final[dict[type, Callable[[Any], None]]] = {
+            Segment: self._drop_segment,
+            Overlay: self._drop_overlay,
+            HostLink: lambda item: self._host.drop_link(item.tenant),
+            TenantNetns: lambda item: self._drop_netns(item.tenant),
+        }
 
     def __enter__(self) -> Self:
         self._directory.prepare()
         self._underlay_namespace = Namespace.current()
-        self._underlay = NetlinkSocket(ROUTE, namespace=self._underlay_namespace)
-        self._host = HostNetwork(self._underlay_namespace, self._underlay, self._surroundings)
+        self._underlay = NetlinkSocket(NETLINK_ROUTE, namespace=self._underlay_namespace)
+        self._host = HostNetwork(self._underlay_namespace, self._underlay, self._host_config)
         self._mtu = workload_mtu(self._underlay, self._vtep)
         for tenant in self._directory.names():
-            self._open_space(TenantName(tenant))
-        # Numbers that stand are given again in no space: by them `unplug` knows a workload's end from a newcomer's.
-        standing = [index for space in self._spaces.values() for index in space.indexes.values()]
-        above = max(standing, default=0) + 1
+            self._open_netns(TenantName(tenant))
+        # Indexes in use are never assigned again, in any netns: `unplug` finds the pod's end of a veth pair by its
+        # index alone, and must not hit the interface of a later pod.
+        used = [index for netns in self._tenants.values() for index in netns.indexes.values()]
+        above = max(used, default=0) + 1
+        # Even, because the two ends of a pair have successive indexes.
         self._indexes = itertools.count(max(_FIRST_INDEX, above + above % 2))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for space in self._spaces.values():
-            space.close()
+        for netns in self._tenants.values():
+            netns.close()
         self._host.close()
         self._underlay.close()
         self._underlay_namespace.close()
@@ -97,150 +115,156 @@ class LinuxDatapath(KernelTools):
     def mtu(self) -> int:
         return self._mtu
 
-    def converge(self, wanted: Set[StateItem]) -> DriftReport:
+    def converge(self, desired: Set[StateItem]) -> DriftReport:
         repaired: list[str] = []
         missing: set[Port] = set()
         by_tenant: defaultdict[TenantName, set[StateItem]] = defaultdict(set)
-        for part in wanted:
-            by_tenant[part.tenant].add(part)
+        for item in desired:
+            by_tenant[item.tenant].add(item)
         for name in self._directory.names() - by_tenant.keys():
-            repaired.append(f"removed the space of tenant {name}")
-            self._drop_space(TenantName(name))
-        for tenant, parts in by_tenant.items():
-            space = self._open_space(tenant)
-            told = [each for part in parts if isinstance(part, Segment) for each in self._put_segment(space, part)]
-            overlays = [part for part in parts if isinstance(part, Overlay)]
+            repaired.append(f"removed the netns of tenant {name}")
+            self._drop_netns(TenantName(name))
+        for tenant, items in by_tenant.items():
+            netns = self._open_netns(tenant)
+            # Bridges come before the overlays that join them.
+            repairs = [each for item in items if isinstance(item, Segment) for each in self._put_segment(netns, item)]
+            overlays = [item for item in items if isinstance(item, Overlay)]
             for overlay in overlays:
-                self._put_overlay(space, overlay)
-            made = [part for part in parts if isinstance(part, HostLink) and self._put_host_link(space, part)]
-            found, absent = space.converge(parts, overlays)
-            repaired += [f"tenant {tenant}: {each}" for each in (*told, *(f"made {link}" for link in made), *found)]
+                self._put_overlay(netns, overlay)
+            repairs += [
+                f"created {item}" for item in items if isinstance(item, HostLink) and self._put_host_link(netns, item)
+            ]
+            netns_repairs, absent = netns.converge(items, overlays)
+            repaired += [f"tenant {tenant}: {each}" for each in (*repairs, *netns_repairs)]
             missing |= absent
             self._reapable.add(tenant)
-        repaired += self._host.converge(wanted)
+        repaired += self._host.converge(desired)
         self.reap()
         return DriftReport(repaired=tuple(repaired), missing=frozenset(missing))
 
     def apply(self, difference: Difference[StateItem]) -> None:
-        for part in difference.put:
-            if isinstance(part, TenantNetns):
-                self._open_space(part.tenant)
-            elif isinstance(part, Segment):
-                self._put_segment(self._spaces[part.tenant], part)
-            elif isinstance(part, Overlay):
-                self._put_overlay(self._spaces[part.tenant], part)
-            elif isinstance(part, HostLink):
-                self._put_host_link(self._spaces[part.tenant], part)
+        # Devices exist before anything that uses them, and go after it.
+        for item in difference.put:
+            if put_device := self._put_device.get(type(item)):
+                put_device(item)
         put, drop = _by_tenant(difference.put), _by_tenant(difference.drop)
-        for tenant in put.keys() | (drop.keys() & self._spaces.keys()):
-            self._spaces[tenant].change(drop=drop.get(tenant, ()), put=put.get(tenant, ()))
+        for tenant in put.keys() | (drop.keys() & self._tenants.keys()):
+            self._tenants[tenant].change(drop=drop.get(tenant, ()), put=put.get(tenant, ()))
         self._host.change(drop=difference.drop, put=difference.put)
-        self._reapable |= {part.tenant for part in (*difference.put, *difference.drop) if isinstance(part, QosProfile)}
-        joined = {part.tenant for part in difference.put if isinstance(part, HostLink)}
-        for part in difference.drop:
-            if isinstance(part, Overlay) and part.tenant in self._spaces:
-                self._spaces[part.tenant].drop_overlay(part)
-            elif isinstance(part, Segment) and part.tenant in self._spaces:
-                self._spaces[part.tenant].drop_segment(part)
-            elif isinstance(part, HostLink) and part.tenant not in joined:
-                self._host.drop_link(part.tenant)
-            elif isinstance(part, TenantNetns):
-                self._drop_space(part.tenant)
-
-    def plug(self, wiring: EndpointConfig, policy: Difference[StateItem] = NO_CHANGE) -> None:
-        self._wire(wiring)
-        self._admit([PlugRequest(wiring, policy)])
-
-    def plug_together(self, pluggings: Sequence[PlugRequest]) -> Iterator[WeftError | None]:
-        """One transaction lets all of them speak who could be wired."""
-        faults = [*one_by_one(lambda each: self._wire(each.wiring), pluggings)]
-        wired = [each for each, fault in zip(pluggings, faults, strict=True) if fault is None]
-        try:
-            self._admit(wired)
-            refusals: Iterator[WeftError | None] = itertools.repeat(None)
-        except WeftError:  # one of them is to blame, and the others need not suffer for it
-            refusals = one_by_one(lambda each: self._admit([each]), wired)
-        yield from (fault or next(refusals) for fault in faults)
-
-    def _wire(self, wiring: EndpointConfig) -> None:
-        """All that a workload needs, but for the right to speak."""
-        space = self._spaces[wiring.port.tenant]
-        with pod_netns.inside(wiring, home=self._underlay_namespace) as (namespace, inside):
-            there = self._make_pair(space, wiring, namespace=namespace, inside=inside)
-            pod_netns.configure_pod(wiring, there, namespace=namespace, inside=inside)
-            space.activate_link(wiring.port, there - 1)
-
-    def _admit(self, pluggings: Sequence[PlugRequest]) -> None:
-        """Let wired workloads speak, each tenant's in one transaction."""
-        for tenant in {each.wiring.port.tenant for each in pluggings}:
-            own = [each for each in pluggings if each.wiring.port.tenant == tenant]
-            policy = in_turn(each.policy for each in own)
-            self._spaces[tenant].add_endpoint([each.wiring.port for each in own], policy)
-            self._host.change(drop=policy.drop, put=policy.put)
-
-    def _make_pair(
-        self, space: TenantNetnsDriver, wiring: EndpointConfig, *, namespace: Namespace, inside: NetlinkSocket
-    ) -> int:
-        """A veth pair and all that belongs on its host end, in one datagram; the index of the workload's end.
-
-        We choose the indexes, so nothing has to be read back. That of the workload's end follows that of the host end.
-        """
-        port = wiring.port
-        while True:
-            here, there = next(self._indexes), next(self._indexes)
-            if here in space.indexes.values():
+        self._reapable |= {item.tenant for item in (*difference.put, *difference.drop) if isinstance(item, QosProfile)}
+        # A link that only changes its addresses is in both: it stays.
+        kept_links = {item.tenant for item in difference.put if isinstance(item, HostLink)}
+        for item in difference.drop:
+            if isinstance(item, HostLink) and item.tenant in kept_links:
                 continue
-            end = Device(name=port.interface, index=here, mac=PORT_MAC, mtu=wiring.mtu)
-            peer = Device(name=wiring.interface, index=there, mac=port.mac, mtu=wiring.mtu)
+            if drop_device := self._drop_device.get(type(item)):
+                drop_device(item)
+
+    def plug(self, config: EndpointConfig, changes: Difference[StateItem] = NO_CHANGE) -> None:
+        self._configure(config)
+        self._add_endpoints([PlugRequest(config, changes)])
+
+    def plug_batch(self, requests: Sequence[PlugRequest]) -> Iterator[WeftError | None]:
+        """See `weft.ports.datapath`. One nft transaction per tenant serves all endpoints that could be configured."""
+        faults = [*one_by_one(lambda request: self._configure(request.config), requests)]
+        configured = [request for request, fault in zip(requests, faults, strict=True) if fault is None]
+        try:
+            self._add_endpoints(configured)
+            results: Iterator[WeftError | None] = itertools.repeat(None)
+        except WeftError:
+            # One endpoint failed the whole transaction: one by one, the others succeed.
+            results = one_by_one(lambda request: self._add_endpoints([request]), configured)
+        yield from (fault or next(results) for fault in faults)
+
+    def _configure(self, config: EndpointConfig) -> None:
+        """Create and configure everything that an endpoint needs. It cannot send yet."""
+        netns = self._tenants[config.port.tenant]
+        with pod_netns.open_netns(config, home=self._underlay_namespace) as (namespace, pod_netlink):
+            pod_index = self._create_veth(netns, config, namespace=namespace, pod_netlink=pod_netlink)
+            pod_netns.configure_pod(config, pod_index, namespace=namespace, pod_netlink=pod_netlink)
+            netns.activate_link(config.port, pod_index - 1)
+
+    def _add_endpoints(self, requests: Sequence[PlugRequest]) -> None:
+        """Allow configured endpoints to send, those of a tenant in one transaction."""
+        for tenant in {request.config.port.tenant for request in requests}:
+            own = [request for request in requests if request.config.port.tenant == tenant]
+            changes = compose(request.changes for request in own)
+            self._tenants[tenant].add_endpoint([request.config.port for request in own], changes)
+            self._host.change(drop=changes.drop, put=changes.put)
+
+    def _create_veth(
+        self, netns: TenantNetnsDriver, config: EndpointConfig, *, namespace: Namespace, pod_netlink: NetlinkSocket
+    ) -> int:
+        """Create a veth pair and configure its host end in one datagram; return the index of the pod's end.
+
+        We choose the indexes, so nothing has to be read back. That of the pod's end follows that of the host end.
+        """
+        port = config.port
+        while True:
+            host_index, pod_index = next(self._indexes), next(self._indexes)
+            if host_index in netns.indexes.values():
+                continue
+            end = Device(name=port.interface, index=host_index, mac=PORT_MAC, mtu=config.mtu)
+            peer = Device(name=config.interface, index=pod_index, mac=port.mac, mtu=config.mtu)
             try:
-                space.netlink.send_batch(
-                    [create_veth(end, peer, peer_namespace=namespace.fd), *space.port_requests(port, here)]
+                netns.netlink.send_batch(
+                    [create_veth(end, peer, peer_namespace=namespace.fd), *netns.port_requests(port, host_index)]
                 )
-            except NetlinkError as refusal:
-                if refusal.position > 0 or refusal.errno not in {errno.EBUSY, errno.EEXIST}:
+            except NetlinkError as error:
+                # Only the first request, the creation, fails because of a name or an index in use.
+                if error.position > 0 or error.errno not in {errno.EBUSY, errno.EEXIST}:
                     raise
                 if port.tenant in self._reapable:
-                    self.reap()  # the name may be that of one which has just left
+                    # The name may be that of a device that waits for deletion.
+                    self.reap()
                 else:
-                    _refuse_taken_names(space, wiring, inside)
+                    _raise_if_name_taken(netns, config, pod_netlink)
             else:
-                space.note_port(port, here)
-                return there
+                netns.register_port(port, host_index)
+                return pod_index
 
-    def unplug(self, wiring: EndpointConfig, policy: Difference[StateItem] = NO_CHANGE) -> None:
-        tenant = wiring.port.tenant
-        space = self._spaces.get(tenant)
-        if space is None:
+    def unplug(self, config: EndpointConfig, changes: Difference[StateItem] = NO_CHANGE) -> None:
+        tenant = config.port.tenant
+        netns = self._tenants.get(tenant)
+        if netns is None:
             return
-        self._host.change(drop=policy.drop, put=policy.put)
-        space.dismiss(wiring.port, policy)
-        here = space.indexes.pop(wiring.port.interface, 0)
-        space.unshape(wiring.port)
-        if here:
-            self._free_name(wiring, here + 1)
-            # Nothing goes through it any more. To take it down or to rename it would wait for the kernel for nothing.
-            with gone_is_fine():
-                space.netlink.send_batch([alter_link(here, group=REAPED_GROUP)])
+        self._host.change(drop=changes.drop, put=changes.put)
+        netns.remove_endpoint(config.port, changes)
+        host_index = netns.indexes.pop(config.port.interface, 0)
+        netns.clear_qos(config.port)
+        if host_index:
+            self._free_pod_name(config, host_index + 1)
+            # No packet passes it any more. Setting it down or renaming it would wait for the kernel for nothing.
+            with ignore_missing_device():
+                netns.netlink.send_batch([change_link(host_index, group=REAPED_GROUP)])
         self._reapable.add(tenant)
 
-    def _free_name(self, wiring: EndpointConfig, there: int) -> None:
-        """The workload's end is down and under another name, so that the next ADD in its namespace works at once."""
-        if not wiring.netns:
+    def _free_pod_name(self, config: EndpointConfig, pod_index: int) -> None:
+        """Set the pod's end down and rename it, so that the next ADD in its netns can use the name at once."""
+        if not config.netns:
             return
-        name = f"{_LEAVING_PREFIX}{next(self._indexes)}"
-        with suppress(NotFound), pod_netns.inside(wiring, home=self._underlay_namespace) as (_, inside), gone_is_fine():
-            inside.send_batch(
-                [*pod_netns.deconfigure_pod(wiring, there), alter_link(there, up=False), alter_link(there, name=name)]
+        name = f"{DELETED_POD_LINK_PREFIX}{next(self._indexes)}"
+        with (
+            suppress(NotFound),
+            pod_netns.open_netns(config, home=self._underlay_namespace) as (_, pod_netlink),
+            ignore_missing_device(),
+        ):
+            pod_netlink.send_batch(
+                [
+                    *pod_netns.deconfigure_pod(config, pod_index),
+                    change_link(pod_index, up=False),
+                    change_link(pod_index, name=name),
+                ]
             )
 
-    def check(self, wiring: EndpointConfig) -> list[str]:
-        space = self._spaces.get(wiring.port.tenant)
-        if space is None:
-            return [f"the space of tenant {wiring.port.tenant} is missing"]
-        found = space.differences(wiring.port)
+    def check(self, config: EndpointConfig) -> list[str]:
+        netns = self._tenants.get(config.port.tenant)
+        if netns is None:
+            return [f"the netns of tenant {config.port.tenant} is missing"]
+        found = netns.differences(config.port)
         try:
-            with pod_netns.inside(wiring, home=self._underlay_namespace) as (_, inside):
-                found += pod_netns.differences(wiring, inside)
+            with pod_netns.open_netns(config, home=self._underlay_namespace) as (_, pod_netlink):
+                found += pod_netns.differences(config, pod_netlink)
         except NotFound as error:
             found.append(error.message)
         return found
@@ -248,9 +272,9 @@ class LinuxDatapath(KernelTools):
     def drops(self) -> list[Drop]:
         found: list[Drop] = []
         faults: list[str] = []
-        for tenant, space in self._spaces.items():
+        for tenant, netns in self._tenants.items():
             try:
-                found += read_drops(tenant, space)
+                found += read_drops(tenant, netns)
             except DatapathFault as error:
                 faults.append(f"tenant {tenant}: {error.message}")
         found.sort(key=lambda drop: drop.at)
@@ -258,72 +282,86 @@ class LinuxDatapath(KernelTools):
             raise PartialResult("; ".join(faults), found)
         return found
 
-    def trace(self, question: Question) -> str | Drop:
-        name = question.port.interface
-        raise Unavailable(f"the kernel does not say what it would do with a packet from {name}: send one with --packet")
+    def trace(self, request: TraceRequest) -> str | Drop:
+        name = request.port.interface
+        raise Unavailable(f"the kernel cannot trace a hypothetical packet from {name}: send a real one with --packet")
 
     def counters(self) -> list[VerdictCounters]:
-        return [tell_tallies(tenant, self._spaces[tenant]) for tenant in sorted(self._spaces)]
+        return [read_verdict_counters(tenant, self._tenants[tenant]) for tenant in sorted(self._tenants)]
 
-    def service_uses(self) -> list[ServiceFlowStats]:
-        return [use for tenant in sorted(self._spaces) for use in read_uses(tenant, self._spaces[tenant].netfilter)]
+    def service_flows(self) -> list[ServiceFlowStats]:
+        return [
+            stats
+            for tenant in sorted(self._tenants)
+            for stats in read_service_stats(tenant, self._tenants[tenant].netfilter)
+        ]
 
-    def settle(self) -> None:
-        """See `weft.ports.datapath`: the kernel asks its rules for every packet."""
+    def flush_datapath_cache(self) -> None:
+        """See `weft.ports.datapath`. Nothing to do: the kernel evaluates its rules for every packet."""
 
-    def has_drifted(self, *, is_current: bool = True) -> bool:  # noqa: ARG002 (nothing is lost altogether)
-        return self._host.is_disturbed() or any(space.table.is_disturbed() for space in self._spaces.values())
+    def has_drifted(self, *, in_sync: bool = True) -> bool:  # noqa: ARG002 (nothing is lost altogether)
+        return self._host.has_drifted() or any(netns.table.has_drifted() for netns in self._tenants.values())
 
-    def survey(self) -> list[SpaceSurvey]:
-        return [survey_space(tenant, self._spaces[tenant]) for tenant in sorted(self._spaces)]
+    def inspect(self) -> list[TenantNetnsReport]:
+        return [survey_tenant_netns(tenant, self._tenants[tenant]) for tenant in sorted(self._tenants)]
 
     def reap(self) -> None:
         for tenant in list(self._reapable):
-            if space := self._spaces.get(tenant):
-                space.netlink.send_batch([delete_group(REAPED_GROUP)])
+            if netns := self._tenants.get(tenant):
+                netns.netlink.send_batch([delete_group(REAPED_GROUP)])
+            # After the request: if it fails, the next call tries again.
             self._reapable.discard(tenant)
-        for space in self._spaces.values():
-            space.forget_left()
+        for netns in self._tenants.values():
+            netns.flush_stale_addresses()
 
-    def withdraw(self) -> list[str]:
+    def uninstall(self) -> list[str]:
         return [*self.converge(frozenset()).repaired]
 
-    def _open_space(self, tenant: TenantName) -> TenantNetnsDriver:
-        if tenant not in self._spaces:
-            space = TenantNetnsDriver(self._directory.create(tenant))
-            space.prepare()
-            self._spaces[tenant] = space
-            with suppress(NetlinkError):  # which `drops` tells
-                space.open_drop_log()  # before the first packet, which nobody could explain otherwise
-        return self._spaces[tenant]
+    def _open_netns(self, tenant: TenantName) -> TenantNetnsDriver:
+        if tenant not in self._tenants:
+            netns = TenantNetnsDriver(self._directory.create(tenant))
+            netns.prepare()
+            self._tenants[tenant] = netns
+            # Before the first packet, so that no drop goes unexplained. A failure is not fatal: `drops` reports it.
+            with suppress(NetlinkError):
+                netns.open_drop_log()
+        return self._tenants[tenant]
 
-    def _drop_space(self, tenant: TenantName) -> None:
-        if space := self._spaces.pop(tenant, None):
-            space.close()
+    def _drop_netns(self, tenant: TenantName) -> None:
+        if netns := self._tenants.pop(tenant, None):
+            netns.close()
         self._directory.delete(tenant)
 
-    def _put_host_link(self, space: TenantNetnsDriver, link: HostLink) -> bool:
-        return self._host.put_link(link, space, mtu=self._mtu)
+    def _put_host_link(self, netns: TenantNetnsDriver, link: HostLink) -> bool:
+        return self._host.put_link(link, netns, mtu=self._mtu)
 
-    def _put_segment(self, space: TenantNetnsDriver, segment: Segment) -> list[str]:
-        return space.put_segment(segment, mtu=self._mtu)
+    def _put_segment(self, netns: TenantNetnsDriver, segment: Segment) -> list[str]:
+        return netns.put_segment(segment, mtu=self._mtu)
 
-    def _put_overlay(self, space: TenantNetnsDriver, overlay: Overlay) -> None:
-        space.put_overlay(overlay, self._underlay, vtep=self._vtep, port=self._vxlan_port, mtu=self._mtu)
+    def _drop_segment(self, segment: Segment) -> None:
+        if netns := self._tenants.get(segment.tenant):
+            netns.drop_segment(segment)
+
+    def _put_overlay(self, netns: TenantNetnsDriver, overlay: Overlay) -> None:
+        netns.put_overlay(overlay, self._underlay, vtep=self._vtep, port=self._vxlan_port, mtu=self._mtu)
+
+    def _drop_overlay(self, overlay: Overlay) -> None:
+        if netns := self._tenants.get(overlay.tenant):
+            netns.drop_overlay(overlay)
 
 
-def _refuse_taken_names(space: TenantNetnsDriver, wiring: EndpointConfig, inside: NetlinkSocket) -> None:
-    """`Conflict` when one of the two names is taken; else it was an index."""
-    if read_link(inside, wiring.interface) is not None:
-        raise Conflict(f"interface {wiring.interface} is in {wiring.netns} already", field="CNI_IFNAME")
-    if read_link(space.netlink, wiring.port.interface) is not None:
-        raise Conflict(f"the host end {wiring.port.interface} is there already")
+def _raise_if_name_taken(netns: TenantNetnsDriver, config: EndpointConfig, pod_netlink: NetlinkSocket) -> None:
+    """Raise `Conflict` if one of the two names is in use; otherwise it was an index."""
+    if read_link(pod_netlink, config.interface) is not None:
+        raise Conflict(f"interface {config.interface} is in {config.netns} already", field="CNI_IFNAME")
+    if read_link(netns.netlink, config.port.interface) is not None:
+        raise Conflict(f"the host end {config.port.interface} exists already")
 
 
-def _by_tenant(parts: tuple[StateItem, ...]) -> dict[TenantName, list[StateItem]]:
-    """The parts that are more than devices, by tenant. Ports come and go by plugging."""
+def _by_tenant(items: tuple[StateItem, ...]) -> dict[TenantName, list[StateItem]]:
+    """Group the items that have kernel objects besides devices by tenant."""
     found: defaultdict[TenantName, list[StateItem]] = defaultdict(list)
-    for part in parts:
-        if not isinstance(part, _DEVICES):
-            found[part.tenant].append(part)
+    for item in items:
+        if not isinstance(item, _DEVICE_ITEMS):
+            found[item.tenant].append(item)
     return found

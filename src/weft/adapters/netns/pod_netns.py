@@ -1,4 +1,4 @@
-"""The workload's side of an attachment: what its interface gets, and whether it still has it."""
+"""The pod's side of an endpoint: configuration of the interface in the pod netns, and its check."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft.adapters.netns.kernel_state import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
+from weft.adapters.netns.devices import HOP_MAC, NODE_V4, NODE_V6, PORT_MAC
 from weft.domain.addresses import BITS, Address
 from weft.kernel.netlink.codec import Request
-from weft.kernel.netlink.link import LOOPBACK, add_name, alter_link, read_link
+from weft.kernel.netlink.link import LOOPBACK_IFINDEX, add_altname, change_link, read_link
 from weft.kernel.netlink.neigh import Neighbour, put_neighbour, read_neighbours
 from weft.kernel.netlink.route import (
-    MAIN_TABLE,
     LinkAddress,
     Prefix,
     Route,
@@ -27,142 +26,150 @@ from weft.kernel.netlink.route import (
     read_routes,
     read_rules,
 )
-from weft.kernel.netlink.socket import ROUTE, NetlinkError, NetlinkSocket
+from weft.kernel.netlink.socket import NetlinkError, NetlinkSocket
 from weft.kernel.netns import Namespace
+from weft.kernel.uapi.netlink import NETLINK_ROUTE
+from weft.kernel.uapi.rtnetlink import RT_TABLE_MAIN
 from weft.ports.datapath import EndpointConfig, InterfaceAddress
 
+# Before the rule for the main table (32766).
 _RULE_PRIORITY = 1000
 
 
 @contextmanager
-def inside(wiring: EndpointConfig, *, home: Namespace) -> Iterator[tuple[Namespace, NetlinkSocket]]:
-    """The workload's namespace, and a socket in it that is opened from our own; `NotFound` when it is gone."""
+def open_netns(config: EndpointConfig, *, home: Namespace) -> Iterator[tuple[Namespace, NetlinkSocket]]:
+    """Open the pod netns and a netlink socket in it; `NotFound` if it does not exist. `home` is the caller's netns."""
     with (
-        Namespace.open(Path(wiring.netns)) as namespace,
-        NetlinkSocket(ROUTE, namespace=namespace, home=home) as socket,
+        Namespace.open(Path(config.netns)) as namespace,
+        NetlinkSocket(NETLINK_ROUTE, namespace=namespace, home=home) as socket,
     ):
         yield namespace, socket
 
 
-def next_hop_of(wired: InterfaceAddress) -> Address:
-    """Where the workload sends everything: its gateway, which its node answers for, else the node itself."""
-    return wired.gateway or (NODE_V4 if wired.address.family == 4 else NODE_V6)
+def next_hop_of(assigned: InterfaceAddress) -> Address:
+    """Return the next hop of the pod's default route: its gateway, or the node's link-local address."""
+    return assigned.gateway or (NODE_V4 if assigned.address.family == 4 else NODE_V6)
 
 
-def addresses(wiring: EndpointConfig, link: int) -> list[LinkAddress]:
-    """The addresses, without the kernel's route to the rest of the subnet: neighbours are reached through the node."""
+def addresses(config: EndpointConfig, link: int) -> list[LinkAddress]:
+    """Return the addresses of the interface."""
+    # Without the kernel's prefix route: in routing mode also the pod's own subnet is reached through the node.
     return [
-        LinkAddress(link=link, prefix=Prefix(wired.address, wired.length), prefix_route=False)
-        for wired in wiring.addresses
+        LinkAddress(link=link, prefix=Prefix(assigned.address, assigned.length), prefix_route=False)
+        for assigned in config.addresses
     ]
 
 
-def routes(wiring: EndpointConfig, link: int) -> list[Route]:
-    """For each family: the next hop is on the link, and everything else goes there. On a segment its subnet is, too.
+def routes(config: EndpointConfig, link: int) -> list[Route]:
+    """Return the routes: next hop, default route, and on a segment the subnet.
 
-    Beside another interface these are in a table of its own, and the main one has its subnet, where that is its alone.
+    An interface without the default route has these in a table of its own, and the main table has only its subnet,
+    unless another interface shares it.
     """
     found = []
-    for wired in wiring.addresses:
-        family, hop = wired.address.family, next_hop_of(wired)
-        table = MAIN_TABLE if wiring.default_route else link
+    for assigned in config.addresses:
+        family, hop = assigned.address.family, next_hop_of(assigned)
+        # The interface index is the table id: unique in the netns.
+        table = RT_TABLE_MAIN if config.default_route else link
         found.append(Route(to=Prefix(hop, BITS[family]), link=link, table=table))
         found.append(Route(to=Prefix(Address(family, 0), 0), link=link, via=hop, table=table))
-        rest = BITS[family] - wired.length
-        subnet = Prefix(Address(family, wired.address.number >> rest << rest), wired.length)
-        is_on_segment = bool(wiring.port.segment and rest)
+        host_bits = BITS[family] - assigned.length
+        subnet = Prefix(Address(family, assigned.address.number >> host_bits << host_bits), assigned.length)
+        is_on_segment = bool(config.port.segment and host_bits)
         if is_on_segment:
             found.append(Route(to=subnet, link=link, table=table))
-        if not wiring.default_route and not wiring.shares_subnets:
+        if not config.default_route and not config.shares_subnets:
             found.append(
                 Route(to=subnet, link=link) if is_on_segment else Route(to=subnet, link=link, via=hop, on_link=True)
             )
     return found
 
 
-def rules(wiring: EndpointConfig, link: int) -> list[Rule]:
-    """Beside another interface: what speaks from its addresses leaves through it, whoever else is in its subnets."""
-    if wiring.default_route:
+def rules(config: EndpointConfig, link: int) -> list[Rule]:
+    """Return the rules of an interface without the default route: packets from its addresses leave through it."""
+    if config.default_route:
         return []
     return [
         Rule(
-            family=wired.address.family,
+            family=assigned.address.family,
             priority=_RULE_PRIORITY,
             table=link,
-            source=Prefix(wired.address, BITS[wired.address.family]),
+            source=Prefix(assigned.address, BITS[assigned.address.family]),
         )
-        for wired in wiring.addresses
+        for assigned in config.addresses
     ]
 
 
-def local_routes(wiring: EndpointConfig, link: int) -> list[Route]:
-    """What makes v6 addresses take packets at once, not when the kernel gets round to it."""
-    return [local_route(each) for each in addresses(wiring, link) if each.prefix.address.family == 6]
+def local_routes(config: EndpointConfig, link: int) -> list[Route]:
+    """Return the local routes of v6 addresses."""
+    # The kernel adds them from a work queue; until then it would drop packets to the address.
+    return [local_route(each) for each in addresses(config, link) if each.prefix.address.family == 6]
 
 
-def neighbours(wiring: EndpointConfig, link: int) -> list[Neighbour]:
-    """The next hop's MAC is known: nobody is ever asked on the link."""
-    mac = PORT_MAC if wiring.port.segment else HOP_MAC
-    return [Neighbour(link=link, address=next_hop_of(wired), mac=mac) for wired in wiring.addresses]
+def neighbours(config: EndpointConfig, link: int) -> list[Neighbour]:
+    """Return the permanent neighbour entries of the next hops: the pod never sends ARP or ND for them."""
+    mac = PORT_MAC if config.port.segment else HOP_MAC
+    return [Neighbour(link=link, address=next_hop_of(assigned), mac=mac) for assigned in config.addresses]
 
 
-def requests(wiring: EndpointConfig, link: int) -> Iterable[Request]:
-    """All of it, in an order in which each request may stand on those before."""
+def requests(config: EndpointConfig, link: int) -> Iterable[Request]:
+    """Return all requests, each after those it depends on."""
     return (
-        alter_link(LOOPBACK, up=True),
-        alter_link(link, up=True),
-        *(add_name(link, name) for name in (wiring.full_name,) if name),
-        *map(put_address, addresses(wiring, link)),
-        *map(put_route, local_routes(wiring, link)),
-        *map(put_neighbour, neighbours(wiring, link)),
-        *map(put_route, routes(wiring, link)),
-        *map(put_rule, rules(wiring, link)),
+        change_link(LOOPBACK_IFINDEX, up=True),
+        change_link(link, up=True),
+        *(add_altname(link, name) for name in (config.alt_ifname,) if name),
+        *map(put_address, addresses(config, link)),
+        *map(put_route, local_routes(config, link)),
+        *map(put_neighbour, neighbours(config, link)),
+        *map(put_route, routes(config, link)),
+        *map(put_rule, rules(config, link)),
     )
 
 
-def configure_pod(wiring: EndpointConfig, link: int, *, namespace: Namespace, inside: NetlinkSocket) -> None:
-    """Give the workload's end what it needs. Some runtimes make namespaces without v6: that is lifted for it."""
-    wanted = [*requests(wiring, link)]
-    if own := rules(wiring, link):
-        # Of an interface that others took away, of which only these are left.
+def configure_pod(config: EndpointConfig, link: int, *, namespace: Namespace, pod_netlink: NetlinkSocket) -> None:
+    """Configure the pod's end."""
+    wanted = [*requests(config, link)]
+    if own := rules(config, link):
+        # Rules outlive their interface. Somebody may have deleted a former one with the same addresses.
         sources = {each.source for each in own}
-        stale = [each for each in read_rules(inside) if each.source in sources and each.priority == _RULE_PRIORITY]
+        stale = [each for each in read_rules(pod_netlink) if each.source in sources and each.priority == _RULE_PRIORITY]
         wanted = [*(drop_rule(each) for each in stale if each not in own), *wanted]
     try:
-        inside.send_batch(wanted)
-    except NetlinkError as refusal:
-        if refusal.errno != errno.EACCES:
+        pod_netlink.send_batch(wanted)
+    except NetlinkError as error:
+        if error.errno != errno.EACCES:
             raise
-        namespace.write_sysctls({f"net/ipv6/conf/{name}/disable_ipv6": "0" for name in ("lo", wiring.interface)})
-        inside.send_batch(wanted)
+        # Some runtimes create namespaces with IPv6 disabled.
+        namespace.write_sysctls({f"net/ipv6/conf/{name}/disable_ipv6": "0" for name in ("lo", config.interface)})
+        pod_netlink.send_batch(wanted)
 
 
-def deconfigure_pod(wiring: EndpointConfig, link: int) -> Iterable[Request]:
-    """What does not go with the interface."""
-    return map(drop_rule, rules(wiring, link))
+def deconfigure_pod(config: EndpointConfig, link: int) -> Iterable[Request]:
+    """Return requests that delete what the kernel does not delete with the interface."""
+    return map(drop_rule, rules(config, link))
 
 
-def differences(wiring: EndpointConfig, netlink: NetlinkSocket) -> Iterator[str]:
-    """What the namespace has not, or has otherwise, in words. Additions by others are none of our business."""
-    link = read_link(netlink, wiring.interface)
+def differences(config: EndpointConfig, netlink: NetlinkSocket) -> Iterator[str]:
+    """Describe what is missing or different in the pod netns. Additions by others are ignored."""
+    link = read_link(netlink, config.interface)
     if link is None:
-        yield f"interface {wiring.interface} is missing"
+        yield f"interface {config.interface} is missing"
         return
-    if link.mac != wiring.port.mac:
-        yield f"interface {wiring.interface} has MAC {link.mac}, not {wiring.port.mac}"
+    if link.mac != config.port.mac:
+        yield f"interface {config.interface} has MAC {link.mac}, not {config.port.mac}"
     if not link.up:
-        yield f"interface {wiring.interface} is down"
-    there: set[object] = {
+        yield f"interface {config.interface} is down"
+    actual: set[object] = {
         *read_addresses(netlink, link=link.index),
         *read_routes(netlink),
         *read_neighbours(netlink),
     }
     wanted: list[object] = [
-        *addresses(wiring, link.index),
-        *routes(wiring, link.index),
-        *neighbours(wiring, link.index),
+        *addresses(config, link.index),
+        *routes(config, link.index),
+        *neighbours(config, link.index),
     ]
-    if own_rules := rules(wiring, link.index):
-        there.update(read_rules(netlink))
+    if own_rules := rules(config, link.index):
+        actual.update(read_rules(netlink))
         wanted += own_rules
-    yield from (f"{type(each).__name__.lower()} {each} is missing" for each in wanted if each not in there)
+    yield from (f"{type(each).__name__.lower()} {each} is missing" for each in wanted if each not in actual)

@@ -1,39 +1,44 @@
-"""A tenant's network space on this node: a namespace of its own, in which everything is ours.
+"""A tenant's network namespace on this node, in which everything is ours.
 
 Overlapping subnets and isolation between tenants come from the kernel itself. The namespace is pinned, so it outlives
-the agent and its container; a process with no memory knows that what it finds in there is ours to keep or to remove.
+the agent and its container. A restarted agent knows that whatever it finds in there is its own to keep or to remove.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from weft.adapters.netns.bridge.bridges import Bridges
-from weft.adapters.netns.bridge.local_fdb import LocalFdb
-from weft.adapters.netns.kernel_state import (
-    ENTRY_PARTS,
+from weft.adapters.netns.bridges import Bridges
+from weft.adapters.netns.devices import (
+    BRIDGE_PREFIX,
+    OVERLAY_PREFIX,
+    PORT_PREFIX,
     REAPED_GROUP,
-    KernelState,
-    facts_of,
+    TENANT_HOST_LINK,
     overlay_mac,
     overlay_name,
-    port_forwardings,
-    port_neighbours,
-    port_routes,
     segment_name,
 )
+from weft.adapters.netns.drop_reasons import NFLOG_GROUP
+from weft.adapters.netns.kernel_state import (
+    NFT_ONLY_ITEMS,
+    KernelState,
+    kernel_state_of,
+    port_fdb_entries,
+    port_neighbours,
+    port_routes,
+)
 from weft.adapters.netns.nft.anti_spoofing import spoofguard_entries
-from weft.adapters.netns.nft.base import SELF_SETS, VOICE_SETS
-from weft.adapters.netns.nft.policy_chains import BRIDGE_PREFIX, DROP_GROUP, INSIDE, OVERLAY_PREFIX, PORT_PREFIX
-from weft.adapters.netns.nft.service_maps import forget_stale, forget_untrue
+from weft.adapters.netns.nft.entries import HAIRPIN_SELF_SETS, L3_SPOOFGUARD_SETS
+from weft.adapters.netns.nft.service_maps import flush_stale_connections, flush_unwanted_connections
 from weft.adapters.netns.nft.table import ALL_SETS, SMALL_SETS, NftTable
-from weft.adapters.netns.qos.qos import QosDriver
+from weft.adapters.netns.qos import QosDriver
 from weft.domain.addresses import Address
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.segments import Segment
@@ -41,78 +46,125 @@ from weft.domain.desired.state import Overlay, Port, QosProfile, StateItem
 from weft.domain.host_access.state import RemoteHostReturnRoute
 from weft.domain.policy.policymap.policy_state import IpIdentity
 from weft.kernel.netlink.codec import Request
-from weft.kernel.netlink.conntrack import forget_endpoints
+from weft.kernel.netlink.conntrack import flush_addresses
 from weft.kernel.netlink.link import (
-    LOOPBACK,
+    LOOPBACK_IFINDEX,
     Device,
     Link,
     Vxlan,
-    alter_link,
+    change_link,
     create_vxlan,
     delete_link,
     read_links,
-    settle_link,
+    update_carrier,
 )
 from weft.kernel.netlink.neigh import (
-    drop_forwarding,
+    drop_fdb_entry,
     drop_neighbour,
-    put_forwarding,
+    put_fdb_entry,
     put_neighbour,
-    read_forwardings,
+    read_fdb,
     read_neighbours,
 )
 from weft.kernel.netlink.nflog import LoggedPacket, PacketLog
 from weft.kernel.netlink.route import drop_address, drop_route, put_address, put_route, read_addresses, read_routes
-from weft.kernel.netlink.socket import NETFILTER, ROUTE, NetlinkSocket
+from weft.kernel.netlink.socket import NetlinkSocket
 from weft.kernel.netns import Namespace
 from weft.kernel.nftables import open_nftables
+from weft.kernel.uapi.netlink import NETLINK_NETFILTER, NETLINK_ROUTE
 
 _LOOPBACKS = (Address(4, 0x7F000001), Address(6, 1))
-_MOST_DATAGRAMS = 64
+# Bounds the work of one call under a flood of drops.
+_MAX_LOG_DATAGRAMS = 64
 
 SYSCTLS = {
     "net/ipv4/ip_forward": "1",
-    # Nearly everything goes through: to look for a socket of ours first would cost every packet of both families.
+    # Nearly all packets are forwarded, so looking for a local socket first would only cost time.
     "net/ipv4/ip_early_demux": "0",
-    # Between two networks each direction takes the overlay of its target, which a strict filter takes for a forgery.
-    # Who may say what is decided at the ports.
+    # Between two networks each direction uses the overlay of its destination: asymmetric routing, which strict reverse
+    # path filtering would drop. The `spoofguard` chain checks sources.
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/default/rp_filter": "0",
-    # To look whether a source is an address of ours costs every packet, more so where there are rules for routing. At
-    # ports such a source is refused anyway; from another node it is a gateway, which has something to say.
+    # Skips a route lookup per packet. `spoofguard` drops local source addresses from ports; from another node such an
+    # address is a gateway, whose ICMP errors are wanted.
     "net/ipv4/conf/all/accept_local": "1",
     "net/ipv4/conf/all/send_redirects": "0",
     "net/ipv4/conf/default/send_redirects": "0",
-    # What the table has not let in (`facts.HOP_MAC`) is not for this node either.
+    # Packets to a multicast MAC that `spoofguard` has not accepted (`devices.HOP_MAC`) are not for this node either.
     "net/ipv4/conf/all/drop_unicast_in_l2_multicast": "1",
     "net/ipv6/conf/all/forwarding": "1",
     "net/ipv6/conf/default/accept_ra": "0",
+    # Addresses are assigned by us, so duplicate address detection would only delay the first packet.
     "net/ipv6/conf/default/accept_dad": "0",
+    # No link-local addresses of the kernel's own making.
     "net/ipv6/conf/default/addr_gen_mode": "1",
 }
 
 
+class LocalFdb:
+    """The MACs and addresses of local workloads on bridges, whose kernel objects win over outdated remote state.
+
+    A workload may start on this node before the news arrives that another node has given up its address. An item about
+    a remote workload with the same MAC or address neither replaces nor deletes the objects of the local one.
+    """
+
+    def __init__(self, ports: Iterable[Port] = (), indexes: Mapping[str, int] | None = None) -> None:
+        self._macs: set[str] = set()
+        self._addresses: set[tuple[int, Address]] = set()
+        for port in ports:
+            self.add(port, indexes or {})
+
+    def add(self, port: Port, indexes: Mapping[str, int]) -> None:
+        if port.segment:
+            self._macs.add(port.mac)
+            self._addresses |= _bridge_addresses(port, indexes)
+
+    def discard(self, port: Port, indexes: Mapping[str, int]) -> None:
+        if port.segment:
+            self._macs.discard(port.mac)
+            self._addresses -= _bridge_addresses(port, indexes)
+
+    def without_local(self, state: KernelState) -> KernelState:
+        """Return the state without objects that concern local workloads."""
+        if not self._macs:
+            return state
+        return msgspec.structs.replace(
+            state,
+            routes=frozenset(each for each in state.routes if (each.link, each.to.address) not in self._addresses),
+            neighbours=frozenset(each for each in state.neighbours if (each.link, each.address) not in self._addresses),
+            # Entries of the VXLAN device's own FDB (`remote`) may stay: the bridge does not send there.
+            fdb_entries=frozenset(each for each in state.fdb_entries if each.remote or each.mac not in self._macs),
+        )
+
+
+def _bridge_addresses(port: Port, indexes: Mapping[str, int]) -> set[tuple[int, Address]]:
+    bridge = indexes.get(segment_name(port.segment), 0)
+    return {(bridge, address) for address in port.addresses}
+
+
 class TenantNetnsDriver:
-    """An open space. `prepare` brings it into its basic state, whatever it was in before."""
+    """An open tenant netns. `prepare` brings it into its basic state, whatever it was in before."""
 
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
-        self.netlink = NetlinkSocket(ROUTE, namespace=namespace)
-        self.netfilter = NetlinkSocket(NETFILTER, namespace=namespace)
+        self.netlink = NetlinkSocket(NETLINK_ROUTE, namespace=namespace)
+        self.netfilter = NetlinkSocket(NETLINK_NETFILTER, namespace=namespace)
         self.nftables = open_nftables(namespace)
         self.table = NftTable(netfilter=self.netfilter, nftables=self.nftables)
-        self._shapes = QosDriver(netlink=self.netlink, netfilter=self.netfilter, nftables=self.nftables)
-        self._segments = Bridges(namespace=namespace, netlink=self.netlink)
-        self._own = LocalFdb()
+        self._qos = QosDriver(netlink=self.netlink, netfilter=self.netfilter, nftables=self.nftables)
+        self._bridges = Bridges(namespace=namespace, netlink=self.netlink)
+        self._local_fdb = LocalFdb()
+        # Interface indexes by name.
         self.indexes: dict[str, int] = {}
-        self._refused: PacketLog | None = None
-        self._left: set[Address] = set()
-        # The parts of `ENTRY_PARTS` that the table has if nobody else has changed it; None: that is not known.
+        self._drop_log: PacketLog | None = None
+        # Addresses of removed endpoints whose conntrack entries are not flushed yet.
+        self._stale_addresses: set[Address] = set()
+        # The items of `NFT_ONLY_ITEMS` that the table holds, unless somebody else has changed it; None: unknown.
         self._confirmed: set[StateItem] | None = None
 
     def close(self) -> None:
-        if self._refused is not None:
-            self._refused.close()
+        if self._drop_log is not None:
+            self._drop_log.close()
         self.nftables.close()
         self.netfilter.close()
         self.netlink.close()
@@ -127,45 +179,49 @@ class TenantNetnsDriver:
         self.close()
 
     def prepare(self) -> None:
-        """Forwarding on, loopback up, and the table that lets no port speak for another."""
+        """Enable forwarding, set loopback up, and create or update the nft tables."""
         self.namespace.write_sysctls(SYSCTLS)
-        self.netlink.send_batch([alter_link(LOOPBACK, up=True)])
-        if self.table.is_bridged:
-            self._segments.show_packets()
+        self.netlink.send_batch([change_link(LOOPBACK_IFINDEX, up=True)])
+        if self.table.has_bridge_filter:
+            self._bridges.enable_br_netfilter()
         if not self.table.prepare():
             self._confirmed = None
-        self.note_links()
+        self.refresh_links()
 
-    def note_links(self) -> None:
-        """Know the devices that are there now."""
+    def refresh_links(self) -> None:
+        """Read the interface indexes."""
         self.indexes = {link.name: link.index for link in self.links()}
 
     def links(self) -> list[Link]:
-        """The devices that are there to stay."""
-        return [link for link in read_links(self.netlink) if link.group != REAPED_GROUP and link.index != LOOPBACK]
+        """Read the devices, except loopback and those that wait for deletion."""
+        return [
+            link for link in read_links(self.netlink) if link.group != REAPED_GROUP and link.index != LOOPBACK_IFINDEX
+        ]
 
     def put_segment(self, segment: Segment, *, mtu: int) -> list[str]:
-        """The bridge of a segment, guarded before anything passes it; what had to be mended about its ports."""
-        if not self.table.is_bridged:
-            self.table.bridge()
-            self._shapes.bridge()
-        return self._segments.put(segment, self.indexes, mtu=mtu)
+        """Ensure the bridge of a segment; return the repairs of its ports."""
+        # The filter comes before the bridge, so that no frame goes unfiltered.
+        if not self.table.has_bridge_filter:
+            self.table.ensure_bridge_filter()
+            self._qos.use_bridge_table()
+        return self._bridges.put(segment, self.indexes, mtu=mtu)
 
     def drop_segment(self, segment: Segment) -> None:
-        self._segments.drop(segment, self.indexes)
+        self._bridges.drop(segment, self.indexes)
 
     def put_overlay(self, overlay: Overlay, underlay: NetlinkSocket, *, vtep: Address, port: int, mtu: int) -> None:
-        """The device of an overlay: its packets leave through the underlay's namespace, it lives in this one."""
+        """Ensure the VXLAN device of an overlay."""
         name = overlay_name(overlay.vni)
         if name in self.indexes:
             return
         device = Device(name=name, mac=overlay_mac(vtep), mtu=mtu)
         tunnel = Vxlan(vni=overlay.vni, port=port, local=vtep)
+        # Created from the underlay's netns: a VXLAN device sends by the netns it was created in, wherever it is.
         underlay.send_batch([create_vxlan(device, tunnel, namespace=self.namespace.fd)])
         self.indexes |= {link.name: link.index for link in self.links()}
         index = self.indexes[name]
-        joining = self._segments.join(index, name, number=overlay.vni, indexes=self.indexes)
-        self.netlink.send_batch([*joining, alter_link(index, up=True)])
+        joining = self._bridges.join(index, name, number=overlay.vni, indexes=self.indexes)
+        self.netlink.send_batch([*joining, change_link(index, up=True)])
 
     def drop_overlay(self, overlay: Overlay) -> None:
         index = self.indexes.pop(overlay_name(overlay.vni), None)
@@ -173,169 +229,183 @@ class TenantNetnsDriver:
             self.netlink.send_batch([delete_link(index)])
 
     def change(self, *, drop: Sequence[StateItem], put: Sequence[StateItem]) -> None:
-        """No more of what some parts are made of, and what others are made of, besides devices.
+        """Remove the kernel objects of some state items and create those of others, except devices.
 
-        Whoever arrives at an address inherits no connection of who was there before.
+        A workload with the address of a removed one inherits none of its connections.
         """
-        gone, new = (self._own.spared(facts_of(parts, self.indexes)) for parts in (drop, put))
-        arriving = {part.address for part in put if isinstance(part, IpIdentity)}
-        if not arriving.isdisjoint(self._left):
-            self.forget_left()
-        self._lead_home(put)
+        gone, new = (self._local_fdb.without_local(kernel_state_of(items, self.indexes)) for items in (drop, put))
+        arriving = {item.address for item in put if isinstance(item, IpIdentity)}
+        if not arriving.isdisjoint(self._stale_addresses):
+            self.flush_stale_addresses()
+        self._ensure_return_path(put)
+        # Routes and neighbours exist before the table allows packets, and go after it denies them.
         self._add(new)
-        with self._telling(drop=drop, put=put):
+        with self._tracking_confirmed(drop=drop, put=put):
             self.table.change(drop=gone.entries, put=new.entries)
-        forget_stale(self.netfilter, dropped=drop, put=put)
-        self._shapes.apply(_shapes(put), _shapes(drop), self.indexes)
+        flush_stale_connections(self.netfilter, dropped=drop, put=put)
+        self._qos.apply(_profiles(put), _profiles(drop), self.indexes)
         self._remove(_minus(gone, new))
-        self._left |= {part.address for part in drop if isinstance(part, IpIdentity)} - arriving
+        self._stale_addresses |= {item.address for item in drop if isinstance(item, IpIdentity)} - arriving
 
     def port_requests(self, port: Port, index: int) -> list[Request]:
-        """What brings the host end of a port into service, once it is made with this index; nothing speaks yet."""
+        """Return the requests that configure the host end of a port, once it is created. It cannot send yet."""
         indexes = {port.interface: index}
-        treated: list[Request] = []
+        joining: list[Request] = []
         if port.segment:
             bridge = segment_name(port.segment)
             indexes[bridge] = self.indexes[bridge]
-            treated = [*self._segments.join(index, port.interface, number=port.segment, indexes=indexes)]
+            joining = [*self._bridges.join(index, port.interface, number=port.segment, indexes=indexes)]
         return [
-            *treated,
-            alter_link(index, up=True),
+            *joining,
+            change_link(index, up=True),
             *map(put_neighbour, port_neighbours(port, indexes)),
             *map(put_route, port_routes(port, indexes)),
-            *map(put_forwarding, port_forwardings(port, index)),
+            *map(put_fdb_entry, port_fdb_entries(port, index)),
         ]
 
-    def note_port(self, port: Port, index: int) -> None:
-        """Know that the host end of a port is there."""
+    def register_port(self, port: Port, index: int) -> None:
+        """Note that the host end of a port exists."""
         self.indexes[port.interface] = index
-        self._own.add(port, self.indexes)
+        self._local_fdb.add(port, self.indexes)
 
     def activate_link(self, port: Port, index: int) -> None:
-        """Let the devices of a port send at once; else the first packets to its workload are lost."""
-        settle_link(self.netlink, index)
+        """Let the devices of a port send at once."""
+        # The kernel updates the carrier state up to a second later; until then it would drop packets to the workload.
+        update_carrier(self.netlink, index)
         if port.segment:
-            settle_link(self.netlink, self.indexes[segment_name(port.segment)])
+            update_carrier(self.netlink, self.indexes[segment_name(port.segment)])
 
     def add_endpoint(self, ports: Sequence[Port], policy: Difference[StateItem]) -> None:
-        """Let ports that are wired speak, and be spoken to, under their policy."""
-        if not self._left.isdisjoint(address for port in ports for address in port.addresses):
-            self.forget_left()
-        gone, new = facts_of(policy.drop, self.indexes), facts_of(policy.put, self.indexes)
-        self._shapes.apply(_shapes(policy.put), _shapes(policy.drop), self.indexes)
-        with self._telling(drop=policy.drop, put=policy.put):
+        """Allow configured ports to send and receive, under their policy, in one transaction."""
+        if not self._stale_addresses.isdisjoint(address for port in ports for address in port.addresses):
+            self.flush_stale_addresses()
+        gone, new = kernel_state_of(policy.drop, self.indexes), kernel_state_of(policy.put, self.indexes)
+        # Limits come first: no packet is sent without them.
+        self._qos.apply(_profiles(policy.put), _profiles(policy.drop), self.indexes)
+        with self._tracking_confirmed(drop=policy.drop, put=policy.put):
             self.table.change(drop=gone.entries, put=new.entries.union(*map(spoofguard_entries, ports)))
-        forget_stale(self.netfilter, dropped=policy.drop, put=policy.put)
+        flush_stale_connections(self.netfilter, dropped=policy.drop, put=policy.put)
 
     @contextmanager
-    def _telling(self, *, drop: Iterable[StateItem], put: Iterable[StateItem]) -> Iterator[None]:
-        """What the table has for sure follows what it is told; when that fails, nothing is sure."""
-        sure, self._confirmed = self._confirmed, None
+    def _tracking_confirmed(self, *, drop: Iterable[StateItem], put: Iterable[StateItem]) -> Iterator[None]:
+        """Keep `_confirmed` in step with a change of the table. If the change fails, the content is unknown."""
+        confirmed, self._confirmed = self._confirmed, None
         yield
-        if sure is not None:
-            sure.difference_update(drop)
-            sure.update(part for part in put if isinstance(part, ENTRY_PARTS))
-            self._confirmed = sure
+        if confirmed is not None:
+            confirmed.difference_update(drop)
+            confirmed.update(item for item in put if isinstance(item, NFT_ONLY_ITEMS))
+            self._confirmed = confirmed
 
-    def dismiss(self, port: Port, policy: Difference[StateItem]) -> None:
-        """Let a port speak no more; nobody inherits its connections.
+    def remove_endpoint(self, port: Port, policy: Difference[StateItem]) -> None:
+        """Stop a port from sending and receiving, and flush its connections.
 
-        Those of v4 are forgotten at once. The kernel takes long to find those of v6, so that is left to `forget_left`.
+        v4 connections are flushed at once. Finding v6 ones takes the kernel long, so they wait for
+        `flush_stale_addresses`.
         """
-        self._own.discard(port, self.indexes)
+        self._local_fdb.discard(port, self.indexes)
         self.change(drop=[port, *policy.drop], put=policy.put)
-        self._left |= set(port.addresses)
-        fast = {address for address in self._left if address.family == 4}
-        forget_endpoints(self.netfilter, fast)
-        self._left -= fast
+        self._stale_addresses |= set(port.addresses)
+        v4 = {address for address in self._stale_addresses if address.family == 4}
+        flush_addresses(self.netfilter, v4)
+        self._stale_addresses -= v4
 
-    def unshape(self, port: Port) -> None:
-        """Take away what shaped a port that is gone."""
-        self._shapes.clear(port.interface, self.indexes)
+    def clear_qos(self, port: Port) -> None:
+        """Remove the QoS of a port that is gone."""
+        self._qos.clear(port.interface, self.indexes)
 
-    def forget_left(self) -> None:
-        """Forget the connections of addresses whose owners have left."""
-        forget_endpoints(self.netfilter, self._left)
-        self._left.clear()
+    def flush_stale_addresses(self) -> None:
+        """Delete the conntrack entries of the addresses of removed endpoints."""
+        flush_addresses(self.netfilter, self._stale_addresses)
+        self._stale_addresses.clear()
 
     def open_drop_log(self) -> PacketLog:
-        """From now on it is told what is refused here; `Refused` when somebody else hears that."""
-        if self._refused is None:
-            self._refused = PacketLog(DROP_GROUP, namespace=self.namespace)
-        return self._refused
+        """Bind the nflog group of drops; `NetlinkError` if another process has bound it."""
+        if self._drop_log is None:
+            self._drop_log = PacketLog(NFLOG_GROUP, namespace=self.namespace)
+        return self._drop_log
 
-    def refused(self) -> list[LoggedPacket]:
-        """The packets that were refused since the last call, or a sample; from `open_drop_log` or the first call on."""
-        return list(self.open_drop_log().read(most=_MOST_DATAGRAMS))
+    def read_drop_log(self) -> list[LoggedPacket]:
+        """Read the packets dropped since the last call, or a sample of them. The first call binds the group."""
+        return list(self.open_drop_log().read(most=_MAX_LOG_DATAGRAMS))
 
     def converge(self, wanted: Set[StateItem], overlays: Sequence[Overlay]) -> tuple[list[str], frozenset[Port]]:
-        """Mend what differs; what was mended, and the ports whose host ends are not there.
+        """Repair what differs; return the repairs, and the ports whose host ends do not exist.
 
-        What the table has for sure is not read back, which would take seconds where there are very many services.
+        Confirmed nft entries are not read back: with very many services that would take seconds.
         """
-        if self.table.is_disturbed():
+        if self.table.has_drifted():
             self._confirmed = None
-        self.table.settle()
+        self.table.note_generation()
         self.prepare()
-        sure, self._confirmed = self._confirmed, None
-        repaired: list[str] = []
-        keep = {overlay_name(overlay.vni) for overlay in overlays}
-        ports = [part for part in wanted if isinstance(part, Port)]
-        keep |= {port.interface for port in ports}
-        keep |= {segment_name(part.number) for part in wanted if isinstance(part, Segment)}
-        for link in self.links():
-            if link.name.startswith((OVERLAY_PREFIX, PORT_PREFIX, BRIDGE_PREFIX)) and link.name not in keep:
-                repaired.append(f"removed device {link.name}")
-                self.netlink.send_batch([alter_link(link.index, up=False, group=REAPED_GROUP)])
+        confirmed, self._confirmed = self._confirmed, None
+        ports = [item for item in wanted if isinstance(item, Port)]
+        repaired = self._remove_devices(wanted, overlays, ports)
         members = {overlay_name(overlay.vni): overlay.vni for overlay in overlays}
         members |= {port.interface: port.segment for port in ports}
-        repaired += self._segments.gather(members, self.indexes)
-        repaired += [f"raised device {name}" for name in self._raise_all()]
-        self._own = LocalFdb(ports, self.indexes)
-        self.table.leads_home = False  # unless somebody is to be led there
-        self._lead_home(wanted)
-        wanted_facts, actual = self._compared(wanted, sure)
-        missing, extra = _minus(wanted_facts, actual), _minus(actual, wanted_facts)
-        self.table.ensure_lookup_rules(wanted_facts.entries, anew=sure is None)
-        repaired += [f"added {fact}" for fact in _all(missing)] + [f"removed {fact}" for fact in _all(extra)]
+        repaired += self._bridges.repair_members(members, self.indexes)
+        repaired += [f"set device {name} up" for name in self._set_all_up()]
+        self._local_fdb = LocalFdb(ports, self.indexes)
+        # False unless an item needs it: then `read` skips the maps of an unused table.
+        self.table.has_return_path = False
+        self._ensure_return_path(wanted)
+        desired, actual = self._read_unconfirmed(wanted, confirmed)
+        missing, extra = _minus(desired, actual), _minus(actual, desired)
+        self.table.ensure_lookup_rules(desired.entries, rebuild=confirmed is None)
+        repaired += [f"added {each}" for each in _all(missing)] + [f"removed {each}" for each in _all(extra)]
+        # Removals first: an extra object may have the key of a missing one.
         self._remove(extra)
         self._add(missing)
         self.table.change(drop=extra.entries, put=missing.entries)
-        forget_untrue(self.netfilter, wanted, dropped=extra.entries)
-        self._confirmed = {part for part in wanted if isinstance(part, ENTRY_PARTS)}
-        repaired += self._shapes.converge(_shapes(wanted), self.indexes)
-        absent = (part for part in wanted if isinstance(part, Port) and part.interface not in self.indexes)
-        return repaired, frozenset(absent)
+        flush_unwanted_connections(self.netfilter, wanted, dropped=extra.entries)
+        self._confirmed = {item for item in wanted if isinstance(item, NFT_ONLY_ITEMS)}
+        repaired += self._qos.converge(_profiles(wanted), self.indexes)
+        return repaired, frozenset(port for port in ports if port.interface not in self.indexes)
 
-    def _compared(self, wanted: Set[StateItem], sure: set[StateItem] | None) -> tuple[KernelState, KernelState]:
-        """What is wanted, and what is there, less what is wanted and there for sure."""
-        if sure is None:
-            return self._facts_of(wanted), self._read()
-        settled, actual = sure & wanted, self._read(SMALL_SETS)
-        others = facts_of(sure - settled, self.indexes).entries
-        return self._facts_of(wanted - settled), msgspec.structs.replace(actual, entries=actual.entries | others)
+    def _remove_devices(self, wanted: Set[StateItem], overlays: Sequence[Overlay], ports: Sequence[Port]) -> list[str]:
+        """Hand devices that nothing needs to the reaper; return the repairs."""
+        keep = {overlay_name(overlay.vni) for overlay in overlays}
+        keep |= {port.interface for port in ports}
+        keep |= {segment_name(item.number) for item in wanted if isinstance(item, Segment)}
+        removed = []
+        for link in self.links():
+            if link.name.startswith((OVERLAY_PREFIX, PORT_PREFIX, BRIDGE_PREFIX)) and link.name not in keep:
+                removed.append(f"removed device {link.name}")
+                self.netlink.send_batch([change_link(link.index, up=False, group=REAPED_GROUP)])
+        return removed
 
-    def _facts_of(self, wanted: Set[StateItem]) -> KernelState:
-        """What everything is made of. Ports of this node come before news that have not caught up with them."""
-        ports = {part for part in wanted if isinstance(part, Port)}
-        others = self._own.spared(facts_of(wanted - ports, self.indexes))
-        return _plus(facts_of(ports, self.indexes), others)
+    def _read_unconfirmed(
+        self, wanted: Set[StateItem], confirmed: set[StateItem] | None
+    ) -> tuple[KernelState, KernelState]:
+        """Return the desired and the actual state, both without what is wanted and confirmed."""
+        if confirmed is None:
+            return self._desired(wanted), self._read()
+        unchanged, actual = confirmed & wanted, self._read(SMALL_SETS)
+        unwanted = kernel_state_of(confirmed - unchanged, self.indexes).entries
+        actual = msgspec.structs.replace(actual, entries=actual.entries | unwanted)
+        return self._desired(wanted - unchanged), actual
 
-    def _raise_all(self) -> list[str]:
-        """Every device is up before anything is said about it: the kernel has no routes over one that is down."""
+    def _desired(self, wanted: Set[StateItem]) -> KernelState:
+        """Return the kernel objects of all items. Local ports win over outdated items about remote workloads."""
+        ports = {item for item in wanted if isinstance(item, Port)}
+        others = self._local_fdb.without_local(kernel_state_of(wanted - ports, self.indexes))
+        return _plus(kernel_state_of(ports, self.indexes), others)
+
+    def _set_all_up(self) -> list[str]:
+        """Set every device up; return those that were down. The kernel keeps no routes over a device that is down."""
         links = self.links()
         self.indexes = {link.name: link.index for link in links}
         down = [link for link in links if not link.up]
-        self.netlink.send_batch([alter_link(link.index, up=True) for link in down])
+        self.netlink.send_batch([change_link(link.index, up=True) for link in down])
         return [link.name for link in down]
 
     def differences(self, port: Port) -> list[str]:
-        """What a port lacks on our side, in words."""
+        """Describe what a port lacks on our side."""
         link = next((link for link in self.links() if link.name == port.interface), None)
         if link is None:
             return [f"host end {port.interface} is missing"]
         down = [] if link.up else [f"host end {port.interface} is down"]
-        missing = _minus(facts_of([port], self.indexes), self._read((*VOICE_SETS, *SELF_SETS)))
+        actual = self._read((*L3_SPOOFGUARD_SETS, *HAIRPIN_SELF_SETS))
+        missing = _minus(kernel_state_of([port], self.indexes), actual)
         return down + [f"{type(each).__name__.lower()} {each} is missing" for each in _all(missing)]
 
     def _read(self, sets: Sequence[str] = ALL_SETS) -> KernelState:
@@ -344,53 +414,55 @@ class TenantNetnsDriver:
         return KernelState(
             addresses=frozenset(
                 each
-                for link in (LOOPBACK, *bridges)
+                for link in (LOOPBACK_IFINDEX, *bridges)
                 for each in read_addresses(self.netlink, link=link)
                 if each.prefix.address not in _LOOPBACKS
             ),
             routes=frozenset(read_routes(self.netlink)),
+            # Neighbours of devices that wait for deletion are none of ours.
             neighbours=frozenset(each for each in read_neighbours(self.netlink) if each.link in ours),
-            forwardings=frozenset(read_forwardings(self.netlink)),
+            fdb_entries=frozenset(read_fdb(self.netlink)),
             entries=self.table.read(sets),
         )
 
-    def _lead_home(self, parts: Iterable[StateItem]) -> None:
-        """Have answers to the hosts of other nodes find their way, where there are any."""
-        if INSIDE in self.indexes and any(isinstance(part, RemoteHostReturnRoute) for part in parts):
+    def _ensure_return_path(self, items: Iterable[StateItem]) -> None:
+        """Create the netdev table if any of the items needs it. Without the link there is nothing to hook."""
+        if TENANT_HOST_LINK in self.indexes and any(isinstance(item, RemoteHostReturnRoute) for item in items):
             self.table.ensure_return_path()
 
-    def _add(self, facts: KernelState) -> None:
+    def _add(self, state: KernelState) -> None:
+        # Routes come last: their next hops must be reachable.
         requests: list[Request] = [
-            *map(put_address, facts.addresses),
-            *map(put_neighbour, facts.neighbours),
-            *map(put_forwarding, facts.forwardings),
-            *map(put_route, facts.routes),
+            *map(put_address, state.addresses),
+            *map(put_neighbour, state.neighbours),
+            *map(put_fdb_entry, state.fdb_entries),
+            *map(put_route, state.routes),
         ]
         if requests:
             self.netlink.send_batch(requests)
 
-    def _remove(self, facts: KernelState) -> None:
+    def _remove(self, state: KernelState) -> None:
         requests: list[Request] = [
-            *map(drop_route, facts.routes),
-            *map(drop_forwarding, facts.forwardings),
-            *map(drop_neighbour, facts.neighbours),
-            *map(drop_address, facts.addresses),
+            *map(drop_route, state.routes),
+            *map(drop_fdb_entry, state.fdb_entries),
+            *map(drop_neighbour, state.neighbours),
+            *map(drop_address, state.addresses),
         ]
         if requests:
             self.netlink.send_batch(requests)
 
 
-def _shapes(parts: Iterable[StateItem]) -> list[QosProfile]:
-    return [part for part in parts if isinstance(part, QosProfile)]
+def _profiles(items: Iterable[StateItem]) -> list[QosProfile]:
+    return [item for item in items if isinstance(item, QosProfile)]
 
 
-def _plus(some: KernelState, others: KernelState) -> KernelState:
-    return KernelState(*(getattr(some, name) | getattr(others, name) for name in KernelState.__struct_fields__))
+def _plus(left: KernelState, right: KernelState) -> KernelState:
+    return KernelState(*(getattr(left, name) | getattr(right, name) for name in KernelState.__struct_fields__))
 
 
-def _minus(some: KernelState, others: KernelState) -> KernelState:
-    return KernelState(*(getattr(some, name) - getattr(others, name) for name in KernelState.__struct_fields__))
+def _minus(left: KernelState, right: KernelState) -> KernelState:
+    return KernelState(*(getattr(left, name) - getattr(right, name) for name in KernelState.__struct_fields__))
 
 
-def _all(facts: KernelState) -> Iterable[object]:
-    return itertools.chain.from_iterable(getattr(facts, name) for name in KernelState.__struct_fields__)
+def _all(state: KernelState) -> Iterable[object]:
+    return itertools.chain.from_iterable(getattr(state, name) for name in KernelState.__struct_fields__)

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Host access: connectivity between workloads, their host and the outside."""

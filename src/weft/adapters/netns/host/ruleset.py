@@ -1,251 +1,347 @@
-"""The table of the host's own namespace, in nft's own language (pure): who may pass between tenants, host and world.
+"""The nft table `inet weft_host` of the host netns: forwarding, NAT, host ports and node ports.
 
-It is made in one transaction, so what is there is always whole; what its maps hold is changed by `host_maps`.
+The whole table is replaced in one transaction, so what is there is always complete. Between replacements the elements
+of its sets and maps are changed one by one (`apply_host_entries`), so that a change costs only its own size.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
+from typing import Final, NamedTuple
 
 import msgspec
 
+from weft.adapters.netns.devices import HOST_LINK_PREFIX
+from weft.adapters.netns.nft.commands import ADDRESS_TYPES, IP, replace_table
 from weft.domain.addresses import Address, Range, Subnet
-from weft.domain.host_access.state import Audience, ExternalAddress, HostLink, HostPort, NodePort, NodePortVip
+from weft.domain.host_access.state import AddressScope, ExternalAddress, HostLink, HostPort, NodePort, NodePortVip
 from weft.domain.policy.model.protocols import PORTED, protocol_name
 from weft.domain.policy.model.ranges import AddressSet, address_set
+from weft.kernel.netlink.codec import pack_address
+from weft.kernel.netlink.nft_set import (
+    Element,
+    SetName,
+    apply_changes,
+    drop_elements,
+    key,
+    port,
+    protocol,
+    put_elements,
+)
+from weft.kernel.netlink.socket import NetlinkSocket
+from weft.kernel.uapi.nf_tables import NFPROTO_INET
 
-HOST_TABLE = "weft_host"
-# Begins the name of the host's end of every link to a tenant.
-HOST_PREFIX = "wefth-"
-# The mark of our rules in chains of others.
-COMMENT = "weft"
+HOST_TABLE: Final = "weft_host"
+# Comment that identifies our rules in chains of others.
+COMMENT: Final = "weft"
 
-_ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
-_WORDS = {4: "ip", 6: "ip6"}
+CHAINS: Final = {
+    "vxlan_notrack": "no conntrack for received VXLAN packets; drop VXLAN and loopback packets of tenants",
+    "vxlan_notrack_local": "no conntrack for sent VXLAN packets",
+    "forward": "admission of packets to tenants: established, translated, or to an external or shared address",
+    "snat_egress": "masquerade of tenants, and SNAT of hairpin and loopback connections",
+    "host_dnat": "DNAT of received connections to host ports and node ports",
+    "host_dnat_local": "the same for connections of the host itself",
+    "port_dnat": "look up host ports, then node ports",
+}
+SETS: Final = {
+    "host_ports{4,6}": "workload and port behind a host port of every address",
+    "host_ports_by_ip{4,6}": "workload and port behind a host port of one address",
+    "node_ports{4,6}": "node-port VIP of the tenant that owns a node port",
+    "external_ips{4,6}": "external addresses of services that anybody may reach",
+    "tenant_shared_ips{4,6}": "service addresses that all tenants of the node may reach",
+    "external_ip_sources{4,6}": "external addresses with the ranges that may reach them (loadBalancerSourceRanges)",
+}
+
 _LOOPBACKS = {4: "127.0.0.0/8", 6: "::1"}
-_OURS = f'"{HOST_PREFIX}*"'
-_OUTER, _SHARED, OUTER_FROM = "outer", "shared", "outer_from"
-_AUDIENCES: dict[str, Audience] = {_OUTER: "world", _SHARED: "tenants"}
-# Who a workload is to others, or to itself, that it reaches by a port of its own host. Nobody has these addresses.
-TURNED = {4: "169.254.1.3", 6: "fd77:6566:7400:3::1"}
+_TENANT_LINKS = f'"{HOST_LINK_PREFIX}*"'
+_EXTERNAL_IPS, _SHARED_IPS, _EXTERNAL_SOURCES = "external_ips", "tenant_shared_ips", "external_ip_sources"
+_SCOPES: Final[dict[str, AddressScope]] = {_EXTERNAL_IPS: "world", _SHARED_IPS: "tenants"}
+# Source address of a workload that reaches another, or itself, by a port of its own host. No device has these
+# addresses, so the replies come back to the host.
+HOST_HAIRPIN: Final = {4: "169.254.1.3", 6: "fd77:6566:7400:3::1"}
 
 
 class HostRules(msgspec.Struct, frozen=True):
-    """What the table depends on. `doors` are those of the tenants of node ports, `own` are addresses of the host."""
+    """The state items that the table depends on. `host_ips` are addresses of the host."""
 
-    own: frozenset[Address] = frozenset()
-    ports: frozenset[HostPort] = frozenset()
+    host_ips: frozenset[Address] = frozenset()
+    host_ports: frozenset[HostPort] = frozenset()
     node_ports: frozenset[NodePort] = frozenset()
-    doors: frozenset[NodePortVip] = frozenset()
-    reaches: frozenset[ExternalAddress] = frozenset()
+    node_port_vips: frozenset[NodePortVip] = frozenset()
+    external: frozenset[ExternalAddress] = frozenset()
 
 
-class HostSurroundings(msgspec.Struct, frozen=True):
-    """What an operator says about the host. `unmasked` are targets that see workloads as they are.
+class HostConfig(msgspec.Struct, frozen=True):
+    """What the operator configures about the host. `nat_exclude` are destinations that see workloads unmasqueraded.
 
-    Node ports are those of the host's addresses in `node_port_subnets`; without any, of all. `vtep` is the end of the
-    node's tunnels.
+    Node ports are those of the host's addresses in `node_port_subnets`; without any, of all. `vtep` is the local end
+    of the tunnels.
     """
 
     vtep: Address
     vxlan_port: int
-    unmasked: tuple[Subnet, ...] = ()
+    nat_exclude: tuple[Subnet, ...] = ()
     node_port_subnets: tuple[Subnet, ...] = ()
 
 
-def rules_of(parts: Iterable[object]) -> HostRules:
-    """What some parts mean to the table."""
-    listed = list(parts)
+def host_rules(items: Iterable[object]) -> HostRules:
+    """Select the state items that the table depends on."""
+    listed = list(items)
     return HostRules(
-        frozenset(address for each in listed if isinstance(each, HostLink) for address in each.addresses),
-        frozenset(each for each in listed if isinstance(each, HostPort)),
-        frozenset(each for each in listed if isinstance(each, NodePort)),
-        frozenset(each for each in listed if isinstance(each, NodePortVip)),
-        frozenset(each for each in listed if isinstance(each, ExternalAddress) and each.scope != "host"),
+        frozenset(address for item in listed if isinstance(item, HostLink) for address in item.addresses),
+        frozenset(item for item in listed if isinstance(item, HostPort)),
+        frozenset(item for item in listed if isinstance(item, NodePort)),
+        frozenset(item for item in listed if isinstance(item, NodePortVip)),
+        frozenset(item for item in listed if isinstance(item, ExternalAddress) and item.scope != "host"),
     )
 
 
-def host_table(rules: HostRules, host: HostSurroundings) -> str:
-    """The commands that make the table, whatever is there."""
-    vtep_word = _WORDS[host.vtep.family]
+def host_table(rules: HostRules, config: HostConfig) -> str:
+    """Return the commands that replace the table, whatever is there."""
+    vtep_ip = IP[config.vtep.family]
     lines = [f"table inet {HOST_TABLE} {{"]
     for family in (4, 6):
-        lines += _maps(leading_ports(rules, family), family)
+        lines += _host_port_maps(effective_host_ports(rules, family), family)
         lines += _node_port_map(rules, family)
-        for name, addresses in audience_sets(rules).items():
+        for name, addresses in scope_sets(rules).items():
             lines += _address_set(f"{name}{family}", (each for each in addresses if each.family == family), family)
         lines += _source_set(rules, family)
     lines += [
-        "chain arriving {",
+        "chain vxlan_notrack {",
         "type filter hook prerouting priority raw; policy accept;",
-        # Nobody asks whose connection a tunnel's packet is, and the host's table of connections would be full of them.
-        f"{vtep_word} daddr {host.vtep} udp dport {host.vxlan_port} iifname != {_OURS} notrack accept",
-        # Masked as its node, a workload's packet would pass for one out of a tunnel.
-        f"iifname {_OURS} udp dport {host.vxlan_port} drop",
-        # Answers to calls of loopback ports are still for the address that the host called from.
-        f"iifname {_OURS} ip daddr {_LOOPBACKS[4]} drop",
+        # The conntrack entries of tunnels have no use, and they would fill the host's conntrack table.
+        f"{vtep_ip} daddr {config.vtep} udp dport {config.vxlan_port} iifname != {_TENANT_LINKS} notrack accept",
+        # After masquerading, a workload's packet to the VXLAN port would look like one of this node's tunnels.
+        f"iifname {_TENANT_LINKS} udp dport {config.vxlan_port} drop",
+        # Replies to loopback host ports still have the address that the host called from (CVE-2020-8558).
+        f"iifname {_TENANT_LINKS} ip daddr {_LOOPBACKS[4]} drop",
         "}",
-        "chain tunnels_out {",
+        "chain vxlan_notrack_local {",
         "type filter hook output priority raw; policy accept;",
-        f"{vtep_word} saddr {host.vtep} udp dport {host.vxlan_port} notrack",
+        f"{vtep_ip} saddr {config.vtep} udp dport {config.vxlan_port} notrack",
         "}",
+        # A drop here is final. An accepted packet still goes through the chains of others (`accept_rules`).
         "chain forward {",
         "type filter hook forward priority filter - 10; policy accept;",
-        f"oifname {_OURS} ct state established,related accept",
-        f"oifname {_OURS} ct status dnat accept",
-        *(f"oifname {_OURS} {word} daddr @{_OUTER}{family} accept" for family, word in _WORDS.items()),
+        f"oifname {_TENANT_LINKS} ct state established,related accept",
+        f"oifname {_TENANT_LINKS} ct status dnat accept",
+        *(f"oifname {_TENANT_LINKS} {ip} daddr @{_EXTERNAL_IPS}{family} accept" for family, ip in IP.items()),
         *(
-            f"oifname {_OURS} {word} daddr . {word} saddr @{OUTER_FROM}{family} accept"
-            for family, word in _WORDS.items()
+            f"oifname {_TENANT_LINKS} {ip} daddr . {ip} saddr @{_EXTERNAL_SOURCES}{family} accept"
+            for family, ip in IP.items()
         ),
-        *(f"iifname {_OURS} oifname {_OURS} {word} daddr @{_SHARED}{family} accept" for family, word in _WORDS.items()),
-        # Nobody else from outside opens connections to workloads past us, and tenants do not meet on the host either,
-        # not even by private addresses (H3).
-        f"oifname {_OURS} drop",
+        *(
+            f"iifname {_TENANT_LINKS} oifname {_TENANT_LINKS} {ip} daddr @{_SHARED_IPS}{family} accept"
+            for family, ip in IP.items()
+        ),
+        # Everything else from outside, and between tenants, is dropped; also to private addresses of a tenant.
+        f"oifname {_TENANT_LINKS} drop",
         "}",
-        "chain way_out {",
+        "chain snat_egress {",
         "type nat hook postrouting priority srcnat; policy accept;",
-        *(f"oifname {_OURS} ip saddr {_LOOPBACKS[4]} snat ip to {own}" for own in _speakers(rules)),
         *(
-            f"iifname {_OURS} oifname {_OURS} ct status dnat snat {word} to {TURNED[family]}"
-            for family, word in _WORDS.items()
+            f"oifname {_TENANT_LINKS} ip saddr {_LOOPBACKS[4]} snat ip to {address}"
+            for address in _loopback_sources(rules)
         ),
-        f"iifname {_OURS} oifname {_OURS} accept",
-        *(f"iifname {_OURS} {_WORDS[each.family]} daddr {each} accept" for each in host.unmasked),
-        f"iifname {_OURS} masquerade",
+        *(
+            f"iifname {_TENANT_LINKS} oifname {_TENANT_LINKS} ct status dnat snat {ip} to {HOST_HAIRPIN[family]}"
+            for family, ip in IP.items()
+        ),
+        f"iifname {_TENANT_LINKS} oifname {_TENANT_LINKS} accept",
+        *(f"iifname {_TENANT_LINKS} {IP[subnet.family]} daddr {subnet} accept" for subnet in config.nat_exclude),
+        f"iifname {_TENANT_LINKS} masquerade",
         "}",
-        "chain called {",
+        # Only for addresses of the host itself: forwarded packets are never caught (CVE-2019-9946).
+        "chain host_dnat {",
         "type nat hook prerouting priority dstnat; policy accept;",
-        "fib daddr type local jump published",
+        "fib daddr type local jump port_dnat",
         "}",
-        "chain calls {",
+        "chain host_dnat_local {",
         "type nat hook output priority -100; policy accept;",
-        *(f"ip daddr {_LOOPBACKS[4]} {_at_address(4, number)}" for number in PORTED),
-        "fib daddr type local jump published",
+        *(f"ip daddr {_LOOPBACKS[4]} {_host_port_by_ip(4, number)}" for number in PORTED),
+        "fib daddr type local jump port_dnat",
         "}",
-        "chain published {",
-        *_lookups(host.node_port_subnets),
+        "chain port_dnat {",
+        *_port_lookups(config.node_port_subnets),
         "}",
         "}",
     ]
-    return f"add table inet {HOST_TABLE}\ndelete table inet {HOST_TABLE}\n" + "\n".join(lines) + "\n"
+    return replace_table(f"inet {HOST_TABLE}", "\n".join(lines) + "\n")
 
 
-def audience_sets(rules: HostRules) -> dict[str, set[Address]]:
-    """Who gets to which addresses from anywhere, by the names of the sets."""
+def scope_sets(rules: HostRules) -> dict[str, set[Address]]:
+    """Return the addresses without source ranges, by the set that admits them."""
     return {
-        name: {each.address for each in rules.reaches if each.scope == scope} - outer_sources(rules).keys()
-        for name, scope in _AUDIENCES.items()
+        name: {each.address for each in rules.external if each.scope == scope} - external_sources(rules).keys()
+        for name, scope in _SCOPES.items()
     }
 
 
-def outer_sources(rules: HostRules) -> dict[Address, AddressSet]:
-    """From where the world gets to addresses that not everybody may ask, whoever else has them."""
-    found: defaultdict[Address, list[Range]] = defaultdict(list)
-    for each in rules.reaches:
+def external_sources(rules: HostRules) -> dict[Address, AddressSet]:
+    """Return the source ranges of addresses that have any: the union, where several services share an address."""
+    ranges: defaultdict[Address, list[Range]] = defaultdict(list)
+    for each in rules.external:
         if each.sources is not None:
-            found[each.address] += each.sources
-    return {address: address_set(ranges) for address, ranges in found.items()}
+            ranges[each.address] += each.sources
+    return {address: address_set(sources) for address, sources in ranges.items()}
 
 
-def leading_ports(rules: HostRules, family: int) -> list[HostPort]:
-    """The ports of a family, in an order of their own; of several at one place the first."""
-    found = {}
-    for each in sorted((port for port in rules.ports if port.family == family), key=str, reverse=True):
-        found[each.address, each.protocol, each.port] = each
-    return [*found.values()][::-1]
+def effective_host_ports(rules: HostRules, family: int) -> list[HostPort]:
+    """Return the host ports of a family in a stable order; of several with the same key the first one."""
+    # Sorted backwards, so that the first of a key overwrites the others.
+    by_key = {}
+    for each in sorted((item for item in rules.host_ports if item.family == family), key=str, reverse=True):
+        by_key[each.address, each.protocol, each.port] = each
+    return [*by_key.values()][::-1]
 
 
-def leading_doors(rules: HostRules, family: int) -> dict[tuple[int, int], Address]:
-    """Where node ports lead, by protocol and number. The first tenant has one that several ask for."""
-    doors = {door.tenant: address for door in rules.doors for address in door.addresses if address.family == family}
+def effective_node_ports(rules: HostRules, family: int) -> dict[tuple[int, int], Address]:
+    """Return the VIP of each node port, by protocol and port. If several tenants ask for one, the first has it."""
+    vips = {
+        vip.tenant: address for vip in rules.node_port_vips for address in vip.addresses if address.family == family
+    }
     ports = sorted(rules.node_ports, key=lambda each: each.tenant, reverse=True)
-    return {(each.protocol, each.port): doors[each.tenant] for each in ports if each.tenant in doors}
+    return {(each.protocol, each.port): vips[each.tenant] for each in ports if each.tenant in vips}
 
 
 def _address_set(name: str, addresses: Iterable[Address], family: int) -> Iterator[str]:
     yield f"set {name} {{"
-    yield f"type {_ADDRESS_TYPES[family]}"
+    yield f"type {ADDRESS_TYPES[family]}"
     if texts := sorted({str(address) for address in addresses}):
         yield f"elements = {{ {', '.join(texts)} }}"
     yield "}"
 
 
 def _source_set(rules: HostRules, family: int) -> Iterator[str]:
-    kind = _ADDRESS_TYPES[family]
-    some = ((address, span) for address, sources in outer_sources(rules).items() for span in sources.ranges)
-    texts = sorted(f"{address} . {span}" for address, span in some if address.family == family)
-    yield f"set {OUTER_FROM}{family} {{"
-    yield f"type {kind} . {kind}; flags interval"
+    address_type = ADDRESS_TYPES[family]
+    pairs = ((address, span) for address, sources in external_sources(rules).items() for span in sources.ranges)
+    texts = sorted(f"{address} . {span}" for address, span in pairs if address.family == family)
+    yield f"set {_EXTERNAL_SOURCES}{family} {{"
+    yield f"type {address_type} . {address_type}; flags interval"
     if texts:
         yield f"elements = {{ {', '.join(texts)} }}"
     yield "}"
 
 
 def _node_port_map(rules: HostRules, family: int) -> Iterator[str]:
-    leading = leading_doors(rules, family)
+    vips = effective_node_ports(rules, family)
     yield f"map node_ports{family} {{"
-    yield f"type inet_proto . inet_service : {_ADDRESS_TYPES[family]}"
-    if leading:
-        texts = (f"{protocol} . {port} : {door}" for (protocol, port), door in sorted(leading.items()))
+    yield f"type inet_proto . inet_service : {ADDRESS_TYPES[family]}"
+    if vips:
+        texts = (f"{number} . {node_port} : {vip}" for (number, node_port), vip in sorted(vips.items()))
         yield f"elements = {{ {', '.join(texts)} }}"
     yield "}"
 
 
-def _maps(ports: list[HostPort], family: int) -> Iterator[str]:
-    kind = _ADDRESS_TYPES[family]
-    for name, lead, some in (
-        ("ports", "", [each for each in ports if each.address is None]),
-        ("ports_at", f"{kind} . ", [each for each in ports if each.address is not None]),
+def _host_port_maps(ports: list[HostPort], family: int) -> Iterator[str]:
+    address_type = ADDRESS_TYPES[family]
+    for name, first_field, chosen in (
+        ("host_ports", "", [each for each in ports if each.address is None]),
+        ("host_ports_by_ip", f"{address_type} . ", [each for each in ports if each.address is not None]),
     ):
         yield f"map {name}{family} {{"
-        yield f"type {lead}inet_proto . inet_service : {kind} . inet_service"
-        if some:
-            yield f"elements = {{ {', '.join(map(_element, some))} }}"
+        yield f"type {first_field}inet_proto . inet_service : {address_type} . inet_service"
+        if chosen:
+            yield f"elements = {{ {', '.join(map(_host_port_text, chosen))} }}"
         yield "}"
 
 
-def _element(port: HostPort) -> str:
-    at = "" if port.address is None else f"{port.address} . "
-    return f"{at}{port.protocol} . {port.port} : {port.target} . {port.target_port}"
+def _host_port_text(item: HostPort) -> str:
+    address = "" if item.address is None else f"{item.address} . "
+    return f"{address}{item.protocol} . {item.port} : {item.target} . {item.target_port}"
 
 
-def _lookups(node_port_subnets: Iterable[Subnet]) -> Iterator[str]:
-    """Ports of one address first, node ports last. Who calls loopback from elsewhere gets nowhere."""
-    for family, word in _WORDS.items():
-        yield f"{word} daddr {_LOOPBACKS[family]} return"
-        yield from (_at_address(family, number) for number in PORTED)
-        yield from (_port_lookup(family, number, name="ports") for number in PORTED)
-        leading = f"dnat {word} to meta l4proto . th dport map @node_ports{family}"
-        chosen = [str(subnet) for subnet in node_port_subnets if subnet.family == family]
-        if chosen:
-            yield f"{word} daddr {{ {', '.join(chosen)} }} {leading}"
+def _port_lookups(node_port_subnets: Iterable[Subnet]) -> Iterator[str]:
+    """Yield the rules of `port_dnat`: host ports of one address, host ports of all, node ports. Loopback has none."""
+    for family, ip in IP.items():
+        yield f"{ip} daddr {_LOOPBACKS[family]} return"
+        yield from (_host_port_by_ip(family, number) for number in PORTED)
+        yield from (_host_port_dnat(family, number, name="host_ports") for number in PORTED)
+        node_port_dnat = f"dnat {ip} to meta l4proto . th dport map @node_ports{family}"
+        subnets = [str(subnet) for subnet in node_port_subnets if subnet.family == family]
+        if subnets:
+            yield f"{ip} daddr {{ {', '.join(subnets)} }} {node_port_dnat}"
         elif not node_port_subnets:
-            yield f"meta nfproto ipv{family} {leading}"
+            yield f"meta nfproto ipv{family} {node_port_dnat}"
 
 
-def _at_address(family: int, protocol: int) -> str:
-    """The rule for ports that are those of one address."""
-    return _port_lookup(family, protocol, name="ports_at", lead=f"{_WORDS[family]} daddr . ")
+def _host_port_by_ip(family: int, number: int) -> str:
+    return _host_port_dnat(family, number, name="host_ports_by_ip", first_field=f"{IP[family]} daddr . ")
 
 
-def _port_lookup(family: int, protocol: int, *, name: str, lead: str = "") -> str:
-    # nft takes a target's port for one only where it has been told the protocol.
+def _host_port_dnat(family: int, number: int, *, name: str, first_field: str = "") -> str:
+    # nft only accepts a port to translate to where the protocol is given before it.
     return (
-        f"meta nfproto ipv{family} meta l4proto {protocol_name(protocol)} "
-        f"dnat {_WORDS[family]} to {lead}meta l4proto . th dport map @{name}{family}"
+        f"meta nfproto ipv{family} meta l4proto {protocol_name(number)} "
+        f"dnat {IP[family]} to {first_field}meta l4proto . th dport map @{name}{family}"
     )
 
 
-def _speakers(rules: HostRules) -> list[Address]:
-    """As whom the host speaks to workloads that it called at a port of loopback."""
-    return sorted(each for each in rules.own if each.family == 4)[:1]
+def _loopback_sources(rules: HostRules) -> list[Address]:
+    """Return the address that replaces 127.0.0.0/8 when the host calls a loopback host port: one or none."""
+    return sorted(each for each in rules.host_ips if each.family == 4)[:1]
 
 
-def passing_rules(family: str, table: str, chain: str) -> str:
-    """What lets our packets pass a chain of others that drops what it does not know."""
+def accept_rules(family: str, table: str, chain: str) -> str:
+    """Return commands that let our packets pass somebody else's chain that drops by default."""
     return "".join(
-        f'insert rule {family} {table} {chain} {way} {_OURS} accept comment "{COMMENT}"\n'
-        for way in ("iifname", "oifname")
+        f'insert rule {family} {table} {chain} {match} {_TENANT_LINKS} accept comment "{COMMENT}"\n'
+        for match in ("iifname", "oifname")
     )
+
+
+class HostEntry(NamedTuple):
+    """An element, and the set or map of the host table it is in."""
+
+    name: str
+    element: Element
+
+
+def sharing_key(item: object) -> object:
+    """Return what state items that may produce the same entry have in common."""
+    match item:
+        case HostPort() | NodePort():
+            return item.protocol, item.port
+        case ExternalAddress():
+            return item.address
+    return None
+
+
+def host_ruleset_entries(rules: HostRules) -> frozenset[HostEntry]:
+    """Return all entries of a table made by these rules, except external source ranges."""
+    return frozenset(_entries(rules))
+
+
+def _entries(rules: HostRules) -> Iterator[HostEntry]:
+    for family in (4, 6):
+        yield from map(_host_port_entry, effective_host_ports(rules, family))
+        for (number, node_port), vip in effective_node_ports(rules, family).items():
+            element = Element(key=key(protocol(number), port(node_port)), value=pack_address(vip))
+            yield HostEntry(f"node_ports{family}", element)
+    for name, addresses in scope_sets(rules).items():
+        for address in addresses:
+            yield HostEntry(f"{name}{address.family}", Element(key=pack_address(address)))
+
+
+def _host_port_entry(item: HostPort) -> HostEntry:
+    value = key(pack_address(item.target), port(item.target_port))
+    l4 = protocol(item.protocol), port(item.port)
+    if item.address is None:
+        return HostEntry(f"host_ports{item.family}", Element(key=key(*l4), value=value))
+    element = Element(key=key(pack_address(item.address), *l4), value=value)
+    return HostEntry(f"host_ports_by_ip{item.family}", element)
+
+
+def apply_host_entries(netlink: NetlinkSocket, *, drop: Set[HostEntry], put: Set[HostEntry]) -> None:
+    """Delete and add entries in one transaction; `NetlinkError` if the table is not as expected."""
+    requests = [
+        request
+        for entries, make in ((drop, drop_elements), (put, put_elements))
+        for name in sorted({entry.name for entry in entries})
+        for request in make(
+            SetName(NFPROTO_INET, HOST_TABLE, name), [each.element for each in entries if each.name == name]
+        )
+    ]
+    apply_changes(netlink, requests)

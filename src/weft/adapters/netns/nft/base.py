@@ -1,97 +1,100 @@
-"""The nftables table of a tenant's space: what may come out of a port, and how it is judged (`nft` judges it in tests).
+"""The nft table `inet weft` of a tenant netns: anti-spoofing of ports, and the chains of the other modules.
 
-A packet from a port passes only with the MAC and an address of that port: two sets hold who may say what (`voices`),
-and a port that is in neither says nothing. Routers do not live in pods, so what only routers say is refused first.
-What may be said to whom is in `judging`, who answers for a service in `balancing`,
-what host and tenant are to each other in `hosting`, and what passes a bridge in `bridging`.
+A packet from a port is accepted only with the MAC and an address of that port: `l3_spoofguard4` and `l3_spoofguard6`
+hold the allowed combinations (`anti_spoofing`), and a port that is in neither cannot send. Pods are not routers, so
+router advertisements and redirects from ports are dropped first. Policy is in `policy_chains`, services are in
+`service_chains`, host access is in `host.nat_tenant`, bridged traffic is in `bridge_filter`.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+from weft.adapters.netns.devices import BRIDGE_PREFIX, OVERLAY_PREFIX, PORT_PREFIX
+from weft.adapters.netns.drop_reasons import DROP_REASONS, DROP_ROGUE_RA, DROP_SPOOFED
 from weft.adapters.netns.host import nat_tenant
 from weft.adapters.netns.nft import bridge_filter, policy_chains, service_chains
+from weft.adapters.netns.nft.commands import replace_table, table_commands
+from weft.adapters.netns.nft.entries import TABLE
 from weft.adapters.netns.nft.policy_chains import (
-    BRIDGE_PREFIX,
-    KNOWN,
-    OVERLAY_PREFIX,
-    PORT_PREFIX,
-    REASONS,
-    ROUTER,
-    SPOOFED,
-    STAMP,
-    STAMP_WATCHED,
-    refusal,
+    CT_FASTPATH,
+    CT_MARK_ACCEPT,
+    CT_MARK_ACCEPT_SLOW,
+    DROP_COUNTERS,
+    drop_with_reason,
 )
-from weft.adapters.netns.nft.prefix_lookup import WAY_CHAINS
+from weft.adapters.netns.nft.prefix_lookup import PREFIX_LOOKUP_CHAINS
 
-TABLE = "weft"
+CHAINS: Final = {
+    "spoofguard": "accept a port's packets only with its own MAC and addresses; runs before conntrack",
+    "drop_spoofed": "drop a packet of any other source (`weft/spoofed`)",
+}
+SETS: Final = {
+    "l3_spoofguard{4,6}": "interface, MAC and address combinations that may send, in routing mode",
+    "hairpin_self{4,6}": "addresses of local workloads, each paired with itself: packets of a workload to itself",
+}
 
-# Who may say what.
-VOICE_SETS = ("ports4", "ports6")
-# Who speaks to itself when both ends of a packet are the same.
-SELF_SETS = ("ports_self4", "ports_self6")
-
-# A frame's MAC of who sent it. By its name nft has every packet compared with Ethernet first, and all devices are.
-_SENDER = "@ll,48,48"
-_SETS = (
-    f"set ports4 {{ typeof iifname . {_SENDER} . ip saddr; }}",
-    f"set ports6 {{ typeof iifname . {_SENDER} . ip6 saddr; }}",
-    "set ports_self4 { type ipv4_addr . ipv4_addr; }",
-    "set ports_self6 { type ipv6_addr . ipv6_addr; }",
+# The frame's source MAC as raw payload. With `ether saddr` nft adds a check of the device type to the lookup; all our
+# devices are Ethernet.
+_ETHER_SADDR = "@ll,48,48"
+_DECLARATIONS = (
+    f"set l3_spoofguard4 {{ typeof iifname . {_ETHER_SADDR} . ip saddr; }}",
+    f"set l3_spoofguard6 {{ typeof iifname . {_ETHER_SADDR} . ip6 saddr; }}",
+    "set hairpin_self4 { type ipv4_addr . ipv4_addr; }",
+    "set hairpin_self6 { type ipv6_addr . ipv6_addr; }",
 )
-# What comes to a group's MAC, as all does that is to be forwarded (`facts.HOP_MAC`), is forwarded after this only.
-_FORWARD = "meta pkttype set unicast"
+# Next hops have multicast MACs (`devices.HOP_MAC`). The kernel forwards a packet to one only after this statement, so
+# nothing is forwarded while the table is missing.
+_ALLOW_FORWARDING = "meta pkttype set unicast"
 _CHAINS = {
-    "arrival": [
+    "spoofguard": [
         "type filter hook prerouting priority -310; policy accept;",
-        # These two come first, as nearly every packet meets one of them.
-        f'iifname "{OVERLAY_PREFIX}*" {_FORWARD} accept',
-        f"iifname . {_SENDER} . ip saddr @ports4 {_FORWARD} accept",
-        f'icmpv6 type {{ nd-router-advert, nd-redirect }} iifname "{PORT_PREFIX}*" {refusal(ROUTER)}',
-        f"iifname . {_SENDER} . ip6 saddr @ports6 {_FORWARD} accept",
-        f'iifname "{PORT_PREFIX}*" goto from_nobody',
-        f'iifname "{BRIDGE_PREFIX}*" meta mark {SPOOFED:#x} goto from_nobody',
-        f'iifname "{BRIDGE_PREFIX}*" meta mark {ROUTER:#x} {refusal(ROUTER)}',
-        f'iifname "{BRIDGE_PREFIX}*" accept',  # what passes it is unicast, or else the bridge's to tell
-        _FORWARD,
+        # Nearly every packet matches one of the first two rules.
+        f'iifname "{OVERLAY_PREFIX}*" {_ALLOW_FORWARDING} accept',
+        f"iifname . {_ETHER_SADDR} . ip saddr @l3_spoofguard4 {_ALLOW_FORWARDING} accept",
+        f'icmpv6 type {{ nd-router-advert, nd-redirect }} iifname "{PORT_PREFIX}*" {drop_with_reason(DROP_ROGUE_RA)}',
+        f"iifname . {_ETHER_SADDR} . ip6 saddr @l3_spoofguard6 {_ALLOW_FORWARDING} accept",
+        f'iifname "{PORT_PREFIX}*" goto drop_spoofed',
+        # The bridge table has set these marks. The drop happens here, where it is counted and logged.
+        f'iifname "{BRIDGE_PREFIX}*" meta mark {DROP_SPOOFED:#x} goto drop_spoofed',
+        f'iifname "{BRIDGE_PREFIX}*" meta mark {DROP_ROGUE_RA:#x} {drop_with_reason(DROP_ROGUE_RA)}',
+        # The pkttype stays: on a bridge all next hops have unicast MACs.
+        f'iifname "{BRIDGE_PREFIX}*" accept',
+        _ALLOW_FORWARDING,
     ],
-    "from_nobody": [
-        # What every kernel says on a new link, and nobody here has to hear.
+    "drop_spoofed": [
+        # Every kernel sends these on a new link (MLD, DAD, router solicitations): dropped without a log entry.
         "meta l4proto ipv6-icmp ip6 saddr { ::, fe80::/10 } drop",
-        refusal(SPOOFED),
+        drop_with_reason(DROP_SPOOFED),
     ],
 }
 
 
 def _base() -> str:
-    """Declare, empty, and fill: one transaction, in which sets, maps and their counts stay as they are."""
-    chains = policy_chains.chains() | service_chains.chains() | nat_tenant.chains() | bridge_filter.chains() | _CHAINS
-    lines = [f"add table inet {TABLE}", f"table inet {TABLE} {{"]
-    lines += [
-        *_SETS,
-        *policy_chains.declarations(),
-        *service_chains.declarations(),
-        *nat_tenant.declarations(),
-        *bridge_filter.declarations(),
-    ]
-    lines += [f"chain {name} {{ }}" for name in (KNOWN, STAMP, STAMP_WATCHED, *WAY_CHAINS)]
-    lines += [f"chain {name} {{ {rules[0] if _is_hook(rules[0]) else ''} }}" for name, rules in chains.items()]
-    lines.append("}")
-    lines += [f"flush chain inet {TABLE} {name}" for name in chains]
-    lines += [
-        f"add rule inet {TABLE} {name} {rule}" for name, rules in chains.items() for rule in rules if not _is_hook(rule)
-    ]
-    reasons = ", ".join(f"{number:#x}" for number in REASONS)
-    lines.append(f"add element inet {TABLE} reasons {{ {reasons} }}")
-    return "\n".join(lines) + "\n"
+    commands = table_commands(
+        f"inet {TABLE}",
+        declarations=(
+            *_DECLARATIONS,
+            *policy_chains.declarations(),
+            *service_chains.declarations(),
+            *nat_tenant.declarations(),
+            *bridge_filter.declarations(),
+        ),
+        chains=policy_chains.chains()
+        | service_chains.chains()
+        | nat_tenant.chains()
+        | bridge_filter.chains()
+        | _CHAINS,
+        # `policy_epoch` and `prefix_lookup` fill these.
+        stubs=(CT_FASTPATH, CT_MARK_ACCEPT, CT_MARK_ACCEPT_SLOW, *PREFIX_LOOKUP_CHAINS),
+    )
+    # Only existing elements are counted, so every drop reason is an element from the start.
+    reasons = ", ".join(f"{number:#x}" for number in DROP_REASONS)
+    return commands + f"add element inet {TABLE} {DROP_COUNTERS} {{ {reasons} }}\n"
 
 
-def _is_hook(rule: str) -> bool:
-    return rule.startswith("type ")
+# The commands that create or update the table. Sets, maps and counters stay.
+BASE: Final = _base()
 
-
-# The commands that make the table, whatever is there of it.
-BASE = _base()
-
-# The commands that make the table anew, where somebody has put something else in its place.
-REBUILD = f"add table inet {TABLE}\ndelete table inet {TABLE}\n{BASE}"
+# The commands that create the table from nothing, if something incompatible is in its place.
+REBUILD: Final = replace_table(f"inet {TABLE}", BASE)

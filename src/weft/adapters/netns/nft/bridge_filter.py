@@ -1,9 +1,9 @@
-"""What may pass a segment, in nft's own language (docs/design/bridge.md has the picture).
+"""Filtering of bridged traffic as nft chains (docs/design/bridge.md has the diagram).
 
-A frame meets two tables. That of the bridge family knows ports and MACs and nothing of connections: it lets in what a
-port may say, and notes on the packet between what kinds of ports it passes. Then the kernel shows the packet to the
-tenant's usual table, where it is judged as any other; there it seems to come from the bridge and to leave by it. What
-nobody has judged still bears the note and is dropped: so policy holds when somebody tells the kernel not to show it.
+A frame passes two tables. The bridge table knows ports and MACs but no connections: it applies anti-spoofing and marks
+the packet with the kinds of ports it passes between. Then br_netfilter shows the packet to the tenant's inet table,
+where it is evaluated as any other; there it seems to enter and leave by the bridge. A packet that still has the mark
+afterwards was not evaluated and is dropped. So policy holds even if somebody turns br_netfilter off.
 """
 
 from __future__ import annotations
@@ -11,25 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from weft.adapters.netns.nft.policy_chains import (
-    ADDRESS_ENDS,
-    BETWEEN,
-    BRIDGED,
-    NOT_READY,
-    OVERLAY_PREFIX,
-    PORT_PREFIX,
-    ROUTER,
-    SPOOFED,
-    refusal,
-)
+from weft.adapters.netns.devices import OVERLAY_PREFIX, PORT_PREFIX
+from weft.adapters.netns.drop_reasons import DROP_CROSS_NETWORK, DROP_ENDPOINT_NOT_READY, DROP_ROGUE_RA, DROP_SPOOFED
+from weft.adapters.netns.nft.commands import IP, replace_table, table_commands
+from weft.adapters.netns.nft.entries import BRIDGE_TABLE
+from weft.adapters.netns.nft.policy_chains import BRIDGED, IDENTITY_LOOKUPS, drop_with_reason
 from weft.domain.policy.policymap.policy_state import UNKNOWN_IDENTITY, WORKLOAD
 
-BRIDGE_TABLE: Final = "weft"
-# Who may say what on which port (v6 with the link-local address that goes with the MAC); who may say that it has an
-# address; and where those find it who look for one.
-STATION_SETS: Final = ("stations4", "stations6", "owners6", "solicited6")
-# In the tenant's usual table: each bridge with itself, by which it is known what stays on one segment.
-SEGMENTS: Final = "segments"
+SAME_BRIDGE: Final = "same_bridge"
 BRIDGE_SYSCTLS: Final = {
     "net/bridge/bridge-nf-call-iptables": "1",
     "net/bridge/bridge-nf-call-ip6tables": "1",
@@ -37,68 +26,102 @@ BRIDGE_SYSCTLS: Final = {
     "net/bridge/bridge-nf-filter-pppoe-tagged": "0",
 }
 
-# Of packets between ports of a segment, beside `BRIDGED`, until they are judged.
-_FROM_PORT, _TO_PORT = 0x02000000, 0x04000000
-_TO_MANY = "01:00:00:00:00:00"
+# In the inet table.
+CHAINS: Final = {
+    "bridge_policy": "checks for packets between bridges or on one, before policy is evaluated",
+    "bridge_local": "between two local ports: both need a ready workload",
+    "bridge_src_ready": "drop if the sender is no ready workload (`weft/endpoint-not-ready`)",
+    "bridge_dst_ready": "drop if the receiver is no ready workload (`weft/endpoint-not-ready`)",
+    "bridge_from_overlay": "from the overlay to a local port: unknown identities were evaluated by their own node",
+    "bridge_sender_src": "look up the sender, which is the connection's source; allow an unknown identity",
+    "bridge_sender_dst": "look up the sender, which is the connection's destination; allow an unknown identity",
+}
+SETS: Final = {
+    SAME_BRIDGE: "each bridge paired with itself: packets that are routed back to the bridge they came from",
+}
+# In the bridge table.
+BRIDGE_CHAINS: Final = {
+    "spoofguard": "accept a port's frames only with its own MAC and addresses; drop all that is not IP or ARP",
+    "overlay_ingress": "frames from the VXLAN device: drop RA and redirects, unicast neighbour solicitations",
+    "arp_spoofguard": "accept ARP only with the port's own MAC and address as sender",
+    "nd_spoofguard": "accept neighbour discovery only about the port's own addresses",
+    "ns_to_owner": "send a neighbour solicitation to the MAC that owns the target, if it is local",
+    "mark_spoofed": "mark for `drop_spoofed` of the inet table, which counts and logs the drop",
+    "bridge_forward": "drop broadcast and multicast except ARP and solicitations, and frames to the MACs of nodes",
+    "intra_bridge": "mark the packet with the kinds of its two ports until policy is evaluated",
+    "bridge_final": "drop what still has the mark: policy was not evaluated",
+}
+BRIDGE_SETS_PURPOSES: Final = {
+    "l2_spoofguard{4,6}": "interface, MAC and address combinations that may send, in bridge mode; v6 with link-local",
+    "nd_owners": "interface, MAC and v6 address combinations that neighbour advertisements may claim",
+    "ns_target_mac": "MAC of the local workload that owns a solicited v6 address",
+}
 
-_SETS = (
-    "set stations4 { type ifname . ether_addr . ipv4_addr; }",
-    "set stations6 { type ifname . ether_addr . ipv6_addr; }",
-    "set owners6 { typeof iifname . ether saddr . @th,64,128; }",
-    "map solicited6 { typeof @th,64,128 : ether saddr; }",
+# Mark bits of a packet between ports of a bridge, beside `BRIDGED`, until policy is evaluated.
+_FROM_PORT, _TO_PORT = 0x02000000, 0x04000000
+# The I/G bit of a MAC: broadcast or multicast.
+_GROUP_BIT = "01:00:00:00:00:00"
+
+_DECLARATIONS = (
+    "set l2_spoofguard4 { type ifname . ether_addr . ipv4_addr; }",
+    "set l2_spoofguard6 { type ifname . ether_addr . ipv6_addr; }",
+    # nft has no name for the target of neighbour discovery: 16 bytes from the 8th of the ICMPv6 message on.
+    "set nd_owners { typeof iifname . ether saddr . @th,64,128; }",
+    "map ns_target_mac { typeof @th,64,128 : ether saddr; }",
 )
 _CHAINS = {
-    "arriving": [
+    "spoofguard": [
         "type filter hook prerouting priority -310; policy drop;",
-        "iifname . ether saddr . ip saddr @stations4 accept",
-        f'iifname "{OVERLAY_PREFIX}*" goto from_overlay',
-        "ether type arp goto from_asker",
-        "meta l4proto ipv6-icmp jump from_neighbour",
-        "ip6 saddr fe80::/10 goto from_nobody",
-        "iifname . ether saddr . ip6 saddr @stations6 accept",
-        "ether type { ip, ip6 } goto from_nobody",
+        "iifname . ether saddr . ip saddr @l2_spoofguard4 accept",
+        f'iifname "{OVERLAY_PREFIX}*" goto overlay_ingress',
+        "ether type arp goto arp_spoofguard",
+        "meta l4proto ipv6-icmp jump nd_spoofguard",
+        # Link-local addresses serve for neighbour discovery only.
+        "ip6 saddr fe80::/10 goto mark_spoofed",
+        "iifname . ether saddr . ip6 saddr @l2_spoofguard6 accept",
+        "ether type { ip, ip6 } goto mark_spoofed",
     ],
-    "from_overlay": [
+    "overlay_ingress": [
         "icmpv6 type { nd-router-advert, nd-redirect } drop",
-        "icmpv6 type nd-neighbor-solicit ether daddr set @th,64,128 map @solicited6",
+        "icmpv6 type nd-neighbor-solicit ether daddr set @th,64,128 map @ns_target_mac",
         "ether type { ip, ip6, arp } accept",
         "drop",
     ],
-    "from_asker": [
-        "iifname . ether saddr . arp saddr ip != @stations4 drop",
-        "iifname . arp saddr ether . arp saddr ip @stations4 accept",
+    "arp_spoofguard": [
+        "iifname . ether saddr . arp saddr ip != @l2_spoofguard4 drop",
+        "iifname . arp saddr ether . arp saddr ip @l2_spoofguard4 accept",
         "drop",
     ],
-    "from_neighbour": [
-        f"icmpv6 type {{ nd-router-advert, nd-redirect }} meta mark set {ROUTER:#x} accept",
+    "nd_spoofguard": [
+        f"icmpv6 type {{ nd-router-advert, nd-redirect }} meta mark set {DROP_ROGUE_RA:#x} accept",
         "icmpv6 type != { nd-neighbor-solicit, nd-neighbor-advert } return",
-        "iifname . ether saddr . ip6 saddr != @stations6 drop",
-        "icmpv6 type nd-neighbor-solicit goto from_solicitor",
-        "iifname . ether saddr . @th,64,128 @owners6 accept",
+        "iifname . ether saddr . ip6 saddr != @l2_spoofguard6 drop",
+        "icmpv6 type nd-neighbor-solicit goto ns_to_owner",
+        "iifname . ether saddr . @th,64,128 @nd_owners accept",
         "drop",
     ],
-    # Who has the address gets the question, and nobody else. If nobody of this node has it, the bridge answers.
-    "from_solicitor": ["ether daddr set @th,64,128 map @solicited6", "accept"],
-    # The tenant's table refuses it, and counts and tells that.
-    "from_nobody": [f"meta mark set {SPOOFED:#x} accept"],
-    "passing": [
+    # Without an entry the destination stays multicast, and the bridge answers from its neighbour table.
+    "ns_to_owner": ["ether daddr set @th,64,128 map @ns_target_mac", "accept"],
+    "mark_spoofed": [f"meta mark set {DROP_SPOOFED:#x} accept"],
+    "bridge_forward": [
         "type filter hook forward priority -200; policy drop;",
         "ether type arp accept",
-        f"ether daddr & {_TO_MANY} == {_TO_MANY} icmpv6 type nd-neighbor-solicit goto between_ports",
-        f"ether daddr & {_TO_MANY} == {_TO_MANY} drop",
-        # Only nodes speak to nodes: it is them that have such MACs.
+        f"ether daddr & {_GROUP_BIT} == {_GROUP_BIT} icmpv6 type nd-neighbor-solicit goto intra_bridge",
+        f"ether daddr & {_GROUP_BIT} == {_GROUP_BIT} drop",
+        # 02:77 begins the MACs of VXLAN devices (`devices.overlay_mac`), which only nodes send to.
         f'iifname "{PORT_PREFIX}*" ether daddr & ff:ff:00:00:00:00 == 02:77:00:00:00:00 drop',
-        "goto between_ports",
+        "goto intra_bridge",
     ],
-    "between_ports": [
-        f'iifname "{one}*" oifname "{other}*" meta mark set {BRIDGED | note:#x} accept'
-        for one, other, note in (
+    "intra_bridge": [
+        f'iifname "{source}*" oifname "{destination}*" meta mark set {BRIDGED | bits:#x} accept'
+        for source, destination, bits in (
             (PORT_PREFIX, PORT_PREFIX, _FROM_PORT | _TO_PORT),
             (PORT_PREFIX, OVERLAY_PREFIX, _FROM_PORT),
             (OVERLAY_PREFIX, PORT_PREFIX, _TO_PORT),
         )
     ],
-    "passed": [
+    # After priority 0, at which br_netfilter runs the inet forward hooks. `policy_final` clears the mark there.
+    "bridge_final": [
         "type filter hook forward priority 10; policy accept;",
         "meta mark != 0 drop",
     ],
@@ -106,75 +129,59 @@ _CHAINS = {
 
 
 def declarations() -> Iterator[str]:
-    """The set that these rules need."""
-    yield f"set {SEGMENTS} {{ type ifname . ifname; }}"
+    """Declare the set that these chains need in the inet table."""
+    yield f"set {SAME_BRIDGE} {{ type ifname . ifname; }}"
 
 
 def chains() -> dict[str, list[str]]:
-    """The rules of the tenant's usual table about what passes a segment or is routed between two, by chain."""
-    known = [f"{word} {{end}} map @who_answers{family}" for family, word in ((4, "ip"), (6, "ip6"))]
+    """Return the rules of the inet table for packets on a bridge or routed between two, by chain."""
     return {
-        "segment": [
-            f"meta mark vmap {{ {BRIDGED | _FROM_PORT | _TO_PORT:#x} : goto segment_within, "
-            f"{BRIDGED | _FROM_PORT:#x} : goto segment_speaks, {BRIDGED | _TO_PORT:#x} : goto segment_beyond }}",
-            # Who has an old MAC of somebody sends to the gateway what need not go there.
-            f"iifname . oifname @{SEGMENTS} return",
-            # Between networks only services lead; their backends' nodes see nothing but answers.
+        "bridge_policy": [
+            f"meta mark vmap {{ {BRIDGED | _FROM_PORT | _TO_PORT:#x} : goto bridge_local, "
+            f"{BRIDGED | _FROM_PORT:#x} : goto bridge_src_ready, {BRIDGED | _TO_PORT:#x} : goto bridge_from_overlay }}",
+            # A workload with an outdated neighbour entry sends to the gateway what is on its own network.
+            f"iifname . oifname @{SAME_BRIDGE} return",
+            # Only services cross networks. The nodes of their backends see replies only.
             "ct direction reply return",
             "ct status dnat return",
-            refusal(BETWEEN),
+            drop_with_reason(DROP_CROSS_NETWORK),
         ],
-        "segment_within": ["jump segment_speaks", "goto segment_hears"],
-        "segment_speaks": _is_workload([each.format(end="saddr") for each in known]),
-        "segment_hears": _is_workload([each.format(end="daddr") for each in known]),
-        # A stranger was judged by its own node, which knows it.
-        "segment_beyond": ["jump segment_hears", "ct direction reply goto segment_answers", "goto segment_asks"],
-        "segment_asks": _is_stranger("asks"),
-        "segment_answers": _is_stranger("answers"),
+        "bridge_local": ["jump bridge_src_ready", "goto bridge_dst_ready"],
+        "bridge_src_ready": _require_workload("saddr"),
+        "bridge_dst_ready": _require_workload("daddr"),
+        "bridge_from_overlay": [
+            "jump bridge_dst_ready",
+            "ct direction reply goto bridge_sender_dst",
+            "goto bridge_sender_src",
+        ],
+        "bridge_sender_src": _allow_unknown("src"),
+        "bridge_sender_dst": _allow_unknown("dst"),
     }
 
 
-def _is_workload(lookups: list[str]) -> list[str]:
+def _require_workload(address: str) -> list[str]:
     return [
         "meta priority set 0",
-        *(f"meta priority set {each}" for each in lookups),
-        f"meta priority & {WORKLOAD:#x} == 0 {refusal(NOT_READY)}",
+        *(f"meta priority set {ip} {address} map @ip_identity_dst{family}" for family, ip in IP.items()),
+        f"meta priority & {WORKLOAD:#x} == 0 {drop_with_reason(DROP_ENDPOINT_NOT_READY)}",
     ]
 
 
-def _is_stranger(end: str) -> list[str]:
-    """The number of who speaks, as `judging` finds it: what is surer comes later."""
-    into, where = ADDRESS_ENDS[end]
-    words = ((4, "ip"), (6, "ip6"))
+def _allow_unknown(end: str) -> list[str]:
+    """Look up the sender's identity as `policy_chains` does. There is no goto: the most specific lookup comes last."""
+    register, address = IDENTITY_LOOKUPS[end]
     return [
-        f"{into} set 0",
-        *(f"meta nfproto ipv{family} jump where_{end}{family}" for family, _ in words),
+        f"{register} set 0",
+        *(f"meta nfproto ipv{family} jump cidr_identity_{end}{family}" for family in IP),
         *(
-            f"{into} set {where.format(word=word)} map @{name}_{end}{family}"
-            for name in ("spot", "who")
-            for family, word in words
+            f"{register} set {address.format(ip=ip)} map @{name}_{end}{family}"
+            for name in ("cidr_host_identity", "ip_identity")
+            for family, ip in IP.items()
         ),
-        f"{into} & {UNKNOWN_IDENTITY:#x} != 0 goto pass",
+        f"{register} & {UNKNOWN_IDENTITY:#x} != 0 goto policy_allow",
     ]
 
 
-def _base() -> str:
-    """Declare, empty, and fill, as `ruleset` does."""
-    lines = [f"add table bridge {BRIDGE_TABLE}", f"table bridge {BRIDGE_TABLE} {{", *_SETS]
-    lines += [
-        f"chain {name} {{ {rules[0] if rules[0].startswith('type ') else ''} }}" for name, rules in _CHAINS.items()
-    ]
-    lines.append("}")
-    lines += [f"flush chain bridge {BRIDGE_TABLE} {name}" for name in _CHAINS]
-    lines += [
-        f"add rule bridge {BRIDGE_TABLE} {name} {rule}"
-        for name, rules in _CHAINS.items()
-        for rule in rules
-        if not rule.startswith("type ")
-    ]
-    return "\n".join(lines) + "\n"
-
-
-# The commands that make the bridge family's table, whatever is there of it.
-BRIDGE_BASE: Final = _base()
-BRIDGE_REBUILD: Final = f"add table bridge {BRIDGE_TABLE}\ndelete table bridge {BRIDGE_TABLE}\n{BRIDGE_BASE}"
+# The commands that create or update the bridge table. Sets and maps stay.
+BRIDGE_BASE: Final = table_commands(f"bridge {BRIDGE_TABLE}", declarations=_DECLARATIONS, chains=_CHAINS)
+BRIDGE_REBUILD: Final = replace_table(f"bridge {BRIDGE_TABLE}", BRIDGE_BASE)

@@ -1,67 +1,92 @@
-"""The stamp on connections that were let pass, and the rules that know it.
+"""Policy epochs: the conntrack mark of allowed connections, and the rules that compare and set it.
 
-Every change of policy comes with a new stamp, in the same transaction: whatever was stamped before is judged anew. The
-stamp is a constant of rules and not an element of a set, as a packet meets the rules of one moment from beginning to
-end, while sets change under it: what was judged by old sets never gets a new stamp.
+Every policy change starts a new epoch in the same transaction, so connections allowed before are evaluated again. The
+epoch is a constant in rules and not an element of a set: a packet sees the rules of one generation from beginning to
+end, while sets change under it. So a packet that was evaluated with old sets never gets a mark of the new epoch.
 
-The hooks of what is forwarded begin with the rule that knows it, and lead on by the next. Connections of whose packets
-more is to be asked have another stamp, that of the watched, which these hooks do not know.
+The forward hooks begin with the rule that accepts the current mark and go to policy evaluation by the next one.
+Connections of which every packet needs further processing get the mark with the slow-path bit, which these hooks do
+not accept.
 """
 
 from __future__ import annotations
 
-from weft.adapters.netns.nft.base import TABLE
-from weft.adapters.netns.nft.policy_chains import KNOWN, STAMP, STAMP_WATCHED, UNKNOWN_CHAINS
+from weft.adapters.netns.nft.entries import TABLE
+from weft.adapters.netns.nft.policy_chains import CT_FASTPATH, CT_MARK_ACCEPT, CT_MARK_ACCEPT_SLOW, EVAL_CHAINS
 from weft.kernel.netlink import codec
-from weft.kernel.netlink.codec import APPEND, CREATE, Request
-from weft.kernel.netlink.nft_set import ACCEPT, GOTO, INET, SUBSYSTEM, mark, table_header, verdict_data
+from weft.kernel.netlink.codec import Request
+from weft.kernel.netlink.nft_set import mark, table_header, verdict_data
+from weft.kernel.uapi.netlink import NLM_F_APPEND, NLM_F_CREATE
+from weft.kernel.uapi.nf_tables import (
+    NF_ACCEPT,
+    NFNL_SUBSYS_NFTABLES,
+    NFPROTO_INET,
+    NFT_CMP_EQ,
+    NFT_CT_MARK,
+    NFT_GOTO,
+    NFT_MSG_DELRULE,
+    NFT_MSG_NEWRULE,
+    NFT_REG_1,
+    NFT_REG_VERDICT,
+    NFTA_CMP_DATA,
+    NFTA_CMP_OP,
+    NFTA_CMP_SREG,
+    NFTA_CT_DREG,
+    NFTA_CT_KEY,
+    NFTA_CT_SREG,
+    NFTA_DATA_VALUE,
+    NFTA_EXPR_DATA,
+    NFTA_EXPR_NAME,
+    NFTA_IMMEDIATE_DATA,
+    NFTA_IMMEDIATE_DREG,
+    NFTA_LIST_ELEM,
+    NFTA_RULE_CHAIN,
+    NFTA_RULE_EXPRESSIONS,
+)
 
-_NEW_RULE, _DELETE_RULE = (SUBSYSTEM << 8 | number for number in (6, 8))
-_CHAIN, _EXPRESSIONS = 2, 4
-_ITEM = 1
-_NAME, _DATA = 1, 2
-_VERDICT_REGISTER, _REGISTER = 0, 1
-_VALUE = 1
-_MARK_KEY = 3
-_IS_EQUAL = 0
+_NEW_RULE = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_NEWRULE
+_DELETE_RULE = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_DELRULE
 
-# The one is set in every stamp and in no other mark of a connection, the other in stamps of the watched.
-_IS_STAMP, _IS_WATCHED = 0x40000000, 0x20000000
+# Set in every epoch mark, and in no other conntrack mark.
+_EPOCH_BIT = 0x40000000
+# Set in the marks of slow-path connections.
+_SLOW_PATH_BIT = 0x20000000
 
 
-def stamp_of(generation: int) -> int:
-    """A stamp that was never used before in a namespace whose nftables have reached this generation."""
-    return _IS_STAMP | generation & (_IS_WATCHED - 1)
+def epoch_mark(generation: int) -> int:
+    """Return a mark that was never used in a namespace whose nf_tables generation is at most this one."""
+    # 29 bits: a mark repeats only after 500 million policy changes.
+    return _EPOCH_BIT | generation & (_SLOW_PATH_BIT - 1)
 
 
-def watched(stamp: int) -> int:
-    """The stamp of the same moment for connections that are watched."""
-    return stamp | _IS_WATCHED
+def slow_path_mark(epoch: int) -> int:
+    """Return the mark of the same epoch for slow-path connections."""
+    return epoch | _SLOW_PATH_BIT
 
 
-def stamp_commands(stamp: int) -> str:
-    """The rules in nft's own language, in place of others."""
+def epoch_commands(epoch: int) -> str:
+    """Return the nft commands that replace the rules of the epoch."""
     rules = {
-        KNOWN: [f"ct mark {stamp:#x} accept", f"ct mark {watched(stamp):#x} accept"],
-        STAMP: [f"ct mark set {stamp:#x} accept"],
-        STAMP_WATCHED: [f"ct mark set {watched(stamp):#x} accept"],
-        **{hook: [f"ct mark {stamp:#x} accept", f"goto {then}"] for hook, then in UNKNOWN_CHAINS.items()},
+        CT_FASTPATH: [f"ct mark {epoch:#x} accept", f"ct mark {slow_path_mark(epoch):#x} accept"],
+        CT_MARK_ACCEPT: [f"ct mark set {epoch:#x} accept"],
+        CT_MARK_ACCEPT_SLOW: [f"ct mark set {slow_path_mark(epoch):#x} accept"],
+        **{hook: [f"ct mark {epoch:#x} accept", f"goto {then}"] for hook, then in EVAL_CHAINS.items()},
     }
     return "".join(f"flush chain inet {TABLE} {chain}\n" for chain in rules) + "".join(
-        f"add rule inet {TABLE} {chain} {rule}\n" for chain, some in rules.items() for rule in some
+        f"add rule inet {TABLE} {chain} {rule}\n" for chain, chain_rules in rules.items() for rule in chain_rules
     )
 
 
-def stamp_requests(stamp: int) -> list[Request]:
-    """The same for `apply_changes`."""
-    plain, other = mark(stamp), mark(watched(stamp))
+def epoch_requests(epoch: int) -> list[Request]:
+    """Return the same as netlink requests, for `apply_changes`."""
+    fast, slow = mark(epoch), mark(slow_path_mark(epoch))
     return [
-        *_EMPTY,
+        *_FLUSH,
         *(
             Request(
                 _NEW_RULE,
-                CREATE | APPEND,
-                rule.replace(_BLANK, plain).replace(_BLANK_WATCHED, other),
+                NLM_F_CREATE | NLM_F_APPEND,
+                rule.replace(_PLACEHOLDER, fast).replace(_SLOW_PLACEHOLDER, slow),
                 "add rule to chain",
                 chain,
             )
@@ -70,55 +95,72 @@ def stamp_requests(stamp: int) -> list[Request]:
     ]
 
 
-def _place(chain: str) -> bytes:
-    return table_header(INET, TABLE) + codec.text(_CHAIN, chain)
+def _chain(chain: str) -> bytes:
+    return table_header(NFPROTO_INET, TABLE) + codec.text(NFTA_RULE_CHAIN, chain)
 
 
 def _rule(chain: str, *expressions: bytes) -> bytes:
-    return _place(chain) + codec.nest(_EXPRESSIONS, *expressions)
+    return _chain(chain) + codec.nest(NFTA_RULE_EXPRESSIONS, *expressions)
 
 
 def _expression(name: str, *data: bytes) -> bytes:
-    return codec.nest(_ITEM, codec.text(_NAME, name), codec.nest(_DATA, *data))
+    return codec.nest(NFTA_LIST_ELEM, codec.text(NFTA_EXPR_NAME, name), codec.nest(NFTA_EXPR_DATA, *data))
 
 
-_BLANK, _BLANK_WATCHED = mark(_IS_STAMP - 1), mark(_IS_STAMP - 2)
-_ACCEPT = _expression("immediate", codec.be32(1, _VERDICT_REGISTER), codec.nest(2, verdict_data(ACCEPT)))
+# Neither value can be an epoch mark: both lack the epoch bit.
+_PLACEHOLDER, _SLOW_PLACEHOLDER = mark(_EPOCH_BIT - 1), mark(_EPOCH_BIT - 2)
+_ACCEPT = _expression(
+    "immediate",
+    codec.be32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT),
+    codec.nest(NFTA_IMMEDIATE_DATA, verdict_data(NF_ACCEPT)),
+)
 
 
-def _knows(chain: str, blank: bytes) -> bytes:
+def _accept_marked(chain: str, placeholder: bytes) -> bytes:
     return _rule(
         chain,
-        _expression("ct", codec.be32(1, _REGISTER), codec.be32(2, _MARK_KEY)),
+        _expression("ct", codec.be32(NFTA_CT_DREG, NFT_REG_1), codec.be32(NFTA_CT_KEY, NFT_CT_MARK)),
         _expression(
-            "cmp", codec.be32(1, _REGISTER), codec.be32(2, _IS_EQUAL), codec.nest(3, codec.attribute(_VALUE, blank))
+            "cmp",
+            codec.be32(NFTA_CMP_SREG, NFT_REG_1),
+            codec.be32(NFTA_CMP_OP, NFT_CMP_EQ),
+            codec.nest(NFTA_CMP_DATA, codec.attribute(NFTA_DATA_VALUE, placeholder)),
         ),
         _ACCEPT,
     )
 
 
-def _stamps(chain: str, blank: bytes) -> bytes:
+def _set_mark(chain: str, placeholder: bytes) -> bytes:
     return _rule(
         chain,
-        _expression("immediate", codec.be32(1, _REGISTER), codec.nest(2, codec.attribute(_VALUE, blank))),
-        _expression("ct", codec.be32(2, _MARK_KEY), codec.be32(4, _REGISTER)),
+        _expression(
+            "immediate",
+            codec.be32(NFTA_IMMEDIATE_DREG, NFT_REG_1),
+            codec.nest(NFTA_IMMEDIATE_DATA, codec.attribute(NFTA_DATA_VALUE, placeholder)),
+        ),
+        _expression("ct", codec.be32(NFTA_CT_KEY, NFT_CT_MARK), codec.be32(NFTA_CT_SREG, NFT_REG_1)),
         _ACCEPT,
     )
 
 
-def _leads_on(chain: str, then: str) -> bytes:
-    verdict = verdict_data(GOTO, then)
-    return _rule(chain, _expression("immediate", codec.be32(1, _VERDICT_REGISTER), codec.nest(2, verdict)))
+def _goto(chain: str, then: str) -> bytes:
+    verdict = codec.nest(NFTA_IMMEDIATE_DATA, verdict_data(NFT_GOTO, then))
+    return _rule(chain, _expression("immediate", codec.be32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT), verdict))
 
 
-# The rules by chain, with blanks in place of the stamps: encoded once, as every change needs them.
+# The rules by chain, with placeholders for the marks. They are encoded once, because every change sends all of them.
 _RULES = (
-    (KNOWN, _knows(KNOWN, _BLANK)),
-    (KNOWN, _knows(KNOWN, _BLANK_WATCHED)),
-    (STAMP, _stamps(STAMP, _BLANK)),
-    (STAMP_WATCHED, _stamps(STAMP_WATCHED, _BLANK_WATCHED)),
-    *((hook, rule) for hook, then in UNKNOWN_CHAINS.items() for rule in (_knows(hook, _BLANK), _leads_on(hook, then))),
+    (CT_FASTPATH, _accept_marked(CT_FASTPATH, _PLACEHOLDER)),
+    (CT_FASTPATH, _accept_marked(CT_FASTPATH, _SLOW_PLACEHOLDER)),
+    (CT_MARK_ACCEPT, _set_mark(CT_MARK_ACCEPT, _PLACEHOLDER)),
+    (CT_MARK_ACCEPT_SLOW, _set_mark(CT_MARK_ACCEPT_SLOW, _SLOW_PLACEHOLDER)),
+    *(
+        (hook, rule)
+        for hook, then in EVAL_CHAINS.items()
+        for rule in (_accept_marked(hook, _PLACEHOLDER), _goto(hook, then))
+    ),
 )
-_EMPTY = tuple(
-    Request(_DELETE_RULE, 0, _place(chain), "empty chain", chain) for chain in dict.fromkeys(name for name, _ in _RULES)
+# NFT_MSG_DELRULE without a handle deletes every rule of the chain.
+_FLUSH = tuple(
+    Request(_DELETE_RULE, 0, _chain(chain), "flush chain", chain) for chain in dict.fromkeys(name for name, _ in _RULES)
 )

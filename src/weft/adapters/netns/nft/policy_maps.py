@@ -1,80 +1,103 @@
-"""Policy parts as entries of the table's sets and maps (`judging`), and what has been counted there."""
+"""Policy state as entries of nft sets and maps (`policy_chains`), and the counters read back from them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
+from weft.adapters.netns.drop_reasons import DROP_REASONS
 from weft.adapters.netns.nft.entries import Entry, set_named
-from weft.adapters.netns.nft.policy_chains import REASONS, map_name, policed_name
-from weft.adapters.netns.nft.prefix_lookup import prefix_key, prefixes
-from weft.domain.addresses import BITS, Address
+from weft.adapters.netns.nft.policy_chains import DROP_COUNTERS, VERDICT_COUNTERS, enforced_set_name, policy_map_name
+from weft.adapters.netns.nft.prefix_lookup import prefix_key
+from weft.domain.addresses import BITS, Address, range_to_prefixes
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, PolicyPart, VerdictCounter
-from weft.kernel.netlink.codec import pack_address, to_number
+from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, PolicyItem, VerdictCounter
+from weft.kernel.netlink.codec import pack_address, to_int
 from weft.kernel.netlink.nft_set import Element, key, mark, port, protocol, read_counts
 from weft.kernel.netlink.socket import NetlinkSocket
 
-_TALLIES, _REASONS = "tallies", "reasons"
-_ENDS = ("asks", "answers")
+_ENDS = ("src", "dst")
 _PORT_BITS = 16
-POLICY_SETS = (
-    *(f"{kind}_{end}{family}" for kind in ("who", "spot", "where") for end in _ENDS for family in (4, 6)),
-    *(policed_name(direction) for direction in Direction),
+# The sets and maps that hold policy state, and so are read back. The kernel alone writes `drop_counters`.
+POLICY_SETS: Final = (
     *(
-        map_name(direction, paired=paired, service=service)
+        f"{name}_{end}{family}"
+        for name in ("ip_identity", "cidr_host_identity", "cidr_identity")
+        for end in _ENDS
+        for family in (4, 6)
+    ),
+    *(enforced_set_name(direction) for direction in Direction),
+    *(
+        policy_map_name(direction, paired=paired, l4=l4)
         for direction in Direction
         for paired in (True, False)
-        for service in ("port", "ports", "protocol", "all")
+        for l4 in ("port", "ports", "protocol", "all")
     ),
-    _TALLIES,
+    VERDICT_COUNTERS,
 )
 
 
-def entries_of(part: PolicyPart) -> Iterator[Entry]:
-    """What a part consists of. No two parts that may be there together have an entry in common."""
-    match part:
-        case IpIdentity():
-            element = Element(key=pack_address(part.address), value=mark(part.number))
-            for end in _ENDS:
-                yield Entry(f"who_{end}{part.address.family}", element)
-        case CidrIdentity():
-            family, value = part.range.family, mark(part.number)
-            for first, free in prefixes(part.range.first, part.range.last, bits=BITS[family]):
-                name, number = ("where", prefix_key(first, free)) if free else ("spot", first)
-                element = Element(key=pack_address(Address(family, number)), value=value)
-                for end in _ENDS:
-                    yield Entry(f"{name}_{end}{family}", element)
-        case PolicyEntry():
-            yield from _row_entries(part)
-            if part.remote is None and part.protocol is None:
-                yield Entry(policed_name(part.direction), Element(key=mark(part.local)))
-        case VerdictCounter():
-            yield Entry(_TALLIES, Element(key=mark(part.outcome)))
+def policy_map_entries(item: PolicyItem) -> Iterable[Entry]:
+    """Return the entries of a state item. No two items that may exist together share an entry."""
+    return ENTRY_BUILDERS[type(item)](item)
 
 
-def _row_entries(row: PolicyEntry) -> Iterator[Entry]:
-    numbers = [row.local] if row.remote is None else [row.local, row.remote]
-    lead, value = [*map(mark, numbers)], mark(row.outcome)
-    if row.protocol is None:
-        yield Entry(_row_map(row, "all"), Element(key=key(*lead), value=value))
+def _ip_identity_entries(item: IpIdentity) -> Iterator[Entry]:
+    element = Element(key=pack_address(item.address), value=mark(item.identity))
+    for end in _ENDS:
+        yield Entry(f"ip_identity_{end}{item.address.family}", element)
+
+
+def _cidr_identity_entries(item: CidrIdentity) -> Iterator[Entry]:
+    family, value = item.range.family, mark(item.identity)
+    for first, host_bits in range_to_prefixes(item.range.first, item.range.last, bits=BITS[family]):
+        # A /32 or /128 has no middle, so it is in a map of its own.
+        name, number = ("cidr_identity", prefix_key(first, host_bits)) if host_bits else ("cidr_host_identity", first)
+        element = Element(key=pack_address(Address(family, number)), value=value)
+        for end in _ENDS:
+            yield Entry(f"{name}_{end}{family}", element)
+
+
+def _policy_entry_entries(item: PolicyEntry) -> Iterator[Entry]:
+    identities = [item.local] if item.remote is None else [item.local, item.remote]
+    fields, value = [*map(mark, identities)], mark(item.verdict_id)
+    if item.protocol is None:
+        yield Entry(_map_of(item, "all"), Element(key=key(*fields), value=value))
+        # The default entry of an identity also says that its direction is enforced.
+        if item.remote is None:
+            yield Entry(enforced_set_name(item.direction), Element(key=mark(item.local)))
         return
-    lead.append(protocol(row.protocol))
-    if row.ports is None:
-        yield Entry(_row_map(row, "protocol"), Element(key=key(*lead), value=value))
+    fields.append(protocol(item.protocol))
+    if item.ports is None:
+        yield Entry(_map_of(item, "protocol"), Element(key=key(*fields), value=value))
         return
-    for first, free in prefixes(*row.ports, bits=_PORT_BITS):
-        service, number = ("ports", prefix_key(first, free)) if free else ("port", first)
-        yield Entry(_row_map(row, service), Element(key=key(*lead, port(number)), value=value))
+    for first, host_bits in range_to_prefixes(*item.ports, bits=_PORT_BITS):
+        l4, number = ("ports", prefix_key(first, host_bits)) if host_bits else ("port", first)
+        yield Entry(_map_of(item, l4), Element(key=key(*fields, port(number)), value=value))
 
 
-def _row_map(row: PolicyEntry, service: str) -> str:
-    return map_name(row.direction, paired=row.remote is not None, service=service)
+def _verdict_counter_entries(item: VerdictCounter) -> Iterator[Entry]:
+    yield Entry(VERDICT_COUNTERS, Element(key=mark(item.verdict_id)))
 
 
-def read_tallies(netlink: NetlinkSocket) -> tuple[dict[int, int], dict[str, int]]:
-    """How many packets met each outcome, and each reason of our own."""
-    outcomes, reasons = (
-        {to_number(number): count.packets for number, count in read_counts(netlink, set_named(name)).items()}
-        for name in (_TALLIES, _REASONS)
+# Dispatch by exact type: tens of thousands of items come through here at a start.
+ENTRY_BUILDERS: Final[dict[type, Callable[[Any], Iterator[Entry]]]] = {
+    IpIdentity: _ip_identity_entries,
+    CidrIdentity: _cidr_identity_entries,
+    PolicyEntry: _policy_entry_entries,
+    VerdictCounter: _verdict_counter_entries,
+}
+
+
+def _map_of(item: PolicyEntry, l4: str) -> str:
+    return policy_map_name(item.direction, paired=item.remote is not None, l4=l4)
+
+
+def read_counters(netlink: NetlinkSocket) -> tuple[dict[int, int], dict[str, int]]:
+    """Read the packets by verdict id, and by drop reason of Weft's own."""
+    verdicts, reasons = (
+        {to_int(number): count.packets for number, count in read_counts(netlink, set_named(name)).items()}
+        for name in (VERDICT_COUNTERS, DROP_COUNTERS)
     )
-    return outcomes, {REASONS[number]: count for number, count in reasons.items() if number in REASONS}
+    # Another version of Weft may have left a reason that this one does not know.
+    return verdicts, {DROP_REASONS[number]: count for number, count in reasons.items() if number in DROP_REASONS}

@@ -1,184 +1,224 @@
-"""How a connection to a service is given to one of its backends, in nft's own language (docs/design/services.md).
+"""Service load balancing as nft chains and maps (docs/design/services.md).
 
-Only the first packet of a connection comes here, before it is routed. What it asks for becomes a number, which says
-how many backends there are and for how long clients are remembered (`spread_number`); a chain for each such number
-draws the lot into `meta mark`. So a lookup costs the same with ten services and with thirty thousand, and none of the
-large maps has verdicts: the kernel would go through all of them whenever a rule changes.
+Only the first packet of a connection comes here, before routing. The map `services` gives the selector id of its
+frontend, which encodes the number of backends and the affinity timeout (`selector_id`). For each id in use there is a
+chain that picks a backend into `meta mark`. So a lookup costs the same with ten services and with thirty thousand. No
+large map holds verdicts: the kernel walks all verdicts of a table whenever a rule changes.
 
-Policy judges later, when it is known who answers.
+Policy is evaluated later, when the backend is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from weft.adapters.netns.nft.policy_chains import INSIDE
+from weft.adapters.netns.devices import TENANT_HOST_LINK
+from weft.adapters.netns.nft.commands import ADDRESS_TYPES, IP
 from weft.domain.policy.model.protocols import PORTED, protocol_name
 
-_COUNT_BITS = 12
-# Who a workload seems to be that reaches itself through a service. Nobody has these: answers come by the way out.
-HAIRPIN = {4: "169.254.1.1", 6: "100::1"}
+# Source address of a workload that reaches itself through a service. No device has these addresses, so the replies go
+# to the default gateway, where conntrack translates them back.
+HAIRPIN: Final = {4: "169.254.1.1", 6: "100::1"}
 
-_ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
-_WORDS = {4: "ip", 6: "ip6"}
-# Ends the names of the maps and chains for those who come by the host, where they are served otherwise than pods.
-OUTSIDE = "_outside"
-_SIDES = ("", OUTSIDE)
-_SIDED_TABLES = ("services", "backends", "tickets", "ticketed")
-# The sets and maps whose elements are in `services`.
-SERVICE_SETS = (
-    *(f"{name}{side}{family}" for name in _SIDED_TABLES for side in _SIDES for family in (4, 6)),
+# Suffix of the maps and chains for clients that come by the host, where they are served otherwise than pods
+# (`externalTrafficPolicy: Local`).
+EXTERNAL: Final = "_external"
+_SCOPES = ("", EXTERNAL)
+_SCOPED_MAPS = ("services", "backends", "backend_hash", "backend_by_hash")
+# The sets and maps that hold service state, and so are read back.
+SERVICE_SETS: Final = (
+    *(f"{name}{scope}{family}" for name in _SCOPED_MAPS for scope in _SCOPES for family in (4, 6)),
     "vips4",
     "vips6",
 )
-ASKED, ANSWERED = "asked", "answered"
-_MOST_CLIENTS = 1 << 18
-_HASHES, _SEED, _IS_HASH = 0x7FFFFFFF, 0x77656674, 0x80000000
-_MOST_COUNTS = 1 << 16
-_COUNTED_FOR = "1h"
+STATS_ORIGINAL: Final = "service_stats_orig"
+STATS_REPLY: Final = "service_stats_reply"
+
+CHAINS: Final = {
+    "service_dnat": "DNAT of new connections of pods and of the host",
+    "service_dnat_local": "DNAT of new connections of the tenant netns itself",
+    "service_lookup{4,6}": "find the frontend of a new connection",
+    "service_lb{,_external}{4,6}": "pick a backend and translate",
+    "affinity_dnat{,_external}{4,6}": "translate to the backend whose hash slot is remembered",
+    "lb_pick{,_external}{4,6}_{backends}_{affinity}": "pick a backend, with ClientIP affinity for some seconds",
+    "no_backend_reject": "reject connections to a frontend without backends, or to no frontend of a VIP",
+    "hairpin_snat": "SNAT of a workload's connection to itself through a service; clears the packet marks",
+    "service_stats": "count packets of service connections",
+    "service_stats{4,6}": "the same for one address family",
+}
+SETS: Final = {
+    "affinity": "hash slot of a client's backend, by hash of client and frontend (ClientIP affinity)",
+    "vips{4,6}": "addresses of services",
+    "services{,_external}{4,6}": "selector id of a frontend: address, protocol and port",
+    "backends{,_external}{4,6}": "address and port of a backend, by frontend and index",
+    "backend_hash{,_external}{4,6}": "hash slot of a backend, by frontend and index",
+    "backend_by_hash{,_external}{4,6}": "address and port of a backend, by frontend and hash slot",
+    "lb_slots{,_external}{4,6}": "`lb_pick` chain of each selector id in use",
+    "service_stats_orig{4,6}": "packets and bytes from clients, by client, frontend and backend",
+    "service_stats_reply{4,6}": "packets and bytes to clients, by client, frontend and backend",
+}
+
+_COUNT_BITS = 12
+# Limits of the maps that packets fill, so that a scan cannot exhaust the kernel's memory.
+_MAX_CLIENTS = 1 << 18
+_MAX_STATS = 1 << 16
+_STATS_TIMEOUT = "1h"
+# A client's hash has the highest bit set, so that it never equals a selector id, which is in the same mark.
+_HASH_RANGE, _HASH_SEED, _HASH_OFFSET = 0x7FFFFFFF, 0x77656674, 0x80000000
 
 
-def spread_number(backends: int, affinity: int) -> int:
-    """What the map of services says about a front."""
+def selector_id(backends: int, affinity: int) -> int:
+    """Return what the map of services says about a frontend: the number of backends, and the affinity in seconds."""
     return affinity << _COUNT_BITS | backends
 
 
 def declarations() -> Iterator[str]:
-    """The sets and maps that balancing consists of."""
-    yield f"map clients {{ type mark : classid; flags dynamic,timeout; timeout 1d; size {_MOST_CLIENTS}; }}"
-    for family, kind in _ADDRESS_TYPES.items():
-        front = f"{kind} . inet_proto . inet_service"
-        yield f"set vips{family} {{ type {kind}; }}"
-        for side in _SIDES:
-            yield f"map services{side}{family} {{ type {front} : mark; }}"
-            yield f"map backends{side}{family} {{ type {front} . mark : {kind} . inet_service; }}"
-            yield f"map tickets{side}{family} {{ type {front} . classid : classid; }}"
-            yield f"map ticketed{side}{family} {{ type {front} . classid : {kind} . inet_service; }}"
-            yield f"map spreads{side}{family} {{ type mark : verdict; }}"
-        for name in (ASKED, ANSWERED):
+    """Declare the sets and maps of load balancing."""
+    yield f"map affinity {{ type mark : classid; flags dynamic,timeout; timeout 1d; size {_MAX_CLIENTS}; }}"
+    for family, address_type in ADDRESS_TYPES.items():
+        frontend = f"{address_type} . inet_proto . inet_service"
+        backend = f"{address_type} . inet_service"
+        yield f"set vips{family} {{ type {address_type}; }}"
+        for scope in _SCOPES:
+            yield f"map services{scope}{family} {{ type {frontend} : mark; }}"
+            yield f"map backends{scope}{family} {{ type {frontend} . mark : {backend}; }}"
+            yield f"map backend_hash{scope}{family} {{ type {frontend} . classid : classid; }}"
+            yield f"map backend_by_hash{scope}{family} {{ type {frontend} . classid : {backend}; }}"
+            yield f"map lb_slots{scope}{family} {{ type mark : verdict; }}"
+        for name in (STATS_ORIGINAL, STATS_REPLY):
             yield (
-                f"set {name}{family} {{ type {kind} . {front} . {kind}; "
-                f"flags dynamic,timeout; timeout {_COUNTED_FOR}; size {_MOST_COUNTS}; counter; }}"
+                f"set {name}{family} {{ type {address_type} . {frontend} . {address_type}; "
+                f"flags dynamic,timeout; timeout {_STATS_TIMEOUT}; size {_MAX_STATS}; counter; }}"
             )
 
 
 def chains() -> dict[str, list[str]]:
-    """The rules by chain."""
-    found = {
-        "calls": ["type nat hook prerouting priority dstnat; policy accept;", *_by_family("call")],
-        "own_calls": ["type nat hook output priority -100; policy accept;", *_by_family("call")],
-        "leaving": [
+    """Return the rules by chain."""
+    rules = {
+        "service_dnat": [
+            "type nat hook prerouting priority dstnat; policy accept;",
+            *_by_family("service_lookup"),
+        ],
+        "service_dnat_local": [
+            "type nat hook output priority -100; policy accept;",
+            *_by_family("service_lookup"),
+        ],
+        "hairpin_snat": [
             "type nat hook postrouting priority srcnat; policy accept;",
-            "meta mark set 0 meta priority set none",  # the lot has been drawn, and others look at these
+            # The backend is picked. VXLAN and qdiscs would interpret these.
+            "meta mark set 0 meta priority set none",
             *(
-                f"ct status dnat {word} saddr . {word} daddr @ports_self{family} snat {word} to {HAIRPIN[family]}"
-                for family, word in _WORDS.items()
+                f"ct status dnat {ip} saddr . {ip} daddr @hairpin_self{family} snat {ip} to {HAIRPIN[family]}"
+                for family, ip in IP.items()
             ),
         ],
-        "unserved": ["meta l4proto tcp reject with tcp reset", "reject"],
-        "count": [*_by_family("count")],
+        "no_backend_reject": ["meta l4proto tcp reject with tcp reset", "reject"],
+        "service_stats": [*_by_family("service_stats")],
     }
-    for family, word in _WORDS.items():
-        front = _front(word)
-        found |= {
-            f"call{family}": [
-                # The host itself is served as its pods are.
-                f'iifname "{INSIDE}" {word} saddr != @own{family} meta mark set {front} '
-                f"map @services{OUTSIDE}{family} goto serve{OUTSIDE}{family}",
-                f"meta mark set {front} map @services{family} goto serve{family}",
-                f"{word} daddr @vips{family} goto unserved",
+    for family, ip in IP.items():
+        frontend = _frontend(ip)
+        rules |= {
+            f"service_lookup{family}": [
+                # Connections of the host itself are served as those of pods.
+                f'iifname "{TENANT_HOST_LINK}" {ip} saddr != @node_ips{family} meta mark set {frontend} '
+                f"map @services{EXTERNAL}{family} goto service_lb{EXTERNAL}{family}",
+                f"meta mark set {frontend} map @services{family} goto service_lb{family}",
+                f"{ip} daddr @vips{family} goto no_backend_reject",
             ],
-            f"count{family}": [*_counts(family, word)],
+            f"service_stats{family}": [*_count_flows(family, ip)],
         }
-        for side in _SIDES:
-            found |= _serving(word, f"{side}{family}")
-    return found
+        for scope in _SCOPES:
+            rules |= _lb_chains(ip, f"{scope}{family}")
+    return rules
 
 
-def _serving(word: str, end: str) -> dict[str, list[str]]:
+def _lb_chains(ip: str, suffix: str) -> dict[str, list[str]]:
     return {
-        f"serve{end}": [
-            "meta mark 0 goto unserved",
-            f"meta mark vmap @spreads{end}",
-            *_translations(word, "meta mark", f"backends{end}"),
-            "meta mark set 0",  # its backends have just become fewer: the first one is there
-            *_translations(word, "meta mark", f"backends{end}"),
+        f"service_lb{suffix}": [
+            "meta mark 0 goto no_backend_reject",
+            f"meta mark vmap @lb_slots{suffix}",
+            *_dnat(ip, "meta mark", f"backends{suffix}"),
+            # The picked backend is gone: their number has just shrunk. The first one exists while there are any.
+            "meta mark set 0",
+            *_dnat(ip, "meta mark", f"backends{suffix}"),
             "drop",
         ],
-        f"resume{end}": [*_translations(word, "meta priority", f"ticketed{end}")],
+        f"affinity_dnat{suffix}": [*_dnat(ip, "meta priority", f"backend_by_hash{suffix}")],
     }
 
 
 class BackendSelector(NamedTuple):
-    """A number (`spread_number`) in use, and on which side: for pods, or `OUTSIDE`."""
+    """A selector id in use, and its scope: pods, or `EXTERNAL`."""
 
     number: int
-    side: str
+    scope: str
 
 
-def spread_commands(spreads: Iterable[BackendSelector], *, table: str) -> str:
-    """What makes the chains for some numbers, whatever is there of them."""
+def selector_commands(selectors: Iterable[BackendSelector], *, table: str) -> str:
+    """Return commands that create or replace the chains of some selectors."""
     lines: list[str] = []
-    for number, side in sorted(spreads):
+    for number, scope in sorted(selectors):
         backends, affinity = number & (1 << _COUNT_BITS) - 1, number >> _COUNT_BITS
-        for family, word in _WORDS.items():
-            end = f"{side}{family}"
-            name = f"spread{end}_{backends}_{affinity}"
-            lines += [f"add chain inet {table} {name}", f"flush chain inet {table} {name}"]
+        for family, ip in IP.items():
+            suffix = f"{scope}{family}"
+            chain = f"lb_pick{suffix}_{backends}_{affinity}"
+            lines += [f"add chain inet {table} {chain}", f"flush chain inet {table} {chain}"]
             rules = (
-                _remembering(end, word, backends, affinity)
+                _pick_with_affinity(suffix, ip, backends, affinity)
                 if affinity
+                # `numgen` takes its modulus as a constant only, hence a chain for each number of backends.
                 else [f"meta mark set numgen random mod {backends}"]
             )
-            lines += [f"add rule inet {table} {name} {rule}" for rule in rules]
-            lines.append(f"add element inet {table} spreads{end} {{ {number:#x} : jump {name} }}")
+            lines += [f"add rule inet {table} {chain} {rule}" for rule in rules]
+            lines.append(f"add element inet {table} lb_slots{suffix} {{ {number:#x} : jump {chain} }}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _remembering(end: str, word: str, backends: int, affinity: int) -> list[str]:
-    """A client goes where it went before, if that is still there; else it draws, and is remembered.
+def _pick_with_affinity(suffix: str, ip: str, backends: int, affinity: int) -> list[str]:
+    """Use the client's last backend if it still exists; else pick one and remember it.
 
-    Client and front are known by a hash in the mark, as some versions of nft cannot write larger keys. Two that have
-    the same one, which is rare, at worst follow each other.
+    The key is a hash of client and frontend, because nft 1.0.6 aborts on larger keys of v6 in such a map. Two clients
+    with the same hash, which is rare, share a backend at worst.
     """
-    front = _front(word)
-    remember = f"update @clients {{ meta mark timeout {affinity}s : meta priority }} jump resume{end}"
+    frontend = _frontend(ip)
+    remember = f"update @affinity {{ meta mark timeout {affinity}s : meta priority }} jump affinity_dnat{suffix}"
     return [
-        f"meta mark set jhash {word} saddr . {front} mod {_HASHES} seed {_SEED:#x} offset {_IS_HASH:#x}",
-        f"meta priority set meta mark map @clients {remember}",
-        "delete @clients { meta mark : meta priority }",  # what is there stays as it is, whatever it is updated to
+        f"meta mark set jhash {ip} saddr . {frontend} mod {_HASH_RANGE} seed {_HASH_SEED:#x} offset {_HASH_OFFSET:#x}",
+        f"meta priority set meta mark map @affinity {remember}",
+        # `update` keeps the value of an element that exists, so the slot of a deleted backend has to go first.
+        "delete @affinity { meta mark : meta priority }",
         f"meta priority set numgen random mod {backends}",
-        f"meta priority set {front} . meta priority map @tickets{end} {remember}",
+        f"meta priority set {frontend} . meta priority map @backend_hash{suffix} {remember}",
         "meta priority set 0",
-        f"meta priority set {front} . meta priority map @tickets{end} {remember}",
+        f"meta priority set {frontend} . meta priority map @backend_hash{suffix} {remember}",
     ]
 
 
-def _front(word: str) -> str:
-    return f"{word} daddr . meta l4proto . th dport"
+def _frontend(ip: str) -> str:
+    return f"{ip} daddr . meta l4proto . th dport"
 
 
-def _translations(word: str, number: str, name: str) -> Iterator[str]:
-    # nft takes a target's port for one only where it has been told the protocol.
+def _dnat(ip: str, index: str, name: str) -> Iterator[str]:
+    # nft only accepts a port to translate to where the protocol is given before it.
     for protocol in PORTED:
-        yield f"meta l4proto {protocol_name(protocol)} dnat {word} to {_front(word)} . {number} map @{name}"
+        yield f"meta l4proto {protocol_name(protocol)} dnat {ip} to {_frontend(ip)} . {index} map @{name}"
 
 
 def _by_family(chain: str) -> Iterator[str]:
-    for family in _WORDS:
+    for family in IP:
         yield f"meta nfproto ipv{family} goto {chain}{family}"
 
 
-def _counts(family: int, word: str) -> Iterator[str]:
-    """Who asked which service, and who answered: packets and bytes of each direction."""
-    who = (
-        f"ct original {word} saddr . ct original {word} daddr . ct original protocol . ct original proto-dst . "
-        f"ct reply {word} saddr"
+def _count_flows(family: int, ip: str) -> Iterator[str]:
+    """Count packets and bytes of each direction by client, frontend and backend."""
+    flow = (
+        f"ct original {ip} saddr . ct original {ip} daddr . ct original protocol . ct original proto-dst . "
+        f"ct reply {ip} saddr"
     )
     for number in PORTED:
-        for direction, name in (("original", ASKED), ("reply", ANSWERED)):
+        for direction, name in (("original", STATS_ORIGINAL), ("reply", STATS_REPLY)):
             yield (
                 f"meta nfproto ipv{family} ct original protocol {protocol_name(number)} "
-                f"ct direction {direction} update @{name}{family} {{ {who} }}"
+                f"ct direction {direction} update @{name}{family} {{ {flow} }}"
             )

@@ -1,179 +1,207 @@
-"""Service parts as entries of the table's sets and maps (`balancing`), and what has been counted there."""
+"""Service state as entries of nft sets and maps (`service_chains`), their counters, and stale service connections."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from weft.adapters.netns.nft.entries import Entry, set_named
-from weft.adapters.netns.nft.service_chains import ANSWERED, ASKED, OUTSIDE, BackendSelector, spread_number
+from weft.adapters.netns.nft.service_chains import (
+    EXTERNAL,
+    STATS_ORIGINAL,
+    STATS_REPLY,
+    BackendSelector,
+    selector_id,
+)
 from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServicePart, Vip
+from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServiceItem, Vip
 from weft.domain.policy.model.protocols import UDP
-from weft.kernel.netlink.codec import pack_address, to_big_number, to_number
+from weft.kernel.netlink.codec import pack_address, to_int, to_int_be
 from weft.kernel.netlink.conntrack import (
     Connection,
     Direction,
     Pattern,
-    forget_connections,
-    forget_each,
+    delete_connections,
+    flush_matching,
     read_connections,
 )
 from weft.kernel.netlink.nft_set import Count, Element, mark, read_counts
 from weft.kernel.netlink.socket import NetlinkSocket
 from weft.ports.datapath import ServiceFlowStats
 
-_PROTOCOL_AND_PORT = struct.Struct(">B3xH2x")  # fields of a key, each filled up to four bytes
+# nft pads every field of a concatenated key to four bytes.
+_PROTOCOL_AND_PORT = struct.Struct(">B3xH2x")
 _PORT = struct.Struct(">H2x")
-# Which side each map of services is for.
-_SERVICES = {f"services{side}{family}": side for side in ("", OUTSIDE) for family in (4, 6)}
-_MAPS = ("services", "backends", "ticketed")
-_NOTHING = Count(0, 0)
+_SCOPES = {f"services{scope}{family}": scope for scope in ("", EXTERNAL) for family in (4, 6)}
+# Maps whose keys begin with a frontend: if one of their entries is dropped, its connections may be stale.
+_FRONTEND_MAPS = ("services", "backends", "backend_by_hash")
+_ZERO = Count(0, 0)
 _FAMILIES = {4: 4, 16: 6}
-# So many connections are found one by one sooner than by reading all.
-_FEW = 16
+# Up to this many connections, filtered deletes are faster than a dump of the whole table.
+_MAX_FILTERED_DELETES = 16
 
 
 class _Translation(NamedTuple):
-    """To whom connections to a front have been led: a backend that has another port now is another one."""
+    """A frontend and the backend that its connections were translated to. Another port makes it another backend."""
 
-    front: FrontendKey
+    frontend: FrontendKey
     address: Address
     port: int
 
 
-def service_entries(part: ServicePart) -> tuple[Entry, ...]:
-    """What a part consists of. No two parts that may be there together have an entry in common."""
-    match part:
-        case Backend():
-            end, front = _end(part.front), _front_key(part.front)
-            lot, target = front + mark(part.number), pack_address(part.address) + _PORT.pack(part.port)
-            if not part.hash_slot:
-                return (Entry(f"backends{end}", Element(key=lot, value=target)),)
-            hash_slot = mark(part.hash_slot)
-            return (
-                Entry(f"tickets{end}", Element(key=lot, value=hash_slot)),
-                Entry(f"ticketed{end}", Element(key=front + hash_slot, value=target)),
-            )
-        case Frontend():
-            number = spread_number(part.backends, part.affinity if part.backends else 0)
-            name = f"services{_end(part.front)}"
-            return (Entry(name, Element(key=_front_key(part.front), value=mark(number))),)
-        case Vip():
-            return (Entry(f"vips{part.address.family}", Element(key=pack_address(part.address))),)
+def service_entries(item: ServiceItem) -> tuple[Entry, ...]:
+    """Return the entries of a state item. No two items that may exist together share an entry."""
+    return ENTRY_BUILDERS[type(item)](item)
 
 
-def _end(front: FrontendKey) -> str:
-    """How the names of the maps end in which a front is."""
-    return f"{OUTSIDE if front.outside else ''}{front.address.family}"
+def _backend_entries(item: Backend) -> tuple[Entry, ...]:
+    suffix, frontend = _suffix(item.frontend), _frontend_key(item.frontend)
+    index, target = frontend + mark(item.number), pack_address(item.address) + _PORT.pack(item.port)
+    if not item.hash_slot:
+        return (Entry(f"backends{suffix}", Element(key=index, value=target)),)
+    # With affinity clients are bound to the slot, which does not change when backends are renumbered.
+    hash_slot = mark(item.hash_slot)
+    return (
+        Entry(f"backend_hash{suffix}", Element(key=index, value=hash_slot)),
+        Entry(f"backend_by_hash{suffix}", Element(key=frontend + hash_slot, value=target)),
+    )
 
 
-def _front_key(front: FrontendKey) -> bytes:
-    return pack_address(front.address) + _PROTOCOL_AND_PORT.pack(front.protocol, front.port)
+def _frontend_entries(item: Frontend) -> tuple[Entry, ...]:
+    number = selector_id(item.backends, item.affinity if item.backends else 0)
+    name = f"services{_suffix(item.frontend)}"
+    return (Entry(name, Element(key=_frontend_key(item.frontend), value=mark(number))),)
 
 
-def spreads_of(entries: Iterable[Entry]) -> set[BackendSelector]:
-    """The numbers for which there must be a chain when these entries are there."""
-    fronts = (entry for entry in entries if entry.name in _SERVICES)
-    found = {BackendSelector(to_number(entry.element.value), _SERVICES[entry.name]) for entry in fronts}
-    return {ensure_lookup_rules for ensure_lookup_rules in found if ensure_lookup_rules.number}
+def _vip_entries(item: Vip) -> tuple[Entry, ...]:
+    return (Entry(f"vips{item.address.family}", Element(key=pack_address(item.address))),)
 
 
-def forget_stale(netlink: NetlinkSocket, *, dropped: Sequence[object], put: Sequence[object]) -> None:
-    """Forget what the kernel remembers of fronts of UDP, where connections never end, and is no longer so.
+# Dispatch by exact type: a cluster may have tens of thousands of backends.
+ENTRY_BUILDERS: Final[dict[type, Callable[[Any], tuple[Entry, ...]]]] = {
+    Backend: _backend_entries,
+    Frontend: _frontend_entries,
+    Vip: _vip_entries,
+}
 
-    That is who went to a backend that is gone, and who went to the address of a new front before there was one.
+
+def _suffix(frontend: FrontendKey) -> str:
+    """Return the suffix of the maps that a frontend is in."""
+    return f"{EXTERNAL if frontend.external else ''}{frontend.address.family}"
+
+
+def _frontend_key(frontend: FrontendKey) -> bytes:
+    return pack_address(frontend.address) + _PROTOCOL_AND_PORT.pack(frontend.protocol, frontend.port)
+
+
+def backend_selectors(entries: Iterable[Entry]) -> set[BackendSelector]:
+    """Return the selectors whose chains must exist before these entries do."""
+    frontends = (entry for entry in entries if entry.name in _SCOPES)
+    selectors = {BackendSelector(to_int(entry.element.value), _SCOPES[entry.name]) for entry in frontends}
+    return {selector for selector in selectors if selector.number}
+
+
+def flush_stale_connections(netlink: NetlinkSocket, *, dropped: Sequence[object], put: Sequence[object]) -> None:
+    """Delete the conntrack entries of UDP that a change has made stale: those to a backend that is gone, and those
+    that went to the address of a new frontend before it existed.
+
+    A UDP flow has no end: while its client sends, its conntrack entry lives and keeps the old translation.
     """
-    stale = _translated(dropped) - _translated(put)
-    stale |= {_Translation(front, front.address, front.port) for front in _fronts(put) - _fronts(dropped)}
+    stale = _translations(dropped) - _translations(put)
+    new = _udp_frontends(put) - _udp_frontends(dropped)
+    stale |= {_Translation(frontend, frontend.address, frontend.port) for frontend in new}
     for family in (4, 6):
-        some = [each for each in stale if each.front.address.family == family]
-        if not some:
+        of_family = [translation for translation in stale if translation.frontend.address.family == family]
+        if not of_family:
             continue
-        if family == 4 and len(some) <= _FEW:
-            forget_connections(netlink, [_pattern(each) for each in some], family=family)
+        # The kernel's conntrack filter picks the wrong entries for v6 addresses, so those are found by a dump.
+        if family == 4 and len(of_family) <= _MAX_FILTERED_DELETES:
+            flush_matching(netlink, [_pattern(translation) for translation in of_family], family=family)
         else:
-            found = read_connections(netlink, family=family)
-            forget_each(netlink, (each for each in found if _translation(each) in stale), family=family)
+            connections = read_connections(netlink, family=family)
+            delete_connections(netlink, (each for each in connections if _translation(each) in stale), family=family)
 
 
-def forget_untrue(netlink: NetlinkSocket, wanted: Iterable[object], *, dropped: Iterable[Entry]) -> None:
-    """The same after entries were dropped whose parts nobody knows: all connections are looked at."""
-    gone = [entry for entry in dropped if entry.name.startswith(_MAPS)]
+def flush_unwanted_connections(netlink: NetlinkSocket, wanted: Iterable[object], *, dropped: Iterable[Entry]) -> None:
+    """Delete the conntrack entries of UDP that match no wanted backend, after unknown entries were dropped."""
+    gone = [entry for entry in dropped if entry.name.startswith(_FRONTEND_MAPS)]
     if not gone:
         return
-    parts = [part for part in wanted if isinstance(part, Backend | Frontend)]
-    fronts, translated = _fronts(parts), _translated(parts)
-    fronts |= {front for entry in gone if (front := _front_of(entry)).protocol == UDP}
+    items = [item for item in wanted if isinstance(item, Backend | Frontend)]
+    frontends, translations = _udp_frontends(items), _translations(items)
+    frontends |= {frontend for entry in gone if (frontend := _frontend_of(entry)).protocol == UDP}
     for family in (4, 6):
-        untrue = (
+        unwanted = (
             each
             for each in read_connections(netlink, family=family)
-            if (found := _translation(each)) is not None and found.front in fronts and found not in translated
+            if (found := _translation(each)) is not None and found.frontend in frontends and found not in translations
         )
-        forget_each(netlink, untrue, family=family)
+        delete_connections(netlink, unwanted, family=family)
 
 
-def _front_of(entry: Entry) -> FrontendKey:
-    """The front that an entry begins with."""
+def _frontend_of(entry: Entry) -> FrontendKey:
+    """Return the frontend that an entry's key begins with."""
     size = 4 if entry.name.endswith("4") else 16
     protocol, number = _PROTOCOL_AND_PORT.unpack_from(entry.element.key, size)
     return FrontendKey(_address(entry.element.key[:size]), protocol, number)
 
 
-def _translated(parts: Iterable[object]) -> set[_Translation]:
-    backends = (part for part in parts if isinstance(part, Backend) and part.front.protocol == UDP)
-    return {_Translation(_as_seen(part.front), part.address, part.port) for part in backends}
+def _translations(items: Iterable[object]) -> set[_Translation]:
+    backends = (item for item in items if isinstance(item, Backend) and item.frontend.protocol == UDP)
+    return {_Translation(_in_conntrack(item.frontend), item.address, item.port) for item in backends}
 
 
-def _fronts(parts: Iterable[object]) -> set[FrontendKey]:
-    return {_as_seen(part.front) for part in parts if isinstance(part, Frontend) and part.front.protocol == UDP}
+def _udp_frontends(items: Iterable[object]) -> set[FrontendKey]:
+    return {
+        _in_conntrack(item.frontend) for item in items if isinstance(item, Frontend) and item.frontend.protocol == UDP
+    }
 
 
-def _as_seen(front: FrontendKey) -> FrontendKey:
-    """A front as connections name it, which do not tell by which side they came."""
-    return front._replace(outside=False)
+def _in_conntrack(frontend: FrontendKey) -> FrontendKey:
+    """Return a frontend as conntrack entries show it: they do not distinguish external clients from pods."""
+    return frontend._replace(external=False)
 
 
-def _pattern(found: _Translation) -> Pattern:
-    front = found.front
-    asked = Direction(destination=front.address, protocol=front.protocol, destination_port=front.port)
-    answers = Direction(source=found.address, protocol=front.protocol, source_port=found.port)
-    return Pattern(original=asked, reply=answers)
+def _pattern(translation: _Translation) -> Pattern:
+    frontend = translation.frontend
+    original = Direction(destination=frontend.address, protocol=frontend.protocol, destination_port=frontend.port)
+    reply = Direction(source=translation.address, protocol=frontend.protocol, source_port=translation.port)
+    return Pattern(original=original, reply=reply)
 
 
 def _translation(connection: Connection) -> _Translation | None:
-    asked, answers = connection.original, connection.reply
-    if asked.destination is None or answers.source is None:
+    original, reply = connection.original, connection.reply
+    if original.destination is None or reply.source is None:
         return None
-    front = FrontendKey(asked.destination, asked.protocol, asked.destination_port)
-    return _Translation(front, answers.source, answers.source_port)
+    frontend = FrontendKey(original.destination, original.protocol, original.destination_port)
+    return _Translation(frontend, reply.source, reply.source_port)
 
 
-def read_uses(tenant: TenantName, netlink: NetlinkSocket) -> Iterator[ServiceFlowStats]:
-    """See `weft.ports.datapath.Datapath.service_uses`, for one tenant."""
+def read_service_stats(tenant: TenantName, netlink: NetlinkSocket) -> Iterator[ServiceFlowStats]:
+    """Read the statistics of one tenant; see `weft.ports.datapath.Datapath.service_flows`."""
     for family in (4, 6):
-        asked, answered = (read_counts(netlink, set_named(f"{name}{family}")) for name in (ASKED, ANSWERED))
-        for pair in asked.keys() | answered.keys():
-            yield _use(tenant, pair, asked.get(pair, _NOTHING), answered.get(pair, _NOTHING))
+        original, reply = (read_counts(netlink, set_named(f"{name}{family}")) for name in (STATS_ORIGINAL, STATS_REPLY))
+        for flow in original.keys() | reply.keys():
+            yield _flow_stats(tenant, flow, original.get(flow, _ZERO), reply.get(flow, _ZERO))
 
 
-def _use(tenant: TenantName, pair: bytes, asked: Count, answered: Count) -> ServiceFlowStats:
-    size = (len(pair) - 8) // 3  # three addresses, a protocol and a port in four bytes each
-    client, vip, rest = pair[:size], pair[size : 2 * size], pair[2 * size :]
+def _flow_stats(tenant: TenantName, flow: bytes, original: Count, reply: Count) -> ServiceFlowStats:
+    # The key: client, VIP, protocol and port in four bytes each, backend.
+    size = (len(flow) - 8) // 3
+    client, vip, rest = flow[:size], flow[size : 2 * size], flow[2 * size :]
     return ServiceFlowStats(
         tenant=tenant,
         client=_address(client),
-        front=FrontendKey(_address(vip), rest[0], to_big_number(rest[4:6])),
+        frontend=FrontendKey(_address(vip), rest[0], to_int_be(rest[4:6])),
         provider=_address(rest[8:]),
-        packets_in=asked.packets,
-        octets_in=asked.octets,
-        packets_out=answered.packets,
-        octets_out=answered.octets,
+        packets_in=original.packets,
+        bytes_in=original.octets,
+        packets_out=reply.packets,
+        bytes_out=reply.octets,
     )
 
 
 def _address(data: bytes) -> Address:
-    return Address(_FAMILIES[len(data)], to_big_number(data))
+    return Address(_FAMILIES[len(data)], to_int_be(data))

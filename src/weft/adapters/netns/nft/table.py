@@ -1,137 +1,159 @@
-"""The tables of one space: made and kept by us, changed in whole transactions, and watched for changes by others."""
+"""The nft tables of one tenant netns: created, changed in whole transactions, and checked for changes by others."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Collection, Iterable, Sequence, Set
+from typing import Final
 
-from weft.adapters.netns.host.nat_tenant import HOME_BASE, HOME_REBUILD, HOMES, HOST_SETS
-from weft.adapters.netns.nft.base import BASE, REBUILD, SELF_SETS, TABLE, VOICE_SETS
-from weft.adapters.netns.nft.bridge_filter import BRIDGE_BASE, BRIDGE_REBUILD, SEGMENTS, STATION_SETS
-from weft.adapters.netns.nft.entries import Entry, drop_entries, put_entries, read_entries, set_named
-from weft.adapters.netns.nft.policy_epoch import stamp_commands, stamp_of, stamp_requests
+from weft.adapters.netns.host.nat_tenant import HOST_ACCESS_SETS, NETDEV_BASE, NETDEV_REBUILD
+from weft.adapters.netns.nft.base import BASE, REBUILD
+from weft.adapters.netns.nft.bridge_filter import BRIDGE_BASE, BRIDGE_REBUILD, SAME_BRIDGE
+from weft.adapters.netns.nft.entries import (
+    BRIDGE_SETS,
+    HAIRPIN_SELF_SETS,
+    L3_SPOOFGUARD_SETS,
+    RETURN_IFINDEX_MAPS,
+    TABLE,
+    Entry,
+    drop_entries,
+    put_entries,
+    read_entries,
+    set_named,
+)
+from weft.adapters.netns.nft.policy_epoch import epoch_commands, epoch_mark, epoch_requests
 from weft.adapters.netns.nft.policy_maps import POLICY_SETS
-from weft.adapters.netns.nft.prefix_lookup import PrefixLengthRule, way_commands, ways_of
-from weft.adapters.netns.nft.service_chains import SERVICE_SETS, BackendSelector, spread_commands
-from weft.adapters.netns.nft.service_maps import spreads_of
+from weft.adapters.netns.nft.prefix_lookup import PrefixLengthRule, prefix_length_commands, prefix_length_rules
+from weft.adapters.netns.nft.service_chains import SERVICE_SETS, BackendSelector, selector_commands
+from weft.adapters.netns.nft.service_maps import backend_selectors
 from weft.domain.errors import DatapathFault
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.nft_set import apply_changes, has_set, read_generation
 from weft.kernel.netlink.socket import NetlinkError, NetlinkSocket
 from weft.kernel.nftables import Nftables
 
-SMALL_SETS = (*VOICE_SETS, *SELF_SETS, *HOST_SETS, SEGMENTS)
-ALL_SETS = (*SMALL_SETS, *POLICY_SETS, *SERVICE_SETS)
-_GENERATION_MASK = 0xFFFFFFFF
+# The sets that hold a few entries per workload: cheap to read back on every convergence.
+SMALL_SETS: Final = (*L3_SPOOFGUARD_SETS, *HAIRPIN_SELF_SETS, *HOST_ACCESS_SETS, SAME_BRIDGE)
+ALL_SETS: Final = (*SMALL_SETS, *POLICY_SETS, *SERVICE_SETS)
+# The generation id of nf_tables has 32 bits and wraps.
+_GENERATION_MASK: Final = 0xFFFFFFFF
 
 
 class NftTable:
-    """The table through the sockets of its space, which others use too."""
+    """The tables, through the sockets of their netns, which others use too."""
 
     def __init__(self, *, netfilter: NetlinkSocket, nftables: Nftables) -> None:
         self._netfilter = netfilter
         self._nftables = nftables
-        self.settle()
-        # Each of our stamps comes with a generation at least, so a later process begins beyond all of them.
-        self._stamped = self._generation
-        self._spreads: set[BackendSelector] = set()
-        self._ways: set[PrefixLengthRule] = set()
-        # Whether there is a table for what passes segments.
-        self.is_bridged = False
-        # Whether there is a table for what is taken off the link to the host.
-        self.leads_home = False
+        self.note_generation()
+        # Every epoch takes at least one transaction, and so one generation: a later process starts beyond all epochs
+        # of the earlier ones.
+        self._epoch = self._generation
+        self._selectors: set[BackendSelector] = set()
+        self._prefix_rules: set[PrefixLengthRule] = set()
+        # Whether the bridge table exists.
+        self.has_bridge_filter = False
+        # Whether the netdev table of the link to the host exists.
+        self.has_return_path = False
 
     def prepare(self) -> bool:
-        """Chains and rules as they should be, in one transaction; whether entries and counts have stayed.
+        """Create or update chains and rules in one transaction; return whether entries and counters have stayed.
 
-        Where something else is in their place, all is made anew and empty, so nobody speaks before `change`.
+        If something incompatible is in their place, all is rebuilt and empty: no port can send before `change`.
         """
-        stamp = stamp_commands(stamp_of(self._stamped + 1))
+        epoch = epoch_commands(epoch_mark(self._epoch + 1))
         try:
-            self._nftables.run(BASE + stamp)
+            self._nftables.run(BASE + epoch)
             have_stayed = True
         except DatapathFault:
-            self._nftables.run(REBUILD + stamp)
+            self._nftables.run(REBUILD + epoch)
             have_stayed = False
-        self._stamped += 1
-        if self.is_bridged:
-            self.bridge()
+        self._epoch += 1
+        if self.has_bridge_filter:
+            self.ensure_bridge_filter()
         return have_stayed
 
-    def bridge(self) -> None:
-        """The table of what passes segments, with its entries where they have stayed. To be there before a segment."""
+    def ensure_bridge_filter(self) -> None:
+        """Create or update the bridge table. It must exist before the first bridge: no frame may go unfiltered."""
         try:
             self._nftables.run(BRIDGE_BASE)
         except DatapathFault:
             self._nftables.run(BRIDGE_REBUILD)
-        self.is_bridged = True
+        self.has_bridge_filter = True
 
     def ensure_return_path(self) -> None:
-        """The table of the link to the host, which is there, with its entries where they have stayed."""
+        """Create or update the netdev table. The link to the host must exist: the chain hooks its egress."""
         try:
-            self._nftables.run(HOME_BASE)
+            self._nftables.run(NETDEV_BASE)
         except DatapathFault:
-            self._nftables.run(HOME_REBUILD)
-        self.leads_home = True
+            self._nftables.run(NETDEV_REBUILD)
+        self.has_return_path = True
 
-    def ensure_lookup_rules(self, entries: Collection[Entry], *, anew: bool = False) -> None:
-        """There is what leads to these entries and on from them, made anew where others may have had a hand in it."""
-        if anew:
-            self._spreads, self._ways = set(), set()
-        spreads, ways = spreads_of(entries) - self._spreads, ways_of(entries) - self._ways
-        commands = spread_commands(spreads, table=TABLE) + way_commands(ways, table=TABLE, anew=anew)
-        if anew:
-            # With a stamp it is a transaction even where nothing has to be changed, and counts as one of ours.
-            commands += stamp_commands(stamp_of(self._stamped + 1))
-            self._stamped += 1
+    def ensure_lookup_rules(self, entries: Collection[Entry], *, rebuild: bool = False) -> None:
+        """Create the rules and chains that the lookup of these entries needs; with `rebuild` replace existing ones."""
+        if rebuild:
+            self._selectors, self._prefix_rules = set(), set()
+        selectors = backend_selectors(entries) - self._selectors
+        prefix_rules = prefix_length_rules(entries) - self._prefix_rules
+        commands = selector_commands(selectors, table=TABLE)
+        commands += prefix_length_commands(prefix_rules, table=TABLE, rebuild=rebuild)
+        if rebuild:
+            # A new epoch makes it a transaction even if nothing changes, so that it counts as one of ours.
+            commands += epoch_commands(epoch_mark(self._epoch + 1))
+            self._epoch += 1
         if commands:
             self._nftables.run(commands)
-            self._spreads |= spreads
-            self._ways |= ways
+            self._selectors |= selectors
+            self._prefix_rules |= prefix_rules
 
     def change(self, *, drop: Set[Entry], put: Set[Entry]) -> None:
-        """Take entries out and put others in, at once. What is so already, also by others' doing, is fine."""
+        """Delete and add entries in one transaction. It succeeds if others have done some of it already."""
         try:
             self._commit(drop=drop - put, put=put - drop)
-        except NetlinkError as refusal:
-            if refusal.errno not in {errno.ENOENT, errno.EEXIST}:
+        except NetlinkError as error:
+            if error.errno not in {errno.ENOENT, errno.EEXIST}:
                 raise
-            there = self.read()
-            places = {entry.place for entry in drop | put}
-            stale = {entry for entry in there if entry.place in places} - put
-            self._commit(drop=stale, put=put - there)
+            # Somebody else has deleted or added some of it: compute the rest from what is there.
+            existing = self.read()
+            locations = {entry.location for entry in drop | put}
+            stale = {entry for entry in existing if entry.location in locations} - put
+            self._commit(drop=stale, put=put - existing)
 
     def _commit(self, *, drop: Set[Entry], put: Set[Entry]) -> None:
         if drop or put:
             self.ensure_lookup_rules(put)
-            self._stamp([*drop_entries(drop), *put_entries(put)])
+            self._start_epoch([*drop_entries(drop), *put_entries(put)])
 
-    def _stamp(self, requests: Sequence[Request]) -> None:
-        """Carry out requests in one transaction, after which every connection is judged anew."""
-        stamp = stamp_requests(stamp_of(self._stamped + 1))
-        apply_changes(self._netfilter, [*requests, *stamp])
-        self._stamped += 1
+    def _start_epoch(self, requests: Sequence[Request]) -> None:
+        """Apply requests in one transaction that starts a new epoch: every connection is evaluated again."""
+        epoch = epoch_requests(epoch_mark(self._epoch + 1))
+        apply_changes(self._netfilter, [*requests, *epoch])
+        self._epoch += 1
 
     def read(self, sets: Iterable[str] = ALL_SETS) -> frozenset[Entry]:
-        """The entries of all or of some sets, and of the other tables; none where somebody took a table away."""
-        others = (*(STATION_SETS if self.is_bridged else ()), *(HOMES if self.leads_home else ()))
+        """Read the entries of all or some sets, and of the other tables; none if somebody has deleted a table."""
+        other_sets = (
+            *(BRIDGE_SETS if self.has_bridge_filter else ()),
+            *(RETURN_IFINDEX_MAPS if self.has_return_path else ()),
+        )
         try:
-            return frozenset(read_entries(self._netfilter, [*sets, *others]))
-        except NetlinkError as refusal:
-            if refusal.errno != errno.ENOENT:
+            return frozenset(read_entries(self._netfilter, [*sets, *other_sets]))
+        except NetlinkError as error:
+            if error.errno != errno.ENOENT:
                 raise
             return frozenset()
 
     def exists(self) -> bool:
-        """Whether the table is there, whatever is in it."""
-        return has_set(self._netfilter, set_named(VOICE_SETS[0]))
+        """Return whether the inet table exists, whatever is in it."""
+        return has_set(self._netfilter, set_named(L3_SPOOFGUARD_SETS[0]))
 
-    def settle(self) -> None:
-        """Whatever others have changed so far is known."""
+    def note_generation(self) -> None:
+        """Take the present state as known: `has_drifted` compares with it."""
         self._generation, self._transactions = read_generation(self._netfilter), self._own_transactions()
 
-    def is_disturbed(self) -> bool:
-        """Whether others have changed anything in the namespace's nftables since `settle`."""
+    def has_drifted(self) -> bool:
+        """Return whether others have changed anything in the nftables of the netns since `note_generation`."""
+        # Every transaction, of whomever, raises the generation by one.
         passed = read_generation(self._netfilter) - self._generation & _GENERATION_MASK
         return passed > self._own_transactions() - self._transactions
 
