@@ -1,1 +1,1 @@
-"""TODO"""
+"""DNS zones of tenants: which records the objects of the cluster have. `weft.dns` serves them."""

@@ -1,9 +1,9 @@
-"""The names that resolve in a tenant: records, by the object that brings each of them.
+"""DNS records of a tenant, grouped by the object that owns them.
 
-The schema is all here; whoever serves the records needs to know nothing of containers and groups. Each object's records
-stand alone, so a change of one object is a change of one entry. Bare names as in Contiv (contiv 7.14), but in any case
-of letters: services, groups, containers; Kubernetes' services and pods below the cluster's domain. Where objects of
-different rank bear the same name, the first rank has it.
+The naming scheme is defined here; a server of the records needs no knowledge of containers and groups. A change of one
+object is a change of one entry. Services, groups and containers have bare names as in Contiv (contiv 7.14), but case
+is ignored. Kubernetes Services and pods are below the cluster domain. If objects of different rank have the same name,
+the lowest rank wins.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from weft.domain.ids import TenantName
 
 RecordType = Literal["A", "AAAA", "CNAME", "PTR", "SRV"]
 
+# Underscores are not valid in host names, but Docker Compose uses them in container names.
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
-_LONGEST_NAME = 253
+# The limit of RFC 1035 in text form: 255 octets on the wire.
+_MAX_NAME = 253
 
 
 class Rank(IntEnum):
-    """Who has a name that several bear, first to last."""
+    """The precedence of names, lowest first."""
 
-    # Kubernetes' services and pods.
+    # Kubernetes Services and pods.
     CLUSTER = 0
     SERVICE = 1
     GROUP = 2
@@ -37,7 +39,7 @@ class Rank(IntEnum):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One answer. Names are in lower case without a last dot; an SRV's data is `priority weight port target`."""
+    """A resource record. Names are lower case without a trailing dot; SRV data is `priority weight port target`."""
 
     name: str
     type: RecordType
@@ -46,28 +48,28 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """What one object brings: records, and addresses whose questions about the outside must stay unasked."""
+    """The records of one object, and source addresses whose queries must not be forwarded upstream."""
 
     records: tuple[Record, ...]
     dns_egress_denied: tuple[str, ...] = ()
 
 
-NOTHING = Entry(())
+EMPTY_ENTRY = Entry(())
 
 
 class Zone(msgspec.Struct, frozen=True, array_like=True):
-    """All names of a tenant. Reverse lookups in its subnets are never asked outside."""
+    """All records of a tenant. Reverse queries for its subnets are never forwarded upstream."""
 
     entries: dict[str, Entry] = {}
     subnets: tuple[str, ...] = ()
 
 
-# Whether an endpoint's egress rules forbid it to ask outside (CVE-2024-29018).
-KeepsIn = Callable[[model.Endpoint], bool]
+# Returns whether the egress rules of an endpoint deny upstream DNS (CVE-2024-29018).
+DnsEgressDenied = Callable[[model.Endpoint], bool]
 
 
-def nobody(_: model.Endpoint) -> bool:
-    """Everyone may ask outside."""
+def never_denied(_: model.Endpoint) -> bool:
+    """Allow upstream DNS to every endpoint."""
     return False
 
 
@@ -79,71 +81,75 @@ def service_owner(name: str) -> str:
     return f"service:{name}"
 
 
-def endpoint_entry(endpoint: model.Endpoint, *, dns_egress_denied: KeepsIn = nobody) -> Entry:
-    """Its container's name, forth and back, and its part in its group's name."""
+def endpoint_entry(endpoint: model.Endpoint, *, dns_egress_denied: DnsEgressDenied = never_denied) -> Entry:
+    """Return forward and reverse records of the container name, and the address records of the group name."""
     records: list[Record] = []
-    # Docker puts a slash before a container's name, and we a pod's namespace.
+    # Docker puts a slash before a container's name, and Weft puts the namespace before a pod's.
     if name := dns_name(endpoint.container_name.rpartition("/")[2]):
-        records += both_ways(name, endpoint.addresses, rank=Rank.WORKLOAD)
+        records += forward_and_reverse_records(name, endpoint.addresses, rank=Rank.WORKLOAD)
     if group := dns_name(endpoint.group):
         records += address_records(group, endpoint.addresses, rank=Rank.GROUP)
     return Entry(tuple(records), tuple(map(str, endpoint.addresses)) if dns_egress_denied(endpoint) else ())
 
 
 def service_entry(service: model.Service) -> Entry:
-    """The service's own addresses, forth and back; nothing before it has one."""
+    """Return forward and reverse records of the service's VIPs; empty while it has none."""
     name = dns_name(service.name)
-    return Entry(both_ways(name, service.addresses, rank=Rank.SERVICE)) if name else NOTHING
+    return Entry(forward_and_reverse_records(name, service.addresses, rank=Rank.SERVICE)) if name else EMPTY_ENTRY
 
 
-_SHOWN = {
+# The member of `/inspect/nameserver` for each rank.
+_INSPECT_KINDS = {
     Rank.CLUSTER: "services",
     Rank.SERVICE: "services",
     Rank.GROUP: "endpointGroups",
     Rank.WORKLOAD: "commonNames",
 }
+# Contiv shows Kubernetes names under this tenant, whatever tenant they are in.
 _CLUSTER_TENANT = "k8sDefaultTenant"
 
-Shown = dict[str, dict[str, dict[str, list[str]]]]
+InspectedRecords = dict[str, dict[str, dict[str, list[str]]]]
 
 
-def show_names(zones: Mapping[TenantName, Zone]) -> Shown:
-    """`dnsRecords` of `/inspect/nameserver` (contiv 6.7): tenant -> kind of name -> name -> addresses."""
-    shown: Shown = {}
+def inspect_records(zones: Mapping[TenantName, Zone]) -> InspectedRecords:
+    """Return `dnsRecords` of `/inspect/nameserver` (contiv 6.7): tenant -> kind of name -> name -> addresses."""
+    records_by_tenant: InspectedRecords = {}
     for tenant, zone in sorted(zones.items()):
-        for owner, record in _addresses_of(zone):
-            title = _CLUSTER_TENANT if record.rank is Rank.CLUSTER else tenant
-            kinds_shown = shown.setdefault(title, {kind: {} for kind in (*_SHOWN.values(), "endpoints")})
-            kinds_shown[_SHOWN[record.rank]].setdefault(record.name, []).append(record.data)
+        for owner, record in _address_records_in(zone):
+            shown_tenant = _CLUSTER_TENANT if record.rank is Rank.CLUSTER else tenant
+            by_kind = records_by_tenant.setdefault(
+                shown_tenant, {kind: {} for kind in (*_INSPECT_KINDS.values(), "endpoints")}
+            )
+            by_kind[_INSPECT_KINDS[record.rank]].setdefault(record.name, []).append(record.data)
             if record.rank is Rank.WORKLOAD:
-                kinds_shown["endpoints"].setdefault(owner.removeprefix("endpoint:"), []).append(record.data)
-    return shown
+                by_kind["endpoints"].setdefault(owner.removeprefix("endpoint:"), []).append(record.data)
+    return records_by_tenant
 
 
-def _addresses_of(zone: Zone) -> Iterator[tuple[str, Record]]:
+def _address_records_in(zone: Zone) -> Iterator[tuple[str, Record]]:
     for owner, entry in sorted(zone.entries.items()):
         yield from ((owner, record) for record in entry.records if record.type in {"A", "AAAA"})
 
 
 def dns_name(text: str) -> str:
-    """The text as a name, or nothing: what objects are called here may be longer than a name's labels can be."""
+    """Return the text as a DNS name, or "" if it is none: object names may be longer than DNS labels."""
     lowered = text.lower()
-    return lowered if len(lowered) <= _LONGEST_NAME and _NAME.fullmatch(lowered) else ""
+    return lowered if len(lowered) <= _MAX_NAME and _NAME.fullmatch(lowered) else ""
 
 
 def address_records(name: str, addresses: Iterable[Address], *, rank: Rank) -> Iterator[Record]:
-    """The addresses of a name."""
+    """Return the A and AAAA records of a name."""
     return (Record(name, "A" if address.family == 4 else "AAAA", str(address), rank) for address in addresses)
 
 
-def both_ways(name: str, addresses: tuple[Address, ...], *, rank: Rank) -> tuple[Record, ...]:
-    """The addresses of a name, and the name of each of them."""
-    pointers = (Record(reverse_name(each), "PTR", name, rank) for each in addresses)
+def forward_and_reverse_records(name: str, addresses: tuple[Address, ...], *, rank: Rank) -> tuple[Record, ...]:
+    """Return the A and AAAA records of a name, and the PTR records of its addresses."""
+    pointers = (Record(reverse_name(address), "PTR", name, rank) for address in addresses)
     return (*address_records(name, addresses, rank=rank), *pointers)
 
 
 def reverse_name(address: Address) -> str:
-    """The name under which the name of an address is looked up."""
+    """Return the `in-addr.arpa` or `ip6.arpa` name of an address."""
     if address.family == 4:
         return ".".join(str(byte) for byte in address.number.to_bytes(4, "little")) + ".in-addr.arpa"
     return ".".join(reversed(f"{address.number:032x}")) + ".ip6.arpa"

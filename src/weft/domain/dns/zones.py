@@ -1,6 +1,6 @@
-"""(cluster, tenant) -> all its names: those of its own objects, and of Kubernetes' services and pods in it.
+"""The DNS zone of a tenant: records of its own objects, and of the Kubernetes Services and pods in it.
 
-Kubernetes' services resolve in the tenant they are in, those that are shared in every tenant.
+A Kubernetes Service resolves in its own tenant; a shared one and the cluster DNS service resolve in every tenant.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from weft.domain.dns.cluster_names import (
     pod_entry,
 )
 from weft.domain.dns.names import (
-    NOTHING,
+    EMPTY_ENTRY,
+    DnsEgressDenied,
     Entry,
-    KeepsIn,
     Zone,
     endpoint_entry,
     endpoint_owner,
-    nobody,
+    never_denied,
     service_entry,
     service_owner,
 )
@@ -38,9 +38,13 @@ from weft.domain.loadbalancer.kube_objects import HEADLESS, EndpointSlice, KubeS
 
 
 def tenant_zone(
-    cluster: Cluster, tenant: TenantName, *, dns_egress_denied: KeepsIn = nobody, domain: str = CLUSTER_DOMAIN
+    cluster: Cluster,
+    tenant: TenantName,
+    *,
+    dns_egress_denied: DnsEgressDenied = never_denied,
+    domain: str = CLUSTER_DOMAIN,
 ) -> Zone:
-    """The tenant's names."""
+    """Return all records of a tenant."""
     entries: dict[str, Entry] = {}
     for service in cluster.all(kinds.SERVICE, tenant):
         entries[service_owner(service.name)] = service_entry(service)
@@ -48,16 +52,19 @@ def tenant_zone(
         for endpoint in cluster.endpoints(network.key):
             owner = endpoint_owner(endpoint.network, endpoint.endpoint_id)
             entries[owner] = workload_entry(endpoint, dns_egress_denied=dns_egress_denied, domain=domain)
+    # One pass over all slices, rather than one scan per service.
     slices = _slices_by_service(cluster)
     for document in cluster.all(kinds.KUBE_SERVICE):
-        if document.tenant == tenant or is_everywhere(document):
+        if document.tenant == tenant or is_in_every_tenant(document):
             found = slices[document.tenant, document.namespace, document.name]
             entries[kube_owner(document.namespace, document.name)] = kube_entry(document, found, domain=domain)
-    return Zone({owner: entry for owner, entry in entries.items() if entry != NOTHING}, tenant_subnets(cluster, tenant))
+    return Zone(
+        {owner: entry for owner, entry in entries.items() if entry != EMPTY_ENTRY}, tenant_subnets(cluster, tenant)
+    )
 
 
 def tenant_subnets(cluster: Cluster, tenant: TenantName) -> tuple[str, ...]:
-    """The subnets of the tenant's networks, of both families."""
+    """Return the subnets of the tenant's networks, of both families."""
     return tuple(
         f"{Address(family, subnet.base)}/{subnet.length}"
         for network in cluster.networks(tenant)
@@ -67,12 +74,13 @@ def tenant_subnets(cluster: Cluster, tenant: TenantName) -> tuple[str, ...]:
 
 
 def workload_entry(
-    endpoint: model.Endpoint, *, dns_egress_denied: KeepsIn = nobody, domain: str = CLUSTER_DOMAIN
+    endpoint: model.Endpoint, *, dns_egress_denied: DnsEgressDenied = never_denied, domain: str = CLUSTER_DOMAIN
 ) -> Entry:
-    """An endpoint's names; a pod is also known by its addresses."""
+    """Return the records of an endpoint; a pod also has records by address."""
     entry = endpoint_entry(endpoint, dns_egress_denied=dns_egress_denied)
     if endpoint.pod is None:
         return entry
+    # Both schemes apply to a pod: Contiv's bare name, and Kubernetes' name by address.
     pod = pod_entry(endpoint.pod.namespace, addresses=endpoint.addresses, domain=domain)
     return Entry((*entry.records, *pod.records), entry.dns_egress_denied)
 
@@ -84,38 +92,41 @@ def kube_owner(namespace: str, name: str) -> str:
 def stored_kube_entry(
     cluster: Cluster, tenant: TenantName, namespace: str, name: str, *, domain: str = CLUSTER_DOMAIN
 ) -> tuple[Entry, bool]:
-    """What a service of Kubernetes brings now, nothing when there is none; and whether it brings it to all tenants."""
+    """Return the records of a stored Service, empty if it is gone; and whether they belong to every tenant."""
     stored = cluster.get(kinds.KUBE_SERVICE, tenant, namespace, name)
     if stored is None:
-        return NOTHING, False
+        return EMPTY_ENTRY, False
     slices = (each.slice for each in cluster.all(kinds.KUBE_SLICE, tenant, namespace, name))
-    return kube_entry(stored.value, slices, domain=domain), is_everywhere(stored.value)
+    return kube_entry(stored.value, slices, domain=domain), is_in_every_tenant(stored.value)
 
 
-def is_everywhere(document: KubeService) -> bool:
-    """Whether a service of Kubernetes resolves in all tenants."""
-    return document.shared or document.names
+def is_in_every_tenant(document: KubeService) -> bool:
+    """Return whether a Kubernetes Service resolves in every tenant."""
+    return document.shared or document.cluster_dns
 
 
 def kube_entry(document: KubeService, slices: Iterable[EndpointSlice], *, domain: str = CLUSTER_DOMAIN) -> Entry:
-    """What a service of Kubernetes brings. An address that cannot be read brings nothing."""
+    """Return the records of a Kubernetes Service. Invalid addresses are skipped."""
     spec = document.service.spec
-    where = {"namespace": document.namespace, "service": document.name, "domain": domain}
+    naming = {"namespace": document.namespace, "service": document.name, "domain": domain}
     if spec.type == "ExternalName":
-        return external_service_entry(target=spec.external_name, **where) if spec.external_name else NOTHING
+        return external_service_entry(target=spec.external_name, **naming) if spec.external_name else EMPTY_ENTRY
     if HEADLESS in spec.cluster_ips:
-        ready = [each for each in slices if each.address_type in {"IPv4", "IPv6"}]
-        return headless_service_entry(backends=dict.fromkeys(_backends(ready)), ports=_slice_ports(ready), **where)
+        # Slices of type FQDN have no addresses.
+        ip_slices = [known for known in slices if known.address_type in {"IPv4", "IPv6"}]
+        backends = dict.fromkeys(_backends(ip_slices))  # unique, in order
+        return headless_service_entry(backends=backends, ports=_slice_ports(ip_slices), **naming)
     ports = [ServicePort(port.name, port.protocol, port.port) for port in spec.ports]
-    addresses = tuple(_readable(spec.cluster_ips))
-    return cluster_service_entry(addresses=addresses, ports=ports, **where) if addresses else NOTHING
+    addresses = tuple(_valid_addresses(spec.cluster_ips))
+    return cluster_service_entry(addresses=addresses, ports=ports, **naming) if addresses else EMPTY_ENTRY
 
 
 def _backends(slices: Iterable[EndpointSlice]) -> Iterator[Backend]:
     for each in slices:
         for endpoint in each.endpoints or ():
+            # The API defines absent `ready` as true.
             if endpoint.conditions.ready is not False:
-                yield from (Backend(address, endpoint.hostname) for address in _readable(endpoint.addresses))
+                yield from (Backend(address, endpoint.hostname) for address in _valid_addresses(endpoint.addresses))
 
 
 def _slice_ports(slices: Iterable[EndpointSlice]) -> Iterable[ServicePort]:
@@ -123,12 +134,12 @@ def _slice_ports(slices: Iterable[EndpointSlice]) -> Iterable[ServicePort]:
     return dict.fromkeys(ServicePort(port.name, port.protocol, port.port or 0) for port in found)
 
 
-def _readable(texts: Iterable[str]) -> Iterator[Address]:
+def _valid_addresses(texts: Iterable[str]) -> Iterator[Address]:
     for text in texts:
         try:
             yield parse_address(text, field="addresses")
         except Invalid:
-            continue  # told where connections are balanced
+            continue  # the load balancer reports it as a fault of the service
 
 
 def _slices_by_service(cluster: Cluster) -> defaultdict[tuple[str, str, str], list[EndpointSlice]]:

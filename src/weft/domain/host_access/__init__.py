@@ -1,1 +1,1 @@
-"""The host beside its tenants: how it reaches their workloads, and how they reach it and the world."""
+"""Host access: routes and NAT between a node's host, the workloads of its tenants, and the world."""

@@ -1,4 +1,4 @@
-"""The doors of tenants: private addresses made from their names, the same on every node and after every restart."""
+"""NodePort VIPs: private addresses per tenant, derived from its name, so the same on every node and after restarts."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from weft.domain.addresses import Address, parse_subnet_v4
 from weft.domain.cluster import Cluster
 from weft.domain.ids import TenantName
 
-# The private v4 addresses from this number on are doors; those before are for disguises and aliases.
-FIRST_DOOR = 0xF000
-_DOORS = 0x1000 - 1
-_DOORS_V6 = 0xFD77_6566_7400_0002 << 64
+# pvtSubnet is a /16. NodePort VIPs start at this offset; SNAT and DNAT addresses of overlapping tenants are below it.
+FIRST_NODEPORT_VIP = 0xF000
+# The last address of the subnet is its broadcast address.
+_VIP_COUNT = 0x1000 - 1
+_VIPS_V6 = 0xFD77_6566_7400_0002 << 64
 
 
-def doors(cluster: Cluster) -> dict[TenantName, tuple[Address, Address]]:
-    """The door of every tenant, v4 and v6. Where two names come to the same v4 address the later one gets the next."""
-    base = parse_subnet_v4(cluster.global_settings().pvt_subnet, field="pvtSubnet").base + FIRST_DOOR
-    return _doors(base, (tenant.name for tenant in cluster.all(kinds.TENANT)))
+def nodeport_vips(cluster: Cluster) -> dict[TenantName, tuple[Address, Address]]:
+    """Return the v4 and v6 VIP of every tenant. On a v4 collision the later tenant gets the next free address."""
+    base = parse_subnet_v4(cluster.global_settings().pvt_subnet, field="pvtSubnet").base + FIRST_NODEPORT_VIP
+    return _assign_vips(base, (tenant.name for tenant in cluster.all(kinds.TENANT)))
 
 
-def _doors(base: int, tenants: Iterable[TenantName]) -> dict[TenantName, tuple[Address, Address]]:
+def _assign_vips(base: int, tenants: Iterable[TenantName]) -> dict[TenantName, tuple[Address, Address]]:
     taken: set[int] = set()
-    found: dict[TenantName, tuple[Address, Address]] = {}
+    vips: dict[TenantName, tuple[Address, Address]] = {}
     for tenant in tenants:
         digest = int.from_bytes(hashlib.sha256(tenant.encode()).digest()[:8], "big")
-        number = digest % _DOORS
-        while number in taken and len(taken) < _DOORS:
-            number = (number + 1) % _DOORS
+        number = digest % _VIP_COUNT
+        # With more tenants than addresses the search would never end; then v4 VIPs are shared.
+        while number in taken and len(taken) < _VIP_COUNT:
+            number = (number + 1) % _VIP_COUNT
         taken.add(number)
-        found[tenant] = Address(4, base + number), Address(6, _DOORS_V6 | digest)
-    return found
+        vips[tenant] = Address(4, base + number), Address(6, _VIPS_V6 | digest)
+    return vips

@@ -1,4 +1,4 @@
-"""Parts of host access that several may ask for, kept as those who ask come and go, and what that changes."""
+"""Reference counts of host-access state items that several owners may request."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Set
 
 from weft.domain.desired.diff import Difference
-from weft.domain.host_access.state import HostPart
+from weft.domain.host_access.state import HostAccessItem
 
 
-class Openings:
-    """Changes are gathered by `put`; `refresh` tells what they come to. Only what is touched is looked at."""
+class HostAccessRefcounts:
+    """Collects changes with `put`; `refresh` returns their delta. Only changed items are looked at."""
 
     def __init__(self) -> None:
-        self._asked: dict[Hashable, Set[HostPart]] = {}
-        self._counts: Counter[HostPart] = Counter()
-        self._told: set[HostPart] = set()
-        self._touched: set[HostPart] = set()
+        self._by_owner: dict[Hashable, Set[HostAccessItem]] = {}
+        self._counts: Counter[HostAccessItem] = Counter()
+        # The state as of the last refresh.
+        self._applied: set[HostAccessItem] = set()
+        self._stale: set[HostAccessItem] = set()
 
-    def put(self, who: Hashable, parts: Set[HostPart]) -> None:
-        """This is what somebody asks for from now on; nothing when it has gone."""
-        before = self._asked.pop(who, frozenset())
-        if parts:
-            self._asked[who] = parts
-        self._counts.subtract(before - parts)
-        self._counts.update(parts - before)
-        self._touched |= before ^ parts
+    def put(self, owner: Hashable, items: Set[HostAccessItem]) -> None:
+        """Set the items that an owner requests; an empty set removes the owner."""
+        before = self._by_owner.pop(owner, frozenset())
+        if items:
+            self._by_owner[owner] = items
+        self._counts.subtract(before - items)
+        self._counts.update(items - before)
+        self._stale |= before ^ items
 
-    def refresh(self) -> Difference[HostPart]:
-        """What the datapath is to be told since the last time."""
-        touched, self._touched = self._touched, set()
-        wanted = {part for part in touched if self._counts[part]}
-        for part in touched - wanted:
-            del self._counts[part]
-        put, drop = wanted - self._told, (touched - wanted) & self._told
-        self._told -= drop
-        self._told |= put
+    def refresh(self) -> Difference[HostAccessItem]:
+        """Return the delta since the last call."""
+        stale, self._stale = self._stale, set()
+        desired = {item for item in stale if self._counts[item]}
+        for item in stale - desired:
+            del self._counts[item]
+        put, drop = desired - self._applied, (stale - desired) & self._applied
+        self._applied -= drop
+        self._applied |= put
         return Difference(tuple(put), tuple(drop))
 
-    def parts(self) -> Iterator[HostPart]:
-        """All that the datapath has been told of."""
-        return iter(self._told)
+    def state_items(self) -> Iterator[HostAccessItem]:
+        """Iterate over the state as of the last refresh."""
+        return iter(self._applied)

@@ -1,9 +1,9 @@
-"""Host access as a datapath carries it out, made of small frozen parts (`weft.domain.desired.state`).
+"""Host-access state items: routes and NAT between the host, the tenants and the world (`weft.domain.desired.state`).
 
-A tenant's space is joined to the host by one link. The host speaks from its own addresses, by which it is known in all
-spaces of the cluster. Where a subnet is one tenant's alone on a node, the host has a route to it. Where tenants
-overlap, the host knows them by private addresses only: a workload by its alias, and whoever calls from there by the
-tenant's disguise.
+One veth link connects a tenant netns to the host. The host sends from its own addresses, which policy knows on all
+nodes. If a subnet belongs to a single tenant on a node, the host has a route to it. If subnets of tenants overlap, the
+host reaches their workloads only through private addresses (`OverlapDnat`), and traffic from these workloads leaves
+with the tenant's private address as its source (`TenantSnat`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from weft.domain.policy.model.protocols import protocol_name
 
 
 class HostLink(msgspec.Struct, frozen=True, gc=False):
-    """The way between the host and a tenant's space. Everything that is nobody's in there leaves by it."""
+    """The veth link between the host and a tenant netns, with the default route of the netns through it."""
 
     tenant: TenantName
-    # As whom the host speaks, one of a family at most.
+    # The source addresses of the host, at most one per family.
     addresses: tuple[Address, ...]
 
     def __str__(self) -> str:
@@ -29,11 +29,11 @@ class HostLink(msgspec.Struct, frozen=True, gc=False):
 
 
 class TenantSubnet(msgspec.Struct, frozen=True, gc=False):
-    """A subnet of a tenant: nothing to an address in it that nobody has ever leaves the tenant's space."""
+    """A subnet of a tenant. Packets to unused addresses in it are dropped; they never take the default route."""
 
     tenant: TenantName
     subnet: Subnet
-    # Whether the host has a route to it; not where the same addresses mean others too.
+    # Whether the host has a route to it: not if another tenant or a host uses the same addresses.
     routed: bool
 
     def __str__(self) -> str:
@@ -41,41 +41,41 @@ class TenantSubnet(msgspec.Struct, frozen=True, gc=False):
 
 
 class RemoteHostReturnRoute(msgspec.Struct, frozen=True, gc=False):
-    """An address as which another host calls: what answers it goes back by the overlay, as the call came."""
+    """A route back to another host's address through the overlay, by which its packets arrive."""
 
     tenant: TenantName
-    # A network's `wire_number`.
+    # The `encap_id` of the network: a VNI or a VLAN tag.
     vni: int
     vtep: str
     address: Address
 
     def __str__(self) -> str:
-        return f"way back to {self.address} by {self.vtep}"
+        return f"return route to {self.address} via {self.vtep}"
 
 
 class TenantSnat(msgspec.Struct, frozen=True, gc=False):
-    """As whom workloads of a tenant call the host and the world, where their own addresses may mean others there."""
+    """The source address of a tenant's traffic to the host and the world if its subnets overlap another tenant's."""
 
     tenant: TenantName
     address: Address
 
     def __str__(self) -> str:
-        return f"disguise {self.address}"
+        return f"SNAT address {self.address}"
 
 
 class OverlapDnat(msgspec.Struct, frozen=True, gc=False):
-    """As what the host knows a workload whose own address may mean others there."""
+    """The private address by which the host reaches a workload whose subnet overlaps another tenant's."""
 
     tenant: TenantName
     address: Address
     workload: Address
 
     def __str__(self) -> str:
-        return f"alias {self.address} of {self.workload}"
+        return f"DNAT from {self.address} to {self.workload}"
 
 
 class HostPort(msgspec.Struct, frozen=True, gc=False):
-    """A port of the host that leads to a workload. Without an address it is that of every address of the host."""
+    """A host port that is DNATed to a workload. Without an address it is a port of every host address."""
 
     tenant: TenantName
     family: int
@@ -91,20 +91,20 @@ class HostPort(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodePortVip(msgspec.Struct, frozen=True, gc=False):
-    """Private addresses of a tenant, one of a family at most, behind which its services are asked at node ports.
+    """Private addresses of a tenant, at most one per family, at which its services have their node ports.
 
-    What comes by the host and goes back to it, because a host answers for a service, speaks as its door.
+    If the backend of a service is a host, traffic that came through the host returns to it with this source address.
     """
 
     tenant: TenantName
     addresses: tuple[Address, ...]
 
     def __str__(self) -> str:
-        return f"door of tenant {self.tenant}"
+        return f"NodePort VIP of tenant {self.tenant}"
 
 
 class NodePort(msgspec.Struct, frozen=True, gc=False):
-    """A port of the host that is asked at the same number of the tenant's door."""
+    """A host port that is DNATed to the same port of the tenant's `NodePortVip`."""
 
     tenant: TenantName
     protocol: int
@@ -114,24 +114,24 @@ class NodePort(msgspec.Struct, frozen=True, gc=False):
         return f"node port {protocol_name(self.protocol)} {self.port}"
 
 
-# Who gets to an address: the host alone, tenants of this node too, or everybody.
-Audience = Literal["host", "tenants", "world"]
+# From where an address is reachable: the host alone, tenants of this node too, or anywhere.
+AddressScope = Literal["host", "tenants", "world"]
 
 
 class ExternalAddress(msgspec.Struct, frozen=True, gc=False):
-    """An address of a tenant's services, to which the host has a route."""
+    """An address of a tenant's services to which the host has a route."""
 
     tenant: TenantName
     address: Address
-    scope: Audience
-    # Where the world must ask from; None: from anywhere.
+    scope: AddressScope
+    # The allowed source ranges of the world; None: any source.
     sources: tuple[Range, ...] | None = None
 
     def __str__(self) -> str:
-        return f"way of the {self.scope} to {self.address}"
+        return f"external address {self.address} for {self.scope}"
 
 
-HostPart = (
+HostAccessItem = (
     HostLink
     | TenantSubnet
     | RemoteHostReturnRoute
@@ -144,9 +144,10 @@ HostPart = (
 )
 
 
-_HOSTS = (HostLink, TenantSubnet, TenantSnat, OverlapDnat, HostPort, NodePortVip, NodePort, ExternalAddress)
+# Return routes live in the tenant netns only.
+_HOST_SCOPED = (HostLink, TenantSubnet, TenantSnat, OverlapDnat, HostPort, NodePortVip, NodePort, ExternalAddress)
 
 
-def is_hosts(part: object) -> bool:
-    """Whether a part is something of the host's own, and does not go with the tenant's space."""
-    return isinstance(part, _HOSTS)
+def is_host_scoped(item: object) -> bool:
+    """Return whether a state item lives in the host netns, and so does not vanish with the tenant netns."""
+    return isinstance(item, _HOST_SCOPED)

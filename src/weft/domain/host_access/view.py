@@ -1,4 +1,4 @@
-"""(cluster, node, tenants, guests) -> how this node's host and its tenants reach each other, and the world (pure)."""
+"""Plans host access: the desired routes and NAT between a node's host, its tenants and the world (pure)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 from weft.domain import kinds, model
 from weft.domain.addresses import Address, Range, Subnet, parse_address, parse_subnet_v4
 from weft.domain.cluster import Cluster
-from weft.domain.desired.segments import wire_number
-from weft.domain.desired.state import is_used
-from weft.domain.host_access.nodeport_vips import FIRST_DOOR
+from weft.domain.desired.segments import encap_id
+from weft.domain.desired.state import has_endpoints
+from weft.domain.host_access.nodeport_vips import FIRST_NODEPORT_VIP
 from weft.domain.host_access.state import (
+    HostAccessItem,
     HostLink,
-    HostPart,
     HostPort,
     OverlapDnat,
     RemoteHostReturnRoute,
@@ -25,25 +25,26 @@ from weft.domain.host_access.state import (
 from weft.domain.ids import EndpointKey, NodeName, TenantName
 from weft.domain.ipam import ipam
 
-# fd77:6566:7400::a.b.c.d is the host whose tunnels end at a.b.c.d.
+# fd77:6566:7400::a.b.c.d is the host with the VTEP a.b.c.d.
 _HOSTS_V6 = 0xFD77_6566_7400_0000 << 64
 _PRIVATE_V6 = 0xFD77_6566_7400_0001 << 64
-# How many private v4 addresses there are; the first and the last are given to nobody.
-_PRIVATE_NUMBERS = FIRST_DOOR
+# The private v4 addresses are those below the NodePort VIPs; the first and the last are not assigned.
+_PRIVATE_COUNT = FIRST_NODEPORT_VIP
 
-_Named = TenantName | EndpointKey
+# What has a private address: a tenant (SNAT) or an endpoint (DNAT).
+_PrivateOwner = TenantName | EndpointKey
 
 
 class PublishedPort(msgspec.Struct, frozen=True):
-    """A port of the host that was asked for: of every address of the host, of all of a family (0), or of one."""
+    """A requested host port: on every host address, on all of one family (the unspecified address), or on one."""
 
     protocol: int
     port: int
     target_port: int
     address: Address | None = None
 
-    def meets(self, other: PublishedPort) -> bool:
-        """Whether there is an address of which both are ports."""
+    def conflicts_with(self, other: PublishedPort) -> bool:
+        """Return whether both ports use a common address."""
         mine, theirs = self.address, other.address
         if mine is None or theirs is None:
             return True
@@ -51,76 +52,81 @@ class PublishedPort(msgspec.Struct, frozen=True):
 
 
 class HostReachableEndpoint(msgspec.Struct, frozen=True):
-    """A workload of this node, and the ports of the host that lead to it."""
+    """A workload of this node, and the host ports mapped to it."""
 
     endpoint: model.Endpoint
     ports: tuple[PublishedPort, ...] = ()
 
 
 def host_addresses(node: model.Node) -> tuple[Address, ...]:
-    """As whom a node's host speaks to workloads: the end of its tunnels, and a v6 address made from that."""
+    """Return the source addresses of a host towards workloads: its VTEP, and a v6 address derived from it."""
     if not node.vtep_ip:
         return ()
     vtep = parse_address(node.vtep_ip, field="vtepIp")
     return (vtep,) if vtep.family == 6 else (vtep, Address(6, _HOSTS_V6 | vtep.number))
 
 
-def host_view(
-    cluster: Cluster, node: NodeName, tenants: Iterable[TenantName], guests: Collection[HostReachableEndpoint]
-) -> frozenset[HostPart]:
-    """Everything about host access on this node, on which these tenants and workloads are."""
+def plan_host_access(
+    cluster: Cluster, node: NodeName, tenants: Iterable[TenantName], endpoints: Collection[HostReachableEndpoint]
+) -> frozenset[HostAccessItem]:
+    """Return the desired host access of this node, which has these tenants and workloads."""
     subnets = {tenant: [*_subnets(cluster, tenant)] for tenant in sorted(tenants)}
-    present = [guest for guest in guests if guest.endpoint.tenant in subnets]
-    disguised = {tenant for tenant in subnets if _is_disguised(tenant, subnets)}
-    names: set[_Named] = {*disguised}
-    names |= {guest.endpoint.key for guest in present if guest.endpoint.tenant in disguised}
-    privates = _privates(cluster, names)
-    found: set[HostPart] = set()
+    local = [each for each in endpoints if each.endpoint.tenant in subnets]
+    overlapping = {tenant for tenant in subnets if _overlaps(tenant, subnets)}
+    owners: set[_PrivateOwner] = {*overlapping}
+    owners |= {each.endpoint.key for each in local if each.endpoint.tenant in overlapping}
+    private_addresses = _private_addresses(cluster, owners)
+    items: set[HostAccessItem] = set()
     for tenant in subnets:
-        found.update(_tenant_view(cluster, node, tenant, subnets))
-        found.update(TenantSnat(tenant, address) for address in privates.get(tenant, ()))
-    for guest in present:
-        found.update(_guest_view(guest, privates.get(guest.endpoint.key, ())))
-    return frozenset(found)
+        items.update(_tenant_items(cluster, node, tenant, subnets))
+        items.update(TenantSnat(tenant, address) for address in private_addresses.get(tenant, ()))
+    for each in local:
+        items.update(_endpoint_items(each, private_addresses.get(each.endpoint.key, ())))
+    return frozenset(items)
 
 
-def _tenant_view(
+def _tenant_items(
     cluster: Cluster, node: NodeName, tenant: TenantName, subnets: Mapping[TenantName, list[Subnet]]
-) -> Iterator[HostPart]:
+) -> Iterator[HostAccessItem]:
     own = cluster.get(kinds.NODE, node)
     yield HostLink(tenant, host_addresses(own.value) if own else ())
-    hosts = [address for each in cluster.all(kinds.NODE) for address in host_addresses(each)]
-    others = [*_of_others(tenant, subnets)]
-    infra = {*_subnets(cluster, tenant, nw_type="infra")}  # the host has an interface of its own there
+    hosts = [address for known in cluster.all(kinds.NODE) for address in host_addresses(known)]
+    others = [*_subnets_of_others(tenant, subnets)]
+    # The host has an interface of its own in an infra network, and so a connected route.
+    infra = {*_subnets(cluster, tenant, nw_type="infra")}
     for subnet in subnets[tenant]:
         whole = subnet.whole
-        foreign = any(whole.overlaps(other) for other in others) or any(map(whole.holds, hosts))
-        yield TenantSubnet(tenant, subnet, routed=not foreign and subnet not in infra)
-    yield from _homewards(cluster, node, tenant)
+        # A route would hijack the host's traffic to another tenant or to another host.
+        ambiguous = any(whole.overlaps(other) for other in others) or any(map(whole.holds, hosts))
+        yield TenantSubnet(tenant, subnet, routed=not ambiguous and subnet not in infra)
+    yield from _remote_host_return_routes(cluster, node, tenant)
 
 
-def _homewards(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterator[RemoteHostReturnRoute]:
-    """Every overlay leads to every node: the first that is there will do, and without one the uplinks."""
-    numbers = [
-        wire_number(network.tags)
+def _remote_host_return_routes(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterator[RemoteHostReturnRoute]:
+    """Yield a return route to every other host, by the overlay or else by the VLAN uplinks."""
+    # Any network of the tenant reaches every node. Encap ids of VLANs are above all VNIs, so the least id is an overlay
+    # if there is one.
+    encap_ids = [
+        encap_id(network.tags)
         for network in cluster.networks(tenant)
-        if network.tags and is_used(cluster, network.key)
+        if network.tags and has_endpoints(cluster, network.key)
     ]
-    for other in cluster.all(kinds.NODE) if numbers else ():
+    for other in cluster.all(kinds.NODE) if encap_ids else ():
         if other.name != node:
             for address in host_addresses(other):
-                yield RemoteHostReturnRoute(tenant, min(numbers), other.vtep_ip, address)
+                yield RemoteHostReturnRoute(tenant, min(encap_ids), other.vtep_ip, address)
 
 
-def _guest_view(guest: HostReachableEndpoint, privates: Iterable[Address]) -> Iterator[HostPart]:
-    tenant = guest.endpoint.tenant
-    known = {address.family: address for address in guest.endpoint.addresses}
-    for address in privates:
-        if workload := known.get(address.family):
+def _endpoint_items(reachable: HostReachableEndpoint, private_addresses: Iterable[Address]) -> Iterator[HostAccessItem]:
+    tenant = reachable.endpoint.tenant
+    targets = {address.family: address for address in reachable.endpoint.addresses}
+    for address in private_addresses:
+        if workload := targets.get(address.family):
             yield OverlapDnat(tenant, address, workload)
-            known[address.family] = address
-    for port in guest.ports:
-        for family, target in known.items():
+            # From here on the host knows the workload by the private address only.
+            targets[address.family] = address
+    for port in reachable.ports:
+        for family, target in targets.items():
             if port.address is None or port.address.family == family:
                 yield HostPort(
                     tenant=tenant,
@@ -140,29 +146,31 @@ def _subnets(cluster: Cluster, tenant: TenantName, *, nw_type: str = "") -> Iter
                 yield subnet._replace(span=subnet.whole)
 
 
-def _of_others(tenant: TenantName, subnets: Mapping[TenantName, list[Subnet]]) -> Iterator[Range]:
-    return (each.whole for other, listed in subnets.items() if other != tenant for each in listed)
+def _subnets_of_others(tenant: TenantName, subnets: Mapping[TenantName, list[Subnet]]) -> Iterator[Range]:
+    return (subnet.whole for other, listed in subnets.items() if other != tenant for subnet in listed)
 
 
-def _is_disguised(tenant: TenantName, subnets: Mapping[TenantName, list[Subnet]]) -> bool:
-    """Whether addresses of a tenant mean others too on this node."""
-    others = [*_of_others(tenant, subnets)]
+def _overlaps(tenant: TenantName, subnets: Mapping[TenantName, list[Subnet]]) -> bool:
+    """Return whether a tenant's subnets overlap those of another tenant on this node."""
+    others = [*_subnets_of_others(tenant, subnets)]
     return any(subnet.whole.overlaps(other) for subnet in subnets[tenant] for other in others)
 
 
-def _privates(cluster: Cluster, names: Collection[_Named]) -> dict[_Named, tuple[Address, Address]]:
-    """A private address of each family for each name, made from the name: the same after every restart (W30).
+def _private_addresses(
+    cluster: Cluster, owners: Collection[_PrivateOwner]
+) -> dict[_PrivateOwner, tuple[Address, Address]]:
+    """Return a v4 and a v6 private address per owner, derived from its name: the same after every restart (W30).
 
-    Where two names come to the same v4 address the later one gets the next that is free.
+    On a v4 collision the later owner gets the next free address.
     """
     base = parse_subnet_v4(cluster.global_settings().pvt_subnet, field="pvtSubnet").base
     taken: set[int] = set()
-    found: dict[_Named, tuple[Address, Address]] = {}
-    for name in sorted(names, key=str):
-        digest = int.from_bytes(hashlib.sha256(str(name).encode()).digest()[:8], "big")
-        number = digest % (_PRIVATE_NUMBERS - 2) + 1
+    addresses: dict[_PrivateOwner, tuple[Address, Address]] = {}
+    for owner in sorted(owners, key=str):
+        digest = int.from_bytes(hashlib.sha256(str(owner).encode()).digest()[:8], "big")
+        number = digest % (_PRIVATE_COUNT - 2) + 1
         while number in taken:
-            number = number % (_PRIVATE_NUMBERS - 2) + 1
+            number = number % (_PRIVATE_COUNT - 2) + 1
         taken.add(number)
-        found[name] = Address(4, base + number), Address(6, _PRIVATE_V6 | digest)
-    return found
+        addresses[owner] = Address(4, base + number), Address(6, _PRIVATE_V6 | digest)
+    return addresses

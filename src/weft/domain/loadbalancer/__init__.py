@@ -1,1 +1,4 @@
-"""Services: one address that balances over many, whoever describes them (docs/design/services.md)."""
+"""Load balancing of Contiv services and Kubernetes Services: frontends, their backends, and session affinity.
+
+See docs/design/services.md.
+"""

@@ -1,6 +1,7 @@
-"""What load balancers ask a node at the `healthCheckNodePort` of a service: whether it has something behind it itself.
+"""The health check of a Service with `externalTrafficPolicy: Local` at its `healthCheckNodePort`.
 
-With `externalTrafficPolicy: Local` a node leads nobody to another one, so who spreads callers over nodes must know.
+With that policy a node forwards external connections only to its own endpoints. An external load balancer checks this
+port to skip nodes without any.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from weft.domain.loadbalancer.kube_objects import KubeService, KubeSlice
 
 
 class Health(NamedTuple):
-    """A service with such a port, and how many endpoints of this node would answer for it."""
+    """A service with a health check port, and its number of ready endpoints on this node."""
 
     namespace: str
     name: str
@@ -21,7 +22,8 @@ class Health(NamedTuple):
 
 
 def health_of(service: KubeService, slices: Iterable[KubeSlice], *, node: NodeName) -> Health:
-    """Those that are ready count, each once though it may be in several slices."""
+    """Count the ready endpoints of a service on this node."""
+    # A set, because an endpoint may be in several slices. The API defines absent `ready` as true.
     local = {
         endpoint.addresses[0]
         for document in slices

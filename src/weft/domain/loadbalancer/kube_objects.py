@@ -1,7 +1,7 @@
-"""Kubernetes' Service and EndpointSlice as values, and as documents of the store (docs/design/services.md).
+"""Kubernetes Service and EndpointSlice as typed values, and the store objects that hold them.
 
-The values are what its API server gives, as far as it means something here: other members are left unread. The
-documents say beside it whose they are. Whoever feeds the cluster from an API server writes them; nodes only read.
+The values have the API fields that Weft uses; other fields are ignored. The store objects add the tenant. The leading
+netmaster writes them from the API server; nodes only read them. See docs/design/services.md.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ Protocol = Literal["TCP", "UDP", "SCTP"]
 TrafficPolicy = Literal["Cluster", "Local"]
 
 HEADLESS = "None"
+# The API's default of timeoutSeconds: three hours.
 _AFFINITY_S = 10800
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Base of what is read; absent members have Kubernetes' defaults."""
+    """The base of API values. Absent fields have Kubernetes' defaults."""
 
 
 class ServicePort(_Value, frozen=True, kw_only=True):
-    """A port of a service. Which port of a pod it leads to is in the slices."""
+    """A port of a service. The slices hold the target ports."""
 
     name: str = ""
     protocol: Protocol = "TCP"
@@ -35,19 +36,19 @@ class ServicePort(_Value, frozen=True, kw_only=True):
 
 
 class ClientAffinity(_Value, frozen=True, kw_only=True):
-    """For how long a client is remembered."""
+    """The session affinity timeout."""
 
     timeout_seconds: int = _AFFINITY_S
 
 
 class AffinityConfig(_Value, frozen=True, kw_only=True):
-    """What goes with `sessionAffinity`."""
+    """The configuration of `sessionAffinity`."""
 
     client_ip: ClientAffinity = field(name="clientIP", default=ClientAffinity())
 
 
 class ServiceSpec(_Value, frozen=True, kw_only=True):
-    """What a service wants. `type` says nothing about balancing: what is set is carried out."""
+    """The desired state of a service. Load balancing ignores `type` and uses whatever fields are set."""
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"] = "ClusterIP"
     external_name: str = ""
@@ -63,32 +64,32 @@ class ServiceSpec(_Value, frozen=True, kw_only=True):
 
 
 class Ingress(_Value, frozen=True, kw_only=True):
-    """Where a load balancer is."""
+    """An ingress point of a load balancer."""
 
     ip: str = ""
 
 
 class LoadBalancer(_Value, frozen=True, kw_only=True):
-    """What somebody gave to a service of type LoadBalancer."""
+    """The status that a load balancer controller sets."""
 
     ingress: tuple[Ingress, ...] = ()
 
 
 class ServiceStatus(_Value, frozen=True, kw_only=True):
-    """What a service has got."""
+    """The status of a service."""
 
     load_balancer: LoadBalancer = LoadBalancer()
 
 
-class DeclaredService(_Value, frozen=True, kw_only=True):
-    """A v1 Service."""
+class ServiceObject(_Value, frozen=True, kw_only=True):
+    """Spec and status of a v1 Service."""
 
     spec: ServiceSpec = ServiceSpec()
     status: ServiceStatus = ServiceStatus()
 
 
 class Conditions(_Value, frozen=True, kw_only=True):
-    """How a pod is; what nobody has said about `ready` is taken for true."""
+    """The conditions of an endpoint. The API defines absent `ready` as true."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -96,17 +97,17 @@ class Conditions(_Value, frozen=True, kw_only=True):
 
 
 class SliceEndpoint(_Value, frozen=True, kw_only=True):
-    """A pod behind a service. Its addresses are all the same pod: the first one is enough."""
+    """An endpoint of a service. Only the first address counts: the API defines all as the same endpoint."""
 
     addresses: tuple[str, ...]
     conditions: Conditions = Conditions()
     node_name: str = ""
-    # What it is called below the name of a headless service.
+    # Its DNS label below the name of a headless service.
     hostname: str = ""
 
 
 class SlicePort(_Value, frozen=True, kw_only=True):
-    """Where the pods of a slice are asked for a port of the service, by its name."""
+    """The target port of a slice's endpoints for the service port of this name."""
 
     name: str = ""
     protocol: Protocol = "TCP"
@@ -122,26 +123,26 @@ class EndpointSlice(_Value, frozen=True, kw_only=True):
 
 
 class KubeService(Value, frozen=True, kw_only=True):
-    """A Service of Kubernetes, as the cluster is told of it. Its fronts are in the space of its tenant."""
+    """A Kubernetes Service in the store. Its frontends are in the tenant's netns."""
 
     tenant: TenantName = field(name="tenantName")
     namespace: str
     name: str
     shared: bool = False
-    # Whether somebody else balances it: it has its name here, and nothing more.
+    # Whether another service proxy handles it, by label: Weft serves its DNS name only.
     foreign: bool = False
-    # Whether it is where pods ask for names: every tenant has it for itself, and its own netdns answers.
-    names: bool = False
-    service: DeclaredService
+    # Whether it is the cluster DNS service: every tenant has it, served by its own netdns.
+    cluster_dns: bool = False
+    service: ServiceObject
 
 
 class KubeSlice(Value, frozen=True, kw_only=True):
-    """An EndpointSlice of Kubernetes, as the cluster is told of it, with the service that it belongs to."""
+    """A Kubernetes EndpointSlice in the store, with the service that it belongs to."""
 
     tenant: TenantName = field(name="tenantName")
     namespace: str
     service_name: str
     name: str
-    # Whether it is not for balancing: it tells only what names lead to.
+    # Whether another service proxy handles it, by label: Weft uses it for DNS only.
     foreign: bool = False
     slice: EndpointSlice

@@ -1,7 +1,8 @@
-"""Kubernetes' Service and its EndpointSlices -> the same fronts and pools as Contiv's services.
+"""Compiles a Kubernetes Service and its EndpointSlices to frontends and backend pools.
 
-Two views of one service: pods ask at its own addresses, and at the outer ones too; others ask at outer addresses and
-node ports, and come by the host. At which outer addresses a service may be asked is for `outer` to say.
+A service has two sets of pools. Pods use the internal ones: at the cluster IPs and also at the external IPs. Traffic
+from outside the tenant comes through the host and uses the external ones: at external IPs and node ports. Which
+external IPs a service may have is decided by `external_ips`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.loadbalancer.kube_objects import (
     HEADLESS,
     AffinityConfig,
-    DeclaredService,
     EndpointSlice,
+    ServiceObject,
     ServicePort,
     SliceEndpoint,
 )
@@ -23,116 +24,124 @@ from weft.domain.policy.model.protocols import protocol_number
 from weft.domain.policy.model.ranges import parse_cidr
 
 
-def pools_for_pods(
-    service: DeclaredService, slices: Iterable[EndpointSlice], *, node: str, outer: Iterable[Address]
+def internal_pools(
+    service: ServiceObject, slices: Iterable[EndpointSlice], *, node: str, external_ips: Iterable[Address]
 ) -> dict[FrontendKey, Pool]:
-    """Where pods of a node ask. To pods, an outer address is as good as one of the cluster: it has all backends."""
-    listed, own_only = tuple(slices), service.spec.internal_traffic_policy == "Local"
-    pools = _pools(service, listed, own_addresses(service), node=node if own_only else "")
-    return pools | _pools(service, listed, outer, node="")
+    """Return the pools for pods of a node. At an external IP they get all backends, whatever the traffic policy."""
+    all_slices, local_only = tuple(slices), service.spec.internal_traffic_policy == "Local"
+    pools = _pools(service, all_slices, cluster_addresses(service), node=node if local_only else "")
+    return pools | _pools(service, all_slices, external_ips, node="")
 
 
-def pools_for_outside(
-    service: DeclaredService,
+def external_pools(
+    service: ServiceObject,
     slices: Iterable[EndpointSlice],
     *,
     node: str,
-    outer: Iterable[Address],
-    doors: Iterable[Address],
+    external_ips: Iterable[Address],
+    nodeport_vips: Iterable[Address],
 ) -> dict[FrontendKey, Pool]:
-    """Where others ask by the host: at the doors for node ports, and at outer addresses where that is a difference."""
-    listed, own_only = tuple(slices), service.spec.external_traffic_policy == "Local"
-    place = node if own_only else ""
-    pools = _pools(service, listed, doors, node=place, at_node_ports=True)
-    if own_only:
-        apart = _pools(service, listed, outer, node=place)
-        pools |= {front._replace(outside=True): pool for front, pool in apart.items()}
+    """Return the pools for traffic through the host: at the NodePort VIPs, and at external IPs where pools differ."""
+    all_slices, local_only = tuple(slices), service.spec.external_traffic_policy == "Local"
+    # An empty node means no restriction.
+    backend_node = node if local_only else ""
+    pools = _pools(service, all_slices, nodeport_vips, node=backend_node, at_node_ports=True)
+    # With `externalTrafficPolicy: Cluster` the internal pools at external IPs serve external traffic too.
+    if local_only:
+        local_pools = _pools(service, all_slices, external_ips, node=backend_node)
+        pools |= {frontend._replace(external=True): pool for frontend, pool in local_pools.items()}
     return pools
 
 
-def own_addresses(service: DeclaredService) -> list[Address]:
-    """Those that the cluster has given to the service; `Invalid` when one is none."""
+def cluster_addresses(service: ServiceObject) -> list[Address]:
+    """Return the cluster IPs of the service; `Invalid` if one is not an address."""
+    # A headless Service has the single "address" `None`.
     texts = service.spec.cluster_ips
     return [parse_address(text, field="spec.clusterIPs") for text in texts if text and text != HEADLESS]
 
 
-def wanted_addresses(service: DeclaredService) -> list[Address]:
-    """The outer ones that the service asks for, or was given by a load balancer; `Invalid` when one is none."""
-    asked = [parse_address(text, field="spec.externalIPs") for text in service.spec.external_ips if text]
-    return asked + _given_addresses(service)
+def requested_external_ips(service: ServiceObject) -> list[Address]:
+    """Return `externalIPs` and the load balancer's ingress IPs; `Invalid` if one is not an address."""
+    external_ips = [parse_address(text, field="spec.externalIPs") for text in service.spec.external_ips if text]
+    return external_ips + _load_balancer_ips(service)
 
 
-def _given_addresses(service: DeclaredService) -> list[Address]:
+def _load_balancer_ips(service: ServiceObject) -> list[Address]:
     texts = (ingress.ip for ingress in service.status.load_balancer.ingress)
     return [parse_address(text, field="status.loadBalancer") for text in texts if text]
 
 
-def sources_at(service: DeclaredService, address: Address) -> tuple[Range, ...] | None:
-    """From where the service may be asked at an outer address; None: from anywhere. `Invalid` when that is unclear."""
+def allowed_sources(service: ServiceObject, address: Address) -> tuple[Range, ...] | None:
+    """Return `loadBalancerSourceRanges` for an external IP; None if any source is allowed. May raise `Invalid`."""
     texts = service.spec.load_balancer_source_ranges
+    # Parsed in any case: a range that cannot be parsed must not be taken for "any source".
     ranges = [parse_cidr(text.strip(), field="spec.loadBalancerSourceRanges") for text in texts]
-    if not ranges or address not in _given_addresses(service):
+    if not ranges or address not in _load_balancer_ips(service):
         return None
-    return tuple(each for each in ranges if each.family == address.family)
+    return tuple(source for source in ranges if source.family == address.family)
 
 
-def node_ports(service: DeclaredService) -> Iterator[tuple[int, int]]:
-    """Protocol and number of each."""
+def node_ports(service: ServiceObject) -> Iterator[tuple[int, int]]:
+    """Return protocol and number of each node port."""
     return ((protocol_number(port.protocol), port.node_port) for port in service.spec.ports if port.node_port)
 
 
-def is_outward(service: DeclaredService) -> bool:
-    """Whether it asks to be reached from outside the cluster."""
+def is_externally_reachable(service: ServiceObject) -> bool:
+    """Return whether the service has external IPs, a load balancer or node ports."""
     spec = service.spec
     return bool(spec.external_ips or service.status.load_balancer.ingress) or any(node_ports(service))
 
 
 def _pools(
-    service: DeclaredService,
+    service: ServiceObject,
     slices: tuple[EndpointSlice, ...],
     addresses: Iterable[Address],
     *,
     node: str,
     at_node_ports: bool = False,
 ) -> dict[FrontendKey, Pool]:
-    """Every port at every address; with a node, only its own backends share the connections."""
+    """Return the pool of every port at every address; with a node, only with its own backends."""
     pools: dict[FrontendKey, Pool] = {}
     for address in addresses:
         for port in service.spec.ports:
             if number := port.node_port if at_node_ports else port.port:
                 targets = _targets(port, slices, family=address.family, node=node)
-                front = FrontendKey(address, protocol_number(port.protocol), number)
-                pools[front] = pool_of(targets, affinity=_affinity(service))
+                frontend = FrontendKey(address, protocol_number(port.protocol), number)
+                pools[frontend] = pool_of(targets, affinity=_affinity(service))
     return pools
 
 
 def _targets(port: ServicePort, slices: tuple[EndpointSlice, ...], *, family: int, node: str) -> Iterable[Target]:
-    """Those that are ready; when none is, those that still serve while they end."""
+    """Return the ready endpoints; if there are none, those that still serve while they terminate (KEP-1669)."""
     ready: list[Target] = []
-    ending: list[Target] = []
-    for found, target_port in _endpoints(port, slices, family=family):
-        if node and found.node_name != node:
+    terminating: list[Target] = []
+    for endpoint, target_port in _endpoints(port, slices, family=family):
+        # `Local` never falls back to other nodes, even without any local endpoint.
+        if node and endpoint.node_name != node:
             continue
-        target = Target(parse_address(found.addresses[0], field="endpoints.addresses", family=family), target_port)
-        if found.conditions.ready is not False:
+        target = Target(parse_address(endpoint.addresses[0], field="endpoints.addresses", family=family), target_port)
+        if endpoint.conditions.ready is not False:
             ready.append(target)
-        elif found.conditions.serving and found.conditions.terminating:
-            ending.append(target)
-    return ready or ending
+        elif endpoint.conditions.serving and endpoint.conditions.terminating:
+            terminating.append(target)
+    # Keeps connections working while the last pods of a rollout terminate.
+    return ready or terminating
 
 
 def _endpoints(
     port: ServicePort, slices: tuple[EndpointSlice, ...], *, family: int
 ) -> Iterator[tuple[SliceEndpoint, int]]:
-    for each in slices:
-        if each.address_type != f"IPv{family}":
+    for endpoint_slice in slices:
+        if endpoint_slice.address_type != f"IPv{family}":
             continue
-        for offered in each.ports or ():
-            if (offered.name, offered.protocol) == (port.name, port.protocol) and offered.port:
-                yield from ((endpoint, offered.port) for endpoint in each.endpoints or () if endpoint.addresses)
+        # A slice refers to the service's port by name, as the target port may differ between pods.
+        for slice_port in endpoint_slice.ports or ():
+            if (slice_port.name, slice_port.protocol) == (port.name, port.protocol) and slice_port.port:
+                endpoints = endpoint_slice.endpoints or ()
+                yield from ((endpoint, slice_port.port) for endpoint in endpoints if endpoint.addresses)
 
 
-def _affinity(service: DeclaredService) -> int:
+def _affinity(service: ServiceObject) -> int:
     if service.spec.session_affinity == "None":
         return 0
     config = service.spec.session_affinity_config or AffinityConfig()

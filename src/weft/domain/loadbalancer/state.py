@@ -1,8 +1,8 @@
-"""Balancing as a datapath carries it out: lookups by where a connection goes, made of small frozen parts.
+"""Load-balancer state items: frontends and backends as a datapath holds them.
 
-A new connection to a front is given to one of its backends by lot. Where a client is to stay with its backend, the
-ticket of the one it drew is remembered for it until it has been silent for the given time, or the backend goes. A front
-without backends refuses at once, and so does all the rest of an address that has fronts.
+The datapath picks a backend at random for each new connection to a frontend. With session affinity it stores the hash
+slot of the chosen backend per client, until the client is idle for the affinity timeout or the backend is removed. A
+frontend without backends rejects connections at once, and so do all other ports of a VIP.
 """
 
 from __future__ import annotations
@@ -17,47 +17,49 @@ from weft.domain.policy.model.protocols import protocol_name
 
 
 class FrontendKey(NamedTuple):
-    """Where a service is asked. One that is asked `outside` counts before the other for what comes by the host."""
+    """Address, protocol and port of a service. An `external` frontend takes precedence for traffic via the host."""
 
     address: Address
     protocol: int
     port: int
-    outside: bool = False
+    # Only with `externalTrafficPolicy: Local`, where pods and external clients get different backends.
+    external: bool = False
 
     def __str__(self) -> str:
-        where = " from outside" if self.outside else ""
-        return f"{protocol_name(self.protocol)} {self.port} of {self.address}{where}"
+        suffix = " (external)" if self.external else ""
+        return f"{protocol_name(self.protocol)} {self.port} of {self.address}{suffix}"
 
 
 class Backend(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
-    """One of those that connections to a front may be given to, by its number from 0 on."""
+    """One backend of a frontend, numbered from 0."""
 
     tenant: TenantName
-    front: FrontendKey
+    frontend: FrontendKey
+    # The datapath draws a random number below `Frontend.backends` and looks the backend up by it.
     number: int
     address: Address
     port: int
-    # What its clients are remembered by; 0 where nobody is.
+    # What the affinity table stores for the backend's clients; 0 without session affinity.
     hash_slot: int = 0
 
     def __str__(self) -> str:
-        return f"backend {self.number} of {self.front}: port {self.port} of {self.address}"
+        return f"backend {self.number} of {self.frontend}: port {self.port} of {self.address}"
 
 
 class Frontend(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
-    """A front, how many backends it has, and for how many seconds a silent client is remembered (0: not at all)."""
+    """A frontend with its number of backends, and its affinity timeout in seconds (0: no session affinity)."""
 
     tenant: TenantName
-    front: FrontendKey
+    frontend: FrontendKey
     backends: int
     affinity: int = 0
 
     def __str__(self) -> str:
-        return f"{self.front} with {self.backends} backends, remembering clients for {self.affinity} s"
+        return f"{self.frontend} with {self.backends} backends and {self.affinity} s of session affinity"
 
 
 class Vip(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
-    """An address that is nothing but fronts."""
+    """An address that has frontends only: connections to its other ports are rejected."""
 
     tenant: TenantName
     address: Address
@@ -66,4 +68,4 @@ class Vip(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
         return f"service address {self.address}"
 
 
-ServicePart = Backend | Frontend | Vip
+ServiceItem = Backend | Frontend | Vip

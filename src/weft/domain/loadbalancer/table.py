@@ -1,4 +1,4 @@
-"""The balancing table of a tenant: fronts and their pools, kept as services come and go, and what that changes."""
+"""The load-balancer table of a tenant: frontends with their backend pools, updated incrementally."""
 
 from __future__ import annotations
 
@@ -11,125 +11,131 @@ import msgspec
 from weft.domain.addresses import Address
 from weft.domain.desired.diff import Difference
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServicePart, Vip
+from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServiceItem, Vip
 
-# More of them are left out: a datapath has twelve bits for their number.
-MOST_BACKENDS = 4095
-LONGEST_AFFINITY_S = 86400
+# Further backends are left out: a datapath has twelve bits for the backend number.
+MAX_BACKENDS = 4095
+# The maximum of timeoutSeconds in the Service API, one day.
+MAX_AFFINITY_S = 86400
 
 
 class Target(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Who answers for a service."""
+    """Address and port of a backend."""
 
     address: Address
     port: int
 
 
 class Pool(msgspec.Struct, frozen=True, gc=False):
-    """Those that share a front's connections, and for how long a silent client stays with one of them."""
+    """The backends of a frontend, and its affinity timeout in seconds."""
 
     targets: tuple[Target, ...]
     affinity: int = 0
 
 
 def pool_of(targets: Iterable[Target], *, affinity: int = 0) -> Pool:
-    """A pool in its one order, without repetition."""
-    return Pool(tuple(sorted(set(targets))[:MOST_BACKENDS]), min(affinity, LONGEST_AFFINITY_S))
+    """Return a pool in canonical order without duplicates, cut to the limits."""
+    # Sorted, so that all nodes keep the same backends when there are too many.
+    return Pool(tuple(sorted(set(targets))[:MAX_BACKENDS]), min(affinity, MAX_AFFINITY_S))
 
 
-class BalancingTable:
-    """Changes are gathered by `put` and `remove`; `refresh` tells what they come to.
+class LoadBalancerTable:
+    """Collects changes with `put` and `remove`; `refresh` returns their delta.
 
-    Where several services claim one front, the first of them by name has it. Only what is touched is computed.
+    If several services claim one frontend, the first by name gets it. Only changed frontends are recomputed.
     """
 
     def __init__(self, tenant: TenantName) -> None:
         self._tenant = tenant
         self._services: dict[str, Mapping[FrontendKey, Pool]] = {}
         self._claims: defaultdict[FrontendKey, dict[str, Pool]] = defaultdict(dict)
-        self._told: dict[FrontendKey, tuple[Backend | Frontend, ...]] = {}
+        # The state as of the last refresh.
+        self._applied: dict[FrontendKey, tuple[Backend | Frontend, ...]] = {}
+        # How many frontends each address has; external and internal frontends share it.
         self._vips: Counter[Address] = Counter()
-        self._touched: set[FrontendKey] = set()
+        self._stale: set[FrontendKey] = set()
 
     def put(self, service: str, pools: Mapping[FrontendKey, Pool]) -> None:
-        """A service is as said here from now on."""
+        """Set all pools of a service."""
         before = self._services.get(service, {})
-        for front in before.keys() - pools.keys():
-            self._withdraw(service, front)
-        for front, pool in pools.items():
-            if before.get(front) != pool:
-                self._claims[front][service] = pool
-                self._touched.add(front)
+        for frontend in before.keys() - pools.keys():
+            self._withdraw(service, frontend)
+        for frontend, pool in pools.items():
+            if before.get(frontend) != pool:
+                self._claims[frontend][service] = pool
+                self._stale.add(frontend)
         self._services[service] = pools
 
     def remove(self, service: str) -> None:
-        """A service is no more; never having been is fine."""
-        for front in self._services.pop(service, {}):
-            self._withdraw(service, front)
+        """Remove a service. Removing an absent one is no error."""
+        for frontend in self._services.pop(service, {}):
+            self._withdraw(service, frontend)
 
-    def _withdraw(self, service: str, front: FrontendKey) -> None:
-        claims = self._claims[front]
+    def _withdraw(self, service: str, frontend: FrontendKey) -> None:
+        claims = self._claims[frontend]
         del claims[service]
         if not claims:
-            del self._claims[front]
-        self._touched.add(front)
+            del self._claims[frontend]
+        self._stale.add(frontend)
 
-    def refresh(self) -> Difference[ServicePart]:
-        """What the datapath is to be told since the last time."""
-        touched, self._touched = self._touched, set()
-        put: list[ServicePart] = []
-        drop: list[ServicePart] = []
-        vips = {front.address: self._vips[front.address] > 0 for front in touched}
-        for front in touched:
-            before, after = self._told.pop(front, ()), tuple(self._parts_at(front))
+    def refresh(self) -> Difference[ServiceItem]:
+        """Return the delta since the last call."""
+        stale, self._stale = self._stale, set()
+        put: list[ServiceItem] = []
+        drop: list[ServiceItem] = []
+        vips = {frontend.address: self._vips[frontend.address] > 0 for frontend in stale}
+        for frontend in stale:
+            before, after = self._applied.pop(frontend, ()), tuple(self._items_of(frontend))
             if before and after:
                 put += set(after).difference(before)
                 drop += set(before).difference(after)
             else:
+                # All or nothing: building sets of thousands of backends would be wasted.
                 put += after
                 drop += before
             if after:
-                self._told[front] = after
-            self._vips[front.address] += bool(after) - bool(before)
-        for address, was_there in vips.items():
-            is_there = self._vips[address] > 0
-            if is_there != was_there:
-                (put if is_there else drop).append(Vip(self._tenant, address))
-            if not is_there:
+                self._applied[frontend] = after
+            self._vips[frontend.address] += bool(after) - bool(before)
+        for address, was_present in vips.items():
+            is_present = self._vips[address] > 0
+            if is_present != was_present:
+                (put if is_present else drop).append(Vip(self._tenant, address))
+            if not is_present:
                 del self._vips[address]
         return Difference(tuple(put), tuple(drop))
 
-    def parts(self) -> Iterator[ServicePart]:
-        """All that the datapath has been told of."""
-        for parts in self._told.values():
-            yield from parts
+    def state_items(self) -> Iterator[ServiceItem]:
+        """Iterate over the state as of the last refresh."""
+        for items in self._applied.values():
+            yield from items
         for address in self._vips:
             yield Vip(self._tenant, address)
 
-    def port_of(self, front: FrontendKey, address: Address) -> int:
-        """Where a backend of a front is asked; 0 when it is none, or no more."""
-        backends = (part for part in self._told.get(front, ()) if isinstance(part, Backend))
+    def port_of(self, frontend: FrontendKey, address: Address) -> int:
+        """Return the port of the backend with this address; 0 if the frontend has no such backend."""
+        backends = (item for item in self._applied.get(frontend, ()) if isinstance(item, Backend))
         return next((backend.port for backend in backends if backend.address == address), 0)
 
-    def _parts_at(self, front: FrontendKey) -> Iterator[Backend | Frontend]:
-        claims = self._claims.get(front)
+    def _items_of(self, frontend: FrontendKey) -> Iterator[Backend | Frontend]:
+        claims = self._claims.get(frontend)
         if not claims:
             return
         pool = claims[min(claims)]
-        tickets = _tickets(pool.targets) if pool.affinity else [0] * len(pool.targets)
-        for number, (target, hash_slot) in enumerate(zip(pool.targets, tickets, strict=True)):
-            yield Backend(self._tenant, front, number, target.address, target.port, hash_slot)
-        yield Frontend(self._tenant, front, len(pool.targets), pool.affinity)
+        hash_slots = _hash_slots(pool.targets) if pool.affinity else [0] * len(pool.targets)
+        for number, (target, hash_slot) in enumerate(zip(pool.targets, hash_slots, strict=True)):
+            yield Backend(self._tenant, frontend, number, target.address, target.port, hash_slot)
+        yield Frontend(self._tenant, frontend, len(pool.targets), pool.affinity)
 
 
-def _tickets(targets: Iterable[Target]) -> list[int]:
-    """A number above 0 for each, which stays the same whoever else comes and goes, but for rare collisions."""
+def _hash_slots(targets: Iterable[Target]) -> list[int]:
+    """Return a hash slot above 0 for each target, which does not depend on the others, except for rare collisions."""
+    # Backend numbers shift when a backend is removed. Slots do not, so clients keep their backend.
     taken: set[int] = set()
-    tickets: list[int] = []
+    hash_slots: list[int] = []
     for target in targets:
         hash_slot = zlib.crc32(f"{target.address} {target.port}".encode()) or 1
         while hash_slot in taken:
             hash_slot = hash_slot % 0xFFFFFFFF + 1
         taken.add(hash_slot)
-        tickets.append(hash_slot)
-    return tickets
+        hash_slots.append(hash_slot)
+    return hash_slots

@@ -1,5 +1,5 @@
-"""The policy engine: two vocabularies, one intermediate form, one decision, and its explanation.
+"""Network policy: Contiv rules and Kubernetes NetworkPolicies, compiled to one rule form, evaluated and explained.
 
-Read `rules` first (the intermediate form), then `decide` (its precedence), `contiv` and `kubernetes` (how each
-vocabulary is compiled to it), `membership` and `engine` (state, kept incrementally), `explain` and `diff`.
+Read `model.rules` first (the common rule form), then `engine.decide` (precedence), `compile` (from each API to rules),
+`engine` (state and incremental updates), `policymap` (lookup tables for datapaths) and `explain` (trace and diff).
 """

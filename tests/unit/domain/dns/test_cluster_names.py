@@ -1,4 +1,4 @@
-"""Kubernetes' schema of names, by its own specification."""
+"""DNS records of Kubernetes Services and pods, by the specification."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def address(text: str) -> Address:
     return parse_address(text, field="test")
 
 
-def facts(entry: Entry) -> set[tuple[str, str, str]]:
+def records_of(entry: Entry) -> set[tuple[str, str, str]]:
     assert all(record.rank is Rank.CLUSTER for record in entry.records)
     return {(record.name, record.type, record.data) for record in entry.records}
 
@@ -31,7 +31,7 @@ def test_a_service_with_addresses() -> None:
         "ns", "Shop", addresses=(address("10.96.0.7"), address("fd00::7")), ports=PORTS, domain=CLUSTER_DOMAIN
     )
     name = "shop.ns.svc.cluster.local"
-    assert facts(entry) == {
+    assert records_of(entry) == {
         (name, "A", "10.96.0.7"),
         (name, "AAAA", "fd00::7"),
         ("7.0.96.10.in-addr.arpa", "PTR", name),
@@ -40,11 +40,11 @@ def test_a_service_with_addresses() -> None:
     }
 
 
-def test_a_headless_service_is_its_backends() -> None:
+def test_a_headless_service_resolves_to_its_backends() -> None:
     backends = (Backend(address("10.1.0.5"), "db-0"), Backend(address("fd00::6")))
     entry = headless_service_entry("ns", "db", backends=backends, ports=PORTS, domain="example.org")
     name = "db.ns.svc.example.org"
-    assert facts(entry) == {
+    assert records_of(entry) == {
         (name, "A", "10.1.0.5"),
         (name, "AAAA", "fd00::6"),
         (f"db-0.{name}", "A", "10.1.0.5"),
@@ -57,13 +57,13 @@ def test_a_headless_service_is_its_backends() -> None:
 
 def test_a_pod_by_its_addresses() -> None:
     addresses = (address("10.1.0.5"), address("fd00::"), address("::5"))
-    assert facts(pod_entry("ns", addresses=addresses, domain=CLUSTER_DOMAIN)) == {
+    assert records_of(pod_entry("ns", addresses=addresses, domain=CLUSTER_DOMAIN)) == {
         ("10-1-0-5.ns.pod.cluster.local", "A", "10.1.0.5"),
         ("fd00--0.ns.pod.cluster.local", "AAAA", "fd00::"),
         ("0--5.ns.pod.cluster.local", "AAAA", "::5"),
     }
 
 
-def test_a_service_that_is_another_name() -> None:
+def test_an_external_name_service_is_a_cname() -> None:
     entry = external_service_entry("ns", "out", target="WWW.example.org.", domain=CLUSTER_DOMAIN)
-    assert facts(entry) == {("out.ns.svc.cluster.local", "CNAME", "www.example.org")}
+    assert records_of(entry) == {("out.ns.svc.cluster.local", "CNAME", "www.example.org")}

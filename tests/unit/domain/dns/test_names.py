@@ -1,4 +1,4 @@
-"""What objects bring to a tenant's names (contiv 7.14, R4)."""
+"""DNS records of endpoints, groups and services (contiv 7.14, R4)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import pytest
 from tests.support.fake_cluster import DEFAULT, FakeCluster, endpoint, group, network, service
 
 from weft.domain import model
-from weft.domain.dns.names import NOTHING, Entry, Rank, Record, Zone, endpoint_entry, service_entry, show_names
+from weft.domain.dns.names import EMPTY_ENTRY, Entry, Rank, Record, Zone, endpoint_entry, inspect_records, service_entry
 from weft.domain.dns.zones import tenant_zone
 
 
 def workload(name: str, *, group: str = "", v4: str = "10.1.1.5", v6: str = "") -> model.Endpoint:
-    made = endpoint("e1", group=group, address=v4, address_v6=v6)
-    return msgspec.structs.replace(made, container_name=name)
+    created = endpoint("e1", group=group, address=v4, address_v6=v6)
+    return msgspec.structs.replace(created, container_name=name)
 
 
-def test_a_container_is_known_by_its_name_and_by_its_addresses_r4() -> None:
+def test_a_container_has_forward_and_reverse_records_r4() -> None:
     entry = endpoint_entry(workload("/Web1", v6="2001:db8::5"))
     assert entry.records == (
         Record("web1", "A", "10.1.1.5", Rank.WORKLOAD),
@@ -26,7 +26,7 @@ def test_a_container_is_known_by_its_name_and_by_its_addresses_r4() -> None:
     )
 
 
-def test_a_pod_is_known_by_its_own_name() -> None:
+def test_a_pod_has_a_record_without_its_namespace() -> None:
     assert endpoint_entry(workload("shop/web1")).records[0].name == "web1"
 
 
@@ -37,16 +37,16 @@ def test_a_member_adds_its_address_to_its_group() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a-", "a..b", "a b", "ü", "x" * 64, ".".join(["x" * 60] * 5), "a\n"])
-def test_what_cannot_be_a_name_is_none(name: str) -> None:
-    assert endpoint_entry(workload(name)) == NOTHING
+def test_an_invalid_dns_name_has_no_record(name: str) -> None:
+    assert endpoint_entry(workload(name)) == EMPTY_ENTRY
 
 
-def test_docker_compose_names_are_names() -> None:
+def test_docker_compose_names_are_valid() -> None:
     assert endpoint_entry(workload("shop_web_1")).records[0].name == "shop_web_1"
 
 
-def test_a_service_is_known_when_it_has_an_address() -> None:
-    assert service_entry(service("shop")) == NOTHING
+def test_a_service_has_records_once_it_has_a_vip() -> None:
+    assert service_entry(service("shop")) == EMPTY_ENTRY
     assert service_entry(service("shop", vip="10.1.1.9")).records == (
         Record("shop", "A", "10.1.1.9", Rank.SERVICE),
         Record("9.1.1.10.in-addr.arpa", "PTR", "shop", Rank.SERVICE),
@@ -56,40 +56,40 @@ def test_a_service_is_known_when_it_has_an_address() -> None:
     assert [each.data for each in both if each.type == "PTR"] == ["shop", "shop"]
 
 
-def test_whoever_may_not_go_out_may_not_ask_outside() -> None:
-    """CVE-2024-29018: the resolver obeys the workload's own egress rules."""
+def test_denied_egress_denies_upstream_dns() -> None:
+    """CVE-2024-29018: DNS forwarding obeys the workload's egress rules."""
     entry = endpoint_entry(workload("web1", v6="2001:db8::5"), dns_egress_denied=lambda _: True)
     assert entry.dns_egress_denied == ("10.1.1.5", "2001:db8::5")
     assert endpoint_entry(workload("web1")).dns_egress_denied == ()
 
 
-def world() -> FakeCluster:
-    world = FakeCluster()
-    world.put(network(ipv6_subnet="2001:db8::/64"))
-    world.put(network("red", "10.2.0.0/16"))
-    world.put(group())
-    world.put(service("shop"))
-    world.attach("e1", group="web")
-    world.attach("e2", group="web")
-    world.attach("e3", network="red")
-    return world
+def fake_cluster() -> FakeCluster:
+    fake_cluster = FakeCluster()
+    fake_cluster.put(network(ipv6_subnet="2001:db8::/64"))
+    fake_cluster.put(network("red", "10.2.0.0/16"))
+    fake_cluster.put(group())
+    fake_cluster.put(service("shop"))
+    fake_cluster.attach("e1", group="web")
+    fake_cluster.attach("e2", group="web")
+    fake_cluster.attach("e3", network="red")
+    return fake_cluster
 
 
-def test_a_zone_is_what_all_objects_of_the_tenant_bring() -> None:
-    zone = tenant_zone(world().cluster, DEFAULT)
+def test_a_zone_has_the_records_of_all_objects_of_the_tenant() -> None:
+    zone = tenant_zone(fake_cluster().cluster, DEFAULT)
     assert zone.subnets == ("10.1.1.0/24", "2001:db8::/64", "10.2.0.0/16")
     assert sorted(zone.entries) == ["endpoint:blue:e1", "endpoint:blue:e2", "service:shop"]
     members = [zone.entries[f"endpoint:blue:{name}"].records for name in ("e1", "e2")]
     assert {record.name for records in members for record in records} == {"web"}
 
 
-def test_a_zone_survives_the_way_to_netdns() -> None:
-    zone = tenant_zone(world().cluster, DEFAULT)
+def test_a_zone_survives_encoding() -> None:
+    zone = tenant_zone(fake_cluster().cluster, DEFAULT)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(zone), type=Zone) == zone
 
 
-def test_names_are_shown_as_contiv_did() -> None:
-    """contiv 6.7: tenant, kind, name; services of Kubernetes below a tenant that is none."""
+def test_inspected_records_have_the_format_of_contiv() -> None:
+    """contiv 6.7: tenant, kind, name; Kubernetes Services under a tenant that does not exist."""
     cluster = Entry((Record("kube.ns.svc.cluster.local", "A", "10.9.0.1", Rank.CLUSTER),))
     zone = Zone(
         {
@@ -98,7 +98,7 @@ def test_names_are_shown_as_contiv_did() -> None:
             "kube": cluster,
         }
     )
-    assert show_names({DEFAULT: zone}) == {
+    assert inspect_records({DEFAULT: zone}) == {
         "default": {
             "services": {"shop": ["10.1.1.9"]},
             "endpointGroups": {"web": ["10.1.1.5"]},

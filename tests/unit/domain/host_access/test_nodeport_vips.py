@@ -1,10 +1,10 @@
-"""Doors: every tenant has its own, the same wherever it is asked for."""
+"""Every tenant has its own NodePort VIPs, the same on every node."""
 
 from __future__ import annotations
 
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.host_access.nodeport_vips import doors
+from weft.domain.host_access.nodeport_vips import nodeport_vips
 from weft.domain.ids import TenantName
 
 
@@ -15,15 +15,15 @@ def cluster_of(*names: str) -> Cluster:
     return cluster
 
 
-def test_no_two_tenants_have_the_same_door() -> None:
-    """With so many, some come to the same number."""
+def test_no_two_tenants_have_the_same_vip() -> None:
+    """With so many tenants some hashes collide."""
     names = [f"tenant{number}" for number in range(300)]
-    found = doors(cluster_of(*names))
-    assert len({address for pair in found.values() for address in pair}) == 2 * len(names)
-    assert found == doors(cluster_of(*reversed(names)))
+    vips = nodeport_vips(cluster_of(*names))
+    assert len({address for pair in vips.values() for address in pair}) == 2 * len(names)
+    assert vips == nodeport_vips(cluster_of(*reversed(names)))
 
 
-def test_doors_are_private_addresses() -> None:
-    v4, v6 = doors(cluster_of("blue"))[TenantName("blue")]
+def test_vips_are_private_addresses() -> None:
+    v4, v6 = nodeport_vips(cluster_of("blue"))[TenantName("blue")]
     assert str(v4).startswith(("172.19.24", "172.19.25"))
     assert str(v6).startswith("fd77:6566:7400:2:")

@@ -1,4 +1,4 @@
-"""At which outer addresses the services of a tenant may be asked (CVE-2020-8554, CVE-2026-32254, CVE-2026-53935)."""
+"""Which external IPs the services of a tenant may have (CVE-2020-8554, CVE-2026-32254, CVE-2026-53935)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
 from weft.domain.errors import Conflict, Invalid
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.loadbalancer.external_ips import outer_rules
+from weft.domain.loadbalancer.external_ips import external_ip_policy
 
 BLUE = TenantName("blue")
 EVERYTHING = ("0.0.0.0/0", "::/0")
@@ -19,58 +19,58 @@ def tenant(*ranges: str, name: str = BLUE) -> model.Tenant:
     return model.Tenant(name=TenantName(name), external_ranges=ranges)
 
 
-def fault(world: FakeCluster, text: str, *, own: tuple[str, ...] = ()) -> str:
-    services = {parse_address(each, field="own") for each in own}
-    return outer_rules(world.cluster, BLUE).fault(parse_address(text, field="address"), services)
+def fault(state: FakeCluster, text: str, *, cluster_ips: tuple[str, ...] = ()) -> str:
+    services = {parse_address(each, field="cluster_ips") for each in cluster_ips}
+    return external_ip_policy(state.cluster, BLUE).fault(parse_address(text, field="address"), services)
 
 
-def test_cve_2020_8554_an_address_counts_only_where_the_tenant_has_it() -> None:
-    world = FakeCluster()
-    world.put(tenant())
-    assert fault(world, "198.51.100.7") == "is not in externalRanges of the tenant"
-    world.put(tenant("198.51.100.0/24", "203.0.113.5-203.0.113.9", "2001:db8::7"))
+def test_cve_2020_8554_an_external_ip_must_be_in_the_ranges_of_the_tenant() -> None:
+    state = FakeCluster()
+    state.put(tenant())
+    assert fault(state, "198.51.100.7") == "is not in externalRanges of the tenant"
+    state.put(tenant("198.51.100.0/24", "203.0.113.5-203.0.113.9", "2001:db8::7"))
     for text in ("198.51.100.7", "203.0.113.5", "203.0.113.9", "2001:db8::7"):
-        assert not fault(world, text)
+        assert not fault(state, text)
     for text in ("198.51.101.0", "203.0.113.10", "2001:db8::8"):
-        assert fault(world, text)
+        assert fault(state, text)
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("127.0.0.1", "is loopback"),
         ("::1", "is loopback"),
-        ("169.254.169.254", "means something on one link only"),
-        ("fe80::1", "means something on one link only"),
-        ("224.0.0.1", "is no host's address"),
-        ("ff02::1", "is no host's address"),
+        ("169.254.169.254", "is link-local"),
+        ("fe80::1", "is link-local"),
+        ("224.0.0.1", "is multicast or reserved"),
+        ("ff02::1", "is multicast"),
         ("172.19.3.4", "is in pvtSubnet"),
-        ("192.0.2.1", "is that of node one"),
-        ("192.0.2.101", "is that of node one"),
+        ("192.0.2.1", "is an address of node one"),
+        ("192.0.2.101", "is an address of node one"),
         ("10.1.1.77", "is in network net1 of tenant default"),
-        ("10.96.0.10", "is that of a service of the cluster"),
+        ("10.96.0.10", "is the cluster IP of a service"),
     ],
 )
-def test_cve_2026_32254_nobody_has_what_means_something_here_already(text: str, why: str) -> None:
-    """Whatever the tenant was given by mistake."""
-    world = FakeCluster()
-    world.put(tenant(*EVERYTHING))
-    world.put(network("net1"))
+def test_cve_2026_32254_addresses_in_use_are_never_external_ips(text: str, reason: str) -> None:
+    """Even if externalRanges contain them by mistake."""
+    state = FakeCluster()
+    state.put(tenant(*EVERYTHING))
+    state.put(network("net1"))
     node = model.Node(name=NodeName("one"), vtep_ip="192.0.2.1", ctrl_ip="192.0.2.101")
-    world.cluster.put(kinds.NODE.store_key("one"), codec.encode(node), 1)
-    assert fault(world, text, own=("10.96.0.10",)) == why
+    state.cluster.put(kinds.NODE.store_key("one"), codec.encode(node), 1)
+    assert fault(state, text, cluster_ips=("10.96.0.10",)) == reason
 
 
 def test_cve_2026_53935_no_two_tenants_have_the_same_range() -> None:
-    world = FakeCluster()
-    world.put(tenant("198.51.100.0/24"))
+    state = FakeCluster()
+    state.put(tenant("198.51.100.0/24"))
     with pytest.raises(Conflict, match=r"overlaps 198\.51\.100\.0/24 of tenant 'blue'") as caught:
-        world.put(tenant("198.51.100.128-198.51.101.3", name="red"))
+        state.put(tenant("198.51.100.128-198.51.101.3", name="red"))
     assert caught.value.field == "externalRanges"
-    world.put(tenant("198.51.101.0/24", name="red"))
+    state.put(tenant("198.51.101.0/24", name="red"))
 
 
-def test_a_range_that_is_none_is_refused() -> None:
+def test_an_invalid_range_is_rejected() -> None:
     with pytest.raises(Invalid) as caught:
         FakeCluster().put(tenant("198.51.100.0/33"))
     assert caught.value.field == "externalRanges"

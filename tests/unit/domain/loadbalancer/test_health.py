@@ -1,4 +1,4 @@
-"""A node says that it answers for a service while one of its own endpoints is ready."""
+"""The health check counts the ready endpoints of the own node."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from weft.domain.ids import DEFAULT_TENANT, NodeName
 from weft.domain.loadbalancer.health import Health, health_of
 from weft.domain.loadbalancer.kube_objects import (
     Conditions,
-    DeclaredService,
     EndpointSlice,
     KubeService,
     KubeSlice,
+    ServiceObject,
     SliceEndpoint,
 )
 
-SERVICE = KubeService(tenant=DEFAULT_TENANT, namespace="shop", name="web", service=DeclaredService())
+SERVICE = KubeService(tenant=DEFAULT_TENANT, namespace="shop", name="web", service=ServiceObject())
 
 
-def piece(*endpoints: SliceEndpoint) -> KubeSlice:
+def slice_of(*endpoints: SliceEndpoint) -> KubeSlice:
     value = EndpointSlice(address_type="IPv4", endpoints=endpoints)
     return KubeSlice(tenant=DEFAULT_TENANT, namespace="shop", service_name="web", name="web-1", slice=value)
 
@@ -31,11 +31,11 @@ def local(*slices: KubeSlice) -> int:
     return found.local
 
 
-def test_endpoints_of_the_node_that_are_ready_count_once() -> None:
+def test_ready_endpoints_of_the_node_count_once() -> None:
     assert local() == 0
-    assert local(piece(endpoint("10.0.0.1"), endpoint("10.0.0.2", ready=None)), piece(endpoint("10.0.0.1"))) == 2
+    assert local(slice_of(endpoint("10.0.0.1"), endpoint("10.0.0.2", ready=None)), slice_of(endpoint("10.0.0.1"))) == 2
 
 
-def test_others_do_not_count() -> None:
-    """Those of other nodes, and those that only serve while they end."""
-    assert local(piece(endpoint("10.0.0.1", node="two"), endpoint("10.0.0.2", ready=False))) == 0
+def test_other_endpoints_do_not_count() -> None:
+    """Endpoints of other nodes, and terminating ones that still serve."""
+    assert local(slice_of(endpoint("10.0.0.1", node="two"), endpoint("10.0.0.2", ready=False))) == 0

@@ -1,4 +1,4 @@
-"""The balancing table: what fronts and pools come to, however they came about."""
+"""The load-balancer table: its state depends on the services alone, not on the order of changes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServicePart, Vip
-from weft.domain.loadbalancer.table import LONGEST_AFFINITY_S, MOST_BACKENDS, BalancingTable, Pool, Target, pool_of
+from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServiceItem, Vip
+from weft.domain.loadbalancer.table import MAX_AFFINITY_S, MAX_BACKENDS, LoadBalancerTable, Pool, Target, pool_of
 from weft.domain.policy.model.protocols import TCP, UDP
 
 BLUE = TenantName("blue")
 VIP = Address(4, 0x0A000909)
-FRONT = FrontendKey(VIP, TCP, 80)
+FRONTEND = FrontendKey(VIP, TCP, 80)
 
 TARGETS = st.builds(Target, st.integers(1, 4).map(lambda number: Address(4, number)), st.integers(8080, 8081))
-FRONTS = st.builds(
+FRONTENDS = st.builds(
     FrontendKey, st.integers(1, 2).map(lambda number: Address(4, number)), st.sampled_from((TCP, UDP)), st.just(80)
 )
 POOLS = st.builds(
@@ -26,7 +26,7 @@ POOLS = st.builds(
     st.lists(TARGETS, max_size=4),
     st.sampled_from((0, 60)),
 )
-SERVICES = st.dictionaries(FRONTS, POOLS, max_size=3)
+SERVICES = st.dictionaries(FRONTENDS, POOLS, max_size=3)
 CHANGES = st.lists(st.tuples(st.sampled_from("abc"), SERVICES | st.none(), st.booleans()), max_size=12)
 
 
@@ -34,96 +34,97 @@ def target(number: int, port: int = 8080) -> Target:
     return Target(Address(4, number), port)
 
 
-def told(table: BalancingTable, so_far: set[ServicePart]) -> set[ServicePart]:
-    """What a datapath has that carries out the next difference; nothing is put twice or dropped in vain."""
-    difference = table.refresh()
-    put, drop = set(difference.put), set(difference.drop)
-    assert len(put) == len(difference.put)
-    assert drop <= so_far
-    assert not put & (so_far - drop)
-    return (so_far - drop) | put
+def applied(table: LoadBalancerTable, before: set[ServiceItem]) -> set[ServiceItem]:
+    """The state of a datapath after the next delta; nothing is put twice or dropped without being applied_items."""
+    delta = table.refresh()
+    put, drop = set(delta.put), set(delta.drop)
+    assert len(put) == len(delta.put)
+    assert drop <= before
+    assert not put & (before - drop)
+    return (before - drop) | put
 
 
 @given(CHANGES)
-def test_changes_come_to_the_same_as_starting_from_nothing(
+def test_incremental_changes_give_the_same_state_as_a_new_table(
     changes: list[tuple[str, dict[FrontendKey, Pool] | None, bool]],
 ) -> None:
-    table = BalancingTable(BLUE)
-    wanted: dict[str, dict[FrontendKey, Pool]] = {}
-    there: set[ServicePart] = set()
-    for name, pools, tell in changes:
+    table = LoadBalancerTable(BLUE)
+    desired: dict[str, dict[FrontendKey, Pool]] = {}
+    applied_items: set[ServiceItem] = set()
+    for name, pools, refresh in changes:
         if pools is None:
             table.remove(name)
-            wanted.pop(name, None)
+            desired.pop(name, None)
         else:
             table.put(name, pools)
-            wanted[name] = pools
-        if tell:
-            there = told(table, there)
-    there = told(table, there)
-    fresh = BalancingTable(BLUE)
-    names = list(wanted)
+            desired[name] = pools
+        if refresh:
+            applied_items = applied(table, applied_items)
+    applied_items = applied(table, applied_items)
+    fresh = LoadBalancerTable(BLUE)
+    names = list(desired)
     random.Random(len(names)).shuffle(names)
     for name in names:
-        fresh.put(name, wanted[name])
-    assert there == told(fresh, set()) == set(table.parts())
+        fresh.put(name, desired[name])
+    assert applied_items == applied(fresh, set()) == set(table.state_items())
 
 
 @given(SERVICES)
-def test_every_front_has_its_backends_in_a_row(pools: dict[FrontendKey, Pool]) -> None:
-    table = BalancingTable(BLUE)
+def test_backends_of_a_frontend_are_numbered_without_gaps(pools: dict[FrontendKey, Pool]) -> None:
+    table = LoadBalancerTable(BLUE)
     table.put("web", pools)
-    parts = told(table, set())
-    for front, pool in pools.items():
+    items = applied(table, set())
+    for frontend, pool in pools.items():
         backends = sorted(
-            (part for part in parts if isinstance(part, Backend) and part.front == front), key=lambda part: part.number
+            (item for item in items if isinstance(item, Backend) and item.frontend == frontend),
+            key=lambda item: item.number,
         )
-        assert [part.number for part in backends] == list(range(len(pool.targets)))
-        assert [Target(part.address, part.port) for part in backends] == list(pool.targets)
-        assert Frontend(BLUE, front, len(backends), pool.affinity) in parts
-        tickets = [part.hash_slot for part in backends]
-        assert len(set(tickets)) == len(tickets) and all(tickets) if pool.affinity else not any(tickets)
-    assert {part.address for part in parts if isinstance(part, Vip)} == {front.address for front in pools}
+        assert [item.number for item in backends] == list(range(len(pool.targets)))
+        assert [Target(item.address, item.port) for item in backends] == list(pool.targets)
+        assert Frontend(BLUE, frontend, len(backends), pool.affinity) in items
+        hash_slots = [item.hash_slot for item in backends]
+        assert len(set(hash_slots)) == len(hash_slots) and all(hash_slots) if pool.affinity else not any(hash_slots)
+    assert {item.address for item in items if isinstance(item, Vip)} == {frontend.address for frontend in pools}
 
 
-def test_a_ticket_stays_whoever_comes_and_goes() -> None:
-    table = BalancingTable(BLUE)
-    tickets: dict[Address, set[int]] = {}
+def test_a_hash_slot_does_not_depend_on_other_backends() -> None:
+    table = LoadBalancerTable(BLUE)
+    hash_slots: dict[Address, set[int]] = {}
     for numbers in ((1, 2), (1, 2, 3), (2, 3), (3,)):
-        table.put("web", {FRONT: pool_of(map(target, numbers), affinity=60)})
+        table.put("web", {FRONTEND: pool_of(map(target, numbers), affinity=60)})
         table.refresh()
-        for part in table.parts():
-            if isinstance(part, Backend):
-                tickets.setdefault(part.address, set()).add(part.hash_slot)
-    assert all(len(each) == 1 for each in tickets.values())
+        for item in table.state_items():
+            if isinstance(item, Backend):
+                hash_slots.setdefault(item.address, set()).add(item.hash_slot)
+    assert all(len(each) == 1 for each in hash_slots.values())
 
 
-def test_one_service_has_a_front_that_several_claim() -> None:
-    """CVE-2020-8554 in small: who comes later takes nothing away from who has it, while that one is there."""
-    table = BalancingTable(BLUE)
-    table.put("b", {FRONT: pool_of([target(2)])})
-    table.put("a", {FRONT: pool_of([target(1)])})
-    table.put("c", {FRONT: pool_of([target(3)])})
+def test_one_service_gets_a_frontend_that_several_claim() -> None:
+    """CVE-2020-8554: a later service cannot take over a frontend while the first by name has it."""
+    table = LoadBalancerTable(BLUE)
+    table.put("b", {FRONTEND: pool_of([target(2)])})
+    table.put("a", {FRONTEND: pool_of([target(1)])})
+    table.put("c", {FRONTEND: pool_of([target(3)])})
     table.refresh()
-    assert table.port_of(FRONT, target(1).address) == 8080
+    assert table.port_of(FRONTEND, target(1).address) == 8080
     table.remove("a")
     table.refresh()
-    assert table.port_of(FRONT, target(1).address) == 0
-    assert table.port_of(FRONT, target(2).address) == 8080
+    assert table.port_of(FRONTEND, target(1).address) == 0
+    assert table.port_of(FRONTEND, target(2).address) == 8080
 
 
 def test_a_change_of_one_backend_leaves_the_others_alone() -> None:
-    table = BalancingTable(BLUE)
+    table = LoadBalancerTable(BLUE)
     for number in range(100):
-        table.put(f"web-{number}", {FRONT._replace(port=number + 1): pool_of([target(1), target(2)])})
+        table.put(f"web-{number}", {FRONTEND._replace(port=number + 1): pool_of([target(1), target(2)])})
     table.refresh()
-    table.put("web-7", {FRONT._replace(port=8): pool_of([target(1), target(3)])})
-    difference = table.refresh()
-    assert difference.put == (Backend(BLUE, FRONT._replace(port=8), 1, target(3).address, 8080),)
-    assert difference.drop == (Backend(BLUE, FRONT._replace(port=8), 1, target(2).address, 8080),)
+    table.put("web-7", {FRONTEND._replace(port=8): pool_of([target(1), target(3)])})
+    delta = table.refresh()
+    assert delta.put == (Backend(BLUE, FRONTEND._replace(port=8), 1, target(3).address, 8080),)
+    assert delta.drop == (Backend(BLUE, FRONTEND._replace(port=8), 1, target(2).address, 8080),)
 
 
-def test_pools_are_kept_to_what_a_datapath_can_do() -> None:
-    pool = pool_of((target(number) for number in range(MOST_BACKENDS + 5)), affinity=10**6)
-    assert (len(pool.targets), pool.affinity) == (MOST_BACKENDS, LONGEST_AFFINITY_S)
+def test_pools_are_cut_to_the_limits_of_a_datapath() -> None:
+    pool = pool_of((target(number) for number in range(MAX_BACKENDS + 5)), affinity=10**6)
+    assert (len(pool.targets), pool.affinity) == (MAX_BACKENDS, MAX_AFFINITY_S)
     assert pool_of([target(2), target(1), target(2)]).targets == (target(1), target(2))

@@ -1,8 +1,8 @@
-"""Contiv's groups, policies and rules -> the intermediate form.
+"""Compiles Contiv groups, policies and rules to the common rule form.
 
-A rule of direction `in` speaks about flows into the members of every group that attaches its policy, `out` about flows
-out of them. `from*` describes the source and `to*` the target; parts given together must all hold. A name that refers
-to nothing matches nothing (W23), for deny rules as for allow rules. A network stands for its subnets.
+A rule of direction `in` applies to flows to the members of every group that attaches its policy, `out` to flows from
+them. `from*` matches the source and `to*` the destination; fields given together must all match. A name that refers to
+nothing matches nothing (W23), in deny rules as in allow rules. A network stands for its subnets.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Self
 from weft.domain.addresses import Range, parse_subnet_v4, parse_subnet_v6
 from weft.domain.ids import GroupKey, GroupName, NetworkKey, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Group, Network, Policy, Rule
-from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model import rules as ir
+from weft.domain.policy.model.multimap import Multimap
 from weft.domain.policy.model.protocols import ICMP_EITHER, PORTED, protocol_number
 from weft.domain.policy.model.ranges import AddressSet, address_set, overlap
 from weft.domain.validation import parse_rule_address
@@ -26,14 +26,14 @@ RuleKey = tuple[TenantName, PolicyName, RuleId]
 _ACTIONS = {"allow": ir.Action.ALLOW, "deny": ir.Action.DENY}
 
 
-def unit_id(policy: PolicyKey) -> ir.UnitId:
-    return ir.UnitId(f"contiv/{policy[0]}/{policy[1]}")
+def policy_id(policy: PolicyKey) -> ir.PolicyId:
+    return ir.PolicyId(f"contiv/{policy[0]}/{policy[1]}")
 
 
-class ContivTables:
-    """The Contiv objects, and which policies must be compiled again when one of them changes.
+class ContivCompiler:
+    """Holds the Contiv objects and compiles policies.
 
-    Every `put_` and `remove_` gives those policies. Removing what is not there changes nothing (W24).
+    Every `put_` and `remove_` returns the policies to compile again. Removing an absent object is no error (W24).
     """
 
     def __init__(self) -> None:
@@ -42,13 +42,14 @@ class ContivTables:
         self._rules: dict[RuleKey, Rule] = {}
         self._networks: dict[NetworkKey, Network] = {}
         self._rules_of_policy: dict[PolicyKey, tuple[RuleKey, ...]] = {}
-        self._rules_of_network: Index[NetworkKey, RuleKey] = Index()
-        self._groups_of_policy: Index[PolicyKey, GroupKey] = Index()
+        self._rules_of_network: Multimap[NetworkKey, RuleKey] = Multimap()
+        self._groups_of_policy: Multimap[PolicyKey, GroupKey] = Multimap()
+        # Rules are cached: a policy with thousands of rules recompiles only the changed ones.
         self._compiled: dict[RuleKey, ir.FlowRule] = {}
-        self._uncompiled: Index[PolicyKey, RuleKey] = Index()
+        self._uncompiled: Multimap[PolicyKey, RuleKey] = Multimap()
 
     def copy(self) -> Self:
-        """A twin that can be changed alone."""
+        """Return an independent copy."""
         twin = type(self)()
         for name, table in vars(self).items():
             setattr(twin, name, table.copy())
@@ -57,25 +58,28 @@ class ContivTables:
     def put_policy(self, policy: Policy) -> set[PolicyKey]:
         key = (policy.tenant, policy.name)
         old = self._policies.get(key)
+        # `dry_run` is a property of the policy that every compiled rule carries.
         if old is not None and old.dry_run is not policy.dry_run:
-            self._forget_compiled(self._rules_of_policy.get(key, ()))
+            self._invalidate(self._rules_of_policy.get(key, ()))
         self._policies[key] = policy
         return {key}
 
     def remove_policy(self, key: PolicyKey) -> set[PolicyKey]:
         self._policies.pop(key, None)
-        self._forget_compiled(self._rules_of_policy.get(key, ()))
+        self._invalidate(self._rules_of_policy.get(key, ()))
         return {key}
 
     def put_rule(self, rule: Rule) -> set[PolicyKey]:
         check_rule(rule)
         key = (rule.tenant, rule.policy, rule.rule_id)
+        # The old version may refer to other networks.
         changed = self.remove_rule(key)
         self._rules[key] = rule
         self._uncompiled.add(key[:2], key)
+        # Tuples are kept sorted, so that equal states compile to equal policies whatever the order of changes.
         before = self._rules_of_policy.get(key[:2], ())
-        place = bisect_left(before, key)
-        self._rules_of_policy[key[:2]] = (*before[:place], key, *before[place:])
+        index = bisect_left(before, key)
+        self._rules_of_policy[key[:2]] = (*before[:index], key, *before[index:])
         for network in _networks_of(rule):
             self._rules_of_network.add(network, key)
         return changed
@@ -87,14 +91,15 @@ class ContivTables:
         self._compiled.pop(key, None)
         self._uncompiled.discard(key[:2], key)
         before = self._rules_of_policy.pop(key[:2])
-        place = bisect_left(before, key)
+        index = bisect_left(before, key)
         if len(before) > 1:
-            self._rules_of_policy[key[:2]] = (*before[:place], *before[place + 1 :])
+            self._rules_of_policy[key[:2]] = (*before[:index], *before[index + 1 :])
         for network in _networks_of(rule):
             self._rules_of_network.discard(network, key)
         return {key[:2]}
 
     def put_group(self, group: Group) -> set[PolicyKey]:
+        # Policies of the old version are recompiled too: the group may not be their subject any more.
         detached = self.remove_group(group.key)
         self._groups[group.key] = group
         attached = _policies_of(group)
@@ -110,35 +115,36 @@ class ContivTables:
         return detached
 
     def put_network(self, network: Network) -> set[PolicyKey]:
-        _subnets(network)  # refuses a network that no rule could refer to
+        _subnets(network)  # raises `Invalid` before anything changes
         self._networks[network.key] = network
-        return self._users(network.key)
+        return self._invalidate_users(network.key)
 
     def remove_network(self, key: NetworkKey) -> set[PolicyKey]:
         self._networks.pop(key, None)
-        return self._users(key)
+        return self._invalidate_users(key)
 
-    def _users(self, network: NetworkKey) -> set[PolicyKey]:
+    def _invalidate_users(self, network: NetworkKey) -> set[PolicyKey]:
         rules = self._rules_of_network[network]
-        self._forget_compiled(rules)
+        self._invalidate(rules)
         return {rule[:2] for rule in rules}
 
-    def _forget_compiled(self, rules: Iterable[RuleKey]) -> None:
+    def _invalidate(self, rules: Iterable[RuleKey]) -> None:
         for rule in rules:
             self._compiled.pop(rule, None)
             self._uncompiled.add(rule[:2], rule)
 
     def compile(self, key: PolicyKey) -> ir.CompiledPolicy | None:
-        """The policy as a unit, or None while it does not exist."""
+        """Return the compiled policy, or None if it does not exist."""
         policy = self._policies.get(key)
         if policy is None:
             return None
         groups = sorted(self._groups_of_policy[key])
+        # A copy, because the loop empties the set.
         for rule in tuple(self._uncompiled[key]):
             self._compiled[rule] = self._compile_rule(self._rules[rule], dry_run=policy.dry_run)
             self._uncompiled.discard(key, rule)
         return ir.CompiledPolicy(
-            id=unit_id(key),
+            id=policy_id(key),
             subjects=tuple(ir.GroupMembers(group.tenant, group.group) for group in groups),
             rules=tuple(map(self._compiled.__getitem__, self._rules_of_policy.get(key, ()))),
         )
@@ -146,12 +152,12 @@ class ContivTables:
     def _compile_rule(self, rule: Rule, *, dry_run: bool) -> ir.FlowRule:
         source = self._end(rule.tenant, rule.from_endpoint_group, rule.from_network, rule.from_ip_address)
         target = self._end(rule.tenant, rule.to_endpoint_group, rule.to_network, rule.to_ip_address)
-        inward = rule.direction == "in"
-        local, remote = (target, source) if inward else (source, target)
+        ingress = rule.direction == "in"
+        local, remote = (target, source) if ingress else (source, target)
         return ir.FlowRule(
             id=ir.RuleId(f"contiv/{rule.tenant}/{rule.policy}/{rule.rule_id}"),
             tier=ir.Tier.GROUP,
-            direction=ir.Direction.INGRESS if inward else ir.Direction.EGRESS,
+            direction=ir.Direction.INGRESS if ingress else ir.Direction.EGRESS,
             action=_ACTIONS[rule.action],
             priority=rule.priority,
             peers=None if remote is None else (remote,),
@@ -171,13 +177,14 @@ class ContivTables:
     def _addresses(self, network: NetworkKey, address: str) -> AddressSet | None:
         if not network.network:
             return address_set([parse_rule_address(address, field="ipAddress")]) if address else None
+        # A network that does not exist gives the empty set, which matches nothing (W23), and not None, which is any.
         known = self._networks.get(network)
         subnets = _subnets(known) if known else []
         return address_set(overlap(subnets, [parse_rule_address(address, field="ipAddress")]) if address else subnets)
 
 
 def check_rule(rule: Rule) -> None:
-    """Raise `Invalid` when a rule cannot be compiled, whatever the other objects are."""
+    """Raise `Invalid` if a rule cannot be compiled, independent of other objects."""
     _services(rule)
     for text, field in ((rule.from_ip_address, "fromIpAddress"), (rule.to_ip_address, "toIpAddress")):
         if text:
@@ -188,11 +195,13 @@ def _services(rule: Rule) -> tuple[ir.PortMatch, ...] | None:
     if not rule.protocol and not rule.port:
         return None
     if not rule.protocol:
+        # A port alone means that port of every protocol with ports.
         protocols: tuple[int, ...] = PORTED
     elif rule.protocol == "icmp":
         protocols = ICMP_EITHER
     else:
         protocols = (protocol_number(rule.protocol),)
+    # A port has no meaning for a protocol without ports, so the rule covers the protocol.
     if not rule.port or not set(protocols) <= set(PORTED):
         return (ir.PortMatch(protocols=protocols),)
     return (ir.PortMatch(protocols=protocols, first=rule.port, last=rule.port),)

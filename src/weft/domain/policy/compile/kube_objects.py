@@ -1,6 +1,6 @@
-"""Kubernetes' Namespace and NetworkPolicy as documents of the store: written by the leading master, read by all.
+"""Store objects for Kubernetes Namespaces and NetworkPolicies. The leading netmaster writes them, all nodes read them.
 
-They belong to no tenant: a policy protects the pods of its namespace, whichever tenants these are in.
+They belong to no tenant: a policy selects the pods of its namespace, in whatever tenants these are.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from weft.domain.policy.model.netpol import Metadata, NetworkPolicy, PolicySpec
 
 
 class KubeNamespace(Value, frozen=True, kw_only=True):
-    """A namespace. Its labels are what policies select by, and those of ours are the defaults of its pods."""
+    """A namespace. Policies select by its labels; its `io.contiv.*` labels are the defaults of its pods."""
 
     name: str
     labels: dict[str, str] = field(default_factory=dict)
 
 
 class KubePolicy(Value, frozen=True, kw_only=True):
-    """A NetworkPolicy. `fault` tells of what could not be read of it; such a rule allows nothing."""
+    """A NetworkPolicy. `fault` says what could not be decoded; rules concerned by it allow nothing."""
 
     namespace: str
     name: str
+    # The uid of the API object, to which Events about the policy refer.
     uid: str = ""
     dry_run: bool = False
     spec: PolicySpec = PolicySpec()
@@ -31,13 +32,14 @@ class KubePolicy(Value, frozen=True, kw_only=True):
 
     @property
     def policy(self) -> NetworkPolicy:
-        """The policy itself."""
+        """The policy as the engine takes it."""
         annotations = {"weft/dry-run": "true"} if self.dry_run else None
         metadata = Metadata(name=self.name, namespace=self.namespace, annotations=annotations)
         return NetworkPolicy(metadata=metadata, spec=self.spec)
 
-    def without_rules(self, fault: str) -> KubePolicy:
-        """What is kept of it where its rules cannot be: it protects the same pods and allows them nothing."""
+    def fail_closed(self, fault: str) -> KubePolicy:
+        """Return the policy without its rules: it isolates the same pods and allows them nothing."""
+        # The types are spelled out, because without rules their defaults would not include Egress.
         isolates = {"Ingress": self.spec.isolates_ingress, "Egress": self.spec.isolates_egress}
         types = tuple(kind for kind, isolated in isolates.items() if isolated)
         return replace(self, spec=PolicySpec(pod_selector=self.spec.pod_selector, policy_types=types), fault=fault)

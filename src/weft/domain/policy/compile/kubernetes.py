@@ -1,8 +1,9 @@
-"""NetworkPolicy -> the intermediate form.
+"""Compiles a Kubernetes NetworkPolicy to rules.
 
-A policy isolates the pods it selects in each direction it speaks about: one rule per entry allows, and below all of
-them one rule denies the rest. So allows of several policies add up, a pod that no policy selects stays open, and even a
-default deny has a name. Isolation covers every protocol; the services of an entry are TCP, UDP and SCTP only.
+A policy isolates the pods it selects in each of its policy types: one rule per entry allows, and one rule of lower
+priority denies the rest. So the allows of several policies add up, a pod that no policy selects is not isolated, and
+even the default deny has a rule id to report. Isolation covers every protocol; the ports of an entry are TCP, UDP or
+SCTP only.
 """
 
 from __future__ import annotations
@@ -20,30 +21,31 @@ from weft.domain.policy.model.rules import (
     Peer,
     PodsOfNamespace,
     PodsOfNamespaces,
+    PolicyId,
     PortMatch,
     RuleId,
     Tier,
-    UnitId,
 )
 from weft.domain.selectors import EVERYTHING, LabelSelector, Selector, parse_label_selector
 
+# All allows of all policies outrank all isolation rules of the tier; so the order of policies never matters.
 _ALLOW_PRIORITY, _ISOLATION_PRIORITY = 1, 0
 _PREFIX, _ISOLATION = "k8s/", "/isolation"
 
 _Entry = tuple[tuple[PolicyPeer, ...] | None, tuple[PolicyPort, ...] | None]
 
 
-def unit_id(namespace: str, name: str) -> UnitId:
-    return UnitId(f"{_PREFIX}{namespace}/{name}")
+def policy_id(namespace: str, name: str) -> PolicyId:
+    return PolicyId(f"{_PREFIX}{namespace}/{name}")
 
 
 def is_isolation(rule: RuleId) -> bool:
-    """Whether this is the rule of a policy that denies what no entry allows."""
+    """Return whether this is the default-deny rule of a policy."""
     return rule.startswith(_PREFIX) and rule.endswith(_ISOLATION)
 
 
 def compile_network_policy(policy: NetworkPolicy) -> CompiledPolicy:
-    """The policy's rules and the pods they protect; `Invalid` when it is not a valid policy."""
+    """Return the policy's rules and the pods it selects; `Invalid` if the policy is not valid."""
     validate(policy)
     spec = policy.spec
     rules: list[FlowRule] = []
@@ -54,14 +56,14 @@ def compile_network_policy(policy: NetworkPolicy) -> CompiledPolicy:
     if spec.isolates_egress:
         rules += _compile_direction(policy, Direction.EGRESS, [(rule.to, rule.ports) for rule in spec.egress or ()])
     return CompiledPolicy(
-        id=unit_id(policy.metadata.namespace, policy.metadata.name),
+        id=policy_id(policy.metadata.namespace, policy.metadata.name),
         subjects=(PodsOfNamespace(policy.metadata.namespace, _selector(spec.pod_selector)),),
         rules=tuple(rules),
     )
 
 
 def _compile_direction(policy: NetworkPolicy, direction: Direction, entries: list[_Entry]) -> Iterator[FlowRule]:
-    prefix = f"{unit_id(policy.metadata.namespace, policy.metadata.name)}/{direction}"
+    prefix = f"{policy_id(policy.metadata.namespace, policy.metadata.name)}/{direction}"
     for index, (peers, ports) in enumerate(entries):
         yield FlowRule(
             id=RuleId(f"{prefix}/{index}"),
@@ -69,11 +71,13 @@ def _compile_direction(policy: NetworkPolicy, direction: Direction, entries: lis
             direction=direction,
             action=Action.ALLOW,
             priority=_ALLOW_PRIORITY,
+            # Empty `from` and `to` mean any peer, as absent ones do (the API's rule), hence None rather than ().
             peers=tuple(_compile_peer(peer, policy.metadata.namespace) for peer in peers) if peers else None,
             services=tuple(_compile_port(port) for port in ports) if ports else None,
             dry_run=policy.dry_run,
         )
     yield FlowRule(
+        # Emitted even without entries: selecting a pod isolates it.
         id=RuleId(f"{prefix}{_ISOLATION}"),
         tier=Tier.NAMESPACE,
         direction=direction,
@@ -88,12 +92,14 @@ def _compile_peer(peer: PolicyPeer, namespace: str) -> Peer:
         whole, holes = parse_ip_block(peer.ip_block, field="ipBlock")
         return Peer(addresses=address_set([whole], without=holes))
     pods = _selector(peer.pod_selector)
+    # Absent means the policy's own namespace; empty means every namespace.
     if peer.namespace_selector is None:
         return Peer(members=PodsOfNamespace(namespace, pods))
     return Peer(members=PodsOfNamespaces(_selector(peer.namespace_selector), pods))
 
 
 def _compile_port(port: PolicyPort) -> PortMatch:
+    # The API's default protocol is TCP.
     protocols = (protocol_number(port.protocol),) if port.protocol else (TCP,)
     if port.port is None:
         return PortMatch(protocols=protocols)

@@ -1,14 +1,15 @@
-"""The decision: which rule of an ordered list speaks for a flow.
+"""Rule evaluation: which rule of an ordered list decides about a flow.
 
-The list is read tier by tier; in each tier the first rule that matches is the tier's word.
+The list is evaluated tier by tier; within a tier the first matching rule applies.
 
-- Deny ends the matter, and so does allow, with one exception: after an allow of the group tier the namespace tier is
-  asked too, so where Contiv rules and NetworkPolicies meet on one workload both must allow.
-- Pass, or no match, goes on to the next tier; the baseline is asked only when no earlier tier had a word.
-- Where nobody spoke the flow is allowed, by `weft/default`.
+- Deny is final. Allow is final too, with one exception: after an allow of the group tier the namespace tier is
+  evaluated as well. So where Contiv rules and NetworkPolicies select the same workload, both must allow.
+- Pass, or no match, continues with the next tier. The baseline tier applies only if no earlier tier has decided.
+- Without a decision the flow is allowed by `weft/default`.
 
-Two rules of our own stand before all others: tenants never meet, and a workload is always reachable from the host of
-its own node (kubelet's probes; who owns that host owns the workload anyway). Rules of a dry run never decide.
+Two built-in rules precede all others: tenants are isolated from each other, and a workload is always reachable from
+the host of its own node (kubelet probes; the root user of that host controls the workload anyway). Dry-run rules never
+decide.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from weft.domain.policy.model.rules import (
     built_in,
 )
 
-# Whether an identity is a member of a set at present.
+# Returns whether an identity is currently a member of a set.
 IsMember = Callable[[Identity, MemberSet], bool]
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """The first packet of a connection. `port` is 0 where the protocol has none; `version` is the family, 4 or 6."""
+    """The first packet of a connection. `port` is 0 if the protocol has no ports; `version` is 4 or 6."""
 
     source: Identity
     target: Identity
@@ -48,7 +49,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 4
 
     def ends(self, direction: Direction) -> tuple[Identity, Identity]:
-        """The protected end and the remote end, seen in this direction."""
+        """Return the local and the remote end for rules of this direction."""
         if direction is Direction.INGRESS:
             return self.target, self.source
         return self.source, self.target
@@ -66,7 +67,7 @@ class Miss(Enum):
 
 
 def misses(rule: FlowRule, flow: Flow, is_member: IsMember) -> Iterator[Miss]:
-    """What keeps the rule from matching the flow; nothing when it matches."""
+    """Yield the conditions that keep the rule from matching the flow; nothing if it matches."""
     local, remote = flow.ends(rule.direction)
     if rule.local is not None and not _is_peer(rule.local, local, flow.version, is_member):
         yield Miss.LOCAL
@@ -77,31 +78,35 @@ def misses(rule: FlowRule, flow: Flow, is_member: IsMember) -> Iterator[Miss]:
 
 
 def matches(rule: FlowRule, flow: Flow, is_member: IsMember) -> bool:
-    """Whether the rule speaks about the flow."""
+    """Return whether the rule matches the flow."""
+    # Stops at the first miss; only explanations need all of them.
     return next(misses(rule, flow, is_member), None) is None
 
 
 def decide(rules: Iterable[FlowRule], is_match: Callable[[FlowRule], bool], *, direction: Direction) -> FlowRule:
-    """The rule that decides among rules in order of precedence; without any word, the default."""
-    word: FlowRule | None = None
-    spoken: Tier | None = None
+    """Return the deciding rule among rules in order of precedence; the default rule if none decides."""
+    group_allow: FlowRule | None = None
+    matched_tier: Tier | None = None
     for rule in rules:
-        if rule.tier is spoken or (word is not None and rule.tier is Tier.BASELINE):
+        # The first match ends its tier. After a group allow, the baseline tier cannot change the verdict any more.
+        if rule.tier is matched_tier or (group_allow is not None and rule.tier is Tier.BASELINE):
             continue
         if not is_match(rule):
             continue
-        spoken = rule.tier
+        matched_tier = rule.tier
         if rule.action is Action.PASS:
             continue
         if rule.action is Action.DENY or rule.tier is not Tier.GROUP:
             return rule
-        word = rule
-    return word or built_in(DEFAULT_ALLOW_ID, direction, Action.ALLOW)
+        # An allow of the group tier stands only if the namespace tier does not deny.
+        group_allow = rule
+    return group_allow or built_in(DEFAULT_ALLOW_ID, direction, Action.ALLOW)
 
 
-def first_word(flow: Flow, direction: Direction) -> FlowRule | None:
-    """The rule of our own that decides before any policy, if one applies."""
+def builtin_rule_for(flow: Flow, direction: Direction) -> FlowRule | None:
+    """Return the built-in rule that precedes all policies, if one applies."""
     local, remote = flow.ends(direction)
+    # Hosts and the world have no tenant: isolation holds between workloads only.
     if local.tenant and remote.tenant and local.tenant != remote.tenant:
         return built_in(TENANTS_ID, direction, Action.DENY)
     if direction is Direction.INGRESS and remote.kind is Kind.HOST and local.node and local.node == remote.node:
@@ -114,6 +119,7 @@ def _is_peer(peer: Peer, identity: Identity, version: int, is_member: IsMember) 
         return False
     if peer.addresses is None:
         return True
+    # Only the address of the flow's own family counts: a dual-stack peer must not match by its other address.
     address = identity.address(version)
     return address is not None and address in peer.addresses
 
@@ -122,5 +128,6 @@ def _is_service(service: PortMatch, flow: Flow) -> bool:
     if flow.protocol not in service.protocols:
         return False
     if service.name:
-        return flow.target.calls(service.name, protocol=flow.protocol, port=flow.port)
+        # A named port is resolved on the destination: the same name may stand for another number on each pod.
+        return flow.target.has_named_port(service.name, protocol=flow.protocol, port=flow.port)
     return service.first <= flow.port <= service.last

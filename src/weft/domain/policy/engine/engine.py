@@ -1,32 +1,32 @@
-"""The engine: the cluster's state, and for every workload the ordered rules that follow from it.
+"""The policy engine: holds the cluster state and derives the ordered rules of every workload.
 
-Each change is put or removed on its own and recomputes only what it touches; the result is the same as that of a new
-engine fed with the final state in any order. A value that cannot be compiled raises `Invalid` and changes nothing. The
-engine asks nobody and keeps no time. Use it from one task at a time; a `copy` may be changed to try something out.
+Every change is put or removed on its own and recomputes only what it affects. The result equals that of a new engine
+fed with the final state in any order. A value that cannot be compiled raises `Invalid` and changes nothing. The engine
+does no I/O and has no clock. It is not safe for concurrent use; change a `copy` to try something out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Self
 
 import msgspec
 
 from weft.domain import model
-from weft.domain.ids import EndpointKey, GroupKey, NetworkKey
+from weft.domain.addresses import Address, parse_address
+from weft.domain.errors import Invalid, NotFound
+from weft.domain.ids import DEFAULT_TENANT, EndpointKey, GroupKey, NetworkKey
 from weft.domain.policy.compile import contiv, kubernetes
-from weft.domain.policy.compile.contiv import ContivTables, PolicyKey, RuleKey
-from weft.domain.policy.engine.decide import Flow, decide, first_word, matches
-from weft.domain.policy.engine.directory import Directory
-from weft.domain.policy.engine.facts import Fact
-from weft.domain.policy.engine.membership import Membership, Moves
-from weft.domain.policy.engine.rule_index import Index
+from weft.domain.policy.compile.contiv import ContivCompiler, PolicyKey, RuleKey
+from weft.domain.policy.engine.decide import Flow, builtin_rule_for, decide, matches
+from weft.domain.policy.engine.membership import Membership, MembershipChanges
 from weft.domain.policy.model.identities import (
     API_SERVER_KEY,
     ApiServer,
     Host,
     Identity,
     IdentityKey,
+    Kind,
     Namespace,
     Pod,
     host_key,
@@ -34,46 +34,64 @@ from weft.domain.policy.model.identities import (
     identity_of_endpoint,
     identity_of_host,
     identity_of_pod,
+    identity_of_world,
     pod_key,
 )
+from weft.domain.policy.model.multimap import Multimap
 from weft.domain.policy.model.netpol import NetworkPolicy
+from weft.domain.policy.model.protocols import ICMP, ICMPV6
 from weft.domain.policy.model.rules import (
     Action,
     CompiledPolicy,
     Direction,
     FlowRule,
     MemberSet,
+    PolicyId,
     RuleSet,
-    UnitId,
     changed_rules,
 )
 
+# The objects that policy verdicts depend on.
+PolicyObject = (
+    Pod
+    | Namespace
+    | Host
+    | ApiServer
+    | NetworkPolicy
+    | model.Endpoint
+    | model.Group
+    | model.Policy
+    | model.Rule
+    | model.Network
+)
+
+# Ingress and egress rules in order of precedence.
 _Ordered = tuple[tuple[FlowRule, ...], tuple[FlowRule, ...]]
 
 
 class Affected(msgspec.Struct, frozen=True):
-    """What a change altered: workloads whose rule set is another, and sets whose members or their addresses are.
+    """What a change affected: workloads with another rule set, and sets with other members or member addresses.
 
-    `identities` are all who came, went, or are seen in another way: by their values, or by the sets that rules name.
-    `units` are the policies that came, went, or have other rules or subjects.
+    `identities` are those that were added, removed, or changed in their values or in their sets. `policies` are those
+    that were added, removed, or changed in their rules or subjects.
     """
 
     workloads: frozenset[IdentityKey] = frozenset()
     sets: frozenset[MemberSet] = frozenset()
     identities: frozenset[IdentityKey] = frozenset()
-    units: frozenset[UnitId] = frozenset()
+    policies: frozenset[PolicyId] = frozenset()
 
     def __or__(self, other: Affected) -> Affected:
         return Affected(
             self.workloads | other.workloads,
             self.sets | other.sets,
             self.identities | other.identities,
-            self.units | other.units,
+            self.policies | other.policies,
         )
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """The rule that decides at each end. A flow passes when both allow."""
+class FlowVerdict(msgspec.Struct, frozen=True):
+    """The deciding rule at each end. A flow is allowed if both rules allow it."""
 
     egress: FlowRule
     ingress: FlowRule
@@ -83,51 +101,147 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.egress.action is Action.ALLOW and self.ingress.action is Action.ALLOW
 
 
-class Engine:
-    """See the module. `directory` names the ends of flows. Removing what is absent is fine (W24)."""
+class Directory:
+    """The known identities. An address belongs to a workload of the tenant, else to a host or the API server.
 
-    def __init__(self, facts: Iterable[Fact] = ()) -> None:
-        self.directory = Directory()
-        self._membership = Membership()
-        self._contiv = ContivTables()
-        self._units: dict[UnitId, CompiledPolicy] = {}
-        self._units_of_subject: Index[MemberSet, UnitId] = Index()
-        self._ordered: dict[frozenset[MemberSet], _Ordered] = {}
-        for fact in facts:
-            self.put(fact)
+    Several identities may have one address: tenants overlap, and the API server may run on a node.
+    """
+
+    def __init__(self) -> None:
+        self._identities: dict[IdentityKey, Identity] = {}
+        self._by_address: Multimap[Address, IdentityKey] = Multimap()
 
     def copy(self) -> Self:
-        """A twin that can be changed alone."""
+        """Return an independent copy."""
         twin = type(self)()
+        twin._identities = self._identities.copy()
+        twin._by_address = self._by_address.copy()
+        return twin
+
+    def put(self, identity: Identity) -> None:
+        # The old version may have other addresses.
+        self.remove(identity.key)
+        self._identities[identity.key] = identity
+        for address in identity.addresses:
+            self._by_address.add(address, identity.key)
+
+    def remove(self, key: IdentityKey) -> None:
+        identity = self._identities.pop(key, None)
+        for address in identity.addresses if identity else ():
+            self._by_address.discard(address, key)
+
+    def __iter__(self) -> Iterator[IdentityKey]:
+        return iter(self._identities)
+
+    def get(self, key: IdentityKey) -> Identity | None:
+        return self._identities.get(key)
+
+    def at(self, address: Address, *, tenant: str) -> Identity:
+        """Return the identity of this address for a flow of this tenant; the world if no identity has it."""
+        # Sorted, so that the result never depends on the order of changes.
+        holders = [self._identities[key] for key in sorted(self._by_address[address])]
+        for holder in holders:
+            # Workloads of other tenants never match: tenants may overlap, and this flow cannot reach them anyway.
+            if holder.tenant == tenant:
+                return holder
+        for holder in holders:
+            if holder.kind is not Kind.WORKLOAD:
+                return holder
+        return identity_of_world(address)
+
+    def flow(
+        self,
+        source: str,
+        target: str,
+        *,
+        protocol: int,
+        port: int = 0,
+        version: int | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> Flow:
+        """Return the flow between two ends, each given by key or address.
+
+        `tenant` resolves addresses if neither end is the key of a workload. Without a version the flow is IPv4 if both
+        ends have an IPv4 address. ICMP and ICMPv6 both mean the control messages of the flow's version.
+        """
+        named = [self.get(IdentityKey(text)) for text in (source, target)]
+        scope = next((end.tenant for end in named if end is not None and end.tenant), tenant)
+        ends = [end or self._at_text(text, tenant=scope) for end, text in zip(named, (source, target), strict=True)]
+        version = _common_version(*ends, wanted=version)
+        # Operators write `icmp` for both families.
+        if protocol in (ICMP, ICMPV6):
+            protocol = ICMP if version == 4 else ICMPV6
+        return Flow(source=ends[0], target=ends[1], protocol=protocol, port=port, version=version)
+
+    def _at_text(self, text: str, *, tenant: str) -> Identity:
+        try:
+            address = parse_address(text, field="address")
+        except Invalid as error:
+            raise NotFound(f"{text!r} is neither a known workload nor a host nor an address") from error
+        holder = self.at(address, tenant=tenant)
+        # A host has several addresses: the flow uses the requested one.
+        return holder if holder.kind is Kind.WORKLOAD else msgspec.structs.replace(holder, addresses=(address,))
+
+
+def _common_version(source: Identity, target: Identity, *, wanted: int | None) -> int:
+    versions = {4, 6} if wanted is None else {wanted}
+    for end in (source, target):
+        # A workload without an address yet is no obstacle: its rules can be evaluated already.
+        if end.addresses:
+            versions &= {address.family for address in end.addresses}
+    if not versions:
+        raise Invalid(f"{source.key} and {target.key} have no common address family", field="version")
+    return min(versions)
+
+
+class Engine:
+    """The policy state of a cluster. `directory` resolves flow ends. Removing an absent object is no error (W24)."""
+
+    def __init__(self, objects: Iterable[PolicyObject] = ()) -> None:
+        self.directory = Directory()
+        self._membership = Membership()
+        self._contiv = ContivCompiler()
+        self._policies: dict[PolicyId, CompiledPolicy] = {}
+        self._policies_by_subject: Multimap[MemberSet, PolicyId] = Multimap()
+        # A cache: workloads in the same sets have the same rules. Every change of a set or a policy clears it.
+        self._ordered: dict[frozenset[MemberSet], _Ordered] = {}
+        for value in objects:
+            self.put(value)
+
+    def copy(self) -> Self:
+        """Return an independent copy."""
+        twin = type(self)()
+        # Every attribute has a `copy`; the values in them are immutable.
         for name, table in vars(self).items():
             setattr(twin, name, table.copy())
         return twin
 
-    def put(self, fact: Fact) -> Affected:
+    def put(self, value: PolicyObject) -> Affected:
         """Add the object, or replace the one with the same key."""
-        match fact:
+        match value:
             case Pod():
-                return self._put_workload(identity_of_pod(fact))
+                return self._put_workload(identity_of_pod(value))
             case model.Endpoint():
-                return self._put_workload(identity_of_endpoint(fact))
+                return self._put_workload(identity_of_endpoint(value))
             case Host():
-                return self._put_bystander(identity_of_host(fact))
+                return self._put_non_workload(identity_of_host(value))
             case ApiServer():
-                return self._put_bystander(identity_of_api_server(fact))
+                return self._put_non_workload(identity_of_api_server(value))
             case Namespace():
-                return self._moved(self._membership.put_namespace(fact))
+                return self._affected_by(self._membership.put_namespace(value))
             case NetworkPolicy():
-                unit = kubernetes.compile_network_policy(fact)
-                return self._put_unit(unit.id, unit)
+                policy = kubernetes.compile_network_policy(value)
+                return self._put_policy(policy.id, policy)
             case model.Group():
-                moved = self._moved(self._membership.put_group(fact.key))
-                return moved | self._recompile(self._contiv.put_group(fact))
+                # Members join before the policies are compiled, so that these see all subjects.
+                affected = self._affected_by(self._membership.put_group(value.key))
+                return affected | self._recompile(self._contiv.put_group(value))
             case model.Policy():
-                return self._recompile(self._contiv.put_policy(fact))
+                return self._recompile(self._contiv.put_policy(value))
             case model.Rule():
-                return self._recompile(self._contiv.put_rule(fact))
+                return self._recompile(self._contiv.put_rule(value))
             case model.Network():
-                return self._recompile(self._contiv.put_network(fact))
+                return self._recompile(self._contiv.put_network(value))
 
     def remove_pod(self, namespace: str, name: str) -> Affected:
         return self._remove_workload(pod_key(namespace, name))
@@ -136,21 +250,21 @@ class Engine:
         return self._remove_workload(IdentityKey(str(key)))
 
     def remove_host(self, node: str) -> Affected:
-        return self._remove_bystander(host_key(node))
+        return self._remove_non_workload(host_key(node))
 
     def remove_api_server(self) -> Affected:
-        return self._remove_bystander(API_SERVER_KEY)
+        return self._remove_non_workload(API_SERVER_KEY)
 
     def remove_namespace(self, name: str) -> Affected:
-        return self._moved(self._membership.remove_namespace(name))
+        return self._affected_by(self._membership.remove_namespace(name))
 
     def remove_network_policy(self, namespace: str, name: str) -> Affected:
-        return self._put_unit(kubernetes.unit_id(namespace, name), None)
+        return self._put_policy(kubernetes.policy_id(namespace, name), None)
 
     def remove_group(self, key: GroupKey) -> Affected:
-        # While its members leave, the group's policies still say whose rule sets change by it.
-        moved = self._moved(self._membership.remove_group(key))
-        return moved | self._recompile(self._contiv.remove_group(key))
+        # Members leave before the policies are detached: the policies still tell whose rule sets are affected.
+        affected = self._affected_by(self._membership.remove_group(key))
+        return affected | self._recompile(self._contiv.remove_group(key))
 
     def remove_policy(self, key: PolicyKey) -> Affected:
         return self._recompile(self._contiv.remove_policy(key))
@@ -166,38 +280,43 @@ class Engine:
         return self._membership.workloads
 
     @property
-    def units(self) -> Mapping[UnitId, CompiledPolicy]:
-        """Every policy that is in force or in dry run, compiled."""
-        return self._units
+    def policies(self) -> Mapping[PolicyId, CompiledPolicy]:
+        """Every compiled policy, enforced or in dry run."""
+        return self._policies
 
     def members(self, of: MemberSet) -> Set[IdentityKey]:
-        """The members of a set that some rule names."""
+        """Return the members of a set that some rule names."""
         return self._membership.members(of)
 
     def sets_of(self, workload: IdentityKey) -> frozenset[MemberSet]:
-        """The sets, of those that rules name, which the workload is a member of."""
+        """Return the sets that contain the workload, among the sets that rules name."""
         return self._membership.sets_of(workload)
 
-    def units_of(self, workload: IdentityKey) -> frozenset[UnitId]:
-        """The policies that the workload is subject to."""
-        return frozenset(unit for each in self.sets_of(workload) for unit in self._units_of_subject[each])
+    def policies_of(self, workload: IdentityKey) -> frozenset[PolicyId]:
+        """Return the policies that select the workload."""
+        sets = self.sets_of(workload)
+        return frozenset(policy for subject in sets for policy in self._policies_by_subject[subject])
 
     def rule_set(self, workload: IdentityKey) -> RuleSet:
-        """Everything the workload is subject to, in order of precedence, rules of dry runs included."""
+        """Return all rules of the workload in order of precedence, dry-run rules included."""
         sets = self.sets_of(workload)
+        # Large clusters have very many workloads, but few combinations of sets.
         if sets not in self._ordered:
-            self._ordered[sets] = self._order(self.units_of(workload))
+            self._ordered[sets] = self._order(self.policies_of(workload))
         ingress, egress = self._ordered[sets]
         return RuleSet(identity=workload, ingress=ingress, egress=egress)
 
-    def verdict(self, flow: Flow) -> Verdict:
-        """The deciding rule at each end."""
-        return Verdict(egress=self.deciding(flow, Direction.EGRESS), ingress=self.deciding(flow, Direction.INGRESS))
+    def verdict(self, flow: Flow) -> FlowVerdict:
+        """Return the deciding rule at each end."""
+        return FlowVerdict(
+            egress=self.deciding_rule(flow, Direction.EGRESS), ingress=self.deciding_rule(flow, Direction.INGRESS)
+        )
 
-    def deciding(self, flow: Flow, direction: Direction) -> FlowRule:
-        """The rule that decides at one end."""
-        if own := first_word(flow, direction):
-            return own
+    def deciding_rule(self, flow: Flow, direction: Direction) -> FlowRule:
+        """Return the deciding rule at one end."""
+        # Built-in rules are not in the rule set, so that no policy can outrank them.
+        if builtin := builtin_rule_for(flow, direction):
+            return builtin
         rules = self.rule_set(flow.ends(direction)[0].key).of(direction)
         return decide(
             (rule for rule in rules if not rule.dry_run),
@@ -208,62 +327,65 @@ class Engine:
     def is_member(self, identity: Identity, of: MemberSet) -> bool:
         return of in self._membership.sets_of(identity.key)
 
-    def _put_bystander(self, identity: Identity) -> Affected:
-        """An identity that is no workload: no set has it, no policy protects it."""
+    def _put_non_workload(self, identity: Identity) -> Affected:
+        """Add a host or API server: no set contains it and no policy selects it."""
         self.directory.put(identity)
         return Affected(identities=frozenset({identity.key}))
 
-    def _remove_bystander(self, key: IdentityKey) -> Affected:
+    def _remove_non_workload(self, key: IdentityKey) -> Affected:
         self.directory.remove(key)
         return Affected(identities=frozenset({key}))
 
     def _put_workload(self, workload: Identity) -> Affected:
         self.directory.put(workload)
-        moved = self._moved(self._membership.put_workload(workload))
-        return moved | Affected(identities=frozenset({workload.key}))
+        affected = self._affected_by(self._membership.put_workload(workload))
+        return affected | Affected(identities=frozenset({workload.key}))
 
     def _remove_workload(self, key: IdentityKey) -> Affected:
         self.directory.remove(key)
-        moved = self._moved(self._membership.remove_workload(key))
-        return moved | Affected(identities=frozenset({key}))
+        affected = self._affected_by(self._membership.remove_workload(key))
+        return affected | Affected(identities=frozenset({key}))
 
-    def _moved(self, moves: Moves) -> Affected:
-        if moves:
-            self._ordered.clear()  # so that combinations of sets which nobody is in any more do not pile up
-        subjects = (key for key, sets in moves.items() if any(self._units_of_subject[each] for each in sets))
-        return Affected(frozenset(subjects), frozenset().union(*moves.values()), frozenset(moves))
+    def _affected_by(self, changes: MembershipChanges) -> Affected:
+        if changes:
+            self._ordered.clear()  # otherwise combinations of sets without a workload would pile up
+        subjects = (key for key, sets in changes.items() if any(self._policies_by_subject[subject] for subject in sets))
+        return Affected(frozenset(subjects), frozenset().union(*changes.values()), frozenset(changes))
 
     def _recompile(self, policies: Iterable[PolicyKey]) -> Affected:
-        touched = Affected()
+        affected = Affected()
         for key in policies:
-            touched |= self._put_unit(contiv.unit_id(key), self._contiv.compile(key))
-        return touched
+            affected |= self._put_policy(contiv.policy_id(key), self._contiv.compile(key))
+        return affected
 
-    def _put_unit(self, key: UnitId, new: CompiledPolicy | None) -> Affected:
-        old = self._units.pop(key, None)
+    def _put_policy(self, key: PolicyId, new: CompiledPolicy | None) -> Affected:
+        old = self._policies.pop(key, None)
         if new is not None:
-            self._units[key] = new
+            self._policies[key] = new
+        # Most updates of an object change nothing that is compiled.
         if old == new:
             return Affected()
         self._ordered.clear()
         subjects: set[IdentityKey] = set()
-        seen_anew: set[IdentityKey] = set()
-        gone, come = changed_rules(old, new)
-        # The new sets are watched before the old ones are let go, so that a set in both keeps its members.
-        for each in new.sets(come) if new else ():
-            seen_anew |= self._membership.watch(each)
+        reselected: set[IdentityKey] = set()
+        removed, added = changed_rules(old, new)
+        # Watch the new sets before unwatching the old ones, so that a set in both keeps its members.
+        for member_set in new.sets(added) if new else ():
+            reselected |= self._membership.watch(member_set)
+        # Former subjects are affected as well as new ones: they lose rules.
         for subject in old.subjects if old else ():
             subjects |= self.members(subject)
-            self._units_of_subject.discard(subject, key)
+            self._policies_by_subject.discard(subject, key)
         for subject in new.subjects if new else ():
             subjects |= self.members(subject)
-            self._units_of_subject.add(subject, key)
-        for each in old.sets(gone) if old else ():
-            seen_anew |= self._membership.unwatch(each)
-        return Affected(workloads=frozenset(subjects), identities=frozenset(seen_anew), units=frozenset({key}))
+            self._policies_by_subject.add(subject, key)
+        for member_set in old.sets(removed) if old else ():
+            reselected |= self._membership.unwatch(member_set)
+        return Affected(workloads=frozenset(subjects), identities=frozenset(reselected), policies=frozenset({key}))
 
-    def _order(self, units: frozenset[UnitId]) -> _Ordered:
-        rules = sorted((rule for unit in units for rule in self._units[unit].rules), key=lambda rule: rule.order)
+    def _order(self, policies: frozenset[PolicyId]) -> _Ordered:
+        unsorted = (rule for policy in policies for rule in self._policies[policy].rules)
+        rules = sorted(unsorted, key=lambda rule: rule.order)
         return (
             tuple(rule for rule in rules if rule.direction is Direction.INGRESS),
             tuple(rule for rule in rules if rule.direction is Direction.EGRESS),

@@ -1,4 +1,4 @@
-"""Keeps an engine in step with the cluster: which kinds of objects verdicts follow from, and how each is told."""
+"""Syncs the policy engine with the cluster state: which kinds verdicts depend on, and how each is applied."""
 
 from __future__ import annotations
 
@@ -7,64 +7,74 @@ from typing import Any
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.host_access.view import host_addresses
-from weft.domain.ids import EndpointKey, GroupKey, NetworkKey, NodeName, StoreKey
+from weft.domain.ids import NodeName, StoreKey
 from weft.domain.kinds import Kind
 from weft.domain.policy.engine.engine import Affected, Engine
 from weft.domain.policy.model.identities import Host, Namespace
+from weft.domain.store_keys import ObjectKey, parse_store_key
 
-# Kinds of tenants' objects that verdicts follow from, in the order that costs least: rules before their policies.
-CONCERNED: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.RULE, kinds.POLICY, kinds.ENDPOINT)
+# Tenant kinds that verdicts depend on. Rules come before policies: a policy then compiles once, with all its rules.
+TENANT_KINDS: tuple[Kind[Any], ...] = (kinds.NETWORK, kinds.GROUP, kinds.RULE, kinds.POLICY, kinds.ENDPOINT)
 
-CONCERNED_FOLDERS = frozenset(kind.prefix for kind in CONCERNED)
+TENANT_PREFIXES = frozenset(kind.prefix for kind in TENANT_KINDS)
 
-# Kinds of objects that belong to no tenant, and concern the verdicts of all of them.
-SHARED: tuple[Kind[Any], ...] = (kinds.NODE, kinds.KUBE_NAMESPACE, kinds.KUBE_POLICY)
+# Kinds outside any tenant that the verdicts of all tenants depend on.
+SHARED_KINDS: tuple[Kind[Any], ...] = (kinds.NODE, kinds.KUBE_NAMESPACE, kinds.KUBE_POLICY)
 
-SHARED_FOLDERS = frozenset(kind.prefix for kind in SHARED)
+SHARED_PREFIXES = frozenset(kind.prefix for kind in SHARED_KINDS)
 
 
-def follow(engine: Engine, cluster: Cluster, key: StoreKey) -> Affected:
-    """Bring one object of the cluster into the engine, or out of it; `Invalid` when the engine cannot read it."""
-    folder, *parts = key.split("/")
-    if folder == kinds.NODE.prefix:
-        return _follow_host(engine, cluster, NodeName(parts[0]))
-    if folder == kinds.KUBE_NAMESPACE.prefix:
-        return _follow_namespace(engine, cluster, parts[0])
-    if folder == kinds.KUBE_POLICY.prefix:
-        return _follow_network_policy(engine, cluster, *parts)
-    kind = next((each for each in CONCERNED if each.prefix == folder), None)
-    if kind is None:
+def sync_object(engine: Engine, cluster: Cluster, key: StoreKey) -> Affected:
+    """Put the stored object into the engine, or remove it if it is gone; `Invalid` if it cannot be compiled."""
+    parsed = parse_store_key(key)
+    if not isinstance(parsed, ObjectKey):
         return Affected()
-    stored = cluster.get(kind, *parts)
-    if stored is not None:
-        return engine.put(stored.value)
-    if kind is kinds.NETWORK:
-        return engine.remove_network(NetworkKey(*parts))  # type: ignore[arg-type]
-    if kind is kinds.GROUP:
-        return engine.remove_group(GroupKey(*parts))  # type: ignore[arg-type]
-    if kind is kinds.POLICY:
-        return engine.remove_policy(tuple(parts))  # type: ignore[arg-type]
-    if kind is kinds.RULE:
-        return engine.remove_rule(tuple(parts))  # type: ignore[arg-type]
-    return engine.remove_endpoint(EndpointKey(*parts))  # type: ignore[arg-type]
+    if parsed.kind.prefix in SHARED_PREFIXES:
+        return _sync_shared(engine, cluster, parsed)
+    # A mirror passes every key of the store; verdicts do not depend on most of them.
+    if parsed.kind.prefix not in TENANT_PREFIXES:
+        return Affected()
+    # The current state counts, not the event: several events for one key then have the same effect as the last.
+    stored = cluster.get(parsed.kind, *parsed.parts)
+    return _remove_object(engine, parsed) if stored is None else engine.put(stored.value)
 
 
-def _follow_namespace(engine: Engine, cluster: Cluster, name: str) -> Affected:
+def _remove_object(engine: Engine, key: ObjectKey) -> Affected:
+    if key.kind is kinds.NETWORK:
+        return engine.remove_network(key.network)
+    if key.kind is kinds.GROUP:
+        return engine.remove_group(key.group)
+    if key.kind is kinds.POLICY:
+        return engine.remove_policy(key.policy)
+    if key.kind is kinds.RULE:
+        return engine.remove_rule(key.rule)
+    return engine.remove_endpoint(key.endpoint)
+
+
+def _sync_shared(engine: Engine, cluster: Cluster, key: ObjectKey) -> Affected:
+    if key.kind is kinds.NODE:
+        return _sync_host(engine, cluster, NodeName(key.parts[0]))
+    if key.kind is kinds.KUBE_NAMESPACE:
+        return _sync_namespace(engine, cluster, key.parts[0])
+    return _sync_network_policy(engine, cluster, *key.parts)
+
+
+def _sync_namespace(engine: Engine, cluster: Cluster, name: str) -> Affected:
     stored = cluster.get(kinds.KUBE_NAMESPACE, name)
     if stored is None:
         return engine.remove_namespace(name)
     return engine.put(Namespace(name=name, labels=stored.value.labels))
 
 
-def _follow_network_policy(engine: Engine, cluster: Cluster, namespace: str, name: str) -> Affected:
+def _sync_network_policy(engine: Engine, cluster: Cluster, namespace: str, name: str) -> Affected:
     stored = cluster.get(kinds.KUBE_POLICY, namespace, name)
     if stored is None:
         return engine.remove_network_policy(namespace, name)
     return engine.put(stored.value.policy)
 
 
-def _follow_host(engine: Engine, cluster: Cluster, name: NodeName) -> Affected:
-    """A node's host, by the addresses as which it speaks to workloads."""
+def _sync_host(engine: Engine, cluster: Cluster, name: NodeName) -> Affected:
+    """Sync a node's host, identified by the source addresses of its traffic to workloads."""
     stored = cluster.get(kinds.NODE, name)
     if stored is None:
         return engine.remove_host(name)

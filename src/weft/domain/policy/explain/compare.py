@@ -1,8 +1,8 @@
-"""Two states of the cluster side by side, compared flow by flow without looking at every flow.
+"""Compares the verdicts of two cluster states without enumerating every flow.
 
-Workloads that no rule of either state can tell apart are one `End`; so are addresses of the world. What the rules of
-one end say is found once for all ends that look alike to these rules, and services are compared cell by cell. Only
-pairs with an end that the change concerns are looked at.
+Workloads that no rule of either state distinguishes form one `PeerClass`; so do world addresses. The rules of one end
+are evaluated once for all remote classes that look alike to these rules, and protocols and ports are compared by
+equivalence class. Only pairs with an end that the change affects are compared.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from weft.domain.addresses import Address, Range
 from weft.domain.policy.engine.decide import Flow
 from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.explain.header_space import (
-    AddressCells,
-    ServiceCell,
-    overlay,
+    AddressClasses,
+    L4Class,
+    common_refinement,
+    format_l4_classes,
+    l4_classes,
     portless_protocols,
-    service_cells,
-    service_texts,
 )
 from weft.domain.policy.model.identities import Identity, IdentityKey, identity_of_world
 from weft.domain.policy.model.ranges import AddressSet
-from weft.domain.policy.model.rules import Action, CompiledPolicy, Direction, FlowRule, MemberSet, RuleId, UnitId
+from weft.domain.policy.model.rules import Action, CompiledPolicy, Direction, FlowRule, MemberSet, PolicyId, RuleId
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Workloads (`members`) or addresses of the world that are alike, by one of them, as it is in each state."""
+# Compared by identity (eq=False): classes are dict keys in hot loops, and comparing their members would dominate.
+class PeerClass(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Equivalent workloads (`members`) or world addresses, represented by one of them in each state."""
 
     before: Identity
     after: Identity
-    units: frozenset[UnitId] = frozenset()
+    policies: frozenset[PolicyId] = frozenset()
     members: tuple[IdentityKey, ...] = ()
     addresses: Range | None = None
     changed: bool = False
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """Services of one family that become allowed or blocked, by which rule."""
+class VerdictChange(msgspec.Struct, frozen=True):
+    """Protocols and ports of one IP version that become allowed or blocked, and the deciding rule."""
 
     allowed: bool
     decided_by: RuleId
@@ -49,106 +50,113 @@ class Outcome(msgspec.Struct, frozen=True):
     version: int
 
 
-class _View(NamedTuple):
-    """One end as seen by the rules of the other. Views with the same key are the same to these rules."""
+class _RemoteView(NamedTuple):
+    """A remote class as seen by the rules of a local one. Views with the same key get the same verdicts."""
 
-    local: End
-    remote: End
+    local: PeerClass
+    remote: PeerClass
     direction: Direction
     version: int
     key: Hashable
-    moved: bool
+    remote_changed: bool
 
     @property
     def may_differ(self) -> bool:
-        return self.local.changed or self.moved
+        return self.local.changed or self.remote_changed
 
 
-class _Side(msgspec.Struct, frozen=True, eq=False):
-    """What the rules of one end say in each state, service by service."""
+class _SideVerdicts(msgspec.Struct, frozen=True, eq=False):
+    """The deciding rules of one end, before and after, by protocol and port."""
 
-    decisions: list[tuple[ServiceCell, tuple[FlowRule, FlowRule]]]
+    decisions: list[tuple[L4Class, tuple[FlowRule, FlowRule]]]
     differs: bool
 
 
-class _Sight:
-    """What the rules of some policies can see of an end."""
+class _Visibility:
+    """What the rules of some policies can distinguish of a remote end."""
 
-    def __init__(self, units: Iterable[CompiledPolicy]) -> None:
-        units = tuple(units)
-        self._sets = _named_sets(units)
-        self._cells = AddressCells(_address_sets(units))
+    def __init__(self, policies: Iterable[CompiledPolicy]) -> None:
+        policies = tuple(policies)
+        self._sets = _named_sets(policies)
+        self._address_classes = AddressClasses(_address_sets(policies))
 
-    def of(self, end: Identity, sets: frozenset[MemberSet], version: int) -> Hashable:
-        """Equal for ends that the rules cannot tell apart."""
+    def key_of(self, end: Identity, sets: frozenset[MemberSet], version: int) -> Hashable:
+        """Return a key that is equal for ends which the rules cannot tell apart."""
         address = end.address(version)
-        return sets & self._sets, address and self._cells.cell_of(address), end.tenant, end.ports
+        return sets & self._sets, address and self._address_classes.class_of(address), end.tenant, end.ports
 
 
 class Comparison:
-    """Gives every pair of ends between which something changes, and what."""
+    """Finds every pair of classes between which a verdict changes."""
 
     def __init__(self, before: Engine, after: Engine) -> None:
         self._before, self._after = before, after
         self.workloads = sorted(before.workloads.keys() & after.workloads.keys())
-        units = before.units.keys() | after.units.keys()
-        self._altered = {unit for unit in units if before.units.get(unit) != after.units.get(unit)}
-        self._lasting = _named_sets(before.units.values()) & _named_sets(after.units.values())
+        policies = before.policies.keys() | after.policies.keys()
+        self._changed_policies = {key for key in policies if before.policies.get(key) != after.policies.get(key)}
+        # A set that only one state names belongs to a changed policy, which is detected by itself.
+        self._common_sets = _named_sets(before.policies.values()) & _named_sets(after.policies.values())
         self._changed = {key for key in self.workloads if self._is_changed(key)}
-        self._sights: dict[frozenset[UnitId], _Sight] = {}
-        self._sides: dict[Hashable, _Side] = {}
-        self._joint: dict[tuple[_Side, _Side], list[Outcome]] = {}
-        self._portless = portless_protocols(rule for unit in self._both_states(units) for rule in unit.rules)
+        # Caches. The number of distinct views is far below the number of pairs.
+        self._visibility: dict[frozenset[PolicyId], _Visibility] = {}
+        self._sides: dict[Hashable, _SideVerdicts] = {}
+        self._combined: dict[tuple[_SideVerdicts, _SideVerdicts], list[VerdictChange]] = {}
+        self._portless = portless_protocols(rule for policy in self._both_states(policies) for rule in policy.rules)
 
-    def changes(self) -> Iterator[tuple[End, End, Outcome]]:
-        """Source, target, and what becomes allowed or blocked between them."""
-        ends = [*self._workload_ends(), *self._world_ends()]
-        for changed in (end for end in ends if end.changed):
-            for other in ends:
+    def changes(self) -> Iterator[tuple[PeerClass, PeerClass, VerdictChange]]:
+        """Yield source, destination, and what becomes allowed or blocked between them."""
+        classes = [*self._workload_classes(), *self._world_classes()]
+        for changed in (peer_class for peer_class in classes if peer_class.changed):
+            for other in classes:
+                # The loops visit a pair of changed classes twice, once in each order.
                 pairs = [(changed, other)] if other.changed else [(changed, other), (other, changed)]
                 for source, target in pairs:
-                    for outcome in self._outcomes(source, target):
-                        yield source, target, outcome
+                    for verdict_change in self._verdict_changes(source, target):
+                        yield source, target, verdict_change
 
     def _is_changed(self, key: IdentityKey) -> bool:
-        """Whether other rules apply to the workload, or lasting rules see it differently."""
-        units = self._after.units_of(key)
-        if units != self._before.units_of(key) or not self._altered.isdisjoint(units):
+        """Return whether other rules apply to the workload, or rules that both states have match it differently."""
+        policies = self._after.policies_of(key)
+        if policies != self._before.policies_of(key) or not self._changed_policies.isdisjoint(policies):
             return True
         moved = self._before.sets_of(key) ^ self._after.sets_of(key)
         old, new = self._before.workloads[key], self._after.workloads[key]
-        return not moved.isdisjoint(self._lasting) or (
+        return not moved.isdisjoint(self._common_sets) or (
             (old.tenant, old.addresses, old.ports) != (new.tenant, new.addresses, new.ports)
         )
 
-    def _workload_ends(self) -> Iterator[End]:
-        everywhere = AddressCells(_address_sets([*self._before.units.values(), *self._after.units.values()]))
-        alike: dict[Hashable, list[IdentityKey]] = defaultdict(list)
+    def _workload_classes(self) -> Iterator[PeerClass]:
+        policies = [*self._before.policies.values(), *self._after.policies.values()]
+        address_classes = AddressClasses(_address_sets(policies))
+        equivalent: dict[Hashable, list[IdentityKey]] = defaultdict(list)
         for key in self.workloads:
             old, new = self._before.workloads[key], self._after.workloads[key]
-            cells = tuple(everywhere.cell_of(address) for address in (*old.addresses, *new.addresses))
+            classes = tuple(address_classes.class_of(address) for address in (*old.addresses, *new.addresses))
+            # The key holds everything a rule can match on, in both states.
             sets = self._before.sets_of(key), self._after.sets_of(key)
-            alike[old.tenant, new.tenant, old.ports, new.ports, cells, sets].append(key)
-        for keys in alike.values():
-            yield End(
+            equivalent[old.tenant, new.tenant, old.ports, new.ports, classes, sets].append(key)
+        for keys in equivalent.values():
+            yield PeerClass(
                 before=self._before.workloads[keys[0]],
                 after=self._after.workloads[keys[0]],
-                units=self._units_of(keys[0]),
+                policies=self._policies_of(keys[0]),
                 members=tuple(keys),
                 changed=keys[0] in self._changed,
             )
 
-    def _world_ends(self) -> Iterator[End]:
-        concerned = {unit for key in self._changed for unit in self._units_of(key)}
-        cells = AddressCells(_address_sets(self._both_states(concerned)))
+    def _world_classes(self) -> Iterator[PeerClass]:
+        # Only policies of changed workloads matter: the world has no rules and does not change.
+        relevant = {policy for key in self._changed for policy in self._policies_of(key)}
+        address_classes = AddressClasses(_address_sets(self._both_states(relevant)))
         for version in (4, 6):
-            for addresses in cells.cells(version):
+            for addresses in address_classes.ranges(version):
                 world = identity_of_world(Address(version, addresses.first))
-                yield End(before=world, after=world, addresses=addresses)
+                yield PeerClass(before=world, after=world, addresses=addresses)
 
-    def _outcomes(self, source: End, target: End) -> Iterator[Outcome]:
+    def _verdict_changes(self, source: PeerClass, target: PeerClass) -> Iterator[VerdictChange]:
         for version in (4, 6):
             ends = (source.before, source.after, target.before, target.after)
+            # Without an address there are no packets. Gaining or losing one is no policy change.
             if any(end.address(version) is None for end in ends):
                 continue
             views = (
@@ -156,26 +164,27 @@ class Comparison:
                 self._view(target, source, Direction.INGRESS, version),
             )
             if any(view.may_differ and self._side(view).differs for view in views):
-                yield from self._joint_outcomes(self._side(views[0]), self._side(views[1]), version)
+                yield from self._combine(self._side(views[0]), self._side(views[1]), version)
 
-    def _view(self, local: End, remote: End, direction: Direction, version: int) -> _View:
-        sight = self._sights.get(local.units)
-        if sight is None:
-            sight = self._sights[local.units] = _Sight(self._both_states(local.units))
-        old = sight.of(remote.before, self._before.sets_of(remote.before.key), version)
-        new = sight.of(remote.after, self._after.sets_of(remote.after.key), version)
-        # An end without rules is like every other one of its tenant.
-        local_key = local if local.units else (local.before.tenant, local.after.tenant)
-        return _View(local, remote, direction, version, (local_key, direction, version, old, new), old != new)
+    def _view(self, local: PeerClass, remote: PeerClass, direction: Direction, version: int) -> _RemoteView:
+        visibility = self._visibility.get(local.policies)
+        if visibility is None:
+            visibility = self._visibility[local.policies] = _Visibility(self._both_states(local.policies))
+        old = visibility.key_of(remote.before, self._before.sets_of(remote.before.key), version)
+        new = visibility.key_of(remote.after, self._after.sets_of(remote.after.key), version)
+        # Without rules, all classes of one tenant are equivalent as the local end.
+        local_key = local if local.policies else (local.before.tenant, local.after.tenant)
+        return _RemoteView(local, remote, direction, version, (local_key, direction, version, old, new), old != new)
 
-    def _side(self, view: _View) -> _Side:
+    def _side(self, view: _RemoteView) -> _SideVerdicts:
         if view.key not in self._sides:
-            self._sides[view.key] = self._decide_side(view.local, view.remote, view.direction, view.version)
+            self._sides[view.key] = self._evaluate_side(view.local, view.remote, view.direction, view.version)
         return self._sides[view.key]
 
-    def _decide_side(self, local: End, remote: End, direction: Direction, version: int) -> _Side:
+    def _evaluate_side(self, local: PeerClass, remote: PeerClass, direction: Direction, version: int) -> _SideVerdicts:
         source, target = (remote, local) if direction is Direction.INGRESS else (local, remote)
-        cells = service_cells(
+        # Partition by the rules of both states, so that each class has one verdict before and one after.
+        classes = l4_classes(
             (
                 *self._before.rule_set(local.before.key).of(direction),
                 *self._after.rule_set(local.after.key).of(direction),
@@ -186,54 +195,58 @@ class Comparison:
         )
         decisions = [
             (
-                cell,
+                l4_class,
                 (
-                    self._before.deciding(_flow(source.before, target.before, cell, version), direction),
-                    self._after.deciding(_flow(source.after, target.after, cell, version), direction),
+                    self._before.deciding_rule(_flow(source.before, target.before, l4_class, version), direction),
+                    self._after.deciding_rule(_flow(source.after, target.after, l4_class, version), direction),
                 ),
             )
-            for cell in cells
+            for l4_class in classes
         ]
-        return _Side(decisions, any(old.action is not new.action for _, (old, new) in decisions))
+        return _SideVerdicts(decisions, any(old.action is not new.action for _, (old, new) in decisions))
 
-    def _joint_outcomes(self, egress: _Side, ingress: _Side, version: int) -> list[Outcome]:
+    def _combine(self, egress: _SideVerdicts, ingress: _SideVerdicts, version: int) -> list[VerdictChange]:
+        """Return the changes of the verdict of both ends together: a flow is allowed if both allow it."""
         key = (egress, ingress)
-        if key not in self._joint:
-            changed: dict[tuple[bool, RuleId], list[ServiceCell]] = defaultdict(list)
-            for cell, (old_out, new_out), (old_in, new_in) in overlay(egress.decisions, ingress.decisions):
-                allowed = _both_allow(new_out, new_in)
-                if allowed != _both_allow(old_out, old_in):
-                    decider = new_in if new_out.action is Action.ALLOW else new_out
-                    changed[allowed, decider.id].append(cell)
-            self._joint[key] = [
-                Outcome(allowed, rule, service_texts(cells), version) for (allowed, rule), cells in changed.items()
+        if key not in self._combined:
+            changed: dict[tuple[bool, RuleId], list[L4Class]] = defaultdict(list)
+            refinement = common_refinement(egress.decisions, ingress.decisions)
+            for l4_class, (old_egress, new_egress), (old_ingress, new_ingress) in refinement:
+                allowed = _both_allow(new_egress, new_ingress)
+                if allowed != _both_allow(old_egress, old_ingress):
+                    decider = new_ingress if new_egress.action is Action.ALLOW else new_egress
+                    changed[allowed, decider.id].append(l4_class)
+            self._combined[key] = [
+                VerdictChange(allowed, rule, format_l4_classes(classes), version)
+                for (allowed, rule), classes in changed.items()
             ]
-        return self._joint[key]
+        return self._combined[key]
 
-    def _units_of(self, key: IdentityKey) -> frozenset[UnitId]:
-        return self._before.units_of(key) | self._after.units_of(key)
+    def _policies_of(self, key: IdentityKey) -> frozenset[PolicyId]:
+        return self._before.policies_of(key) | self._after.policies_of(key)
 
-    def _both_states(self, units: Iterable[UnitId]) -> Iterator[CompiledPolicy]:
-        for unit in units:
+    def _both_states(self, policies: Iterable[PolicyId]) -> Iterator[CompiledPolicy]:
+        for policy in policies:
             for engine in (self._before, self._after):
-                if unit in engine.units:
-                    yield engine.units[unit]
+                if policy in engine.policies:
+                    yield engine.policies[policy]
 
 
-def _flow(source: Identity, target: Identity, cell: ServiceCell, version: int) -> Flow:
-    return Flow(source=source, target=target, protocol=cell.protocol, port=cell.first, version=version)
+def _flow(source: Identity, target: Identity, l4_class: L4Class, version: int) -> Flow:
+    # Any port of the class represents it.
+    return Flow(source=source, target=target, protocol=l4_class.protocol, port=l4_class.first, version=version)
 
 
 def _both_allow(egress: FlowRule, ingress: FlowRule) -> bool:
     return egress.action is Action.ALLOW and ingress.action is Action.ALLOW
 
 
-def _named_sets(units: Iterable[CompiledPolicy]) -> set[MemberSet]:
-    return {each for unit in units for each in unit.sets()}
+def _named_sets(policies: Iterable[CompiledPolicy]) -> set[MemberSet]:
+    return {member_set for policy in policies for member_set in policy.sets()}
 
 
-def _address_sets(units: Iterable[CompiledPolicy]) -> Iterator[AddressSet]:
-    for unit in units:
-        for peer in unit.peers():
+def _address_sets(policies: Iterable[CompiledPolicy]) -> Iterator[AddressSet]:
+    for policy in policies:
+        for peer in policy.peers():
             if peer.addresses is not None:
                 yield peer.addresses

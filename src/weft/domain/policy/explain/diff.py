@@ -1,6 +1,6 @@
-"""What a change of the state newly allows or blocks, in terms of groups and pods.
+"""Policy diff: what a change newly allows or blocks, by group, namespace and workload.
 
-Workloads that are not in both states are left out: their coming and going is no change of policy.
+Workloads that are not in both states are left out: adding or deleting a workload is no change of policy.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterable
 import msgspec
 
 from weft.domain.policy.engine.engine import Engine
-from weft.domain.policy.explain.compare import Comparison, End, Outcome
+from weft.domain.policy.explain.compare import Comparison, PeerClass, VerdictChange
 from weft.domain.policy.model.identities import IdentityKey
 from weft.domain.policy.model.ranges import address_set, range_text
 from weft.domain.policy.model.rules import RuleId
 
 
 class FlowChange(msgspec.Struct, frozen=True, kw_only=True, order=True, rename="camel"):
-    """Flows from any of the sources to any of the targets, on these services, that become allowed or blocked.
+    """Flows from any source to any target, on these services, that become allowed or blocked.
 
-    An end is `group TENANT:GROUP` or `namespace NAME` where all its workloads are meant, else a workload's key, or
-    `world ADDRESSES`. `decidedBy` is the rule that decides after the change.
+    An end is `group TENANT:GROUP` or `namespace NAME` if it includes all their workloads, else a workload's key, or
+    `world ADDRESSES`. `decidedBy` is the deciding rule after the change.
     """
 
     allowed: bool
@@ -33,26 +33,28 @@ class FlowChange(msgspec.Struct, frozen=True, kw_only=True, order=True, rename="
 
 
 def diff(before: Engine, after: Engine) -> tuple[FlowChange, ...]:
-    """Every flow whose verdict differs between the two states; newly blocked ones first."""
+    """Return every flow whose verdict differs between the two states; newly blocked ones first."""
     comparison = Comparison(before, after)
-    targets_of: dict[tuple[Outcome, End], list[End]] = defaultdict(list)
-    for source, target, outcome in comparison.changes():
-        targets_of[outcome, source].append(target)
-    sources_of: dict[tuple[Outcome, frozenset[End]], list[End]] = defaultdict(list)
-    for (outcome, source), targets in targets_of.items():
-        sources_of[outcome, frozenset(targets)].append(source)
-    collectives = _collectives(after, comparison.workloads)
+    # Pairs are merged twice, by source and then by set of destinations, into as few lines as a person can read.
+    targets_of: dict[tuple[VerdictChange, PeerClass], list[PeerClass]] = defaultdict(list)
+    for source, target, verdict_change in comparison.changes():
+        targets_of[verdict_change, source].append(target)
+    sources_of: dict[tuple[VerdictChange, frozenset[PeerClass]], list[PeerClass]] = defaultdict(list)
+    for (verdict_change, source), targets in targets_of.items():
+        sources_of[verdict_change, frozenset(targets)].append(source)
+    named_groups = _named_groups(after, comparison.workloads)
     changes: dict[FlowChange, set[int]] = defaultdict(set)
-    for (outcome, reached), sources in sources_of.items():
+    for (verdict_change, reached), sources in sources_of.items():
         change = FlowChange(
-            allowed=outcome.allowed,
-            sources=_names(sources, collectives),
-            targets=_names(reached, collectives),
-            services=outcome.services,
+            allowed=verdict_change.allowed,
+            sources=_names(sources, named_groups),
+            targets=_names(reached, named_groups),
+            services=verdict_change.services,
             versions=(),
-            decided_by=outcome.decided_by,
+            decided_by=verdict_change.decided_by,
         )
-        changes[change].add(outcome.version)
+        # Equal changes of both IP versions become one.
+        changes[change].add(verdict_change.version)
     return tuple(
         sorted(
             msgspec.structs.replace(change, versions=tuple(sorted(versions))) for change, versions in changes.items()
@@ -60,26 +62,28 @@ def diff(before: Engine, after: Engine) -> tuple[FlowChange, ...]:
     )
 
 
-_Collectives = dict[str, set[IdentityKey]]
+_NamedGroups = dict[str, set[IdentityKey]]
 
 
-def _collectives(engine: Engine, workloads: Iterable[IdentityKey]) -> _Collectives:
-    """The names under which people know workloads: their group, else their namespace."""
-    collectives: _Collectives = defaultdict(set)
+def _named_groups(engine: Engine, workloads: Iterable[IdentityKey]) -> _NamedGroups:
+    """Return the workloads by the name that operators use: their group, else their namespace."""
+    named_groups: _NamedGroups = defaultdict(set)
     for key in workloads:
+        # A pod with a Contiv group is named by the group only, so that no workload is listed twice.
         workload = engine.workloads[key]
         if workload.group:
-            collectives[f"group {workload.group_key}"].add(key)
+            named_groups[f"group {workload.group_key}"].add(key)
         elif workload.namespace:
-            collectives[f"namespace {workload.namespace}"].add(key)
-    return collectives
+            named_groups[f"namespace {workload.namespace}"].add(key)
+    return named_groups
 
 
-def _names(ends: Iterable[End], collectives: _Collectives) -> tuple[str, ...]:
-    """The ends in words: groups and namespaces where they are complete, else workloads, then the world."""
+def _names(ends: Iterable[PeerClass], named_groups: _NamedGroups) -> tuple[str, ...]:
+    """Format the ends: groups and namespaces that are complete, then other workloads, then world addresses."""
     ends = tuple(ends)
-    meant = {key for end in ends for key in end.members}
-    complete = [name for name, members in collectives.items() if members <= meant]
-    rest = meant.difference(*(collectives[name] for name in complete))
+    members = {key for end in ends for key in end.members}
+    complete = [name for name, group in named_groups.items() if group <= members]
+    # Workloads of a complete group are not listed again.
+    rest = members.difference(*(named_groups[name] for name in complete))
     world = address_set(end.addresses for end in ends if end.addresses is not None)
     return (*complete, *sorted(rest), *(f"world {range_text(addresses)}" for addresses in world.ranges))

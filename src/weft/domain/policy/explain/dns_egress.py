@@ -1,6 +1,7 @@
-"""Whether a workload may ask about names of the outside: only where it could ask the resolver by itself.
+"""Whether a workload may resolve external names: only if its egress policy lets it reach an upstream resolver itself.
 
-Whoever answers in its stead would otherwise carry words out of a network that has no way out (CVE-2024-29018).
+netdns forwards queries in the workload's place. Without this check it would carry data out of a network that has no
+egress (CVE-2024-29018).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Collection
 
 from weft.domain import model
 from weft.domain.addresses import Address
-from weft.domain.dns.names import KeepsIn
+from weft.domain.dns.names import DnsEgressDenied
 from weft.domain.ids import NodeName
 from weft.domain.policy.engine.decide import Flow
 from weft.domain.policy.engine.engine import Engine
@@ -20,22 +21,24 @@ from weft.domain.policy.model.rules import Action, Direction
 DNS_PORT = 53
 
 
-def kept_in_by(engine: Engine, *, node: NodeName, resolvers: Collection[Address]) -> KeepsIn:
-    """Whether an endpoint of this node may ask none of the resolvers. One that has no rules yet may ask nobody.
+def dns_egress_denied_by(engine: Engine, *, node: NodeName, resolvers: Collection[Address]) -> DnsEgressDenied:
+    """Return a check whether an endpoint of this node may reach none of the resolvers.
 
-    Endpoints of other nodes ask there, and are not looked at.
+    Endpoints of other nodes query their own node's netdns, so they are not checked here.
     """
 
     def dns_egress_denied(endpoint: model.Endpoint) -> bool:
         if endpoint.host != node:
             return False
         source = engine.workloads.get(IdentityKey(str(endpoint.key)))
+        # Fail closed: an endpoint that the engine does not know has no rules yet.
         if source is None:
             return True
+        # One reachable resolver is enough. UDP is checked even for queries over TCP.
         for resolver in resolvers:
             target = engine.directory.at(resolver, tenant=endpoint.tenant)
             flow = Flow(source=source, target=target, protocol=UDP, port=DNS_PORT, version=resolver.family)
-            if engine.deciding(flow, Direction.EGRESS).action is Action.ALLOW:
+            if engine.deciding_rule(flow, Direction.EGRESS).action is Action.ALLOW:
                 return False
         return True
 

@@ -1,8 +1,8 @@
-"""Why a flow passes or not: the deciding rule, the rules considered, and the nearest rule that would change it.
+"""Explains a verdict: the deciding rule, the rules considered, and the nearest rule that would change the verdict.
 
-All values are ready for JSON. The rules considered are those asked until one decided, in order, each with what kept it
-from matching. The *nearest* rule is, of the rules with the opposite effect, the one that fewest things keep from
-deciding: a condition that does not hold, a dry run, or a rule that outranks it; at a tie the first in order.
+All values are ready for JSON. The rules considered are those evaluated until one decided, in order, each with the
+conditions that did not match. The *nearest* rule is, of the rules with the opposite action, the one with the fewest
+obstacles: a condition that does not match, dry-run mode, or a rule that takes precedence; at a tie the first in order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from weft.domain.policy.engine.decide import Flow, Miss, decide, first_word, misses
+from weft.domain.policy.engine.decide import Flow, Miss, builtin_rule_for, decide, misses
 from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.model.protocols import service_name
 from weft.domain.policy.model.rules import DEFAULT_ALLOW_ID, Action, Direction, FlowRule, RuleId
@@ -20,7 +20,7 @@ _Missed = dict[RuleId, tuple[str, ...]]
 
 
 class Considered(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A rule as it was looked at. It matches when `misses` is empty; a rule of a dry run does not decide even then."""
+    """An evaluated rule. It matches if `misses` is empty; a dry-run rule never decides."""
 
     rule: RuleId
     action: Action
@@ -31,7 +31,7 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One end's decision. `dry_run` is the rule that would decide instead if every dry run were in force."""
+    """The verdict at one end. `dryRun` is the rule that would decide instead if every dry-run rule were enforced."""
 
     identity: str
     direction: Direction
@@ -43,7 +43,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The whole answer. `decidedBy` is the rule that blocks, or where both ends allow, the more telling of the two."""
+    """The explained verdict on a flow.
+
+    `decidedBy` is the rule that blocks. If both ends allow, it is a policy rule rather than the default, and ingress
+    rather than egress.
+    """
 
     source: str
     target: str
@@ -65,20 +69,22 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def explain(engine: Engine, flow: Flow) -> Explanation:
-    """The verdict on a flow, with its reasons."""
+    """Return the verdict on a flow with its reasons."""
     egress, ingress = (_explain_side(engine, flow, direction) for direction in (Direction.EGRESS, Direction.INGRESS))
     allowed = egress.allowed and ingress.allowed
-    telling = [side for side in (egress, ingress) if side.allowed is allowed]
+    deciding_sides = [side for side in (egress, ingress) if side.allowed is allowed]
     if allowed:
-        telling.sort(key=lambda side: (side.decided_by == DEFAULT_ALLOW_ID, side.direction is Direction.EGRESS))
-    nearest = [side.nearest for side in (telling if allowed else telling[:1]) if side.nearest is not None]
+        deciding_sides.sort(key=lambda side: (side.decided_by == DEFAULT_ALLOW_ID, side.direction is Direction.EGRESS))
+    # Either end can block an allowed flow. Of two ends that block, the first has to change before the second matters.
+    nearest = [side.nearest for side in (deciding_sides if allowed else deciding_sides[:1]) if side.nearest is not None]
     return Explanation(
         source=flow.source.key,
         target=flow.target.key,
         service=service_name(flow.protocol, flow.port),
         version=flow.version,
         allowed=allowed,
-        decided_by=telling[0].decided_by,
+        decided_by=deciding_sides[0].decided_by,
+        # At a tie `min` keeps the first: that of the side which is reported as deciding.
         nearest=min(nearest, key=lambda rule: len(rule.misses), default=None),
         egress=egress,
         ingress=ingress,
@@ -87,18 +93,19 @@ def explain(engine: Engine, flow: Flow) -> Explanation:
 
 def _explain_side(engine: Engine, flow: Flow, direction: Direction) -> Side:
     local = flow.ends(direction)[0]
-    own = first_word(flow, direction)
-    rules = () if own else engine.rule_set(local.key).of(direction)
-    missed = {rule.id: _in_words(rule, flow, misses(rule, flow, engine.is_member)) for rule in rules}
-    asked: list[FlowRule] = []
+    builtin = builtin_rule_for(flow, direction)
+    rules = () if builtin else engine.rule_set(local.key).of(direction)
+    missed = {rule.id: _describe_misses(rule, flow, misses(rule, flow, engine.is_member)) for rule in rules}
+    evaluated: list[FlowRule] = []
 
-    def speaks(rule: FlowRule) -> bool:
-        asked.append(rule)
+    def is_match(rule: FlowRule) -> bool:
+        evaluated.append(rule)
         return not rule.dry_run and not missed[rule.id]
 
-    decider = own or decide(rules, speaks, direction=direction)
-    considered = tuple(_considered(rule, missed[rule.id]) for rule in asked)
-    shadow = own or decide(rules, lambda rule: not missed[rule.id], direction=direction)
+    decider = builtin or decide(rules, is_match, direction=direction)
+    considered = tuple(_considered(rule, missed[rule.id]) for rule in evaluated)
+    # The same evaluation with all dry-run rules enforced.
+    enforced = builtin or decide(rules, lambda rule: not missed[rule.id], direction=direction)
     return Side(
         identity=local.key,
         direction=direction,
@@ -106,48 +113,53 @@ def _explain_side(engine: Engine, flow: Flow, direction: Direction) -> Side:
         decided_by=decider.id,
         considered=considered,
         nearest=_nearest(rules, missed, decider),
-        dry_run=None if shadow == decider else _considered(shadow, missed.get(shadow.id, ())),
+        dry_run=None if enforced == decider else _considered(enforced, missed.get(enforced.id, ())),
     )
 
 
-def _in_words(rule: FlowRule, flow: Flow, missed: Iterable[Miss]) -> tuple[str, ...]:
+def _describe_misses(rule: FlowRule, flow: Flow, missed: Iterable[Miss]) -> tuple[str, ...]:
     local, remote = flow.ends(rule.direction)
-    words = []
+    sentences = []
     for miss in missed:
         match miss:
             case Miss.LOCAL:
-                words.append(f"{local.key} is not {rule.local}")
+                sentences.append(f"{local.key} does not match {rule.local}")
             case Miss.PEER:
-                words.append(f"{remote.key} is not {_either(rule.peers)}")
+                sentences.append(f"{remote.key} does not match {_alternatives(rule.peers)}")
             case Miss.SERVICE:
-                words.append(f"{service_name(flow.protocol, flow.port)} is not {_either(rule.services)}")
-    return tuple(words)
+                service = service_name(flow.protocol, flow.port)
+                sentences.append(f"{service} does not match {_alternatives(rule.services)}")
+    return tuple(sentences)
 
 
-def _either(parts: Iterable[object] | None) -> str:
-    return " or ".join(map(str, parts or ())) or "possible"
+def _alternatives(matches: Iterable[object] | None) -> str:
+    # An empty list matches nothing.
+    return " or ".join(map(str, matches or ())) or "an empty list"
 
 
 def _nearest(rules: tuple[FlowRule, ...], missed: _Missed, decider: FlowRule) -> Considered | None:
     nearest: Considered | None = None
+    # A pass rule never decides by itself, so it cannot be the nearest.
     opposed = (rule for rule in rules if rule.action is not Action.PASS and rule.action is not decider.action)
     for rule in sorted(opposed, key=lambda rule: len(missed[rule.id])):
+        # Sorted by misses alone, so no later rule can have fewer obstacles. This avoids most of the evaluations below.
         if nearest is not None and len(nearest.misses) <= len(missed[rule.id]):
             break
         obstacles = missed[rule.id]
         if rule.dry_run:
-            obstacles += ("it is a dry run",)
+            obstacles += ("the rule is in dry-run mode",)
         if not _would_decide(rule, rules, missed):
-            obstacles += (f"{decider.id} outranks it",)
+            obstacles += (f"{decider.id} takes precedence",)
         if nearest is None or len(obstacles) < len(nearest.misses):
             nearest = _considered(rule, obstacles)
     return nearest
 
 
 def _would_decide(candidate: FlowRule, rules: tuple[FlowRule, ...], missed: _Missed) -> bool:
-    """Whether the rule would decide if it matched and all else stayed as it is."""
+    """Return whether the rule would decide if it matched and nothing else changed."""
     decider = decide(
         rules,
+        # Dry-run rules count as absent, except the candidate: its dry-run mode is listed as an obstacle of its own.
         lambda rule: rule is candidate or (not rule.dry_run and not missed[rule.id]),
         direction=candidate.direction,
     )

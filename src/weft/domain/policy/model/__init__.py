@@ -1,1 +1,1 @@
-"""TODO"""
+"""Policy values: rules, identities, NetworkPolicy objects, protocols, and address sets."""

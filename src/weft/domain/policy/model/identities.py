@@ -1,8 +1,8 @@
-"""Who talks: the values that a cluster is made of, and the identity that each becomes.
+"""Security identities: pods, endpoints, hosts, the API server and the world, as the ends of flows.
 
 A workload is a Kubernetes pod or a Contiv endpoint. Beside workloads there are the host (one per node), the API server
-and the world (any other address). A workload's namespace is a field set by us, never one of its labels, so no label
-that a user writes can move it into another namespace (CVE-2023-39347, CVE-2023-41333).
+and the world (any other address). A workload's namespace is a field set by Weft, never one of its labels: no label that
+a user writes can move it into another namespace (CVE-2023-39347, CVE-2023-41333).
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from weft.domain.addresses import Address, parse_address
 from weft.domain.ids import DEFAULT_TENANT, GroupKey, GroupName, TenantName
 from weft.domain.model import Endpoint, PodPort
 
-# `namespace/pod`, `tenant:network:endpoint`, `host:node`, `apiserver`, or an address of the world.
+# `namespace/pod`, `tenant:network:endpoint`, `host:node`, `apiserver`, or a world address.
 IdentityKey = NewType("IdentityKey", str)
 
+# The API server sets it on every namespace.
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 API_SERVER_KEY = IdentityKey("apiserver")
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):
-    """A Kubernetes pod on the pod network. Pods on the host's network are not pods here: they are the host.
+    """A Kubernetes pod on the pod network. A pod with `hostNetwork` is not a pod here: its traffic is the host's.
 
-    `tenant` and `group` are what the orchestrator adapter derived from the pod's `io.contiv.*` labels.
+    The orchestrator adapter derives `tenant` and `group` from the pod's `io.contiv.*` labels.
     """
 
     namespace: str
@@ -41,18 +42,19 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True):
-    """A Kubernetes namespace. Its label `kubernetes.io/metadata.name` is its name, whatever `labels` says."""
+    """A Kubernetes namespace. Its label `kubernetes.io/metadata.name` is always its name, whatever `labels` says."""
 
     name: str
     labels: dict[str, str] = {}
 
     @property
     def effective_labels(self) -> dict[str, str]:
+        # The name wins over a label with this key: a forged label must not select another namespace.
         return self.labels | {NAMESPACE_NAME_LABEL: self.name}
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's own network, with every address under which it reaches pods or is reached."""
+    """The host of a node, with all its addresses towards pods."""
 
     node: str
     addresses: tuple[str, ...] = ()
@@ -65,7 +67,7 @@ class ApiServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kind(StrEnum):
-    """What an identity is."""
+    """The kind of an identity."""
 
     WORKLOAD = "workload"
     HOST = "host"
@@ -74,7 +76,7 @@ class Kind(StrEnum):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """One end of a flow. `namespace` is empty outside Kubernetes, `tenant` outside any tenant."""
+    """One end of a flow. `namespace` is empty outside Kubernetes; `tenant` is empty for non-workloads."""
 
     kind: Kind
     key: IdentityKey
@@ -91,15 +93,15 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return GroupKey(TenantName(self.tenant), GroupName(self.group))
 
     def address(self, version: int) -> Address | None:
-        """The first address of this version of IP, or None."""
+        """Return the first address of this IP version, or None."""
         for address in self.addresses:
             if address.family == version:
                 return address
         return None
 
-    def calls(self, name: str, *, protocol: int, port: int) -> bool:
-        """Whether this identity gives that port of that protocol this name."""
-        return any(each.port == port and each.name == name and each.protocol == protocol for each in self.ports)
+    def has_named_port(self, name: str, *, protocol: int, port: int) -> bool:
+        """Return whether the identity has a port of this name, protocol and number."""
+        return any(known.port == port and known.name == name and known.protocol == protocol for known in self.ports)
 
 
 def pod_key(namespace: str, name: str) -> IdentityKey:
@@ -131,6 +133,7 @@ def identity_of_endpoint(endpoint: Endpoint) -> Identity:
         addresses=_addresses(endpoint.ip_address, endpoint.ipv6_address, field="ipAddress"),
         tenant=endpoint.tenant,
         group=endpoint.group,
+        # A Contiv container has no namespace, so no NetworkPolicy selects it.
         namespace=endpoint.pod.namespace if endpoint.pod else "",
         labels=endpoint.labels,
         ports=endpoint.pod.ports if endpoint.pod else (),

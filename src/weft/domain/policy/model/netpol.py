@@ -1,7 +1,7 @@
-"""NetworkPolicy of networking.k8s.io/v1 as typed values, and what makes one invalid.
+"""NetworkPolicy of networking.k8s.io/v1 as typed values, with its validation.
 
-The members below `spec` are read strictly: an unknown one may narrow a rule in a way we do not know, and leaving it out
-would widen the rule. Absent (`None`) and empty (`()`, `{}`) are kept apart in both directions of the codec.
+Fields below `spec` are decoded strictly: an unknown field may narrow a rule, and ignoring it would widen the rule.
+Absent (`None`) and empty (`()`, `{}`) are kept apart in both directions of the codec.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from weft.domain.selectors import LabelSelector, parse_label_selector
 
 API_VERSION = "networking.k8s.io/v1"
 KIND = "NetworkPolicy"
+# Any other value enforces the policy: a typo must not disable it.
 DRY_RUN_ANNOTATION = "weft/dry-run"
 PROTOCOLS = ("TCP", "UDP", "SCTP")
 
+# RFC 1123 labels and names; a port name is an IANA_SVC_NAME (RFC 6335).
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _DNS_LABEL = re.compile(_LABEL)
 _DNS_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
@@ -30,13 +32,14 @@ _PORT_NAME = re.compile(r"(?=.{1,15}\Z)(?=.*[a-z])[a-z0-9]+(?:-[a-z0-9]+)*")
 class _Strict(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """The base of everything below `spec`: unknown members are refused."""
+    """The base of everything below `spec`: unknown fields are rejected."""
 
 
 class IpBlock(_Strict, frozen=True, kw_only=True):
-    """Addresses of `cidr` less those of `except`."""
+    """The addresses of `cidr` without those of `except`."""
 
     cidr: str
+    # The trailing underscore avoids a Python keyword, here and in `from_`.
     except_: tuple[str, ...] | None = msgspec.field(name="except", default=None)
 
 
@@ -57,14 +60,14 @@ class PolicyPort(_Strict, frozen=True, kw_only=True):
 
 
 class IngressRule(_Strict, frozen=True, kw_only=True):
-    """Absent or empty `from` means anyone, absent or empty `ports` means every service."""
+    """Absent or empty `from` means any peer, absent or empty `ports` means all traffic."""
 
     from_: tuple[PolicyPeer, ...] | None = msgspec.field(name="from", default=None)
     ports: tuple[PolicyPort, ...] | None = None
 
 
 class EgressRule(_Strict, frozen=True, kw_only=True):
-    """Absent or empty `to` means anyone, absent or empty `ports` means every service."""
+    """Absent or empty `to` means any peer, absent or empty `ports` means all traffic."""
 
     to: tuple[PolicyPeer, ...] | None = None
     ports: tuple[PolicyPort, ...] | None = None
@@ -78,6 +81,7 @@ class PolicySpec(_Strict, frozen=True, kw_only=True):
     ingress: tuple[IngressRule, ...] | None = None
     egress: tuple[EgressRule, ...] | None = None
 
+    # Kubernetes' defaulting of policyTypes: Ingress always, Egress only if there are egress rules.
     @property
     def isolates_ingress(self) -> bool:
         return "Ingress" in self.policy_types if self.policy_types else True
@@ -88,7 +92,7 @@ class PolicySpec(_Strict, frozen=True, kw_only=True):
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The part of an object's metadata that matters here."""
+    """The object metadata that Weft uses."""
 
     name: str
     namespace: str = "default"
@@ -105,15 +109,16 @@ class NetworkPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def dry_run(self) -> bool:
-        """Evaluated and reported, but never deciding, by the annotation `weft/dry-run: "true"`."""
+        """Whether `weft/dry-run: "true"` is set: the policy is evaluated and reported, but not enforced."""
         return (self.metadata.annotations or {}).get(DRY_RUN_ANNOTATION) == "true"
 
 
 def read_network_policy(document: object) -> NetworkPolicy:
-    """The valid policy that a decoded JSON document holds; `Malformed` or `Invalid` with the field at fault."""
+    """Convert a decoded JSON document to a valid policy; `Malformed` or `Invalid` with the field at fault."""
     try:
         policy = msgspec.convert(document, NetworkPolicy)
     except msgspec.ValidationError as error:
+        # msgspec has the path of the field in its message only.
         reason, _, path = str(error).partition(" - at `$")
         raise Malformed(f"not a NetworkPolicy: {reason}", field=path.strip(".`")) from error
     validate(policy)
@@ -121,9 +126,10 @@ def read_network_policy(document: object) -> NetworkPolicy:
 
 
 def validate(policy: NetworkPolicy) -> None:
-    """Raise `Invalid` for the first member that Kubernetes' own rules refuse."""
+    """Raise `Invalid` for the first field that Kubernetes' own validation rejects."""
     if (policy.api_version, policy.kind) != (API_VERSION, KIND):
         raise Invalid(f"expected {KIND} of {API_VERSION}, not {policy.kind} of {policy.api_version}", field="kind")
+    # Names become parts of store keys and rule ids, so a slash in them must never pass.
     if not _DNS_NAME.fullmatch(policy.metadata.name):
         raise Invalid(f"{policy.metadata.name!r} is not a DNS name in lower case", field="metadata.name")
     if not _DNS_LABEL.fullmatch(policy.metadata.namespace):
@@ -161,6 +167,7 @@ def _validate_port(port: PolicyPort, *, field: str) -> None:
             f"{port.port!r} is not a port name: at most 15 lower-case letters, digits and inner hyphens, one letter",
             field=f"{field}.port",
         )
+    # The number behind a named port depends on the pod, so endPort needs a numeric port.
     if port.end_port is None:
         return
     if not isinstance(port.port, int):
@@ -171,6 +178,7 @@ def _validate_port(port: PolicyPort, *, field: str) -> None:
 
 def _validate_peer(peer: PolicyPeer, *, field: str) -> None:
     selectors = (peer.pod_selector, peer.namespace_selector)
+    # A peer without any member is rejected: it could be read as "any".
     if peer.ip_block is not None:
         if selectors != (None, None):
             raise Invalid("ipBlock stands alone: leave out the selectors", field=field)
@@ -183,12 +191,12 @@ def _validate_peer(peer: PolicyPeer, *, field: str) -> None:
 
 
 def parse_ip_block(block: IpBlock, *, field: str) -> tuple[Range, tuple[Range, ...]]:
-    """The block's range and its exceptions, each of which must be a part of the block, and not the whole."""
-    whole = parse_cidr(block.cidr, field=f"{field}.cidr")
-    holes = []
+    """Return the block's range and its exceptions, each of which must be a strict subset of the block."""
+    cidr = parse_cidr(block.cidr, field=f"{field}.cidr")
+    exceptions = []
     for index, text in enumerate(block.except_ or ()):
-        hole = parse_cidr(text, field=f"{field}.except[{index}]")
-        if not whole.covers(hole) or hole == whole:
-            raise Invalid(f"{text} is not a part of {block.cidr}", field=f"{field}.except[{index}]")
-        holes.append(hole)
-    return whole, tuple(holes)
+        exception = parse_cidr(text, field=f"{field}.except[{index}]")
+        if not cidr.covers(exception) or exception == cidr:
+            raise Invalid(f"{text} is not a strict subset of {block.cidr}", field=f"{field}.except[{index}]")
+        exceptions.append(exception)
+    return cidr, tuple(exceptions)

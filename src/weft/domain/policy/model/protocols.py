@@ -1,4 +1,4 @@
-"""IP protocols by number and name, and the text `tcp/80` that people write for a protocol with its port."""
+"""IP protocols by number and name, and the text form `tcp/80` of a protocol with its port."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from weft.domain.errors import Invalid
 
 ICMP, TCP, UDP, ICMPV6, SCTP = 1, 6, 17, 58, 132
 
-# Protocols that have ports. With any other one a port means nothing.
+# Protocols with ports. For any other protocol a port has no meaning.
 PORTED = (TCP, UDP, SCTP)
 
-# What `icmp` means in a rule: the control messages of both families.
+# `icmp` in a rule means the control messages of both families.
 ICMP_EITHER = (ICMP, ICMPV6)
 
 MAX_PORT = 65535
@@ -19,8 +19,9 @@ _NAMES = {number: name for name, number in _NUMBERS.items()}
 
 
 def protocol_number(text: str, *, field: str = "protocol") -> int:
-    """The number of a protocol given by name (any case) or by decimal number 0..255, or `Invalid`."""
+    """Return the number of a protocol given by name (any case) or by decimal number 0..255, or raise `Invalid`."""
     number = _NUMBERS.get(text.lower())
+    # `isdigit` alone accepts the digits of other scripts.
     if number is None and text.isascii() and text.isdigit() and len(text) <= 3:
         number = int(text)
     if number is None or number > 255:
@@ -29,12 +30,12 @@ def protocol_number(text: str, *, field: str = "protocol") -> int:
 
 
 def protocol_name(number: int) -> str:
-    """The name of a protocol, or its number as text where it has none here."""
+    """Return the name of a protocol, or its number as text if it has no name here."""
     return _NAMES.get(number, str(number))
 
 
 def parse_service(text: str) -> tuple[int, int]:
-    """Protocol number and port of `tcp/80`, `icmp` or `47`; the port is 0 where the protocol has none."""
+    """Return protocol number and port of `tcp/80`, `icmp` or `47`; the port is 0 if the protocol has no ports."""
     name, slash, port = text.partition("/")
     protocol = protocol_number(name)
     if not slash:
@@ -45,7 +46,7 @@ def parse_service(text: str) -> tuple[int, int]:
 
 
 def check_port(text: str, *, protocol: int) -> int:
-    """The port of a protocol that has ports, or `Invalid`."""
+    """Return the port number, or raise `Invalid`, also if the protocol has no ports."""
     if protocol not in PORTED:
         raise Invalid(f"{protocol_name(protocol)} has no ports", field="port")
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= MAX_PORT):
@@ -54,6 +55,6 @@ def check_port(text: str, *, protocol: int) -> int:
 
 
 def service_name(protocol: int, port: int) -> str:
-    """The text that `parse_service` reads."""
+    """Return the text that `parse_service` parses."""
     name = protocol_name(protocol)
     return f"{name}/{port}" if protocol in PORTED else name

@@ -1,7 +1,7 @@
-"""Sets of addresses as sorted ranges, v4 and v6 alike.
+"""Address sets as sorted ranges, for IPv4 and IPv6.
 
-Every way to write addresses in a rule becomes ranges, which is also what interval sets in the kernel hold. A prefix of
-IPv4-mapped IPv6 addresses is the IPv4 prefix it carries: no packet has such an address.
+Every notation for addresses in a rule becomes ranges. A prefix of IPv4-mapped IPv6 addresses becomes the IPv4 prefix
+inside it: no packet on the wire has an IPv4-mapped address.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from weft.domain.addresses import BITS, Address, Range
 from weft.domain.errors import Invalid
 
 _CIDR = re.compile(r"(?P<address>[0-9A-Fa-f:.]+)/(?P<length>0|[1-9][0-9]{0,2})")
+# ::ffff:0:0/96, IPv4-mapped addresses (RFC 4291, 2.5.5.2).
 _MAPPED = Range(6, 0xFFFF << 32, (0xFFFF << 32) + 0xFFFFFFFF)
+# Greater than the last address of any range, so that a probe sorts after every range with the same first address.
 _PAST_THE_LAST = 1 << 128
 
 
 class AddressSet(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
-    """Addresses as disjoint, ascending ranges. Build it with `address_set`. The empty set contains nothing."""
+    """Addresses as disjoint, ascending ranges. Build it with `address_set`."""
 
     ranges: tuple[Range, ...] = ()
 
@@ -36,23 +38,25 @@ class AddressSet(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
 
 
 def range_text(span: Range) -> str:
-    """A range in its shortest usual text: an address, a prefix, or first-last."""
+    """Format a range as short as possible: as an address, a prefix, or first-last."""
     size = span.size
+    # A prefix is a power of two in size and aligned to it.
     if size == 1 or size & (size - 1) or span.first % size:
         return str(span)
     return f"{Address(span.family, span.first)}/{BITS[span.family] - size.bit_length() + 1}"
 
 
 def address_set(ranges: Iterable[Range], *, without: Iterable[Range] = ()) -> AddressSet:
-    """The union of `ranges`, less everything in `without`."""
+    """Return the union of `ranges` without everything in `without`."""
     kept = _merge(ranges)
+    # A hole may split a range in two, so each hole is applied to all pieces so far.
     for hole in without:
-        kept = [piece for each in kept for piece in _subtract(each, hole)]
+        kept = [piece for span in kept for piece in _subtract(span, hole)]
     return AddressSet(tuple(kept))
 
 
 def overlap(left: Iterable[Range], right: Iterable[Range]) -> list[Range]:
-    """The ranges of addresses that are in both."""
+    """Return the pairwise intersections of two lists of ranges."""
     return [
         Range(one.family, max(one.first, other.first), min(one.last, other.last))
         for one, other in product(left, right)
@@ -62,23 +66,23 @@ def overlap(left: Iterable[Range], right: Iterable[Range]) -> list[Range]:
 
 def _merge(ranges: Iterable[Range]) -> list[Range]:
     merged: list[Range] = []
-    for each in sorted(ranges):
-        if merged and merged[-1].family == each.family and each.first <= merged[-1].last + 1:
-            merged[-1] = merged[-1]._replace(last=max(merged[-1].last, each.last))
+    for span in sorted(ranges):
+        if merged and merged[-1].family == span.family and span.first <= merged[-1].last + 1:
+            merged[-1] = merged[-1]._replace(last=max(merged[-1].last, span.last))
         else:
-            merged.append(each)
+            merged.append(span)
     return merged
 
 
-def _subtract(each: Range, hole: Range) -> list[Range]:
-    if not each.overlaps(hole):
-        return [each]
-    pieces = (each._replace(last=hole.first - 1), each._replace(first=hole.last + 1))
+def _subtract(span: Range, hole: Range) -> list[Range]:
+    if not span.overlaps(hole):
+        return [span]
+    pieces = (span._replace(last=hole.first - 1), span._replace(first=hole.last + 1))
     return [piece for piece in pieces if piece.first <= piece.last]
 
 
 def parse_cidr(text: str, *, field: str) -> Range:
-    """The range of Kubernetes' `address/length`: bits right of the length are ignored, mapped addresses accepted."""
+    """Return the range of a Kubernetes CIDR. Host bits are ignored, IPv4-mapped addresses are accepted."""
     match = _CIDR.fullmatch(text)
     if match is None:
         raise Invalid(f"{text[:80]!r} is not of the form address/length", field=field)
@@ -91,7 +95,8 @@ def parse_cidr(text: str, *, field: str) -> Range:
         raise Invalid(f"{text!r} is not a prefix: the length is at most {bits}", field=field)
     size = 1 << (bits - length)
     first = int(address) & -size
-    whole = Range(address.version, first, first + size - 1)
-    if _MAPPED.covers(whole):
-        return Range(4, whole.first - _MAPPED.first, whole.last - _MAPPED.first)
-    return whole
+    prefix = Range(address.version, first, first + size - 1)
+    # Wider prefixes, such as ::/0, stay IPv6: they must not match IPv4 packets (CVE-2023-27594).
+    if _MAPPED.covers(prefix):
+        return Range(4, prefix.first - _MAPPED.first, prefix.last - _MAPPED.first)
+    return prefix

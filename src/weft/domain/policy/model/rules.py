@@ -1,4 +1,4 @@
-"""The intermediate form: ordered rules, the same for every vocabulary.
+"""The common rule form: ordered rules, the same for every policy API.
 
 A rule set belongs to one identity and has one list per direction, in order of precedence:
 
@@ -6,8 +6,8 @@ A rule set belongs to one identity and has one list per direction, in order of p
 2. within a tier by priority, the greater first;
 3. at equal priority deny before allow before pass, then by id, so that the order never depends on history.
 
-`decide` says how such a list is read. In every member `None` means *any* and the empty tuple or set means *nothing*:
-empty and absent are never the same (CVE-2025-64715).
+`engine.decide` evaluates such a list. In every field `None` means *any* and the empty tuple or set means *none*: empty
+and absent are never the same (CVE-2025-64715).
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from weft.domain.policy.model.protocols import MAX_PORT, PORTED, protocol_name
 from weft.domain.policy.model.ranges import AddressSet
 from weft.domain.selectors import Selector
 
-# Where a rule came from: `contiv/TENANT/POLICY/RULE`, `k8s/NAMESPACE/POLICY/ingress/0`, or `weft/…` for our own.
+# `contiv/TENANT/POLICY/RULE`, `k8s/NAMESPACE/POLICY/ingress/0`, or `weft/…` for built-in rules.
 RuleId = NewType("RuleId", str)
 
-# A policy: `contiv/TENANT/POLICY` or `k8s/NAMESPACE/POLICY`.
-UnitId = NewType("UnitId", str)
+# `contiv/TENANT/POLICY` or `k8s/NAMESPACE/POLICY`.
+PolicyId = NewType("PolicyId", str)
 
 
 class Tier(IntEnum):
-    """Who speaks first. Admin and baseline are kept for ClusterNetworkPolicy."""
+    """The order of evaluation. Admin and baseline are reserved for ClusterNetworkPolicy."""
 
+    # The numbers are the sort order.
     ADMIN = 0
     GROUP = 1
     NAMESPACE = 2
@@ -41,7 +42,7 @@ class Tier(IntEnum):
 
 
 class Action(StrEnum):
-    """What a rule says about the flows it matches. `PASS` hands them to the next tier."""
+    """The action of a rule on matching flows. `PASS` skips to the next tier."""
 
     DENY = "deny"
     ALLOW = "allow"
@@ -49,17 +50,19 @@ class Action(StrEnum):
 
 
 class Direction(StrEnum):
-    """Seen from the identity that the rule protects."""
+    """The direction of a flow as seen from the identity that the rule applies to."""
 
     INGRESS = "ingress"
     EGRESS = "egress"
 
 
+# Deny first is the safe choice between contradicting rules of equal priority.
 _ACTION_RANK = {Action.DENY: 0, Action.ALLOW: 1, Action.PASS: 2}
 
 
+# Sets, peers and rules are dict keys throughout the engine: `cache_hash` avoids hashing selectors repeatedly.
 class GroupMembers(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
-    """The workloads of a Contiv group; nobody while the group does not exist (W23)."""
+    """The workloads of a Contiv group; empty while the group does not exist (W23)."""
 
     tenant: TenantName
     group: GroupName
@@ -88,22 +91,24 @@ class PodsOfNamespaces(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
         return f"pods [{self.pods}] of namespaces [{self.namespaces}]"
 
 
-# Workloads by definition; `membership` keeps who that is at present.
+# A set of workloads by definition; `engine.membership` keeps its current members.
 MemberSet = GroupMembers | PodsOfNamespace | PodsOfNamespaces
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
-    """Who an end of the flow must be: a member of the set *and* at one of the addresses."""
+    """Matches one end of a flow: it must be a member of the set *and* have one of the addresses."""
 
     members: MemberSet | None = None
     addresses: AddressSet | None = None
 
     def __str__(self) -> str:
-        return " at ".join(str(part) for part in (self.members, self.addresses) if part is not None) or "anyone"
+        return (
+            " with address in ".join(str(part) for part in (self.members, self.addresses) if part is not None) or "any"
+        )
 
 
 class PortMatch(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
-    """Which service: one of the protocols, and a port in the range, or the port that the target gives this name."""
+    """Matches one of the protocols and a port in the range, or the destination's port of this name."""
 
     protocols: tuple[int, ...]
     first: int = 0
@@ -120,12 +125,13 @@ class PortMatch(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=F
 
 
 class FlowRule(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """One rule, for flows of one direction. `local` narrows which of the protected identities it speaks about."""
+    """One rule, for flows of one direction. `local` restricts it to some of the selected identities."""
 
     id: RuleId
     tier: Tier
     direction: Direction
     action: Action
+    # Unbounded: a fixed width could overflow (CVE-2026-25804).
     priority: int = 0
     peers: tuple[Peer, ...] | None = None
     services: tuple[PortMatch, ...] | None = None
@@ -134,7 +140,7 @@ class FlowRule(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     @property
     def order(self) -> tuple[int, int, int, str]:
-        """The sort key of precedence."""
+        """The sort key of precedence, least first."""
         return self.tier, -self.priority, _ACTION_RANK[self.action], self.id
 
 
@@ -146,32 +152,32 @@ def _peers(rules: Iterable[FlowRule]) -> Iterator[Peer]:
 
 
 class CompiledPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy, compiled: its rules, and the sets of workloads that they protect."""
+    """One compiled policy: its rules, and the sets of workloads that it selects."""
 
-    id: UnitId
+    id: PolicyId
     subjects: tuple[MemberSet, ...]
     rules: tuple[FlowRule, ...]
 
     def sets(self, of_rules: Iterable[FlowRule] | None = None) -> Iterator[MemberSet]:
-        """Every set that the policy names, as often as it does: for its subjects, and in these rules or in all."""
+        """Yield every set the policy names, as often as it does: its subjects, and those in these rules or in all."""
         yield from self.subjects
         for peer in _peers(self.rules if of_rules is None else of_rules):
             if peer.members is not None:
                 yield peer.members
 
     def peers(self) -> Iterator[Peer]:
-        """Every description of an end in the policy's rules."""
+        """Return every peer in the policy's rules, `local` included."""
         return _peers(self.rules)
 
 
 def changed_rules(old: CompiledPolicy | None, new: CompiledPolicy | None) -> tuple[set[FlowRule], set[FlowRule]]:
-    """The rules that went and those that came between two states of a policy."""
+    """Return the removed and the added rules between two states of a policy."""
     before, after = set(old.rules if old else ()), set(new.rules if new else ())
     return before - after, after - before
 
 
 class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one identity is subject to, in order of precedence."""
+    """All rules that apply to one identity, in order of precedence."""
 
     identity: IdentityKey
     ingress: tuple[FlowRule, ...] = ()
@@ -181,12 +187,14 @@ class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
         return self.ingress if direction is Direction.INGRESS else self.egress
 
 
+# No Contiv or Kubernetes rule id starts with `weft/`.
 DEFAULT_ALLOW_ID = RuleId("weft/default")
 OWN_HOST_ID = RuleId("weft/own-host")
 TENANTS_ID = RuleId("weft/tenants")
 
 
 def built_in(rule: RuleId, direction: Direction, action: Action) -> FlowRule:
-    """A rule of ours that no policy can outrank or, for the default, that every policy outranks."""
+    """Return a built-in rule."""
+    # No policy outranks the built-in rules, except the default: every policy outranks that.
     tier = Tier.BASELINE if rule == DEFAULT_ALLOW_ID else Tier.ADMIN
     return FlowRule(id=rule, tier=tier, direction=direction, action=action)

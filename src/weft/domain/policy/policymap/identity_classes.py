@@ -1,7 +1,8 @@
-"""Classes: ends of flows that no rule can tell apart. A datapath knows a class by its number.
+"""Identity classes: equivalence classes of endpoints and addresses that no rule distinguishes.
 
-What rules can see of an end is a class's whole content: the sets it is a member of, the sets of addresses that hold its
-address, and the ports it gives a name that some rule uses. These are also the `Term`s by which rules find classes.
+A datapath knows a class by its numeric identity. A class consists of everything a rule can match on: the sets its
+members belong to, the address sets that contain their address, and their ports with a name that some rule uses. The
+same facts are the index terms (`Term`) by which rules find classes.
 """
 
 from __future__ import annotations
@@ -19,72 +20,74 @@ from weft.domain.policy.policymap.policy_state import UNKNOWN_IDENTITY, WORKLOAD
 
 
 class IdentityKind(StrEnum):
-    """What an end is, beside what rules see of it. A stranger has an address of ours that nobody here has."""
+    """What the members of a class are. UNKNOWN_IDENTITY: an address in a tenant subnet without a known endpoint."""
 
     WORKLOAD = Kind.WORKLOAD
     HOST = Kind.HOST
     API_SERVER = Kind.API_SERVER
     WORLD = Kind.WORLD
-    UNKNOWN_IDENTITY = "stranger"
+    UNKNOWN_IDENTITY = "unknown"
 
 
-# The bits that some kinds of ends have in their numbers.
+# The flag bits of the numeric identities of some kinds.
 FLAGS = {IdentityKind.WORKLOAD: WORKLOAD, IdentityKind.UNKNOWN_IDENTITY: UNKNOWN_IDENTITY}
 
 
-class OnNode(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
-    """The host of this node, as a term."""
+class NodeHost(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
+    """The index term of a node's host."""
 
     node: str
 
 
-# What a class can be found by; a text is the name of a port.
-Term = MemberSet | AddressSet | OnNode | str
+# What an index finds a class by. A string is a port name.
+Term = MemberSet | AddressSet | NodeHost | str
 
 
 class IdentityClass(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """Ends that are alike. `node` is that of a host."""
+    """One equivalence class. `node` is set for hosts only."""
 
-    standing: IdentityKind
+    kind: IdentityKind
     sets: frozenset[MemberSet] = frozenset()
     addresses: frozenset[AddressSet] = frozenset()
     ports: frozenset[PodPort] = frozenset()
     node: str = ""
 
     def terms(self) -> Iterator[Term]:
-        """Everything that a rule can find the class by."""
+        """Yield every term by which a rule can find the class."""
         yield from self.sets
         yield from self.addresses
+        # A set, because several ports may have one name.
         yield from {port.name for port in self.ports}
-        if self.standing is IdentityKind.HOST:
-            yield OnNode(self.node)
+        if self.kind is IdentityKind.HOST:
+            yield NodeHost(self.node)
 
     def text(self) -> str:
-        """The class in words, the same on every node; no two classes share them."""
-        sets = sorted(msgspec.json.encode(each).decode() for each in self.sets)
-        ports = sorted(msgspec.json.encode(each).decode() for each in self.ports)
+        """Return the canonical text of the class: the same on every node and unique, as its id is a hash of it."""
+        sets = sorted(msgspec.json.encode(member_set).decode() for member_set in self.sets)
+        ports = sorted(msgspec.json.encode(port).decode() for port in self.ports)
         addresses = sorted(map(str, self.addresses))
-        return msgspec.json.encode((self.standing, self.node, sets, addresses, ports)).decode()
+        return msgspec.json.encode((self.kind, self.node, sets, addresses, ports)).decode()
 
     def is_peer(self, peer: Peer) -> bool:
-        """Whether the description of an end fits."""
+        """Return whether a rule's peer matches the class."""
         return (peer.members is None or peer.members in self.sets) and (
             peer.addresses is None or peer.addresses in self.addresses
         )
 
 
-def speaks_of_all(rule: FlowRule) -> bool:
-    """Whether the rule is about everyone as the remote end."""
+def matches_any_peer(rule: FlowRule) -> bool:
+    """Return whether the rule matches every remote identity."""
     return rule.peers is None or any(peer.members is None and peer.addresses is None for peer in rule.peers)
 
 
 def remote_terms(rule: FlowRule) -> Iterator[Term]:
-    """By what to find the classes that the rule, as their peers' rule, tells from everyone else.
+    """Yield the terms of the remote classes for which the rule gives another verdict than for all others.
 
-    A rule about everyone still tells those apart who give a port a name that it uses, when they are the target.
+    A rule for any peer still depends on the named ports of the destination, which is the remote end for egress rules.
     """
-    if not speaks_of_all(rule):
+    if not matches_any_peer(rule):
         for peer in rule.peers or ():
+            # One term per peer is enough to find candidates; `is_peer` checks the other condition.
             yield peer.members if peer.members is not None else peer.addresses or AddressSet()
     elif rule.direction is Direction.EGRESS:
         yield from {service.name for service in rule.services or () if service.name}

@@ -1,7 +1,7 @@
-"""The addresses of both families in ranges, each with the labels that hold for all of it.
+"""An interval map over the IPv4 and IPv6 address space: the set of labels of each range.
 
-A label is laid over ranges and taken off them. Neighbours with the same labels are one range, so the map depends on
-nothing but the labels that lie on it; each change costs in proportion to the ranges it meets.
+Adjacent ranges with equal labels are merged, so the map depends only on the labels in it, not on the order of changes.
+A change costs time in proportion to the ranges it overlaps.
 """
 
 from __future__ import annotations
@@ -15,51 +15,53 @@ from weft.domain.addresses import BITS, Address, Range
 L = TypeVar("L", bound=Hashable)
 
 
-class Relabelled(NamedTuple, Generic[L]):
-    """The ranges that a change met, as they were and as they are, with what is laid over each."""
+class IntervalChange(NamedTuple, Generic[L]):
+    """The ranges that a change overlaps, with their labels before and after it."""
 
     before: list[tuple[Range, frozenset[L]]]
     after: list[tuple[Range, frozenset[L]]]
 
 
 class IntervalMap(Generic[L]):
-    """See the module. In the beginning nothing has a label."""
+    """Maps every address to a set of labels. Initially all sets are empty."""
 
     def __init__(self) -> None:
+        # By family: the first address of each range, ascending, and its labels at the same index.
         self._firsts: dict[int, list[int]] = {4: [0], 6: [0]}
         self._labels: dict[int, list[frozenset[L]]] = {4: [frozenset()], 6: [frozenset()]}
 
     def at(self, address: Address) -> frozenset[L]:
-        """What lies over an address."""
+        """Return the labels of an address."""
         return self._labels[address.family][bisect_right(self._firsts[address.family], address.number) - 1]
 
-    def add(self, label: L, spans: Iterable[Range]) -> Iterator[Relabelled[L]]:
-        """Put a label, which lies nowhere, over ranges that do not overlap."""
+    def add(self, label: L, spans: Iterable[Range]) -> Iterator[IntervalChange[L]]:
+        """Add a label that is absent so far to ranges that do not overlap. Lazy: consume the iterator."""
         for span in spans:
             yield self._change(span, lambda labels: labels | {label})
 
-    def remove(self, label: L, spans: Iterable[Range]) -> Iterator[Relabelled[L]]:
-        """Take a label off the ranges it was put over."""
+    def remove(self, label: L, spans: Iterable[Range]) -> Iterator[IntervalChange[L]]:
+        """Remove a label from the ranges it was added to. Lazy: consume the iterator."""
         for span in spans:
             yield self._change(span, lambda labels: labels - {label})
 
-    def _change(self, span: Range, change: Callable[[frozenset[L]], frozenset[L]]) -> Relabelled[L]:
+    def _change(self, span: Range, change: Callable[[frozenset[L]], frozenset[L]]) -> IntervalChange[L]:
         firsts, labels = self._firsts[span.family], self._labels[span.family]
-        # From the neighbour before the span to the one after it, as either may become one with what is changed.
+        # Include the neighbours on both sides: either may have to merge with the changed range.
         start = max(bisect_left(firsts, span.first) - 1, 0)
         stop = min(bisect_right(firsts, span.last + 1), len(firsts))
         before = list(zip(firsts[start:stop], labels[start:stop], strict=True))
         end = firsts[stop] if stop < len(firsts) else 1 << BITS[span.family]
-        after = _merged(_cut(_ranges(span.family, before, end=end), span, change=change))
+        after = _merged(_split(_ranges(span.family, before, end=end), span, change=change))
+        # Slice assignment moves the tail once, which is far cheaper than rebuilding the lists.
         firsts[start:stop] = [first for first, _ in after]
-        labels[start:stop] = [each for _, each in after]
-        return Relabelled(_ranges(span.family, before, end=end), _ranges(span.family, after, end=end))
+        labels[start:stop] = [range_labels for _, range_labels in after]
+        return IntervalChange(_ranges(span.family, before, end=end), _ranges(span.family, after, end=end))
 
 
-def _cut(
+def _split(
     pieces: Iterable[tuple[Range, frozenset[L]]], span: Range, *, change: Callable[[frozenset[L]], frozenset[L]]
 ) -> Iterator[tuple[int, frozenset[L]]]:
-    """The pieces, each by its first address, with what lies within the span changed."""
+    """Yield the pieces by first address, split at the span, with the labels inside the span changed."""
     for piece, labels in pieces:
         if piece.first < span.first:
             yield piece.first, labels
@@ -72,6 +74,7 @@ def _cut(
 def _merged(pieces: Iterable[tuple[int, frozenset[L]]]) -> list[tuple[int, frozenset[L]]]:
     merged: list[tuple[int, frozenset[L]]] = []
     for piece in pieces:
+        # Pieces are contiguous, so a piece with the labels of its predecessor needs no start of its own.
         if not merged or merged[-1][1] != piece[1]:
             merged.append(piece)
     return merged

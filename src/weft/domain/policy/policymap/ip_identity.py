@@ -1,8 +1,8 @@
-"""Which class is at each known address and in each range of the rest, kept up to date change by change.
+"""The identity class of every known address and of the remaining ranges, updated incrementally.
 
-A tenant without policies needs no classes but one: that of its workloads on this node, whose ports open by it. With the
-first policy every known address gets its class, and so do the ranges that rules tell apart and the tenant's own
-networks, where whoever is not known is a stranger.
+A tenant without policies needs only the class of its workloads on this node: the datapath opens a port by it. From the
+first policy on, every known address has a class, and so have the ranges that rules tell apart and the tenant's subnets,
+where an address without a known endpoint is an unknown identity.
 """
 
 from __future__ import annotations
@@ -15,193 +15,202 @@ from typing import Literal
 from weft.domain.addresses import Address, Range
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.policy.engine.engine import Engine
-from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.identities import Identity, IdentityKey, Kind
+from weft.domain.policy.model.multimap import Multimap
 from weft.domain.policy.model.ranges import AddressSet
 from weft.domain.policy.model.rules import FlowRule
 from weft.domain.policy.policymap.identity_classes import IdentityClass, IdentityKind
-from weft.domain.policy.policymap.interval_map import IntervalMap, Relabelled
+from weft.domain.policy.policymap.interval_map import IntervalChange, IntervalMap
 
-Place = Address | Range
+# What a class is assigned to: the key of an `IpIdentity` or of a `CidrIdentity`.
+IpKey = Address | Range
 
-_Label = AddressSet | Literal["ours"]
+_Label = AddressSet | Literal["tenant-subnet"]
 
 
 class IpIdentityMap:
-    """See the module."""
+    """Maps addresses and ranges of one tenant to identity classes."""
 
     def __init__(self, engine: Engine, *, tenant: TenantName, node: NodeName) -> None:
         self._engine, self._tenant, self._node = engine, tenant, node
-        self._guarded = False
-        self._ground = AddressSet()
+        self._has_policy = False
+        self._tenant_subnets = AddressSet()
         self._labels: IntervalMap[_Label] = IntervalMap()
-        self._uses: Counter[AddressSet | str] = Counter()
+        # How many rules use an address set or a port name.
+        self._refcounts: Counter[AddressSet | str] = Counter()
         self._known: dict[IdentityKey, Identity] = {}
-        self._holders: Index[Address, IdentityKey] = Index()
+        self._identities_at: Multimap[Address, IdentityKey] = Multimap()
+        # Sorted, so that a range change finds the addresses in it by bisection.
         self._addresses: list[Address] = []
-        self._by_port_name: Index[str, IdentityKey] = Index()
-        self._class_at: dict[Place, IdentityClass] = {}
-        self._places_of: Index[IdentityClass, Place] = Index()
+        self._by_port_name: Multimap[str, IdentityKey] = Multimap()
+        self._class_at: dict[IpKey, IdentityClass] = {}
+        self._keys_of: Multimap[IdentityClass, IpKey] = Multimap()
         self._stale: set[Address] = set()
-        self._near: set[Address] = set()
-        self._here: Counter[IdentityClass] = Counter()
-        # Classes of which workloads came to this node or left it, until the reader clears it.
-        self.moved: set[IdentityClass] = set()
-        # Places that have another class than before, with the one before, until the reader clears it.
-        self.changed: dict[Place, IdentityClass | None] = {}
+        # Addresses of workloads on this node, and how many of them each class has.
+        self._local_addresses: set[Address] = set()
+        self._local_counts: Counter[IdentityClass] = Counter()
+        # Classes whose number of workloads on this node has changed. The reader clears it.
+        self.locality_changed: set[IdentityClass] = set()
+        # Keys with another class than before, with their former class. The reader clears it.
+        self.changed: dict[IpKey, IdentityClass | None] = {}
 
-    def __getitem__(self, of: IdentityClass) -> Set[Place]:
-        """Where a class is."""
-        return self._places_of[of]
+    def __getitem__(self, identity_class: IdentityClass) -> Set[IpKey]:
+        """Return the addresses and ranges of a class."""
+        return self._keys_of[identity_class]
 
-    def get(self, place: Place) -> IdentityClass | None:
-        return self._class_at.get(place)
+    def get(self, key: IpKey) -> IdentityClass | None:
+        return self._class_at.get(key)
 
-    def is_here(self, each: IdentityClass) -> bool:
-        """Whether a workload of this node is of the class."""
-        return self._here[each] > 0
+    def is_local(self, identity_class: IdentityClass) -> bool:
+        """Return whether the class has a workload on this node."""
+        return self._local_counts[identity_class] > 0
 
-    def set_guarded(self, guarded: bool) -> None:
-        """Say whether the tenant has any policy."""
-        if guarded is not self._guarded:
-            self._lift_ground()
-            self._guarded = guarded
-            self._lay_ground()
+    def set_has_policy(self, has_policy: bool) -> None:
+        """Set whether the tenant has any policy."""
+        if has_policy is not self._has_policy:
+            self._unlabel_subnets()
+            self._has_policy = has_policy
+            self._label_subnets()
             self._stale.update(self._addresses)
 
-    def set_ground(self, ground: AddressSet) -> None:
-        """Say which addresses are strangers' when nobody is known to have them."""
-        if ground != self._ground:
-            self._lift_ground()
-            self._ground = ground
-            self._lay_ground()
+    def set_tenant_subnets(self, subnets: AddressSet) -> None:
+        """Set the addresses that are unknown identities unless an endpoint has them."""
+        if subnets != self._tenant_subnets:
+            self._unlabel_subnets()
+            self._tenant_subnets = subnets
+            self._label_subnets()
 
-    def use(self, rules: Iterable[FlowRule]) -> None:
-        """Tell apart what these rules do."""
-        for each in _distinctions(rules):
-            self._uses[each] += 1
-            if self._uses[each] > 1:
+    def add_rules(self, rules: Iterable[FlowRule]) -> None:
+        """Distinguish the address sets and port names that these rules use."""
+        for match in _matches_in(rules):
+            self._refcounts[match] += 1
+            if self._refcounts[match] > 1:
                 continue
-            if isinstance(each, AddressSet):
-                self._relabel(self._labels.add(each, each.ranges))
+            if isinstance(match, AddressSet):
+                self._apply_labels(self._labels.add(match, match.ranges))
             else:
-                self._touch_port(each)
+                self._mark_port_stale(match)
 
-    def disuse(self, rules: Iterable[FlowRule]) -> None:
-        """Undo one `use`."""
-        for each in _distinctions(rules):
-            self._uses[each] -= 1
-            if self._uses[each]:
+    def remove_rules(self, rules: Iterable[FlowRule]) -> None:
+        """Undo one `add_rules`."""
+        for match in _matches_in(rules):
+            self._refcounts[match] -= 1
+            if self._refcounts[match]:
                 continue
-            del self._uses[each]
-            if isinstance(each, AddressSet):
-                self._relabel(self._labels.remove(each, each.ranges))
+            del self._refcounts[match]
+            if isinstance(match, AddressSet):
+                self._apply_labels(self._labels.remove(match, match.ranges))
             else:
-                self._touch_port(each)
+                self._mark_port_stale(match)
 
-    def touch(self, key: IdentityKey) -> None:
-        """Look at an identity again: it may have come, gone, moved, or be in other sets."""
+    def update_identity(self, key: IdentityKey) -> None:
+        """Re-read an identity from the engine: it may be new, deleted, on another node, or in other sets."""
         before = self._known.pop(key, None)
         after = self._engine.directory.get(key)
+        # Workloads of other tenants may have the same addresses; they are not part of this tenant's map.
         if after is not None and after.kind is Kind.WORKLOAD and after.tenant != self._tenant:
             after = None
         if before is not None:
-            self._forget(before)
+            self._remove_identity(before)
         if after is not None:
-            self._learn(after)
+            self._add_identity(after)
 
-    def settle(self) -> None:
-        """Give every address that was touched its class."""
+    def reassign_stale(self) -> None:
+        """Assign a class to every stale address."""
+        # Counted by class, so each address leaves its old class before it joins the new one.
         for address in self._stale:
-            self._leave(address)
-            self._place(address, self._class_of(address))
-            self._arrive(address)
+            self._uncount_local(address)
+            self._assign(address, self._class_of(address))
+            self._count_local(address)
         self._stale.clear()
 
-    def _leave(self, address: Address) -> None:
-        if address in self._near:
-            self._near.discard(address)
-            self._count_here(self._class_at[address], -1)
+    def _uncount_local(self, address: Address) -> None:
+        if address in self._local_addresses:
+            self._local_addresses.discard(address)
+            self._change_local_count(self._class_at[address], -1)
 
-    def _arrive(self, address: Address) -> None:
-        if address in self._class_at and self._is_near(address):
-            self._near.add(address)
-            self._count_here(self._class_at[address], 1)
+    def _count_local(self, address: Address) -> None:
+        if address in self._class_at and self._is_on_node(address):
+            self._local_addresses.add(address)
+            self._change_local_count(self._class_at[address], 1)
 
-    def _is_near(self, address: Address) -> bool:
+    def _is_on_node(self, address: Address) -> bool:
         identity = self._engine.directory.at(address, tenant=self._tenant)
         return identity.kind is Kind.WORKLOAD and identity.node == self._node
 
-    def _count_here(self, each: IdentityClass, step: int) -> None:
-        self._here[each] += step
-        if not self._here[each]:
-            del self._here[each]
-        self.moved.add(each)
+    def _change_local_count(self, identity_class: IdentityClass, step: int) -> None:
+        self._local_counts[identity_class] += step
+        if not self._local_counts[identity_class]:
+            del self._local_counts[identity_class]
+        self.locality_changed.add(identity_class)
 
-    def _learn(self, identity: Identity) -> None:
+    def _add_identity(self, identity: Identity) -> None:
         self._known[identity.key] = identity
         for address in identity.addresses:
-            if not self._holders[address]:
+            if not self._identities_at[address]:
                 insort(self._addresses, address)
-            self._holders.add(address, identity.key)
+            self._identities_at.add(address, identity.key)
             self._stale.add(address)
         for port in identity.ports:
             self._by_port_name.add(port.name, identity.key)
 
-    def _forget(self, identity: Identity) -> None:
+    def _remove_identity(self, identity: Identity) -> None:
         for address in identity.addresses:
-            self._holders.discard(address, identity.key)
-            if not self._holders[address]:
+            self._identities_at.discard(address, identity.key)
+            if not self._identities_at[address]:
+                # Bisection, because `list.remove` would scan all addresses.
                 self._addresses.pop(bisect_left(self._addresses, address))
             self._stale.add(address)
         for port in identity.ports:
             self._by_port_name.discard(port.name, identity.key)
 
     def _class_of(self, address: Address) -> IdentityClass | None:
-        if not self._holders[address]:
+        if not self._identities_at[address]:
             return None
         identity = self._engine.directory.at(address, tenant=self._tenant)
         workload = identity.kind is Kind.WORKLOAD
-        if not self._guarded and not (workload and identity.node == self._node):
+        if not self._has_policy and not (workload and identity.node == self._node):
             return None
         return IdentityClass(
-            standing=IdentityKind(identity.kind),
+            kind=IdentityKind(identity.kind),
             sets=self._engine.sets_of(identity.key),
-            addresses=frozenset(each for each in self._labels.at(address) if isinstance(each, AddressSet)),
-            ports=frozenset(port for port in identity.ports if port.name in self._uses),
+            addresses=frozenset(label for label in self._labels.at(address) if isinstance(label, AddressSet)),
+            ports=frozenset(port for port in identity.ports if port.name in self._refcounts),
+            # The node of a workload is no part of its class: policy does not depend on placement.
             node="" if workload else identity.node,
         )
 
-    def _place(self, place: Place, new: IdentityClass | None) -> None:
-        old = self._class_at.get(place)
+    def _assign(self, key: IpKey, new: IdentityClass | None) -> None:
+        old = self._class_at.get(key)
         if old == new:
             return
-        self.changed.setdefault(place, old)
+        # Keep the class from before the first of several changes: that is the one the reader knows.
+        self.changed.setdefault(key, old)
         if old is not None:
-            del self._class_at[place]
-            self._places_of.discard(old, place)
+            del self._class_at[key]
+            self._keys_of.discard(old, key)
         if new is not None:
-            self._class_at[place] = new
-            self._places_of.add(new, place)
+            self._class_at[key] = new
+            self._keys_of.add(new, key)
 
-    def _touch_port(self, name: str) -> None:
+    def _mark_port_stale(self, name: str) -> None:
         for key in self._by_port_name[name]:
             self._stale.update(self._known[key].addresses)
 
-    def _lay_ground(self) -> None:
-        if self._guarded:
-            self._relabel(self._labels.add("ours", self._ground.ranges))
+    def _label_subnets(self) -> None:
+        if self._has_policy:
+            self._apply_labels(self._labels.add("tenant-subnet", self._tenant_subnets.ranges))
 
-    def _lift_ground(self) -> None:
-        if self._guarded:
-            self._relabel(self._labels.remove("ours", self._ground.ranges))
+    def _unlabel_subnets(self) -> None:
+        if self._has_policy:
+            self._apply_labels(self._labels.remove("tenant-subnet", self._tenant_subnets.ranges))
 
-    def _relabel(self, changes: Iterator[Relabelled[_Label]]) -> None:
+    def _apply_labels(self, changes: Iterator[IntervalChange[_Label]]) -> None:
         for change in changes:
             for span, _ in change.before:
-                self._place(span, None)
+                self._assign(span, None)
             for span, labels in change.after:
-                self._place(span, _class_of_range(labels))
+                self._assign(span, _class_of_range(labels))
             first, last = change.after[0][0], change.after[-1][0]
             begin = bisect_left(self._addresses, Address(first.family, first.first))
             end = bisect_right(self._addresses, Address(last.family, last.last))
@@ -209,17 +218,17 @@ class IpIdentityMap:
 
 
 def _class_of_range(labels: frozenset[_Label]) -> IdentityClass | None:
-    """The class of whoever is in a range that nobody is known in; None for the world that no rule speaks about."""
+    """Return the class of unknown addresses in a range; None for world addresses that no rule matches on."""
     if not labels:
         return None
     return IdentityClass(
-        standing=IdentityKind.UNKNOWN_IDENTITY if "ours" in labels else IdentityKind.WORLD,
-        addresses=frozenset(each for each in labels if isinstance(each, AddressSet)),
+        kind=IdentityKind.UNKNOWN_IDENTITY if "tenant-subnet" in labels else IdentityKind.WORLD,
+        addresses=frozenset(label for label in labels if isinstance(label, AddressSet)),
     )
 
 
-def _distinctions(rules: Iterable[FlowRule]) -> Iterator[AddressSet | str]:
-    """The sets of addresses and the names of ports in rules, as often as they are there."""
+def _matches_in(rules: Iterable[FlowRule]) -> Iterator[AddressSet | str]:
+    """Yield the address sets and port names in rules, as often as they occur."""
     for rule in rules:
         for peer in (*(rule.peers or ()), *((rule.local,) if rule.local else ())):
             if peer.addresses is not None:

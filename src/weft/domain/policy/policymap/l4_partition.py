@@ -1,4 +1,4 @@
-"""What some rules, which all speak about the same two ends, say about each service between them."""
+"""Evaluates an ordered rule list between two identities into one verdict per protocol and port range."""
 
 from __future__ import annotations
 
@@ -15,68 +15,73 @@ from weft.domain.policy.model.protocols import MAX_PORT, PORTED
 from weft.domain.policy.model.rules import Action, Direction, FlowRule, RuleId
 
 
-class Outcome(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
-    """What becomes of a packet and by which rule.
+class Verdict(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
+    """The action for a packet in one direction, and the rule that decides it.
 
-    `would` is the rule that would refuse what passes if the dry runs were in force, else None.
+    `dry_run_deny` is the rule that would deny an allowed packet if all dry-run rules were enforced, else None.
     """
 
     rule: RuleId
     action: Action
     direction: Direction
-    would: RuleId | None = None
+    dry_run_deny: RuleId | None = None
 
 
-class Service(NamedTuple):
-    """Everything, a protocol, or some ports of it."""
+class L4Match(NamedTuple):
+    """Any traffic, one protocol, or a port range of it."""
 
     protocol: int | None = None
     ports: tuple[int, int] | None = None
 
 
-EVERYTHING = Service()
+ANY_L4 = L4Match()
 
 
 class _Span(NamedTuple):
-    """Ports that the rule at `place` in the order of precedence speaks about."""
+    """A port range matched by the rule at `rule_index` in order of precedence."""
 
     first: int
     last: int
-    place: int
+    rule_index: int
 
 
-def outcome_of(rules: Sequence[FlowRule], direction: Direction) -> Outcome:
-    """What rules that all match decide; they are in order of precedence."""
-    deciding = decide((rule for rule in rules if not rule.dry_run), _always, direction=direction)
-    would = None
-    if deciding.action is Action.ALLOW and any(rule.dry_run for rule in rules):
+def verdict_of(rules: Sequence[FlowRule], direction: Direction) -> Verdict:
+    """Return the verdict of rules that all match, given in order of precedence."""
+    deciding_rule = decide((rule for rule in rules if not rule.dry_run), _always, direction=direction)
+    dry_run_deny = None
+    # Rarely true: without dry-run rules a second evaluation would give the same.
+    if deciding_rule.action is Action.ALLOW and any(rule.dry_run for rule in rules):
         enforced = decide(rules, _always, direction=direction)
-        would = enforced.id if enforced.action is Action.DENY else None
-    return Outcome(rule=deciding.id, action=deciding.action, direction=direction, would=would)
+        dry_run_deny = enforced.id if enforced.action is Action.DENY else None
+    return Verdict(rule=deciding_rule.id, action=deciding_rule.action, direction=direction, dry_run_deny=dry_run_deny)
 
 
-def outcomes_of(
+def l4_verdicts(
     rules: Sequence[FlowRule], *, direction: Direction, ports: Iterable[PodPort]
-) -> Iterator[tuple[Service, Outcome]]:
-    """The outcome for everything, then those of the protocols that differ from it, and of the ports that differ from
-    their protocol. `rules` are in order of precedence, `ports` are those that the target gives a name.
+) -> Iterator[tuple[L4Match, Verdict]]:
+    """Yield the verdict for any traffic, then for protocols that differ from it, then for ports that differ from their
+    protocol. `rules` are in order of precedence; `ports` are the named ports of the destination.
     """
-    always = [place for place, rule in enumerate(rules) if rule.services is None]
+    any_l4 = [index for index, rule in enumerate(rules) if rule.services is None]
 
-    def judged(places: Iterable[int]) -> Outcome:
-        return outcome_of([rules[place] for place in sorted([*always, *places])], direction)
+    def evaluate(indexes: Iterable[int]) -> Verdict:
+        return verdict_of([rules[index] for index in sorted([*any_l4, *indexes])], direction)
 
-    everything = judged(())
-    yield EVERYTHING, everything
+    default = evaluate(())
+    yield ANY_L4, default
     for protocol, spans in _spans_by_protocol(rules, tuple(ports)).items():
-        whole = {span.place for span in spans if (span.first, span.last) == (0, MAX_PORT)}
-        of_protocol = judged(whole)
-        if of_protocol != everything:
-            yield Service(protocol), of_protocol
-        if len(whole) < len(spans):
-            for first, last, outcome in _joined((first, last, judged(places)) for first, last, places in _cells(spans)):
-                if outcome != of_protocol:
-                    yield Service(protocol, (first, last)), outcome
+        all_ports = {span.rule_index for span in spans if (span.first, span.last) == (0, MAX_PORT)}
+        of_protocol = evaluate(all_ports)
+        if of_protocol != default:
+            yield L4Match(protocol), of_protocol
+        # If every span covers all ports, there are no ranges to tell apart.
+        if len(all_ports) < len(spans):
+            for first, last, verdict in _joined(
+                (first, last, evaluate(indexes)) for first, last, indexes in _partition(spans)
+            ):
+                # A range with its protocol's verdict needs no entry: the lookup falls back to the protocol.
+                if verdict != of_protocol:
+                    yield L4Match(protocol, (first, last)), verdict
 
 
 def _always(_: FlowRule) -> bool:
@@ -85,47 +90,50 @@ def _always(_: FlowRule) -> bool:
 
 def _spans_by_protocol(rules: Sequence[FlowRule], ports: Sequence[PodPort]) -> dict[int, list[_Span]]:
     spans: dict[int, list[_Span]] = defaultdict(list)
-    for place, rule in enumerate(rules):
+    for index, rule in enumerate(rules):
         for service in rule.services or ():
             if service.name:
+                # A named port resolves on the destination. Without that name there it matches nothing.
                 for port in ports:
                     if port.name == service.name and port.protocol in service.protocols:
-                        spans[port.protocol].append(_Span(port.port, port.port, place))
+                        spans[port.protocol].append(_Span(port.port, port.port, index))
                 continue
             for protocol in service.protocols:
                 if protocol in PORTED:
-                    spans[protocol].append(_Span(service.first, service.last, place))
+                    spans[protocol].append(_Span(service.first, service.last, index))
                 elif service.first == 0:
-                    spans[protocol].append(_Span(0, MAX_PORT, place))
+                    # Packets of protocols without ports are evaluated with port 0, so only ranges from 0 match.
+                    spans[protocol].append(_Span(0, MAX_PORT, index))
     return spans
 
 
-def _cells(spans: Sequence[_Span]) -> Iterator[tuple[int, int, set[int]]]:
-    """First port, last port and places for each run of ports about which the same spans speak, where any does."""
+def _partition(spans: Sequence[_Span]) -> Iterator[tuple[int, int, set[int]]]:
+    """Yield first port, last port and rule indexes of each maximal run that the same spans cover; skip uncovered."""
     begins: dict[int, list[int]] = defaultdict(list)
     ends: dict[int, list[int]] = defaultdict(list)
     for span in spans:
-        begins[span.first].append(span.place)
-        ends[span.last + 1].append(span.place)
+        begins[span.first].append(span.rule_index)
+        ends[span.last + 1].append(span.rule_index)
+    # A count per rule, because one rule may list overlapping ranges.
     depth: dict[int, int] = defaultdict(int)
     edges = sorted(begins.keys() | ends.keys())
     for first, after in pairwise(edges):
-        for place in ends.get(first, ()):
-            depth[place] -= 1
-            if not depth[place]:
-                del depth[place]
-        for place in begins.get(first, ()):
-            depth[place] += 1
+        for index in ends.get(first, ()):
+            depth[index] -= 1
+            if not depth[index]:
+                del depth[index]
+        for index in begins.get(first, ()):
+            depth[index] += 1
         if depth:
             yield first, after - 1, set(depth)
 
 
-def _joined(cells: Iterable[tuple[int, int, Outcome]]) -> list[tuple[int, int, Outcome]]:
-    """Neighbours with the same outcome as one."""
-    joined: list[tuple[int, int, Outcome]] = []
-    for first, last, outcome in cells:
-        if joined and joined[-1][1] + 1 == first and joined[-1][2] == outcome:
-            joined[-1] = joined[-1][0], last, outcome
+def _joined(ranges: Iterable[tuple[int, int, Verdict]]) -> list[tuple[int, int, Verdict]]:
+    """Merge adjacent ranges with the same verdict."""
+    joined: list[tuple[int, int, Verdict]] = []
+    for first, last, verdict in ranges:
+        if joined and joined[-1][1] + 1 == first and joined[-1][2] == verdict:
+            joined[-1] = joined[-1][0], last, verdict
         else:
-            joined.append((first, last, outcome))
+            joined.append((first, last, verdict))
     return joined

@@ -1,198 +1,324 @@
-"""The rows of every class that stands for workloads: what becomes of a packet, by numbers.
+"""The policy entries of every workload class, updated incrementally.
 
-Rows come in groups: those of a class in a direction with everyone, and those with each class that some rule tells from
-everyone. A group is complete, so that nothing has to be put together from two of them. A change marks the groups that
-it may concern, and `settle` judges only these again. Two workloads of other nodes never meet here, so there is no group
-of two classes of which no workload is on this node: else rows would be the product of all classes.
+Entries come in groups: one group per class and direction for any remote identity, and one for each remote class that
+some rule distinguishes. A group is complete, so a lookup never combines two groups. A change marks the groups that it
+may affect, and `update_entries` evaluates only these again. Packets between two workloads on other nodes never pass
+this node, so two classes without a workload here have no group. Otherwise the entries would be the product of all
+classes.
 """
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
 
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.model import PodPort
-from weft.domain.policy.engine.rule_index import Index
+from weft.domain.policy.model.multimap import Multimap
 from weft.domain.policy.model.rules import OWN_HOST_ID, Action, Direction, FlowRule
 from weft.domain.policy.policymap.delta_tracker import DeltaTracker
 from weft.domain.policy.policymap.identity_classes import (
     IdentityClass,
     IdentityKind,
-    OnNode,
+    NodeHost,
     Term,
+    matches_any_peer,
     remote_terms,
-    speaks_of_all,
 )
-from weft.domain.policy.policymap.l4_partition import EVERYTHING, Outcome, Service, outcomes_of
-from weft.domain.policy.policymap.policy_state import PolicyEntry
-from weft.domain.policy.policymap.rules_by_peer import RulesByPeer
-from weft.domain.policy.policymap.verdict_ids import Outcomes
+from weft.domain.policy.policymap.l4_partition import ANY_L4, L4Match, Verdict, l4_verdicts
+from weft.domain.policy.policymap.policy_state import VERDICT_DENY, PolicyEntry, VerdictCounter
+from weft.domain.policy.policymap.stable_ids import StableIds
 
+# How many retired verdict ids stay resolvable: the drop log may report a drop after its rule is gone.
+_MAX_RETIRED = 1024
+
+# A class with the direction of its own rules.
 _Side = tuple[IdentityClass, Direction]
+# A side with a remote class; None stands for any remote identity.
 _Group = tuple[IdentityClass, Direction, IdentityClass | None]
-_Judged = tuple[tuple[Service, Outcome], ...]
+_Verdicts = tuple[tuple[L4Match, Verdict], ...]
 
 
-class Rows:
-    """See the module. `number` gives the number of a class."""
+class RulesByPeer:
+    """The rules of one class in one direction, by peer. Adding twice and discarding an absent rule change nothing."""
 
-    def __init__(
-        self, ledger: DeltaTracker, *, tenant: TenantName, node: NodeName, number: Callable[[IdentityClass], int]
-    ) -> None:
-        self._ledger, self._tenant, self._number = ledger, tenant, number
-        self._own_host = OnNode(node)
-        self._outcomes: Outcomes[_Group] = Outcomes(ledger, tenant=tenant)
-        self._guards: dict[_Side, RulesByPeer] = {}
-        self._alive: set[IdentityClass] = set()
-        self._here: set[IdentityClass] = set()
-        self._classes: Index[Term, IdentityClass] = Index()
-        self._sides: Index[Term, _Side] = Index()
-        self._remotes: Index[_Side, IdentityClass | None] = Index()
-        self._judged: dict[_Group, _Judged] = {}
-        self._rows: dict[_Group, list[PolicyEntry]] = {}
-        self._stale: set[_Group] = set()
-        self._memory: dict[tuple[frozenset[FlowRule], Direction, frozenset[PodPort]], _Judged] = {}
+    def __init__(self) -> None:
+        self._any_peer: set[FlowRule] = set()
+        self._by_term: Multimap[Term, FlowRule] = Multimap()
+
+    def __bool__(self) -> bool:
+        return bool(self._any_peer) or any(True for _ in self._by_term)
+
+    def add(self, rule: FlowRule) -> None:
+        if matches_any_peer(rule):
+            self._any_peer.add(rule)
+        for term in remote_terms(rule):
+            self._by_term.add(term, rule)
+
+    def discard(self, rule: FlowRule) -> None:
+        self._any_peer.discard(rule)
+        for term in remote_terms(rule):
+            self._by_term.discard(term, rule)
+
+    def terms(self) -> Iterator[Term]:
+        """Iterate over the terms of the remote classes that some rule distinguishes."""
+        return iter(self._by_term)
+
+    def has_term(self, term: Term) -> bool:
+        return bool(self._by_term[term])
+
+    def rules_for_any(self) -> frozenset[FlowRule]:
+        """Return the rules for any peer."""
+        return frozenset(self._any_peer)
+
+    def rules_for(self, remote: IdentityClass) -> frozenset[FlowRule]:
+        """Return all rules for a remote class; nothing if no rule distinguishes it."""
+        specific = {
+            rule
+            for term in remote.terms()
+            for rule in self._by_term[term]
+            if rule.peers is None or any(map(remote.is_peer, rule.peers))
+        }
+        return frozenset(self._any_peer | specific) if specific else frozenset()
+
+
+class VerdictIds:
+    """An id and a counter for every verdict in use, and the groups of entries that use it."""
+
+    def __init__(self, delta: DeltaTracker, *, tenant: TenantName) -> None:
+        self._delta, self._tenant = delta, tenant
+        self._ids: StableIds[Verdict] = StableIds()
+        self._groups: Multimap[Verdict, _Group] = Multimap()
+        self._counters: dict[Verdict, VerdictCounter] = {}
+        self._touched: set[Verdict] = set()
+        self._current: dict[int, Verdict] = {}
+        self._retired: dict[int, Verdict] = {}
+
+    def __getitem__(self, verdict: Verdict) -> int:
+        return self._ids[verdict] | (VERDICT_DENY if verdict.action is Action.DENY else 0)
 
     @property
-    def outcomes(self) -> Mapping[int, Outcome]:
-        """What numbers of outcomes mean: those in rows, and the latest of those that were."""
-        return self._outcomes.by_number
+    def by_id(self) -> Mapping[int, Verdict]:
+        """The verdict of each id, current or recently retired."""
+        # A chain, not a merged copy: this is read for every logged drop.
+        return ChainMap(self._current, self._retired)
+
+    def replace(
+        self, group: _Group, before: Iterable[tuple[L4Match, Verdict]], after: Iterable[tuple[L4Match, Verdict]]
+    ) -> None:
+        """Record which verdicts a group of entries used and uses now."""
+        old, new = {verdict for _, verdict in before}, {verdict for _, verdict in after}
+        for verdict in old - new:
+            self._groups.discard(verdict, group)
+        for verdict in new - old:
+            self._groups.add(verdict, group)
+        self._touched |= old ^ new
+
+    def update_ids(self) -> set[_Group]:
+        """Assign ids to verdicts that came into use and retire unused ones; return groups whose ids changed."""
+        # Retire first: a new verdict may then get the id that its hash prefers.
+        for verdict in self._touched:
+            if verdict in self._ids and not self._groups[verdict]:
+                self._ids.remove(verdict)
+        for verdict in self._touched:
+            if verdict not in self._ids and self._groups[verdict]:
+                self._ids.add(verdict, msgspec.json.encode(verdict).decode())
+        reassigned = set(self._ids.reassigned)
+        self._ids.reassigned.clear()
+        self._update_counters(self._touched | reassigned)
+        self._touched.clear()
+        return {group for verdict in reassigned for group in self._groups[verdict]}
+
+    def _update_counters(self, verdicts: set[Verdict]) -> None:
+        # Two passes: with a reassigned id, the old counter must go before another verdict creates the same one.
+        for verdict in verdicts:
+            if old := self._counters.pop(verdict, None):
+                self._delta.drop(old)
+                del self._current[old.verdict_id]
+                self._retired[old.verdict_id] = verdict
+        for verdict in verdicts:
+            if verdict in self._ids:
+                verdict_id = self[verdict]
+                self._counters[verdict] = VerdictCounter(self._tenant, verdict_id)
+                self._delta.put(self._counters[verdict])
+                self._current[verdict_id] = verdict
+                self._retired.pop(verdict_id, None)
+        for verdict_id in list(self._retired)[:-_MAX_RETIRED]:
+            del self._retired[verdict_id]
+
+
+class PolicyEntries:
+    """Keeps the entries of one tenant. `identity_of` returns the numeric identity of a class."""
+
+    def __init__(
+        self, delta: DeltaTracker, *, tenant: TenantName, node: NodeName, identity_of: Callable[[IdentityClass], int]
+    ) -> None:
+        self._delta, self._tenant, self._identity_of = delta, tenant, identity_of
+        self._own_host = NodeHost(node)
+        self._verdict_ids = VerdictIds(delta, tenant=tenant)
+        self._rules: dict[_Side, RulesByPeer] = {}
+        self._known: set[IdentityClass] = set()
+        # Classes with a workload on this node.
+        self._local: set[IdentityClass] = set()
+        self._classes: Multimap[Term, IdentityClass] = Multimap()
+        # The sides with a rule that has this term for its remote end.
+        self._sides: Multimap[Term, _Side] = Multimap()
+        self._remotes: Multimap[_Side, IdentityClass | None] = Multimap()
+        self._verdicts_of: dict[_Group, _Verdicts] = {}
+        self._entries: dict[_Group, list[PolicyEntry]] = {}
+        self._stale: set[_Group] = set()
+        # Valid for one update only, so it needs no invalidation.
+        self._cache: dict[tuple[frozenset[FlowRule], Direction, frozenset[PodPort]], _Verdicts] = {}
+
+    @property
+    def verdicts(self) -> Mapping[int, Verdict]:
+        """The verdict of each verdict id, in use or recently retired."""
+        return self._verdict_ids.by_id
 
     def classes(self, terms: Iterable[Term]) -> set[IdentityClass]:
-        """The classes that any of the terms finds."""
-        return {each for term in terms for each in self._classes[term]}
+        """Return the classes with any of the terms."""
+        return {found for term in terms for found in self._classes[term]}
 
     def add_class(self, new: IdentityClass) -> None:
-        """Let rules find a class."""
-        self._alive.add(new)
+        """Index a class so that rules find it."""
+        self._known.add(new)
         for term in new.terms():
             self._classes.add(term, new)
         self._mark_as_remote(new)
 
     def remove_class(self, old: IdentityClass) -> None:
-        """Forget a class and its rules."""
-        self._alive.discard(old)
+        """Remove a class and its rules."""
+        self._known.discard(old)
+        # Before the terms are removed, as these find the affected sides.
         self._mark_as_remote(old)
         for term in old.terms():
             self._classes.discard(term, old)
         for direction in Direction:
             side = old, direction
-            guard = self._guards.pop(side, None)
-            for term in guard.terms() if guard else ():
+            rules = self._rules.pop(side, None)
+            for term in rules.terms() if rules else ():
                 self._sides.discard(term, side)
             self._mark_as_local(side)
 
-    def set_here(self, each: IdentityClass, *, here: bool) -> None:
-        """Say whether workloads of a class, which may be gone altogether, are on this node."""
-        if here is (each in self._here):
+    def set_local(self, identity_class: IdentityClass, *, local: bool) -> None:
+        """Set whether a class, which may be removed already, has workloads on this node."""
+        if local is (identity_class in self._local):
             return
-        self._here ^= {each}
-        self._mark_as_remote(each)
+        # Toggle: the early return has ruled out the unchanged case.
+        self._local ^= {identity_class}
+        self._mark_as_remote(identity_class)
         for direction in Direction:
-            side = each, direction
-            guard = self._guards.get(side)
-            for term in guard.terms() if guard else ():
+            side = identity_class, direction
+            rules = self._rules.get(side)
+            for term in rules.terms() if rules else ():
                 self._stale |= {(*side, remote) for remote in self._classes[term]}
 
-    def renumber(self, each: IdentityClass) -> None:
-        """Write the rows of a class again, as its number is another."""
-        self._mark_as_remote(each)
+    def identity_changed(self, identity_class: IdentityClass) -> None:
+        """Rewrite the entries of a class whose numeric identity has changed."""
+        self._mark_as_remote(identity_class)
         for direction in Direction:
-            self._mark_as_local((each, direction))
+            self._mark_as_local((identity_class, direction))
 
-    def change_rules(self, of: IdentityClass, *, add: Iterable[FlowRule] = (), remove: Iterable[FlowRule] = ()) -> None:
+    def change_rules(
+        self, subject: IdentityClass, *, add: Iterable[FlowRule] = (), remove: Iterable[FlowRule] = ()
+    ) -> None:
         """Add and remove rules of the policies that a class is subject to."""
         for rule in remove:
-            if rule.local is None or of.is_peer(rule.local):
-                self._guards[of, rule.direction].discard(rule)
-                self._mark_rule((of, rule.direction), rule)
+            if rule.local is None or subject.is_peer(rule.local):
+                self._rules[subject, rule.direction].discard(rule)
+                self._mark_rule((subject, rule.direction), rule)
         for rule in add:
-            if rule.local is None or of.is_peer(rule.local):
-                self._guards.setdefault((of, rule.direction), RulesByPeer()).add(rule)
-                self._mark_rule((of, rule.direction), rule)
+            if rule.local is None or subject.is_peer(rule.local):
+                self._rules.setdefault((subject, rule.direction), RulesByPeer()).add(rule)
+                self._mark_rule((subject, rule.direction), rule)
 
-    def settle(self) -> None:
-        """Judge again what was marked, and bring the rows into the ledger."""
+    def update_entries(self) -> None:
+        """Evaluate the marked groups again and record changed entries in the delta."""
         for group in self._stale:
-            before, after = self._judged.pop(group, ()), self._judge(group)
+            before, after = self._verdicts_of.pop(group, ()), self._evaluate(group)
             if after:
-                self._judged[group] = after
-            self._outcomes.replace(group, before, after)
-        self._stale |= self._outcomes.settle()
+                self._verdicts_of[group] = after
+            self._verdict_ids.replace(group, before, after)
+        # A hash collision may change the ids of verdicts in groups that no change has marked.
+        self._stale |= self._verdict_ids.update_ids()
+        # Drop all old entries before the new ones are put: the delta expects that an item is absent when it is put.
         for group in self._stale:
-            for row in self._rows.pop(group, ()):
-                self._ledger.drop(row)
+            for entry in self._entries.pop(group, ()):
+                self._delta.drop(entry)
             self._remotes.discard(group[:2], group[2])
-        for group in self._stale & self._judged.keys():
-            self._rows[group] = list(self._written(group))
-            for row in self._rows[group]:
-                self._ledger.put(row)
+        for group in self._stale & self._verdicts_of.keys():
+            self._entries[group] = list(self._entries_of(group))
+            for entry in self._entries[group]:
+                self._delta.put(entry)
             self._remotes.add(group[:2], group[2])
         self._stale.clear()
-        self._memory.clear()
+        self._cache.clear()
 
     def _mark_rule(self, side: _Side, rule: FlowRule) -> None:
-        """Mark the groups of a side that a rule, new or gone, may concern."""
-        guard = self._guards[side]
-        if speaks_of_all(rule) or not guard or not self._remotes[side]:
+        """Mark the groups of a side that an added or removed rule may affect."""
+        rules = self._rules[side]
+        # A rule for any peer is in every group of the side. The first and the last rule create and remove groups.
+        if matches_any_peer(rule) or not rules or not self._remotes[side]:
             self._mark_as_local(side)
         for term in remote_terms(rule):
-            self._stale |= {(*side, each) for each in self._classes[term]}
-            if guard.has(term):
+            self._stale |= {(*side, remote) for remote in self._classes[term]}
+            if rules.has_term(term):
                 self._sides.add(term, side)
             else:
                 self._sides.discard(term, side)
 
     def _mark_as_local(self, side: _Side) -> None:
-        """Mark all groups of a side, and those that it has as soon as it has any rule."""
-        self._stale |= {(*side, each) for each in self._remotes[side]}
+        """Mark all groups of a side, including those that it gets with its first rule."""
+        self._stale |= {(*side, remote) for remote in self._remotes[side]}
         self._stale.add((*side, None))
+        # The node's own host is always allowed (kubelet probes), so it has a group next to any other ingress rule.
         if side[1] is Direction.INGRESS:
-            self._stale |= {(*side, each) for each in self._classes[self._own_host]}
+            self._stale |= {(*side, host) for host in self._classes[self._own_host]}
 
     def _mark_as_remote(self, remote: IdentityClass) -> None:
-        """Mark all groups with a class."""
+        """Mark all groups with a remote class."""
         for term in remote.terms():
             self._stale |= {(*side, remote) for side in self._sides[term]}
         if self._is_own_host(remote):
-            self._stale |= {(*side, remote) for side in self._guards if side[1] is Direction.INGRESS}
+            self._stale |= {(*side, remote) for side in self._rules if side[1] is Direction.INGRESS}
 
-    def _judge(self, group: _Group) -> _Judged:
-        """What the rules of a side say about a class or about everyone; nothing where they need no group."""
+    def _evaluate(self, group: _Group) -> _Verdicts:
+        """Return the verdicts of a side for a remote class or for any; empty if the rules need no such group."""
         local, direction, remote = group
-        guard = self._guards.get((local, direction))
-        if not guard:
+        rules_by_peer = self._rules.get((local, direction))
+        if not rules_by_peer:
             return ()
         if remote is None:
+            # Named ports resolve on the destination. For egress to any remote there is no single destination.
             ports = local.ports if direction is Direction.INGRESS else frozenset[PodPort]()
-            return self._judge_services(guard.rules_for_all(), ports, direction=direction)
-        if remote not in self._alive or not self._may_meet(local, remote):
+            return self._evaluate_l4(rules_by_peer.rules_for_any(), ports, direction=direction)
+        if remote not in self._known or not self._may_communicate(local, remote):
             return ()
         if direction is Direction.INGRESS and self._is_own_host(remote):
-            return ((EVERYTHING, Outcome(OWN_HOST_ID, Action.ALLOW, direction)),)
-        target = local if direction is Direction.INGRESS else remote
-        rules = guard.rules_for(remote)
-        return self._judge_services(rules, target.ports, direction=direction) if rules else ()
+            return ((ANY_L4, Verdict(OWN_HOST_ID, Action.ALLOW, direction)),)
+        destination = local if direction is Direction.INGRESS else remote
+        rules = rules_by_peer.rules_for(remote)
+        return self._evaluate_l4(rules, destination.ports, direction=direction) if rules else ()
 
-    def _may_meet(self, local: IdentityClass, remote: IdentityClass) -> bool:
-        """Whether packets between two classes can come here. Who is no workload may come by this node's host."""
-        return remote.standing is not IdentityKind.WORKLOAD or local in self._here or remote in self._here
+    def _may_communicate(self, local: IdentityClass, remote: IdentityClass) -> bool:
+        """Return whether packets between two classes can pass this node. Non-workloads may come through its host."""
+        return remote.kind is not IdentityKind.WORKLOAD or local in self._local or remote in self._local
 
-    def _judge_services(
-        self, rules: frozenset[FlowRule], ports: frozenset[PodPort], *, direction: Direction
-    ) -> _Judged:
-        """What rules say; found once for all the groups of a `settle` that have the same."""
+    def _evaluate_l4(self, rules: frozenset[FlowRule], ports: frozenset[PodPort], *, direction: Direction) -> _Verdicts:
+        """Return the verdicts of rules; cached, as many groups of one update have the same rules."""
         key = rules, direction, ports
-        if key not in self._memory:
+        if key not in self._cache:
             ordered = sorted(rules, key=lambda rule: rule.order)
-            self._memory[key] = tuple(outcomes_of(ordered, direction=direction, ports=ports))
-        return self._memory[key]
+            self._cache[key] = tuple(l4_verdicts(ordered, direction=direction, ports=ports))
+        return self._cache[key]
 
-    def _is_own_host(self, each: IdentityClass) -> bool:
-        return each.standing is IdentityKind.HOST and each.node == self._own_host.node != ""
+    def _is_own_host(self, identity_class: IdentityClass) -> bool:
+        return identity_class.kind is IdentityKind.HOST and identity_class.node == self._own_host.node != ""
 
-    def _written(self, group: _Group) -> Iterator[PolicyEntry]:
+    def _entries_of(self, group: _Group) -> Iterator[PolicyEntry]:
         local, direction, remote = group
-        numbers = self._number(local), None if remote is None else self._number(remote)
-        for service, outcome in self._judged[group]:
-            yield PolicyEntry(self._tenant, direction, *numbers, self._outcomes[outcome], *service)
+        identities = self._identity_of(local), None if remote is None else self._identity_of(remote)
+        for l4_match, verdict in self._verdicts_of[group]:
+            yield PolicyEntry(self._tenant, direction, *identities, self._verdict_ids[verdict], *l4_match)

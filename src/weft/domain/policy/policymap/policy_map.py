@@ -1,13 +1,14 @@
-"""The engine's answers for one tenant as lookup tables (`weft.domain.policy.policymap.policy_state`), kept up to date change by change.
+"""The policy map of one tenant: the engine's verdicts as lookup tables (`policy_state`), updated incrementally.
 
-Whoever changes the engine notes what was touched; `refresh` then says what a datapath has to put and to drop. The
-parts follow from the engine's state alone, never from the way to it. A node's tables differ from another's only in
-what is about its own host, in which workloads' classes are told apart from each other, as one of two must be on the
-node, and, for a tenant without policies, in whose workloads are there at all.
+The caller changes the engine and notes what was affected; `refresh` then returns what a datapath has to put and to
+drop. The state items follow from the engine's state alone, never from the order of changes. Nodes have different maps
+in three respects only: each node allows its own host, omits entries between two classes without a workload on it,
+and, for a tenant without policies, holds only the identities of its own workloads.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
@@ -15,8 +16,8 @@ from weft.domain.addresses import Address, Range
 from weft.domain.desired.diff import Difference
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.policy.engine.engine import Affected, Engine
-from weft.domain.policy.engine.rule_index import Index
 from weft.domain.policy.model.identities import IdentityKey
+from weft.domain.policy.model.multimap import Multimap
 from weft.domain.policy.model.ranges import address_set
 from weft.domain.policy.model.rules import (
     DEFAULT_ALLOW_ID,
@@ -25,165 +26,224 @@ from weft.domain.policy.model.rules import (
     Direction,
     FlowRule,
     MemberSet,
-    UnitId,
+    PolicyId,
     changed_rules,
 )
 from weft.domain.policy.policymap.delta_tracker import DeltaTracker
 from weft.domain.policy.policymap.identity_classes import FLAGS, IdentityClass, IdentityKind
-from weft.domain.policy.policymap.ip_identity import IpIdentityMap, Place
-from weft.domain.policy.policymap.l4_partition import Outcome
-from weft.domain.policy.policymap.lookup import Lookup
-from weft.domain.policy.policymap.policy_entries import Rows
-from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyPart
+from weft.domain.policy.policymap.ip_identity import IpIdentityMap, IpKey
+from weft.domain.policy.policymap.l4_partition import Verdict
+from weft.domain.policy.policymap.policy_entries import PolicyEntries
+from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, PolicyItem
 from weft.domain.policy.policymap.stable_ids import StableIds
 
 
 class _Change(NamedTuple):
-    """A policy as it was and as it is, with the rules that went and came."""
+    """A policy before and after a change, with the removed and the added rules."""
 
     old: CompiledPolicy
     new: CompiledPolicy
-    gone: set[FlowRule]
-    come: set[FlowRule]
+    removed: set[FlowRule]
+    added: set[FlowRule]
 
 
-# A policy that does not exist.
-_NOTHING = CompiledPolicy(id=UnitId(""), subjects=(), rules=())
+# Stands for a policy that does not exist.
+_ABSENT = CompiledPolicy(id=PolicyId(""), subjects=(), rules=())
+
+
+class PolicyLookup:
+    """Looks up a snapshot of one tenant's state items as a datapath does."""
+
+    def __init__(self, items: Iterable[PolicyItem]) -> None:
+        self._ip_identities: dict[Address, int] = {}
+        self._cidr_identities: list[tuple[Range, int]] = []
+        self._entries: dict[tuple[Direction, int, int | None], list[PolicyEntry]] = {}
+        for item in items:
+            match item:
+                case IpIdentity():
+                    self._ip_identities[item.address] = item.identity
+                case CidrIdentity():
+                    self._cidr_identities.append((item.range, item.identity))
+                case PolicyEntry():
+                    self._entries.setdefault((item.direction, item.local, item.remote), []).append(item)
+        self._cidr_identities.sort()
+        self._ranges = [span for span, _ in self._cidr_identities]
+
+    def identity(self, address: Address) -> int:
+        """Return the numeric identity of an address, or 0."""
+        if address in self._ip_identities:
+            return self._ip_identities[address]
+        # The third member exceeds any last address, so a range which starts at this address sorts before the probe.
+        index = bisect_right(self._ranges, (address.family, address.number, 1 << 128)) - 1
+        return self._cidr_identities[index][1] if index >= 0 and self._ranges[index].holds(address) else 0
+
+    def verdict_id(self, source: int, target: int, *, direction: Direction, protocol: int, port: int) -> int | None:
+        """Return the verdict id in one direction; None if the local identity has no rules."""
+        # Rules belong to the local end: the destination for ingress, the source for egress.
+        local, remote = (target, source) if direction is Direction.INGRESS else (source, target)
+        entries = self._entries.get((direction, local, remote), []) + self._entries.get((direction, local, None), [])
+        matching = (entry for entry in entries if _matches(entry, protocol=protocol, port=port))
+        best = min(matching, key=_specificity, default=None)
+        return None if best is None else best.verdict_id
+
+
+def _matches(entry: PolicyEntry, *, protocol: int, port: int) -> bool:
+    return entry.protocol in (None, protocol) and (entry.ports is None or entry.ports[0] <= port <= entry.ports[1])
+
+
+def _specificity(entry: PolicyEntry) -> tuple[bool, bool, bool, bool]:
+    """The sort key of the lookup order in `policy_state`: the most specific entry has the least key."""
+    return (
+        entry.remote is None,
+        entry.protocol is None,
+        entry.ports is None,
+        entry.ports is not None and len(set(entry.ports)) > 1,
+    )
 
 
 class PolicyMap:
-    """See the module. The engine has this tenant's facts, and hosts and API servers."""
+    """The policy map of a tenant. The engine holds this tenant's objects, the hosts and the API servers."""
 
     def __init__(self, engine: Engine, *, tenant: TenantName, node: NodeName) -> None:
         self._engine, self._tenant = engine, tenant
-        self._ledger = DeltaTracker()
-        self._places = IpIdentityMap(engine, tenant=tenant, node=node)
-        self._numbers: StableIds[IdentityClass] = StableIds()
-        self._rows = Rows(self._ledger, tenant=tenant, node=node, number=self._number)
-        self._units: dict[UnitId, CompiledPolicy] = {}
-        self._units_of_subject: Index[MemberSet, UnitId] = Index()
-        self._at: dict[Place, IpIdentity | CidrIdentity] = {}
-        self._lookup: Lookup | None = None
-        self._identities_noted: set[IdentityKey] = set(engine.directory)
-        self._units_noted: set[UnitId] = set(engine.units)
+        self._delta = DeltaTracker()
+        self._ip_identities = IpIdentityMap(engine, tenant=tenant, node=node)
+        self._ids: StableIds[IdentityClass] = StableIds()
+        self._entries = PolicyEntries(self._delta, tenant=tenant, node=node, identity_of=self._identity_of)
+        self._policies: dict[PolicyId, CompiledPolicy] = {}
+        self._policies_by_subject: Multimap[MemberSet, PolicyId] = Multimap()
+        self._items_at: dict[IpKey, IpIdentity | CidrIdentity] = {}
+        # Built on the first lookup after a refresh.
+        self._lookup: PolicyLookup | None = None
+        self._noted_identities: set[IdentityKey] = set(engine.directory)
+        self._noted_policies: set[PolicyId] = set(engine.policies)
 
     @property
-    def parts(self) -> Set[PolicyPart]:
-        """Everything a datapath should have, as of the last `refresh`."""
-        return self._ledger.parts
+    def state_items(self) -> Set[PolicyItem]:
+        """The desired state of the datapath, as of the last `refresh`."""
+        return self._delta.state_items
 
     @property
-    def outcomes(self) -> Mapping[int, Outcome]:
-        """What numbers of outcomes mean: those in force, and the latest of those that were."""
-        return self._rows.outcomes
+    def verdicts(self) -> Mapping[int, Verdict]:
+        """The verdict of each verdict id, in use or recently retired."""
+        return self._entries.verdicts
 
-    def note(self, touched: Affected) -> None:
-        """Remember what a change of the engine touched, for the next `refresh`."""
-        self._identities_noted |= touched.identities
-        self._units_noted |= touched.units
+    def note(self, affected: Affected) -> None:
+        """Record what a change of the engine affected, for the next `refresh`."""
+        self._noted_identities |= affected.identities
+        self._noted_policies |= affected.policies
 
-    def set_ground(self, subnets: Iterable[Range], gateways: Iterable[Address]) -> None:
-        """Say what the tenant's networks are: who has an address there and is not known is a stranger."""
-        holes = [Range(each.family, each.number, each.number) for each in gateways]
-        self._places.set_ground(address_set(subnets, without=holes))
+    def set_tenant_subnets(self, subnets: Iterable[Range], gateways: Iterable[Address]) -> None:
+        """Set the tenant's subnets: an address in them without a known endpoint is an unknown identity."""
+        # A gateway is in the subnet, but no endpoint that another node could know.
+        holes = [Range(gateway.family, gateway.number, gateway.number) for gateway in gateways]
+        self._ip_identities.set_tenant_subnets(address_set(subnets, without=holes))
 
-    def refresh(self) -> Difference[PolicyPart]:
-        """What is to be put and dropped since the last call, in a fixed order. A put may replace what is dropped."""
-        changes = [self._take_unit(key) for key in self._units_noted]
-        self._units_noted.clear()
-        self._places.set_guarded(bool(self._units))
-        for identity in self._identities_noted:
-            self._places.touch(identity)
-        self._identities_noted.clear()
-        self._places.settle()
-        born = self._take_classes()
+    def refresh(self) -> Difference[PolicyItem]:
+        """Return what to put and to drop since the last call, in a fixed order. A put may replace a dropped item."""
+        # Order matters: policies say which classes exist, classes get their identities, entries refer to both.
+        changes = [self._update_policy(key) for key in self._noted_policies]
+        self._noted_policies.clear()
+        self._ip_identities.set_has_policy(bool(self._policies))
+        for identity in self._noted_identities:
+            self._ip_identities.update_identity(identity)
+        self._noted_identities.clear()
+        self._ip_identities.reassign_stale()
+        new_classes = self._update_classes()
         for change in changes:
-            self._bring(change, without=born)
-        self._rows.settle()
+            self._apply_change(change, skip=new_classes)
+        self._entries.update_entries()
         self._lookup = None
-        return self._ledger.take()
+        return self._delta.take_delta()
 
-    def lookup(self, source: Address, target: Address, *, protocol: int, port: int = 0) -> tuple[Outcome, Outcome]:
-        """What the parts say about a flow at its source (egress) and its target (ingress)."""
+    def lookup(self, source: Address, target: Address, *, protocol: int, port: int = 0) -> tuple[Verdict, Verdict]:
+        """Return the verdicts on a flow at its source (egress) and its destination (ingress)."""
         if self._lookup is None:
-            self._lookup = Lookup(self.parts)
-        lookup, outcomes = self._lookup, self.outcomes
-        numbers = lookup.number(source), lookup.number(target)
+            self._lookup = PolicyLookup(self.state_items)
+        lookup, verdicts = self._lookup, self.verdicts
+        identities = lookup.identity(source), lookup.identity(target)
 
-        def judged(direction: Direction) -> Outcome:
-            number = lookup.outcome(*numbers, direction=direction, protocol=protocol, port=port)
-            return outcomes[number] if number is not None else Outcome(DEFAULT_ALLOW_ID, Action.ALLOW, direction)
+        def verdict(direction: Direction) -> Verdict:
+            verdict_id = lookup.verdict_id(*identities, direction=direction, protocol=protocol, port=port)
+            return (
+                verdicts[verdict_id] if verdict_id is not None else Verdict(DEFAULT_ALLOW_ID, Action.ALLOW, direction)
+            )
 
-        return judged(Direction.EGRESS), judged(Direction.INGRESS)
+        return verdict(Direction.EGRESS), verdict(Direction.INGRESS)
 
-    def _take_unit(self, key: UnitId) -> _Change:
-        """Take over a policy, and what its rules tell apart."""
-        old, new = self._units.pop(key, _NOTHING), self._engine.units.get(key, _NOTHING)
-        if new is not _NOTHING:
-            self._units[key] = new
+    def _update_policy(self, key: PolicyId) -> _Change:
+        """Read a policy from the engine, and register the address sets and port names that its rules use."""
+        old, new = self._policies.pop(key, _ABSENT), self._engine.policies.get(key, _ABSENT)
+        if new is not _ABSENT:
+            self._policies[key] = new
         change = _Change(old, new, *changed_rules(old, new))
-        self._places.use(change.come)
-        self._places.disuse(change.gone)
+        # Add before remove: an address set in both keeps its reference, and its ranges are not rebuilt.
+        self._ip_identities.add_rules(change.added)
+        self._ip_identities.remove_rules(change.removed)
         for subject in old.subjects:
-            self._units_of_subject.discard(subject, key)
+            self._policies_by_subject.discard(subject, key)
         for subject in new.subjects:
-            self._units_of_subject.add(subject, key)
+            self._policies_by_subject.add(subject, key)
         return change
 
-    def _take_classes(self) -> set[IdentityClass]:
-        """Number the classes that came up, forget those that are nowhere, and write who is where."""
-        places = set(self._places.changed)
-        met = {each for each in self._places.changed.values() if each is not None}
-        met |= {each for each in map(self._places.get, places) if each is not None}
-        self._places.changed.clear()
-        dead = {each for each in met if each in self._numbers and not self._places[each]}
-        born = {each for each in met if each not in self._numbers and self._places[each]}
-        for each in dead:
-            self._numbers.remove(each)
-            self._rows.remove_class(each)
-        for each in born:
-            self._numbers.add(each, each.text())
-            self._rows.add_class(each)
-        for each in self._numbers.moved:
-            self._rows.renumber(each)
-            places |= self._places[each]
-        self._numbers.moved.clear()
-        for each in born:
-            if each.standing is IdentityKind.WORKLOAD:
-                self._rows.change_rules(each, add=self._rules_of(each))
-        for each in self._places.moved:
-            self._rows.set_here(each, here=self._places.is_here(each))
-        self._places.moved.clear()
-        for place in places:
-            self._write(place)
-        return born
+    def _update_classes(self) -> set[IdentityClass]:
+        """Assign ids to new classes, remove classes without addresses, and write identities; return new classes."""
+        keys = set(self._ip_identities.changed)
+        # Classes that lost or gained an address may have to be removed or added.
+        affected = {old for old in self._ip_identities.changed.values() if old is not None}
+        affected |= {new for new in map(self._ip_identities.get, keys) if new is not None}
+        self._ip_identities.changed.clear()
+        removed = {each for each in affected if each in self._ids and not self._ip_identities[each]}
+        added = {each for each in affected if each not in self._ids and self._ip_identities[each]}
+        for old in removed:
+            self._ids.remove(old)
+            self._entries.remove_class(old)
+        for new in added:
+            self._ids.add(new, new.text())
+            self._entries.add_class(new)
+        for reassigned in self._ids.reassigned:
+            self._entries.identity_changed(reassigned)
+            # Its addresses did not change, but their identity did.
+            keys |= self._ip_identities[reassigned]
+        self._ids.reassigned.clear()
+        for new in added:
+            if new.kind is IdentityKind.WORKLOAD:
+                self._entries.change_rules(new, add=self._rules_of(new))
+        # After new classes have their rules, as locality decides which groups these need.
+        for moved in self._ip_identities.locality_changed:
+            self._entries.set_local(moved, local=self._ip_identities.is_local(moved))
+        self._ip_identities.locality_changed.clear()
+        for key in keys:
+            self._write_identity(key)
+        return added
 
-    def _write(self, place: Place) -> None:
-        if old := self._at.pop(place, None):
-            self._ledger.drop(old)
-        held = self._places.get(place)
-        if held is None:
+    def _write_identity(self, key: IpKey) -> None:
+        if old := self._items_at.pop(key, None):
+            self._delta.drop(old)
+        identity_class = self._ip_identities.get(key)
+        if identity_class is None:
             return
-        if isinstance(place, Address):
-            self._at[place] = IpIdentity(self._tenant, place, self._number(held))
+        if isinstance(key, Address):
+            self._items_at[key] = IpIdentity(self._tenant, key, self._identity_of(identity_class))
         else:
-            self._at[place] = CidrIdentity(self._tenant, place, self._number(held))
-        self._ledger.put(self._at[place])
+            self._items_at[key] = CidrIdentity(self._tenant, key, self._identity_of(identity_class))
+        self._delta.put(self._items_at[key])
 
-    def _bring(self, change: _Change, *, without: Set[IdentityClass]) -> None:
-        """Bring a changed policy to the classes that are subject to it, but those that were given all their rules."""
-        were = self._rows.classes(change.old.subjects) - without
-        are = self._rows.classes(change.new.subjects) - without
-        for each in were & are:
-            self._rows.change_rules(each, add=change.come, remove=change.gone)
-        for each in were - are:
-            self._rows.change_rules(each, remove=change.old.rules)
-        for each in are - were:
-            self._rows.change_rules(each, add=change.new.rules)
+    def _apply_change(self, change: _Change, *, skip: Set[IdentityClass]) -> None:
+        """Apply a changed policy to its subject classes, except new classes: these have all their rules already."""
+        before = self._entries.classes(change.old.subjects) - skip
+        after = self._entries.classes(change.new.subjects) - skip
+        for subject in before & after:
+            self._entries.change_rules(subject, add=change.added, remove=change.removed)
+        for subject in before - after:
+            self._entries.change_rules(subject, remove=change.old.rules)
+        for subject in after - before:
+            self._entries.change_rules(subject, add=change.new.rules)
 
-    def _rules_of(self, each: IdentityClass) -> Iterable[FlowRule]:
-        units = {unit for of in each.sets for unit in self._units_of_subject[of]}
-        return (rule for unit in units for rule in self._units[unit].rules)
+    def _rules_of(self, subject: IdentityClass) -> Iterable[FlowRule]:
+        policies = {policy for member_set in subject.sets for policy in self._policies_by_subject[member_set]}
+        return (rule for policy in policies for rule in self._policies[policy].rules)
 
-    def _number(self, of: IdentityClass) -> int:
-        return self._numbers[of] | FLAGS.get(of.standing, 0)
+    def _identity_of(self, identity_class: IdentityClass) -> int:
+        # Flags are outside the bits of `StableIds`, so they never collide with an id.
+        return self._ids[identity_class] | FLAGS.get(identity_class.kind, 0)

@@ -1,16 +1,17 @@
-"""Policy as a datapath carries it out: lookups by number, made of small frozen parts (`weft.domain.desired.state`).
+"""Policy state items: the lookup tables by which a datapath enforces policy (see `weft.domain.desired.state`).
 
-A packet's source and target become numbers (`IpIdentity`, else `CidrIdentity`, else 0), and the numbers with protocol and port become
-an outcome (`PolicyEntry`). A connection meets the outcome of its source's egress rows and, when that lets it pass, of its
-target's ingress rows, with its first packet and again after every change. A number means the same on every node and
-after every restart, as it is made from what it stands for.
+The datapath maps the source and the destination address of a packet to numeric identities (`IpIdentity`, else
+`CidrIdentity`, else 0). It then maps both identities, the protocol and the port to a verdict id (`PolicyEntry`). A
+connection is checked against the egress entries of its source and, if they allow it, against the ingress entries of
+its destination: on its first packet and again after every policy change. Identities and verdict ids are hashes of
+their content, so they are the same on every node and after every restart.
 
-Rows of one direction are asked in this order, the first that fits decides:
+Entries of one direction are looked up in this order; the first match decides:
 
-1. of the pair (local, remote): one port, a range of ports, a protocol, everything;
-2. of the local number alone (`remote` is None): the same four.
+1. for the pair (local, remote): a single port, a port range, a protocol, any traffic;
+2. for the local identity alone (`remote` is None): the same four.
 
-A local number without a row for everything has no rules in that direction: it lets pass.
+A local identity without an entry for any traffic has no rules in that direction, so the traffic is allowed.
 """
 
 from __future__ import annotations
@@ -21,64 +22,66 @@ from weft.domain.addresses import Address, Range
 from weft.domain.ids import TenantName
 from weft.domain.policy.model.rules import Direction
 
-# Set in the number of every workload. A packet to a port whose target has it not came before the port was ready.
+# Flag in the identity of every workload. A packet to a port whose destination lacks it arrived before the port was
+# ready.
 WORKLOAD = 1 << 28
-# Set in the numbers of addresses of the tenant's networks which nobody here has been heard of. Its own node, which
-# knows it, judges what it says and what is said to it, or has done so already.
+# Flag in the identity of an address inside a tenant subnet that belongs to no known endpoint. The endpoint's own node
+# knows it and enforces its policy, or has done so already.
 UNKNOWN_IDENTITY = 1 << 29
-# Set in the number of every outcome that drops the packet.
+# Flag in every verdict id that drops the packet. Datapaths test this one bit and need no table of verdicts.
 VERDICT_DENY = 1 << 31
 
 
 class IpIdentity(msgspec.Struct, frozen=True, gc=False):
-    """Who is at an address."""
+    """The identity of one address."""
 
     tenant: TenantName
     address: Address
-    number: int
+    identity: int
 
     def __str__(self) -> str:
-        return f"{self.address} as {self.number:#x}"
+        return f"identity {self.identity:#x} of {self.address}"
 
 
 class CidrIdentity(msgspec.Struct, frozen=True, gc=False):
-    """Who is at any address of a range for which no `IpIdentity` speaks. Ranges do not overlap."""
+    """The identity of every address in a range that has no `IpIdentity`. Ranges do not overlap."""
 
     tenant: TenantName
     range: Range
-    number: int
+    identity: int
 
     def __str__(self) -> str:
-        return f"{self.range} as {self.number:#x}"
+        return f"identity {self.identity:#x} of {self.range}"
 
 
 class PolicyEntry(msgspec.Struct, frozen=True, gc=False):
-    """What becomes of the packets of some flows. Without a protocol it is about all of them, and so with ports."""
+    """The verdict for some flows. Without `protocol` it covers all protocols; without `ports` all ports."""
 
     tenant: TenantName
     direction: Direction
     local: int
+    # None matches any remote identity.
     remote: int | None
-    outcome: int
+    verdict_id: int
     protocol: int | None = None
-    # First and last, both included.
+    # First and last port, both included.
     ports: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        service = "" if self.protocol is None else f" protocol {self.protocol}"
-        service += "" if self.ports is None else f" ports {self.ports[0]}-{self.ports[1]}"
-        remote = "anyone" if self.remote is None else f"{self.remote:#x}"
-        return f"{self.direction} of {self.local:#x} with {remote}{service} is {self.outcome:#x}"
+        l4 = "" if self.protocol is None else f" protocol {self.protocol}"
+        l4 += "" if self.ports is None else f" ports {self.ports[0]}-{self.ports[1]}"
+        remote = "any" if self.remote is None else f"{self.remote:#x}"
+        return f"{self.direction} entry local {self.local:#x} remote {remote}{l4}: verdict {self.verdict_id:#x}"
 
 
 class VerdictCounter(msgspec.Struct, frozen=True, gc=False):
-    """The count of an outcome: of packets where it refuses, of judgements where it lets pass."""
+    """The counter of a verdict: packets if it denies, policy evaluations if it allows."""
 
     tenant: TenantName
-    outcome: int
+    verdict_id: int
 
     def __str__(self) -> str:
-        return f"count of {self.outcome:#x}"
+        return f"counter of verdict {self.verdict_id:#x}"
 
 
-PolicyPart = IpIdentity | CidrIdentity | PolicyEntry | VerdictCounter
+PolicyItem = IpIdentity | CidrIdentity | PolicyEntry | VerdictCounter

@@ -1,4 +1,4 @@
-"""Contiv's groups, policies and rules: the acceptance list of contiv 10.5 and the weaknesses put right."""
+"""Contiv groups, policies and rules: the acceptance list of contiv 10.5, and Contiv defects that Weft does not have."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_p4_from_a_group_only(engine: Engine) -> None:
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_p5_from_a_network(engine: Engine, version: int) -> None:
-    """A network is its whole subnet, both families, also where it hands out a part only."""
+    """A network stands for its whole subnets of both families, even if it allocates only a range of them."""
     engine.put(rule("1", "allow", from_network="blue", priority=10))
     engine.put(rule("2", "deny", from_network="green", priority=10))
     assert passes(engine, "c1", "w1", version=version)
@@ -154,7 +154,7 @@ def test_p6_from_a_v6_address(engine: Engine) -> None:
         ({}, {"c1", "o1", "w2", "192.0.2.1"}),
     ],
 )
-def test_p7_outward(engine: Engine, members: dict[str, str], blocked: set[str]) -> None:
+def test_p7_egress(engine: Engine, members: dict[str, str], blocked: set[str]) -> None:
     engine.put(rule("1", "deny", direction="out", protocol="tcp", **members))
     assert {each for each in ("c1", "o1", "w2", "192.0.2.1") if not passes(engine, "w1", each)} == blocked
     assert passes(engine, "c1", "w1")
@@ -203,7 +203,7 @@ def test_w23_a_group_that_vanished_matches_nothing(engine: Engine) -> None:
     assert not passes(engine, "c1", "w1")
 
 
-def test_w23_an_allow_that_dangles_opens_nothing(engine: Engine) -> None:
+def test_w23_a_dangling_allow_opens_nothing(engine: Engine) -> None:
     engine.put(rule("1", "deny"))
     engine.put(rule("2", "allow", from_endpoint_group="never-was", priority=100))
     engine.put(rule("3", "allow", from_network="never-was", priority=100))
@@ -211,7 +211,7 @@ def test_w23_an_allow_that_dangles_opens_nothing(engine: Engine) -> None:
         assert not passes(engine, each, "w1")
 
 
-def test_w24_what_is_gone_already_can_be_removed(engine: Engine) -> None:
+def test_w24_removing_an_absent_object_is_no_error(engine: Engine) -> None:
     engine.put(rule("1", "deny"))
     engine.remove_policy((DEFAULT, PolicyName("p")))
     assert passes(engine, "c1", "w1"), "a policy that does not exist has no rules"
@@ -240,7 +240,7 @@ def test_at_equal_priority_deny_comes_first_in_any_order(engine: Engine) -> None
         assert not passes(engine, "c1", "w1")
 
 
-def test_group_and_address_together_must_both_hold(engine: Engine) -> None:
+def test_group_and_address_together_must_both_match(engine: Engine) -> None:
     engine.put(rule("1", "deny", from_endpoint_group="web", from_ip_address="10.1.1.2"))
     assert not passes(engine, "w2", "w1")
     assert passes(engine, "c1", "w1")
@@ -249,13 +249,13 @@ def test_group_and_address_together_must_both_hold(engine: Engine) -> None:
         assert passes(engine, each, "w1")
 
 
-def test_an_inward_rule_may_name_the_members_own_address(engine: Engine) -> None:
+def test_an_ingress_rule_may_name_the_members_own_address(engine: Engine) -> None:
     engine.put(rule("1", "deny", to_ip_address="10.1.1.2"))
     assert not passes(engine, "c1", "w2")
     assert passes(engine, "c1", "w1")
 
 
-def test_a_port_without_protocol_is_that_of_every_protocol_with_ports(engine: Engine) -> None:
+def test_a_port_without_protocol_matches_every_protocol_with_ports(engine: Engine) -> None:
     engine.put(rule("1", "deny", port=80))
     for service, open_service in (
         ("tcp/80", False),
@@ -274,7 +274,7 @@ def test_protocols_by_number(engine: Engine, protocol: str, service: str) -> Non
     assert passes(engine, "c1", "w1", "udp/80")
 
 
-def test_tenants_never_meet(engine: Engine) -> None:
+def test_tenants_are_isolated_from_each_other(engine: Engine) -> None:
     assert not passes(engine, "c1", "red:blue:r1")
     assert not passes(engine, "red:blue:r1", "c1")
     engine.put(rule("1", "deny", from_ip_address="10.1.1.5"))

@@ -1,4 +1,4 @@
-"""NetworkPolicy's semantics, case by case. The table oracle and the judge have the combinations."""
+"""NetworkPolicy semantics, case by case. The verdict table and the policy oracle cover the combinations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def network_policy(name: str = "p", /, *, namespace: str = "x", **spec: object) 
 
 @pytest.fixture
 def engine() -> Engine:
-    """Two namespaces with the pods a and b each, on one node, and what is around them."""
+    """Two namespaces with the pods a and b each, on one node, with hosts and an API server."""
     engine = Engine([Namespace(name="x", labels={"team": "red"}), Namespace(name="y", labels={"team": "blue"})])
     for number, (namespace, name) in enumerate((("x", "a"), ("x", "b"), ("y", "a"), ("y", "b")), start=1):
         engine.put(
@@ -47,7 +47,7 @@ def passes(engine: Engine, source: str, target: str, service: str = "tcp/80", *,
     return engine.verdict(engine.directory.flow(source, target, protocol=protocol, port=port, version=version)).allowed
 
 
-def test_without_a_policy_everything_passes(engine: Engine) -> None:
+def test_without_a_policy_everything_is_allowed(engine: Engine) -> None:
     for service in ("tcp/80", "udp/53", "sctp/1", "icmp", "47"):
         for version in (4, 6):
             assert passes(engine, "x/a", "y/b", service, version=version)
@@ -71,7 +71,7 @@ def test_isolation_covers_every_protocol_and_both_families(engine: Engine) -> No
             assert not passes(engine, "y/a", "x/a", service, version=version)
 
 
-def test_an_entry_with_ports_does_not_open_icmp(engine: Engine) -> None:
+def test_an_entry_with_ports_does_not_allow_icmp(engine: Engine) -> None:
     engine.put(network_policy(podSelector={}, ingress=[{"ports": [{"port": 80}]}]))
     assert passes(engine, "y/a", "x/a", "tcp/80", version=6)
     assert not passes(engine, "y/a", "x/a", "icmp")
@@ -138,7 +138,7 @@ def test_peers(engine: Engine, peer: object, friends: set[str]) -> None:
     assert {source for source in everyone if passes(engine, source, "x/a", version=4)} == friends
 
 
-def test_an_ip_block_is_judged_by_the_address_in_the_packet(engine: Engine) -> None:
+def test_an_ip_block_matches_the_address_in_the_packet(engine: Engine) -> None:
     engine.put(network_policy(podSelector={}, ingress=[{"from": [{"ipBlock": {"cidr": "fd00::3/128"}}]}]))
     assert passes(engine, "y/a", "x/a", version=6)
     assert not passes(engine, "y/a", "x/a", version=4)
@@ -155,13 +155,13 @@ def test_an_ip_block_is_judged_by_the_address_in_the_packet(engine: Engine) -> N
         ([{"port": "http"}], {"tcp/8080"}),
         ([{"port": "http", "protocol": "UDP"}], set()),
         ([{"port": "dns", "protocol": "UDP"}, {"port": 81}], {"udp/53", "tcp/81"}),
-        ([{"port": "nobody"}], set()),
+        ([{"port": "absent"}], set()),
         ([], {"tcp/80", "tcp/81", "tcp/8080", "udp/53", "udp/80", "sctp/80", "icmp"}),
     ],
 )
 @pytest.mark.parametrize("direction", ["ingress", "egress"])
 def test_services(engine: Engine, direction: str, ports: object, open_services: set[str]) -> None:
-    """A named port is the target's: the pod's own for ingress, the peer's for egress."""
+    """A named port resolves on the destination: the pod itself for ingress, the peer for egress."""
     types = ["Ingress" if direction == "ingress" else "Egress"]
     entries: dict[str, Any] = {direction: [{"ports": ports}]}
     engine.put(network_policy(podSelector={}, policyTypes=types, **entries))
@@ -170,7 +170,7 @@ def test_services(engine: Engine, direction: str, ports: object, open_services: 
     assert {service for service in services if passes(engine, source, target, service)} == open_services
 
 
-def test_a_named_port_means_nothing_where_nobody_gives_names(engine: Engine) -> None:
+def test_a_named_port_matches_nothing_on_an_end_without_named_ports(engine: Engine) -> None:
     engine.put(network_policy(podSelector={}, policyTypes=["Egress"], egress=[{"ports": [{"port": "http"}]}]))
     assert not passes(engine, "x/a", "192.0.2.77", "tcp/8080")
 
@@ -184,7 +184,7 @@ def test_a_pod_is_always_reachable_from_its_own_host_only(engine: Engine) -> Non
     assert not passes(engine, "apiserver", "x/a")
 
 
-def test_a_namespace_that_is_not_known_is_in_no_namespace_selector(engine: Engine) -> None:
+def test_no_namespace_selector_matches_an_unknown_namespace(engine: Engine) -> None:
     engine.put(
         network_policy(podSelector={"matchLabels": {"pod": "a"}}, ingress=[{"from": [{"namespaceSelector": {}}]}])
     )
@@ -195,7 +195,7 @@ def test_a_namespace_that_is_not_known_is_in_no_namespace_selector(engine: Engin
     assert not passes(engine, "x/a", "y/a"), "its own policies still protect its pods"
 
 
-def test_a_policy_that_is_not_valid_changes_nothing(engine: Engine) -> None:
+def test_an_invalid_policy_changes_nothing(engine: Engine) -> None:
     engine.put(network_policy(podSelector={}))
     spec = PolicySpec(pod_selector=LabelSelector(match_expressions=(LabelExpression(key="a", operator="Like"),)))
     with pytest.raises(Invalid):
@@ -203,7 +203,7 @@ def test_a_policy_that_is_not_valid_changes_nothing(engine: Engine) -> None:
     assert not passes(engine, "y/a", "x/a")
 
 
-def test_every_rule_says_where_it_came_from(engine: Engine) -> None:
+def test_every_rule_id_names_its_policy(engine: Engine) -> None:
     engine.put(network_policy(podSelector={}, ingress=[{}, {"ports": [{"port": 1}]}], egress=[{}]))
     rules = engine.rule_set(next(key for key in engine.workloads if key == "x/a"))
     assert [rule.id for rule in rules.ingress] == [

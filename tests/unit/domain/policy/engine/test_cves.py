@@ -1,12 +1,12 @@
-"""Lessons of other projects' CVEs that concern selectors, scope, precedence and limits."""
+"""CVEs of other projects that concern selectors, scope, precedence and limits."""
 
 from __future__ import annotations
 
 from random import Random
 
 import pytest
-from tests.support.cluster_samples import random_cluster, random_question
-from tests.support.policy_oracle import Judge
+from tests.support.cluster_samples import random_cluster, random_flow
+from tests.support.policy_oracle import PolicyOracle
 
 from weft.domain.addresses import parse_address
 from weft.domain.errors import Invalid
@@ -34,8 +34,8 @@ def passes(engine: Engine, source: str, target: str, *, protocol: int = 6, port:
 
 @pytest.fixture
 def engine() -> Engine:
-    """Pod x/server, and pod y/intruder whose labels pretend all they can."""
-    pretended = {
+    """Pod x/server, and pod y/intruder with labels that imitate another namespace."""
+    forged = {
         "kubernetes.io/metadata.name": "x",
         "io.kubernetes.pod.namespace": "x",
         "namespace": "x",
@@ -48,7 +48,7 @@ def engine() -> Engine:
             Namespace(name="y", labels={"team": "blue", "kubernetes.io/metadata.name": "x"}),
             Pod(namespace="x", name="server", labels={"app": "server"}, ips=("10.0.0.1",)),
             Pod(namespace="x", name="client", labels={"app": "client"}, ips=("10.0.0.2",)),
-            Pod(namespace="y", name="intruder", labels=pretended, ips=("10.0.0.3",)),
+            Pod(namespace="y", name="intruder", labels=forged, ips=("10.0.0.3",)),
         ]
     )
 
@@ -71,7 +71,7 @@ def test_cve_2023_39347_labels_of_a_pod_never_move_it_into_another_namespace(eng
 
 
 def test_cve_2023_41333_a_policy_cannot_select_pods_of_another_namespace(engine: Engine) -> None:
-    """Not with any label: the scope is added by us, and last."""
+    """Not with any label: Weft adds the namespace, and last."""
     selectors: list[dict[str, object]] = [
         {},
         {"matchLabels": {"kubernetes.io/metadata.name": "x"}},
@@ -84,7 +84,7 @@ def test_cve_2023_41333_a_policy_cannot_select_pods_of_another_namespace(engine:
 
 
 def test_ghsa_pfhr_pccp_hwmh_a_namespace_cannot_take_anothers_name(engine: Engine) -> None:
-    """The default label is the namespace's name, whatever its own labels say."""
+    """The default label is the name of the namespace, whatever its own labels are."""
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "x"}}}
     engine.put(network_policy({"podSelector": {}, "ingress": [{"from": [peer]}]}))
     assert passes(engine, "x/client", "x/server")
@@ -99,7 +99,7 @@ def test_ghsa_pfhr_pccp_hwmh_a_namespace_cannot_take_anothers_name(engine: Engin
         (Peer(members=PodsOfNamespaces(EVERYTHING, parse_selector("no=body"))),),
     ],
 )
-def test_cve_2025_64715_an_empty_set_matches_nobody(peers: tuple[Peer, ...]) -> None:
+def test_cve_2025_64715_an_empty_set_matches_nothing(peers: tuple[Peer, ...]) -> None:
     world = identity_of_world(parse_address("192.0.2.1", field="f"))
     flow = Flow(source=world, target=world, protocol=6, port=80)
     empty, absent = (
@@ -111,9 +111,9 @@ def test_cve_2025_64715_an_empty_set_matches_nobody(peers: tuple[Peer, ...]) -> 
     assert empty != absent
 
 
-def test_cve_2025_64715_an_entry_whose_selector_selects_nobody_opens_nothing(engine: Engine) -> None:
-    nobody = {"podSelector": {"matchLabels": {"no": "body"}}}
-    engine.put(network_policy({"podSelector": {}, "ingress": [{"from": [nobody]}]}))
+def test_cve_2025_64715_an_entry_whose_selector_matches_no_pod_allows_nothing(engine: Engine) -> None:
+    no_pods = {"podSelector": {"matchLabels": {"no": "pod"}}}
+    engine.put(network_policy({"podSelector": {}, "ingress": [{"from": [no_pods]}]}))
     assert not passes(engine, "x/client", "x/server")
     engine.put(network_policy({"podSelector": {}, "ingress": []}))
     assert not passes(engine, "x/client", "x/server")
@@ -155,10 +155,10 @@ def test_cve_2024_47825_a_narrow_allow_does_not_override_a_broad_deny() -> None:
 @pytest.mark.parametrize("seed", range(200, 220))
 def test_cve_2024_52529_precedence_and_port_ranges_agree_with_an_independent_evaluator(seed: int) -> None:
     rng = Random(seed)
-    facts = random_cluster(rng)
-    engine, judge = Engine(facts), Judge(facts)
+    objects = random_cluster(rng)
+    engine, oracle = Engine(objects), PolicyOracle(objects)
     for _ in range(50):
-        question = random_question(rng, engine)
+        question = random_flow(rng, engine)
         if question is not None:
             flow = engine.directory.flow(
                 question.source,
@@ -168,7 +168,7 @@ def test_cve_2024_52529_precedence_and_port_ranges_agree_with_an_independent_eva
                 version=question.version,
                 tenant="",
             )
-            assert engine.verdict(flow).allowed is all(judge.answer(question))
+            assert engine.verdict(flow).allowed is all(oracle.verdict(question))
 
 
 @pytest.mark.parametrize(("high", "low"), [(100, 1), (100, 99), (2, 1)])

@@ -1,4 +1,4 @@
-"""Precedence: tiers, priorities, and who has the last word."""
+"""Rule precedence: tiers, priorities and actions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rule(tier: Tier, action: Action, priority: int = 0, name: str = "") -> FlowR
 
 
 def decider(*rules: FlowRule) -> str:
-    """The rule that decides when all of them match, in whatever order they came."""
+    """The rule that decides when all of them match, in whatever order they were added."""
     found = {
         decide(sorted(order, key=lambda each: each.order), lambda _: True, direction=Direction.INGRESS).id
         for order in permutations(rules)
@@ -33,7 +33,7 @@ def decider(*rules: FlowRule) -> str:
     return found.pop()
 
 
-def test_without_a_word_the_default_allows() -> None:
+def test_without_a_matching_rule_the_default_allows() -> None:
     assert decider() == "weft/default"
     assert decider(rule(ADMIN, PASS), rule(NAMESPACE, PASS)) == "weft/default"
     assert decide([rule(ADMIN, DENY)], lambda _: False, direction=Direction.EGRESS).action is ALLOW
@@ -45,19 +45,19 @@ def test_the_admin_tier_is_final(action: Action) -> None:
     assert decider(rule(ADMIN, action), *others) == f"ADMIN-{action}-0"
 
 
-def test_pass_hands_on_to_the_next_tier() -> None:
+def test_pass_continues_with_the_next_tier() -> None:
     assert decider(rule(ADMIN, PASS, 5), rule(ADMIN, DENY, 1), rule(NAMESPACE, ALLOW)) == "NAMESPACE-allow-0"
     assert decider(rule(ADMIN, PASS), rule(BASELINE, DENY)) == "BASELINE-deny-0"
 
 
-def test_where_contiv_and_network_policies_meet_both_must_allow() -> None:
+def test_contiv_and_network_policies_on_one_workload_must_both_allow() -> None:
     assert decider(rule(GROUP, ALLOW), rule(NAMESPACE, DENY)) == "NAMESPACE-deny-0"
     assert decider(rule(GROUP, DENY), rule(NAMESPACE, ALLOW)) == "GROUP-deny-0"
     assert decider(rule(GROUP, ALLOW), rule(NAMESPACE, ALLOW)) == "NAMESPACE-allow-0"
     assert decider(rule(GROUP, ALLOW)) == "GROUP-allow-0"
 
 
-def test_the_baseline_speaks_only_where_nobody_else_did() -> None:
+def test_the_baseline_applies_only_if_no_other_tier_decided() -> None:
     assert decider(rule(GROUP, ALLOW), rule(BASELINE, DENY)) == "GROUP-allow-0"
     assert decider(rule(NAMESPACE, ALLOW), rule(BASELINE, DENY)) == "NAMESPACE-allow-0"
     assert decider(rule(BASELINE, DENY)) == "BASELINE-deny-0"

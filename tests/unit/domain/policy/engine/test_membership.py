@@ -1,4 +1,4 @@
-"""Who is in which set, against a plain scan over everything."""
+"""The selector indexes, compared with a plain scan."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from random import Random
 
 import pytest
 
-from weft.domain.policy.engine.namespace_selector_index import NamespaceSelectorIndex
-from weft.domain.policy.engine.rule_index import Index
-from weft.domain.policy.engine.selector_index import SelectorIndex
+from weft.domain.policy.engine.membership import NamespaceSelectorIndex, SelectorIndex
+from weft.domain.policy.model.multimap import Multimap
 from weft.domain.policy.model.rules import PodsOfNamespaces
 from weft.domain.selectors import EVERYTHING, Operator, Requirement, Selector, select
 
@@ -47,38 +46,40 @@ def test_the_selector_index_finds_what_a_scan_finds(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_crossing_sets_are_those_a_scan_finds(seed: int) -> None:
+def test_the_namespace_selector_index_finds_what_a_scan_finds(seed: int) -> None:
     rng = Random(seed)
-    crossing, known, namespaces = NamespaceSelectorIndex(), set[PodsOfNamespaces](), dict[str, dict[str, str]]()
+    index, known, namespaces = NamespaceSelectorIndex(), set[PodsOfNamespaces](), dict[str, dict[str, str]]()
     for _ in range(80):
         name, labels = rng.choice("uvw"), random_labels(rng)
         match rng.choice(["put", "remove", "add", "add", "discard"]):
             case "put":
                 namespaces[name] = labels
-                crossing.put_namespace(name, labels)
+                index.put_namespace(name, labels)
             case "remove":
                 namespaces.pop(name, None)
-                crossing.remove_namespace(name)
+                index.remove_namespace(name)
             case "add":
                 new = PodsOfNamespaces(random_selector(rng), random_selector(rng))
                 known.add(new)
-                crossing.add(new)
+                index.add(new)
             case "discard" if known:
                 old = rng.choice(sorted(known, key=str))
                 known.discard(old)
-                crossing.discard(old)
+                index.discard(old)
         for each in "uvw":
-            home = namespaces.get(each)
-            assert set(crossing.sets_for(each, labels)) == {
-                one for one in known if home is not None and one.namespaces.matches(home) and one.pods.matches(labels)
+            ns_labels = namespaces.get(each)
+            assert set(index.sets_for(each, labels)) == {
+                one
+                for one in known
+                if ns_labels is not None and one.namespaces.matches(ns_labels) and one.pods.matches(labels)
             }
         for one in known:
-            assert crossing.namespaces_of(one) == {
-                each for each, home in namespaces.items() if one.namespaces.matches(home)
+            assert index.namespaces_of(one) == {
+                each for each, ns_labels in namespaces.items() if one.namespaces.matches(ns_labels)
             }
 
 
-def test_a_selector_that_requires_nothing_is_always_found() -> None:
+def test_an_empty_selector_is_always_found() -> None:
     index = SelectorIndex()
     index.add(EVERYTHING)
     assert list(index.matching({})) == [EVERYTHING]
@@ -87,14 +88,14 @@ def test_a_selector_that_requires_nothing_is_always_found() -> None:
     assert not list(index.matching({}))
 
 
-def test_an_index_forgets_keys_without_values() -> None:
-    index: Index[str, int] = Index()
-    index.add("a", 1)
-    index.add("a", 1)
-    twin = index.copy()
-    index.discard("a", 1)
-    index.discard("a", 1)
-    index.discard("b", 1)
-    assert list(index) == []
-    assert index["a"] == frozenset()
+def test_a_multimap_drops_keys_without_values() -> None:
+    values: Multimap[str, int] = Multimap()
+    values.add("a", 1)
+    values.add("a", 1)
+    twin = values.copy()
+    values.discard("a", 1)
+    values.discard("a", 1)
+    values.discard("b", 1)
+    assert list(values) == []
+    assert values["a"] == frozenset()
     assert twin["a"] == {1}

@@ -1,4 +1,4 @@
-"""The difference of two states, against asking about every flow."""
+"""The policy diff, compared with evaluating every flow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_network
 from random import Random
 
 import pytest
-from tests.support.cluster_samples import random_cluster, random_fact, remove_fact
+from tests.support.cluster_samples import random_cluster, random_object, remove_object
 
 from weft.domain.ids import EndpointId, GroupName, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Endpoint, Group, Policy, Rule
@@ -24,7 +24,7 @@ WORLD = ["192.0.2.7", "10.1.0.250", "8.8.8.8", "2001:db8::7", "fd01::ffff"]
 
 
 def covers(change: FlowChange, engine: Engine, end: str, names: tuple[str, ...]) -> bool:
-    """Whether the names of a change mean this end."""
+    """Whether the names of a change include this end."""
     workload = engine.workloads.get(IdentityKey(end))
     if workload is None:
         return any(in_world(end, name.removeprefix("world ")) for name in names if name.startswith("world "))
@@ -41,7 +41,7 @@ def in_world(address: str, text: str) -> bool:
 
 
 def has_service(change: FlowChange, protocol: int, port: int, named: frozenset[int]) -> bool:
-    """Whether the services of a change hold this one; `named` are the protocols without ports that rules name."""
+    """Whether the services of a change include this one; `named` are the portless protocols in rules."""
     name = "icmp" if protocol in (1, 58) else protocol_name(protocol)
     for service in change.services:
         words, _, ports = service.partition("/")
@@ -55,10 +55,10 @@ def has_service(change: FlowChange, protocol: int, port: int, named: frozenset[i
 
 
 def check(before: Engine, after: Engine) -> None:
-    """The difference holds a flow exactly when its verdict differs, and says which way."""
+    """The diff contains a flow exactly if its verdict differs, with the new verdict."""
     changes = diff(before, after)
     named = portless_protocols(
-        rule for engine in (before, after) for unit in engine.units.values() for rule in unit.rules
+        rule for engine in (before, after) for unit in engine.policies.values() for rule in unit.rules
     )
     ends = [*(before.workloads.keys() & after.workloads.keys()), *WORLD]
     for source in ends:
@@ -94,15 +94,15 @@ def verdict(engine: Engine, source: str, target: str, protocol: int, port: int, 
 
 
 def random_change(rng: Random, engine: Engine) -> None:
-    fact = random_fact(rng)
+    value = random_object(rng)
     if rng.random() < 0.3:
-        remove_fact(engine, fact)
+        remove_object(engine, value)
     else:
-        engine.put(fact)
+        engine.put(value)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_difference_is_exact(seed: int) -> None:
+def test_the_diff_is_exact(seed: int) -> None:
     rng = Random(seed)
     before = Engine(random_cluster(rng))
     after = before.copy()
@@ -112,7 +112,7 @@ def test_the_difference_is_exact(seed: int) -> None:
 
 
 @pytest.mark.soak
-def test_the_difference_is_exact_for_long() -> None:
+def test_the_diff_is_exact_for_long() -> None:
     for seed in range(1_000, 1_300):
         rng = Random(seed)
         before = Engine(random_cluster(rng))
@@ -123,13 +123,13 @@ def test_the_difference_is_exact_for_long() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_nothing_changed_gives_nothing(seed: int) -> None:
+def test_no_change_gives_an_empty_diff(seed: int) -> None:
     engine = Engine(random_cluster(Random(seed)))
     assert diff(engine, engine.copy()) == ()
 
 
 @pytest.fixture
-def shop() -> Engine:
+def engine_with_groups() -> Engine:
     """Contiv's groups web (two endpoints) and client (one)."""
     engine = Engine([Policy(tenant=DEFAULT, name=PolicyName("p"))])
     for number, (name, group) in enumerate((("w1", "web"), ("w2", "web"), ("c1", "client")), start=1):
@@ -148,10 +148,10 @@ def deny(**members: str) -> Rule:
     return make(tenant=DEFAULT, policy=PolicyName("p"), rule_id=RuleId("1"), direction="in", action="deny", **members)
 
 
-def test_it_speaks_of_groups(shop: Engine) -> None:
-    after = shop.copy()
+def test_ends_are_named_by_group(engine_with_groups: Engine) -> None:
+    after = engine_with_groups.copy()
     after.put(deny(protocol="tcp", from_endpoint_group="client"))
-    assert diff(shop, after) == (
+    assert diff(engine_with_groups, after) == (
         FlowChange(
             allowed=False,
             sources=("group default:client",),
@@ -161,30 +161,30 @@ def test_it_speaks_of_groups(shop: Engine) -> None:
             decided_by=after.rule_set(IdentityKey("default:net:w1")).ingress[0].id,
         ),
     )
-    (back,) = diff(after, shop)
+    (back,) = diff(after, engine_with_groups)
     assert back.allowed
     assert back.decided_by == "weft/default"
 
 
-def test_it_speaks_of_addresses_outside(shop: Engine) -> None:
-    after = shop.copy()
+def test_world_addresses_are_named_by_range(engine_with_groups: Engine) -> None:
+    after = engine_with_groups.copy()
     after.put(deny(protocol="udp", from_ip_address="192.0.2.0/24"))
-    (change,) = diff(shop, after)
+    (change,) = diff(engine_with_groups, after)
     assert change.sources == ("world 192.0.2.0/24",)
     assert change.services == ("udp",)
 
 
-def test_a_dry_run_changes_nothing(shop: Engine) -> None:
-    after = shop.copy()
+def test_a_dry_run_changes_nothing(engine_with_groups: Engine) -> None:
+    after = engine_with_groups.copy()
     after.put(Policy(tenant=DEFAULT, name=PolicyName("p"), dry_run=True))
     after.put(deny())
-    assert diff(shop, after) == ()
+    assert diff(engine_with_groups, after) == ()
     enforced = after.copy()
     enforced.put(Policy(tenant=DEFAULT, name=PolicyName("p")))
     assert all(not change.allowed for change in diff(after, enforced))
 
 
-def test_a_label_change_is_seen_from_both_sides() -> None:
+def test_a_label_change_affects_both_ends() -> None:
     spec = {"podSelector": {}, "ingress": [{"from": [{"podSelector": {"matchLabels": {"role": "ok"}}}]}]}
     before = Engine([Namespace(name="x"), Namespace(name="y"), Pod(namespace="x", name="a", ips=("10.0.0.1",))])
     before.put(Pod(namespace="x", name="b", ips=("10.0.0.2",)))
@@ -196,9 +196,9 @@ def test_a_label_change_is_seen_from_both_sides() -> None:
     assert change.decided_by == "k8s/x/p/ingress/0"
 
 
-def test_coming_and_going_is_no_change_of_policy(shop: Engine) -> None:
-    shop.put(deny())
-    after = shop.copy()
+def test_added_and_deleted_workloads_are_no_change_of_policy(engine_with_groups: Engine) -> None:
+    engine_with_groups.put(deny())
+    after = engine_with_groups.copy()
     after.put(Endpoint(tenant=DEFAULT, network=NET, endpoint_id=EndpointId("w3"), group="web", ip_address="10.0.0.9"))
-    assert diff(shop, after) == ()
-    assert diff(after, shop) == ()
+    assert diff(engine_with_groups, after) == ()
+    assert diff(after, engine_with_groups) == ()

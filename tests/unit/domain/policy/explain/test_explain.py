@@ -1,4 +1,4 @@
-"""Explanations: what decided, what was considered, and what would have changed it."""
+"""Explanations: the deciding rule, the rules considered, and the nearest rule that would change the verdict."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 import pytest
-from tests.support.cluster_samples import random_cluster, random_question
+from tests.support.cluster_samples import random_cluster, random_flow
 
 from weft.domain.ids import EndpointId, GroupName, NetworkName, PolicyName, TenantName
 from weft.domain.model import Endpoint, Group, Policy, Rule
@@ -19,7 +19,7 @@ from weft.domain.policy.model.protocols import parse_service
 DEFAULT, NET = TenantName("default"), NetworkName("net")
 
 
-def because(engine: Engine, source: str, target: str, service: str = "tcp/80") -> Explanation:
+def explained(engine: Engine, source: str, target: str, service: str = "tcp/80") -> Explanation:
     protocol, port = parse_service(service)
     return explain(engine, engine.directory.flow(source, target, protocol=protocol, port=port))
 
@@ -55,29 +55,29 @@ def contiv(*rules: tuple[str, str, int, dict[str, object]], dry_run: bool = Fals
     return engine
 
 
-def test_a_default_deny_has_a_name_and_the_nearest_allow_says_what_it_misses() -> None:
+def test_a_default_deny_has_a_rule_id_and_the_nearest_allow_says_what_does_not_match() -> None:
     engine = kubernetes(
         {
             "podSelector": {"matchLabels": {"app": "b"}},
             "ingress": [{"ports": [{"port": 80}]}, {"ports": [{"port": 443}]}],
         }
     )
-    answer = because(engine, "x/a", "x/b", "tcp/81")
-    assert not answer.allowed
-    assert answer.decided_by == "k8s/x/p0/ingress/isolation"
-    assert [each.rule for each in answer.ingress.considered] == [
+    explanation = explained(engine, "x/a", "x/b", "tcp/81")
+    assert not explanation.allowed
+    assert explanation.decided_by == "k8s/x/p0/ingress/isolation"
+    assert [each.rule for each in explanation.ingress.considered] == [
         "k8s/x/p0/ingress/0",
         "k8s/x/p0/ingress/1",
         "k8s/x/p0/ingress/isolation",
     ]
-    assert answer.nearest is not None
-    assert answer.nearest.rule == "k8s/x/p0/ingress/0"
-    assert answer.nearest.misses == ("tcp/81 is not tcp/80",)
-    assert answer.egress.allowed
-    assert answer.egress.decided_by == "weft/default"
+    assert explanation.nearest is not None
+    assert explanation.nearest.rule == "k8s/x/p0/ingress/0"
+    assert explanation.nearest.misses == ("tcp/81 does not match tcp/80",)
+    assert explanation.egress.allowed
+    assert explanation.egress.decided_by == "weft/default"
 
 
-def test_the_nearest_rule_is_the_one_that_fewest_things_keep_from_deciding() -> None:
+def test_the_nearest_rule_has_the_fewest_obstacles() -> None:
     engine = kubernetes(
         {
             "podSelector": {"matchLabels": {"app": "b"}},
@@ -87,85 +87,85 @@ def test_the_nearest_rule_is_the_one_that_fewest_things_keep_from_deciding() -> 
             ],
         }
     )
-    answer = because(engine, "x/a", "x/b")
-    assert answer.nearest is not None
-    assert answer.nearest.rule == "k8s/x/p0/ingress/1"
-    assert answer.nearest.misses == ("x/a is not pods [app=z] of namespace x",)
+    explanation = explained(engine, "x/a", "x/b")
+    assert explanation.nearest is not None
+    assert explanation.nearest.rule == "k8s/x/p0/ingress/1"
+    assert explanation.nearest.misses == ("x/a does not match pods [app=z] of namespace x",)
 
 
-def test_of_an_allowed_flow_the_nearest_is_the_deny_that_was_outranked() -> None:
+def test_the_nearest_rule_of_an_allowed_flow_is_the_deny_of_lower_precedence() -> None:
     engine = contiv(("all", "deny", 1, {}), ("http", "allow", 9, {"protocol": "tcp", "port": 80}))
-    answer = because(engine, "default:net:client", "default:net:web")
-    assert answer.allowed
-    assert answer.decided_by == "contiv/default/p/http"
-    assert [each.rule for each in answer.ingress.considered] == ["contiv/default/p/http"]
-    assert answer.nearest is not None
-    assert answer.nearest.rule == "contiv/default/p/all"
-    assert answer.nearest.misses == ("contiv/default/p/http outranks it",)
+    explanation = explained(engine, "default:net:client", "default:net:web")
+    assert explanation.allowed
+    assert explanation.decided_by == "contiv/default/p/http"
+    assert [each.rule for each in explanation.ingress.considered] == ["contiv/default/p/http"]
+    assert explanation.nearest is not None
+    assert explanation.nearest.rule == "contiv/default/p/all"
+    assert explanation.nearest.misses == ("contiv/default/p/http takes precedence",)
 
 
-def test_an_allow_below_the_deny_that_decides_says_both_things_it_lacks() -> None:
+def test_an_allow_below_the_deciding_deny_lists_all_obstacles() -> None:
     engine = contiv(("all", "deny", 9, {}), ("http", "allow", 1, {"protocol": "tcp", "port": 443}))
-    answer = because(engine, "default:net:client", "default:net:web")
-    assert answer.nearest is not None
-    assert answer.nearest.misses == ("tcp/80 is not tcp/443", "contiv/default/p/all outranks it")
+    explanation = explained(engine, "default:net:client", "default:net:web")
+    assert explanation.nearest is not None
+    assert explanation.nearest.misses == ("tcp/80 does not match tcp/443", "contiv/default/p/all takes precedence")
 
 
 def test_a_dry_run_is_reported_and_never_decides() -> None:
     engine = contiv(("all", "deny", 1, {}), dry_run=True)
-    answer = because(engine, "default:net:client", "default:net:web")
-    assert answer.allowed
-    assert answer.decided_by == "weft/default"
-    assert answer.ingress.dry_run is not None
-    assert (answer.ingress.dry_run.rule, answer.ingress.dry_run.action) == ("contiv/default/p/all", "deny")
-    assert answer.nearest is not None
-    assert answer.nearest.misses == ("it is a dry run",)
-    assert answer.ingress.considered[0].dry_run
+    explanation = explained(engine, "default:net:client", "default:net:web")
+    assert explanation.allowed
+    assert explanation.decided_by == "weft/default"
+    assert explanation.ingress.dry_run is not None
+    assert (explanation.ingress.dry_run.rule, explanation.ingress.dry_run.action) == ("contiv/default/p/all", "deny")
+    assert explanation.nearest is not None
+    assert explanation.nearest.misses == ("the rule is in dry-run mode",)
+    assert explanation.ingress.considered[0].dry_run
 
 
-def test_a_network_policy_in_dry_run_isolates_nobody() -> None:
-    answer = because(kubernetes({"podSelector": {}}, dry_run=True), "x/a", "x/b")
-    assert answer.allowed
-    assert answer.ingress.dry_run is not None
-    assert answer.ingress.dry_run.rule == "k8s/x/p0/ingress/isolation"
+def test_a_network_policy_in_dry_run_isolates_no_pod() -> None:
+    explanation = explained(kubernetes({"podSelector": {}}, dry_run=True), "x/a", "x/b")
+    assert explanation.allowed
+    assert explanation.ingress.dry_run is not None
+    assert explanation.ingress.dry_run.rule == "k8s/x/p0/ingress/isolation"
 
 
-def test_where_both_ends_block_the_source_is_named() -> None:
-    answer = because(kubernetes({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}), "x/a", "x/b")
-    assert answer.decided_by == "k8s/x/p0/egress/isolation"
-    assert answer.nearest is None
-    assert not answer.ingress.allowed
+def test_if_both_ends_block_the_rule_of_the_source_is_reported() -> None:
+    explanation = explained(kubernetes({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}), "x/a", "x/b")
+    assert explanation.decided_by == "k8s/x/p0/egress/isolation"
+    assert explanation.nearest is None
+    assert not explanation.ingress.allowed
 
 
-def test_of_two_ends_that_allow_the_more_telling_rule_is_named() -> None:
+def test_if_both_ends_allow_a_policy_rule_is_reported_before_the_default() -> None:
     engine = kubernetes({"podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Egress"], "egress": [{}]})
-    assert because(engine, "x/a", "x/b").decided_by == "k8s/x/p0/egress/0"
-    assert because(engine, "x/b", "x/a").decided_by == "weft/default"
+    assert explained(engine, "x/a", "x/b").decided_by == "k8s/x/p0/egress/0"
+    assert explained(engine, "x/b", "x/a").decided_by == "weft/default"
 
 
-def test_rules_of_our_own_are_named_too() -> None:
+def test_built_in_rules_are_reported() -> None:
     engine = kubernetes({"podSelector": {}})
-    assert because(engine, "host:n1", "x/b").decided_by == "weft/own-host"
+    assert explained(engine, "host:n1", "x/b").decided_by == "weft/own-host"
     engine.put(Pod(namespace="x", name="c", ips=("10.0.0.3",), tenant=TenantName("red")))
-    answer = because(engine, "x/a", "x/c")
-    assert answer.decided_by == "weft/tenants"
-    assert not answer.ingress.considered
+    explanation = explained(engine, "x/a", "x/c")
+    assert explanation.decided_by == "weft/tenants"
+    assert not explanation.ingress.considered
 
 
-def test_in_words() -> None:
+def test_the_text_form() -> None:
     engine = kubernetes({"podSelector": {"matchLabels": {"app": "b"}}, "ingress": [{"ports": [{"port": 80}]}]})
-    assert str(because(engine, "x/a", "x/b", "udp/53")) == (
+    assert str(explained(engine, "x/a", "x/b", "udp/53")) == (
         "x/a -> x/b udp/53: blocked by k8s/x/p0/ingress/isolation; "
-        "nearest to allow it: k8s/x/p0/ingress/0, but udp/53 is not tcp/80"
+        "nearest to allow it: k8s/x/p0/ingress/0, but udp/53 does not match tcp/80"
     )
-    assert str(because(engine, "x/b", "x/a", "icmp")) == "x/b -> x/a icmp: allowed by weft/default"
+    assert str(explained(engine, "x/b", "x/a", "icmp")) == "x/b -> x/a icmp: allowed by weft/default"
 
 
-def test_the_answer_is_ready_for_json() -> None:
+def test_an_explanation_encodes_to_json() -> None:
     engine = kubernetes({"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": "fd00::/8"}}]}]})
-    answer = because(engine, "x/a", "x/b")
-    text = msgspec.json.encode(answer)
-    assert msgspec.json.decode(text, type=Explanation) == answer
+    explanation = explained(engine, "x/a", "x/b")
+    text = msgspec.json.encode(explanation)
+    assert msgspec.json.decode(text, type=Explanation) == explanation
     assert msgspec.json.decode(text)["ingress"]["decidedBy"] == "k8s/x/p0/ingress/isolation"
 
 
@@ -174,17 +174,24 @@ def test_an_explanation_never_contradicts_the_verdict(seed: int) -> None:
     rng = Random(seed)
     engine = Engine(random_cluster(rng))
     for _ in range(30):
-        question = random_question(rng, engine)
-        if question is None:
+        flow_spec = random_flow(rng, engine)
+        if flow_spec is None:
             continue
         flow = engine.directory.flow(
-            question.source, question.target, protocol=question.protocol, port=question.port, version=question.version
+            flow_spec.source,
+            flow_spec.target,
+            protocol=flow_spec.protocol,
+            port=flow_spec.port,
+            version=flow_spec.version,
         )
-        verdict, answer = engine.verdict(flow), explain(engine, flow)
-        assert answer.allowed is verdict.allowed
-        assert (answer.egress.decided_by, answer.ingress.decided_by) == (verdict.egress.id, verdict.ingress.id)
-        assert answer.decided_by in (verdict.egress.id, verdict.ingress.id)
-        for side in (answer.egress, answer.ingress):
+        verdict, explanation = engine.verdict(flow), explain(engine, flow)
+        assert explanation.allowed is verdict.allowed
+        assert (explanation.egress.decided_by, explanation.ingress.decided_by) == (
+            verdict.egress.id,
+            verdict.ingress.id,
+        )
+        assert explanation.decided_by in (verdict.egress.id, verdict.ingress.id)
+        for side in (explanation.egress, explanation.ingress):
             if side.nearest is not None:
                 assert side.nearest.misses
                 assert (side.nearest.action == "allow") is not side.allowed

@@ -1,4 +1,4 @@
-"""NetworkPolicy as it comes: read, refused with field and reason, written back unchanged."""
+"""NetworkPolicy decoding: valid and invalid documents, and an unchanged round trip."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 
 import msgspec
 import pytest
-from tests.support.cluster_samples import random_fact
+from tests.support.cluster_samples import random_object
 
 from weft.domain.errors import Invalid, Malformed
 from weft.domain.policy.model.netpol import NetworkPolicy, read_network_policy
@@ -81,10 +81,14 @@ def test_valid_policies_are_read(source: Json) -> None:
         (port(port=90, endPort=65536), "spec.ingress[0].ports[0].endPort", "65536"),
         (port(port="http", endPort=80), "spec.ingress[0].ports[0].endPort", "number"),
         (port(endPort=80), "spec.ingress[0].ports[0].endPort", "number"),
-        (block("10.0.0.0/8", "11.0.0.0/9"), "spec.ingress[0].from[0].ipBlock.except[0]", "part"),
-        (block("10.0.0.0/8", "10.1.0.0/16", "10.0.0.0/8"), "spec.ingress[0].from[0].ipBlock.except[1]", "part"),
-        (block("10.0.0.0/8", "0.0.0.0/0"), "spec.ingress[0].from[0].ipBlock.except[0]", "part"),
-        (block("10.0.0.0/8", "fd00::/64"), "spec.ingress[0].from[0].ipBlock.except[0]", "part"),
+        (block("10.0.0.0/8", "11.0.0.0/9"), "spec.ingress[0].from[0].ipBlock.except[0]", "strict subset"),
+        (
+            block("10.0.0.0/8", "10.1.0.0/16", "10.0.0.0/8"),
+            "spec.ingress[0].from[0].ipBlock.except[1]",
+            "strict subset",
+        ),
+        (block("10.0.0.0/8", "0.0.0.0/0"), "spec.ingress[0].from[0].ipBlock.except[0]", "strict subset"),
+        (block("10.0.0.0/8", "fd00::/64"), "spec.ingress[0].from[0].ipBlock.except[0]", "strict subset"),
         (block("10.0.0.0"), "spec.ingress[0].from[0].ipBlock.cidr", "form"),
         (block("fe80::%eth0/64"), "spec.ingress[0].from[0].ipBlock.cidr", "form"),
         (block("10.0.0.0/8", "10.0.0.0/99"), "spec.ingress[0].from[0].ipBlock.except[0]", "32"),
@@ -133,8 +137,8 @@ def test_a_bad_policy_is_refused_with_field_and_reason(source: Json, field: str,
         (peer(ipBlock={}), "spec.ingress[0].from[0].ipBlock"),
     ],
 )
-def test_what_is_no_policy_is_malformed(source: object, field: str) -> None:
-    """An unknown member below spec might narrow a rule: leaving it out would widen it."""
+def test_another_document_is_malformed(source: object, field: str) -> None:
+    """An unknown field below spec might narrow a rule: ignoring it would widen the rule."""
     with pytest.raises(Malformed) as refusal:
         read_network_policy(source)
     assert refusal.value.field == field
@@ -142,15 +146,15 @@ def test_what_is_no_policy_is_malformed(source: object, field: str) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_cve_2025_64715_empty_and_absent_differ_in_the_codec(seed: int) -> None:
-    """What was empty is written as empty and what was absent stays absent, so nothing becomes *allow all*."""
+    """Empty stays empty and absent stays absent, so nothing becomes *allow all*."""
     rng = Random(seed)
-    policies = [fact for _ in range(200) if isinstance(fact := random_fact(rng), NetworkPolicy)]
+    policies = [value for _ in range(200) if isinstance(value := random_object(rng), NetworkPolicy)]
     assert policies
     for policy in policies:
         assert read_network_policy(msgspec.json.decode(msgspec.json.encode(policy))) == policy
 
 
-def test_cve_2025_64715_the_codec_keeps_each_kind_of_nothing() -> None:
+def test_cve_2025_64715_the_codec_keeps_null_empty_and_absent_apart() -> None:
     def written(spec: object) -> object:
         return msgspec.json.decode(msgspec.json.encode(read_network_policy(document(spec)).spec))
 
@@ -165,7 +169,7 @@ def test_cve_2025_64715_the_codec_keeps_each_kind_of_nothing() -> None:
         assert written(spec) == spec
 
 
-def test_dry_run_is_asked_for_exactly() -> None:
+def test_dry_run_needs_the_exact_annotation_value() -> None:
     assert read_network_policy(document({}, annotations={"weft/dry-run": "true"})).dry_run
     assert not read_network_policy(document({}, annotations={"weft/dry-run": "True"})).dry_run
     assert not read_network_policy(document({}, annotations=None)).dry_run

@@ -1,4 +1,4 @@
-"""Protocols and services as people write them."""
+"""Text forms of protocols and ports."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_services(text: str, service: tuple[int, int]) -> None:
         ("http/80", "protocol"),
     ],
 )
-def test_what_is_no_service_is_refused_with_its_field(text: str, field: str) -> None:
+def test_an_invalid_service_is_rejected_with_its_field(text: str, field: str) -> None:
     with pytest.raises(Invalid) as refusal:
         parse_service(text)
     assert refusal.value.field == field
 
 
 @given(st.integers(0, 255), st.integers(1, 65535))
-def test_what_is_printed_reads_back(protocol: int, port: int) -> None:
+def test_formatted_services_parse_back(protocol: int, port: int) -> None:
     assert protocol_number(protocol_name(protocol)) == protocol
     read, read_port = parse_service(service_name(protocol, port))
     assert read == protocol

@@ -1,4 +1,4 @@
-"""Sets of addresses: what is in, what is not, and how they are written."""
+"""Address sets: membership, set operations, and text forms."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_membership(ranges: list[Range], family: int, number: int) -> None:
     assert (address in address_set(moved)) is ((family, number) in numbers(ranges))
 
 
-def test_the_empty_set_holds_nothing() -> None:
-    """CVE-2025-64715: nothing is not everything."""
+def test_the_empty_set_contains_nothing() -> None:
+    """CVE-2025-64715: an empty set is not *any*."""
     assert parse_address("10.0.0.1", field="f") not in address_set([])
     assert parse_address("::1", field="f") not in address_set([])
 
@@ -74,7 +74,7 @@ def test_cidr(text: str, first: str, last: str) -> None:
 
 
 def test_a_v6_prefix_never_holds_v4() -> None:
-    """CVE-2023-27594: the families stay apart, also where a prefix is wider than all mapped addresses."""
+    """CVE-2023-27594: families stay apart, even if a prefix is wider than all mapped addresses."""
     everything = address_set([parse_cidr("::/0", field="cidr")])
     assert parse_address("fd00::1", field="f") in everything
     assert parse_address("10.0.0.1", field="f") not in everything
@@ -99,7 +99,7 @@ def test_a_v6_prefix_never_holds_v4() -> None:
         "/24",
     ],
 )
-def test_what_is_no_prefix_is_refused(text: str) -> None:
+def test_an_invalid_prefix_is_rejected(text: str) -> None:
     with pytest.raises(Invalid) as refusal:
         parse_cidr(text, field="spec.cidr")
     assert refusal.value.field == "spec.cidr"

@@ -1,4 +1,4 @@
-"""Labels over ranges of addresses, against labels kept address by address."""
+"""The interval map, compared with labels kept address by address."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ def spans(draw: st.DrawFn) -> Range:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), spans()), max_size=25))
-def test_every_address_has_the_labels_that_were_laid_over_it(steps: list[tuple[str, Range]]) -> None:
-    labelled: IntervalMap[str] = IntervalMap()
-    laid: dict[str, Range] = {}
+def test_every_address_has_the_labels_that_were_added_to_its_ranges(steps: list[tuple[str, Range]]) -> None:
+    interval_map: IntervalMap[str] = IntervalMap()
+    added: dict[str, Range] = {}
     ranges = {(Range(family, 0, last), frozenset[str]()) for family, last in LAST.items()}
     for label, span in steps:
-        if label in laid:
-            changes = list(labelled.remove(label, [laid.pop(label)]))
+        if label in added:
+            changes = list(interval_map.remove(label, [added.pop(label)]))
         else:
-            laid[label] = span
-            changes = list(labelled.add(label, [span]))
+            added[label] = span
+            changes = list(interval_map.add(label, [span]))
         for change in changes:
             assert ranges.issuperset(change.before)
             ranges.difference_update(change.before)
             ranges.update(change.after)
         for family, numbers in NUMBERS.items():
             for address in (Address(family, number) for number in numbers):
-                wanted = {name for name, each in laid.items() if each.holds(address)}
-                assert labelled.at(address) == wanted
+                wanted = {name for name, each in added.items() if each.holds(address)}
+                assert interval_map.at(address) == wanted
                 assert [labels for each, labels in ranges if each.holds(address)] == [wanted]
-        assert ranges == anew(laid)
+        assert ranges == rebuilt(added)
 
 
-def anew(laid: dict[str, Range]) -> set[tuple[Range, frozenset[str]]]:
-    """The ranges of a map on which the same labels were laid in another order."""
-    labelled: IntervalMap[str] = IntervalMap()
+def rebuilt(added: dict[str, Range]) -> set[tuple[Range, frozenset[str]]]:
+    """The ranges of a map to which the same labels were added in another order."""
+    interval_map: IntervalMap[str] = IntervalMap()
     ranges = {(Range(family, 0, last), frozenset[str]()) for family, last in LAST.items()}
-    for label in sorted(laid, reverse=True):
-        for change in labelled.add(label, [laid[label]]):
+    for label in sorted(added, reverse=True):
+        for change in interval_map.add(label, [added[label]]):
             ranges.difference_update(change.before)
             ranges.update(change.after)
     return ranges

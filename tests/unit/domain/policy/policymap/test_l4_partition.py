@@ -1,4 +1,4 @@
-"""What rules say about services, against asking about each service on its own."""
+"""L4 verdicts of a rule list, compared with evaluating every protocol and port on its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from weft.domain.model import PodPort
 from weft.domain.policy.model.protocols import PORTED
 from weft.domain.policy.model.rules import Action, Direction, FlowRule, PortMatch, RuleId, Tier
-from weft.domain.policy.policymap.l4_partition import EVERYTHING, Outcome, Service, outcome_of, outcomes_of
+from weft.domain.policy.policymap.l4_partition import ANY_L4, L4Match, Verdict, l4_verdicts, verdict_of
 
 PORTS = [0, 1, 2, 79, 80, 81, 65534, 65535]
 NAMED = (PodPort("http", 6, 80), PodPort("http", 17, 81), PodPort("dns", 17, 2))
@@ -42,7 +42,7 @@ def rule_lists(draw: st.DrawFn) -> list[FlowRule]:
     return sorted(rules, key=lambda rule: rule.order)
 
 
-def speaks(rule: FlowRule, protocol: int, port: int) -> bool:
+def matches_rule(rule: FlowRule, protocol: int, port: int) -> bool:
     return rule.services is None or any(
         protocol in each.protocols
         and (PodPort(each.name, protocol, port) in NAMED if each.name else each.first <= port <= each.last)
@@ -50,43 +50,45 @@ def speaks(rule: FlowRule, protocol: int, port: int) -> bool:
     )
 
 
-def found(rows: dict[Service, Outcome], protocol: int, port: int) -> Outcome:
-    """The narrowest row that fits; two rows of ports never do."""
-    fitting = [
-        outcome for (of, ports), outcome in rows.items() if of == protocol and ports and ports[0] <= port <= ports[1]
+def lookup(verdicts: dict[L4Match, Verdict], protocol: int, port: int) -> Verdict:
+    """The most specific match; port ranges never overlap."""
+    matching = [
+        verdict
+        for (of, ports), verdict in verdicts.items()
+        if of == protocol and ports and ports[0] <= port <= ports[1]
     ]
-    assert len(fitting) <= 1
-    return fitting[0] if fitting else rows.get(Service(protocol), rows[EVERYTHING])
+    assert len(matching) <= 1
+    return matching[0] if matching else verdicts.get(L4Match(protocol), verdicts[ANY_L4])
 
 
 @given(rule_lists())
-def test_every_service_has_the_outcome_of_the_rules_about_it(rules: list[FlowRule]) -> None:
-    given_rows = list(outcomes_of(rules, direction=Direction.INGRESS, ports=NAMED))
-    rows = dict(given_rows)
-    assert len(rows) == len(given_rows)
+def test_every_port_has_the_verdict_of_the_rules_that_match_it(rules: list[FlowRule]) -> None:
+    yielded = list(l4_verdicts(rules, direction=Direction.INGRESS, ports=NAMED))
+    verdicts = dict(yielded)
+    assert len(verdicts) == len(yielded)
     for protocol in (6, 17, 132, 1, 58, 47, 99):
         for port in PORTS if protocol in PORTED else [0]:
-            about = [rule for rule in rules if speaks(rule, protocol, port)]
-            assert found(rows, protocol, port) == outcome_of(about, Direction.INGRESS)
+            matched = [rule for rule in rules if matches_rule(rule, protocol, port)]
+            assert lookup(verdicts, protocol, port) == verdict_of(matched, Direction.INGRESS)
 
 
 def allow(name: str, **members: object) -> FlowRule:
-    given_members = {"tier": Tier.GROUP, "direction": Direction.INGRESS, "action": Action.ALLOW} | members
-    return FlowRule(id=RuleId(name), **given_members)  # type: ignore[arg-type]
+    defaults = {"tier": Tier.GROUP, "direction": Direction.INGRESS, "action": Action.ALLOW} | members
+    return FlowRule(id=RuleId(name), **defaults)  # type: ignore[arg-type]
 
 
-def test_neighbours_with_the_same_outcome_are_one_row() -> None:
+def test_adjacent_ranges_with_the_same_verdict_are_merged() -> None:
     wide = allow("wide", priority=2, services=(PortMatch(protocols=(6,), first=10, last=20),))
     narrow = allow("narrow", services=(PortMatch(protocols=(6,), first=15, last=15),))
-    rows = dict(outcomes_of([wide, narrow], direction=Direction.INGRESS, ports=()))
-    assert set(rows) == {EVERYTHING, Service(6, (10, 20))}
+    verdicts = dict(l4_verdicts([wide, narrow], direction=Direction.INGRESS, ports=()))
+    assert set(verdicts) == {ANY_L4, L4Match(6, (10, 20))}
 
 
-def test_a_dry_run_that_would_refuse_is_named_and_one_that_would_not_is_not() -> None:
-    refuses = allow("refuses", action=Action.DENY, dry_run=True)
-    assert outcome_of([refuses], Direction.INGRESS).would == "refuses"
-    assert outcome_of([allow("more", dry_run=True)], Direction.INGRESS).would is None
+def test_only_a_dry_run_rule_that_would_deny_is_reported() -> None:
+    denies = allow("denies", action=Action.DENY, dry_run=True)
+    assert verdict_of([denies], Direction.INGRESS).dry_run_deny == "denies"
+    assert verdict_of([allow("more", dry_run=True)], Direction.INGRESS).dry_run_deny is None
     enforced = allow("enforced", action=Action.DENY)
-    assert outcome_of([enforced, refuses], Direction.INGRESS) == Outcome(
+    assert verdict_of([enforced, denies], Direction.INGRESS) == Verdict(
         RuleId("enforced"), Action.DENY, Direction.INGRESS
     )

@@ -1,4 +1,4 @@
-"""The tables against the engine: what a datapath reads from the parts is the engine's verdict, whatever the history."""
+"""The policy map against the engine: a datapath lookup returns the engine's verdict, whatever the history."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from random import Random
 
 import msgspec
 import pytest
-from tests.support.cluster_samples import key_of, random_cluster, random_fact, remove_fact
+from tests.support.cluster_samples import key_of, random_cluster, random_object, remove_object
 from tests.support.paths import ORACLES
 
 from weft.domain.addresses import Address, Range, parse_address
 from weft.domain.ids import NodeName, TenantName
-from weft.domain.policy.engine.decide import Flow, Miss, decide, first_word, matches, misses
-from weft.domain.policy.engine.engine import Engine
-from weft.domain.policy.engine.facts import Fact
+from weft.domain.policy.engine.decide import Flow, Miss, builtin_rule_for, decide, matches, misses
+from weft.domain.policy.engine.engine import Engine, PolicyObject
 from weft.domain.policy.model.identities import Identity, Kind
 from weft.domain.policy.model.rules import DEFAULT_ALLOW_ID, OWN_HOST_ID, Action, Direction
-from weft.domain.policy.policymap.l4_partition import Outcome
+from weft.domain.policy.policymap.l4_partition import Verdict
 from weft.domain.policy.policymap.policy_map import PolicyMap
-from weft.domain.policy.policymap.policy_state import WORKLOAD, PolicyEntry, PolicyPart, VerdictCounter
+from weft.domain.policy.policymap.policy_state import WORKLOAD, PolicyEntry, PolicyItem, VerdictCounter
 from weft.domain.policy.policymap.stable_ids import StableIds
-from weft.lab.verify.oracle_table import read_cases, walk
+from weft.lab.verify.verdict_table import read_cases, walk
 
 TABLE = ORACLES / "netpol-cases.json.gz"
 DEFAULT, NODE = TenantName("default"), NodeName("n1")
@@ -32,33 +31,33 @@ SUBNETS = [Range(4, 0x0A010000, 0x0A0100FF), Range(6, 0xFD01 << 112, (0xFD01 << 
 GATEWAYS = [Address(4, 0x0A010001)]
 
 
-def tables_of(engine: Engine, node: NodeName = NODE) -> PolicyMap:
-    tables = PolicyMap(engine, tenant=DEFAULT, node=node)
-    tables.set_ground(SUBNETS, GATEWAYS)
-    return tables
+def map_of(engine: Engine, node: NodeName = NODE) -> PolicyMap:
+    policy_map = PolicyMap(engine, tenant=DEFAULT, node=node)
+    policy_map.set_tenant_subnets(SUBNETS, GATEWAYS)
+    return policy_map
 
 
 def end(engine: Engine, address: Address) -> Identity:
-    """Who has an address, with this address alone, as a packet shows it."""
+    """The identity of an address, with this address alone, as in a packet."""
     return msgspec.structs.replace(engine.directory.at(address, tenant=DEFAULT), addresses=(address,))
 
 
-def expected(engine: Engine, flow: Flow, direction: Direction) -> Outcome:
-    """The engine's word, and what it would be with dry runs in force."""
-    deciding = engine.deciding(flow, direction)
-    would = None
+def expected(engine: Engine, flow: Flow, direction: Direction) -> Verdict:
+    """The engine's verdict, and the one it would return with dry-run rules enforced."""
+    deciding_rule = engine.deciding_rule(flow, direction)
+    dry_run_deny = None
     local = flow.ends(direction)[0]
     rules = [
         rule
         for rule in engine.rule_set(local.key).of(direction)
         if Miss.LOCAL not in misses(rule, flow, engine.is_member)
     ]
-    if deciding.id == OWN_HOST_ID and not rules:
-        return Outcome(DEFAULT_ALLOW_ID, Action.ALLOW, direction)  # who has no rules needs none for its host
-    if deciding.action is Action.ALLOW and not first_word(flow, direction):
+    if deciding_rule.id == OWN_HOST_ID and not rules:
+        return Verdict(DEFAULT_ALLOW_ID, Action.ALLOW, direction)  # without rules there is no entry for the own host
+    if deciding_rule.action is Action.ALLOW and not builtin_rule_for(flow, direction):
         enforced = decide(rules, lambda rule: matches(rule, flow, engine.is_member), direction=direction)
-        would = enforced.id if enforced.action is Action.DENY else None
-    return Outcome(deciding.id, deciding.action, direction, would)
+        dry_run_deny = enforced.id if enforced.action is Action.DENY else None
+    return Verdict(deciding_rule.id, deciding_rule.action, direction, dry_run_deny)
 
 
 def addresses_of(engine: Engine) -> list[Address]:
@@ -66,125 +65,125 @@ def addresses_of(engine: Engine) -> list[Address]:
     return sorted(known | {parse_address(text, field="") for text in OTHERS})
 
 
-def check(engine: Engine, tables: PolicyMap, rng: Random, questions: int) -> None:
-    """Ask engine and tables the same questions."""
+def check(engine: Engine, policy_map: PolicyMap, rng: Random, flows: int) -> None:
+    """Compare engine and policy map on random flows."""
     addresses = addresses_of(engine)
-    for _ in range(questions):
+    for _ in range(flows):
         source = rng.choice(addresses)
         target = rng.choice([address for address in addresses if address.family == source.family])
         protocol, port = rng.choice([*SERVICES, (1 if source.family == 4 else 58, 0)])
         ends = end(engine, source), end(engine, target)
         if ends[0].kind is Kind.HOST and (ends[0].node == ends[1].node) != (ends[0].node == NODE):
-            continue  # a host's own workloads are judged by the tables of its own node
+            continue  # only a host's own node has the entry that allows it
         if all(each.kind is Kind.WORKLOAD and each.node != NODE for each in ends):
-            continue  # they do not meet here
+            continue  # such packets never pass this node
         flow = Flow(source=ends[0], target=ends[1], protocol=protocol, port=port, version=source.family)
         wanted = expected(engine, flow, Direction.EGRESS), expected(engine, flow, Direction.INGRESS)
-        assert tables.lookup(source, target, protocol=protocol, port=port) == wanted, str(flow)
+        assert policy_map.lookup(source, target, protocol=protocol, port=port) == wanted, str(flow)
 
 
-def churn(seed: int, *, changes: int, questions: int) -> None:
-    """Change a random cluster step by step; after each step the tables are right, and as if they were made anew."""
+def churn(seed: int, *, changes: int, flows: int) -> None:
+    """Change a random cluster step by step; after each step the map is right, and equals a newly built one."""
     rng = Random(seed)
-    facts: dict[Hashable, Fact] = {key_of(fact): fact for fact in random_cluster(rng)}
-    engine = Engine(facts.values())
-    tables = tables_of(engine)
-    carried_out: set[PolicyPart] = set()
+    objects: dict[Hashable, PolicyObject] = {key_of(value): value for value in random_cluster(rng)}
+    engine = Engine(objects.values())
+    policy_map = map_of(engine)
+    applied: set[PolicyItem] = set()
     for _ in range(changes):
-        difference = tables.refresh()
-        assert carried_out.issuperset(difference.drop)
-        carried_out.difference_update(difference.drop)
-        assert carried_out.isdisjoint(difference.put)
-        carried_out.update(difference.put)
-        assert carried_out == tables.parts
-        anew = list(facts.values())
-        rng.shuffle(anew)
-        fresh = tables_of(Engine(anew))
+        delta = policy_map.refresh()
+        assert applied.issuperset(delta.drop)
+        applied.difference_update(delta.drop)
+        assert applied.isdisjoint(delta.put)
+        applied.update(delta.put)
+        assert applied == policy_map.state_items
+        shuffled = list(objects.values())
+        rng.shuffle(shuffled)
+        fresh = map_of(Engine(shuffled))
         fresh.refresh()
-        assert tables.parts == fresh.parts, seed
-        check(engine, tables, rng, questions)
+        assert policy_map.state_items == fresh.state_items, seed
+        check(engine, policy_map, rng, flows)
         for _ in range(rng.choice([1, 1, 1, 5])):
-            if facts and rng.random() < 0.4:
-                tables.note(remove_fact(engine, facts.pop(rng.choice(list(facts)))))
+            if objects and rng.random() < 0.4:
+                policy_map.note(remove_object(engine, objects.pop(rng.choice(list(objects)))))
             else:
-                fact = random_fact(rng)
-                facts[key_of(fact)] = fact
-                tables.note(engine.put(fact))
+                value = random_object(rng)
+                objects[key_of(value)] = value
+                policy_map.note(engine.put(value))
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_tables_say_what_the_engine_says_whatever_the_history(seed: int) -> None:
-    churn(seed, changes=15, questions=150)
+def test_the_policy_map_agrees_with_the_engine_whatever_the_history(seed: int) -> None:
+    churn(seed, changes=15, flows=150)
 
 
 @pytest.mark.parametrize("seed", range(100, 108))
-def test_numbers_that_collide_change_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("policy_map", "verdict_ids"):
+def test_colliding_ids_change_no_verdict(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("policy_map", "policy_entries"):
         monkeypatch.setattr(f"weft.domain.policy.policymap.{module}.StableIds", partial(StableIds, bits=9))
-    churn(seed, changes=15, questions=150)
+    churn(seed, changes=15, flows=150)
 
 
 @pytest.mark.soak
-def test_the_tables_say_what_the_engine_says_for_long() -> None:
+def test_the_policy_map_agrees_with_the_engine_for_long() -> None:
     for seed in range(1_000, 1_200):
-        churn(seed, changes=40, questions=300)
+        churn(seed, changes=40, flows=300)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_every_outcome_of_a_row_has_a_tally_and_a_name(seed: int) -> None:
-    tables = tables_of(Engine(random_cluster(Random(seed))))
-    tables.refresh()
-    outcomes = {part.outcome for part in tables.parts if isinstance(part, PolicyEntry)}
-    assert outcomes == {part.outcome for part in tables.parts if isinstance(part, VerdictCounter)}
-    assert outcomes <= tables.outcomes.keys()
+def test_every_verdict_id_of_an_entry_has_a_counter_and_a_verdict(seed: int) -> None:
+    policy_map = map_of(Engine(random_cluster(Random(seed))))
+    policy_map.refresh()
+    verdicts = {item.verdict_id for item in policy_map.state_items if isinstance(item, PolicyEntry)}
+    assert verdicts == {item.verdict_id for item in policy_map.state_items if isinstance(item, VerdictCounter)}
+    assert verdicts <= policy_map.verdicts.keys()
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_nodes_that_heard_the_same_in_another_order_have_the_same_numbers(seed: int) -> None:
-    facts = random_cluster(Random(seed))
-    one, other = tables_of(Engine(facts), NodeName("n1")), tables_of(Engine(reversed(facts)), NodeName("n2"))
-    put, put_there = one.refresh().put, other.refresh().put
-    assert shared(one, put) == shared(other, put_there)
+def test_nodes_that_receive_objects_in_another_order_have_the_same_ids(seed: int) -> None:
+    objects = random_cluster(Random(seed))
+    one, other = map_of(Engine(objects), NodeName("n1")), map_of(Engine(reversed(objects)), NodeName("n2"))
+    put, other_put = one.refresh().put, other.refresh().put
+    assert shared(one, put) == shared(other, other_put)
 
 
-def shared(tables: PolicyMap, parts: tuple[PolicyPart, ...]) -> list[PolicyPart]:
-    """The parts, in their order, without those about the node's own host and about pairs of workloads."""
-    own = {number for number, outcome in tables.outcomes.items() if outcome.rule == OWN_HOST_ID}
+def shared(policy_map: PolicyMap, items: tuple[PolicyItem, ...]) -> list[PolicyItem]:
+    """The items, in their order, without entries for the own host and for pairs of workloads."""
+    own = {verdict_id for verdict_id, verdict in policy_map.verdicts.items() if verdict.rule == OWN_HOST_ID}
     return [
-        part
-        for part in parts
-        if not (isinstance(part, PolicyEntry) and (part.outcome in own or (part.remote or 0) & WORKLOAD))
-        and not isinstance(part, VerdictCounter)
+        item
+        for item in items
+        if not (isinstance(item, PolicyEntry) and (item.verdict_id in own or (item.remote or 0) & WORKLOAD))
+        and not isinstance(item, VerdictCounter)
     ]
 
 
 def test_many_changes_and_one_refresh_are_the_same_as_a_refresh_after_each() -> None:
     rng = Random(5)
-    facts = random_cluster(rng)
+    objects = random_cluster(rng)
     often, once = Engine(), Engine()
-    tables = tables_of(often), tables_of(once)
-    for fact in facts:
-        tables[0].note(often.put(fact))
-        tables[0].refresh()
-        tables[1].note(once.put(fact))
-    tables[0].refresh()
-    assert set(tables[1].refresh().put) == tables[0].parts
-    assert not tables[0].refresh()
-    assert not tables[1].refresh()
+    maps = map_of(often), map_of(once)
+    for value in objects:
+        maps[0].note(often.put(value))
+        maps[0].refresh()
+        maps[1].note(once.put(value))
+    maps[0].refresh()
+    assert set(maps[1].refresh().put) == maps[0].state_items
+    assert not maps[0].refresh()
+    assert not maps[1].refresh()
 
 
-@pytest.mark.skipif(not TABLE.exists(), reason="the table of right answers is kept beside the project, not in it")
-def test_the_right_answers_for_network_policy() -> None:
-    """Rows of the oracle, asked by address as packets are."""
-    asked = 0
+@pytest.mark.skipif(not TABLE.exists(), reason="the oracle table is kept outside the repository")
+def test_the_oracle_table_of_network_policy() -> None:
+    """Rows of the oracle table, looked up by address as packets are."""
+    checked = 0
     for moment in (moment for case in read_cases(TABLE) for moment in walk(case, lambda _: NODE)):
-        tables = PolicyMap(moment.engine, tenant=DEFAULT, node=NODE)
-        tables.refresh()
+        policy_map = PolicyMap(moment.engine, tenant=DEFAULT, node=NODE)
+        policy_map.refresh()
         for row in moment.rows:
             flow = moment.flow(row)
             source, target = flow.source.addresses[0], flow.target.addresses[0]
-            outcomes = tables.lookup(source, target, protocol=flow.protocol, port=flow.port)
-            words = ["allowed" if outcome.action is Action.ALLOW else "blocked" for outcome in outcomes]
+            verdicts = policy_map.lookup(source, target, protocol=flow.protocol, port=flow.port)
+            words = ["allowed" if verdict.action is Action.ALLOW else "blocked" for verdict in verdicts]
             assert words == [row.egress, row.ingress], (moment.name, row)
-            asked += 1
-    assert asked > 40_000
+            checked += 1
+    assert checked > 40_000

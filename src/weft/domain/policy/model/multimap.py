@@ -1,4 +1,4 @@
-"""A map from a key to a set of values that forgets keys without values."""
+"""A map from a key to a set of values that drops keys without values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V", bound=Hashable)
 
 
-class Index(Generic[K, V]):
-    """Which values belong to a key. Adding twice and discarding what is absent change nothing."""
+class Multimap(Generic[K, V]):
+    """The values of each key. Adding a value twice and discarding an absent one change nothing."""
 
     def __init__(self) -> None:
         self._values: dict[K, set[V]] = {}
 
     def __getitem__(self, key: K) -> Set[V]:
+        # Reading must not create the key: a defaultdict would grow with every lookup.
         return self._values.get(key, frozenset())
 
     def __iter__(self) -> Iterator[K]:
@@ -33,6 +34,7 @@ class Index(Generic[K, V]):
             del self._values[key]
 
     def copy(self) -> Self:
+        """Return an independent copy."""
         twin = type(self)()
         twin._values = {key: set(values) for key, values in self._values.items()}
         return twin
