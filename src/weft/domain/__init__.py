@@ -1,1 +1,1 @@
-"""The pure core: values and decisions. No I/O, no clock, no logging; msgspec is the only library."""
+"""The pure core: values and decisions, without I/O, clock or logging. msgspec is its only library."""

@@ -1,16 +1,19 @@
-"""Addresses, subnets and ranges as integers with a family; v4 and v6 alike. Text is parsed here and nowhere else."""
+"""Addresses, subnets and ranges of IPv4 and IPv6, as integers with a family. The only parser of address text."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from weft.domain.errors import Invalid
 
+# A table of the 256 valid texts parses octets faster than int(), and rejects leading zeros and signs.
 _OCTETS = {str(number): number for number in range(256)}
 _LENGTH = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
 
+# By family.
 BITS = {4: 32, 6: 128}
 
 
@@ -25,7 +28,7 @@ class Address(NamedTuple):
 
 
 class Range(NamedTuple):
-    """First to last, both included, of one family."""
+    """A range of one family; first and last are included."""
 
     family: int
     first: int
@@ -50,7 +53,7 @@ class Range(NamedTuple):
 
 
 class Subnet(NamedTuple):
-    """A prefix, and the part of it that may be given out (`span`; narrower for the form `first-last/length`)."""
+    """A prefix, and the span of it that may be allocated; narrower than the prefix for `first-last/length`."""
 
     family: int
     base: int
@@ -63,7 +66,7 @@ class Subnet(NamedTuple):
 
     @property
     def usable(self) -> Range:
-        """The span without the network's own address and, in v4, the broadcast address; may be empty (`size` 0)."""
+        """The span without the network address and, in IPv4, the broadcast address; may be empty (`size` 0)."""
         whole = self.whole
         last = whole.last - 1 if self.family == 4 else whole.last
         return Range(self.family, max(self.span.first, whole.first + 1), min(self.span.last, last))
@@ -77,14 +80,14 @@ class Subnet(NamedTuple):
 
 
 def format_address(family: int, number: int) -> str:
-    """The address in its shortest usual text."""
+    """The address in its canonical text (RFC 5952 for IPv6)."""
     if family == 4:
         return f"{number >> 24}.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
     return str(ipaddress.IPv6Address(number))
 
 
 def parse_address(text: str, *, field: str, family: int = 0) -> Address:
-    """An address of the family (0: either), or `Invalid`: no leading zeros, no zone, no mapped form."""
+    """Parse an address of the family (0: either); `Invalid` for leading zeros, a zone or an IPv4-mapped address."""
     try:
         address = _parse_v4(text) or _parse_v6(text)
     except ValueError as error:
@@ -104,13 +107,14 @@ def _parse_v4(text: str) -> Address | None:
 
 def _parse_v6(text: str) -> Address:
     parsed = ipaddress.IPv6Address(text)
+    # A mapped address would be a second spelling of an IPv4 address, and could evade a policy on it.
     if parsed.scope_id or parsed.ipv4_mapped:
         raise ValueError("a zone or an IPv4-mapped address is not allowed")
     return Address(6, int(parsed))
 
 
 def parse_range(text: str, *, field: str, family: int = 0) -> Range:
-    """`first-last`, or a single address (W20), ascending."""
+    """Parse `first-last` in ascending order, or a single address (W20)."""
     first_text, dash, last_text = text.partition("-")
     first = parse_address(first_text, field=field, family=family)
     last = parse_address(last_text, field=field, family=first.family) if dash else first
@@ -120,7 +124,7 @@ def parse_range(text: str, *, field: str, family: int = 0) -> Range:
 
 
 def parse_subnet(text: str, *, field: str, family: int, shortest: int, longest: int) -> Subnet:
-    """`address/length` or `first-last/length`; host bits are cleared, as Contiv did."""
+    """Parse `address/length` or `first-last/length`; host bits are cleared, as in Contiv."""
     span_text, slash, length_text = text.rpartition("/")
     if not slash or not _LENGTH.fullmatch(length_text):
         raise Invalid(f"{field} {text[:100]!r} is not a subnet: write address/length or first-last/length", field=field)
@@ -128,6 +132,7 @@ def parse_subnet(text: str, *, field: str, family: int, shortest: int, longest: 
     if not shortest <= length <= longest:
         raise Invalid(f"{field} {text!r}: the prefix length must be {shortest} to {longest}", field=field)
     span = parse_range(span_text, field=field, family=family)
+    # Leading ones: 2^bits - 2^(bits - length).
     mask = (1 << BITS[family]) - (1 << (BITS[family] - length))
     base = span.first & mask
     subnet = Subnet(family, base, length, span)
@@ -137,9 +142,10 @@ def parse_subnet(text: str, *, field: str, family: int, shortest: int, longest: 
 
 
 def parse_prefix_or_range(text: str, *, field: str) -> Range:
-    """`address/length`, `first-last`, or a single address, of either family."""
+    """Parse `address/length`, `first-last` or a single address, of either family."""
     if "/" not in text:
         return parse_range(text, field=field)
+    # A colon occurs in IPv6 only.
     family = 6 if ":" in text else 4
     return parse_subnet(text, field=field, family=family, shortest=0, longest=BITS[family]).span
 
@@ -154,19 +160,30 @@ def parse_subnet_v6(text: str, *, field: str = "ipv6Subnet") -> Subnet:
     return parse_subnet(text, field=field, family=6, shortest=16, longest=127)
 
 
+def range_to_prefixes(first: int, last: int, *, bits: int) -> Iterator[tuple[int, int]]:
+    """Split a range, both ends included, into the fewest prefixes: the base and the host bits of each."""
+    while first <= last:
+        # The largest block that is aligned at `first` and does not reach beyond `last`. Zero is aligned to every size.
+        host_bits = min((first & -first or 1 << bits).bit_length(), (last - first + 1).bit_length()) - 1
+        yield first, host_bits
+        first += 1 << host_bits
+
+
 def mac_of(address: Address) -> str:
     """The MAC of an endpoint: `02:02:` and the last four bytes of its address (contiv 5)."""
+    # Bit 0x02 of the first byte marks a locally administered address.
     return "02:02:" + ":".join(f"{byte:02x}" for byte in (address.number & 0xFFFFFFFF).to_bytes(4, "big"))
 
 
 def address_hex(address: Address) -> str:
-    """How an address is spelled in a store key: fixed width, so that key order is address order."""
+    """An address in a store key: hex of fixed width, so that key order is address order."""
     return f"{address.number:0{BITS[address.family] // 4}x}"
 
 
 def address_from_hex(text: str) -> Address:
     """The inverse of `address_hex`; ValueError for other texts."""
+    # Round trip: int() also accepts signs, underscores and other digits, which would be second spellings of a key.
     address = Address(4 if len(text) == 8 else 6, int(text, 16))
     if address_hex(address) != text:
-        raise ValueError(f"{text!r} is not how an address is written in a key")
+        raise ValueError(f"{text!r} is not the form of an address in a store key")
     return address

@@ -1,20 +1,30 @@
-"""The cluster's state in memory, decoded: what the store holds as of a revision, with the indexes decisions need.
+"""The cluster's state in memory: the decoded content of the store at a revision, with the indexes decisions need.
 
-It is fed by a mirror of the store and otherwise only read. Nothing here waits or talks to anyone.
+A mirror of the store feeds it; all others only read it. Nothing here does I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from weft.domain import codec, kinds, model
-from weft.domain.addresses import Address, Range, address_from_hex, parse_range
+from weft.domain.addresses import Address, Range, parse_range
 from weft.domain.errors import Malformed, WeftError
 from weft.domain.ids import GroupKey, NetworkKey, NodeName, StoreKey, TenantName, store_key
 from weft.domain.ipam.allocator import NumberSet
 from weft.domain.kinds import Kind
+from weft.domain.store_keys import (
+    AddressClaimKey,
+    AliveKey,
+    AppliedKey,
+    BlockKey,
+    NumberClaimKey,
+    ObjectKey,
+    SingletonKey,
+    UnparsedKey,
+    parse_store_key,
+)
 from weft.domain.store_types import NEVER, Change, DeleteAll, Listing, Put, Revision, Write
 
 T = TypeVar("T", bound=model.Value)
@@ -28,7 +38,7 @@ class Stored(NamedTuple, Generic[T]):
 
 
 class NumberPool:
-    """Numbers taken in one pool: who holds which, and which is the next free one."""
+    """The numbers allocated in one pool, and the holder of each."""
 
     __slots__ = ("holders", "taken")
 
@@ -52,37 +62,46 @@ class NumberPool:
 
 
 class Cluster:
-    """Everything the control plane knows. Keys of unknown kinds are kept out, so newer neighbours do no harm."""
+    """All that the control plane knows. Keys of unknown kinds are ignored, so that a newer Weft can share the store."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all."""
-        self.tables: dict[str, dict[tuple[str, ...], Stored[model.Value]]] = {kind.prefix: {} for kind in kinds.ALL}
+        """Empty the snapshot."""
+        # By kind prefix, then by key parts. The type of a value follows from its kind, which a dict type cannot say.
+        self.tables: dict[str, dict[tuple[str, ...], Stored[Any]]] = {kind.prefix: {} for kind in kinds.ALL}
+        # Endpoints of a network: the table by key would have to be scanned for each ADD.
         self.by_network: dict[NetworkKey, dict[str, Stored[model.Endpoint]]] = {}
+        # Addresses of endpoints by network and family, for the search of the next free one.
         self.in_use: dict[tuple[NetworkKey, int], NumberSet] = {}
+        # Address pools of groups, which other endpoints must not use.
         self.pools: dict[NetworkKey, dict[str, Range]] = {}
         self.numbers: dict[str, NumberPool] = {}
         self.addresses: dict[tuple[NetworkKey, int], NumberPool] = {}
         self.blocks: dict[NetworkKey, dict[Address, Stored[model.Block]]] = {}
         self.alive: dict[str, dict[str, bytes]] = {"nodes": {}, "masters": {}}
-        self.receipts: dict[str, model.Receipt] = {}
-        self.receipt_wish: Revision = NEVER
+        # What each node has acknowledged, and the revision of the last request for an acknowledgement.
+        self.sync_statuses: dict[str, model.SyncStatus] = {}
+        self.sync_request: Revision = NEVER
+        # The leader's address, and the revision of its fence.
         self.leader: tuple[str, int] | None = None
         self.restoring = False
+        # The store's format; empty before netmaster has marked it.
+        self.format = ""
+        # Keys that cannot be decoded, with the reason; /readyz shows them.
         self.faults: dict[StoreKey, str] = {}
-        # Members of documents that only a newer Weft knows: kept for whoever writes the document again.
+        # Members that only a newer Weft knows: written back when this Weft updates the document.
         self.unknown: dict[StoreKey, Mapping[str, object]] = {}
 
     def replace(self, listing: Listing) -> None:
-        """Start anew from all there is."""
+        """Replace the content by a full listing."""
         self.reset()
         for entry in listing.entries:
             self.put(entry.key, entry.value, entry.revision)
 
     def apply(self, change: Change) -> None:
-        """Take in what one revision changed."""
+        """Apply the events of one revision."""
         for event in change.events:
             if event.value is None:
                 self.drop(event.key)
@@ -90,14 +109,15 @@ class Cluster:
                 self.put(event.key, event.value, change.revision)
 
     def copy(self) -> Cluster:
-        """A twin to try changes out on."""
+        """A copy to simulate changes on."""
         twin = Cluster()
+        # Every attribute is a snapshot of immutable values, so that a shallow copy of containers suffices.
         for name, table in vars(self).items():
             setattr(twin, name, _copied(table))
         return twin
 
     def carry_out(self, writes: Iterable[Write]) -> list[StoreKey]:
-        """Do what a commit would do, on a twin; the keys that were touched."""
+        """Apply the writes of a commit to a copy; the keys that changed."""
         touched: list[StoreKey] = []
         for write in writes:
             if isinstance(write, Put):
@@ -111,13 +131,14 @@ class Cluster:
         return touched
 
     def _keys_under(self, prefix: StoreKey) -> list[StoreKey]:
-        """The keys of objects under a prefix; claims and blocks are not looked for."""
+        """The keys of objects under a prefix; claims and blocks are not included."""
+        # A prefix is not a key: it may have any number of parts, so the key parser does not apply.
         folder, *lead = prefix.rstrip("/").split("/")
         table = self.tables.get(folder, {})
         return [store_key(folder, *parts) for parts in table if list(parts[: len(lead)]) == lead]
 
     def put(self, key: StoreKey, value: bytes, revision: int) -> None:
-        """Take in one entry of the store. One that cannot be read is a fault, shown to operators, not an end."""
+        """Add one entry of the store. One that cannot be decoded becomes a fault for operators; nothing is raised."""
         try:
             self._put(key, value, revision)
             self.faults.pop(key, None)
@@ -126,33 +147,49 @@ class Cluster:
             self.faults[key] = str(error)
 
     def _put(self, key: StoreKey, value: bytes, revision: int) -> None:
-        folder, *parts = key.split("/")
-        if kind := kinds.BY_PREFIX.get(folder):
-            decoded = self._read(kind.type, key, value)
-            own_parts = kind.key_parts(decoded)  # these are strings of the value: of many objects that counts
-            if own_parts != tuple(parts):
-                raise Malformed(f"stored {kind.name} is that of {kind.key_text(decoded)!r}")
-            before = self.tables[folder].get(own_parts)
-            stored: Stored[Any] = Stored(decoded, revision)
-            self.tables[folder][own_parts] = stored
-            if isinstance(decoded, model.Group):
-                self._drop_pool(before)
-                self._put_pool(decoded)
-            elif isinstance(decoded, model.Endpoint):
-                if before is not None:
-                    self._drop_endpoint(before.value)
-                self.by_network.setdefault(decoded.network_key, {})[decoded.endpoint_id] = stored
-                for address in decoded.addresses:
-                    self.numbers_in_use(decoded.network_key, address.family).add(address.number)
-        elif folder == kinds.CLAIMS:
-            pool, number = self._claim_of(parts)
-            pool.put(number, Stored(self._read(model.Claim, key, value), revision))
-        elif folder == kinds.BLOCKS:
-            tenant, network, first = parts
-            blocks = self.blocks.setdefault(_network_key(tenant, network), {})
-            blocks[address_from_hex(first)] = Stored(self._read(model.Block, key, value), revision)
-        else:
-            self._put_sign(key, value, revision)
+        match parse_store_key(key):
+            case ObjectKey(kind, parts):
+                self._put_object(kind, parts, key, value, revision)
+            case AddressClaimKey(network, address):
+                claim = Stored(self._read(model.Claim, key, value), revision)
+                self.address_pool(network, address.family).put(address.number, claim)
+            case NumberClaimKey(pool, number):
+                self.number_pool(pool).put(number, Stored(self._read(model.Claim, key, value), revision))
+            case BlockKey(network, first):
+                self.blocks.setdefault(network, {})[first] = Stored(self._read(model.Block, key, value), revision)
+            case AliveKey(group, name):
+                self.alive.setdefault(group, {})[name] = value
+            case AppliedKey(node):
+                self.sync_statuses[node] = codec.decode(model.SyncStatus, value)
+            case SingletonKey(kinds.SYNC_REQUEST_KEY):
+                self.sync_request = revision
+            case SingletonKey(kinds.LEADER_KEY):
+                self.leader = (value.decode(), revision)
+            case SingletonKey(kinds.RESTORE_KEY):
+                self.restoring = True
+            case SingletonKey(kinds.FORMAT_KEY):
+                self.format = value[:20].decode(errors="replace")
+            case UnparsedKey(reason) if reason:
+                raise Malformed(reason)
+
+    def _put_object(self, kind: Kind[Any], parts: tuple[str, ...], key: StoreKey, value: bytes, revision: int) -> None:
+        decoded = self._read(kind.type, key, value)
+        # Index by the value's own strings, not by slices of the key: with many objects the copies would add up.
+        own_parts = kind.key_parts(decoded)
+        if own_parts != parts:
+            raise Malformed(f"the document under this key is that of {kind.name} {kind.key_text(decoded)!r}")
+        before = self.tables[kind.prefix].get(own_parts)
+        stored: Stored[Any] = Stored(decoded, revision)
+        self.tables[kind.prefix][own_parts] = stored
+        if isinstance(decoded, model.Group):
+            self._drop_pool(before)
+            self._put_pool(decoded)
+        elif isinstance(decoded, model.Endpoint):
+            if before is not None:
+                self._drop_endpoint(before.value)
+            self.by_network.setdefault(decoded.network_key, {})[decoded.endpoint_id] = stored
+            for address in decoded.addresses:
+                self.numbers_in_use(decoded.network_key, address.family).add(address.number)
 
     def _read(self, kind: type[T], key: StoreKey, document: bytes) -> T:
         read = codec.read(kind, document)
@@ -162,58 +199,34 @@ class Cluster:
             self.unknown.pop(key, None)
         return read.value
 
-    def _put_sign(self, key: StoreKey, value: bytes, revision: int) -> None:
-        """What living processes say of themselves and to each other."""
-        folder, *parts = key.split("/")
-        if folder == kinds.ALIVE:
-            group, name = parts
-            self.alive.setdefault(group, {})[name] = value
-        elif folder == kinds.STATUS:
-            if node := _receipt_of(parts):
-                self.receipts[node] = codec.decode(model.Receipt, value)
-        elif key == kinds.RECEIPT_WISH_KEY:
-            self.receipt_wish = revision
-        elif key == kinds.LEADER_KEY:
-            self.leader = (value.decode(), revision)
-        elif key == kinds.RESTORE_KEY:
-            self.restoring = True
-
     def drop(self, key: StoreKey) -> None:
-        """Forget one entry; absent already is fine."""
+        """Remove one entry; absent already is fine."""
         self.faults.pop(key, None)
         self.unknown.pop(key, None)
-        with suppress(ValueError):  # a key that is none of ours was never taken in
-            self._drop(key)
-
-    def _drop(self, key: StoreKey) -> None:
-        folder, *parts = key.split("/")
-        if folder in kinds.BY_PREFIX:
-            gone = self.tables[folder].pop(tuple(parts), None)
-            self._drop_pool(gone)
-            if gone is not None:
-                self._drop_endpoint(gone.value)
-        elif folder == kinds.CLAIMS:
-            pool, number = self._claim_of(parts)
-            pool.drop(number)
-        elif folder == kinds.BLOCKS:
-            tenant, network, first = parts
-            self.blocks.get(_network_key(tenant, network), {}).pop(address_from_hex(first), None)
-        else:
-            self._drop_sign(key)
-
-    def _drop_sign(self, key: StoreKey) -> None:
-        folder, *parts = key.split("/")
-        if folder == kinds.ALIVE:
-            group, name = parts
-            self.alive.get(group, {}).pop(name, None)
-        elif folder == kinds.STATUS:
-            self.receipts.pop(_receipt_of(parts), None)
-        elif key == kinds.RECEIPT_WISH_KEY:
-            self.receipt_wish = NEVER
-        elif key == kinds.LEADER_KEY:
-            self.leader = None
-        elif key == kinds.RESTORE_KEY:
-            self.restoring = False
+        match parse_store_key(key):
+            case ObjectKey(kind, parts):
+                gone = self.tables[kind.prefix].pop(parts, None)
+                self._drop_pool(gone)
+                if gone is not None:
+                    self._drop_endpoint(gone.value)
+            case AddressClaimKey(network, address):
+                self.address_pool(network, address.family).drop(address.number)
+            case NumberClaimKey(pool, number):
+                self.number_pool(pool).drop(number)
+            case BlockKey(network, first):
+                self.blocks.get(network, {}).pop(first, None)
+            case AliveKey(group, name):
+                self.alive.get(group, {}).pop(name, None)
+            case AppliedKey(node):
+                self.sync_statuses.pop(node, None)
+            case SingletonKey(kinds.SYNC_REQUEST_KEY):
+                self.sync_request = NEVER
+            case SingletonKey(kinds.LEADER_KEY):
+                self.leader = None
+            case SingletonKey(kinds.RESTORE_KEY):
+                self.restoring = False
+            case SingletonKey(kinds.FORMAT_KEY):
+                self.format = ""
 
     def _put_pool(self, group: model.Group) -> None:
         if group.ip_pool:
@@ -234,23 +247,12 @@ class Cluster:
         if not members:
             self.by_network.pop(gone.network_key, None)
 
-    def _claim_of(self, parts: list[str]) -> tuple[NumberPool, int]:
-        """The pool and the number that a claim's key names; ValueError when it is none."""
-        if parts[:1] == ["addresses"]:
-            _, tenant, network, text = parts
-            address = address_from_hex(text)
-            return self.address_pool(_network_key(tenant, network), address.family), address.number
-        pool, text = parts
-        if str(int(text)) != text:
-            raise ValueError(f"{text!r} is not how a number is written")
-        return self.number_pool(pool), int(text)
-
     def address_pool(self, network: NetworkKey, family: int) -> NumberPool:
-        """The addresses claimed one by one in a network."""
+        """The addresses claimed individually in a network."""
         return self.addresses.setdefault((network, family), NumberPool())
 
     def numbers_in_use(self, network: NetworkKey, family: int) -> NumberSet:
-        """The addresses that endpoints of a network have, however they got them."""
+        """The addresses of the endpoints of a network, from claims and from blocks."""
         return self.in_use.setdefault((network, family), NumberSet())
 
     def number_pool(self, name: str) -> NumberPool:
@@ -258,14 +260,14 @@ class Cluster:
         return self.numbers.setdefault(name, NumberPool())
 
     def get(self, kind: Kind[T], *parts: str) -> Stored[T] | None:
-        return self.tables[kind.prefix].get(parts)  # type: ignore[return-value]
+        return self.tables[kind.prefix].get(parts)
 
     def all(self, kind: Kind[T], *lead: str) -> Iterator[T]:
         """The objects of a kind whose keys start with these parts, in key order."""
         table = self.tables[kind.prefix]
         size = len(lead)
         for parts in sorted(parts for parts in table if parts[:size] == lead):
-            yield table[parts].value  # type: ignore[misc]
+            yield table[parts].value
 
     def endpoints(self, network: NetworkKey) -> Iterable[model.Endpoint]:
         """The endpoints of a network, in no order."""
@@ -295,25 +297,13 @@ class Cluster:
         stored = self.get(kinds.GLOBAL, "global")
         return stored.value if stored else model.Global()
 
-    def is_silent(self, node: NodeName) -> bool:
-        """Whether a node's agent has not been heard of within its lease."""
+    def is_unreachable(self, node: NodeName) -> bool:
+        """Whether the lease of a node's agent has expired."""
         return node not in self.alive["nodes"]
 
 
 def _copied(table: Any) -> Any:
-    """A dict copied with the dicts and pools in it; values never change, so they are shared."""
+    """A copy of a dict, and of the dicts and pools in it. Values are immutable and shared."""
     if isinstance(table, dict):
         return {key: _copied(value) for key, value in table.items()}
     return table.copy() if isinstance(table, NumberPool | NumberSet) else table
-
-
-def _receipt_of(parts: list[str]) -> str:
-    """The node whose receipt a key in the folder of all status is; empty for anything else."""
-    match parts:
-        case ["nodes", node, "receipt"]:
-            return node
-    return ""
-
-
-def _network_key(tenant: str, network: str) -> NetworkKey:
-    return NetworkKey(tenant, network)  # type: ignore[arg-type]

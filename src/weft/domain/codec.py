@@ -1,9 +1,9 @@
-"""Value <-> versioned JSON document, as kept in the store: `{"v": 1, "o": {…}}`.
+"""Encode and decode stored documents: versioned JSON, `{"v": 1, "o": {…}}`.
 
-Older versions are brought up to date member by member before they are read. Of a newer Weft's documents those are read
-that have our version, without the members that we do not know; these are kept aside, for whoever writes the document
-again. So a new member that an older Weft may pass over is simply added, and one without which the others would mean
-something else raises the version: nothing is ever read as half of what it says.
+Documents of older versions are upgraded member by member before they are decoded. Documents of a newer Weft with our
+version are decoded without the members that we do not know; these are kept, and written back with the next update. So a
+new member that an older Weft can ignore is simply added. A member that changes the meaning of others requires a higher
+version: no document is ever decoded partially.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from weft.domain.errors import Invalid, Malformed, Unavailable
 from weft.domain.model import Value
 
 VERSION = 1
-# What decoding raises for bytes that are no JSON, or none that can be taken in.
+# What decoding raises for invalid JSON. Deep nesting exhausts the stack of the decoder, hence RecursionError.
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 T = TypeVar("T", bound=Value)
 S = TypeVar("S", bound=msgspec.Struct)
 
 Upgrade = Callable[[dict[str, object]], dict[str, object]]
-# (type name, version) -> what makes a document of the next version of it.
+# (type name, version) -> the function that upgrades a document of this version to the next.
 UPGRADES: Mapping[tuple[str, int], Upgrade] = {}
 
 
 class Read(NamedTuple, Generic[T]):
-    """What a stored document says, and the members of it that only a newer Weft knows."""
+    """The value of a stored document, and the members that only a newer Weft knows."""
 
     value: T
     unknown: Mapping[str, object]
@@ -45,11 +45,13 @@ class _Unread(msgspec.Struct):
     o: dict[str, object]
 
 
+# Deterministic, so that equal values are equal bytes: stores and watches then see no change.
 _encoder = msgspec.json.Encoder(order="deterministic")
 _head = b'{"v":%d,"o":' % VERSION
 
 
 @cache
+# Building a decoder compiles the type; each is used for every document of its kind.
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[_Document[T]]:
     return msgspec.json.Decoder(_Document[kind])  # type: ignore[valid-type]
 
@@ -60,12 +62,12 @@ def _plain_decoder(kind: type[S]) -> msgspec.json.Decoder[S]:
 
 
 def encode(value: Value) -> bytes:
-    """The stored form."""
+    """The stored document of a value."""
     return _head + _encoder.encode(value) + b"}"
 
 
 def decode(kind: type[T], data: bytes) -> T:
-    """The value of a stored document; errors as `read` has them."""
+    """The value of a stored document; errors as in `read`."""
     return read(kind, data).value
 
 
@@ -75,24 +77,26 @@ def read(kind: type[T], data: bytes, *, upgrades: Mapping[tuple[str, int], Upgra
         document = _decoder(kind).decode(data)
     except NOT_JSON as error:
         return _read_other(kind, data, upgrades, error)
+    # The common case decodes in one pass; everything else takes the slow path.
     return Read(document.o, {}) if document.v == VERSION else _read_other(kind, data, upgrades, None)
 
 
 def _read_other(
     kind: type[T], data: bytes, upgrades: Mapping[tuple[str, int], Upgrade], reason: Exception | None
 ) -> Read[T]:
-    """What is not exactly as we write it."""
+    """Decode a document that is not exactly as this version writes it."""
     try:
         document = msgspec.json.decode(data, type=_Unread)
     except NOT_JSON as error:
         raise Malformed(f"stored {kind.__name__} is not a document: {error}") from error
     if document.v < 0:
-        raise Malformed(f"stored {kind.__name__} has version {document.v}, which never was")
+        raise Malformed(f"stored {kind.__name__} has version {document.v}, which does not exist")
     if document.v > VERSION:
         raise Unavailable(
             f"stored {kind.__name__} has version {document.v}; this Weft reads up to {VERSION}: upgrade it"
         )
     members = document.o
+    # One version after the other, so that each upgrade only knows its predecessor.
     for version in range(document.v, VERSION):
         upgrade = upgrades.get((kind.__name__, version))
         members = upgrade(members) if upgrade else members
@@ -105,12 +109,12 @@ def _read_other(
 
 
 def with_unknown(data: bytes, unknown: Mapping[str, object]) -> bytes:
-    """A document of ours with members that only a newer Weft knows."""
+    """A document of this version with members that only a newer Weft knows."""
     return _head + _encoder.encode({**unknown, **msgspec.json.decode(data, type=_Unread).o}) + b"}"
 
 
 def decode_input(kind: type[S], data: bytes) -> S:
-    """A value from outside, without envelope; `Malformed` for JSON that is none, `Invalid` with the member at fault."""
+    """Decode a request body, which has no envelope; `Malformed` for invalid JSON, `Invalid` names the wrong member."""
     try:
         value: S = _plain_decoder(kind).decode(data)
     except msgspec.ValidationError as error:
@@ -121,7 +125,7 @@ def decode_input(kind: type[S], data: bytes) -> S:
 
 
 def convert_input(kind: type[T], members: Mapping[str, object]) -> T:
-    """As `decode_input`, from members already parsed."""
+    """As `decode_input`, from parsed JSON members."""
     try:
         converted: T = msgspec.convert(members, kind)
     except msgspec.ValidationError as error:
@@ -130,7 +134,8 @@ def convert_input(kind: type[T], members: Mapping[str, object]) -> T:
 
 
 def _as_invalid(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> Invalid:
-    """msgspec says "… - at `$.ports[0]`" or "Object contains unknown field `x`": find the member's name in it."""
+    """Find the member in the message of msgspec: "… - at `$.ports[0]`" or "Object contains unknown field `x`"."""
+    # msgspec has no structured errors; a test pins these texts.
     text = str(error)
     reason, _, path = text.partition(" - at `$")
     field = path.rstrip("`").lstrip(".")
@@ -140,19 +145,19 @@ def _as_invalid(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> I
             field = f"{field}.{name}" if field else name
             reason = "unknown member: remove it" if "unknown" in lead else "missing: it is required"
     if reason.startswith("Invalid enum value") and (choices := _choices(kind, field)):
-        reason = f"{reason.removeprefix('Invalid enum value ')} is none of {', '.join(map(repr, choices))}"
+        reason = f"{reason.removeprefix('Invalid enum value ')} is not one of {', '.join(map(repr, choices))}"
     return Invalid(f"{field or 'body'}: {reason}", field=field)
 
 
 def _choices(kind: type[msgspec.Struct], name: str) -> tuple[object, ...]:
-    """What a member may be, where that is a list of words."""
+    """The allowed values of a member with a Literal type."""
     attributes = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
     hint = get_type_hints(kind).get(attributes.get(name, ""))
     return tuple(choice for choice in get_args(hint) if choice) if get_origin(hint) is Literal else ()
 
 
 def members(value: Value) -> dict[str, Any]:
-    """The JSON members of a value as people see them: zero values left out, defaults that mean something shown."""
+    """The JSON members of a value for output: without zero values, but with defaults that mean something."""
     shown = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
     pairs = ((name, msgspec.to_builtins(getattr(value, attribute))) for name, attribute in shown)
     return {name: member for name, member in pairs if member}

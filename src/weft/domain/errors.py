@@ -1,18 +1,18 @@
-"""The error tree, and what each error means to a caller.
+"""The error tree, and the meaning of each error for a caller.
 
 - `WeftError`
-    - `Invalid`: never as asked; mend the input (HTTP 422, CNI 7)
-        - `Malformed`: not even readable as what it should be (HTTP 400, CNI 6)
-    - `NotFound`: the thing named does not exist (HTTP 404)
-    - `Conflict`: right in itself, but not in the present state: in use, overlapping, duplicate (HTTP 409)
-        - `Stale`: the state moved under the caller; read again and decide again (HTTP 409)
+    - `Invalid`: can never be accepted; correct the input (HTTP 422, CNI 7)
+        - `Malformed`: cannot even be parsed (HTTP 400, CNI 6)
+    - `NotFound`: the named object does not exist (HTTP 404)
+    - `Conflict`: valid, but not in the present state: in use, overlapping, duplicate (HTTP 409)
+        - `Stale`: the state has changed; read and decide again (HTTP 409)
         - `Mismatch`: the caller's own precondition does not hold (HTTP 412)
-        - `Exhausted`: nothing left to give out (HTTP 409, CNI 101)
-    - `Denied`: the caller may not do this (HTTP 403; 401 where no credentials came)
+        - `Exhausted`: nothing left to allocate (HTTP 409, CNI 101)
+    - `Denied`: the caller lacks permission (HTTP 403; 401 without credentials)
     - `Unavailable`: try again later (HTTP 503, CNI 11)
-        - `Compacted`: the history asked for is gone; list again
-    - `Behind`: it was written, but is not in force everywhere by the deadline (HTTP 504)
-    - `DatapathFault`: the kernel or the switch did not do what it was told (HTTP 500, CNI 102)
+        - `Compacted`: the requested history was compacted; list again
+    - `Behind`: written, but not realized on all nodes by the deadline (HTTP 504)
+    - `DatapathFault`: the kernel or the switch did not apply a change (HTTP 500, CNI 102)
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from collections.abc import Mapping
 
 
 class WeftError(Exception):
-    """The root: a message for a person, the field at fault where there is one, and details for a program."""
+    """The root: a message for people, the field at fault if there is one, and details for programs."""
 
+    # Stable identifiers for programs: REST clients and the remote store dispatch on them.
     code = "internal"
 
     def __init__(self, message: str, *, field: str = "", details: Mapping[str, object] | None = None) -> None:
@@ -39,29 +40,30 @@ class Invalid(WeftError):
 
 
 class Malformed(Invalid):
-    """The input could not be read at all."""
+    """The input cannot be parsed."""
 
     code = "malformed"
 
 
 class NotFound(WeftError):
-    """The thing named does not exist."""
+    """The named object does not exist."""
 
     code = "not-found"
 
 
 class Conflict(WeftError):
-    """The present state does not permit it."""
+    """The present state does not allow it."""
 
     code = "conflict"
 
 
 class Stale(Conflict):
-    """A compare did not hold: the state moved since it was read."""
+    """A compare of a commit failed: the state has changed since it was read."""
 
     code = "stale"
 
 
+# Not `Stale`: the caller asked for this precondition, so retrying is not up to us.
 class Mismatch(Conflict):
     """The caller's own precondition (If-Match, If-None-Match) does not hold."""
 
@@ -69,36 +71,37 @@ class Mismatch(Conflict):
 
 
 class Exhausted(Conflict):
-    """A pool has nothing left to give out."""
+    """A pool has nothing left to allocate."""
 
     code = "exhausted"
 
 
 class Denied(WeftError):
-    """The caller may not do this."""
+    """The caller lacks permission."""
 
     code = "denied"
 
 
 class Unavailable(WeftError):
-    """Something needed is away for now; the same call may succeed later."""
+    """A dependency is unreachable; the same call may succeed later."""
 
     code = "unavailable"
 
 
 class Compacted(Unavailable):
-    """The store no longer has the history a watch asked for: list again."""
+    """The store has compacted the history that a watch requires: list again."""
 
     code = "compacted"
 
 
+# Not `Unavailable`: the write stands, and repeating it would be wrong.
 class Behind(WeftError):
-    """It was written, but some nodes have not carried it out by the deadline."""
+    """The write succeeded, but some nodes have not applied it by the deadline."""
 
     code = "behind"
 
 
 class DatapathFault(WeftError):
-    """The kernel or the switch refused what it was told to do, or answered nonsense."""
+    """The kernel or the switch rejected a request, or sent an invalid response."""
 
     code = "datapath-fault"

@@ -1,6 +1,7 @@
-"""Names, keys, and how keys are spelled in the store.
+"""Names, typed keys, and the construction of store keys.
 
-A name is matched by pattern before it becomes a key, a path or an interface name, so a key never needs escaping.
+A name is checked against a pattern before it becomes part of a key, path or interface name, so that no key needs
+escaping.
 """
 
 from __future__ import annotations
@@ -23,21 +24,24 @@ EndpointId = NewType("EndpointId", str)
 # A slash-joined path below the store's root, such as `networks/default/blue`.
 StoreKey = NewType("StoreKey", str)
 
+# Contiv's names.
 DEFAULT_TENANT = TenantName("default")
 DEFAULT_NETWORK = NetworkName("default-net")
 GLOBAL_NAME = "global"
 
+# fullmatch is used throughout: `$` would accept a trailing newline.
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _ENDPOINT_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 NAME_PATTERN = _NAME.pattern
+# Contiv's limits. A long name is one that another system chooses: a node, a pod, a Kubernetes object.
 MAX_NAME = 64
 MAX_LONG_NAME = 256
 
 
 class NetworkKey(NamedTuple):
-    """A network, unique in the cluster."""
+    """The key of a network, unique in the cluster."""
 
     tenant: TenantName
     network: NetworkName
@@ -47,7 +51,7 @@ class NetworkKey(NamedTuple):
 
 
 class GroupKey(NamedTuple):
-    """An endpoint group, unique in the cluster."""
+    """The key of an endpoint group, unique in the cluster."""
 
     tenant: TenantName
     group: GroupName
@@ -57,7 +61,7 @@ class GroupKey(NamedTuple):
 
 
 class EndpointKey(NamedTuple):
-    """An attachment of a workload to a network, unique in the cluster."""
+    """The key of an attachment of a workload to a network, unique in the cluster."""
 
     tenant: TenantName
     network: NetworkName
@@ -68,7 +72,7 @@ class EndpointKey(NamedTuple):
 
 
 def check_name(text: str, *, field: str, limit: int = MAX_NAME) -> str:
-    """The name unchanged, or `Invalid`: letters, digits, `-` inside, labels joined by dots (contiv 2.1, O2)."""
+    """Check a name: letters, digits, inner hyphens, labels joined by dots (contiv 2.1, O2). Returns it unchanged."""
     if not text:
         raise Invalid(f"{field} is missing: give a name", field=field)
     if len(text) > limit:
@@ -81,7 +85,7 @@ def check_name(text: str, *, field: str, limit: int = MAX_NAME) -> str:
 
 
 def check_endpoint_id(text: str, *, field: str = "EndpointID") -> EndpointId:
-    """The id unchanged, or `Invalid`. Runtimes choose these, so `_` is allowed too."""
+    """Check an endpoint id; returns it unchanged. Runtimes choose these ids, so that `_` is allowed too."""
     if not text or len(text) > MAX_LONG_NAME or not _ENDPOINT_ID.fullmatch(text):
         raise Invalid(
             f"{field} {text[:80]!r} is not an endpoint id: 1 to {MAX_LONG_NAME} letters, digits, '-', '_' or '.'",
@@ -91,5 +95,5 @@ def check_endpoint_id(text: str, *, field: str = "EndpointID") -> EndpointId:
 
 
 def store_key(*parts: str) -> StoreKey:
-    """Join checked parts to a key."""
+    """Join checked parts to a store key."""
     return StoreKey("/".join(parts))

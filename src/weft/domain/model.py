@@ -1,8 +1,8 @@
 """The objects of the control plane as frozen values, with Contiv's JSON member names (contiv 2.2).
 
-Members that the user sets come first; what the control plane adds (`tags`, `groupId`, `vip` …) is marked *given* and is
-refused in input. Zero values are left out of JSON, as Contiv did. `validation.py` holds the rules, `kinds.py` the table
-of all kinds.
+Members that users set come first. Members that the control plane sets (`tags`, `groupId`, `vip` …) are read-only and
+rejected in input. Zero values are omitted from JSON, as in Contiv. `validation` has the rules, `kinds` the table of all
+kinds.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from weft.domain.ids import (
     TenantName,
 )
 
+# Literals, not enums: msgspec validates them, and JSON needs no conversion.
 NwType = Literal["data", "infra"]
 Encap = Literal["vlan", "vxlan"]
 FwdMode = Literal["", "bridge", "routing"]
@@ -37,12 +38,13 @@ Direction = Literal["in", "out"]
 Action = Literal["allow", "deny"]
 
 
+# kw_only in every subclass: msgspec does not inherit it for new fields.
 class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"):
-    """Base of all stored values: immutable, strict about unknown members, zero values left out."""
+    """Base of all stored values: immutable, strict about unknown members, without zero values."""
 
 
 class Tenant(Value, frozen=True, kw_only=True):
-    """A customer: names and addresses of two tenants may be the same and never meet."""
+    """The owner of isolated virtual networks: two tenants may use the same names and addresses."""
 
     name: TenantName = field(name="tenantName")
     default_network: str = ""
@@ -50,14 +52,14 @@ class Tenant(Value, frozen=True, kw_only=True):
 
 
 class NetworkTags(Value, frozen=True, kw_only=True):
-    """Given: what the network is called on the wire. `vlan` is the tag (vlan) or the local tag (vxlan, 1..4094)."""
+    """Read-only: the tags of a network. `vlan` is the VLAN tag (encap vlan) or the local VLAN (vxlan, 1..4094)."""
 
     vlan: int
     vni: int = 0
 
 
 class Network(Value, frozen=True, kw_only=True):
-    """A subnet of a tenant, v4 and optionally v6."""
+    """A subnet of a tenant, IPv4 and optionally IPv6."""
 
     tenant: TenantName = field(name="tenantName")
     name: NetworkName = field(name="networkName")
@@ -68,6 +70,7 @@ class Network(Value, frozen=True, kw_only=True):
     gateway: str = ""
     ipv6_subnet: str = field(name="ipv6Subnet", default="")
     ipv6_gateway: str = field(name="ipv6Gateway", default="")
+    # Set for external systems (ACI in Contiv); Weft only stores it.
     cfgd_tag: str = ""
     tags: NetworkTags | None = None
 
@@ -77,7 +80,7 @@ class Network(Value, frozen=True, kw_only=True):
 
 
 class Group(Value, frozen=True, kw_only=True):
-    """An endpoint group: endpoints of one network that share policies, a profile and maybe an address pool or a tag."""
+    """An endpoint group: endpoints of one network with common policies and profile, maybe an address pool or tag."""
 
     tenant: TenantName = field(name="tenantName")
     name: GroupName = field(name="groupName")
@@ -99,6 +102,7 @@ class Policy(Value, frozen=True, kw_only=True):
 
     tenant: TenantName = field(name="tenantName")
     name: PolicyName = field(name="policyName")
+    # Not in Contiv.
     dry_run: bool = False
 
 
@@ -109,6 +113,7 @@ class Rule(Value, frozen=True, kw_only=True):
     policy: PolicyName = field(name="policyName")
     rule_id: RuleId
     direction: Direction
+    # 1 to 100; a higher number wins, as in Contiv.
     priority: int = 1
     from_endpoint_group: str = ""
     to_endpoint_group: str = ""
@@ -132,7 +137,7 @@ class Profile(Value, frozen=True, kw_only=True):
 
 
 class Service(Value, frozen=True, kw_only=True):
-    """A serviceLB: an address of each family, balanced over the endpoints whose labels contain all selectors."""
+    """A serviceLB: a VIP of each family, load-balanced over the endpoints whose labels contain all selectors."""
 
     tenant: TenantName = field(name="tenantName")
     name: ServiceName = field(name="serviceName")
@@ -146,15 +151,16 @@ class Service(Value, frozen=True, kw_only=True):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The addresses it was given, v4 first."""
-        given = ((self.vip, "vip"), (self.ipv6_vip, "ipv6Vip"))
-        return tuple(parse_address(text, field=member) for text, member in given if text)
+        """Its VIPs, IPv4 first."""
+        vips = ((self.vip, "vip"), (self.ipv6_vip, "ipv6Vip"))
+        return tuple(parse_address(text, field=member) for text, member in vips if text)
 
 
 class BgpPeer(Value, frozen=True, kw_only=True):
-    """A Bgp object: the session of one node with its router."""
+    """A Bgp object: the BGP session of one node with its router."""
 
     hostname: NodeName
+    # Contiv's spelling of these members.
     router_ip: str = field(name="routerip")
     as_number: str = field(name="as")
     neighbor_as: str = field(name="neighbor-as")
@@ -162,10 +168,11 @@ class BgpPeer(Value, frozen=True, kw_only=True):
 
 
 class Global(Value, frozen=True, kw_only=True):
-    """What the whole cluster shares: tag ranges and modes."""
+    """Cluster-wide settings: tag ranges and modes."""
 
     name: str = GLOBAL_NAME
     network_infra_type: Literal["", "default", "aci", "aci-opflex"] = "default"
+    # Contiv's defaults.
     vlans: str = "1-4094"
     vxlans: str = "1-10000"
     fwd_mode: FwdMode = ""
@@ -173,8 +180,9 @@ class Global(Value, frozen=True, kw_only=True):
     pvt_subnet: str = "172.19.0.0/16"
 
 
+# Not a `Value`: it is part of a document, and there are many of them.
 class PodPort(msgspec.Struct, frozen=True, gc=False):
-    """A port that a pod gives a name."""
+    """A named port of a pod."""
 
     name: str
     protocol: int
@@ -182,7 +190,7 @@ class PodPort(msgspec.Struct, frozen=True, gc=False):
 
 
 class PodIdentity(Value, frozen=True, kw_only=True):
-    """The Kubernetes pod that an endpoint belongs to, by its UID that very one. Never taken from its labels."""
+    """The Kubernetes pod of an endpoint, identified by its UID. Never derived from labels, which users can set."""
 
     namespace: str
     name: str
@@ -191,11 +199,12 @@ class PodIdentity(Value, frozen=True, kw_only=True):
 
 
 class Endpoint(Value, frozen=True, kw_only=True):
-    """An attachment of a workload, wherever it runs. `labels` decide which services it provides."""
+    """An attachment of a workload on any node. Its labels select it as a backend of services."""
 
     tenant: TenantName = field(name="tenantName")
     network: NetworkName = field(name="networkName")
     endpoint_id: EndpointId = field(name="endpointID")
+    # In Contiv's endpoint API "service" is the old name of a group.
     group: str = field(name="serviceName", default="")
     ip_address: str = ""
     ipv6_address: str = field(name="ipv6Address", default="")
@@ -203,6 +212,7 @@ class Endpoint(Value, frozen=True, kw_only=True):
     host: str = field(name="homingHost", default="")
     interface: str = field(name="intfName", default="")
     vtep_ip: str = field(name="vtepIP", default="")
+    # msgspec copies a mutable default for each instance.
     labels: dict[str, str] = {}
     container_id: str = field(name="containerID", default="")
     container_name: str = ""
@@ -218,37 +228,38 @@ class Endpoint(Value, frozen=True, kw_only=True):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Its addresses, v4 first."""
+        """Its addresses, IPv4 first."""
         texts = (self.ip_address, self.ipv6_address)
         return tuple(parse_address(text, field="ipAddress") for text in texts if text)
 
 
 class Node(Value, frozen=True, kw_only=True):
-    """A machine that runs the agent. It writes its own document; only the collector writes `silentSince`."""
+    """A machine that runs the agent. It writes its own document; only the node GC writes `unreachableSince`."""
 
     name: NodeName
     ctrl_ip: str = ""
     vtep_ip: str = ""
+    # IANA's port of VXLAN.
     vxlan_port: int = 4789
+    # For operators only: compatibility is decided by document and store formats.
     version: str = ""
-    silent_since: float = 0.0
+    unreachable_since: float = 0.0
 
 
 class Claim(Value, frozen=True, kw_only=True):
-    """Given: one address, tag or id is taken, and by whom (`endpoint:…`, `service:…`, `network:…`, `group:…`)."""
+    """Read-only: the holder of an address, tag or id (`endpoint:…`, `service:…`, `network:…`, `group:…`)."""
 
     holder: str
 
 
 class Block(Value, frozen=True, kw_only=True):
-    """Given: 64 addresses of a large pool. `owner` is a node, or empty: given out one by one through claims."""
+    """Read-only: 64 addresses of a large pool. `owner` is a node; empty for a shared block, allocated by claims."""
 
     owner: str = ""
 
 
-class Receipt(Value, frozen=True, kw_only=True):
-    """Given: how far a node has come. All that was written up to `revision` is in force there; `faults` say why the
-    node is not ready."""
+class SyncStatus(Value, frozen=True, kw_only=True):
+    """Read-only: a node has applied everything up to `revision`; `faults` say why it is not ready."""
 
     revision: int = 0
     faults: tuple[str, ...] = ()

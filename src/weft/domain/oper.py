@@ -1,6 +1,6 @@
-"""What `inspect` shows beside the configuration: operational state, computed from the cluster (contiv 2.2).
+"""Operational state of objects, computed from the cluster, as `inspect` shows it (contiv 2.2).
 
-Member names are Contiv's; zero values are left out, as everywhere.
+Member names are Contiv's; zero values are omitted, as everywhere.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.ids import GroupKey
+from weft.domain.ids import GroupKey, GroupName
 from weft.domain.ipam import ipam
 from weft.domain.kinds import Kind
 from weft.domain.lifecycle.sync_status import node_status
-from weft.domain.loadbalancer.external_ips import outer_rules
+from weft.domain.loadbalancer.external_ips import external_ip_policy
 from weft.domain.loadbalancer.kube_objects import KubeService
-from weft.domain.loadbalancer.kube_services import faults_of, known_addresses
+from weft.domain.loadbalancer.service_pools import service_faults, valid_cluster_ips
 from weft.domain.services import providers
 
 Oper = dict[str, Any]
@@ -28,17 +28,19 @@ def oper_of(cluster: Cluster, kind: Kind[Any], value: model.Value) -> Oper:
     return _without_zeros(view(cluster, value)) if view else {}
 
 
+# As Contiv: clients take an absent member for zero.
 def _without_zeros(members: Oper) -> Oper:
     return {name: member for name, member in members.items() if member not in (0, "", [], {}, None)}
 
 
 def endpoint_oper(cluster: Cluster, endpoint: model.Endpoint) -> Oper:
     """An endpoint as `inspect` shows it (contiv 2.2, endpoint)."""
-    group = cluster.group(GroupKey(endpoint.tenant, endpoint.group)) if endpoint.group else None  # type: ignore[arg-type]
+    group = cluster.group(GroupKey(endpoint.tenant, GroupName(endpoint.group))) if endpoint.group else None
     return _without_zeros(
         {
             "endpointID": endpoint.endpoint_id,
             "tenantName": endpoint.tenant,
+            # Contiv joins names with a dot here, and with a colon in keys.
             "network": f"{endpoint.network}.{endpoint.tenant}",
             "serviceName": endpoint.group,
             "endpointGroupId": group.group_id if group else 0,
@@ -85,6 +87,7 @@ def _network(cluster: Cluster, network: model.Network) -> Oper:
     taken = ipam.used_addresses(cluster, network, family=4)
     spans = ipam.spans_for(cluster, network, None, 4)
     subnet = ipam.subnet_of(network, 4)
+    # IPv4 is mandatory for a network.
     assert subnet is not None
     return {
         "pktTag": network.tags.vlan if network.tags else 0,
@@ -129,28 +132,30 @@ def _policy(cluster: Cluster, policy: model.Policy) -> Oper:
 
 
 def _service(cluster: Cluster, service: model.Service) -> Oper:
-    found = list(providers(cluster, service))
+    backends = list(providers(cluster, service))
     return {
         "serviceVip": service.vip,
         "ipv6ServiceVip": service.ipv6_vip,
-        "numProviders": len(found),
-        "providers": _endpoints(cluster, found),
+        "numProviders": len(backends),
+        "providers": _endpoints(cluster, backends),
     }
 
 
 def _kube_service(cluster: Cluster, document: KubeService) -> Oper:
     """What of it has no effect: what cannot be read, and external addresses that are not the tenant's."""
-    own = {address for each in cluster.all(kinds.KUBE_SERVICE) for address in known_addresses(each)}
-    return {"faults": list(faults_of(document, outer_rules(cluster, document.tenant), own))}
+    own = {address for each in cluster.all(kinds.KUBE_SERVICE) for address in valid_cluster_ips(each)}
+    return {"faults": list(service_faults(document, external_ip_policy(cluster, document.tenant), own))}
 
 
 def _global(cluster: Cluster, settings: model.Global) -> Oper:
     vlans, vnis = cluster.number_pool("vlan").taken, cluster.number_pool("vni").taken
+    # validation guarantees the form first-last.
     first_vni, last_vni = (int(text) for text in settings.vxlans.split("-"))
     defaults = [tenant.default_network for tenant in cluster.all(kinds.TENANT) if tenant.default_network]
     return {
         "numNetworks": len(vlans) + len(vnis),
         "defaultNetwork": defaults[0] if defaults else "",
+        # 4095 and 1 << 24 are just above the largest VLAN tag and VNI.
         "vlansInUse": _numbers(vlans.runs(1, 4095, taken=True)),
         "vxlansInUse": _numbers(vnis.runs(1, 1 << 24, taken=True)),
         "freeVXLANsStart": vnis.next_free(first_vni, last_vni) or 0,
@@ -169,6 +174,7 @@ def _numbers(runs: Iterable[tuple[int, int]]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
+# By name: kinds without operational state are missing here.
 _VIEWS: dict[str, Callable[[Cluster, Any], Oper]] = {
     kinds.TENANT.name: _tenant,
     kinds.NETWORK.name: _network,

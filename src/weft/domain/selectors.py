@@ -1,9 +1,9 @@
-"""Label expressions: parse, match, print.
+"""Label selectors: parse, match, print.
 
 A `Selector` is the canonical form of every spelling: Kubernetes' `matchLabels` and `matchExpressions`, the text
-`app=web,tier in (a,b),!old`, and Contiv's list of `key=value`. Requirements are joined by *and*, sorted and without
-repetition, so two spellings of one meaning are equal, and printing, then parsing, gives the same selector. The empty
-selector matches everything; the absence of a selector is `None` and is the caller's to interpret.
+`app=web,tier in (a,b),!old`, and Contiv's list of `key=value`. Requirements are ANDed, sorted and unique, so that two
+spellings of one meaning are equal, and parsing the printed form yields the same selector. The empty selector matches
+everything; a missing selector is `None`, and its meaning is up to the caller.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from weft.domain.errors import Invalid
 # A label's key and value.
 Label = tuple[str, str]
 
+# Kubernetes' syntax of label keys and values (at most 63 characters) and of key prefixes (at most 253).
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _DNS = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 _KEY = re.compile(rf"(?:(?P<prefix>{_DNS}(?:\.{_DNS})*)/)?{_NAME}")
 _VALUE = re.compile(rf"(?:{_NAME})?")
 _MAX_PREFIX = 253
 
+# Alternatives in this order: a plain key would also match the start of a pair.
 _TERM = re.compile(
     r"""\s*(?:
         !\s*(?P<missing>[^\s,()=!]+)
@@ -37,7 +39,7 @@ _TERM = re.compile(
 
 
 class Operator(StrEnum):
-    """How a requirement judges a label."""
+    """The operator of a requirement, as in Kubernetes."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -45,15 +47,16 @@ class Operator(StrEnum):
     DOES_NOT_EXIST = "DoesNotExist"
 
 
+# Ordered and hashable: selectors are canonical sets of requirements. gc=False: they hold no cycles.
 class Requirement(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=False):
-    """One condition on one label. `NotIn` holds too when the label is absent."""
+    """One condition on one label. As in Kubernetes, `NotIn` also matches if the label is absent."""
 
     key: str
     operator: Operator
     values: tuple[str, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether the labels fulfil this condition."""
+        """Whether the labels satisfy this requirement."""
         value = labels.get(self.key)
         if self.operator is Operator.IN:
             return value is not None and value in self.values
@@ -81,27 +84,35 @@ class Selector(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     requirements: tuple[Requirement, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether the labels fulfil every requirement."""
+        """Whether the labels satisfy all requirements."""
         return all(requirement.matches(labels) for requirement in self.requirements)
 
     def __str__(self) -> str:
         return ",".join(map(str, self.requirements))
 
 
+# Shared, because most Kubernetes policies use it.
 EVERYTHING = Selector()
 
 
 def select(requirements: Iterable[Requirement]) -> Selector:
     """The canonical selector of these requirements."""
     return Selector(
-        tuple(sorted({Requirement(each.key, each.operator, tuple(sorted(set(each.values)))) for each in requirements}))
+        tuple(
+            sorted(
+                {
+                    Requirement(requirement.key, requirement.operator, tuple(sorted(set(requirement.values))))
+                    for requirement in requirements
+                }
+            )
+        )
     )
 
 
 class LabelExpression(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False
 ):
-    """One entry of `matchExpressions`, as it comes."""
+    """One entry of `matchExpressions`, not yet validated."""
 
     key: str
     operator: str
@@ -111,14 +122,14 @@ class LabelExpression(
 class LabelSelector(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """Kubernetes' LabelSelector, as it comes. An empty one selects everything; absent is a different thing."""
+    """Kubernetes' LabelSelector, not yet validated. An empty one selects everything; an absent one is not empty."""
 
     match_labels: dict[str, str] | None = None
     match_expressions: tuple[LabelExpression, ...] | None = None
 
 
 def parse_label_selector(source: LabelSelector, *, field: str) -> Selector:
-    """The selector a LabelSelector means, or `Invalid` naming the member below `field` that is wrong."""
+    """Parse a LabelSelector; `Invalid` names the wrong member below `field`."""
     requirements: list[Requirement] = []
     for key, value in (source.match_labels or {}).items():
         _check_key(key, field=f"{field}.matchLabels")
@@ -149,14 +160,15 @@ def _parse_expression(expression: LabelExpression, *, field: str) -> Requirement
 
 
 def parse_selector(text: str, *, field: str = "selector") -> Selector:
-    """The selector of a text: terms `k=v`, `k!=v`, `k in (a,b)`, `k notin (a,b)`, `k`, `!k`, joined by commas."""
+    """Parse terms `k=v`, `k!=v`, `k in (a,b)`, `k notin (a,b)`, `k`, `!k`, joined by commas, as kubectl does."""
     text = text.strip()
     requirements: list[Requirement] = []
     position = 0
+    # An empty text is the empty selector, but a trailing comma is an error.
     while position < len(text) or requirements:
         term = _TERM.match(text, position)
         if term is None:
-            raise Invalid(f"{text!r} is no label selector at {text[position : position + 20]!r}", field=field)
+            raise Invalid(f"{text!r} is not a label selector at {text[position : position + 20]!r}", field=field)
         requirements.append(_requirement_of_term(term, field=field))
         position = term.end()
         if position == len(text):
@@ -185,23 +197,25 @@ def _requirement_of_term(term: re.Match[str], *, field: str) -> Requirement:
 
 
 def parse_pairs(pairs: Sequence[str], *, field: str = "selectors") -> Selector:
-    """The selector of Contiv's list of `key=value`: labels match when they contain every pair (W22)."""
+    """Parse Contiv's list of `key=value`: labels match if they contain every pair (W22)."""
     return select(Requirement(key, Operator.IN, (value,)) for key, value in parse_labels(pairs, field=field))
 
 
 def parse_labels(pairs: Sequence[str], *, field: str = "selectors") -> frozenset[Label]:
     """The labels of a list of `key=value`."""
-    found: list[Label] = []
+    labels: list[Label] = []
     for pair in pairs:
         key, _, value = pair.partition("=")
+        # A pair without "=" would become a label with an empty value.
         if not key or "=" in value or len(key) == len(pair):
             raise Invalid(f"selector {pair!r} is not of the form key=value", field=field)
-        found.append((key, value))
-    return frozenset(found)
+        labels.append((key, value))
+    return frozenset(labels)
 
 
 def _check_key(key: str, *, field: str) -> None:
     match = _KEY.fullmatch(key)
+    # The regular expression limits the name to 63 characters, not the prefix.
     if match is None or len(match["prefix"] or "") > _MAX_PREFIX:
         raise Invalid(f"label key {key!r} is not of the form [dns-name/]name, name at most 63 characters", field=field)
 

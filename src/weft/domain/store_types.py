@@ -1,4 +1,4 @@
-"""What is said to the store and what it says: compares and writes, listings and changes (contract: `ports.store`)."""
+"""Messages of the store: compares and writes, listings and changes (contract: `weft.ports.store`)."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ LeaseId = NewType("LeaseId", int)
 
 # The revision of a key that does not exist.
 NEVER: Revision = 0
-# Bytes of a value that any store takes: etcd takes 1.5 MiB in a request, keys and compares included.
+# Bytes of a value that every store accepts: etcd limits a request to 1.5 MiB, keys and compares included.
 LARGEST_VALUE = 1_400_000
 
 
 class RevisionEquals(msgspec.Struct, frozen=True, gc=False, tag="at"):
-    """Holds while the key's last put has this revision; `NEVER` holds while the key is absent."""
+    """Holds if the last put of the key has this revision; `NEVER` holds if the key is absent."""
 
     key: StoreKey
     revision: Revision
 
 
 class PrefixUnchangedSince(msgspec.Struct, frozen=True, gc=False, tag="quiet"):
-    """Holds while no key under the prefix was put after `since`. Deletions do not disturb it."""
+    """Holds if no key under the prefix was put after `since`. Deletions do not count: etcd cannot compare them."""
 
     prefix: StoreKey
     since: Revision
 
 
 class Put(msgspec.Struct, frozen=True, gc=False, tag="put"):
-    """Write a value; with a lease the key goes when the lease ends."""
+    """Write a value; with a lease the key is deleted when the lease expires."""
 
     key: StoreKey
     value: bytes
@@ -40,21 +40,23 @@ class Put(msgspec.Struct, frozen=True, gc=False, tag="put"):
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False, tag="delete"):
-    """Remove a key; absent already is fine."""
+    """Delete a key; an absent one is fine."""
 
     key: StoreKey
 
 
 class DeleteAll(msgspec.Struct, frozen=True, gc=False, tag="delete-all"):
-    """Remove every key under a prefix."""
+    """Delete every key under a prefix."""
 
     prefix: StoreKey
 
 
+# The tags of the structs are part of the wire protocol of the remote store.
 Compare = RevisionEquals | PrefixUnchangedSince
 Write = Put | Delete | DeleteAll
 
 
+# gc=False: values hold no cycles, and a mirror keeps hundreds of thousands of them.
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """A key with its value and the revision of its last put."""
 

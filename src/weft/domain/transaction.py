@@ -1,7 +1,7 @@
-"""How a decision becomes a commit: what it read turns into compares, what it wants into writes.
+"""From a decision to a commit: what it read becomes compares, what it changes becomes writes.
 
-A decision is taken on the cluster in memory and holds only if everything it looked at is still so when it is committed.
-`ReadSet` keeps book of that, so no decision can forget a compare.
+A decision is made on the cluster in memory. Its commit succeeds only if everything that the decision read is unchanged.
+`ReadSet` records the reads, so that no decision can forget a compare.
 """
 
 from __future__ import annotations
@@ -22,51 +22,54 @@ T = TypeVar("T", bound=model.Value)
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One commit. Empty of writes: everything is as asked already."""
+    """One commit. Without writes the present state is the desired one."""
 
     compares: tuple[Compare, ...] = ()
     writes: tuple[Write, ...] = ()
 
 
 class ReadSet:
-    """The cluster as one decision sees it. `revision` is up to where the cluster is known to be complete."""
+    """The cluster as one decision reads it. Up to `revision` the cluster in memory is complete."""
 
     def __init__(self, cluster: Cluster, revision: Revision) -> None:
         self.cluster = cluster
         self._revision = revision
+        # By key: a decision may read an object several times, and stores limit the compares of a commit.
         self._seen: dict[StoreKey, Compare] = {}
 
     def get(self, kind: Kind[T], *parts: str) -> T | None:
-        """An object, or None; either is compared at commit."""
+        """An object, or None; its revision or absence is compared at commit."""
+        # Absence is a read too: a concurrent creation must fail the commit.
         stored: Stored[T] | None = self.cluster.get(kind, *parts)
-        self.at(kind.store_key(*parts), stored.revision if stored else NEVER)
+        self.compare_revision(kind.store_key(*parts), stored.revision if stored else NEVER)
         return stored.value if stored else None
 
     def require(self, kind: Kind[T], *parts: str, field: str) -> T:
-        """An object that the input refers to; `Invalid` when it does not exist."""
+        """An object that the input refers to; `Invalid` if it does not exist."""
         value = self.get(kind, *parts)
         if value is None:
             raise Invalid(f"{field}: {kind.name} {':'.join(parts)!r} does not exist: create it first", field=field)
         return value
 
     def all(self, kind: Kind[T], *lead: str) -> Iterator[T]:
-        """Objects among which one may forbid the decision; none may appear or change before the commit."""
-        self.quiet(kind.store_prefix(*lead))
+        """Objects under a prefix; the commit fails if one of them is created or changed."""
+        self.compare_prefix(kind.store_prefix(*lead))
         return self.cluster.all(kind, *lead)
 
-    def at(self, key: StoreKey, revision: Revision) -> None:
-        """Compare a key that was looked at in some other way."""
+    def compare_revision(self, key: StoreKey, revision: Revision) -> None:
+        """Compare a key that was read in another way."""
         self._seen[key] = RevisionEquals(key, revision)
 
-    def quiet(self, prefix: StoreKey) -> None:
-        """Compare a folder that was looked at in some other way."""
+    # One compare for a whole prefix: etcd limits the number of compares.
+    def compare_prefix(self, prefix: StoreKey) -> None:
+        """Compare a prefix that was read in another way."""
         self._seen[prefix] = PrefixUnchangedSince(prefix, self._revision)
 
     def plan(self, writes: list[Write]) -> Transaction:
-        """The commit of this decision. Documents keep the members in them that only a newer Weft knows."""
-        return Transaction(tuple(self._seen.values()), tuple(map(self._kept, writes)))
+        """The commit of this decision. Documents keep the members that only a newer Weft knows."""
+        return Transaction(tuple(self._seen.values()), tuple(map(self._with_unknown, writes)))
 
-    def _kept(self, write: Write) -> Write:
+    def _with_unknown(self, write: Write) -> Write:
         if not isinstance(write, Put) or write.key not in self.cluster.unknown:
             return write
         return Put(write.key, codec.with_unknown(write.value, self.cluster.unknown[write.key]), write.lease)
@@ -78,10 +81,10 @@ def put(kind: Kind[T], value: T) -> Put:
 
 
 def put_claim(key: StoreKey, holder: str) -> Put:
-    """The write that takes an address, tag or id."""
+    """The write that claims an address, tag or id."""
     return Put(key, codec.encode(model.Claim(holder=holder)))
 
 
 def holder_of(kind: Kind[T], value: T) -> str:
-    """How a claim names its holder, such as `endpoint:default:blue:4f3a`."""
+    """The holder in a claim, such as `endpoint:default:blue:4f3a`."""
     return f"{kind.name}:{kind.key_text(value)}"

@@ -1,7 +1,7 @@
-"""What each object must look like by itself (contiv 2.2), with the original's mistakes put right.
+"""Validation of single objects (contiv 2.2), with Contiv's mistakes corrected.
 
-`check` gives the object back in its normal form or raises `Invalid` with the member at fault. What objects may refer to
-each other, change and be deleted is decided in `changes/`.
+`check` returns an object in its canonical form or raises `Invalid` with the member at fault. References between
+objects, changes and deletions are validated in `weft.domain.lifecycle.changes`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ from weft.domain.selectors import Label, parse_labels
 
 T = TypeVar("T", bound=model.Value)
 
+# 802.1Q reserves the tags 0 and 4095. VNIs have 24 bits (RFC 7348).
 MAX_VLAN = 4094
 MAX_VNI = (1 << 24) - 1
+# Contiv's limits: 16,000 VNIs in a range, and a burst in kilobytes that OVS can police.
 MAX_VNI_SPAN = 16000
 MAX_BURST = 10486
 MAX_TEXT = 2048
 
+# ASCII: \d would accept digits of other scripts, which int() parses too.
 _BANDWIDTH = re.compile(r"([1-9]\d{0,9}) ?([kmg])(?:bps|b)?", re.IGNORECASE | re.ASCII)
 _TAG_RANGE = re.compile(r"(\d{1,8})-(\d{1,8})", re.ASCII)
 _PROTOCOL = re.compile(r"\d{1,3}", re.ASCII)
@@ -47,7 +50,8 @@ _AS_NUMBER = re.compile(r"[1-9]\d{0,9}", re.ASCII)
 
 
 def check(value: T) -> T:
-    """The value in its normal form, or `Invalid`."""
+    """The value in its canonical form, or `Invalid`."""
+    # Each function returns the type it takes; a table by type cannot express that.
     return cast("T", _CHECKS[type(value)](value))
 
 
@@ -66,7 +70,7 @@ def _check_network(network: model.Network) -> model.Network:
     highest = MAX_VLAN if network.encap == "vlan" else MAX_VNI
     if not 0 <= network.pkt_tag <= highest:
         raise Invalid(
-            f"pktTag {network.pkt_tag} must be 0 (choose for me) to {highest} with {network.encap}", field="pktTag"
+            f"pktTag {network.pkt_tag} must be 0 (automatic) to {highest} with {network.encap}", field="pktTag"
         )
     subnet = parse_subnet_v4(network.subnet)
     _check_gateway(network.gateway, subnet.whole, field="gateway", inside="subnet")
@@ -76,21 +80,21 @@ def _check_network(network: model.Network) -> model.Network:
         _check_gateway(network.ipv6_gateway, subnet_v6.whole, field="ipv6Gateway", inside="ipv6Subnet")
         ipv6_subnet = str(subnet_v6)
     elif network.ipv6_gateway:
-        raise Invalid("ipv6Gateway is given without ipv6Subnet: give both or neither", field="ipv6Gateway")
+        raise Invalid("ipv6Gateway is set without ipv6Subnet: set both or neither", field="ipv6Gateway")
     return msgspec.structs.replace(
         network,
         subnet=str(subnet),
         ipv6_subnet=ipv6_subnet,
-        ipv6_gateway=_normal_address(network.ipv6_gateway, field="ipv6Gateway"),
+        ipv6_gateway=_canonical_address(network.ipv6_gateway, field="ipv6Gateway"),
     )
 
 
-def _check_gateway(text: str, whole: Range, *, field: str, inside: str) -> None:
+def _check_gateway(text: str, prefix: Range, *, field: str, inside: str) -> None:
     if not text:
         return
-    gateway = parse_address(text, field=field, family=whole.family)
-    last = whole.last - 1 if whole.family == 4 else whole.last
-    if not whole.first < gateway.number <= last:
+    gateway = parse_address(text, field=field, family=prefix.family)
+    last = prefix.last - 1 if prefix.family == 4 else prefix.last  # IPv6 has no broadcast address
+    if not prefix.first < gateway.number <= last:
         raise Invalid(f"{field} {text} is not a host address of the {inside}", field=field)
 
 
@@ -100,12 +104,13 @@ def _check_group(group: model.Group) -> model.Group:
     check_name(group.network, field="networkName")
     for policy in group.policies:
         check_name(policy, field="policies")
+    # A policy that is listed twice would be counted twice in references.
     if len(set(group.policies)) != len(group.policies):
         raise Invalid("policies names a policy twice: list each once", field="policies")
     _check_optional_name(group.net_profile, field="netProfile")
     _check_tag_text(group.cfgd_tag)
     if not 0 <= group.pkt_tag <= MAX_VLAN:
-        raise Invalid(f"pktTag {group.pkt_tag} must be 0 (that of the network) to {MAX_VLAN}", field="pktTag")
+        raise Invalid(f"pktTag {group.pkt_tag} must be 0 (the network's) to {MAX_VLAN}", field="pktTag")
     pool = str(parse_range(group.ip_pool, field="ipPool", family=4)) if group.ip_pool else ""
     return msgspec.structs.replace(group, ip_pool=pool)
 
@@ -134,6 +139,7 @@ def _check_rule(rule: model.Rule) -> model.Rule:
     _check_protocol(rule.protocol)
     if not 0 <= rule.port <= 65535:
         raise Invalid(f"port {rule.port} must be 0 (any) to 65535", field="port")
+    # Numbers are the same protocols by IANA.
     if rule.port and rule.protocol not in {"tcp", "udp", "sctp", "6", "17", "132"}:
         raise Invalid(f"port {rule.port} needs protocol tcp, udp or sctp", field="port")
     _check_rule_direction(rule)
@@ -141,7 +147,7 @@ def _check_rule(rule: model.Rule) -> model.Rule:
 
 
 def _check_rule_direction(rule: model.Rule) -> None:
-    """`in` rules say where traffic comes from, `out` rules where it goes to; one way of saying it at a time (O13)."""
+    """`in` rules match the source, `out` rules the destination, by network or by address and group, not both (O13)."""
     if rule.direction == "in":
         forbidden = {"toNetwork": rule.to_network, "toEndpointGroup": rule.to_endpoint_group}
         network, others = rule.from_network, (rule.from_ip_address, rule.from_endpoint_group)
@@ -170,7 +176,7 @@ def _check_rule_address(text: str, *, field: str) -> None:
 
 
 def parse_rule_address(text: str, *, field: str) -> Range:
-    """An address, `a.b.c.d-octet` (a short range), or either with a prefix length; v6 addresses and prefixes too."""
+    """Parse an address, a short range `a.b.c.d-octet`, or a prefix; IPv4 or IPv6."""
     address_text, slash, _ = text.partition("/")
     head, dash, octet = address_text.partition("-")
     first = parse_address(head, field=field)
@@ -179,6 +185,7 @@ def parse_rule_address(text: str, *, field: str) -> Range:
             raise Invalid(
                 f"{field} {text[:80]!r} is not an address, a range such as 10.1.1.5-9 or a prefix", field=field
             )
+        # The range stays within the last octet.
         last = first.number & ~255 | int(octet)
         if last < first.number:
             raise Invalid(f"{field} {text!r} runs backwards: put the lower octet first", field=field)
@@ -197,13 +204,13 @@ def _check_protocol(text: str) -> None:
 
 
 def parse_bandwidth(text: str) -> int:
-    """Bits per second; 0 for an empty text, which sets no limit. As in Contiv, each unit is 1,024 of the one below."""
+    """Parse a bandwidth to bits per second; empty text is 0: no limit. As in Contiv, units are powers of 1,024."""
     if not text:
         return 0
-    found = _BANDWIDTH.fullmatch(text)
-    if found is None:
+    match = _BANDWIDTH.fullmatch(text)
+    if match is None:
         raise Invalid(f"bandwidth {text[:64]!r} must look like 10 Mbps, 4G or 500kb", field="bandwidth")
-    number, unit = found.groups()
+    number, unit = match.groups()
     return int(number) << 10 * ("kmg".index(unit.lower()) + 1)
 
 
@@ -213,6 +220,7 @@ def _check_profile(profile: model.Profile) -> model.Profile:
     parse_bandwidth(profile.bandwidth)
     if not 0 <= profile.dscp <= 63:
         raise Invalid(f"DSCP {profile.dscp} must be 0 to 63", field="DSCP")
+    # 1 kB is less than a packet: the policer would drop everything.
     if profile.burst == 1 or not 0 <= profile.burst <= MAX_BURST:
         raise Invalid(f"burst {profile.burst} must be 0 or 2 to {MAX_BURST} kilobytes", field="burst")
     return profile
@@ -229,12 +237,12 @@ def _check_service(service: model.Service) -> model.Service:
     return msgspec.structs.replace(
         service,
         ports=tuple(map(str, parse_service_ports(service.ports))),
-        ipv6_address=_normal_address(service.ipv6_address, field="ipv6Address"),
+        ipv6_address=_canonical_address(service.ipv6_address, field="ipv6Address"),
     )
 
 
 def parse_selectors(selectors: Sequence[str]) -> frozenset[Label]:
-    """The labels that providers of a service must have, at least one."""
+    """Parse the selectors of a service: the labels of its backends, at least one."""
     if not selectors:
         raise Invalid("selectors is empty: give at least one key=value", field="selectors")
     for pair in selectors:
@@ -243,7 +251,7 @@ def parse_selectors(selectors: Sequence[str]) -> frozenset[Label]:
 
 
 class ServicePort(NamedTuple):
-    """An entry of a service's ports; as text it has its one spelling."""
+    """An entry of a service's ports; its text is canonical."""
 
     port: int
     target_port: int
@@ -254,7 +262,7 @@ class ServicePort(NamedTuple):
 
 
 def parse_service_ports(entries: Sequence[str]) -> tuple[ServicePort, ...]:
-    """The ports of a service, at least one; every entry is checked (W21)."""
+    """Parse the ports of a service, at least one; every entry is checked (W21)."""
     if not entries:
         raise Invalid("ports is empty: give at least one servicePort:providerPort:protocol", field="ports")
     ports = tuple(map(_parse_service_port, entries))
@@ -269,6 +277,7 @@ def _parse_service_port(entry: str) -> ServicePort:
     protocol = word.upper()
     if protocol not in {"TCP", "UDP"}:
         raise Invalid(f"ports: {entry[:80]!r} must be servicePort:providerPort:TCP or UDP", field="ports")
+    # Port 0 is reserved (RFC 6335).
     for text in (port, target_port):
         if not _PORT.fullmatch(text) or not 1 <= int(text) <= 65535:
             raise Invalid(f"ports: {text[:20]!r} in {entry[:80]!r} must be 1 to 65535", field="ports")
@@ -289,6 +298,7 @@ def _check_bgp(peer: model.BgpPeer) -> model.BgpPeer:
 def _check_global(settings: model.Global) -> model.Global:
     if settings.name != GLOBAL_NAME:
         raise Invalid(f"name must be {GLOBAL_NAME!r}", field="name")
+    # The type accepts Contiv's other values, so that the message can say why they fail.
     if settings.network_infra_type not in {"", "default"}:
         raise Invalid("networkInfraType: only default is supported, ACI is not", field="networkInfraType")
     parse_tag_range(settings.vlans, field="vlans", highest=MAX_VLAN, widest=MAX_VLAN)
@@ -298,7 +308,7 @@ def _check_global(settings: model.Global) -> model.Global:
 
 
 def parse_tag_range(text: str, *, field: str, highest: int, widest: int) -> tuple[int, int]:
-    """`first-last` within 1..highest, no wider than allowed."""
+    """Parse `first-last` within 1..highest, at most `widest` numbers."""
     match = _TAG_RANGE.fullmatch(text)
     if not match:
         raise Invalid(f"{field} {text[:40]!r} must be first-last, such as 1-{widest}", field=field)
@@ -330,9 +340,10 @@ def _check_node(node: model.Node) -> model.Node:
 
 
 def check_text(text: str, *, field: str) -> str:
-    """Free text that came from outside: bounded, and without control characters."""
+    """Check free text from outside: bounded, without control characters. Returns it unchanged."""
     if len(text) > MAX_TEXT:
         raise Invalid(f"{field} is {len(text)} characters long: at most {MAX_TEXT} are allowed", field=field)
+    # Control characters could forge log lines and terminal output.
     if not text.isprintable():
         raise Invalid(f"{field} contains a character that cannot be printed", field=field)
     return text
@@ -347,7 +358,7 @@ def _check_tag_text(text: str) -> None:
     _check_optional_name(text, field="cfgdTag", limit=128)
 
 
-def _normal_address(text: str, *, field: str) -> str:
+def _canonical_address(text: str, *, field: str) -> str:
     return str(parse_address(text, field=field)) if text else ""
 
 
@@ -364,12 +375,13 @@ def _check_kube_policy(document: KubePolicy) -> KubePolicy:
 
 
 def _check_kube_service(document: KubeService) -> KubeService:
-    """Its names and ports. Addresses are for whoever carries them out."""
+    """Check names and ports. Addresses are checked at use: one invalid address must not reject the whole service."""
     check_name(document.tenant, field="tenantName")
     check_name(document.namespace, field="namespace")
     check_name(document.name, field="name")
     for port in document.service.spec.ports:
         _check_port(port.port, field="spec.ports.port")
+        # 0 means that the service has no node port.
         _check_port(port.node_port or 1, field="spec.ports.nodePort")
     return document
 
@@ -389,6 +401,7 @@ def _check_port(number: int, *, field: str) -> None:
         raise Invalid(f"{field} {number} must be 1 to 65535", field=field)
 
 
+# By type, so that a new kind without a check fails at once with a KeyError.
 _CHECKS: dict[type[model.Value], Callable[..., model.Value]] = {
     model.Tenant: _check_tenant,
     model.Network: _check_network,

@@ -22,6 +22,7 @@ from weft.domain.addresses import (
     parse_subnet,
     parse_subnet_v4,
     parse_subnet_v6,
+    range_to_prefixes,
 )
 from weft.domain.errors import Invalid
 
@@ -109,8 +110,8 @@ def test_usable_is_the_range_without_the_ends_of_the_subnet(subnet: Subnet) -> N
 @given(subnets(), subnets())
 def test_overlap_covering_and_holding_agree(one: Subnet, other: Subnet) -> None:
     a, b = one.span, other.span
-    meets = a.family == b.family and max(a.first, b.first) <= min(a.last, b.last)
-    assert a.overlaps(b) == b.overlaps(a) == meets
+    conflicts_with = a.family == b.family and max(a.first, b.first) <= min(a.last, b.last)
+    assert a.overlaps(b) == b.overlaps(a) == conflicts_with
     if a.covers(b):
         assert a.overlaps(b)
         assert a.holds(Address(b.family, b.first))
@@ -200,3 +201,23 @@ def test_a_mac_is_made_of_the_last_four_bytes(address: Address) -> None:
 @given(st.integers(0, (1 << 32) - 1))
 def test_v4_is_formatted_as_the_standard_library_does(number: int) -> None:
     assert format_address(4, number) == str(ipaddress.IPv4Address(number))
+
+
+@given(st.lists(st.integers(0, 65535), min_size=2, max_size=2).map(sorted))
+def test_prefixes_cover_a_range_and_nothing_else(span: list[int]) -> None:
+    first, last = span
+    prefixes = range_to_prefixes(first, last, bits=16)
+    covered = [number for base, host_bits in prefixes for number in range(base, base + (1 << host_bits))]
+    assert covered == list(range(first, last + 1))
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=2).map(sorted))
+def test_a_range_becomes_the_fewest_prefixes(span: list[int]) -> None:
+    expected = ipaddress.summarize_address_range(*map(ipaddress.IPv4Address, span))
+    prefixes = list(range_to_prefixes(*span, bits=32))
+    assert prefixes == [(int(each.network_address), 32 - each.prefixlen) for each in expected]
+
+
+def test_the_whole_address_space_is_one_prefix() -> None:
+    assert list(range_to_prefixes(0, 2**128 - 1, bits=128)) == [(0, 128)]
+    assert list(range_to_prefixes(7, 7, bits=16)) == [(7, 0)]

@@ -92,11 +92,11 @@ def test_the_pool_of_a_group_follows_the_group() -> None:
 def test_who_lives_who_leads_and_whether_a_restore_runs() -> None:
     cluster = Cluster()
     node = NodeName("n1")
-    assert cluster.is_silent(node)
+    assert cluster.is_unreachable(node)
     cluster.put(kinds.alive_node(node), b"", 1)
     cluster.put(kinds.LEADER_KEY, b"127.0.0.1:9999", 2)
     cluster.put(kinds.RESTORE_KEY, b"running", 3)
-    assert not cluster.is_silent(node)
+    assert not cluster.is_unreachable(node)
     assert (cluster.leader, cluster.restoring) == (("127.0.0.1:9999", 2), True)
     for key in (kinds.alive_node(node), kinds.LEADER_KEY, kinds.RESTORE_KEY):
         cluster.drop(key)

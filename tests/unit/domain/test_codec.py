@@ -18,7 +18,7 @@ STORED: list[type[model.Value]] = [*(kind.type for kind in kinds.ALL), model.Cla
 
 @st.composite
 def values(draw: st.DrawFn) -> model.Value:
-    """Any value of any stored type, sensible or not: the codec does not judge."""
+    """Any value of any stored type, sensible or not: the codec does not validate."""
     kind = draw(st.sampled_from(STORED))
     fields = [field for field in msgspec.structs.fields(kind) if field.required or draw(st.booleans())]
     return kind(**{field.name: draw(_member(field.type)) for field in fields})
@@ -125,7 +125,7 @@ class TestVersions:
         assert msgspec.json.decode(again)["o"]["colour"] == {"name": "red"}
 
     def test_a_member_unknown_in_what_is_nested_is_refused(self) -> None:
-        """Where it belongs when the rest is written again, nobody could tell."""
+        """Where it belongs when the rest is written again, is unknown."""
         network = {"tenantName": "t", "networkName": "n", "encap": "vlan", "subnet": "10.1.1.0/24"}
         with pytest.raises(Malformed, match="colour"):
             codec.decode(model.Network, self.document(codec.VERSION, **network, tags={"vlan": 1, "colour": 1}))
@@ -202,9 +202,9 @@ def test_input_that_is_no_json_is_malformed(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("member", "choices"), [("encap", "'vlan', 'vxlan'"), ("nwType", "'data', 'infra'"), ("subnet", None)]
 )
-def test_a_word_that_may_not_be_is_told_with_those_that_may(member: str, choices: str | None) -> None:
+def test_an_invalid_choice_is_reported_with_the_valid_ones(member: str, choices: str | None) -> None:
     members = {"tenantName": "t", "networkName": "n", "encap": "vlan", "subnet": "10.1.1.0/24"}
-    with pytest.raises(Invalid) as told:
+    with pytest.raises(Invalid) as refused:
         codec.convert_input(model.Network, members | {member: "gre" if choices else 1})
-    assert told.value.field == member
-    assert (f"{member}: 'gre' is none of {choices}" == told.value.message) is (choices is not None)
+    assert refused.value.field == member
+    assert (f"{member}: 'gre' is not one of {choices}" == refused.value.message) is (choices is not None)

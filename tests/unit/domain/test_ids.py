@@ -51,7 +51,7 @@ def test_whatever_is_accepted_needs_no_escaping_anywhere(text: str) -> None:
 
 
 @given(st.text(alphabet="aB1-._:|/\n ", max_size=6))
-def test_names_follow_the_pattern_that_is_told_to_others(text: str) -> None:
+def test_names_follow_the_published_pattern(text: str) -> None:
     accepted = True
     try:
         check_name(text, field="x")

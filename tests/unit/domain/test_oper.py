@@ -9,7 +9,7 @@ from weft.domain import codec, kinds, model
 from weft.domain.ids import NodeName
 from weft.domain.ipam import ipam
 from weft.domain.lifecycle.changes.endpoints import plan_publish
-from weft.domain.loadbalancer.kube_objects import DeclaredService, KubeService, ServiceSpec
+from weft.domain.loadbalancer.kube_objects import KubeService, ServiceObject, ServiceSpec
 from weft.domain.oper import endpoint_oper, oper_of
 
 
@@ -115,11 +115,11 @@ def test_a_tenant_shows_what_is_in_it() -> None:
     assert oper["endpointGroups"][0]["numEndpoints"] == oper["totalEndpoints"] == 1
 
 
-def test_a_kubernetes_service_tells_what_of_it_has_no_effect() -> None:
+def test_a_kubernetes_service_reports_what_has_no_effect() -> None:
     """CVE-2020-8554: an external address that is not the tenant's says so."""
     world = FakeCluster()
     spec = ServiceSpec(cluster_ips=("10.96.0.10",), external_ips=("198.51.100.7", "10.96.0.10"))
-    document = KubeService(tenant=DEFAULT, namespace="prod", name="shop", service=DeclaredService(spec=spec))
+    document = KubeService(tenant=DEFAULT, namespace="prod", name="shop", service=ServiceObject(spec=spec))
     world.cluster.put(kinds.KUBE_SERVICE.store_key(DEFAULT, "prod", "shop"), codec.encode(document), 1)
     reason = "is not in externalRanges of the tenant"
     assert oper_of(world.cluster, kinds.KUBE_SERVICE, document) == {
@@ -127,5 +127,5 @@ def test_a_kubernetes_service_tells_what_of_it_has_no_effect() -> None:
     }
     world.put(model.Tenant(name=DEFAULT, external_ranges=("0.0.0.0/0",)))
     assert oper_of(world.cluster, kinds.KUBE_SERVICE, document) == {
-        "faults": ["external address 10.96.0.10 is that of a service of the cluster"]
+        "faults": ["external address 10.96.0.10 is the cluster IP of a service"]
     }

@@ -55,7 +55,7 @@ def test_nothing_to_do_is_an_empty_plan() -> None:
 
 
 def test_what_is_written_again_keeps_the_members_of_a_newer_weft() -> None:
-    """Until the object goes: one that is made anew under its key is ours alone."""
+    """Until the object goes: one that is created again under its key has no unknown members."""
     world = FakeCluster()
     key = kinds.TENANT.store_key("default")
     newer = codec.with_unknown(codec.encode(model.Tenant(name=TenantName("default"))), {"colour": "red"})

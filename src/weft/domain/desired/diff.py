@@ -1,4 +1,4 @@
-"""Wanted against actual: what to put and what to drop. Applying the plan to the actual state yields the wanted one."""
+"""Differences between desired and actual state: what to put and what to drop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Difference(Generic[T]):
-    """`put` in the order in which things may exist, `drop` in the reverse one."""
+    """`put` is in order of creation, `drop` in the reverse order."""
 
     put: tuple[T, ...]
     drop: tuple[T, ...]
@@ -20,19 +20,29 @@ class Difference(Generic[T]):
         return bool(self.put or self.drop)
 
 
-def diff(wanted: Set[T], actual: Set[T], *, rank: Callable[[T], int]) -> Difference[T]:
-    """What is wanted and not there, and what is there and not wanted."""
-    put = sorted(wanted - actual, key=rank)
-    drop = sorted(actual - wanted, key=rank, reverse=True)
+def diff(desired: Set[T], actual: Set[T], *, rank: Callable[[T], int]) -> Difference[T]:
+    """Put what is desired and missing; drop what exists and is not desired."""
+    put = sorted(desired - actual, key=rank)
+    drop = sorted(actual - desired, key=rank, reverse=True)
     return Difference(tuple(put), tuple(drop))
 
 
-def in_turn(differences: Iterable[Difference[T]]) -> Difference[T]:
-    """One difference that leads where these lead one after the other."""
-    stays: dict[T, bool] = {}
-    for each in differences:
-        for thing, is_put in (*((thing, False) for thing in each.drop), *((thing, True) for thing in each.put)):
-            stays.pop(thing, None)  # what is told last is told in its place
-            stays[thing] = is_put
-    put = (thing for thing, is_put in stays.items() if is_put)
-    return Difference(tuple(put), tuple(thing for thing, is_put in stays.items() if not is_put))
+def joined(differences: Iterable[Difference[T]]) -> Difference[T]:
+    """Several differences as one: the first is put first and dropped last."""
+    listed = list(differences)
+    return Difference(
+        tuple(item for difference in listed for item in difference.put),
+        tuple(item for difference in reversed(listed) for item in difference.drop),
+    )
+
+
+def compose(differences: Iterable[Difference[T]]) -> Difference[T]:
+    """One difference with the same result as these, applied one after the other."""
+    last: dict[T, bool] = {}
+    for difference in differences:
+        # A difference that drops and puts the same item replaces it: drops come first.
+        for item, is_put in (*((item, False) for item in difference.drop), *((item, True) for item in difference.put)):
+            last.pop(item, None)  # dicts keep the first insertion's position; the last operation decides the order
+            last[item] = is_put
+    put = (item for item, is_put in last.items() if is_put)
+    return Difference(tuple(put), tuple(item for item, is_put in last.items() if not is_put))

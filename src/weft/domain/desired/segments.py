@@ -1,8 +1,8 @@
-"""Bridge mode: each network is a segment of its own, on which everyone is found by MAC (docs/design/bridge.md; pure).
+"""Bridge mode: each network is an L2 segment of its own (docs/design/bridge.md; pure).
 
-So is each group that has a VLAN tag of its own. Nobody routes between segments. Who is on one, and where, is known
-from the store, so no MAC is ever learnt and nobody has to be asked; whether a question is answered by the node or
-flooded to all is the cluster's `arpMode`.
+So is each group with a VLAN tag of its own. There is no routing between segments. The store knows the location of
+every MAC, so that FDBs are static and nothing is learned from traffic. `arpMode` of the cluster decides whether the
+node answers ARP and ND requests or floods them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ from weft.domain.cluster import Cluster
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.ipam import ipam
 
-# Beyond every VNI: the numbers of networks whose frames have VLAN tags instead.
-_FIRST_UNTUNNELLED = 1 << 25
+# VNIs have 24 bits: ids of VLAN networks start above all of them, so that both share one number space.
+_VLAN_BASE = 1 << 25
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
-    """A network, or a group with a tag of its own, as one link, on which everyone of it is.
-
-    Its number is that of the overlay, where it has one.
-    """
+    """The L2 segment of a network, or of a group with its own tag. Its number is the `encap_id`."""
 
     tenant: TenantName
     number: int
-    # Whether questions for MACs go to everyone; else the node answers them.
+    # Whether ARP and ND requests are flooded; otherwise the node answers them.
     floods: bool
 
     def __str__(self) -> str:
@@ -37,10 +34,10 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 
 
 class RemoteMac(msgspec.Struct, frozen=True, gc=False):
-    """A workload of another node on a segment: its frames go through that node's tunnel, or by the uplinks."""
+    """The MAC of a workload of another node: a static FDB entry towards its VTEP or the uplinks."""
 
     tenant: TenantName
-    # The network's `wire_number`.
+    # `encap_id` of the network.
     vni: int
     vtep: str
     mac: str
@@ -48,23 +45,23 @@ class RemoteMac(msgspec.Struct, frozen=True, gc=False):
 
 
 def is_bridged(cluster: Cluster) -> bool:
-    """Whether networks are segments; else the nodes route between them."""
+    """Whether the cluster is in bridge mode; otherwise nodes route between networks."""
     return cluster.global_settings().fwd_mode == "bridge"
 
 
 def floods(cluster: Cluster) -> bool:
-    """Whether questions for MACs go to everyone of a segment."""
+    """Whether ARP and ND requests are flooded in bridge mode."""
     return cluster.global_settings().arp_mode == "flood"
 
 
 def tags_of(cluster: Cluster, network: model.Network, group: str = "") -> model.NetworkTags | None:
-    """What a network's frames are told by between nodes; those of a group that has a tag of its own, by that one."""
+    """The tags of a network's frames on the wire; for a group with its own VLAN tag, that tag."""
     stored = cluster.get(kinds.GROUP, network.tenant, group) if group else None
     return model.NetworkTags(vlan=stored.value.pkt_tag) if stored and stored.value.pkt_tag else network.tags
 
 
 def all_tags_of(cluster: Cluster, network: model.Network) -> Iterator[model.NetworkTags]:
-    """The tags of a network and, where it has VLAN tags, of its groups."""
+    """The tags of a network and, for encap vlan, of its groups."""
     if network.tags:
         yield network.tags
     for group in cluster.all(kinds.GROUP, network.tenant) if network.encap == "vlan" else ():
@@ -72,29 +69,29 @@ def all_tags_of(cluster: Cluster, network: model.Network) -> Iterator[model.Netw
             yield model.NetworkTags(vlan=group.pkt_tag)
 
 
-def segment_number(cluster: Cluster, tags: model.NetworkTags | None) -> int:
-    """The number of the segment that has these tags; 0 where nodes route."""
-    return wire_number(tags) if tags and is_bridged(cluster) else 0
+def segment_id_of(cluster: Cluster, tags: model.NetworkTags | None) -> int:
+    """The number of the segment with these tags; 0 in routing mode."""
+    return encap_id(tags) if tags and is_bridged(cluster) else 0
 
 
-def wire_number(tags: model.NetworkTags) -> int:
-    """What a network is called between nodes: its VNI or, beyond all of them, its VLAN tag."""
-    return tags.vni or _FIRST_UNTUNNELLED + tags.vlan
+def encap_id(tags: model.NetworkTags) -> int:
+    """The id of a network on the wire: its VNI, or its VLAN tag above all VNIs."""
+    return tags.vni or _VLAN_BASE + tags.vlan
 
 
 def vlan_tag(number: int) -> int:
-    """The VLAN tag of a network by its `wire_number`; 0 where it has a VNI."""
-    return max(number - _FIRST_UNTUNNELLED, 0)
+    """The VLAN tag of an `encap_id`; 0 if it is a VNI."""
+    return max(number - _VLAN_BASE, 0)
 
 
 def segment_of(cluster: Cluster, tenant: TenantName, tags: model.NetworkTags | None) -> Segment | None:
-    """The segment of a tenant that has these tags; nothing where nodes route."""
-    number = segment_number(cluster, tags)
+    """The segment with these tags; None in routing mode."""
+    number = segment_id_of(cluster, tags)
     return Segment(tenant, number, floods(cluster)) if number else None
 
 
-def answered_addresses(cluster: Cluster, network: model.Network) -> Iterator[Address]:
-    """The addresses of a network that its nodes themselves answer for: its gateways, and its services."""
+def proxied_addresses(cluster: Cluster, network: model.Network) -> Iterator[Address]:
+    """The addresses of a network for which every node answers ARP and ND: gateways and service VIPs."""
     for family in (4, 6):
         if gateway := ipam.gateway_of(network, family):
             yield gateway
@@ -103,13 +100,14 @@ def answered_addresses(cluster: Cluster, network: model.Network) -> Iterator[Add
             yield from service.addresses
 
 
-def station_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> RemoteMac | None:
-    """Where an endpoint of another node is; nothing where there is no way to it."""
+def remote_mac_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> RemoteMac | None:
+    """The FDB entry of a remote endpoint; None while its node has no VTEP or its network no tag."""
     stored = cluster.get(kinds.NETWORK, *endpoint.network_key)
     other = cluster.get(kinds.NODE, endpoint.host)
     if stored is None or other is None or endpoint.host == node:
         return None
     tags, vtep = tags_of(cluster, stored.value, endpoint.group), other.value.vtep_ip
+    # The node may not have published its VTEP yet; a later event completes the entry.
     if tags is None or not vtep or not endpoint.addresses:
         return None
-    return RemoteMac(endpoint.tenant, wire_number(tags), vtep, endpoint.mac_address, endpoint.addresses)
+    return RemoteMac(endpoint.tenant, encap_id(tags), vtep, endpoint.mac_address, endpoint.addresses)

@@ -1,8 +1,8 @@
-"""(cluster, node) -> what this node's network should consist of: the one road from intent to wanted state.
+"""Compute the desired state of a node from the cluster (pure).
 
-The answer is a set of small frozen parts, the same whatever datapath carries them out; a datapath reads back what it
-has in the same terms, so that restart, drift and a lost watch are all one difference of two sets. Only tenants with
-workloads on this node are there at all.
+The desired state is a set of small frozen state items, the same for every datapath. A datapath reads back its actual
+state in the same terms, so that restart, drift and a lost watch are all handled by the difference of two sets. A node
+has state only for tenants with workloads on it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ import msgspec
 from weft.domain import kinds, model
 from weft.domain.addresses import BITS, Address
 from weft.domain.cluster import Cluster
+from weft.domain.desired.diff import Difference
 from weft.domain.desired.segments import (
     RemoteMac,
     Segment,
     all_tags_of,
-    answered_addresses,
+    encap_id,
     floods,
     is_bridged,
+    proxied_addresses,
+    remote_mac_of,
     segment_of,
-    station_of,
     tags_of,
-    wire_number,
 )
 from weft.domain.host_access.state import (
     ExternalAddress,
+    HostAccessItem,
     HostLink,
-    HostPart,
     HostPort,
     NodePort,
     NodePortVip,
@@ -42,18 +43,20 @@ from weft.domain.host_access.state import (
 )
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
 from weft.domain.ipam import ipam
-from weft.domain.loadbalancer.state import Backend, Frontend, ServicePart, Vip
-from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, PolicyPart, VerdictCounter
+from weft.domain.loadbalancer.state import Backend, Frontend, ServiceItem, Vip
+from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, PolicyItem, VerdictCounter
 from weft.domain.validation import check, parse_bandwidth
 
-_LARGEST_PACKET = 9 << 10
-# What a kernel hands over at once.
-_USUAL_BURST = 64 << 10
-_LARGEST_BURST = 1 << 28
+# A token bucket smaller than one jumbo frame would drop that frame for ever.
+_MIN_BURST = 9 << 10
+# The kernel hands over GSO packets of up to 64 KiB; a smaller default burst would throttle below the rate.
+_DEFAULT_BURST = 64 << 10
+# 2 Gbit: fits into 32 bits in whatever unit the kernel or OVS counts.
+_MAX_BURST = 1 << 28
 
 
 class Prefix(NamedTuple):
-    """A block of addresses as routes name it."""
+    """An address prefix, as in a route."""
 
     family: int
     base: int
@@ -64,100 +67,100 @@ class Prefix(NamedTuple):
 
 
 class TenantNetns(msgspec.Struct, frozen=True, gc=False):
-    """A tenant's own network space on this node."""
+    """The network namespace of a tenant on this node."""
 
     tenant: TenantName
 
 
 class Gateway(msgspec.Struct, frozen=True, gc=False):
-    """An address that this node answers for in the tenant's space; the same on every node."""
+    """A gateway or proxied address in the tenant's netns; anycast, the same on every node."""
 
     tenant: TenantName
     address: Address
-    # On which segment it is asked for; 0: none is.
+    # The segment whose ARP and ND requests for it are answered; 0 in routing mode.
     segment: int = 0
 
 
 class Overlay(msgspec.Struct, frozen=True, gc=False):
-    """The way to other nodes for one network."""
+    """The VXLAN tunnel of one network."""
 
     tenant: TenantName
     vni: int
 
 
 class VlanTrunk(msgspec.Struct, frozen=True, gc=False):
-    """The same for a network whose frames have VLAN tags: by the node's uplinks, where it has some."""
+    """The VLAN of a network on the node's uplinks; the counterpart of `Overlay` for encap vlan."""
 
     tenant: TenantName
-    # The network's `wire_number`.
+    # `encap_id` of the network.
     number: int
 
 
 class VxlanPeer(msgspec.Struct, frozen=True, gc=False):
-    """Another node on an overlay, by the address its tunnel ends at."""
+    """Another node on an overlay, by its VTEP address."""
 
     tenant: TenantName
     vni: int
     vtep: str
-    # Whether it gets what is said to all of a segment.
+    # Whether broadcast, unknown unicast and multicast are replicated to it.
     floods: bool = False
 
 
 class RemoteRoute(msgspec.Struct, frozen=True, gc=False):
-    """Addresses that are reached through a peer, or by the uplinks."""
+    """A route to addresses of another node, through its VTEP or the uplinks."""
 
     tenant: TenantName
     prefix: Prefix
-    # The network's `wire_number`.
+    # `encap_id` of the network.
     vni: int
     vtep: str
 
 
 class Port(msgspec.Struct, frozen=True, gc=False):
-    """A workload's attachment, seen from the node: its host end, and the addresses and MAC that may come from it."""
+    """The host-side port of a workload, and the source addresses and MAC that its spoof guard accepts."""
 
     tenant: TenantName
     interface: str
     mac: str
     addresses: tuple[Address, ...]
-    # The segment it is on; 0: its node routes all that comes from it.
+    # The segment it is bridged to; 0 in routing mode.
     segment: int = 0
 
 
 class QosProfile(msgspec.Struct, frozen=True, gc=False):
-    """What a profile, or a wish, makes of the packets that come from a port and go to it."""
+    """Rate limits and DSCP of a port, from its group's netprofile and the CNI bandwidth capability."""
 
     tenant: TenantName
     interface: str
-    # Bits per second; 0: no limit.
+    # Egress rate in bits per second; 0: no limit.
     rate: int
-    # How many bytes may come at once after a pause; 0 without a limit.
+    # Egress burst in bytes; 0 without a limit.
     burst: int
-    # What their DSCP is set to; 0: it stays as it is.
+    # DSCP set on egress packets; 0: unchanged.
     dscp: int
-    # The same for packets to the port.
-    rate_in: int = 0
-    burst_in: int = 0
+    # The same for packets to the workload.
+    ingress_rate: int = 0
+    ingress_burst: int = 0
 
     def __str__(self) -> str:
-        inward = f", {self.rate_in} bit/s to it" if self.rate_in else ""
-        return f"shape of {self.interface}: {self.rate} bit/s, bursts of {self.burst} B, DSCP {self.dscp}{inward}"
+        ingress = f", ingress {self.ingress_rate} bit/s" if self.ingress_rate else ""
+        return f"QoS of {self.interface}: egress {self.rate} bit/s, burst {self.burst} B, DSCP {self.dscp}{ingress}"
 
 
 class RateLimits(msgspec.Struct, frozen=True):
-    """What was asked for one workload: bits per second and bytes at once, out of it and into it; 0: no limit."""
+    """Requested limits of one workload: rates in bits per second, bursts in bytes; 0: no limit."""
 
-    out: int = 0
-    out_burst: int = 0
-    into: int = 0
-    into_burst: int = 0
-
-
-NO_RATES = RateLimits()
+    egress: int = 0
+    egress_burst: int = 0
+    ingress: int = 0
+    ingress_burst: int = 0
 
 
-# Who is reached through a peer.
-Beyond = RemoteRoute | RemoteMac
+NO_LIMITS = RateLimits()
+
+
+# State items that locate endpoints of other nodes.
+RemoteItem = RemoteRoute | RemoteMac
 StateItem = (
     TenantNetns
     | Segment
@@ -165,14 +168,19 @@ StateItem = (
     | Overlay
     | VlanTrunk
     | VxlanPeer
-    | Beyond
+    | RemoteItem
     | Port
     | QosProfile
-    | PolicyPart
-    | ServicePart
-    | HostPart
+    | PolicyItem
+    | ServiceItem
+    | HostAccessItem
 )
 
+# The difference of a node on which nothing has changed.
+NOTHING: Difference[StateItem] = Difference((), ())
+
+# The order of creation; deletion is in reverse. Policy comes before ports, so that no port forwards without it, and an
+# identity comes after the entries that evaluate it, so that its packets never meet an empty policy map.
 _RANKS: dict[type, int] = {
     TenantNetns: 0,
     Segment: 1,
@@ -203,64 +211,65 @@ _RANKS: dict[type, int] = {
 }
 
 
-def rank(part: StateItem) -> int:
-    """Parts of a lower rank must be there first."""
-    return _RANKS[type(part)]
+def rank(item: StateItem) -> int:
+    """Items of a lower rank must exist first."""
+    return _RANKS[type(item)]
 
 
-def host_end(key: EndpointKey) -> str:
-    """The name of an endpoint's host end: fits into 15 characters, and tells ours from others'."""
+def host_ifname(key: EndpointKey) -> str:
+    """The name of an endpoint's host-side port. The prefix `wp` marks it as ours."""
+    # IFNAMSIZ leaves 15 characters: a hash is the only fixed-width name for keys of any length.
     return "wp" + hashlib.sha256(str(key).encode()).hexdigest()[:11]
 
 
-def node_view(cluster: Cluster, node: NodeName, tenants: Iterable[TenantName]) -> frozenset[StateItem]:
-    """Everything this node should have for these tenants, which have workloads on it, besides their ports."""
-    return frozenset(part for tenant in tenants for part in tenant_parts(cluster, node, tenant))
+def plan_node_state(cluster: Cluster, node: NodeName, tenants: Iterable[TenantName]) -> frozenset[StateItem]:
+    """The desired state for the tenants that have workloads on this node, without ports."""
+    return frozenset(item for tenant in tenants for item in _tenant_state(cluster, node, tenant))
 
 
-def tenant_parts(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterator[StateItem]:
-    """What a tenant with workloads on this node needs there, besides their ports."""
+def _tenant_state(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterator[StateItem]:
+    """The desired state of one tenant, without ports."""
     yield TenantNetns(tenant)
     for network in cluster.networks(tenant):
         segments = [segment for tags in all_tags_of(cluster, network) if (segment := segment_of(cluster, tenant, tags))]
         yield from segments
         for segment in segments:
-            for address in answered_addresses(cluster, network):
+            for address in proxied_addresses(cluster, network):
                 yield Gateway(tenant, address, segment.number)
         if not segments:
             for family in (4, 6):
                 if gateway := ipam.gateway_of(network, family):
                     yield Gateway(tenant, gateway)
-        if network.tags and is_used(cluster, network.key):
-            yield from overlay_parts(cluster, node, network)
+        if network.tags and has_endpoints(cluster, network.key):
+            yield from _overlay_state(cluster, node, network)
 
 
-def ground_of(cluster: Cluster, network: model.Network, group: str = "") -> Iterator[StateItem]:
-    """What must be there before somebody of a group is attached to a network."""
+def network_prerequisites(cluster: Cluster, network: model.Network, group: str = "") -> Iterator[StateItem]:
+    """The items that must exist before an endpoint of a group is attached to a network."""
     yield TenantNetns(network.tenant)
     tags = tags_of(cluster, network, group)
     if segment := segment_of(cluster, network.tenant, tags):
         yield segment
     if tags:
-        yield way_of(network.tenant, tags)
+        yield encap_item(network.tenant, tags)
 
 
-def way_of(tenant: TenantName, tags: model.NetworkTags) -> Overlay | VlanTrunk:
-    """What leads to other nodes for a network."""
-    return Overlay(tenant, tags.vni) if tags.vni else VlanTrunk(tenant, wire_number(tags))
+def encap_item(tenant: TenantName, tags: model.NetworkTags) -> Overlay | VlanTrunk:
+    """The tunnel or VLAN that carries a network between nodes."""
+    return Overlay(tenant, tags.vni) if tags.vni else VlanTrunk(tenant, encap_id(tags))
 
 
-def is_used(cluster: Cluster, network: NetworkKey) -> bool:
-    """Whether there is anyone to be reached in a network."""
+def has_endpoints(cluster: Cluster, network: NetworkKey) -> bool:
+    """Whether a network has endpoints, or blocks from which nodes may create some."""
     return bool(cluster.by_network.get(network) or cluster.blocks.get(network))
 
 
-def overlay_parts(cluster: Cluster, node: NodeName, network: model.Network) -> Iterator[StateItem]:
-    """The way to other nodes for one network, and who is there."""
+def _overlay_state(cluster: Cluster, node: NodeName, network: model.Network) -> Iterator[StateItem]:
+    """The tunnel or VLAN of one network, its peers, and the location of remote endpoints."""
     assert network.tags is not None
-    number = wire_number(network.tags)
+    number = encap_id(network.tags)
     for tags in all_tags_of(cluster, network):
-        yield way_of(network.tenant, tags)
+        yield encap_item(network.tenant, tags)
     vteps = {other.name: other.vtep_ip for other in cluster.all(kinds.NODE) if other.vtep_ip and other.name != node}
     bridged = is_bridged(cluster)
     for vtep in set(vteps.values()) if network.tags.vni else ():
@@ -270,17 +279,14 @@ def overlay_parts(cluster: Cluster, node: NodeName, network: model.Network) -> I
             length = BITS[block.family] - ipam.BLOCK_SIZE.bit_length() + 1
             yield RemoteRoute(network.tenant, Prefix(block.family, block.number, length), number, vtep)
     for endpoint in cluster.endpoints(network.key):
-        yield from remotes_of(cluster, node, endpoint)
+        yield from remote_items_of(cluster, node, endpoint)
 
 
-def remotes_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> Iterator[Beyond]:
-    """Where an endpoint of another node is; nothing for addresses that are reached by their node's block.
-
-    The block's frames have the network's tag.
-    """
+def remote_items_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> Iterator[RemoteItem]:
+    """The location of a remote endpoint; nothing for addresses that the route to their node's block covers."""
     if is_bridged(cluster):
-        if station := station_of(cluster, node, endpoint):
-            yield station
+        if remote_mac := remote_mac_of(cluster, node, endpoint):
+            yield remote_mac
         return
     stored = cluster.get(kinds.NETWORK, *endpoint.network_key)
     other = cluster.get(kinds.NODE, endpoint.host)
@@ -291,13 +297,14 @@ def remotes_of(cluster: Cluster, node: NodeName, endpoint: model.Endpoint) -> It
     if endpoint.host == node or not vtep:
         return
     for address in endpoint.addresses:
+        # The route to a block uses the network's tag; an endpoint whose group has its own tag needs a host route.
         if tags != stored.value.tags or _owner(cluster, stored.value, address) != endpoint.host:
             prefix = Prefix(address.family, address.number, BITS[address.family])
-            yield RemoteRoute(endpoint.tenant, prefix, wire_number(tags), vtep)
+            yield RemoteRoute(endpoint.tenant, prefix, encap_id(tags), vtep)
 
 
 def _owner(cluster: Cluster, network: model.Network, address: Address) -> str:
-    """The node whose block an address lies in, or nobody."""
+    """The node whose block contains an address; empty if there is none."""
     if not ipam.has_blocks(network, address.family):
         return ""
     block = cluster.blocks.get(network.key, {}).get(ipam.block_of(network, address))
@@ -305,33 +312,33 @@ def _owner(cluster: Cluster, network: model.Network, address: Address) -> str:
 
 
 def port_of(endpoint: model.Endpoint, *, segment: int = 0) -> Port:
-    """The endpoint's host end, on the segment of its network if that is one."""
+    """The host-side port of an endpoint; `segment` in bridge mode."""
     return Port(
         tenant=endpoint.tenant,
-        interface=host_end(endpoint.key),
+        interface=host_ifname(endpoint.key),
         mac=endpoint.mac_address,
         addresses=endpoint.addresses,
         segment=segment,
     )
 
 
-def shape_of(cluster: Cluster, endpoint: model.Endpoint, wish: RateLimits = NO_RATES) -> QosProfile | None:
-    """What the profile of the endpoint's group and the wish of its caller ask for; nothing where they ask for nothing.
+def qos_profile_of(cluster: Cluster, endpoint: model.Endpoint, requested: RateLimits = NO_LIMITS) -> QosProfile | None:
+    """The QoS of an endpoint from its group's netprofile and the request of its runtime; None if neither sets any.
 
-    Where both limit what comes from the workload, the lower rate counts. `Invalid` when the profile is not as the
-    master would have let it be.
+    If both limit egress, the lower rate wins. `Invalid` for a stored profile that netmaster would not have accepted.
     """
     profile = _profile_of(cluster, endpoint)
     if profile is None:
-        return wished_shape(endpoint, wish)
+        return requested_qos_profile(endpoint, requested)
     rate = parse_bandwidth(profile.bandwidth)
     burst = _burst(rate, profile.burst << 10) if rate else 0
-    return _shape(endpoint, [(rate, burst), (wish.out, wish.out_burst)], dscp=profile.dscp, wish=wish)
+    limits = [(rate, burst), (requested.egress, requested.egress_burst)]
+    return _qos_profile(endpoint, limits, dscp=profile.dscp, requested=requested)
 
 
-def wished_shape(endpoint: model.Endpoint, wish: RateLimits) -> QosProfile | None:
-    """What the wish alone asks for."""
-    return _shape(endpoint, [(wish.out, wish.out_burst)], dscp=0, wish=wish)
+def requested_qos_profile(endpoint: model.Endpoint, requested: RateLimits) -> QosProfile | None:
+    """The QoS of an endpoint from the request of its runtime alone."""
+    return _qos_profile(endpoint, [(requested.egress, requested.egress_burst)], dscp=0, requested=requested)
 
 
 def _profile_of(cluster: Cluster, endpoint: model.Endpoint) -> model.Profile | None:
@@ -342,25 +349,26 @@ def _profile_of(cluster: Cluster, endpoint: model.Endpoint) -> model.Profile | N
     return check(stored.value) if stored else None
 
 
-def _shape(
-    endpoint: model.Endpoint, limits: list[tuple[int, int]], *, dscp: int, wish: RateLimits
+def _qos_profile(
+    endpoint: model.Endpoint, limits: list[tuple[int, int]], *, dscp: int, requested: RateLimits
 ) -> QosProfile | None:
     rate, burst = min(((rate, burst) for rate, burst in limits if rate), default=(0, 0))
-    if not (rate or dscp or wish.into):
+    if not (rate or dscp or requested.ingress):
         return None
     return QosProfile(
         tenant=endpoint.tenant,
-        interface=host_end(endpoint.key),
+        interface=host_ifname(endpoint.key),
         rate=rate,
         burst=_burst(rate, burst) if rate else 0,
         dscp=dscp,
-        rate_in=wish.into,
-        burst_in=_burst(wish.into, wish.into_burst) if wish.into else 0,
+        ingress_rate=requested.ingress,
+        ingress_burst=_burst(requested.ingress, requested.ingress_burst) if requested.ingress else 0,
     )
 
 
-def _burst(rate: int, asked: int) -> int:
-    """What was asked for, but not less than the largest packet; else what comes in a hundredth of a second."""
-    if asked:
-        return min(max(asked, _LARGEST_PACKET), _LARGEST_BURST)
-    return min(max(rate // 800, _USUAL_BURST), _LARGEST_BURST)
+def _burst(rate: int, requested: int) -> int:
+    """The requested burst, at least one packet; by default what the rate sends in 10 ms."""
+    if requested:
+        return min(max(requested, _MIN_BURST), _MAX_BURST)
+    # Bits per second / 800 are bytes per 10 ms.
+    return min(max(rate // 800, _DEFAULT_BURST), _MAX_BURST)

@@ -1,4 +1,4 @@
-"""Released addresses rest a while: a peer that still remembers the old holder must not meet a new one there."""
+"""Cooldown of released addresses: peers may still have the old holder in their ARP caches and conntrack tables."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ from weft.domain.addresses import Address
 from weft.domain.ids import NetworkKey
 from weft.domain.ipam.allocator import NumberSet
 
-REST_S = 60.0
+# Linux keeps a stale neighbour entry for up to a minute (gc_stale_time).
+COOLDOWN_S = 60.0
 
 Pool = tuple[NetworkKey, int]
 
 
 class Cooldown:
-    """What was released lately, by network and family. Lost with the process: resting is a courtesy, not a promise."""
+    """Recently released addresses by network and family. Kept in memory only: the cooldown is best effort."""
 
-    def __init__(self, *, rest: float = REST_S) -> None:
-        self._rest = rest
+    def __init__(self, *, duration: float = COOLDOWN_S) -> None:
+        self._duration = duration
+        # In order of expiry, because every address has the same duration.
         self._order: deque[tuple[float, Pool, int]] = deque()
         self._last: dict[tuple[Pool, int], float] = {}
         self._numbers: defaultdict[Pool, NumberSet] = defaultdict(NumberSet)
 
-    def rest(self, network: NetworkKey, address: Address, *, now: float) -> None:
-        """The address was released at `now`."""
-        pool, until = (network, address.family), now + self._rest
+    def add(self, network: NetworkKey, address: Address, *, now: float) -> None:
+        """Start the cooldown of an address that is released at `now`."""
+        pool, until = (network, address.family), now + self._duration
         self._numbers[pool].add(address.number)
         self._last[pool, address.number] = until
         self._order.append((until, pool, address.number))
 
-    def at(self, now: float) -> Mapping[Pool, NumberSet]:
-        """The addresses that rest at `now`."""
+    def active(self, now: float) -> Mapping[Pool, NumberSet]:
+        """The addresses whose cooldown has not ended at `now`."""
         while self._order and self._order[0][0] <= now:
             until, pool, number = self._order.popleft()
-            if self._last.get((pool, number)) == until:  # not released once more since
+            # An address that was released again meanwhile has a later entry of its own.
+            if self._last.get((pool, number)) == until:
                 del self._last[pool, number]
                 self._numbers[pool].discard(number)
         return self._numbers

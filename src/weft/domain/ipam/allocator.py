@@ -1,15 +1,16 @@
-"""Choose numbers from a pool, given what is taken: lowest free first, released ones rest while others are free."""
+"""Allocation of numbers from a pool: the lowest free one first, one in cooldown only if no other is free."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+# Bits of one chunk: Python finds a free bit in an integer of this size faster than in many small ones.
 _CHUNK = 1024
 _FULL = (1 << _CHUNK) - 1
 
 
 class NumberSet:
-    """A sparse set of non-negative integers that finds the next free one fast: 1,024-bit chunks in a dict."""
+    """A sparse set of non-negative integers with a fast search for the next free one: a dict of bitmap chunks."""
 
     __slots__ = ("_chunks", "_size")
 
@@ -42,16 +43,17 @@ class NumberSet:
         if before >> bit & 1:
             after = before & ~(1 << bit)
             self._size -= 1
+            # Empty chunks are removed, so that the sparse search does not visit them.
             if after:
                 self._chunks[chunk] = after
             else:
                 del self._chunks[chunk]
 
     def copy(self) -> NumberSet:
-        twin = NumberSet()
-        twin._chunks = dict(self._chunks)
-        twin._size = self._size
-        return twin
+        copied = NumberSet()
+        copied._chunks = dict(self._chunks)
+        copied._size = self._size
+        return copied
 
     def chunk(self, index: int) -> int:
         """The bits of the numbers from `index * 1024` on."""
@@ -63,13 +65,14 @@ class NumberSet:
 
     def next_taken(self, first: int, last: int) -> int | None:
         """The lowest number of `first..last` that is in the set."""
+        # An IPv6 range has more chunks than any set: visit the chunks of the set instead of those of the range.
         if last - first > _CHUNK * len(self._chunks):
             return self._next_taken_sparse(first, last)
         while first <= last:
             chunk, bit = divmod(first, _CHUNK)
             taken = self._chunks.get(chunk, 0) >> bit
             if taken:
-                found = first + (taken & -taken).bit_length() - 1
+                found = first + (taken & -taken).bit_length() - 1  # the lowest set bit
                 return found if found <= last else None
             first = (chunk + 1) * _CHUNK
         return None
@@ -108,10 +111,11 @@ EMPTY = NumberSet()
 
 
 def choose(
-    taken: NumberSet, spans: Collection[tuple[int, int]], *, held: NumberSet = EMPTY, resting: NumberSet = EMPTY
+    taken: NumberSet, spans: Collection[tuple[int, int]], *, held: NumberSet = EMPTY, cooling: NumberSet = EMPTY
 ) -> int | None:
-    """The lowest number of the spans that is neither taken nor held; a resting one only when nothing else is free."""
-    for sets in ((taken, held, resting), (taken, held)):
+    """The lowest number of the spans that is neither taken nor held; one in cooldown only if nothing else is free."""
+    # Two passes: a cooling address is better than none.
+    for sets in ((taken, held, cooling), (taken, held)):
         for first, last in spans:
             number = next_free(sets, first, last)
             if number is not None:
@@ -126,6 +130,7 @@ def next_free(sets: Collection[NumberSet], first: int, last: int) -> int | None:
         taken = 0
         for numbers in sets:
             taken |= numbers.chunk(chunk)
+        # The mask keeps the inverted bits above the chunk, which Python extends without end, from looking free.
         free = ~(taken >> bit) & (_FULL >> bit)
         if free:
             found = first + (free & -free).bit_length() - 1
@@ -135,7 +140,7 @@ def next_free(sets: Collection[NumberSet], first: int, last: int) -> int | None:
 
 
 def subtract(span: tuple[int, int], holes: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """What is left of a span without the holes, in order."""
+    """A span without the holes, in order."""
     first, last = span
     for low, high in sorted(holes):
         if high < first or low > last:

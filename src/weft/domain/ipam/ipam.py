@@ -1,9 +1,10 @@
-"""Addresses as claims: who may take which address of a network, so that none is ever given twice (ADR 2).
+"""Address allocation: which address of a network a holder may claim, so that none is ever allocated twice (ADR 2).
 
-Two kinds of pool. *Shared*: one claim per address in the store, written together with its holder. *Exclusive*: blocks
-of 64 addresses in pools of 1,024 and more; a block belongs to one node, which alone gives out its addresses, also while
-the store is away. A block is either a node's or shared (owner empty), never both: a claim in a large pool first makes
-its block shared, a node takes only blocks that nobody has. Nodes take from the top, claims from the bottom.
+There are two kinds of allocation. *Claims*: one key per address in the store, written together with its holder.
+*Blocks*: 64 addresses of a pool of 1,024 or more. A block belongs to one node, which allocates its addresses alone,
+also while the store is unreachable. A block is either a node's or shared (without an owner), never both: a claim in a
+large pool first makes its block shared, and a node takes only blocks that do not exist. Nodes take blocks from the top
+of the pool, claims start at the bottom, so that they rarely compete.
 """
 
 from __future__ import annotations
@@ -31,21 +32,24 @@ from weft.domain.ipam.allocator import EMPTY, NumberSet, choose, subtract
 from weft.domain.store_types import NEVER, Delete, Put, Write
 from weft.domain.transaction import ReadSet, put_claim
 
+# Calico's default too: small enough for many nodes, large enough that a node seldom asks for another.
 BLOCK_SIZE = 64
+# In a smaller pool a few nodes with blocks would leave nothing for the others.
 EXCLUSIVE_FROM = 1024
-# Begins the holder of an address that was asked for ahead of its endpoint (Docker does so).
+# Prefix of the holder of an address that is reserved before its endpoint exists, as Docker does.
 RESERVED = "reserved:"
 
 Span = tuple[int, int]
 
 
 def subnet_of(network: model.Network, family: int) -> Subnet | None:
-    """The network's subnet of a family; None when it has none."""
+    """The network's subnet of a family; None if it has none."""
     if family == 4:
         return _subnet_v4(network.subnet)
     return _subnet_v6(network.ipv6_subnet) if network.ipv6_subnet else None
 
 
+# Parsing is the costliest part of an allocation, and the text of a subnet never changes.
 _subnet_v4 = lru_cache(maxsize=4096)(parse_subnet_v4)
 _subnet_v6 = lru_cache(maxsize=4096)(parse_subnet_v6)
 
@@ -57,26 +61,28 @@ def gateway_of(network: model.Network, family: int) -> Address | None:
 
 
 def pool_of(group: model.Group) -> Range | None:
-    """The group's own part of its network, where it has one."""
+    """The address pool of the group; None if it has none."""
     return parse_range(group.ip_pool, field="ipPool", family=4) if group.ip_pool else None
 
 
 def has_blocks(network: model.Network, family: int) -> bool:
-    """Whether the network's pool of this family is large enough to be given out in blocks."""
+    """Whether the network's pool of this family is large enough for blocks."""
     subnet = subnet_of(network, family)
     return subnet is not None and subnet.usable.size >= EXCLUSIVE_FROM
 
 
 def gives_blocks(network: model.Network, group: model.Group | None) -> bool:
-    """Whether endpoints of the group (or of none) get addresses from their node's blocks: in every family or in none,
-    so that what a node gives out while the store is away is whole."""
+    """Whether endpoints of the group (or of none) get addresses from their node's blocks.
+
+    In every family or in none: a node must be able to allocate all addresses of an endpoint without the store.
+    """
     if group is not None and group.ip_pool:
         return False
     return all(has_blocks(network, family) for family in (4, 6) if subnet_of(network, family) is not None)
 
 
 def spans_for(cluster: Cluster, network: model.Network, group: model.Group | None, family: int) -> list[Span]:
-    """What endpoints of the group (or of none) may get: the usable part, less the gateway and other groups' pools."""
+    """The addresses for endpoints of the group (or of none): usable, without the gateway and other groups' pools."""
     subnet = subnet_of(network, family)
     if subnet is None:
         return []
@@ -90,7 +96,7 @@ def spans_for(cluster: Cluster, network: model.Network, group: model.Group | Non
 
 
 def block_of(network: model.Network, address: Address) -> Address:
-    """The first address of the block an address lies in; blocks are counted from the subnet's base."""
+    """The first address of the block of an address. Blocks are aligned to the subnet's base, not to the span."""
     subnet = subnet_of(network, address.family)
     assert subnet is not None
     return Address(address.family, address.number - (address.number - subnet.base) % BLOCK_SIZE)
@@ -117,15 +123,16 @@ def choose_address(
     *,
     family: int,
     held: NumberSet = EMPTY,
-    resting: NumberSet = EMPTY,
+    cooling: NumberSet = EMPTY,
 ) -> Address:
-    """The lowest address free for a shared claim, or `Exhausted`. `held` are being claimed at this moment."""
+    """The lowest address that can be claimed, or `Exhausted`. `held` are addresses of commits in flight."""
     spans = spans_for(cluster, network, group, family)
     owned = list(_nodes_blocks(cluster, network, family)) if has_blocks(network, family) else []
+    # Addresses of a node's block are allocated by that node alone.
     if owned:
         spans = [part for span in spans for part in subtract(span, owned)]
     taken = cluster.address_pool(network.key, family).taken
-    number = choose(taken, spans, held=held, resting=resting)
+    number = choose(taken, spans, held=held, cooling=cooling)
     if number is None:
         where = f"group {group.key} (pool {group.ip_pool})" if group and group.ip_pool else f"network {network.key}"
         raise Exhausted(f"{where} has no free IPv{family} address left: delete endpoints or use a larger pool")
@@ -133,9 +140,10 @@ def choose_address(
 
 
 def used_addresses(cluster: Cluster, network: model.Network, *, family: int) -> NumberSet:
-    """The addresses that somebody has, claimed one by one or given out by a node from its blocks."""
+    """The addresses in use: claimed, or allocated by a node from its blocks."""
     used = cluster.address_pool(network.key, family).taken
     if has_blocks(network, family):
+        # The pool's set is shared with the snapshot.
         used = used.copy()
         for endpoint in cluster.endpoints(network.key):
             text = endpoint.ip_address if family == 4 else endpoint.ipv6_address
@@ -147,16 +155,17 @@ def used_addresses(cluster: Cluster, network: model.Network, *, family: int) -> 
 def claim(
     reading: ReadSet, network: model.Network, group: model.Group | None, *, address: Address, holder: str, field: str
 ) -> list[Write]:
-    """The writes that take one address for a holder; `Conflict` when somebody has it, `Invalid` when nobody may.
+    """The writes that claim one address; `Conflict` if it is taken, `Invalid` if it cannot be allocated.
 
-    `field` is the member in which it was asked for.
+    `field` is the member of the request that asks for it.
     """
     check_claimable(reading, network, group, address=address, field=field)
     key = claim_key(network, address)
     present = reading.cluster.address_pool(network.key, address.family).holders.get(address.number)
+    # A reservation has no identity: whichever endpoint asks for the address first takes it over.
     if present and present.value.holder != holder and not present.value.holder.startswith(RESERVED):
         raise Conflict(f"address {address} is taken by {present.value.holder}", field=field)
-    reading.at(key, present.revision if present else NEVER)
+    reading.compare_revision(key, present.revision if present else NEVER)
     writes: list[Write] = [put_claim(key, holder)]
     if has_blocks(network, address.family):
         writes += _share_block(reading, network, address=address, field=field)
@@ -166,28 +175,29 @@ def claim(
 def check_claimable(
     reading: ReadSet, network: model.Network, group: model.Group | None, *, address: Address, field: str
 ) -> None:
-    """`Invalid` unless an endpoint of the group (or of none) may have the address. Compares the groups' pools."""
-    reading.quiet(kinds.GROUP.store_prefix(network.tenant))
+    """`Invalid` unless an endpoint of the group (or of none) may have the address."""
+    # A group with a pool that contains the address may be created at the same moment.
+    reading.compare_prefix(kinds.GROUP.store_prefix(network.tenant))
     spans = spans_for(reading.cluster, network, group, address.family)
     if not any(first <= address.number <= last for first, last in spans):
         where = f"pool {group.ip_pool} of group {group.name}" if group and group.ip_pool else f"network {network.name}"
-        raise Invalid(f"address {address} is not one that {where} can give out", field=field)
+        raise Invalid(f"address {address} cannot be allocated from {where}", field=field)
 
 
 def _share_block(reading: ReadSet, network: model.Network, *, address: Address, field: str) -> list[Write]:
     block = block_of(network, address)
     key = block_key(network, block)
     present = reading.cluster.blocks.get(network.key, {}).get(block)
-    reading.at(key, present.revision if present else NEVER)
+    reading.compare_revision(key, present.revision if present else NEVER)
     if present is None:
         return [Put(key, codec.encode(model.Block()))]
     if present.value.owner:
-        raise Conflict(f"address {address} lies in a block of node {present.value.owner}", field=field)
+        raise Conflict(f"address {address} is in a block of node {present.value.owner}", field=field)
     return []
 
 
 def reservation(key: NetworkKey | GroupKey) -> str:
-    """The holder of an address that was asked for ahead of an endpoint of the network or group."""
+    """The holder of an address that is reserved for an endpoint of the network or group."""
     return f"{RESERVED}{key}"
 
 
@@ -200,32 +210,34 @@ def reserved_for(cluster: Cluster, network: NetworkKey, group: GroupKey) -> Iter
 
 
 def release(network: model.Network, *addresses: str) -> list[Write]:
-    """The writes that give addresses back. Harmless for addresses of a node's own blocks, which have no claim."""
+    """The writes that release addresses. Harmless for addresses from blocks, which have no claim."""
     return [Delete(claim_key(network, parse_address(text, field="IPAddress"))) for text in addresses if text]
 
 
 def take_block(reading: ReadSet, network: model.Network, node: NodeName, *, family: int) -> tuple[Address, list[Write]]:
-    """A block for a node, from the top of the pool, or `Exhausted`."""
+    """Allocate a block to a node, from the top of the pool; `Exhausted` if none is free."""
     subnet = subnet_of(network, family)
     assert subnet is not None
     reading.require(kinds.NETWORK, *network.key, field="networkName")
-    reading.quiet(kinds.GROUP.store_prefix(network.tenant))
+    reading.compare_prefix(kinds.GROUP.store_prefix(network.tenant))
     spans = spans_for(reading.cluster, network, None, family)
     known = reading.cluster.blocks.get(network.key, {})
     usable = subnet.usable
+    # The first address of the topmost block.
     number = usable.last - (usable.last - subnet.base) % BLOCK_SIZE
     while number + BLOCK_SIZE > usable.first:
         block = Address(family, number)
         wholly_free = any(first <= number and number + BLOCK_SIZE - 1 <= last for first, last in spans)
+        # A block must not contain a gateway or addresses of a group's pool.
         if wholly_free and block not in known:
-            reading.at(block_key(network, block), NEVER)
+            reading.compare_revision(block_key(network, block), NEVER)
             return block, [Put(block_key(network, block), codec.encode(model.Block(owner=node)))]
         number -= BLOCK_SIZE
     raise Exhausted(f"network {network.key} has no free block of {BLOCK_SIZE} IPv{family} addresses left")
 
 
 def owned_blocks(cluster: Cluster, network: model.Network, node: NodeName, *, family: int) -> list[Span]:
-    """The blocks of a network that a node gives out by itself."""
+    """The spans of a node's own blocks in a network."""
     blocks = cluster.blocks.get(network.key, {}).items()
     owned = sorted(block.number for block, stored in blocks if stored.value.owner == node and block.family == family)
     return [(first, first + BLOCK_SIZE - 1) for first in owned]
@@ -238,35 +250,36 @@ def choose_from_blocks(
     *,
     family: int,
     held: NumberSet = EMPTY,
-    resting: NumberSet = EMPTY,
+    cooling: NumberSet = EMPTY,
     returning: Container[Address] = (),
 ) -> Address | None:
-    """The lowest address of a node's own blocks that no endpoint has, and that is not held.
+    """The lowest free address of a node's own blocks; one in cooldown only if nothing else is free.
 
-    A resting one only when nothing else is free, and none of the blocks that are on their way back.
+    Blocks that are being returned are skipped.
     """
     blocks = owned_blocks(cluster, network, node, family=family)
     spans = [span for span in blocks if Address(family, span[0]) not in returning]
-    number = choose(cluster.numbers_in_use(network.key, family), spans, held=held, resting=resting)
+    number = choose(cluster.numbers_in_use(network.key, family), spans, held=held, cooling=cooling)
     return None if number is None else Address(family, number)
 
 
 def hold_block(reading: ReadSet, network: model.Network, node: NodeName, address: Address) -> None:
-    """Compare that the address lies in a block which is the node's own; `Conflict` when it does not (any more)."""
+    """Compare that the address is in a block of the node; `Conflict` if it is not (any more)."""
     block = block_of(network, address)
     stored = reading.cluster.blocks.get(network.key, {}).get(block)
     if stored is None or stored.value.owner != node:
-        raise Conflict(f"address {address} lies in no block of node {node}")
-    reading.at(block_key(network, block), stored.revision)
+        raise Conflict(f"address {address} is in no block of node {node}")
+    reading.compare_revision(block_key(network, block), stored.revision)
 
 
 def return_block(reading: ReadSet, network: model.Network, node: NodeName, block: Address) -> list[Write]:
-    """The writes that give a node's block back; `Conflict` while an endpoint has one of its addresses."""
+    """The writes that return a node's block; `Conflict` while an endpoint has one of its addresses."""
     stored = reading.cluster.blocks.get(network.key, {}).get(block)
     if stored is None or stored.value.owner != node:
         return []
-    reading.at(block_key(network, block), stored.revision)
-    reading.quiet(kinds.ENDPOINT.store_prefix(network.tenant, network.name))
+    reading.compare_revision(block_key(network, block), stored.revision)
+    # The node itself may publish an endpoint with an address of the block at the same moment.
+    reading.compare_prefix(kinds.ENDPOINT.store_prefix(network.tenant, network.name))
     inside = Range(block.family, block.number, block.number + BLOCK_SIZE - 1)
     for endpoint in reading.cluster.endpoints(network.key):
         text = endpoint.ip_address if block.family == 4 else endpoint.ipv6_address
@@ -276,5 +289,5 @@ def return_block(reading: ReadSet, network: model.Network, node: NodeName, block
 
 
 def describe(spans: Collection[Span], family: int) -> str:
-    """Runs of addresses as the original wrote them: `10.1.1.1-10.1.1.4, 10.1.1.6`."""
+    """Runs of addresses in Contiv's format: `10.1.1.1-10.1.1.4, 10.1.1.6`."""
     return ", ".join(str(Range(family, first, last)) for first, last in spans)

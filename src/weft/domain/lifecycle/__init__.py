@@ -1,1 +1,1 @@
-"""TODO"""
+"""Life cycle of objects and nodes: changes of each kind, node GC, node permissions, realization, store format."""

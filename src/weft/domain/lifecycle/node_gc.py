@@ -1,4 +1,4 @@
-"""When a silent node's endpoints and blocks are taken back (ADR 2, W12), decided with the time passed in."""
+"""Garbage collection of dead nodes: when their endpoints and blocks are reclaimed (ADR 2, W12). Time is a parameter."""
 
 from __future__ import annotations
 
@@ -13,57 +13,58 @@ from weft.domain.ipam import ipam
 from weft.domain.store_types import NEVER, Delete, Write
 from weft.domain.transaction import ReadSet, Transaction, put
 
-# Endpoints collected in one commit: stores bound the size of a commit.
+# Endpoints reclaimed in one commit: etcd accepts 128 operations, and an endpoint takes up to three.
 BATCH = 30
 
 
 def nodes_to_mark(cluster: Cluster) -> Iterator[NodeName]:
-    """Nodes whose silence began or ended and is not written down yet."""
+    """Nodes whose reachability differs from what their document says."""
     for node in cluster.all(kinds.NODE):
-        if cluster.is_silent(node.name) == (node.silent_since == 0):
+        if cluster.is_unreachable(node.name) == (node.unreachable_since == 0):
             yield node.name
 
 
 def plan_mark(reading: ReadSet, name: NodeName, *, now: float) -> Transaction:
-    """Write down since when a node is silent, or that it is heard again.
+    """Record since when a node is unreachable, or that it is reachable again.
 
-    A node puts its document anew, unmarked, in the commit in which it shows itself; so a mark that is there was made
-    after the node was last heard of.
+    A node writes its document without the mark in the same commit as its leased key, so that a mark is always newer
+    than the last connection of the node.
     """
     node = reading.get(kinds.NODE, name)
     if node is None:
         return Transaction()
     since = 0.0
-    if reading.cluster.is_silent(name):
+    if reading.cluster.is_unreachable(name):
         since = now
-        reading.at(kinds.alive_node(name), NEVER)
-    if (since == 0) == (node.silent_since == 0):
+        # A node that reconnects at the same moment must not be marked.
+        reading.compare_revision(kinds.alive_node(name), NEVER)
+    if (since == 0) == (node.unreachable_since == 0):
         return Transaction()
-    return reading.plan([put(kinds.NODE, msgspec.structs.replace(node, silent_since=since))])
+    return reading.plan([put(kinds.NODE, msgspec.structs.replace(node, unreachable_since=since))])
 
 
 def nodes_to_collect(cluster: Cluster, *, now: float, limit: float) -> Iterator[NodeName]:
-    """Nodes that have been silent for longer than the limit, which they themselves obey too."""
+    """Nodes that are unreachable longer than the limit. They stop allocating after the same time (--offline-limit)."""
     return (node.name for node in cluster.all(kinds.NODE) if _is_dead(cluster, node, now=now, limit=limit))
 
 
 def _is_dead(cluster: Cluster, node: model.Node, *, now: float, limit: float) -> bool:
-    return bool(node.silent_since) and cluster.is_silent(node.name) and now - node.silent_since > limit
+    return bool(node.unreachable_since) and cluster.is_unreachable(node.name) and now - node.unreachable_since > limit
 
 
 def plan_collect(reading: ReadSet, name: NodeName, *, now: float, limit: float) -> Transaction:
-    """Take back a part of what a dead node had; its own document goes last, with its blocks. Empty when all is done.
+    """Reclaim a batch of a dead node's endpoints; its document goes last, with its blocks. Empty when all is done.
 
-    The node's leased key is compared as absent, so a node that comes back in this very moment keeps what is left. The
-    node's own commits compare the same key as theirs, so none of them can come in between.
+    The commit compares the node's leased key as absent, so that a node that reconnects keeps what is left. The node's
+    own commits compare the same key as present, so that none of them can interleave.
     """
     node = reading.get(kinds.NODE, name)
     if node is None or not _is_dead(reading.cluster, node, now=now, limit=limit):
         return Transaction()
-    reading.at(kinds.alive_node(name), NEVER)
-    mine = [endpoint for endpoint in reading.cluster.all(kinds.ENDPOINT) if endpoint.host == name]
-    if mine:
-        return reading.plan([write for endpoint in mine[:BATCH] for write in _take_back(reading, endpoint)])
+    reading.compare_revision(kinds.alive_node(name), NEVER)
+    own = [endpoint for endpoint in reading.cluster.all(kinds.ENDPOINT) if endpoint.host == name]
+    if own:
+        return reading.plan([write for endpoint in own[:BATCH] for write in _reclaim(reading, endpoint)])
     blocks = {
         ipam.block_key(network, block): stored.revision
         for network in reading.cluster.all(kinds.NETWORK)
@@ -71,16 +72,17 @@ def plan_collect(reading: ReadSet, name: NodeName, *, now: float, limit: float) 
         if stored.value.owner == name
     }
     writes: list[Write] = []
+    # The document is the proof that something is left: it goes only with the last batch.
     if len(blocks) <= BATCH:
-        writes += [Delete(kinds.NODE.store_key(name)), Delete(kinds.receipt_of(name))]
+        writes += [Delete(kinds.NODE.store_key(name)), Delete(kinds.applied_key(name))]
     for key, revision in list(blocks.items())[:BATCH]:
-        reading.at(key, revision)
+        reading.compare_revision(key, revision)
         writes.append(Delete(key))
     return reading.plan(writes)
 
 
-def _take_back(reading: ReadSet, endpoint: model.Endpoint) -> list[Write]:
-    reading.get(kinds.ENDPOINT, *endpoint.key)
+def _reclaim(reading: ReadSet, endpoint: model.Endpoint) -> list[Write]:
+    reading.get(kinds.ENDPOINT, *endpoint.key)  # compared: nothing of a newer endpoint of the same key is freed
     stored = reading.cluster.get(kinds.NETWORK, endpoint.tenant, endpoint.network)
     freed = ipam.release(stored.value, endpoint.ip_address, endpoint.ipv6_address) if stored else []
     return [Delete(kinds.ENDPOINT.store_key(*endpoint.key)), *freed]

@@ -1,7 +1,7 @@
-"""How far the nodes have come, judged by what they told: who has not carried out what was written, and why.
+"""Realization of writes on the nodes: which nodes have not applied a revision yet, and why.
 
-A wish in the store asks every node for a receipt; its revision is later than all that was written before it. A node
-answers when it has carried out everything up to the wish, so whoever waits compares receipts with the wish's revision.
+A waiting client puts the sync request key; its revision is later than all writes before it. A node acknowledges the
+request when it has applied everything up to it, so a client waits until every acknowledged revision reaches it.
 """
 
 from __future__ import annotations
@@ -14,43 +14,44 @@ from weft.domain.cluster import Cluster
 from weft.domain.ids import NodeName
 from weft.domain.store_types import Revision
 
-State = Literal["alive", "not ready", "silent"]
+State = Literal["Ready", "NotReady", "Unreachable"]
 
-_NOTHING = model.Receipt()
+# Of a node that has never acknowledged.
+_NO_STATUS = model.SyncStatus()
 
 
-def is_behind(cluster: Cluster, node: NodeName, revision: Revision, *, skip_silent: bool) -> bool:
-    """Whether a node has not told yet that it carried out all up to the revision. A node that is gone is not waited
-    for, and with `skip_silent` neither is one that is not heard."""
-    if cluster.get(kinds.NODE, node) is None or (skip_silent and cluster.is_silent(node)):
+def is_behind(cluster: Cluster, node: NodeName, revision: Revision, *, ignore_unreachable: bool) -> bool:
+    """Whether a node has yet to acknowledge the revision. Deleted nodes do not count, unreachable ones optionally."""
+    if cluster.get(kinds.NODE, node) is None or (ignore_unreachable and cluster.is_unreachable(node)):
         return False
-    return _receipt(cluster, node).revision < revision
+    return _status(cluster, node).revision < revision
 
 
-def laggards(cluster: Cluster, revision: Revision, *, skip_silent: bool) -> Iterator[NodeName]:
+def pending_nodes(cluster: Cluster, revision: Revision, *, ignore_unreachable: bool) -> Iterator[NodeName]:
     """The nodes that are behind, in the order of their names."""
+    # In key order, so that messages are stable.
     for node in cluster.all(kinds.NODE):
-        if is_behind(cluster, node.name, revision, skip_silent=skip_silent):
+        if is_behind(cluster, node.name, revision, ignore_unreachable=ignore_unreachable):
             yield node.name
 
 
 def node_status(cluster: Cluster, node: NodeName) -> dict[str, Any]:
-    """What is known of a node: its state, how far it has come, how far that is behind the last wish, and its faults."""
-    receipt = _receipt(cluster, node)
+    """The status of a node: its state, its applied revision and lag behind the last sync request, and its faults."""
+    status = _status(cluster, node)
     return {
         "state": state_of(cluster, node),
-        "realisedRevision": receipt.revision,
-        "lag": max(cluster.receipt_wish - receipt.revision, 0),
-        "reasons": list(receipt.faults),
+        "appliedRevision": status.revision,
+        "lag": max(cluster.sync_request - status.revision, 0),
+        "reasons": list(status.faults),
     }
 
 
 def state_of(cluster: Cluster, node: NodeName) -> State:
-    """Silence counts more than what a node said before it fell silent."""
-    if cluster.is_silent(node):
-        return "silent"
-    return "not ready" if _receipt(cluster, node).faults else "alive"
+    """The state of a node. Faults of an unreachable node are outdated, so `Unreachable` takes precedence."""
+    if cluster.is_unreachable(node):
+        return "Unreachable"
+    return "NotReady" if _status(cluster, node).faults else "Ready"
 
 
-def _receipt(cluster: Cluster, node: NodeName) -> model.Receipt:
-    return cluster.receipts.get(node, _NOTHING)
+def _status(cluster: Cluster, node: NodeName) -> model.SyncStatus:
+    return cluster.sync_statuses.get(node, _NO_STATUS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.domain.desired.diff import Difference, diff, in_turn
+from weft.domain.desired.diff import Difference, compose, diff
 
 NUMBERS = st.frozensets(st.integers(0, 50))
 
@@ -39,6 +39,6 @@ def test_differences_in_turn_lead_where_they_lead_one_after_the_other(
     steps: list[Difference[int]] = []
     for before, after in zip([first, *then], then, strict=False):
         steps.append(diff(after, before, rank=lambda number: number))
-    whole = in_turn(steps)
+    whole = compose(steps)
     assert (first - set(whole.drop)) | set(whole.put) == (then[-1] if then else first)
     assert not set(whole.put) & set(whole.drop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.domain.desired.placement import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL, bound_by, over_defaults
+from weft.domain.desired.placement import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL, enforce_labels, with_defaults
 from weft.domain.errors import Invalid
 
 NAMES = {"t": TENANT_LABEL, "n": NETWORK_LABEL, "g": GROUP_LABEL}
@@ -31,11 +31,11 @@ def labels(text: str) -> dict[str, str]:
 )
 def test_defaults_give_way(pod: str, namespace: str, chosen: str) -> None:
     both = {"app": "web", **labels(pod)}
-    assert over_defaults(both, {"team": "a", **labels(namespace)}) == labels(chosen)
+    assert with_defaults(both, {"team": "a", **labels(namespace)}) == labels(chosen)
 
 
 def test_what_the_network_configuration_says_binds() -> None:
-    assert bound_by(labels("n=net"), labels("t=blue")) == labels("t=blue n=net")
+    assert enforce_labels(labels("n=net"), labels("t=blue")) == labels("t=blue n=net")
     with pytest.raises(Invalid) as refusal:
-        bound_by(labels("t=red"), labels("t=blue"))
+        enforce_labels(labels("t=red"), labels("t=blue"))
     assert refusal.value.field == TENANT_LABEL

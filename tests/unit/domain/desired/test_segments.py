@@ -8,7 +8,7 @@ import pytest
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import Address, address_hex, parse_address
 from weft.domain.cluster import Cluster
-from weft.domain.desired.segments import RemoteMac, Segment, segment_number, tags_of, vlan_tag, wire_number
+from weft.domain.desired.segments import RemoteMac, Segment, encap_id, segment_id_of, tags_of, vlan_tag
 from weft.domain.desired.state import (
     Gateway,
     Overlay,
@@ -16,8 +16,8 @@ from weft.domain.desired.state import (
     TenantNetns,
     VlanTrunk,
     VxlanPeer,
-    ground_of,
-    node_view,
+    network_prerequisites,
+    plan_node_state,
     rank,
 )
 from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, ServiceName, StoreKey, TenantName
@@ -66,10 +66,10 @@ def cluster_of(*endpoints: model.Endpoint, fwd_mode: model.FwdMode = "bridge", a
     return cluster
 
 
-def test_everyone_of_another_node_is_a_station() -> None:
+def test_endpoints_of_another_node_are_remote_macs() -> None:
     """Its gateway and its services are answered for on the segment; nothing is routed."""
     far = endpoint("far", THERE, "10.1.0.5", "2001:db8::5")
-    found = node_view(cluster_of(endpoint("near", HERE, "10.1.0.4"), far), HERE, [BLUE])
+    found = plan_node_state(cluster_of(endpoint("near", HERE, "10.1.0.4"), far), HERE, [BLUE])
     assert found == {
         TenantNetns(BLUE),
         Segment(BLUE, 7, floods=False),
@@ -84,7 +84,7 @@ def test_everyone_of_another_node_is_a_station() -> None:
 
 def test_flooding_is_the_clusters_choice() -> None:
     """N9: the segment is another, and peers get what is said to all."""
-    found = node_view(cluster_of(endpoint("far", THERE, "10.1.0.5"), arp="flood"), HERE, [BLUE])
+    found = plan_node_state(cluster_of(endpoint("far", THERE, "10.1.0.5"), arp="flood"), HERE, [BLUE])
     assert Segment(BLUE, 7, floods=True) in found
     assert VxlanPeer(BLUE, 7, "192.0.2.2", floods=True) in found
 
@@ -92,28 +92,28 @@ def test_flooding_is_the_clusters_choice() -> None:
 def test_where_nodes_route_there_are_no_segments() -> None:
     """N8."""
     cluster = cluster_of(endpoint("far", THERE, "10.1.0.5"), fwd_mode="routing")
-    found = node_view(cluster, HERE, [BLUE])
+    found = plan_node_state(cluster, HERE, [BLUE])
     assert not any(isinstance(part, Segment | RemoteMac) for part in found)
     assert any(isinstance(part, RemoteRoute) for part in found)
     assert Gateway(BLUE, address("10.1.0.1")) in found
-    assert segment_number(cluster, NETWORK.tags) == 0
+    assert segment_id_of(cluster, NETWORK.tags) == 0
 
 
 @pytest.mark.parametrize(
-    "gone", [endpoint("far", "nobody", "10.1.0.5"), endpoint("near", HERE, "10.1.0.5"), endpoint("far", THERE, "")]
+    "gone", [endpoint("far", "unknown", "10.1.0.5"), endpoint("near", HERE, "10.1.0.5"), endpoint("far", THERE, "")]
 )
-def test_who_is_here_or_nowhere_is_no_station(gone: model.Endpoint) -> None:
-    assert not any(isinstance(part, RemoteMac) for part in node_view(cluster_of(gone), HERE, [BLUE]))
+def test_local_and_unreachable_endpoints_are_no_remote_macs(gone: model.Endpoint) -> None:
+    assert not any(isinstance(part, RemoteMac) for part in plan_node_state(cluster_of(gone), HERE, [BLUE]))
 
 
 def test_a_network_without_tunnels_is_a_segment_too() -> None:
     """It has a number that no tunnel has."""
     local = model.Network(tenant=BLUE, name=NetworkName("l"), encap="vlan", subnet="10.9.0.0/24",
                           tags=model.NetworkTags(vlan=7))  # fmt: skip
-    number = segment_number(cluster_of(), local.tags)
+    number = segment_id_of(cluster_of(), local.tags)
     assert number > 1 << 24
-    ground = [TenantNetns(BLUE), Segment(BLUE, number, floods=False), VlanTrunk(BLUE, number)]
-    assert list(ground_of(cluster_of(), local)) == ground
+    prerequisites = [TenantNetns(BLUE), Segment(BLUE, number, floods=False), VlanTrunk(BLUE, number)]
+    assert list(network_prerequisites(cluster_of(), local)) == prerequisites
     assert vlan_tag(number) == 7
     assert vlan_tag(7) == 0
 
@@ -122,7 +122,7 @@ TAGGED = model.Network(
     tenant=BLUE, name=NetworkName("t"), encap="vlan", subnet="10.9.0.0/16", gateway="10.9.0.1",
     tags=model.NetworkTags(vlan=7),
 )  # fmt: skip
-OWN, NETWORKS = wire_number(model.NetworkTags(vlan=70)), wire_number(model.NetworkTags(vlan=7))
+OWN, NETWORKS = encap_id(model.NetworkTags(vlan=70)), encap_id(model.NetworkTags(vlan=7))
 
 
 def tagged_cluster(fwd_mode: model.FwdMode) -> Cluster:
@@ -143,13 +143,16 @@ def tagged_cluster(fwd_mode: model.FwdMode) -> Cluster:
 def test_a_group_may_have_a_segment_of_its_own() -> None:
     """contiv 5.1: its tag overrides its network's, and whose group is missing has the network's."""
     cluster = tagged_cluster("bridge")
-    found = node_view(cluster, HERE, [BLUE])
+    found = plan_node_state(cluster, HERE, [BLUE])
     for number, member in ((OWN, "10.9.0.5"), (NETWORKS, "10.9.0.6")):
         assert {Segment(BLUE, number, floods=False), VlanTrunk(BLUE, number)} <= found
         assert Gateway(BLUE, address("10.9.0.1"), number) in found
-        (station,) = (each for each in found if isinstance(each, RemoteMac) and address(member) in each.addresses)
-        assert station.vni == number
-    assert list(ground_of(cluster, TAGGED, "own"))[1:] == [Segment(BLUE, OWN, floods=False), VlanTrunk(BLUE, OWN)]
+        (remote_mac,) = (each for each in found if isinstance(each, RemoteMac) and address(member) in each.addresses)
+        assert remote_mac.vni == number
+    assert list(network_prerequisites(cluster, TAGGED, "own"))[1:] == [
+        Segment(BLUE, OWN, floods=False),
+        VlanTrunk(BLUE, OWN),
+    ]
     assert tags_of(cluster, TAGGED, "own") == model.NetworkTags(vlan=70)
     for group in ("", "usual", "missing"):
         assert tags_of(cluster, TAGGED, group) == TAGGED.tags
@@ -157,7 +160,7 @@ def test_a_group_may_have_a_segment_of_its_own() -> None:
 
 def test_where_nodes_route_a_groups_members_are_reached_by_its_tag() -> None:
     """Also those in their node's block, whose frames have the network's tag."""
-    found = node_view(tagged_cluster("routing"), HERE, [BLUE])
+    found = plan_node_state(tagged_cluster("routing"), HERE, [BLUE])
     assert {VlanTrunk(BLUE, OWN), VlanTrunk(BLUE, NETWORKS)} <= found
     routes = {(str(part.prefix), part.vni) for part in found if isinstance(part, RemoteRoute)}
     assert routes == {("10.9.0.0/26", NETWORKS), ("10.9.0.5/32", OWN)}

@@ -17,12 +17,12 @@ from weft.domain.desired.state import (
     RemoteRoute,
     TenantNetns,
     VxlanPeer,
-    host_end,
-    node_view,
+    host_ifname,
+    plan_node_state,
     port_of,
+    qos_profile_of,
     rank,
-    shape_of,
-    wished_shape,
+    requested_qos_profile,
 )
 from weft.domain.ids import (
     EndpointId,
@@ -79,12 +79,12 @@ def cluster_of(*endpoints: model.Endpoint, blocks: dict[str, str] | None = None)
 
 
 def test_a_node_without_workloads_has_nothing() -> None:
-    assert node_view(cluster_of(endpoint("e", THERE, "10.1.0.5")), HERE, ()) == frozenset()
+    assert plan_node_state(cluster_of(endpoint("e", THERE, "10.1.0.5")), HERE, ()) == frozenset()
 
 
 def test_a_remote_endpoint_is_a_route_to_each_of_its_addresses() -> None:
     cluster = cluster_of(endpoint("e", THERE, "10.1.0.5", "2001:db8::5"))
-    assert node_view(cluster, HERE, [BLUE]) == {
+    assert plan_node_state(cluster, HERE, [BLUE]) == {
         TenantNetns(BLUE),
         Gateway(BLUE, address("10.1.0.1")),
         Overlay(BLUE, 7),
@@ -96,7 +96,7 @@ def test_a_remote_endpoint_is_a_route_to_each_of_its_addresses() -> None:
 
 def test_a_nodes_block_is_one_route_whatever_is_in_it() -> None:
     members = [endpoint(f"e{number}", THERE, f"10.1.255.{192 + number}") for number in range(3)]
-    view = node_view(cluster_of(*members, blocks={"10.1.255.192": THERE}), HERE, [BLUE])
+    view = plan_node_state(cluster_of(*members, blocks={"10.1.255.192": THERE}), HERE, [BLUE])
     assert [part for part in view if isinstance(part, RemoteRoute)] == [
         RemoteRoute(BLUE, Prefix(4, address("10.1.255.192").number, 26), 7, "192.0.2.2")
     ]
@@ -105,32 +105,32 @@ def test_a_nodes_block_is_one_route_whatever_is_in_it() -> None:
 def test_an_address_in_another_nodes_block_has_a_route_of_its_own() -> None:
     """It was given out before the block changed hands, or by an operator: the longer prefix wins."""
     stray = endpoint("e", THERE, "10.1.255.200")
-    view = node_view(cluster_of(stray, blocks={"10.1.255.192": HERE}), HERE, [BLUE])
+    view = plan_node_state(cluster_of(stray, blocks={"10.1.255.192": HERE}), HERE, [BLUE])
     assert RemoteRoute(BLUE, Prefix(4, address("10.1.255.200").number, 32), 7, "192.0.2.2") in view
 
 
 def test_our_own_endpoints_and_blocks_are_no_remotes() -> None:
-    view = node_view(cluster_of(endpoint("e", HERE, "10.1.0.5"), blocks={"10.1.255.192": HERE}), HERE, [BLUE])
+    view = plan_node_state(cluster_of(endpoint("e", HERE, "10.1.0.5"), blocks={"10.1.255.192": HERE}), HERE, [BLUE])
     assert not [part for part in view if isinstance(part, RemoteRoute)]
     assert Overlay(BLUE, 7) in view, "others must reach what is here"
 
 
-def test_a_network_that_nobody_uses_costs_nothing() -> None:
-    assert node_view(cluster_of(), HERE, [BLUE]) == {TenantNetns(BLUE), Gateway(BLUE, address("10.1.0.1"))}
+def test_an_unused_network_has_no_state() -> None:
+    assert plan_node_state(cluster_of(), HERE, [BLUE]) == {TenantNetns(BLUE), Gateway(BLUE, address("10.1.0.1"))}
 
 
-def test_a_node_without_tunnel_address_is_reached_by_nobody() -> None:
+def test_a_node_without_vtep_has_no_routes() -> None:
     cluster = cluster_of(endpoint("e", THERE, "10.1.0.5"))
     cluster.put(kinds.NODE.store_key(THERE), codec.encode(model.Node(name=THERE)), 2)
-    assert not [part for part in node_view(cluster, HERE, [BLUE]) if isinstance(part, VxlanPeer | RemoteRoute)]
+    assert not [part for part in plan_node_state(cluster, HERE, [BLUE]) if isinstance(part, VxlanPeer | RemoteRoute)]
 
 
 @pytest.mark.parametrize("name", ["e", "x" * 200, "a-b"])
 def test_host_ends_fit_into_a_device_name_and_differ(name: str) -> None:
     """R6, W36: long names are no trouble, equal ones in two tenants do not meet."""
     key = EndpointKey(BLUE, NETWORK.name, EndpointId(name))
-    assert len(host_end(key)) <= 15
-    assert host_end(key) != host_end(key._replace(tenant=TenantName("red")))
+    assert len(host_ifname(key)) <= 15
+    assert host_ifname(key) != host_ifname(key._replace(tenant=TenantName("red")))
 
 
 def test_a_port_is_known_by_its_addresses_and_mac() -> None:
@@ -158,8 +158,8 @@ MEMBER = msgspec.structs.replace(endpoint("e", HERE, "10.1.0.5"), group="web")
 
 def test_a_port_gets_the_shape_that_its_groups_profile_asks_for() -> None:
     """Q2, Q11."""
-    shape = shape_of(shaped(cluster_of(), profile=gold(bandwidth="6 Mbps", burst=100, dscp=46)), MEMBER)
-    assert shape == QosProfile(BLUE, host_end(MEMBER.key), rate=6 << 20, burst=100 << 10, dscp=46)
+    shape = qos_profile_of(shaped(cluster_of(), profile=gold(bandwidth="6 Mbps", burst=100, dscp=46)), MEMBER)
+    assert shape == QosProfile(BLUE, host_ifname(MEMBER.key), rate=6 << 20, burst=100 << 10, dscp=46)
     assert rank(shape) > rank(port_of(MEMBER))
 
 
@@ -169,7 +169,7 @@ def test_a_port_gets_the_shape_that_its_groups_profile_asks_for() -> None:
 )
 def test_bandwidth_counts_as_in_contiv(bandwidth: str, rate: int) -> None:
     """O19: the units are 1,024 of each other."""
-    shape = shape_of(shaped(cluster_of(), profile=gold(bandwidth=bandwidth)), MEMBER)
+    shape = qos_profile_of(shaped(cluster_of(), profile=gold(bandwidth=bandwidth)), MEMBER)
     assert shape is not None
     assert shape.rate == rate
 
@@ -179,33 +179,35 @@ def test_bandwidth_counts_as_in_contiv(bandwidth: str, rate: int) -> None:
     [(0, "1k", 64 << 10), (0, "1G", (1 << 30) // 800), (2, "10M", 9 << 10), (10486, "10M", 10486 << 10)],
 )
 def test_a_burst_holds_at_least_the_largest_packet(asked: int, bandwidth: str, burst: int) -> None:
-    shape = shape_of(shaped(cluster_of(), profile=gold(bandwidth=bandwidth, burst=asked)), MEMBER)
+    shape = qos_profile_of(shaped(cluster_of(), profile=gold(bandwidth=bandwidth, burst=asked)), MEMBER)
     assert shape is not None
     assert shape.burst == burst
 
 
 def test_without_a_profile_that_asks_for_something_there_is_no_shape() -> None:
     """Q1, Q4, Q5."""
-    assert shape_of(cluster_of(), MEMBER) is None
+    assert qos_profile_of(cluster_of(), MEMBER) is None
     cluster = shaped(cluster_of(), profile=gold(burst=100))
-    assert shape_of(cluster, MEMBER) is None
-    assert shape_of(cluster, msgspec.structs.replace(MEMBER, group="")) is None
+    assert qos_profile_of(cluster, MEMBER) is None
+    assert qos_profile_of(cluster, msgspec.structs.replace(MEMBER, group="")) is None
     cluster = shaped(cluster_of(), profile=gold(bandwidth="6M"))
-    assert shape_of(cluster, msgspec.structs.replace(MEMBER, group="other")) is None
-    assert shape_of(cluster, MEMBER) is not None
+    assert qos_profile_of(cluster, msgspec.structs.replace(MEMBER, group="other")) is None
+    assert qos_profile_of(cluster, MEMBER) is not None
     cluster.drop(kinds.PROFILE.store_key(BLUE, "gold"))
-    assert shape_of(cluster, MEMBER) is None
+    assert qos_profile_of(cluster, MEMBER) is None
 
 
 def test_a_mark_alone_is_a_shape_without_a_limit() -> None:
     """Q5, Q11."""
-    shape = shape_of(shaped(cluster_of(), profile=gold(dscp=10, burst=100)), MEMBER)
-    assert shape == QosProfile(BLUE, host_end(MEMBER.key), rate=0, burst=0, dscp=10)
+    shape = qos_profile_of(shaped(cluster_of(), profile=gold(dscp=10, burst=100)), MEMBER)
+    assert shape == QosProfile(BLUE, host_ifname(MEMBER.key), rate=0, burst=0, dscp=10)
 
 
-def test_a_wish_limits_a_workload_both_ways() -> None:
+def test_requested_limits_apply_in_both_directions() -> None:
     """P-52: a burst may be left to us; one that is asked for has room for a packet at least."""
-    wish = RateLimits(out=8_000_000, out_burst=100, into=16_000_000)
-    shape = shape_of(cluster_of(), MEMBER, wish)
-    assert shape == QosProfile(BLUE, host_end(MEMBER.key), 8_000_000, 9 << 10, 0, rate_in=16_000_000, burst_in=64 << 10)
-    assert wished_shape(MEMBER, RateLimits()) is None
+    requested = RateLimits(egress=8_000_000, egress_burst=100, ingress=16_000_000)
+    shape = qos_profile_of(cluster_of(), MEMBER, requested)
+    assert shape == QosProfile(
+        BLUE, host_ifname(MEMBER.key), 8_000_000, 9 << 10, 0, ingress_rate=16_000_000, ingress_burst=64 << 10
+    )
+    assert requested_qos_profile(MEMBER, RateLimits()) is None

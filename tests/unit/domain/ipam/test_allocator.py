@@ -73,11 +73,11 @@ def test_runs(taken: set[int], span: tuple[int, int], want_taken: bool) -> None:
 
 
 @given(SMALL, SMALL, SMALL, st.lists(SPAN, max_size=4))
-def test_choose(taken: set[int], held: set[int], resting: set[int], spans: list[tuple[int, int]]) -> None:
+def test_choose(taken: set[int], held: set[int], cooling: set[int], spans: list[tuple[int, int]]) -> None:
     """Lowest free first; one that rests only when nothing else is free; never one that is taken or held."""
     free = [each for first, last in spans for each in range(first, last + 1) if each not in taken | held]
-    rested = [each for each in free if each not in resting]
-    chosen = choose(NumberSet(taken), spans, held=NumberSet(held), resting=NumberSet(resting))
+    rested = [each for each in free if each not in cooling]
+    chosen = choose(NumberSet(taken), spans, held=NumberSet(held), cooling=NumberSet(cooling))
     assert chosen == next(iter(rested or free), None)
 
 

@@ -60,10 +60,10 @@ class TestChoice:
         world = FakeCluster()
         blue = world.put(network(subnet="10.1.1.0/29"))
         world.attach("e1")
-        held, resting = NumberSet([at("10.1.1.2").number]), NumberSet([at("10.1.1.3").number])
+        held, cooling = NumberSet([at("10.1.1.2").number]), NumberSet([at("10.1.1.3").number])
 
         def choose() -> str:
-            return str(ipam.choose_address(world.cluster, blue, None, family=4, held=held, resting=resting))
+            return str(ipam.choose_address(world.cluster, blue, None, family=4, held=held, cooling=cooling))
 
         assert choose() == "10.1.1.4"
         for name in ("e4", "e5", "e6"):
@@ -120,7 +120,7 @@ class TestClaims:
         with world.refuses(Conflict, field="IPAddress"):
             self.claim(world, blue, "10.1.1.5", "endpoint:y")
 
-    def test_a_reserved_address_passes_to_who_asks_for_it(self) -> None:
+    def test_a_reserved_address_is_taken_over_by_the_first_endpoint(self) -> None:
         world = FakeCluster()
         blue = world.put(network())
         self.claim(world, blue, "10.1.1.5", ipam.reservation(blue.key))
@@ -129,7 +129,7 @@ class TestClaims:
             self.claim(world, blue, "10.1.1.5", "endpoint:y")
 
     @pytest.mark.parametrize("text", ["10.1.1.0", "10.1.1.255", "10.1.1.254", "10.1.1.9", "10.2.0.1", "fd00::1"])
-    def test_an_address_that_nobody_may_have(self, text: str) -> None:
+    def test_an_address_that_cannot_be_allocated(self, text: str) -> None:
         world = FakeCluster()
         blue = world.put(network(gateway="10.1.1.254"))
         world.put(group(ip_pool="10.1.1.9"))
@@ -191,9 +191,9 @@ class TestBlocks:
         second = take_block(world, blue, family=family)
         low = min(first, second).number
 
-        def choose(held: set[int], resting: set[int]) -> Address | None:
+        def choose(held: set[int], cooling: set[int]) -> Address | None:
             return ipam.choose_from_blocks(
-                world.cluster, blue, NODE, family=family, held=NumberSet(held), resting=NumberSet(resting)
+                world.cluster, blue, NODE, family=family, held=NumberSet(held), cooling=NumberSet(cooling)
             )
 
         assert choose(set(), set()) == Address(family, low)
@@ -202,7 +202,7 @@ class TestBlocks:
         assert choose(everything - {low + 5}, {low + 5}) == Address(family, low + 5)
         assert choose(everything, set()) is None
 
-    def test_a_block_goes_back_when_nobody_needs_it(self) -> None:
+    def test_an_unused_block_is_returned(self) -> None:
         world = FakeCluster()
         blue = world.put(network(subnet=LARGE))
         before = dict(world.entries)

@@ -28,7 +28,7 @@ def world_with_node(*, alive: bool = True) -> FakeCluster:
 
 
 def show(world: FakeCluster) -> None:
-    """The node puts its document anew and shows itself, in one commit."""
+    """The node writes its document and its leased key in one commit."""
     node = Put(kinds.NODE.store_key(NODE), codec.encode(model.Node(name=NODE)))
     world.carry_out(Transaction((), (node, Put(kinds.alive_node(NODE), b""))))
 
@@ -42,10 +42,10 @@ def mark(world: FakeCluster, now: float) -> None:
         world.carry_out(node_gc.plan_mark(world.reading(), name, now=now))
 
 
-def silent_since(world: FakeCluster) -> float:
+def unreachable_since(world: FakeCluster) -> float:
     stored = world.cluster.get(kinds.NODE, NODE)
     assert stored is not None
-    return stored.value.silent_since
+    return stored.value.unreachable_since
 
 
 def collect(world: FakeCluster, now: float) -> int:
@@ -61,15 +61,15 @@ def collect(world: FakeCluster, now: float) -> int:
 def test_silence_is_marked_when_it_begins_and_when_it_ends() -> None:
     world = world_with_node()
     mark(world, 100)
-    assert silent_since(world) == 0
+    assert unreachable_since(world) == 0
     fall_silent(world)
     assert list(node_gc.nodes_to_mark(world.cluster)) == [NODE]
     mark(world, 100)
     mark(world, 200)
-    assert silent_since(world) == 100
+    assert unreachable_since(world) == 100
     show(world)
     mark(world, 300)
-    assert silent_since(world) == 0
+    assert unreachable_since(world) == 0
 
 
 def test_a_node_that_shows_itself_meanwhile_is_not_marked() -> None:
@@ -81,11 +81,11 @@ def test_a_node_that_shows_itself_meanwhile_is_not_marked() -> None:
 
 
 def test_a_dead_node_is_collected_with_all_it_had() -> None:
-    """Endpoints with claims and from its blocks, the blocks, and last its own document and receipt."""
+    """Endpoints with claims and from its blocks, the blocks, and last its own document and status."""
     world = world_with_node()
     blue = world.put(network(subnet="10.1.0.0/16"))
     before = {key for key in world.entries if not key.startswith(("nodes/", "alive/"))}
-    world.carry_out(Transaction((), (Put(kinds.receipt_of(NODE), codec.encode(model.Receipt(revision=1))),)))
+    world.carry_out(Transaction((), (Put(kinds.applied_key(NODE), codec.encode(model.SyncStatus(revision=1))),)))
     for _ in range(node_gc.BATCH + 2):
         reading = world.reading()
         block, writes = ipam.take_block(reading, blue, NODE, family=4)

@@ -1,4 +1,4 @@
-"""A node writes only what is its own, before the commit and after it (docs/design/joining.md)."""
+"""A node writes only what is its own, before the commit and after it (docs/design/node-enrollment.md)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from weft.domain import codec
 from weft.domain.errors import Denied, Malformed
 from weft.domain.ids import EndpointId, NetworkName, NodeName, StoreKey, TenantName
-from weft.domain.lifecycle.node_permissions import check_ownership, still_needed
-from weft.domain.model import Block, Claim, Endpoint, Node, Receipt, Tenant, Value
+from weft.domain.lifecycle.node_permissions import check_ownership, missing_keys
+from weft.domain.model import Block, Claim, Endpoint, Node, SyncStatus, Tenant, Value
 from weft.domain.store_types import Delete, DeleteAll, Put, Write
 
 ME, OTHER = NodeName("node-1"), NodeName("node-2")
@@ -38,9 +38,9 @@ B = "blocks/red/blue/0a000040"
 class World(dict[StoreKey, bytes | None]):
     """The present values; what is asked for and not there is absent."""
 
-    def judge(self, *writes: Write, node: NodeName = ME) -> bool:
+    def allows(self, *writes: Write, node: NodeName = ME) -> bool:
         present: dict[StoreKey, bytes | None] = {}
-        while needed := still_needed(writes, present):
+        while needed := missing_keys(writes, present):
             present.update({each: self.get(each) for each in needed})
         try:
             check_ownership(node, writes, present)
@@ -57,34 +57,34 @@ def world(**values: Value) -> World:
 class TestItself:
     @pytest.mark.parametrize("folder", ["nodes", "alive/nodes"])
     def test_a_node_writes_its_own_document_and_sign_of_life(self, folder: str) -> None:
-        assert world().judge(put(f"{folder}/{ME}", Node(name=ME)))
-        assert world().judge(Delete(key(f"{folder}/{ME}")))
-        assert not world().judge(put(f"{folder}/{OTHER}", Node(name=OTHER)))
-        assert not world().judge(Delete(key(f"{folder}/{OTHER}")))
-        assert not world().judge(put(f"{folder}/{ME}/x", Node(name=ME)))
+        assert world().allows(put(f"{folder}/{ME}", Node(name=ME)))
+        assert world().allows(Delete(key(f"{folder}/{ME}")))
+        assert not world().allows(put(f"{folder}/{OTHER}", Node(name=OTHER)))
+        assert not world().allows(Delete(key(f"{folder}/{OTHER}")))
+        assert not world().allows(put(f"{folder}/{ME}/x", Node(name=ME)))
 
     def test_its_document_must_name_itself(self) -> None:
-        assert not world().judge(put(f"nodes/{ME}", Node(name=OTHER)))
+        assert not world().allows(put(f"nodes/{ME}", Node(name=OTHER)))
         with pytest.raises(Malformed):
-            world().judge(Put(key(f"nodes/{ME}"), b"not a document"))
+            world().allows(Put(key(f"nodes/{ME}"), b"not a document"))
 
     def test_a_node_writes_its_own_status(self) -> None:
-        assert world().judge(Put(key(f"status/nodes/{ME}/bgp"), b"anything"), Delete(key(f"status/nodes/{ME}/x/y")))
-        assert world().judge(DeleteAll(key(f"status/nodes/{ME}/")), DeleteAll(key(f"status/nodes/{ME}/x")))
+        assert world().allows(Put(key(f"status/nodes/{ME}/bgp"), b"anything"), Delete(key(f"status/nodes/{ME}/x/y")))
+        assert world().allows(DeleteAll(key(f"status/nodes/{ME}/")), DeleteAll(key(f"status/nodes/{ME}/x")))
         for text in (f"status/nodes/{OTHER}/bgp", f"status/nodes/{ME}", f"status/nodes/{ME}0/x", "status/x", "status"):
-            assert not world().judge(Put(key(text), b""))
+            assert not world().allows(Put(key(text), b""))
 
-    def test_a_node_gives_receipts_for_itself_alone_and_wishes_for_none(self) -> None:
-        assert world().judge(put(f"status/nodes/{ME}/receipt", Receipt(revision=7)))
-        assert world().judge(Delete(key(f"status/nodes/{ME}/receipt")))
-        assert not world().judge(put(f"status/nodes/{OTHER}/receipt", Receipt(revision=7)))
-        assert not world().judge(Put(key("wishes/receipt"), b"{}"))
+    def test_a_node_acknowledges_for_itself_only_and_requests_no_sync(self) -> None:
+        assert world().allows(put(f"status/nodes/{ME}/applied", SyncStatus(revision=7)))
+        assert world().allows(Delete(key(f"status/nodes/{ME}/applied")))
+        assert not world().allows(put(f"status/nodes/{OTHER}/applied", SyncStatus(revision=7)))
+        assert not world().allows(Put(key("requests/sync"), b"{}"))
         with pytest.raises(Malformed):
-            world().judge(Put(key(f"status/nodes/{ME}/receipt"), b"what masters could not read"))
+            world().allows(Put(key(f"status/nodes/{ME}/applied"), b"what masters could not read"))
 
     @pytest.mark.parametrize("prefix", ["", "s", "status/nodes/", f"status/nodes/{ME}", "endpoints/red/blue/", E])
     def test_nothing_else_is_deleted_by_prefix(self, prefix: str) -> None:
-        assert not world().judge(DeleteAll(key(prefix)))
+        assert not world().allows(DeleteAll(key(prefix)))
 
 
 @pytest.mark.parametrize(
@@ -97,81 +97,81 @@ class TestItself:
     ],
 )  # fmt: skip
 def test_everything_else_belongs_to_the_master(text: str) -> None:
-    assert not world().judge(put(text, Tenant(name=TenantName("red"))))
-    assert not world().judge(Delete(key(text)))
+    assert not world().allows(put(text, Tenant(name=TenantName("red"))))
+    assert not world().allows(Delete(key(text)))
 
 
 class TestEndpoints:
     def test_an_endpoint_is_created_changed_and_deleted_where_it_runs(self) -> None:
-        assert world().judge(put(E, endpoint(ME)))
-        assert world(e=endpoint(ME)).judge(put(E, endpoint(ME)))
-        assert world(e=endpoint(ME)).judge(Delete(key(E)))
-        assert world().judge(Delete(key(E))), "absent already is fine"
+        assert world().allows(put(E, endpoint(ME)))
+        assert world(e=endpoint(ME)).allows(put(E, endpoint(ME)))
+        assert world(e=endpoint(ME)).allows(Delete(key(E)))
+        assert world().allows(Delete(key(E))), "absent already is fine"
 
     def test_another_nodes_endpoint_is_left_alone(self) -> None:
-        assert not world().judge(put(E, endpoint(OTHER)))
-        assert not world(e=endpoint(OTHER)).judge(put(E, endpoint(ME))), "it would move here"
-        assert not world(e=endpoint(ME)).judge(put(E, endpoint(OTHER))), "it would move there"
-        assert not world(e=endpoint(OTHER)).judge(Delete(key(E)))
-        assert not world(e=endpoint("")).judge(put(E, endpoint(ME))), "it is still the master's"
+        assert not world().allows(put(E, endpoint(OTHER)))
+        assert not world(e=endpoint(OTHER)).allows(put(E, endpoint(ME))), "it would move here"
+        assert not world(e=endpoint(ME)).allows(put(E, endpoint(OTHER))), "it would move there"
+        assert not world(e=endpoint(OTHER)).allows(Delete(key(E)))
+        assert not world(e=endpoint("")).allows(put(E, endpoint(ME))), "it is still the master's"
 
     def test_an_endpoint_stands_under_its_own_key(self) -> None:
-        assert not world().judge(put(E, endpoint(ME, name="f")))
-        assert not world().judge(put(E, endpoint(ME, network="green")))
+        assert not world().allows(put(E, endpoint(ME, name="f")))
+        assert not world().allows(put(E, endpoint(ME, network="green")))
 
 
 class TestClaims:
     def test_an_address_is_claimed_with_its_endpoint_and_given_back_with_it(self) -> None:
-        assert world().judge(put(E, endpoint(ME)), put(C, claim()))
-        assert world(e=endpoint(ME)).judge(put(C, claim()))
-        assert world(e=endpoint(ME), c=claim()).judge(Delete(key(E)), Delete(key(C)))
-        assert world(e=endpoint(ME), c=claim()).judge(Delete(key(C)))
-        assert world().judge(Delete(key(C))), "absent already is fine"
+        assert world().allows(put(E, endpoint(ME)), put(C, claim()))
+        assert world(e=endpoint(ME)).allows(put(C, claim()))
+        assert world(e=endpoint(ME), c=claim()).allows(Delete(key(E)), Delete(key(C)))
+        assert world(e=endpoint(ME), c=claim()).allows(Delete(key(C)))
+        assert world().allows(Delete(key(C))), "absent already is fine"
 
     def test_no_address_is_claimed_for_what_does_not_run_here(self) -> None:
-        assert not world().judge(put(C, claim()))
-        assert not world(e=endpoint(OTHER)).judge(put(C, claim()))
-        assert not world(e=endpoint(ME)).judge(Delete(key(E)), put(C, claim())), "its endpoint goes"
+        assert not world().allows(put(C, claim()))
+        assert not world(e=endpoint(OTHER)).allows(put(C, claim()))
+        assert not world(e=endpoint(ME)).allows(Delete(key(E)), put(C, claim())), "its endpoint goes"
         for holder in ("service:red:s", "network:red:blue", "reserved:red:blue", "", "endpoint:red:blue", "endpoint"):
-            assert not world(e=endpoint(ME)).judge(put(C, Claim(holder=holder)))
+            assert not world(e=endpoint(ME)).allows(put(C, Claim(holder=holder)))
 
     def test_no_address_of_another_is_taken_or_given_back(self) -> None:
         theirs = world(e=endpoint(OTHER), c=claim())
         mine = put("endpoints/red/blue/f", endpoint(ME, name="f"))
-        assert not theirs.judge(Delete(key(C)))
-        assert not theirs.judge(mine, put(C, claim("f")))
-        assert not world(c=Claim(holder="service:red:s")).judge(mine, put(C, claim("f")))
-        assert not world(c=Claim(holder="service:red:s")).judge(Delete(key(C)))
-        assert not world(c=claim()).judge(Delete(key(C))), "nobody knows whose it was"
+        assert not theirs.allows(Delete(key(C)))
+        assert not theirs.allows(mine, put(C, claim("f")))
+        assert not world(c=Claim(holder="service:red:s")).allows(mine, put(C, claim("f")))
+        assert not world(c=Claim(holder="service:red:s")).allows(Delete(key(C)))
+        assert not world(c=claim()).allows(Delete(key(C))), "its former holder is unknown"
 
     def test_an_address_reserved_ahead_goes_to_the_endpoint_that_comes(self) -> None:
         reserved = world(c=Claim(holder="reserved:red:blue"))
-        assert reserved.judge(put(E, endpoint(ME)), put(C, claim()))
-        assert not reserved.judge(Delete(key(C)))
+        assert reserved.allows(put(E, endpoint(ME)), put(C, claim()))
+        assert not reserved.allows(Delete(key(C)))
 
     def test_an_address_is_claimed_in_the_network_of_its_endpoint(self) -> None:
         elsewhere = "claims/addresses/red/green/0a000001"
-        assert not world().judge(put(E, endpoint(ME)), put(elsewhere, claim()))
+        assert not world().allows(put(E, endpoint(ME)), put(elsewhere, claim()))
 
 
 class TestBlocks:
-    def test_a_block_that_nobody_has_is_taken_or_made_shared(self) -> None:
-        assert world().judge(put(B, Block(owner=ME)))
-        assert world().judge(put(B, Block()))
-        assert not world().judge(put(B, Block(owner=OTHER)))
+    def test_a_free_block_is_taken_or_made_shared(self) -> None:
+        assert world().allows(put(B, Block(owner=ME)))
+        assert world().allows(put(B, Block()))
+        assert not world().allows(put(B, Block(owner=OTHER)))
 
     def test_its_own_block_is_kept_or_given_back(self) -> None:
         mine = world(b=Block(owner=ME))
-        assert mine.judge(put(B, Block(owner=ME)))
-        assert mine.judge(Delete(key(B)))
-        assert not mine.judge(put(B, Block(owner=OTHER)))
-        assert not mine.judge(put(B, Block()))
+        assert mine.allows(put(B, Block(owner=ME)))
+        assert mine.allows(Delete(key(B)))
+        assert not mine.allows(put(B, Block(owner=OTHER)))
+        assert not mine.allows(put(B, Block()))
 
     def test_another_nodes_block_and_a_shared_one_are_left_alone(self) -> None:
         for owner in (OTHER, ""):
-            assert not world(b=Block(owner=owner)).judge(put(B, Block(owner=ME)))
-            assert not world(b=Block(owner=owner)).judge(Delete(key(B)))
+            assert not world(b=Block(owner=owner)).allows(put(B, Block(owner=ME)))
+            assert not world(b=Block(owner=owner)).allows(Delete(key(B)))
 
 
 def test_one_foreign_write_spoils_the_commit() -> None:
-    assert not world().judge(put(E, endpoint(ME)), put(C, claim()), Delete(key("leader")))
+    assert not world().allows(put(E, endpoint(ME)), put(C, claim()), Delete(key("leader")))

@@ -1,7 +1,7 @@
-"""What may be created, changed and deleted, and what that writes: one pure decision per kind of object (contiv 2.3).
+"""Plans of changes: what may be created, changed and deleted, and the writes for it; one module per kind (contiv 2.3).
 
-`plan_put` creates an object or changes it, `plan_delete` removes it. Both look at the cluster through a `ReadSet`, so
-that their commit holds only if what they saw is still so. Asking for what is already there is a plan without writes.
+`plan_put` creates or changes an object, `plan_delete` deletes it. Both read the cluster through a `ReadSet`, so that
+their commit succeeds only if what they read is unchanged. A request for the present state is a plan without writes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from weft.domain.validation import check
 
 T = TypeVar("T", bound=model.Value)
 
+# (reading, desired, present) -> writes. Handlers take objects of their own kind, which a common table cannot express.
 Put = Callable[[ReadSet, Any, Any], list[Write]]
 Remove = Callable[[ReadSet, Any], list[Write]]
 
@@ -58,14 +59,14 @@ _DELETE: dict[str, Remove] = {
 
 
 def plan_put(reading: ReadSet, kind: Kind[T], wanted: T) -> Transaction:
-    """Create the object, or change the one that is there."""
+    """Create the object, or change the present one."""
     wanted = check(wanted)
     present = reading.get(kind, *kind.key_parts(wanted))
     return reading.plan(_PUT[kind.name](reading, wanted, present))
 
 
 def plan_delete(reading: ReadSet, kind: Kind[T], *parts: str) -> Transaction:
-    """Remove the object and all that was given to it; `NotFound` when there is none, `Conflict` while it is in use."""
+    """Delete the object and free its allocations; `NotFound` if it does not exist, `Conflict` while it is in use."""
     present = reading.get(kind, *parts)
     if present is None:
         raise NotFound(f"{kind.name} {':'.join(parts)!r} does not exist")

@@ -1,4 +1,4 @@
-"""Endpoints: created, updated and deleted one commit each, with their addresses (contiv 2.4, 5)."""
+"""Endpoints: create, update and delete, one commit each, together with their addresses (contiv 2.4, 5)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from weft.domain.validation import check
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """What the deciding process knows beyond the store: addresses being claimed right now, and those that rest."""
+    """What the planning process knows beyond the store: addresses of commits in flight, and those in cooldown."""
 
     held: Mapping[tuple[NetworkKey, int], NumberSet] = field(default_factory=dict)
-    resting: Mapping[tuple[NetworkKey, int], NumberSet] = field(default_factory=dict)
+    cooling: Mapping[tuple[NetworkKey, int], NumberSet] = field(default_factory=dict)
 
 
 def plan_create(reading: ReadSet, wanted: model.Endpoint, *, busy: Busy) -> tuple[model.Endpoint, Transaction]:
-    """The endpoint as it will be, and its commit. One that exists is given back unchanged, with an empty plan."""
+    """The endpoint with its addresses, and its commit. An existing one is returned unchanged, with an empty plan."""
     wanted = check(wanted)
     present = reading.get(kinds.ENDPOINT, *wanted.key)
     if present is not None:
-        return present, Transaction()
-    if reading.cluster.get(kinds.TENANT, wanted.tenant) is None:  # not compared: its network keeps a tenant alive
+        return present, Transaction()  # a runtime repeats a request whose response was lost
+    if reading.cluster.get(kinds.TENANT, wanted.tenant) is None:  # not compared: the network below cannot outlive it
         raise Invalid(f"TenantName: tenant {wanted.tenant!r} does not exist: create it first", field="TenantName")
     network = reading.require(kinds.NETWORK, wanted.tenant, wanted.network, field="NetworkName")
     group = reading.require(kinds.GROUP, wanted.tenant, wanted.group, field="ServiceName") if wanted.group else None
@@ -57,6 +57,7 @@ def plan_create(reading: ReadSet, wanted: model.Endpoint, *, busy: Busy) -> tupl
         wanted,
         ip_address=str(chosen[4]),
         ipv6_address=str(chosen[6]) if 6 in chosen else "",
+        # Derived from the address, so that a peer's ARP entry stays valid when the address is used again.
         mac_address=wanted.mac_address or mac_of(chosen[4]),
     )
     return endpoint, reading.plan([put(kinds.ENDPOINT, endpoint), *writes])
@@ -69,22 +70,22 @@ def _choose(reading: ReadSet, network: model.Network, group: model.Group | None,
         group,
         family=family,
         held=busy.held.get((network.key, family), EMPTY),
-        resting=busy.resting.get((network.key, family), EMPTY),
+        cooling=busy.cooling.get((network.key, family), EMPTY),
     )
 
 
 def is_same(present: model.Endpoint, endpoint: model.Endpoint) -> bool:
-    """Whether it is one endpoint at two times: all but what `plan_update` changes is the same."""
+    """Whether both are the same endpoint: they differ at most in what `plan_update` changes."""
     return endpoint == msgspec.structs.replace(
         present, labels=endpoint.labels, container_id=endpoint.container_id, container_name=endpoint.container_name
     )
 
 
 def plan_publish(reading: ReadSet, endpoint: model.Endpoint) -> Transaction:
-    """Make known an endpoint to which its node has given addresses of its own blocks, maybe while the store was away.
+    """Publish an endpoint with addresses that its node allocated from its blocks, maybe while the store was away.
 
-    Empty when it is known already. `Conflict` when another endpoint has its key, `Conflict` or `Invalid` when its
-    blocks, network or group are gone: then the node must take it down.
+    Empty if it is published already. `Conflict` if another endpoint has its key, `Conflict` or `Invalid` if its blocks,
+    network or group do not exist any more: then the node must remove it.
     """
     present = reading.get(kinds.ENDPOINT, *endpoint.key)
     if present is not None and is_same(present, endpoint):
@@ -96,12 +97,13 @@ def plan_publish(reading: ReadSet, endpoint: model.Endpoint) -> Transaction:
         reading.require(kinds.GROUP, endpoint.tenant, endpoint.group, field="serviceName")
     for text in (endpoint.ip_address, endpoint.ipv6_address):
         if text:
+            # The blocks of a node that was garbage-collected may belong to another node by now.
             ipam.hold_block(reading, network, NodeName(endpoint.host), parse_address(text, field="ipAddress"))
     return reading.plan([put(kinds.ENDPOINT, endpoint)])
 
 
 def plan_delete(reading: ReadSet, key: EndpointKey) -> tuple[model.Endpoint, Transaction]:
-    """The endpoint that goes, and its commit; every address it had is free again (W19)."""
+    """The deleted endpoint, and its commit, which frees all its addresses (W19)."""
     present = reading.get(kinds.ENDPOINT, *key)
     if present is None:
         raise NotFound(f"endpoint {key} does not exist")
@@ -113,7 +115,7 @@ def plan_delete(reading: ReadSet, key: EndpointKey) -> tuple[model.Endpoint, Tra
 def plan_update(
     reading: ReadSet, key: EndpointKey, *, labels: Mapping[str, str], container_id: str, container_name: str
 ) -> tuple[model.Endpoint, Transaction]:
-    """What a container's start or end changes: its labels (which services it provides for), id and name."""
+    """Change the labels (which select it for services), container id and container name of an endpoint."""
     present = reading.get(kinds.ENDPOINT, *key)
     if present is None:
         raise NotFound(f"endpoint {key} does not exist")
@@ -126,10 +128,11 @@ def plan_update(
 def plan_reserve(
     reading: ReadSet, network: model.Network, group: model.Group | None, *, asked: str, busy: Busy
 ) -> tuple[Address, Transaction]:
-    """An address ahead of its endpoint (`/plugin/allocAddress`); a requested one must be free (W17).
+    """Reserve an address before its endpoint exists (`/plugin/allocAddress`); a requested one must be free (W17).
 
-    `NotFound` when the network or group, which the caller looked up before, is gone.
+    `NotFound` if the network or group was deleted since the caller read it.
     """
+    # Deleted and created again it may have another subnet.
     if reading.get(kinds.NETWORK, *network.key) != network:
         raise NotFound(f"network {network.key} was deleted just now")
     if group is not None and reading.get(kinds.GROUP, *group.key) is None:
@@ -141,6 +144,7 @@ def plan_reserve(
         else _choose(reading, network, group, family=family, busy=busy)
     )
     pool = reading.cluster.address_pool(network.key, family)
+    # Unlike an endpoint, a reservation has no identity that could own the address already.
     if address.number in pool.holders:
         raise Conflict(
             f"address {address} is taken by {pool.holders[address.number].value.holder}", field="PreferredIPv4Address"
@@ -151,12 +155,12 @@ def plan_reserve(
 
 
 def plan_release(reading: ReadSet, network: model.Network, text: str) -> Transaction:
-    """Give back an address that was reserved; one that an endpoint or service holds goes with its holder only."""
+    """Release a reserved address; `Conflict` for one that an endpoint or service holds."""
     address = parse_address(text, field="IPv4Address")
     stored = reading.cluster.address_pool(network.key, address.family).holders.get(address.number)
     if stored is None:
         return Transaction()
     if not stored.value.holder.startswith(ipam.RESERVED):
         raise Conflict(f"address {address} is held by {stored.value.holder}: delete that instead", field="IPv4Address")
-    reading.at(ipam.claim_key(network, address), stored.revision)
+    reading.compare_revision(ipam.claim_key(network, address), stored.revision)
     return reading.plan(ipam.release(network, text))

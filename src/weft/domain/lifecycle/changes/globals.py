@@ -1,4 +1,4 @@
-"""The cluster's settings: tag ranges and modes."""
+"""Global settings: tag ranges and modes of the cluster."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def put_global(reading: ReadSet, wanted: model.Global, present: model.Global | N
     """Ranges must cover the tags in use (O7, O8); mode and private subnet change only without networks (O9, O10)."""
     _check_range(reading, "vlan", wanted.vlans, field="vlans", highest=MAX_VLAN, widest=MAX_VLAN)
     _check_range(reading, "vni", wanted.vxlans, field="vxlans", highest=MAX_VNI, widest=MAX_VNI_SPAN)
+    # Datapaths of existing networks cannot be converted between bridging and routing.
     if present is not None and wanted.fwd_mode != present.fwd_mode:
         _refuse_with_networks(reading, "fwdMode")
         if present.fwd_mode == "routing" and any(True for _ in reading.all(kinds.BGP)):
@@ -24,12 +25,13 @@ def put_global(reading: ReadSet, wanted: model.Global, present: model.Global | N
 
 def _check_range(reading: ReadSet, pool: str, text: str, *, field: str, highest: int, widest: int) -> None:
     first, last = parse_tag_range(text, field=field, highest=highest, widest=widest)
-    reading.quiet(kinds.number_claims(pool))
+    # A network created at the same moment may take a tag that the new range excludes.
+    reading.compare_prefix(kinds.number_claims(pool))
     outside = [number for number in reading.cluster.number_pool(pool).holders if not first <= number <= last]
     if outside:
         number = min(outside)
         holder = reading.cluster.number_pool(pool).holders[number].value.holder
-        raise Conflict(f"{field} {text} leaves out tag {number}, which {holder} has", field=field)
+        raise Conflict(f"{field} {text} excludes tag {number}, which {holder} uses", field=field)
 
 
 def _refuse_with_networks(reading: ReadSet, field: str) -> None:
@@ -43,5 +45,5 @@ def _refuse_with_networks(reading: ReadSet, field: str) -> None:
 
 
 def delete_global(reading: ReadSet, present: model.Global) -> list[Write]:
-    """Deleting the settings puts the defaults back, under the same conditions as any change."""
+    """Reset the settings to their defaults, under the same conditions as any change. The mode stays."""
     return put_global(reading, model.Global(fwd_mode=present.fwd_mode), present)

@@ -1,4 +1,4 @@
-"""Endpoint groups: members of one network, with policies, a profile, maybe a part of its addresses or an own tag."""
+"""Endpoint groups: endpoints of one network with common policies and profile, and maybe an address pool or VLAN tag."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from weft.domain.lifecycle.changes.tags import take_vlan
 from weft.domain.store_types import NEVER, Delete, Write
 from weft.domain.transaction import ReadSet, holder_of, put, put_claim
 
-# 15 bits, as much as flow metadata carries; claims in the store, never a counter (W6).
+# 15 bits, as in Contiv's flow metadata. Ids are claims in the store: a counter would be lost with its process (W6).
 GROUP_IDS = (1, (1 << 15) - 1)
 
 
 def put_group(reading: ReadSet, wanted: model.Group, present: model.Group | None) -> list[Write]:
-    """Network, pool and tag on the wire never change (E7, O16); policies, profile and the tag of others do."""
+    """Network, address pool and VLAN tag are immutable (E7, O16); policies, profile and cfgdTag can change."""
     reading.require(kinds.TENANT, wanted.tenant, field="tenantName")
     for policy in wanted.policies:
         reading.require(kinds.POLICY, wanted.tenant, policy, field="policies")
     if wanted.net_profile:
         reading.require(kinds.PROFILE, wanted.tenant, wanted.net_profile, field="netProfile")
     if present is not None:
-        for member, mine, theirs in (
+        for member, desired, stored in (
             ("networkName", wanted.network, present.network),
             ("ipPool", wanted.ip_pool, present.ip_pool),
             ("pktTag", wanted.pkt_tag, present.pkt_tag),
         ):
-            if mine != theirs:
+            if desired != stored:
                 raise Conflict(
                     f"{member} of group {present.key} cannot change: delete and create the group", field=member
                 )
         changed = msgspec.structs.replace(wanted, group_id=present.group_id)
         return [] if changed == present else [put(kinds.GROUP, changed)]
     network = reading.require(kinds.NETWORK, wanted.tenant, wanted.network, field="networkName")
+    # Contiv's plugins look up networks and groups in one name space.
     if reading.get(kinds.NETWORK, wanted.tenant, wanted.name):
         raise Conflict(
             f"groupName {wanted.name!r} is the name of a network of the tenant: choose another", field="groupName"
@@ -48,7 +49,7 @@ def put_group(reading: ReadSet, wanted: model.Group, present: model.Group | None
 
 
 def _check_pool(reading: ReadSet, network: model.Network, wanted: model.Group) -> None:
-    """Inside the network's usable addresses and wholly unused (E6)."""
+    """The pool must be inside the network's usable addresses, and without any address in use (E6)."""
     pool, subnet = ipam.pool_of(wanted), ipam.subnet_of(network, 4)
     assert pool is not None
     assert subnet is not None
@@ -57,18 +58,19 @@ def _check_pool(reading: ReadSet, network: model.Network, wanted: model.Group) -
             f"ipPool {pool} is not inside the usable addresses {subnet.usable} of {network.name}", field="ipPool"
         )
     for other in reading.all(kinds.GROUP, wanted.tenant):
-        theirs = ipam.pool_of(other) if other.network == wanted.network else None
-        if theirs and theirs.overlaps(pool):
-            raise Conflict(f"ipPool {pool} overlaps {theirs} of group {other.key}", field="ipPool")
+        other_pool = ipam.pool_of(other) if other.network == wanted.network else None
+        if other_pool and other_pool.overlaps(pool):
+            raise Conflict(f"ipPool {pool} overlaps {other_pool} of group {other.key}", field="ipPool")
     gateway = ipam.gateway_of(network, 4)
     if gateway and pool.holds(gateway):
         raise Conflict(f"ipPool {pool} contains the network's gateway {gateway}", field="ipPool")
-    reading.quiet(kinds.address_claims(network.tenant, network.name))
+    reading.compare_prefix(kinds.address_claims(network.tenant, network.name))
     claims = reading.cluster.address_pool(network.key, 4)
     used = claims.taken.next_taken(pool.first, pool.last)
     if used is not None:
         raise Conflict(f"ipPool {pool} contains an address held by {claims.holders[used].value.holder}", field="ipPool")
-    reading.quiet(kinds.blocks_of(network.tenant, network.name))
+    # A block that a node takes at the same moment must not contain addresses of the pool.
+    reading.compare_prefix(kinds.blocks_of(network.tenant, network.name))
     for block, stored in reading.cluster.blocks.get(network.key, {}).items():
         if (
             stored.value.owner
@@ -84,7 +86,7 @@ def _take_group_id(reading: ReadSet, wanted: model.Group) -> tuple[int, Write]:
     if number is None:
         raise Exhausted(f"all {GROUP_IDS[1]} group ids are taken: delete groups that are not needed")
     key = StoreKey(kinds.number_claims("group-id") + str(number))
-    reading.at(key, NEVER)
+    reading.compare_revision(key, NEVER)
     return number, put_claim(key, holder_of(kinds.GROUP, wanted))
 
 
@@ -97,17 +99,17 @@ def _take_tag(reading: ReadSet, network: model.Network, wanted: model.Group) -> 
 
 
 def delete_group(reading: ReadSet, present: model.Group) -> list[Write]:
-    """Refused while it has endpoints (E3) or reserved addresses. Rules that name it then match nothing (W23)."""
-    reading.quiet(kinds.ENDPOINT.store_prefix(present.tenant, present.network))
+    """`Conflict` while it has endpoints (E3) or reserved addresses. Rules that refer to it then match nothing (W23)."""
+    reading.compare_prefix(kinds.ENDPOINT.store_prefix(present.tenant, present.network))
     count = sum(1 for _ in reading.cluster.group_members(present))
     if count:
         raise Conflict(f"group {present.key} has {count} endpoints: delete them first", details={"endpoints": count})
-    reading.quiet(kinds.address_claims(present.tenant, present.network))
+    reading.compare_prefix(kinds.address_claims(present.tenant, present.network))
     reserved = list(ipam.reserved_for(reading.cluster, NetworkKey(present.tenant, present.network), present.key))
     if reserved:
         raise Conflict(f"address {reserved[0]} is reserved for group {present.key}: release it first")
     numbers = {"group-id": present.group_id, "vlan": present.pkt_tag}
     return [
         Delete(kinds.GROUP.store_key(present.tenant, present.name)),
-        *(Delete(StoreKey(kinds.number_claims(pool) + str(each))) for pool, each in numbers.items() if each),
+        *(Delete(StoreKey(kinds.number_claims(pool) + str(number))) for pool, number in numbers.items() if number),
     ]

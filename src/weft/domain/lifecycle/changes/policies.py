@@ -16,7 +16,7 @@ def put_policy(reading: ReadSet, wanted: model.Policy, present: model.Policy | N
 
 
 def delete_policy(reading: ReadSet, present: model.Policy) -> list[Write]:
-    """Refused while a group has it; its rules go with it, in the same commit (W4)."""
+    """`Conflict` while a group has it. Its rules are deleted in the same commit (W4)."""
     groups = [
         kinds.GROUP.key_text(group)
         for group in reading.all(kinds.GROUP, present.tenant)
@@ -34,7 +34,7 @@ def delete_policy(reading: ReadSet, present: model.Policy) -> list[Write]:
 
 
 def put_rule(reading: ReadSet, wanted: model.Rule, present: model.Rule | None) -> list[Write]:
-    """A rule never changes (its id is what drops are explained by); asking for the one that is there is fine."""
+    """A rule is immutable, because its id explains drops; a request for the present one is fine."""
     if present is not None:
         if wanted != present:
             raise Conflict(
@@ -45,6 +45,7 @@ def put_rule(reading: ReadSet, wanted: model.Rule, present: model.Rule | None) -
         return []
     reading.require(kinds.TENANT, wanted.tenant, field="tenantName")
     policy = reading.require(kinds.POLICY, wanted.tenant, wanted.policy, field="policyName")
+    # Required at creation only: deleted later, the rule matches nothing (W23).
     for name, field in (
         (wanted.from_endpoint_group, "fromEndpointGroup"),
         (wanted.to_endpoint_group, "toEndpointGroup"),
@@ -60,18 +61,18 @@ def put_rule(reading: ReadSet, wanted: model.Rule, present: model.Rule | None) -
 
 
 def _check_own_address(reading: ReadSet, policy: model.Policy, wanted: model.Rule) -> None:
-    """`in` with toIpAddress narrows the rule to members of the one group that has the policy (contiv 2.3)."""
+    """`in` with toIpAddress limits the rule to endpoints of the only group with this policy (contiv 2.3)."""
     groups = [group for group in reading.all(kinds.GROUP, policy.tenant) if policy.name in group.policies]
     if len(groups) != 1:
         raise Invalid(
             f"toIpAddress in an incoming rule needs the policy to be attached to exactly one group, not {len(groups)}",
             field="toIpAddress",
         )
-    reach = parse_rule_address(wanted.to_ip_address, field="toIpAddress")
+    destination = parse_rule_address(wanted.to_ip_address, field="toIpAddress")
     for endpoint in reading.cluster.group_members(groups[0]):
         for text in (endpoint.ip_address, endpoint.ipv6_address):
-            if text and reach.holds(parse_address(text, field="ipAddress")):
-                reading.get(kinds.ENDPOINT, *endpoint.key)
+            if text and destination.holds(parse_address(text, field="ipAddress")):
+                reading.get(kinds.ENDPOINT, *endpoint.key)  # compared: it must still exist at the commit
                 return
     raise Invalid(
         f"toIpAddress {wanted.to_ip_address} is no address of an endpoint of group {groups[0].key}", field="toIpAddress"

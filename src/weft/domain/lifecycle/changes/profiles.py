@@ -1,4 +1,4 @@
-"""Network profiles."""
+"""Netprofiles: bandwidth, burst and DSCP of groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def put_profile(reading: ReadSet, wanted: model.Profile, present: model.Profile 
 
 
 def delete_profile(reading: ReadSet, present: model.Profile) -> list[Write]:
-    """Refused while a group uses it (O19, Q6)."""
+    """`Conflict` while a group uses it (O19, Q6)."""
+    # Compared by prefix: a group that starts to use it meanwhile fails the commit.
     groups = [
         kinds.GROUP.key_text(group)
         for group in reading.all(kinds.GROUP, present.tenant)

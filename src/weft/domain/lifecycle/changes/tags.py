@@ -1,4 +1,4 @@
-"""Tags on the wire: numbers of the cluster's ranges, each with one holder."""
+"""VLAN tags, VNIs and other numbers of the cluster's ranges: each is claimed by one holder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from weft.domain.validation import MAX_VLAN, parse_tag_range
 
 
 def take_vlan(reading: ReadSet, *, wanted: int, holder: str) -> tuple[int, Write]:
-    """A VLAN tag of the cluster's range: the one that is wanted or, for 0, the lowest free one."""
+    """Allocate a VLAN tag of the cluster's range: the requested one or, for 0, the lowest free one."""
     settings = reading.get(kinds.GLOBAL, "global") or model.Global()
     span = parse_tag_range(settings.vlans, field="vlans", highest=MAX_VLAN, widest=MAX_VLAN)
     return take_number(reading, "vlan", span, wanted=wanted, holder=holder)
 
 
 def take_number(reading: ReadSet, pool: str, span: tuple[int, int], *, wanted: int, holder: str) -> tuple[int, Write]:
-    """A number of a pool and the claim on it: the one that is wanted or, for 0, the lowest free one."""
+    """Allocate a number of a pool: the requested one or, for 0, the lowest free one; with the write of its claim."""
     first, last = span
     numbers = reading.cluster.number_pool(pool)
     if wanted:
@@ -32,5 +32,5 @@ def take_number(reading: ReadSet, pool: str, span: tuple[int, int], *, wanted: i
     if number is None:
         raise Exhausted(f"no {pool} tag is free in {first}-{last}: widen the range with netctl global set")
     key = StoreKey(kinds.number_claims(pool) + str(number))
-    reading.at(key, NEVER)
+    reading.compare_revision(key, NEVER)  # of concurrent plans for one number only the first commits
     return number, put_claim(key, holder)

@@ -1,4 +1,4 @@
-"""Tenants: the roof under which everything else stands."""
+"""Tenants: isolated name and address spaces that own all other objects."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from weft.domain.kinds import Kind
 from weft.domain.store_types import Delete, Write
 from weft.domain.transaction import ReadSet, put
 
+# Endpoints and rules need no check: they cannot exist without their network or policy.
 _MEMBERS: tuple[Kind[Any], ...] = (
     kinds.NETWORK, kinds.GROUP, kinds.POLICY, kinds.PROFILE, kinds.SERVICE, kinds.KUBE_SERVICE,
 )  # fmt: skip
 
 
 def put_tenant(reading: ReadSet, wanted: model.Tenant, present: model.Tenant | None) -> list[Write]:
-    """External ranges are one tenant's alone, so that nobody takes a neighbour's address (CVE-2026-53935)."""
+    """`Conflict` for external ranges of another tenant: its external addresses could be taken (CVE-2026-53935)."""
     if wanted.external_ranges:
         _refuse_shared_ranges(reading, wanted)
     return [] if wanted == present else [put(kinds.TENANT, wanted)]
@@ -26,11 +27,12 @@ def put_tenant(reading: ReadSet, wanted: model.Tenant, present: model.Tenant | N
 
 def _refuse_shared_ranges(reading: ReadSet, wanted: model.Tenant) -> None:
     for other in reading.all(kinds.TENANT):
-        for theirs in other.external_ranges if other.name != wanted.name else ():
-            for ours in wanted.external_ranges:
-                if _range(ours).overlaps(_range(theirs)):
+        for other_range in other.external_ranges if other.name != wanted.name else ():
+            for own_range in wanted.external_ranges:
+                if _range(own_range).overlaps(_range(other_range)):
                     raise Conflict(
-                        f"externalRanges {ours} overlaps {theirs} of tenant {other.name!r}: choose another range",
+                        f"externalRanges {own_range} overlaps {other_range} of tenant {other.name!r}: "
+                        "choose another range",
                         field="externalRanges",
                     )
 
@@ -40,7 +42,7 @@ def _range(text: str) -> Range:
 
 
 def delete_tenant(reading: ReadSet, present: model.Tenant) -> list[Write]:
-    """Refused while anything is left in the tenant, services too, and always for `default` (O1, W16)."""
+    """`Conflict` while the tenant has any object, services included, and always for `default` (O1, W16)."""
     if present.name == DEFAULT_TENANT:
         raise Conflict(f"tenant {DEFAULT_TENANT!r} cannot be deleted")
     for kind in _MEMBERS:

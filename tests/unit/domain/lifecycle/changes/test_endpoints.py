@@ -101,7 +101,7 @@ def test_references_must_exist_and_fit(world: FakeCluster) -> None:
 
 def test_what_is_held_or_rests_is_passed_over(world: FakeCluster) -> None:
     pool = (network().key, 4)
-    busy = Busy(held={pool: NumberSet([0x0A010101])}, resting={pool: NumberSet([0x0A010102])})
+    busy = Busy(held={pool: NumberSet([0x0A010101])}, cooling={pool: NumberSet([0x0A010102])})
     made, _ = endpoints.plan_create(world.reading(), endpoint("e1"), busy=busy)
     assert made.ip_address == "10.1.1.3"
 
@@ -176,14 +176,14 @@ class TestReservations:
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["", "web"]), st.integers(0, 8)), max_size=40))
 def test_never_twice_never_lost_and_all_released(steps: list[tuple[int, str, int]]) -> None:
-    """Endpoints come and go in any order, with and without a group and a wish, on a network that is soon full."""
+    """Endpoints come and go in any order, with and without a group and a requested, on a network that is soon full."""
     world = FakeCluster()
     world.put(network(subnet="10.1.1.0/29", gateway="10.1.1.6"))
     world.put(group(ip_pool="10.1.1.3-10.1.1.4"))
     before = dict(world.entries)
     here: dict[str, str] = {}
     pools = {"": {1, 2, 5}, "web": {3, 4}}
-    for number, owner, wish in steps:
+    for number, owner, requested in steps:
         name = f"e{number}"
         if name in here:
             world.detach(name)
@@ -191,18 +191,18 @@ def test_never_twice_never_lost_and_all_released(steps: list[tuple[int, str, int
             continue
         taken = {int(text.rpartition(".")[2]) for text in here.values()}
         free = pools[owner] - taken
-        if wish and wish not in pools[owner]:
+        if requested and requested not in pools[owner]:
             with world.refuses(Invalid, field="IPAddress"):
-                world.attach(name, group=owner, address=f"10.1.1.{wish}")
-        elif wish and wish in taken:
+                world.attach(name, group=owner, address=f"10.1.1.{requested}")
+        elif requested and requested in taken:
             with world.refuses(Conflict, field="IPAddress"):
-                world.attach(name, group=owner, address=f"10.1.1.{wish}")
-        elif not wish and not free:
+                world.attach(name, group=owner, address=f"10.1.1.{requested}")
+        elif not requested and not free:
             with world.refuses(Exhausted):
                 world.attach(name, group=owner)
         else:
-            made = world.attach(name, group=owner, address=f"10.1.1.{wish}" if wish else "")
-            assert made.ip_address == f"10.1.1.{wish or min(free)}"
+            made = world.attach(name, group=owner, address=f"10.1.1.{requested}" if requested else "")
+            assert made.ip_address == f"10.1.1.{requested or min(free)}"
             here[name] = made.ip_address
     for name in here:
         world.detach(name)

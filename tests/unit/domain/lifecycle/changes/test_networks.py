@@ -28,22 +28,22 @@ def test_o4_vlan_and_vxlan_count_apart() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["vlan", "vxlan"]), st.integers(0, 6)), max_size=25))
 def test_tags_are_the_lowest_free_ones_and_never_twice(steps: list[tuple[bool, str, int]]) -> None:
-    """Networks come with and without a wish, and go; what is left at the end holds exactly its own claims."""
+    """Networks come with and without a requested, and go; what is left at the end holds exactly its own claims."""
     world = FakeCluster()
     here: dict[str, model.Network] = {}
-    for number, (create, encap, wish) in enumerate(steps):
+    for number, (create, encap, requested) in enumerate(steps):
         if not create and here:
-            world.delete(here.pop(sorted(here)[wish % len(here)]))
+            world.delete(here.pop(sorted(here)[requested % len(here)]))
             continue
         used = {tags(one)[encap == "vxlan"] for one in here.values() if one.encap == encap}
-        wanted = network(f"n{number}", f"10.{number}.0.0/24", encap=encap, pkt_tag=wish)
-        if wish in used:
+        wanted = network(f"n{number}", f"10.{number}.0.0/24", encap=encap, pkt_tag=requested)
+        if requested in used:
             with world.refuses(Conflict, field="pktTag"):
                 world.put(wanted)
             continue
         stored = here[wanted.name] = world.put(wanted)
         lowest = next(each for each in range(1, 100) if each not in used)
-        assert tags(stored)[encap == "vxlan"] == (wish or lowest)
+        assert tags(stored)[encap == "vxlan"] == (requested or lowest)
     claims = {key for key in world.entries if key.startswith("claims/")}
     expected = set()
     for one in here.values():

@@ -1,0 +1,33 @@
+"""The format of a store: the layout of its keys and documents. Netmaster refuses a store of another format.
+
+Every store has the key `format`. Stores from before this key have other key and member names (`wishes/receipt`,
+`silentSince`). Read by this version they would lose state silently, so they are refused as a whole.
+"""
+
+from __future__ import annotations
+
+from weft.domain import kinds
+from weft.domain.errors import Conflict
+from weft.domain.store_types import NEVER, Put
+from weft.domain.transaction import ReadSet, Transaction
+
+# Raise it with every change after which older netmasters and agents would misread the store. The embedded store's
+# file has the same number as its `user_version`, see `weft.adapters.stores.sqlite_file`.
+FORMAT = 2
+
+_REMEDY = "start with an empty store (another etcd, or one without keys under /weft/)"
+
+
+def plan_format(reading: ReadSet) -> Transaction:
+    """The commit that marks a fresh store; empty if it has the marker. `Conflict` for a store of another format."""
+    cluster = reading.cluster
+    if cluster.format:
+        if cluster.format != str(FORMAT):
+            raise Conflict(f"the store has format {cluster.format}, this Weft reads format {FORMAT}: {_REMEDY}")
+        return Transaction()
+    # An agent may reach a fresh etcd before netmaster and register its node there. Only netmaster writes configuration:
+    # configuration without the marker is that of an older netmaster.
+    if any(cluster.tables[kind.prefix] for kind in kinds.CONFIGURABLE):
+        raise Conflict(f"an older Weft wrote this store, this Weft reads format {FORMAT}: {_REMEDY}")
+    reading.compare_revision(kinds.FORMAT_KEY, NEVER)
+    return reading.plan([Put(kinds.FORMAT_KEY, str(FORMAT).encode())])
