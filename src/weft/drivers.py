@@ -1,4 +1,4 @@
-"""Stores, datapaths and orchestrators by name. The only importer of adapters, through entry points."""
+"""Stores, datapaths and orchestrators by name. The only module that loads adapters, through entry points."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from weft.ports.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryStoreSettings:
-    """A store that is gone when it is closed."""
+    """A store that is not persistent."""
 
+    # The name of the entry point.
     driver: ClassVar[str] = "memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqliteStoreSettings:
-    """The embedded store: one file, one process. At least the last `history` revisions are kept for watchers."""
+    """The embedded store: one file for one process. At least the last `history` revisions are kept for watchers."""
 
     driver: ClassVar[str] = "sqlite"
     path: str
@@ -34,13 +35,14 @@ class SqliteStoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdStoreSettings:
-    """An etcd v3 cluster: URLs of its members, and the files and words that open it."""
+    """An etcd v3 cluster: URLs of its members, credentials and TLS files."""
 
     driver: ClassVar[str] = "etcd"
     endpoints: tuple[str, ...]
+    # The prefix of all keys: the cluster can be shared with other programs.
     root: str = "/weft/"
     user: str = ""
-    password: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)  # never in logs
     ca: str = ""
     cert: str = ""
     key: str = ""
@@ -48,7 +50,7 @@ class EtcdStoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteStoreSettings:
-    """The store behind netmaster: `unix:PATH` or `https://HOST:PORT` of one or more, and who we are to them."""
+    """The store behind netmaster: `unix:PATH` or `https://HOST:PORT` of one or more, and our node name."""
 
     driver: ClassVar[str] = "remote"
     endpoints: tuple[str, ...]
@@ -72,42 +74,42 @@ StoreSettings = MemoryStoreSettings | SqliteStoreSettings | EtcdStoreSettings | 
 
 
 def open_store(settings: StoreSettings) -> Store:
-    """The store as the settings say; opened when it is entered as an async context manager."""
-    members = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    """The store of the settings; it is opened when it is entered as an async context manager."""
+    members = _members(settings)
     return cast("Store", _find("weft.stores", settings.driver)(**members))
 
 
 def find_orchestrator(settings: KubernetesSettings) -> Orchestrator:
-    """The orchestrator as the settings say; `Invalid` when they do not lead to one. Nobody is asked yet."""
-    members = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    """The orchestrator of the settings; `Invalid` if they are not usable. It does not connect yet."""
+    members = _members(settings)
     return cast("Orchestrator", _find("weft.orchestrators", settings.driver)(**members))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinuxDatapathSettings:
-    """The plain kernel. Tenants' namespaces are pinned in the directory; `vtep` is our end of tunnels.
+    """The Linux kernel datapath. Tenant namespaces are pinned in the directory; `vtep` is our tunnel endpoint.
 
-    `unmasked` are targets outside that see workloads by their own addresses, not by the node's. Node ports are those of
-    the host's addresses in `node_port_subnets`; without any, of all.
+    Traffic to `nat_exclude` destinations is not masqueraded: they see the addresses of workloads. Node ports listen on
+    the host addresses in `node_port_subnets`, by default on all.
     """
 
     driver: ClassVar[str] = "linux"
     directory: Path
     vtep: Address
     vxlan_port: int
-    unmasked: tuple[Subnet, ...] = ()
+    nat_exclude: tuple[Subnet, ...] = ()
     node_port_subnets: tuple[Subnet, ...] = ()
 
 
-# Where Open vSwitch's sockets usually are.
+# The default directory of Open vSwitch's sockets.
 OVS_DIR: Final = Path("/run/openvswitch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OvsDatapathSettings:
-    """Open vSwitch, whose sockets are in the directory `switch`; `uplinks` carry networks of VLAN tags.
+    """The Open vSwitch datapath; `switch` is the directory of its sockets, `uplinks` carry VLAN networks.
 
-    The rest is as on the plain kernel.
+    The other settings are those of the Linux datapath.
     """
 
     driver: ClassVar[str] = "ovs"
@@ -116,7 +118,7 @@ class OvsDatapathSettings:
     vtep: Address
     vxlan_port: int
     uplinks: tuple[str, ...] = ()
-    unmasked: tuple[Subnet, ...] = ()
+    nat_exclude: tuple[Subnet, ...] = ()
     node_port_subnets: tuple[Subnet, ...] = ()
 
 
@@ -124,19 +126,25 @@ DatapathSettings = LinuxDatapathSettings | OvsDatapathSettings
 
 
 def open_datapath(settings: DatapathSettings) -> AbstractContextManager[Datapath]:
-    """The datapath as the settings say; opened when it is entered, on the thread that is to use it."""
-    members = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    """The datapath of the settings; it is opened when it is entered, on the thread that uses it."""
+    members = _members(settings)
     return cast("AbstractContextManager[Datapath]", _find("weft.datapaths", settings.driver)(**members))
 
 
 def datapath_tools(name: str) -> DatapathTools:
-    """What the datapath of that name offers without being opened."""
+    """The operator tools of a datapath, without opening it."""
     return cast("DatapathTools", _find("weft.datapaths", name))
 
 
+def _members(settings: StoreSettings | KubernetesSettings | DatapathSettings) -> dict[str, object]:
+    # Not asdict(): it would copy nested values, and settings are passed on as they are.
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
+
+
 def _find(group: str, name: str) -> Callable[..., object]:
+    # Entry points, so that an adapter can be installed separately, and is imported only when it is used.
     found = entry_points(group=group, name=name)
     if not found:
-        raise Unavailable(f"there is no {name!r} among {group}: is Weft installed whole?")
+        raise Unavailable(f"no entry point {name!r} in group {group}: reinstall Weft or install the adapter")
     (entry_point,) = found
     return cast("Callable[..., object]", entry_point.load())

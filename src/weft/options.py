@@ -1,4 +1,4 @@
-"""The settings that netmaster and the agent have in common (contiv 1.2): modes, store and logs."""
+"""Settings that netmaster and netplugin share (contiv 1.2): modes, store, logs, Kubernetes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from weft.runtime.settings import Option, comma_list, one_of, url_list
 
 
 def readable_file(text: str) -> Path:
-    """A reader of the path of a file that is there."""
+    """Parse the path of an existing file."""
     path = Path(text)
     if not path.is_file():
-        raise ValueError(f"there is no file {text!r}")
+        raise ValueError(f"file {text!r} does not exist")
     return path
 
 
 def secret_file(text: str) -> str:
-    """A reader of the secret that a file holds."""
+    """Parse the path of a file to the secret in it."""
     try:
         secret = readable_file(text).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -33,14 +33,14 @@ def secret_file(text: str) -> str:
 
 
 def cluster_store(text: str) -> tuple[str, tuple[str, ...]]:
-    """A reader of the original's `etcd://host:port`: the kind of store, and its URLs."""
+    """Parse Contiv's `etcd://host:port` to the kind of store and its URLs."""
     kind, separator, hosts = text.partition("://")
     if kind not in {"etcd", "consul"} or not separator or not hosts:
-        raise ValueError(f"{text!r} is not etcd://host:port; better use --etcd-endpoints")
+        raise ValueError(f"{text!r} is not etcd://host:port; prefer --etcd-endpoints")
     return kind, tuple(f"http://{host}" for host in comma_list(hosts))
 
 
-# What netmaster and the agent have in common.
+# Each help text ends with the default.
 COMMON_OPTIONS = (
     Option(name="mode", flags=("--mode", "--plugin-mode", "--cluster-mode"), env="MODE", default="cni",
            read=one_of("cni", "kubernetes", "docker", "swarm-mode", "test"),
@@ -50,9 +50,9 @@ COMMON_OPTIONS = (
     Option(name="fwdmode", flags=("--fwdmode", "--forward-mode"), env="FORWARD_MODE", default="routing",
            read=one_of("bridge", "routing"), help="bridge or routing; routing"),
     Option(name="etcd", flags=("--etcd-endpoints", "--etcd"), env="ETCD_ENDPOINTS", default=(), read=url_list,
-           help="comma list of etcd URLs; without it the embedded store is used"),
+           help="comma-separated etcd URLs; default: the embedded store"),
     Option(name="consul", flags=("--consul-endpoints", "--consul"), env="CONSUL_ENDPOINTS", default=(), read=url_list,
-           help="comma list of Consul URLs (not available yet)"),
+           help="comma-separated Consul URLs (not available yet)"),
     Option(name="cluster_store", flags=("--cluster-store",), env="CLUSTER_STORE", default=("", ()), read=cluster_store,
            help="deprecated: etcd://host:port"),
     Option(name="etcd_user", flags=("--etcd-user",), env="ETCD_USER", help="etcd user name"),
@@ -76,35 +76,35 @@ COMMON_OPTIONS = (
 
 
 def cluster_domain(text: str) -> str:
-    """A reader of a cluster's domain."""
+    """Parse the DNS domain of the cluster."""
     domain = dns_name(text.strip("."))
     if not domain:
         raise ValueError(f"{text[:80]!r} is not a domain such as {CLUSTER_DOMAIN}")
     return domain
 
 
-# Below what Kubernetes' services and pods have their names.
+# The DNS zone of Kubernetes services and pods.
 DOMAIN_OPTION = Option(
     name="domain", flags=("--domain",), env="DOMAIN", default=CLUSTER_DOMAIN, read=cluster_domain,
-    help=f"the cluster's domain, the same for netplugin and netdns, which is never asked outside; {CLUSTER_DOMAIN}",
+    help=f"the cluster's DNS domain, the same for netplugin and netdns; never forwarded upstream; {CLUSTER_DOMAIN}",
 )  # fmt: skip
 
-# Where Contiv kept the way to the API server (contiv 1.7).
+# Where Contiv kept its configuration of the API server (contiv 1.7).
 CONTIV_JSON = Path("/var/contiv/config/contiv.json")
 
-# How a program reaches the API server.
+# Access to the Kubernetes API server.
 KUBERNETES_OPTIONS = (
     Option(name="kubeconfig", flags=("--kubeconfig",), env="KUBECONFIG", default=None, read=readable_file,
-           help="the way to the API server in mode kubernetes; without it as contiv.json says, or as a pod is told"),
+           help="kubeconfig for mode kubernetes; default: contiv.json, else the pod's service account"),
     Option(name="contiv_json", flags=("--contiv-json",), env="CONTIV_JSON", default=None, read=readable_file,
-           help=f"Contiv's file with K8S_API_SERVER and so on; {CONTIV_JSON} where it is there"),
+           help=f"Contiv's file with K8S_API_SERVER and so on; {CONTIV_JSON} if it exists"),
     Option(name="kubernetes", flags=("--kubernetes-servers",), env="KUBERNETES_SERVERS", default=(), read=url_list,
-           help="comma list of URLs of API servers, instead of those that the other settings name"),
+           help="comma-separated URLs of API servers; they override those of the kubeconfig"),
 )  # fmt: skip
 
 
 def kubernetes_settings(given: Mapping[str, Any]) -> KubernetesSettings | None:
-    """The way to the API server in mode kubernetes, else none."""
+    """How to reach the API server in mode kubernetes, else None."""
     if given["mode"] != "kubernetes":
         return None
     contiv = given["contiv_json"] or (CONTIV_JSON if CONTIV_JSON.is_file() else None)
@@ -112,18 +112,19 @@ def kubernetes_settings(given: Mapping[str, Any]) -> KubernetesSettings | None:
 
 
 def store_settings(given: Mapping[str, Any], faults: list[str], *, embedded: Path) -> StoreSettings:
-    """Which store: etcd where endpoints are named, else the embedded one. What is wrong is added to `faults`."""
+    """The store: etcd if endpoints are set, else the embedded one. Faults are appended to `faults`."""
     kind, urls = given["cluster_store"]
     etcd = given["etcd"] or (urls if kind == "etcd" else ())
     consul = given["consul"] or (urls if kind == "consul" else ())
     if etcd and consul:
-        faults.append("--etcd-endpoints and --consul-endpoints exclude each other: give one")
+        faults.append("--etcd-endpoints and --consul-endpoints exclude each other: set one")
     elif consul:
         faults.append("--consul-endpoints: not available yet; use --etcd-endpoints or the embedded store")
     if bool(given["etcd_cert"]) != bool(given["etcd_key"]):
         faults.append("--etcd-cert and --etcd-key go together")
     if bool(given["etcd_user"]) != bool(given["etcd_password"]):
         faults.append("--etcd-user and --etcd-password-file go together")
+    # The embedded store is the default, so that a single node needs no etcd.
     if not etcd:
         return SqliteStoreSettings(path=str(embedded))
     return EtcdStoreSettings(

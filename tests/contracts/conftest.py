@@ -1,4 +1,4 @@
-"""One real etcd for all tests of a worker; each test has a root of its own in it."""
+"""One real etcd for all tests of a worker; each test has its own root in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store on a real etcd keeps the contract."""
+"""The store contract on a real etcd."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestEtcdCompaction(CompactionContract):
     def keep_server(self, etcd: Etcd) -> None:
         self.etcd = etcd
 
-    async def forget_history(self, store: Store) -> None:
+    async def compact_history(self, store: Store) -> None:
         """An operator compacts the cluster."""
         revision = await store.commit([], [Put(self.key("filler"), b"")])
         async with aiohttp.ClientSession() as session:

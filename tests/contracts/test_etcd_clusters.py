@@ -1,4 +1,4 @@
-"""etcd as it is run in earnest: several members, TLS, passwords (W1)."""
+"""etcd as in production: several members, TLS, passwords (W1)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from tests.support.store_chaos import besieged
+from tests.support.store_chaos import under_chaos
 
 from weft.adapters.stores.etcd import open_store
 from weft.domain.errors import Denied, Invalid, Stale, Unavailable
 from weft.domain.ids import StoreKey
 from weft.lab.servers.certificates import Authority, Certificate
-from weft.lab.servers.etcd import Etcd, demand_passwords, running_etcd
+from weft.lab.servers.etcd import Etcd, enable_authentication, running_etcd
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import soon, until
 from weft.ports.store import NEVER, Put, RevisionEquals, Store
@@ -30,7 +30,7 @@ def files(certificate: Certificate) -> dict[str, str]:
 
 
 async def check_usable(store: Store) -> None:
-    """A write, a listing, a watch and a lease."""
+    """Assert that writes, lists, watches and leases work."""
     since = await store.commit([], [Put(A, b"1")])
     lease = await store.grant(60)
     await store.commit([RevisionEquals(B, NEVER)], [Put(B, b"2", lease)])
@@ -42,24 +42,24 @@ async def check_usable(store: Store) -> None:
 
 
 class TestSeveralMembers:
-    async def test_members_are_killed_one_after_another(self, tmp_path: Path) -> None:
-        """W1: any member serves; the leader, too, may go while we write and watch."""
+    async def test_members_are_killed_in_turn(self, tmp_path: Path) -> None:
+        """W1: any member serves; even the leader may be killed while we write and watch."""
         async with (
             running_etcd(tmp_path, members=3) as cluster,
             open_store(cluster.endpoints) as store,
-            besieged(store, prefix="siege/") as siege,
+            under_chaos(store, prefix="chaos/") as chaos,
         ):
             for member in cluster.members:
                 member.kill()
-                await siege.goes_on()
+                await chaos.wait_for_progress()
                 member.start()
                 await member.ready()
 
-    async def test_a_member_without_a_leader_is_not_trusted_and_left(
+    async def test_a_member_without_a_leader_is_skipped(
         self, tmp_path: Path, etcd: Etcd, root: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It answers, but only to say that it cannot help; another endpoint can."""
-        monkeypatch.setattr(http_failover, "PATIENCE", 1.0)
+        """It answers with an error; another endpoint is used."""
+        monkeypatch.setattr(http_failover, "RETRY_TIMEOUT_S", 1.0)
         async with running_etcd(tmp_path, members=3) as cluster, open_store(cluster.endpoints[:1]) as alone:
             revision = await alone.commit([], [Put(A, b"1")])
             for member in cluster.members[1:]:
@@ -72,7 +72,7 @@ class TestSeveralMembers:
                 since = (await healthy.list(EVERYTHING)).revision
             async with open_store([cluster.endpoints[0], *etcd.endpoints], root=root) as store:
                 watch = asyncio.create_task(anext(store.watch(A, since)))
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # let the watch start
                 await check_usable(store)
                 assert (await soon(watch)).events[0].key == A
             for member in cluster.members[1:]:
@@ -81,13 +81,13 @@ class TestSeveralMembers:
             async with aclosing(alone.watch(EVERYTHING, revision - 1)) as changes:
                 assert (await take(changes, 1))[0].revision == revision
 
-    async def test_endpoints_that_do_not_answer_are_passed_over(self, etcd: Etcd, root: str) -> None:
+    async def test_unreachable_endpoints_are_skipped(self, etcd: Etcd, root: str) -> None:
         dead = f"http://127.0.0.1:{free_port()}"
         async with open_store([dead, *etcd.endpoints, dead], root=root) as store:
             await check_usable(store)
 
-    async def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(http_failover, "PATIENCE", 0.5)
+    async def test_no_endpoint_is_reachable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http_failover, "RETRY_TIMEOUT_S", 0.5)
         async with open_store([f"http://127.0.0.1:{free_port()}"]) as store:
             for refused in (store.read(A), store.list(A), store.commit([], [Put(A, b"")]), store.grant(1)):
                 with pytest.raises(Unavailable):
@@ -99,8 +99,8 @@ class TestTls:
     def authority(self, tmp_path: Path) -> Authority:
         return Authority(tmp_path / "authority")
 
-    async def test_certificates_open_it(self, tmp_path: Path, authority: Authority) -> None:
-        """W1: TLS with a client certificate."""
+    async def test_tls_with_a_client_certificate(self, tmp_path: Path, authority: Authority) -> None:
+        """W1: transport security to the store."""
         server, client = authority.issue("server", subject="/CN=etcd"), authority.issue("client", subject="/O=weft")
         async with (
             running_etcd(tmp_path / "etcd", tls=server) as cluster,
@@ -108,10 +108,10 @@ class TestTls:
         ):
             await check_usable(store)
 
-    async def test_without_them_it_stays_closed(
+    async def test_connections_without_a_valid_certificate_fail(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(http_failover, "PATIENCE", 0.5)
+        monkeypatch.setattr(http_failover, "RETRY_TIMEOUT_S", 0.5)
         server = authority.issue("server", subject="/CN=etcd")
         foreign = Authority(tmp_path / "foreign").issue("client", subject="/O=weft")
         async with running_etcd(tmp_path / "etcd", tls=server) as cluster:
@@ -124,16 +124,16 @@ class TestTls:
         server, client = authority.issue("server", subject="/CN=etcd"), authority.issue("client", subject="/O=weft")
         async with running_etcd(tmp_path / "etcd", tls=server) as cluster:
             tls = client_tls(**files(client))
-            await demand_passwords(cluster.endpoints[0], user="weft", password="secret", tls=tls)
+            await enable_authentication(cluster.endpoints[0], user="weft", password="secret", tls=tls)
             async with open_store(cluster.endpoints, user="weft", password="secret", **files(client)) as store:
                 await check_usable(store)
 
 
 class TestPasswords:
-    async def test_a_user_with_a_password_gets_in(self, tmp_path: Path) -> None:
+    async def test_authentication_with_a_password(self, tmp_path: Path) -> None:
         """W1: authentication to the store."""
         async with running_etcd(tmp_path) as cluster:
-            await demand_passwords(cluster.endpoints[0], user="weft", password="secret")
+            await enable_authentication(cluster.endpoints[0], user="weft", password="secret")
             async with open_store(cluster.endpoints, user="weft", password="secret") as store:
                 await check_usable(store)
             async with open_store(cluster.endpoints, user="weft", password="wrong") as store:
@@ -145,10 +145,10 @@ class TestPasswords:
                 with pytest.raises((Denied, Invalid)):
                     await soon(anext(store.watch(EVERYTHING, 1)))
 
-    async def test_a_token_that_has_ended_is_renewed(self, tmp_path: Path) -> None:
-        """The server forgets tokens after a second, and all of them when it is started again."""
+    async def test_an_expired_token_is_renewed(self, tmp_path: Path) -> None:
+        """The server expires tokens after a second, and loses all of them when it restarts."""
         async with running_etcd(tmp_path, options=("--auth-token-ttl", "1")) as cluster:
-            await demand_passwords(cluster.endpoints[0], user="weft", password="secret")
+            await enable_authentication(cluster.endpoints[0], user="weft", password="secret")
             async with open_store(cluster.endpoints, user="weft", password="secret") as store:
                 revision = await store.commit([], [Put(A, b"1")])
                 async with aclosing(store.watch(EVERYTHING, revision)) as changes:
@@ -156,17 +156,17 @@ class TestPasswords:
                         await cluster.restart()
                         revision = await store.commit([], [Put(A, b"2")])
                         assert (await take(changes, 1))[0].revision == revision
-                        await asyncio.sleep(1.5)
+                        await asyncio.sleep(1.5)  # longer than the token TTL of 1 s; expiry is no event
                         revision = await store.commit([], [Put(A, b"3")])
                         assert (await take(changes, 1))[0].revision == revision
 
-    async def test_a_user_is_no_harm_where_nobody_asks_and_still_works_when_somebody_does(self, tmp_path: Path) -> None:
+    async def test_credentials_are_ignored_until_the_server_enables_authentication(self, tmp_path: Path) -> None:
         async with (
             running_etcd(tmp_path) as cluster,
             open_store(cluster.endpoints, user="weft", password="secret") as store,
         ):
             await store.commit([], [Put(A, b"1")])
-            await demand_passwords(cluster.endpoints[0], user="weft", password="secret")
+            await enable_authentication(cluster.endpoints[0], user="weft", password="secret")
             await store.commit([], [Put(A, b"2")])
             with pytest.raises(Stale):
                 await store.commit([RevisionEquals(A, NEVER)], [Put(A, b"3")])
@@ -177,12 +177,12 @@ class TestPasswords:
 
 
 class TestLimits:
-    async def test_a_commit_larger_than_etcd_takes_is_refused(self, etcd: Etcd, root: str) -> None:
+    async def test_a_commit_above_the_size_limit_is_rejected(self, etcd: Etcd, root: str) -> None:
         async with open_store(etcd.endpoints, root=root) as store:
             writes = [Put(StoreKey(f"{n:03}"), b"") for n in range(129)]
             with pytest.raises(Invalid):
                 await store.commit([], writes)
-            for size in (2_000_000, 3_000_000):  # etcd refuses the one, and gRPC before it the other
+            for size in (2_000_000, 3_000_000):  # above etcd's own limit, and above gRPC's
                 with pytest.raises(Invalid, match="large"):
                     await store.commit([], [Put(A, bytes(size))])
             assert not (await store.list(EVERYTHING)).entries
@@ -194,13 +194,13 @@ class TestLimits:
                 await store.commit([], [Put(StoreKey(f"{n:05}"), b"0") for n in range(start, start + 100)])
             stop = False
 
-            async def change_on() -> None:
+            async def write_forever() -> None:
                 n = 0
                 while not stop:
                     n += 1
                     await store.commit([], [Put(StoreKey("00000"), b"%d" % n), Put(StoreKey("02499"), b"%d" % n)])
 
-            changing = asyncio.create_task(change_on())
+            changing = asyncio.create_task(write_forever())
             for _ in range(5):
                 listing = await store.list(EVERYTHING)
                 assert [entry.key for entry in listing.entries] == [StoreKey(f"{n:05}") for n in range(2_500)]
@@ -218,14 +218,15 @@ class TestLimits:
             assert not (await one.list(EVERYTHING)).entries
             await one.commit([RevisionEquals(A, NEVER)], [Put(A, b"")])
 
-    async def test_a_quiet_watch_outlives_many_silences(
+    async def test_an_idle_watch_survives_many_keepalive_intervals(
         self, etcd: Etcd, root: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("weft.adapters.stores.etcd_gateway._SILENCE", 0.05)
+        monkeypatch.setattr("weft.adapters.stores.etcd_gateway._IDLE_TIMEOUT_S", 0.05)
         async with open_store(etcd.endpoints, root=root) as store:
             since = await store.commit([], [Put(A, b"")])
             async with aclosing(store.watch(EVERYTHING, since)) as changes:
                 waiting = asyncio.create_task(anext(changes))
+                # An observation window of many keepalive intervals: nothing happens in it if the watch is healthy.
                 await asyncio.sleep(1)
                 assert not waiting.done()
                 revision = await store.commit([], [Put(B, b"")])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.proxy import Proxy
-from tests.support.store_chaos import besieged
+from tests.support.store_chaos import under_chaos
 from tests.support.store_load import Commit, stress_process
 
 from weft.adapters.stores.etcd import open_store
@@ -16,7 +16,7 @@ from weft.drivers import EtcdStoreSettings
 from weft.lab.servers.etcd import Etcd, running_etcd
 from weft.runtime.store.mirror import EVERYTHING
 
-pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
+pytestmark = pytest.mark.timeout(300)  # starts many processes, on a machine that may be busy
 SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
@@ -25,42 +25,45 @@ async def test_the_server_is_killed(tmp_path: Path, kills: int) -> None:
     async with (
         running_etcd(tmp_path) as server,
         open_store(server.endpoints) as store,
-        besieged(store, prefix="siege/") as siege,
+        under_chaos(store, prefix="chaos/") as chaos,
     ):
         for _ in range(kills):
-            await asyncio.sleep(random.uniform(0, 0.05))
+            await asyncio.sleep(random.uniform(0, 0.05))  # a random moment of the operation is the purpose
             await server.restart()
-            await siege.goes_on()
+            await chaos.wait_for_progress()
 
 
 @pytest.mark.parametrize("kills", [15, pytest.param(100, marks=SOAK)])
 async def test_a_client_is_killed(etcd: Etcd, root: str, tmp_path: Path, kills: int) -> None:
     settings = EtcdStoreSettings(endpoints=etcd.endpoints, root=root)
-    async with open_store(etcd.endpoints, root=root) as store, besieged(store, prefix="siege/", writers="a") as siege:
+    async with (
+        open_store(etcd.endpoints, root=root) as store,
+        under_chaos(store, prefix="chaos/", writers="a") as chaos,
+    ):
         for _ in range(kills):
-            with stress_process(settings, ("siege/x", "siege/y"), log=tmp_path / "log") as child:
-                said = [await child.next_line() for _ in range(3)]
-                await asyncio.sleep(random.uniform(0, 0.05))
+            with stress_process(settings, ("chaos/x", "chaos/y"), log=tmp_path / "log") as child:
+                lines = [await child.next_line() for _ in range(3)]
+                await asyncio.sleep(random.uniform(0, 0.05))  # a random moment of the operation is the purpose
                 child.kill()
-                said += child.read_rest()
-            siege.acknowledged += [Commit.parse(line) for line in said[2:]]
+                lines += child.read_rest()
+            chaos.acknowledged += [Commit.parse(line) for line in lines[2:]]
 
 
 async def test_connections_are_cut(etcd: Etcd, root: str) -> None:
     async with Proxy(int(etcd.endpoints[0].rsplit(":", 1)[1])) as proxy:
         endpoint = f"http://127.0.0.1:{proxy.port}"
-        async with open_store([endpoint], root=root) as store, besieged(store, prefix="siege/") as siege:
+        async with open_store([endpoint], root=root) as store, under_chaos(store, prefix="chaos/") as chaos:
             for _ in range(20):
-                await asyncio.sleep(random.uniform(0, 0.05))
+                await asyncio.sleep(random.uniform(0, 0.05))  # a random moment of the operation is the purpose
                 await proxy.cut()
-                await siege.goes_on()
+                await chaos.wait_for_progress()
 
 
 async def test_a_stalled_connection_is_noticed(etcd: Etcd, root: str) -> None:
-    """A watch whose connection is dead without a word is opened anew, through another endpoint if need be."""
+    """A watch on a stalled connection is reopened, through another endpoint if necessary."""
     async with Proxy(int(etcd.endpoints[0].rsplit(":", 1)[1])) as proxy:
         endpoints = (f"http://127.0.0.1:{proxy.port}", etcd.endpoints[0])
-        async with open_store(endpoints, root=root) as store, besieged(store, prefix="siege/") as siege:
+        async with open_store(endpoints, root=root) as store, under_chaos(store, prefix="chaos/") as chaos:
             proxy.stall()
-            await siege.goes_on()
+            await chaos.wait_for_progress()
             assert (await store.list(EVERYTHING)).entries

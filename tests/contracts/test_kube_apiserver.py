@@ -1,4 +1,4 @@
-"""The kube-apiserver that tests run against is a real one, and behaves as one."""
+"""The kube-apiserver of the tests is persistent and enforces RBAC."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ PODS = "/api/v1/namespaces/default/pods"
 
 
 @pytest.mark.timeout(240)
-async def test_it_keeps_what_it_was_told_when_it_is_killed(kube_apiserver: Path, tmp_path: Path) -> None:
-    """And it knows who may do what."""
+async def test_objects_survive_a_kill_of_the_api_server(kube_apiserver: Path, tmp_path: Path) -> None:
+    """RBAC is enforced too."""
     async with running_api_server(tmp_path, programs=kube_apiserver) as server:
         async with server.client() as admin, server.client("eve", "guests") as guest:
             container = {"name": "c", "image": "none"}
@@ -25,7 +25,7 @@ async def test_it_keeps_what_it_was_told_when_it_is_killed(kube_apiserver: Path,
                 await guest.get(PODS)
         await server.start()
         async with server.client() as admin:
-            (kept,) = await admin.items(PODS)
-            assert kept["metadata"]["labels"] == {"io.contiv.tenant": "blue"}
+            (stored,) = await admin.items(PODS)
+            assert stored["metadata"]["labels"] == {"io.contiv.tenant": "blue"}
             await admin.delete(f"{PODS}/a?gracePeriodSeconds=0")
             assert await admin.find(f"{PODS}/a") is None

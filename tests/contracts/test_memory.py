@@ -1,4 +1,4 @@
-"""The store in memory keeps the contract."""
+"""The store contract on the in-memory store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store behind netmaster keeps the contract, over a unix socket and over TLS."""
+"""The store contract on netmaster's store, over a unix socket and over TLS."""
 
 from __future__ import annotations
 

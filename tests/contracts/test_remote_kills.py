@@ -1,4 +1,4 @@
-"""The server of the remote store and its clients are killed: no event is lost or doubled, no promise is broken."""
+"""The server of the remote store and its clients are killed: no event is lost or doubled, no commit is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.proxy import Proxy
-from tests.support.store_chaos import besieged
+from tests.support.store_chaos import under_chaos
 from tests.support.store_load import Commit, stress_process
 from tests.support.store_process import HISTORY, serving_process
 
@@ -23,8 +23,8 @@ from weft.master.nodes.store_server import serving_store
 from weft.runtime.http import server_tls
 
 NODE = "node-1"
-SIEGE = f"status/nodes/{NODE}/siege/"
-pytestmark = pytest.mark.timeout(300)  # many processes are started, on a machine that may be busy
+CHAOS = f"status/nodes/{NODE}/chaos/"
+pytestmark = pytest.mark.timeout(300)  # starts many processes, on a machine that may be busy
 SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
@@ -34,13 +34,13 @@ async def test_the_server_is_killed(tmp_path: Path, kills: int) -> None:
     with ExitStack() as ending:
         server = ending.enter_context(serving_process(file, socket, log=log))
         assert await server.next_line() == "serving"
-        async with open_store([f"unix:{socket}"], node=NODE) as store, besieged(store, prefix=SIEGE) as siege:
+        async with open_store([f"unix:{socket}"], node=NODE) as store, under_chaos(store, prefix=CHAOS) as chaos:
             for _ in range(kills):
-                await asyncio.sleep(random.uniform(0, 0.05))
+                await asyncio.sleep(random.uniform(0, 0.05))  # a random moment of the operation is the purpose
                 server.kill()
                 server = ending.enter_context(serving_process(file, socket, log=log))
                 assert await server.next_line() == "serving"
-                await siege.goes_on()
+                await chaos.wait_for_progress()
 
 
 @pytest.mark.parametrize("kills", [15, pytest.param(100, marks=SOAK)])
@@ -48,25 +48,25 @@ async def test_a_client_is_killed(tmp_path: Path, kills: int) -> None:
     socket = tmp_path / "store.sock"
     settings = RemoteStoreSettings(endpoints=(f"unix:{socket}",), node=NODE)
     async with (
-        open_any(SqliteStoreSettings(path=str(tmp_path / "store.db"), history=HISTORY)) as behind,
-        serving_store(behind, unix=socket),
+        open_any(SqliteStoreSettings(path=str(tmp_path / "store.db"), history=HISTORY)) as server_port,
+        serving_store(server_port, unix=socket),
         open_any(settings) as store,
-        besieged(store, prefix=SIEGE, writers="a") as siege,
+        under_chaos(store, prefix=CHAOS, writers="a") as chaos,
     ):
         for _ in range(kills):
-            with stress_process(settings, (f"{SIEGE}x", f"{SIEGE}y"), log=tmp_path / "log") as child:
-                said = [await child.next_line() for _ in range(3)]
-                await asyncio.sleep(random.uniform(0, 0.05))
+            with stress_process(settings, (f"{CHAOS}x", f"{CHAOS}y"), log=tmp_path / "log") as child:
+                lines = [await child.next_line() for _ in range(3)]
+                await asyncio.sleep(random.uniform(0, 0.05))  # a random moment of the operation is the purpose
                 child.kill()
-                said += child.read_rest()
-            siege.acknowledged += [Commit.parse(line) for line in said[2:]]
+                lines += child.read_rest()
+            chaos.acknowledged += [Commit.parse(line) for line in lines[2:]]
 
 
 class TestConnections:
     """Over TLS, through a proxy."""
 
     @pytest.fixture
-    async def behind(self, tmp_path: Path) -> AsyncIterator[int]:
+    async def server_port(self, tmp_path: Path) -> AsyncIterator[int]:
         """The port of a server."""
         authority, port = Authority(tmp_path), free_port()
         server = authority.issue("server", subject="/CN=master")
@@ -90,22 +90,22 @@ class TestConnections:
             key=str(files / "node.key"),
         )
 
-    async def test_connections_are_cut(self, behind: int, tmp_path: Path) -> None:
+    async def test_connections_are_cut(self, server_port: int, tmp_path: Path) -> None:
         async with (
-            Proxy(behind) as proxy,
+            Proxy(server_port) as proxy,
             open_any(self.settings(tmp_path, proxy.port)) as store,
-            besieged(store, prefix=SIEGE) as siege,
+            under_chaos(store, prefix=CHAOS) as chaos,
         ):
             for _ in range(20):
-                await asyncio.sleep(random.uniform(0, 0.05))
+                await asyncio.sleep(random.uniform(0, 0.05))  # a random moment of the operation is the purpose
                 await proxy.cut()
-                await siege.goes_on()
+                await chaos.wait_for_progress()
 
-    async def test_a_stalled_connection_is_noticed(self, behind: int, tmp_path: Path) -> None:
+    async def test_a_stalled_connection_is_noticed(self, server_port: int, tmp_path: Path) -> None:
         async with (
-            Proxy(behind) as proxy,
-            open_any(self.settings(tmp_path, proxy.port, behind)) as store,
-            besieged(store, prefix=SIEGE) as siege,
+            Proxy(server_port) as proxy,
+            open_any(self.settings(tmp_path, proxy.port, server_port)) as store,
+            under_chaos(store, prefix=CHAOS) as chaos,
         ):
             proxy.stall()
-            await siege.goes_on()
+            await chaos.wait_for_progress()

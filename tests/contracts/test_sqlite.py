@@ -1,4 +1,4 @@
-"""The embedded store keeps the contract, and its file is safe."""
+"""The store contract on the embedded store, and the safety of its file."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class TestSqliteCompaction(CompactionContract):
 
 
 class TestFile:
-    """The file outlives the process, belongs to one at a time, and is never harmed."""
+    """The file is durable, is opened by one process at a time, and is never corrupted."""
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
         return tmp_path / "store.db"
 
-    async def filled(self, path: Path) -> Revision:
+    async def write_three(self, path: Path) -> Revision:
         async with open_store(path) as store:
             await store.commit([], [Put(A, b"1"), Put(B, b"2")])
             return await store.commit([], [Delete(B)])
 
-    async def test_everything_survives_closing(self, path: Path) -> None:
-        revision = await self.filled(path)
+    async def test_state_survives_a_close(self, path: Path) -> None:
+        revision = await self.write_three(path)
         async with open_store(path) as store:
             listing = await store.list(EVERYTHING)
             assert [entry.key for entry in listing.entries] == [A]
@@ -66,7 +66,7 @@ class TestFile:
                 assert [len(change.events) for change in await take(changes, 2)] == [2, 1]
             assert await store.commit([], [Put(B, b"")]) > revision
 
-    async def test_a_revision_is_not_used_again_after_compaction_and_closing(self, path: Path) -> None:
+    async def test_a_revision_is_not_reused_after_compaction_and_close(self, path: Path) -> None:
         async with open_store(path, history=1) as store:
             for _ in range(10):
                 revision = await store.commit([], [Put(A, b"")])
@@ -85,7 +85,7 @@ class TestFile:
             revision = await store.commit([], [Put(A, b"")])
             assert (await take(changes, 1))[0].revision == revision
 
-    async def test_leases_start_anew_when_the_file_is_opened(self, path: Path) -> None:
+    async def test_lease_ttls_restart_when_the_file_is_opened(self, path: Path) -> None:
         async with open_store(path) as store:
             short, long = await store.grant(1.0), await store.grant(3600.0)
             await store.commit([], [Put(A, b"", short), Put(B, b"", long)])
@@ -98,7 +98,7 @@ class TestFile:
             await store.revoke(long)
             assert await store.read(B) is None
 
-    async def test_only_one_opens_it(self, path: Path) -> None:
+    async def test_the_file_is_opened_by_one_process_only(self, path: Path) -> None:
         async with open_store(path) as store:
             with pytest.raises(Unavailable, match=str(path)):
                 async with open_store(path):
@@ -107,24 +107,24 @@ class TestFile:
         async with open_store(path) as store:
             assert await store.read(A) is not None
 
-    def test_only_our_user_may_read_it(self, path: Path) -> None:
-        asyncio.run(self.filled(path))
+    def test_the_file_is_readable_by_its_owner_only(self, path: Path) -> None:
+        asyncio.run(self.write_three(path))
         assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
 
-    async def test_a_store_that_is_closed_says_so(self, path: Path) -> None:
+    async def test_a_closed_store_reports_it(self, path: Path) -> None:
         store = open_store(path)
         with pytest.raises(Unavailable):
             await store.read(A)
         async with store:
             watch = store.watch(EVERYTHING, 1)
             waiting = asyncio.create_task(anext(watch))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # let the watch start
         with pytest.raises(Unavailable):
             await soon(waiting)
         with pytest.raises(Unavailable):
             await store.commit([], [Put(A, b"")])
 
-    async def test_a_file_that_cannot_be_made_is_reported(self, tmp_path: Path) -> None:
+    async def test_a_file_that_cannot_be_created_is_reported(self, tmp_path: Path) -> None:
         path = tmp_path / "absent" / "store.db"
         with pytest.raises(Unavailable, match=str(path)):
             async with open_store(path):
@@ -146,10 +146,10 @@ class TestFile:
             assert await store.read(B) is None
             assert await store.commit([RevisionEquals(A, kept)], [Put(B, b"2")]) == kept + 1
 
-    async def test_a_lease_that_could_not_be_ended_ends_later(
+    async def test_a_lease_that_could_not_be_revoked_expires_later(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("weft.adapters.stores.sqlite._PATIENCE", 0.5)
+        monkeypatch.setattr("weft.adapters.stores.sqlite._DISK_TIMEOUT_S", 0.5)
         end = Transaction.end
 
         def refuse(transaction: Transaction, lease: LeaseId) -> Revision:

@@ -1,1 +1,1 @@
-"""What the core needs of the outside world, as Protocols whose docstrings are the contract."""
+"""Ports: the Protocols that the core requires of datapaths, orchestrators and stores. Docstrings are the contract."""

@@ -1,14 +1,15 @@
-"""The Datapath port: what carries packets on a node, told in parts (`weft.domain.desired.state`).
+"""The Datapath port: what programs packet forwarding on a node from desired-state items (`weft.domain.desired.state`).
 
-Contract, for every adapter:
+Contract for every adapter:
 
-- Calls block and come from one thread: the agent has one of its own for this. Every call ends in bounded time.
-- Each names an end state; "already so" is success. Failures raise `DatapathFault` and may leave a part of it done: the
-  same call may be made again, and `converge` mends whatever was left.
-- `converge` needs no memory of earlier calls: it finds everything of ours, and touches nothing of others'.
-- A port lets nothing through before it is whole: both ends are wired, then its checks and its policy let it speak and
-  be spoken to, all at once.
-- Policy parts (`weft.domain.policy.policymap.policy_state`) given together come into force together: no packet meets a half of them.
+- Calls block. The agent makes all of them from one dedicated thread. Every call ends in bounded time.
+- Each call names an end state; "already so" is success. A failure raises `DatapathFault` and may leave the change half
+  applied: the caller may repeat the call, and `converge` repairs what is left.
+- `converge` needs no memory of earlier calls. It finds every object of ours and touches no object of others.
+- Install before forwarding: both ends of a port are configured first; then its spoof guard and its policy are installed
+  in one transaction. Before that the port forwards nothing.
+- Policy items (`weft.domain.policy.policymap.policy_state`) of one call are installed atomically: no packet is
+  evaluated against half of them.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ import msgspec
 
 from weft.domain.addresses import Address
 from weft.domain.desired.diff import Difference
-from weft.domain.desired.state import NO_RATES, Port, RateLimits, StateItem
+from weft.domain.desired.state import NO_LIMITS, Port, RateLimits, StateItem
 from weft.domain.errors import DatapathFault, WeftError
 from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import FrontendKey
 
+# IANA protocol numbers.
 _ICMP, _ICMPV6 = 1, 58
 NO_CHANGE: Difference[StateItem] = Difference((), ())
 
 
 class InterfaceAddress(msgspec.Struct, frozen=True):
-    """An address as the workload gets it. Without a gateway its way out is the node itself."""
+    """An address of a workload's interface. Without a gateway the default route points at the node itself."""
 
     address: Address
     length: int
@@ -40,64 +42,67 @@ class InterfaceAddress(msgspec.Struct, frozen=True):
 
 
 class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload's attachment from end to end."""
+    """The configuration of one attachment: host port, pod interface, addresses and routes."""
 
     port: Port
     # Path of the workload's network namespace.
     netns: str
-    # The interface's name in there.
+    # The interface's name in that namespace.
     interface: str
     addresses: tuple[InterfaceAddress, ...]
     mtu: int
-    # What the interface is called beside its name, where that had to be shortened.
-    full_name: str = ""
-    # Whether everything leaves through it, or, beside another interface that has that part, its own subnets only.
+    # IFLA_ALT_IFNAME: the full network name where it does not fit into the kernel's 15 characters.
+    alt_ifname: str = ""
+    # False for an additional interface: it gets routes to its own subnets only, the first interface keeps the default.
     default_route: bool = True
-    # Whether that other interface is in the same subnets: then only what speaks from its own addresses leaves here.
+    # Whether the first interface is in the same subnets: then a source-based rule selects this interface.
     shares_subnets: bool = False
-    # Ports of the host that lead to it.
+    # Host ports that are DNATed to it (the CNI portMappings capability).
     ports: tuple[PublishedPort, ...] = ()
-    # How fast it may send and be sent to, whatever its group's profile says.
-    rates: RateLimits = NO_RATES
-    # The endpoint's id, for people who look at the device from the other side.
+    # Rate limits of the CNI bandwidth capability; they apply beside those of the group's netprofile.
+    rates: RateLimits = NO_LIMITS
+    # The endpoint's id; written to the device's ifalias or external_ids for operators.
     endpoint: str = ""
-    # Whose it is: the pod's UID where there is one, else the container (S-20).
+    # The pod's UID, or the container id where there is no pod. A sandbox of another UID never inherits the port.
     workload: str = ""
 
 
 class PlugRequest(msgspec.Struct, frozen=True):
-    """A workload to be wired, and what comes into force with its port."""
+    """A workload to plug, and the desired-state changes to install in the same transaction as its port."""
 
-    wiring: EndpointConfig
-    policy: Difference[StateItem] = NO_CHANGE
+    config: EndpointConfig
+    changes: Difference[StateItem] = NO_CHANGE
 
 
 class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `converge` met: what it mended, in words, and the ports that are wanted and not plugged."""
+    """The result of `converge`: a description of each repair, and the desired ports that are not plugged."""
 
+    # Texts, because they go to logs and events only; decisions follow from `missing`.
     repaired: tuple[str, ...] = ()
     missing: frozenset[Port] = frozenset()
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True):
-    """A packet that was refused. `outcome` is that of a policy row, or 0 with one of our own `reason`s."""
+    """A dropped packet. `verdict_id` is the verdict id of a policy entry, or 0 with a built-in drop `reason`."""
 
     tenant: TenantName
-    outcome: int
+    verdict_id: int
     reason: str
     source: Address
     target: Address
     protocol: int
+    # 0 for protocols without ports.
     source_port: int = 0
     target_port: int = 0
+    # Empty where the datapath does not know it.
     in_iface: str = ""
     out_iface: str = ""
     # Seconds since the epoch, by the clock of this machine.
     at: float = 0.0
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """The first packet of a connection that a workload of this node might open."""
+class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The first packet of a hypothetical connection that a workload of this node opens."""
 
     port: Port
     source: Address
@@ -107,12 +112,13 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_echo(self) -> bool:
-        """Whether it is an echo request."""
+        """Whether the packet is an ICMP or ICMPv6 echo request."""
         return self.protocol == (_ICMP if self.source.family == 4 else _ICMPV6)
 
 
+# An exception, because most callers want all drops or none; those that can use a part catch it.
 class PartialResult(DatapathFault):
-    """What was refused in some tenants' spaces could not be read; `drops` are those of the others."""
+    """The drop log of some tenant namespaces could not be read; `drops` holds those of the others."""
 
     def __init__(self, message: str, drops: list[Drop]) -> None:
         super().__init__(message)
@@ -120,31 +126,31 @@ class PartialResult(DatapathFault):
 
 
 class VerdictCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """How many packets met an outcome of policy, and how many were refused for one of our own reasons.
+    """Packets by policy verdict, and dropped packets by built-in reason, of one tenant.
 
-    A connection that was let pass may be judged anew only when policy changes: it meets its outcome that often.
+    An established connection skips evaluation until policy changes, so it counts once for each evaluation.
     """
 
     tenant: TenantName
-    outcomes: dict[int, int]
+    verdicts: dict[int, int]
     reasons: dict[str, int]
 
 
 class ServiceFlowStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What passed between a client and one that answers it for a service, of late: in to the service, and out of it."""
+    """Traffic of one client to one backend of a service, from the current conntrack entries."""
 
     tenant: TenantName
     client: Address
-    front: FrontendKey
+    frontend: FrontendKey
     provider: Address
     packets_in: int
-    octets_in: int
+    bytes_in: int
     packets_out: int
-    octets_out: int
+    bytes_out: int
 
 
-class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant's space as it is found: host ends of workloads, other devices, and what is amiss, in words."""
+class TenantNetnsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's network namespace as read from the kernel: workload ports, other devices, and inconsistencies."""
 
     tenant: TenantName
     ports: tuple[str, ...]
@@ -152,46 +158,47 @@ class SpaceSurvey(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at on a machine, and how it is."""
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one check of the machine."""
 
     name: str
     text: str
-    # What to do about it; nothing where all is well.
+    # What the operator should do; empty if the check passed.
     remedy: str = ""
-    # Whether nothing works before that is done.
-    stops_us: bool = True
+    # Whether the datapath cannot work until the remedy is applied.
+    is_fatal: bool = True
 
 
 class DatapathTools(Protocol):
-    """What a datapath offers to a person at the machine, whether an agent runs or not."""
+    """Operator tools of a datapath (`weft doctor`, `weft shell`); they work without a running agent."""
 
     def probe(self) -> list[str]:
-        """What this machine lacks for the datapath to work, in words. Leaves nothing behind."""
+        """Describe each kernel feature that this machine lacks. Leaves nothing behind."""
         ...
 
-    def hazards(self) -> list[str]:
-        """What is on this machine that is not of ours and may stop our packets, in words."""
+    def find_conflicts(self) -> list[str]:
+        """Describe foreign firewall rules on this machine that may drop our packets."""
         ...
 
-    def examine(self, switch: Path) -> Iterator[Finding]:
-        """How the switch is whose sockets are in the directory; nothing where the datapath needs none."""
+    def check_switch(self, switch: Path) -> Iterator[CheckResult]:
+        """Check the Open vSwitch whose sockets are in the directory; yields nothing for a datapath without a switch."""
         ...
 
-    def enter(self, directory: Path, tenant: TenantName) -> None:
-        """Move the calling thread into a tenant's space, for good; `NotFound` when it is not on this node."""
+    # setns() affects the calling thread only; the thread must not be reused afterwards.
+    def enter_tenant_netns(self, directory: Path, tenant: TenantName) -> None:
+        """Move the calling thread into a tenant's netns permanently; `NotFound` when the node has none for it."""
         ...
 
-    def enter_host_ends(self, directory: Path, tenant: TenantName) -> None:
-        """The same, to where the host ends of a tenant's workloads are: its space, or the machine itself."""
+    def enter_host_side_netns(self, directory: Path, tenant: TenantName) -> None:
+        """Move the calling thread into the netns of a tenant's host-side ports: the tenant's, or the host's."""
         ...
 
-    def enter_workload(self, netns: Path) -> None:
-        """Move the calling thread into a workload's network namespace, for good; `NotFound` when it is gone."""
+    def enter_pod_netns(self, netns: Path) -> None:
+        """Move the calling thread into a workload's netns permanently; `NotFound` when it does not exist."""
         ...
 
-    def vacate(self, directory: Path) -> None:
-        """Take away the directory in which tenants' spaces were; `DatapathFault` while one is there."""
+    def remove_netns_dir(self, directory: Path) -> None:
+        """Remove the directory of the tenants' netns mounts; `DatapathFault` while one is mounted."""
         ...
 
 
@@ -200,100 +207,103 @@ class Datapath(Protocol):
 
     @property
     def mtu(self) -> int:
-        """What workloads can send without their packets being cut."""
+        """The MTU of workload interfaces: the underlay's less the encapsulation."""
         ...
 
-    def converge(self, wanted: Set[StateItem]) -> DriftReport:
-        """Read everything of ours, and make it what is wanted. Ports cannot be made here: missing ones are told."""
+    def converge(self, desired: Set[StateItem]) -> DriftReport:
+        """Read our objects and make them equal to the desired state. Reports missing ports; it cannot plug them."""
         ...
 
     def apply(self, difference: Difference[StateItem]) -> None:
-        """Put and drop parts, knowing that the rest is as it was. Ports come and go by `plug` and `unplug`."""
+        """Install and remove state items incrementally. Ports are added and removed by `plug` and `unplug`."""
         ...
 
-    def settle(self) -> None:
-        """Return when all that was told before holds for every packet, of older connections too.
+    def flush_datapath_cache(self) -> None:
+        """Return when all earlier changes apply to every packet, including those of established connections.
 
-        A datapath may remember for a moment what it did with earlier packets.
+        Open vSwitch caches the actions of earlier packets (megaflows) until its revalidators have run.
         """
         ...
 
-    def plug(self, wiring: EndpointConfig, policy: Difference[StateItem] = NO_CHANGE) -> None:
-        """Wire a workload, whose tenant's space is there; its policy and its shape come into force with the port.
+    def plug(self, config: EndpointConfig, changes: Difference[StateItem] = NO_CHANGE) -> None:
+        """Plug a workload into its tenant's netns, which must exist; install the changes (policy, QoS) with its port.
 
-        `Conflict` when its interface is taken, `NotFound` when its namespace is gone; nothing has changed then.
+        `Conflict` when the interface name is taken, `NotFound` when the pod's netns does not exist; nothing has changed
+        then.
         """
         ...
 
-    def plug_together(self, pluggings: Sequence[PlugRequest]) -> Iterator[WeftError | None]:
-        """Plug workloads in their order, sharing what can be shared; for each, when it is known, why it failed or None.
+    # An iterator, so that an ADD is answered as soon as its own result is known.
+    def plug_batch(self, requests: Sequence[PlugRequest]) -> Iterator[WeftError | None]:
+        """Plug workloads in order with shared transactions; yields, for each, its error or None.
 
-        Nothing is begun before the first answer is taken, and all is done when the last one is.
+        Nothing starts before the first result is consumed, and all is done when the last one is.
         """
         ...
 
-    def unplug(self, wiring: EndpointConfig, policy: Difference[StateItem] = NO_CHANGE) -> None:
-        """Take a workload off: its interface's name is free again, nothing of it speaks any more.
+    def unplug(self, config: EndpointConfig, changes: Difference[StateItem] = NO_CHANGE) -> None:
+        """Unplug a workload: frees its interface name and removes its forwarding entries.
 
-        Whoever gets its addresses next inherits no connection of it.
+        Flushes its conntrack entries, so that the next holder of its addresses inherits no connection.
         """
         ...
 
     def drops(self) -> list[Drop]:
-        """What was refused since the last call, oldest first; a sample when it is much.
+        """The packets dropped since the last call, oldest first; rate-limited by the kernel.
 
-        `PartialResult` when it is not known for some tenants, with what is known.
+        `PartialResult` when the drop log of some tenants cannot be read.
         """
         ...
 
-    def trace(self, question: Question) -> str | Drop:
-        """What would become of a packet: the device it would leave by, or its refusal. Nothing is sent.
+    def trace(self, request: TraceRequest) -> str | Drop:
+        """Simulate a packet: its output device, or the drop. Sends nothing.
 
-        `Unavailable` where the datapath can only be tried out.
+        `Unavailable` for a datapath without a tracer: there only a real packet shows it.
         """
         ...
 
     def counters(self) -> list[VerdictCounters]:
-        """The counts of each tenant's space."""
+        """The verdict and drop counters of each tenant."""
         ...
 
-    def service_uses(self) -> list[ServiceFlowStats]:
-        """Who uses which service through this node, and who answers."""
+    def service_flows(self) -> list[ServiceFlowStats]:
+        """Traffic statistics of the service connections through this node."""
         ...
 
-    def has_drifted(self, *, is_current: bool = True) -> bool:
-        """Whether somebody else may have changed something of ours since the last `converge`, which would mend it.
+    def has_drifted(self, *, in_sync: bool = True) -> bool:
+        """Whether our state may have been changed from outside since the last `converge`, so that it must run again.
 
-        What was lost altogether may be put again by this, but only where it `is_current`: where nothing has been heard
-        that the datapath was not told of.
+        A restarted switch may be refilled by this call, but only when `in_sync`: when the desired state has no change
+        that this datapath has not applied. Otherwise it could replay flows that are removed by now.
         """
         ...
 
-    def check(self, wiring: EndpointConfig) -> list[str]:
-        """What differs between the wiring and the kernel, in words; nothing when all is as it was made."""
+    def check(self, config: EndpointConfig) -> list[str]:
+        """Describe the differences between the configuration and the kernel (CNI CHECK); empty if there are none."""
         ...
 
-    def survey(self) -> list[SpaceSurvey]:
-        """What of ours is there, as it is found and not as it was told."""
+    def inspect(self) -> list[TenantNetnsReport]:
+        """Read each tenant's netns from the kernel, not from memory."""
         ...
 
+    # Separate from `unplug`, so that DEL does not wait for an RCU grace period of the kernel.
     def reap(self) -> None:
-        """Finish what `unplug` has left for later because it takes the kernel long."""
+        """Finish deferred work of `unplug`, such as device deletion, which takes the kernel long."""
         ...
 
-    def withdraw(self) -> list[str]:
-        """Take everything of ours off the machine, workloads' ports included; what was done, in words.
+    def uninstall(self) -> list[str]:
+        """Remove all objects of ours from the machine, workload ports included; describes what was removed.
 
-        What others have there stays. Nothing but closing is done afterwards.
+        Objects of others stay. The only call allowed afterwards is closing.
         """
         ...
 
 
-def one_by_one(act: Callable[[PlugRequest], None], pluggings: Sequence[PlugRequest]) -> Iterator[WeftError | None]:
-    """What a datapath that shares nothing answers to `plug_together`: each is acted upon when its answer is taken."""
-    for each in pluggings:
+def one_by_one(act: Callable[[PlugRequest], None], requests: Sequence[PlugRequest]) -> Iterator[WeftError | None]:
+    """`plug_batch` without shared transactions: acts on each request when its result is consumed."""
+    for request in requests:
         try:
-            act(each)
+            act(request)
         except WeftError as error:
             yield error
         else:

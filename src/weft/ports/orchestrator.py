@@ -1,15 +1,13 @@
-"""The Orchestrator port: what the one who starts workloads says about them.
+"""The Orchestrator port: what Weft reads from the system that starts workloads.
 
-Three sides, which may be had apart:
+It has three independent interfaces:
 
-- **Pods** are those of one node, for its agent. What was heard is kept, so that pods are known while the orchestrator
-  is away.
-- **Declarations** are what holds for the whole cluster (namespaces, policies, services). They are followed once, by the
-  leading netmaster, and reach the nodes through the store (docs/adr/0009).
-- **Meeting** is how agents find netmaster, and how netmaster knows them (docs/design/joining.md).
+- **Pods**: the pods of one node, for its agent. They are cached, so that they are known while the API server is away.
+- **ClusterInformers**: cluster-wide resources (namespaces, policies, services, EndpointSlices). Only the leading
+  netmaster watches them; they reach the nodes through the store (docs/adr/0009).
+- **Discovery**: how agents find netmaster, and how netmaster authenticates them (docs/design/node-enrollment.md).
 
-All are opened and closed as async context managers; the first two do nothing before `run`. Errors are
-`weft.domain.errors`.
+All are async context managers; the first two do nothing before `run`. Errors are `weft.domain.errors`.
 """
 
 from __future__ import annotations
@@ -25,10 +23,11 @@ from weft.domain.model import PodPort, Value
 
 
 class PodRef(NamedTuple):
-    """A pod, as a runtime names it. Runtimes of old name no `uid`."""
+    """A pod, as a container runtime names it. Old runtimes pass no `uid`."""
 
     namespace: str
     name: str
+    # A pod of the same name with another UID is another pod: StatefulSets reuse names.
     uid: str = ""
 
     def __str__(self) -> str:
@@ -36,8 +35,8 @@ class PodRef(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodFacts:
-    """A pod, as the orchestrator describes it now."""
+class PodInfo:
+    """The current metadata of a pod."""
 
     ref: PodRef
     labels: Mapping[str, str]
@@ -47,35 +46,37 @@ class PodFacts:
 class Pods(Protocol):
     """The pods of one node."""
 
-    # Set whenever something about them may be another than before; whoever looks clears it first.
-    news: asyncio.Event
+    # Set whenever a pod may have changed. A consumer clears it before it reads, so that no change is lost in between.
+    changed: asyncio.Event
 
     @property
     def fault(self) -> str:
-        """Why the orchestrator tells nothing now; empty while it does."""
+        """Why the watch does not work now; empty while it does."""
         ...
 
-    async def find(self, pod: PodRef) -> PodFacts:
-        """That very pod. One that was not heard of yet is asked for, for a few seconds at most.
+    # An ADD may arrive before the watch event of its pod: the runtime is faster than the API server.
+    async def find(self, pod: PodRef) -> PodInfo:
+        """The pod with this name and UID. One that is not cached yet is requested, for a few seconds at most.
 
-        `NotFound` when there is none, or one of the same name only; `Unavailable` when nobody can say.
+        `NotFound` when it does not exist, or only one with another UID; `Unavailable` when the API server is away.
         """
         ...
 
     async def find_namespace(self, name: str) -> Mapping[str, str]:
-        """The labels of a namespace that the cluster does not know yet; errors as in `find`."""
+        """The labels of a namespace that is not in the store yet; errors as in `find`."""
         ...
 
-    def known(self, pod: PodRef) -> PodFacts | None:
-        """That very pod, if it was heard of. Asks nobody."""
+    def cached(self, pod: PodRef) -> PodInfo | None:
+        """The pod with this name and UID, if it is cached. Sends no request."""
         ...
 
-    def tell(self, pod: PodRef, *, reason: str, message: str) -> None:
-        """Tell people who look at the pod what went wrong. `reason` is one word in camel case."""
+    # Not async: an event must never delay an ADD, so it is queued and may be lost.
+    def record_event(self, pod: PodRef, *, reason: str, message: str) -> None:
+        """Record an Event on the pod, as `kubectl describe` shows it. `reason` is one word in camel case."""
         ...
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """List and watch until cancelled."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -86,38 +87,40 @@ class Pods(Protocol):
 
 
 class ResourceHandler(Protocol):
-    """Whoever keeps declarations, each of which is a document. Called from the event loop; must not raise.
+    """Receives the resources of the informers as documents. Called from the event loop; must not raise.
 
-    Documents of services and slices have the default tenant: whose they are follows from their namespace.
+    Documents of services and slices carry the default tenant; the handler derives the tenant from their namespace.
     """
 
     def replace(self, kind: Kind[Any], documents: Sequence[Value]) -> None:
-        """All of a kind; what is not listed is gone."""
+        """A full listing of a kind: everything that is not listed is deleted."""
         ...
 
     def put(self, kind: Kind[Any], document: Value) -> None:
-        """One is new, or another than before."""
+        """A resource was added or modified."""
         ...
 
     def remove(self, kind: Kind[Any], document: Value) -> None:
-        """One is gone; here it is as it was last."""
+        """A resource was deleted; the document is its last state."""
         ...
 
 
 class ClusterInformers(Protocol):
-    """What holds for the whole cluster."""
+    """Informers for the cluster-wide resources."""
 
     @property
     def faults(self) -> Sequence[str]:
-        """Why the orchestrator tells nothing now, or not all."""
+        """Why some watches do not work now, one text for each; empty while all do."""
         ...
 
-    def tell_of_policy(self, *, namespace: str, name: str, uid: str, reason: str, message: str, fault: bool) -> None:
-        """Tell people who look at a policy what has become of it. `reason` is one word in camel case."""
+    def record_policy_event(
+        self, *, namespace: str, name: str, uid: str, reason: str, message: str, warning: bool
+    ) -> None:
+        """Record an Event on a policy, a Warning if `warning`, else Normal. `reason` is one word in camel case."""
         ...
 
-    async def run(self, keeper: ResourceHandler) -> None:
-        """Follow for ever."""
+    async def run(self, handler: ResourceHandler) -> None:
+        """List and watch until cancelled."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -129,26 +132,27 @@ class ClusterInformers(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetmasterEndpoint:
-    """Where a netmaster is, as URLs of its store and of where nodes join, and the authority it is known by, in PEM."""
+    """The address of a netmaster: URLs of its store and of node enrollment, and the CA certificate in PEM."""
 
     store: str
     join: str
+    # Agents pin this CA: TLS needs no other trust on the node.
     ca: str
 
 
 class Discovery(Protocol):
-    """Where netmaster and agents of one cluster meet."""
+    """How netmaster and agents of one cluster find each other."""
 
     async def read(self) -> NetmasterEndpoint | None:
-        """What netmaster has published last; None where there is nothing yet."""
+        """The endpoint that netmaster published last; None before the first."""
         ...
 
-    async def publish(self, notice: NetmasterEndpoint) -> None:
-        """Tell agents; the last word counts."""
+    async def publish(self, endpoint: NetmasterEndpoint) -> None:
+        """Publish the endpoint for agents; the last write wins."""
         ...
 
-    async def node_of(self, token: str) -> str:
-        """The node on which the agent is whose token this is; `Denied` when it is no agent's, with the reason."""
+    async def review_token(self, token: str) -> str:
+        """The node of the agent that a service account token belongs to (TokenReview); `Denied` with the reason."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -159,16 +163,16 @@ class Discovery(Protocol):
 
 
 class Orchestrator(Protocol):
-    """All sides of one orchestrator."""
+    """The interfaces of one orchestrator."""
 
     def pods(self, *, node: str) -> Pods:
-        """The pods of a node."""
+        """Informer of the pods of a node."""
         ...
 
-    def declarations(self) -> ClusterInformers:
-        """What holds for the whole cluster."""
+    def informers(self) -> ClusterInformers:
+        """Informers for the cluster-wide resources."""
         ...
 
-    def meeting(self) -> Discovery:
-        """Where netmaster and agents meet."""
+    def discovery(self) -> Discovery:
+        """Discovery of netmaster and authentication of agents."""
         ...

@@ -1,20 +1,20 @@
 """The Store port: a small ordered key-value store with compare-and-commit, watches and leases.
 
-Contract, for every adapter (`weft.testing.store_contract.StoreContract` is the judge):
+Contract for every adapter (`weft.testing.store_contract.StoreContract` tests it):
 
-- **Revisions** are positive integers. A commit that writes gets one that is greater than all before it, also over
-  restarts; all its writes share it, and nothing else has it (adapters may merge commits that were asked for at the same
-  time into one revision).
+- **Revisions** are positive integers. A commit that writes gets a revision greater than all before it, also across
+  restarts. All its writes share it, and no other commit has it (adapters may merge concurrent commits into one
+  revision).
 - **commit** is atomic: all compares hold and all writes happen, or `Stale` is raised and nothing happened. A commit
-  with no writes only checks. No key is written twice in one commit. When the answer was lost, `Unavailable` is raised
-  and the commit *may* have happened, or may still happen: callers write so that trying again is harmless, and where a
-  late commit would harm, it carries a compare that is made false first. A lease that has ended is `NotFound`.
-- **list** gives every key under a prefix, in key order, as of one revision; **watch** from that revision gives every
-  later change exactly once, in order, all keys of one revision together, over reconnects too. When history is gone:
-  `Compacted`.
-- **leases** end when they are not kept alive for their time to live; keys put with a lease are then deleted by the
-  store, which watches see. A key that is put again takes the lease of its last put (or none).
-- Everything is safe to call at once from many tasks; every call ends in bounded time, with `Unavailable` if it must.
+  without writes only checks. No key is written twice in one commit. When the response is lost, `Unavailable` is raised
+  and the commit *may* have happened, or may still happen: callers make retries harmless, and where a late commit would
+  do harm, it carries a fence (a compare that the caller makes false first). An expired lease is `NotFound`.
+- **list** returns every key under a prefix, in key order, as of one revision. **watch** from that revision delivers
+  every later change exactly once, in order, all keys of one revision together, also across reconnects. It raises
+  `Compacted` when the history after that revision is gone.
+- **Leases** expire when they are not kept alive within their time to live. The store then deletes the keys put with
+  them, and watches see these deletions. A key that is put again takes the lease of its last put (or none).
+- All calls are safe from concurrent tasks. Every call ends in bounded time, with `Unavailable` if necessary.
 """
 
 from __future__ import annotations
@@ -63,16 +63,18 @@ __all__ = [
 class Store(Protocol):
     """See the module's contract. Opened and closed as an async context manager."""
 
+    # Linearizable: a read sees every commit that was acknowledged before.
     async def read(self, key: StoreKey) -> Entry | None: ...
 
     async def list(self, prefix: StoreKey) -> Listing: ...
 
     async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
-        """The revision of the commit (of the store, where nothing was written)."""
+        """The revision of the commit (the store's revision, if nothing was written)."""
         ...
 
+    # Not async: adapters are async generators, which return at once.
     def watch(self, prefix: StoreKey, since: Revision) -> AsyncGenerator[Change, None]:
-        """Changes after `since`; goes on for ever. Raises `Compacted` when `since` is too old."""
+        """Changes after `since`, without end. Raises `Compacted` when `since` is too old."""
         ...
 
     async def grant(self, ttl: float) -> LeaseId:
@@ -80,11 +82,11 @@ class Store(Protocol):
         ...
 
     async def keep_alive(self, lease: LeaseId) -> None:
-        """Start the lease's time anew; `NotFound` when it has ended."""
+        """Restart the time to live; `NotFound` when the lease has expired."""
         ...
 
     async def revoke(self, lease: LeaseId) -> None:
-        """End the lease now and delete its keys; ended already is fine."""
+        """End the lease now and delete its keys; an expired lease is fine."""
         ...
 
     async def __aenter__(self) -> Self: ...

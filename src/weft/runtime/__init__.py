@@ -1,1 +1,1 @@
-"""Asyncio plumbing that knows nothing of networks."""
+"""Process infrastructure without domain knowledge: asyncio tasks, HTTP, TLS, logging, settings, and store clients."""

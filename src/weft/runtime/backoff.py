@@ -1,4 +1,4 @@
-"""The one place that waits before trying again."""
+"""Exponential backoff with jitter: the one place that sleeps before a retry."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import random
 
 
 class Backoff:
-    """Growing pauses between tries, with jitter, so that many who failed together do not come back together.
+    """Exponential backoff. The jitter spreads the retries of clients that failed at the same moment.
 
-    A pause is a random part (half to whole) of a step, which doubles up to `cap`. With `within` (seconds from now) the
-    tries end: `pause` raises `TimeoutError` rather than wait past that moment.
+    A pause is 50 to 100 % of a step, which doubles up to `cap`. With `within` (seconds from now) `pause` raises
+    `TimeoutError` instead of sleeping past that moment.
     """
 
     def __init__(self, *, first: float = 0.05, cap: float = 2.0, within: float | None = None) -> None:
@@ -20,14 +20,15 @@ class Backoff:
         self._deadline = None if within is None else asyncio.get_running_loop().time() + within
 
     def reset(self) -> None:
-        """A try succeeded: the next pause is the first again."""
+        """Start again with the first pause, after a success."""
         self._step = self._first
 
+    # Checked before sleeping: a caller with a deadline should fail early.
     async def pause(self, *, until: asyncio.Event | None = None) -> None:
-        """Wait before the next try; where there is an event that promises success, not longer than until it is set."""
+        """Sleep before the next attempt, at most until the event is set that makes success likely."""
         delay = self._step * random.uniform(0.5, 1.0)  # noqa: S311  jitter is not a secret
         if self._deadline is not None and asyncio.get_running_loop().time() + delay > self._deadline:
-            raise TimeoutError("no time is left for another try")
+            raise TimeoutError("no time left for another attempt")
         self._step = min(self._step * 2, self._cap)
         if until is None:
             await asyncio.sleep(delay)

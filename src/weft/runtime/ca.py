@@ -1,7 +1,7 @@
-"""A certificate authority of our own, by which netmaster and nodes know each other; and what a certificate says.
+"""A certificate authority for netmaster and nodes, and the identity in their certificates.
 
-Keys never leave the machine that made them: who wants a certificate sends a request, signed by its key. A key and its
-certificate are one file, so that nobody meets the one without the other.
+Private keys never leave the machine that created them: a node sends a certificate signing request. A key and its
+certificate are in one file, so that no reader sees one without the other.
 """
 
 from __future__ import annotations
@@ -22,51 +22,52 @@ from weft.cni.files import place_file
 from weft.domain.errors import Invalid, Malformed
 from weft.runtime.join_wire import NAME_URI, named_by
 
+# Longer than any cluster runs unattended: a new CA needs all nodes to enroll again.
 AUTHORITY_LIFE = timedelta(days=3650)
-# Clocks of machines differ: a certificate is good from a little before it was made.
+# Clocks differ between machines: a certificate is valid from a little before its creation.
 _SKEW = timedelta(minutes=5)
 _PRIVATE = 0o600
-# By X.509.
+# ub-common-name of X.509 (RFC 5280).
 _LONGEST_COMMON_NAME = 64
 
 
 class Request(NamedTuple):
-    """A new key, and the request that it has signed; both in PEM."""
+    """A new private key and its certificate signing request, both in PEM."""
 
     key: bytes
     text: bytes
 
 
 def new_request(name: str) -> Request:
-    """A key of its own for whoever is called so, and its request for a certificate."""
+    """Create a private key and a certificate signing request for a name."""
     key = ec.generate_private_key(ec.SECP256R1())
     request = x509.CertificateSigningRequestBuilder().subject_name(_named(name)).sign(key, hashes.SHA256())
     return Request(_private(key), request.public_bytes(serialization.Encoding.PEM))
 
 
 def read_end(certificate: bytes) -> datetime:
-    """When the first certificate in a PEM text ends; `Invalid` where there is none."""
+    """The expiry of the first certificate in a PEM text; `Invalid` if there is none."""
     try:
         return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
     except ValueError as error:
-        raise Invalid(f"this is no certificate: {error}") from error
+        raise Invalid(f"not a certificate: {error}") from error
 
 
 def read_name(certificate: bytes) -> str:
-    """Whom the first certificate in a PEM text is for; `Invalid` where there is none, or it names nobody."""
+    """The name in the first certificate of a PEM text; `Invalid` if there is no certificate or no name."""
     try:
         read = x509.load_pem_x509_certificate(certificate)
         uris = _alternative_names(read).get_values_for_type(x509.UniformResourceIdentifier)
     except ValueError as error:
-        raise Invalid(f"this is no certificate: {error}") from error
+        raise Invalid(f"not a certificate: {error}") from error
     name = named_by(uris, (str(each.value) for each in read.subject.get_attributes_for_oid(NameOID.COMMON_NAME)))
     if not name:
-        raise Invalid(f"the certificate of {read.subject.rfc4514_string()!r} names nobody")
+        raise Invalid(f"certificate {read.subject.rfc4514_string()!r} has no node SAN")
     return name
 
 
 class Authority:
-    """Signs for servers and clients. What it has signed is known by `ca`, its own certificate in PEM."""
+    """Signs certificates of servers and clients. `ca` is its own certificate in PEM, which verifies them."""
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
         self._key = key
@@ -75,7 +76,7 @@ class Authority:
 
     @classmethod
     def open(cls, file: Path) -> Self:
-        """The authority that a file keeps; made at the first time. `Invalid` when the file is something else."""
+        """Load the CA from a file; create it at the first call. `Invalid` for any other content."""
         if not file.exists():
             place_file(file, _new_authority(datetime.now(UTC)), mode=_PRIVATE)
         text = file.read_bytes()
@@ -83,24 +84,25 @@ class Authority:
             key = serialization.load_pem_private_key(text, password=None)
             certificate = x509.load_pem_x509_certificate(text)
         except ValueError as error:
-            raise Invalid(f"{file} is not the authority that was kept there: {error}") from error
+            raise Invalid(f"{file} does not contain the CA key and certificate: {error}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise Invalid(f"{file} has a key of another kind than ours")
+            raise Invalid(f"{file} does not contain an EC private key")
         return cls(key, certificate)
 
     def sign(
         self, request: bytes, *, name: str, life: timedelta, now: datetime, addresses: Sequence[str] = ()
     ) -> bytes:
-        """A certificate in PEM for the key that has signed a request; `Malformed` when none has.
+        """Sign a certificate signing request; `Malformed` if it is not signed by its own key.
 
-        Who it is for is said by `name`, never by the request; `addresses` are those of a server.
+        The subject is `name`, never that of the request; `addresses` become SANs of a server certificate.
         """
         try:
             asked = x509.load_pem_x509_csr(request)
             if not asked.is_signature_valid:
-                raise Malformed("the request for a certificate is not signed by its own key")
+                raise Malformed("the certificate signing request is not signed by its own key")
         except (ValueError, InvalidSignature) as error:
-            raise Malformed(f"this is no request for a certificate: {error}") from error
+            raise Malformed(f"not a certificate signing request: {error}") from error
+        # netmaster is a client of other netmasters too.
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = _builder(name, now=now, life=life).issuer_name(self._certificate.subject)
         if addresses:
@@ -109,6 +111,7 @@ class Authority:
             x509.UniformResourceIdentifier(NAME_URI + name),
             *(x509.IPAddress(ip_address(each)) for each in addresses),
         ]
+        # RFC 5280: the SAN must be critical if the subject is empty.
         is_only_name = not list(_named(name))
         builder = (
             builder.public_key(asked.public_key())
@@ -122,15 +125,17 @@ class Authority:
 
 def _new_authority(now: datetime) -> bytes:
     key = ec.generate_private_key(ec.SECP256R1())
+    # RFC 5280: a CA key signs certificates and CRLs, nothing else.
     usage = x509.KeyUsage(
         digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
         key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
     )  # fmt: skip
-    name = f"weft {x509.random_serial_number():x}"[:64]  # the number tells one authority from the next
+    name = f"weft {x509.random_serial_number():x}"[:64]  # the number distinguishes the CAs of two clusters
     certificate = (
         _builder(name, now=now, life=AUTHORITY_LIFE)
         .issuer_name(_named(name))
         .public_key(key.public_key())
+        # path_length=0: no intermediate CAs.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -149,7 +154,7 @@ def _builder(name: str, *, now: datetime, life: timedelta) -> x509.CertificateBu
 
 
 def _named(name: str) -> x509.Name:
-    """The name as a subject; an empty one where it does not fit, since a part of it may be another's name."""
+    """The name as a subject; empty if it is too long, because a truncated name may be that of another node."""
     fits = len(name) <= _LONGEST_COMMON_NAME
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if fits else [])
 

@@ -1,4 +1,4 @@
-"""Files that others write anew while we use what they said, such as certificates."""
+"""Detect that files, such as certificates, were replaced by another program."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from pathlib import Path
 
 
 class Rewritten:
-    """Tells whether any of the files is another than when it was last asked."""
+    """Whether any of the files has changed since the last call."""
 
     def __init__(self, *files: Path) -> None:
         self._files = files
-        self._seen = self._look()
+        self._seen = self._read()
 
     def __call__(self) -> bool:
-        before, self._seen = self._seen, self._look()
+        # The first call after a change returns True, once.
+        before, self._seen = self._seen, self._read()
         return before != self._seen
 
-    def _look(self) -> tuple[tuple[int, int], ...]:
-        found = (file.stat() for file in self._files if file.is_file())
-        return tuple((each.st_ino, each.st_mtime_ns) for each in found)
+    def _read(self) -> tuple[tuple[int, int], ...]:
+        # The inode catches an atomic replacement within the resolution of the time stamp.
+        stats = (file.stat() for file in self._files if file.is_file())
+        return tuple((stat.st_ino, stat.st_mtime_ns) for stat in stats)

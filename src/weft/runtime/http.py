@@ -31,12 +31,13 @@ from weft.runtime.unix import listen_privately
 
 log = Log("http")
 
+# Ample for any object; backups have a limit of their own.
 MAX_BODY = 1 << 20
 JSON_TYPE = "application/json"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-# The first class an error belongs to decides its status.
+# The first matching class decides, so subclasses come before their base.
 STATUSES: tuple[tuple[type[WeftError], int], ...] = (
     (Mismatch, 412),
     (Conflict, 409),
@@ -61,17 +62,18 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
 
 
 def error_response(error: WeftError, *, status: int = 0) -> web.Response:
-    """An error as callers see it; never a trace."""
+    """The response for an error; it never contains a traceback."""
     body = {"code": error.code, "message": error.message, "field": error.field, "details": dict(error.details)}
     response = json_response(body, status=status or status_of(error))
     if isinstance(error, Unavailable):
+        # A hint for clients such as curl --retry.
         response.headers["Retry-After"] = "1"
     return response
 
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Whatever goes wrong becomes a JSON body with the right status."""
+    """Convert every exception of a handler to a JSON body with the right status."""
     try:
         return await handler(request)
     except WeftError as error:
@@ -79,32 +81,33 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as error:
         return _http_error(error)
     except web.RequestPayloadError:
-        return error_response(Malformed("the body is not as its headers say"))
+        return error_response(Malformed("the body does not match its headers"))
     except TimeoutError:
         return error_response(Unavailable("the request took too long: try again"))
+    # The client has disconnected: there is no one to respond to.
     except (asyncio.CancelledError, ConnectionError):
         raise
-    except Exception:  # the outermost loop of a request: told in the log, not to the caller
+    except Exception:  # the outermost handler of a request: logged, not shown to the caller
         log.failure("request failed", method=request.method, path=request.path)
         return error_response(WeftError("internal error: see the log"), status=500)
 
 
 @web.middleware
 async def own_pages_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what a browser sends for a page of somebody else: whoever opens it may be let in where the page is not."""
+    """Reject cross-origin requests: a browser sends them with the privileges of the user who opened the page."""
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.host:
-        raise Denied(f"a page of {origin[:100]!r} may not ask here", field="Origin")
+        raise Denied(f"cross-origin request from {origin[:100]!r} rejected", field="Origin")
     return await handler(request)
 
 
 def _http_error(error: web.HTTPException) -> web.Response:
-    """aiohttp's own refusals (unknown route, wrong method, body too large) in our form."""
-    words = {
-        404: ("not-found", "there is nothing at this path"),
+    """Errors of aiohttp itself (unknown route, wrong method, body too large) in our format."""
+    texts = {
+        404: ("not-found", "no resource at this path"),
         413: ("too-large", f"the body exceeds {MAX_BODY} bytes"),
     }
-    code, message = words.get(error.status, ("refused", error.reason))
+    code, message = texts.get(error.status, ("refused", error.reason))
     body = {"code": code, "message": message, "field": "", "details": {}}
     headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
     return json_response(body, status=error.status, headers=headers)
@@ -123,8 +126,9 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 
 def server_tls(cert: Path, key: Path, *, client_ca: Path | None = None) -> ssl.SSLContext:
-    """TLS for a listener; with `client_ca` callers must show a certificate it signed."""
+    """TLS of a listener; with `client_ca` clients must present a certificate that it signed (mTLS)."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    # TLS 1.0 and 1.1 are deprecated (RFC 8996).
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(cert, key)
     if client_ca:
@@ -133,20 +137,20 @@ def server_tls(cert: Path, key: Path, *, client_ca: Path | None = None) -> ssl.S
     return context
 
 
-class _CallersFaults(logging.Filter):
-    """Keeps faults of callers (no valid HTTP, gone away) from filling the log with traces, and their words, which may
-    be secrets, out of it."""
+class _ClientFaults(logging.Filter):
+    """Log faults of clients (invalid HTTP, disconnects) without traceback and content, which may contain secrets."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError):
-            log.debug("request broken", kind=type(error).__name__)
+            log.debug("invalid request", kind=type(error).__name__)
             return False
         return True
 
 
+# A logger of its own: aiohttp logs protocol errors with the content of the request.
 _PROTOCOL_LOG = logging.getLogger("weft.http.protocol")
-_PROTOCOL_LOG.addFilter(_CallersFaults())
+_PROTOCOL_LOG.addFilter(_ClientFaults())
 
 
 def _runner(app: web.Application, *, grace: float) -> web.AppRunner:
@@ -157,7 +161,7 @@ def _runner(app: web.Application, *, grace: float) -> web.AppRunner:
 async def serving(
     app: web.Application, addresses: tuple[tuple[str, int], ...], *, tls: ssl.SSLContext | None, grace: float = 2.0
 ) -> AsyncIterator[None]:
-    """Serve while the block runs; `Unavailable` names the address that cannot be had."""
+    """Serve while the block runs; `Unavailable` names the address that cannot be bound."""
     runner = _runner(app, grace=grace)
     await runner.setup()
     try:
@@ -173,7 +177,7 @@ async def serving(
 
 @asynccontextmanager
 async def serving_privately(app: web.Application, path: Path, *, grace: float = 2.0) -> AsyncIterator[None]:
-    """Serve on a unix socket for root and our own user while the block runs; `Unavailable` when it cannot be had."""
+    """Serve on a unix socket for root and our own user while the block runs; `Unavailable` if it cannot be bound."""
     runner = _runner(app, grace=grace)
     await runner.setup()
     with ExitStack() as undo:
@@ -182,6 +186,7 @@ async def serving_privately(app: web.Application, path: Path, *, grace: float = 
                 await web.SockSite(runner, listen_privately(path)).start()
             except OSError as error:
                 raise Unavailable(f"cannot listen on {path}: {error.strerror}") from error
+            # Only after a successful bind: before that the path may belong to another server.
             undo.callback(path.unlink, missing_ok=True)
             yield
         finally:

@@ -1,4 +1,4 @@
-"""HTTP requests to one of several servers that serve the same thing."""
+"""HTTP client with failover between servers that provide the same service."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from weft.runtime.backoff import Backoff
 
 T = TypeVar("T")
 
-# Seconds for which a call is tried before it ends with `Unavailable`.
-PATIENCE = 6.0
-_CONNECTING = 1.0
-# Seconds within which an answer must begin, or another server is tried where that does no harm.
-_ANSWERING = 2.5
+# Seconds of retries before a call fails with `Unavailable`.
+RETRY_TIMEOUT_S = 6.0
+_CONNECT_TIMEOUT_S = 1.0
+# Seconds until a response must begin; then another server is tried, if the request is repeatable.
+_RESPONSE_TIMEOUT_S = 2.5
 
-_ONE_PIECE = 2**20
+_MAX_UNCHUNKED = 2**20
 _UNIX, _TLS = "unix:", "https:"
-_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+# Errors before the request was sent: the server cannot have acted on it.
+_NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class TryNextServer(Exception):
-    """Said by the judge of an answer: this server did nothing, but another, or the same later, may do it."""
+    """Raised by a response parser: this server did not act, but another one, or the same one later, may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,14 @@ class _Server:
 
 
 class Stream(NamedTuple):
-    """An answer that goes on: its status, and its body as it comes."""
+    """A streamed response: its status, and its body in chunks."""
 
     status: int
     pieces: AsyncIterator[bytes]
 
 
 class Servers:
-    """The servers, and the one that is used now. One that fails is left for the next, until that fails too.
+    """The servers, and the current one. When it fails, the next one becomes current, until that fails too.
 
     Endpoints are URLs, or `unix:PATH`. Opened and closed as an async context manager.
     """
@@ -58,7 +59,7 @@ class Servers:
         self, endpoints: Sequence[str], *, tls: ssl.SSLContext | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
         if not endpoints:
-            raise Invalid("no endpoint is given: name at least one server")
+            raise Invalid("no endpoint: specify at least one server")
         self._endpoints = endpoints
         self._tls = tls
         self._headers = headers
@@ -71,46 +72,49 @@ class Servers:
         path: str,
         body: bytes = b"",
         *,
-        judge: Callable[[int, bytes], T],
+        parse: Callable[[int, bytes], T],
         repeatable: bool,
         method: str = "POST",
         headers: Mapping[str, str] | None = None,
-        answering: float | None = None,
+        response_timeout: float | None = None,
     ) -> T:
-        """Send a request; what `judge` makes of the answer's status and body.
+        """Send a request; `parse` converts the status and body of the response.
 
-        What was surely not carried out is tried again, on one server after another, as long as time permits. What may
-        have been carried out is tried again only if it is `repeatable`; else `Unavailable` says that nobody knows.
-        `answering` is how many seconds one answer may take where it is long.
+        A request that certainly was not executed is retried, on one server after the other, until the timeout. One that
+        may have been executed is retried only if it is `repeatable`; otherwise `Unavailable` is raised.
+        `response_timeout` is for responses that take long.
         """
-        total = answering or (_ANSWERING if repeatable else PATIENCE)
-        timeout = aiohttp.ClientTimeout(total=total, sock_connect=_CONNECTING)
-        backoff = Backoff(first=0.02, cap=0.5, within=PATIENCE)
-        tries = 0
+        total = response_timeout or (_RESPONSE_TIMEOUT_S if repeatable else RETRY_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=total, sock_connect=_CONNECT_TIMEOUT_S)
+        # Short pauses: a failover within one election of etcd (about 1 s) should go unnoticed.
+        backoff = Backoff(first=0.02, cap=0.5, within=RETRY_TIMEOUT_S)
+        attempts = 0
         while True:
-            server = self._now()
+            server = self._current_server()
             try:
                 async with server.session.request(
                     method, server.base + path, data=_sendable(body), headers=headers, timeout=timeout
                 ) as answer:
-                    return judge(answer.status, await answer.read())
-            except (*_NEVER_SENT, TryNextServer) as error:
+                    return parse(answer.status, await answer.read())
+            except (*_NOT_SENT, TryNextServer) as error:
                 reason: Exception = error
             except Unavailable:
-                self._leave(server)  # as the judge found; the next request shall have better luck
+                self._fail_over(server)  # the parser found it faulty: do not use it for the next request
                 raise
             except _BROKEN as error:
                 if not repeatable:
-                    self._leave(server)
-                    raise Unavailable(f"{server.name} did not answer, it may have acted: {_text(error)}") from error
+                    self._fail_over(server)
+                    raise Unavailable(
+                        f"{server.name} did not respond, it may have executed the request: {_text(error)}"
+                    ) from error
                 reason = error
-            self._leave(server)
-            tries += 1
-            if tries % len(self._endpoints) == 0:  # all of them were asked
+            self._fail_over(server)
+            attempts += 1
+            if attempts % len(self._endpoints) == 0:  # every server failed once: only then sleep
                 try:
                     await backoff.pause()
                 except TimeoutError:
-                    raise Unavailable(f"no server answers; {server.name}: {_text(reason)}") from reason
+                    raise Unavailable(f"no server responds; {server.name}: {_text(reason)}") from reason
 
     @asynccontextmanager
     async def stream(
@@ -118,38 +122,39 @@ class Servers:
         path: str,
         body: bytes = b"",
         *,
-        silence: float,
+        idle_timeout: float,
         method: str = "POST",
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[Stream]:
-        """An answer that goes on; `Unavailable` when it breaks, or when nothing comes for `silence` seconds.
+        """A streamed response; `Unavailable` when it breaks, or when nothing arrives for `idle_timeout` seconds.
 
-        Silence after the answer has begun may just mean that there is no news, so it does not speak against the server.
-        The block may say `TryNextServer`, when what it reads does.
+        An idle timeout after the response has begun may just mean that there are no events: the server stays current.
+        The block may raise `TryNextServer`.
         """
-        server = self._now()
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECTING, sock_read=silence)
-        heard = False
+        server = self._current_server()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=idle_timeout)
+        has_begun = False
         try:
-            async with asyncio.timeout(_ANSWERING):
+            async with asyncio.timeout(_RESPONSE_TIMEOUT_S):
                 answer = await server.session.request(
                     method, server.base + path, data=body or None, headers=headers, timeout=timeout
                 )
-            heard = True
+            has_begun = True
             async with answer:
                 try:
                     yield Stream(answer.status, answer.content.iter_any())
                 finally:
-                    _cut(answer)
+                    _abort(answer)
         except (*_BROKEN, TryNextServer) as error:
-            if not (heard and isinstance(error, TimeoutError)):
-                self._leave(server)
+            if not (has_begun and isinstance(error, TimeoutError)):
+                self._fail_over(server)
             raise Unavailable(f"{server.name}: {_text(error)}") from error
 
     async def __aenter__(self) -> Self:
         for endpoint in self._endpoints:
             connector: aiohttp.BaseConnector
             if endpoint.startswith(_UNIX):
+                # limit=0: watches hold connections for ever, and must not block other requests.
                 connector = aiohttp.UnixConnector(endpoint.removeprefix(_UNIX), limit=0)
                 base = "http://weft"
             else:
@@ -157,7 +162,11 @@ class Servers:
                 connector = aiohttp.TCPConnector(ssl=tls, limit=0)
                 base = endpoint.rstrip("/")
             session = aiohttp.ClientSession(
-                connector=connector, headers=self._headers, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+                # No cookies, and bodies as they are: the servers are ours.
+                connector=connector,
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
             )
             await self._closing.enter_async_context(session)
             self._servers.append(_Server(endpoint, base, session))
@@ -169,50 +178,50 @@ class Servers:
         self._servers.clear()
         await self._closing.aclose()
 
-    def _now(self) -> _Server:
+    def _current_server(self) -> _Server:
         if not self._servers:
-            raise Unavailable("the servers are not open: enter them first")
+            raise Unavailable("the HTTP client is not open: enter it first")
         return self._servers[self._current]
 
-    def _leave(self, server: _Server) -> None:
-        # Many requests may fail at once: only the first of them moves on.
+    def _fail_over(self, server: _Server) -> None:
+        # Many requests may fail at once: only the first of them switches to the next server.
         if self._servers and self._servers[self._current] is server:
             self._current = (self._current + 1) % len(self._servers)
 
 
-def _cut(answer: aiohttp.ClientResponse) -> None:
-    """End the connection of an answer that has not come to its end. A farewell by TLS would wait for the other side."""
+def _abort(answer: aiohttp.ClientResponse) -> None:
+    """Close the connection of an unfinished response. A TLS shutdown would wait for the peer's close_notify."""
     if answer.connection is not None and answer.connection.transport is not None:
         answer.connection.transport.abort()
 
 
 def client_tls(*, ca: str, cert: str, key: str) -> ssl.SSLContext | None:
-    """What a client needs to trust servers by `ca` and to show `cert`; None when neither is named."""
+    """TLS of a client that verifies servers by `ca` and presents `cert`; None if neither is set."""
     if not (ca or cert or key):
         return None
     try:
         context = ssl.create_default_context(cafile=ca or None)
     except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"the CA {ca} is not usable: {error}") from error
+        raise Invalid(f"cannot load CA {ca}: {error}") from error
     show_certificate(context, cert=cert, key=key)
     return context
 
 
 def show_certificate(context: ssl.SSLContext, *, cert: str, key: str) -> None:
-    """Have new connections show a certificate as its files are now; without a file of its own, `cert` has the key."""
+    """Present a certificate on new connections; without `key` the file `cert` contains the private key too."""
     if not (cert or key):
         return
     try:
         context.load_cert_chain(cert, key or None)
     except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"the certificate {', '.join(filter(None, (cert, key)))} is not usable: {error}") from error
+        raise Invalid(f"cannot load certificate {', '.join(filter(None, (cert, key)))}: {error}") from error
 
 
 def _sendable(body: bytes) -> bytes | io.BytesIO | None:
-    """aiohttp warns of large bodies in one piece, for they would block the loop; a file is sent piece by piece."""
+    """aiohttp warns of a large bytes body, because sending it blocks the loop; a file object is sent in chunks."""
     if not body:
         return None
-    return body if len(body) <= _ONE_PIECE else io.BytesIO(body)
+    return body if len(body) <= _MAX_UNCHUNKED else io.BytesIO(body)
 
 
 def _text(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Turns: one at a time for each key, and nothing is kept for keys that nobody asks for."""
+"""A lock per key, without memory for keys that are not in use."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ K = TypeVar("K", bound=Hashable)
 
 
 class KeyedLock(Generic[K]):
-    """A lock for each key: `async with turns[key]`. Who comes first has the first turn.
+    """A lock for each key: `async with locks[key]`. Waiters are served in order.
 
-    A lock lives for as long as someone holds it or waits for it, so keys that come once, such as containers, cost
-    nothing afterwards.
+    A lock exists only while a task holds it or waits for it, so that short-lived keys, such as container ids, do not
+    accumulate.
     """
 
     def __init__(self) -> None:
+        # Weak: holders and waiters keep the only strong references.
         self._locks: WeakValueDictionary[K, asyncio.Lock] = WeakValueDictionary()
 
     def __getitem__(self, key: K) -> asyncio.Lock:
+        # A local reference, so that the lock is not collected between creation and use.
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()
         return lock
 
     def __len__(self) -> int:
-        """How many keys someone is busy with."""
+        """The number of keys that are locked or waited for."""
         return len(self._locks)

@@ -1,4 +1,4 @@
-"""Structured logging: an event and its fields, as text for people or JSON for programs, to stderr or syslog."""
+"""Structured logging: an event and its fields, as text or JSON, to stderr or syslog."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
+# The attribute of a LogRecord that carries our fields.
 _FIELDS = "weft_fields"
 
 
@@ -33,7 +34,7 @@ class Log:
         self._write(logging.ERROR, event, fields)
 
     def failure(self, event: str, **fields: Any) -> None:
-        """An unexpected exception, with its trace; only for the outermost loop of a program."""
+        """An unexpected exception with its traceback; only for the outermost loop of a program."""
         self._logger.error(event, extra={_FIELDS: fields}, exc_info=True)
 
     def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
@@ -45,11 +46,12 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, _FIELDS, {})
         tail = "".join(f" {name}={_quoted(value)}" for name, value in fields.items())
-        stamp = self.formatTime(record, "%Y-%m-%dT%H:%M:%S")
-        line = f"{stamp}.{int(record.msecs):03d} {record.levelname.lower()} {record.getMessage()}{tail}"
+        time = self.formatTime(record, "%Y-%m-%dT%H:%M:%S")
+        line = f"{time}.{int(record.msecs):03d} {record.levelname.lower()} {record.getMessage()}{tail}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+# A value with spaces or control characters could look like other fields or lines.
 def _quoted(value: Any) -> str:
     text = str(value)
     return text if text and text.isprintable() and " " not in text else repr(text)
@@ -87,8 +89,9 @@ def start_logging(*, level: str, as_json: bool, syslog: tuple[str, str, int] | N
     else:
         handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
-    # What no line of ours shows need not be found out for each.
+    # logging would look these up for each record, and no format of ours shows them.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+    # Its access log is disabled; the rest is noise below warnings.
     logging.getLogger("aiohttp").setLevel(logging.WARNING)

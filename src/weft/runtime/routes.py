@@ -1,4 +1,4 @@
-"""REST routes as data: what aiohttp serves and what the OpenAPI document tells are made from the same table."""
+"""REST routes as data: one table for the aiohttp router and for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One operation. `body` and `answer` are types that msgspec can make a JSON schema from; no `answer` means text.
+    """One operation. `body` and `answer` are types with a JSON schema in msgspec; without `answer` it is text.
 
-    A `local` route is answered by every master; the others are forwarded to the leader. An agent has only its own.
+    A `local` route is served by every netmaster; the others are forwarded to the leader. Agents have local routes only.
     """
 
     method: str
@@ -34,7 +34,7 @@ class Route:
     answer: Any = None
     query: tuple[Query, ...] = ()
     local: bool = False
-    # Answered without credentials: says nothing but whether we live.
+    # Served without credentials: shows only whether the process is alive.
     open: bool = False
 
 
@@ -43,5 +43,6 @@ def register(app: web.Application, routes: tuple[Route, ...]) -> None:
     for route in routes:
         path = route.path.rstrip("/") or "/"
         app.router.add_route(route.method, path, route.handler)
+        # Contiv's clients use both forms.
         if path != "/":
             app.router.add_route(route.method, f"{path}/", route.handler)

@@ -1,6 +1,7 @@
-"""Settings of a program from flags and environment variables, as one frozen value; every fault is told at once.
+"""Settings of a program from flags and environment variables, as one frozen value. All faults are reported at once.
 
-A flag wins over its variable, a variable over the default. A bad setting ends the program with code 22 (contiv 1.2).
+A flag overrides its variable, a variable overrides the default. A bad setting ends the program with code 22
+(contiv 1.2).
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+# EINVAL, as in Contiv.
 EXIT_BAD_SETTING = 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One setting: its spellings as a flag, its variable without the program's lead, and how its text is read.
+    """One setting: its flags, its variable without the program's prefix, and the parser of its text.
 
-    `read` raises ValueError with a sentence that says what would be right. Without `read` it is a switch.
+    `read` raises ValueError with a sentence that says what is valid. Without `read` it is a switch.
     """
 
     name: str
@@ -42,21 +44,24 @@ def read_settings(
     program: str, options: Sequence[Option], *, argv: Sequence[str], environ: Mapping[str, str], version: str
 ) -> dict[str, Any]:
     """The settings by name. Variables are `CONTIV_<PROGRAM>_<env>`; `--help` and `--version` end the program."""
+    # allow_abbrev: an abbreviated flag would change its meaning when a new flag is added.
     parser = _Parser(prog=program, allow_abbrev=False)
     parser.add_argument("--version", "-v", action="version", version=version)
     for option in options:
+        # Hidden: accepted for Contiv's sake, or for tests.
         text = argparse.SUPPRESS if option.hidden else option.help
         if option.read is None:
             parser.add_argument(*option.flags, dest=option.name, action="store_const", const="true", help=text)
         else:
             parser.add_argument(*option.flags, dest=option.name, metavar="VALUE", help=text)
-    given = parser.parse_args(list(argv))
+    flags = parser.parse_args(list(argv))
     faults: list[str] = []
     settings: dict[str, Any] = {}
     for option in options:
         variable = f"CONTIV_{program.upper()}_{option.env}" if option.env else ""
-        text = getattr(given, option.name)
+        text = getattr(flags, option.name)
         source = option.flags[0]
+        # Environment variables of containers are often set and empty: that is a value too.
         if text is None and variable in environ:
             text, source = environ[variable], variable
         try:
@@ -74,10 +79,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def refuse(program: str, error: BadSettings) -> NoReturn:
-    """Tell the faults and end with the code for a bad setting."""
+    """Print the faults and exit with the code for a bad setting."""
     for fault in error.faults:
         sys.stderr.write(f"{program}: {fault}\n")
     sys.stderr.write(f"{program}: see {program} --help\n")
+    # A code of its own, so that systemd units can stop restarting.
     raise SystemExit(EXIT_BAD_SETTING)
 
 
@@ -87,22 +93,22 @@ def _read_switch(text: str) -> bool:
         return True
     if lowered in {"", "0", "false", "no", "off"}:
         return False
-    raise ValueError(f"{text!r} is neither true nor false")
+    raise ValueError(f"{text!r} is not true or false")
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """A reader that takes one of the words."""
+    """A parser that accepts one of the words."""
 
     def read(text: str) -> str:
         if text not in words:
-            raise ValueError(f"{text!r} is none of {', '.join(words)}")
+            raise ValueError(f"{text!r} is not one of {', '.join(words)}")
         return text
 
     return read
 
 
 def comma_list(text: str) -> tuple[str, ...]:
-    """A reader of `a,b,c`; empty items are refused."""
+    """Parse `a,b,c`; empty items are rejected."""
     items = tuple(item.strip() for item in text.split(",")) if text else ()
     if not all(items):
         raise ValueError(f"{text!r} has an empty item")
@@ -110,7 +116,7 @@ def comma_list(text: str) -> tuple[str, ...]:
 
 
 def url_list(text: str) -> tuple[str, ...]:
-    """A reader of a comma list of http or https URLs."""
+    """Parse a comma-separated list of http or https URLs."""
     items = comma_list(text)
     for item in items:
         scheme, separator, rest = item.partition("://")
@@ -120,7 +126,7 @@ def url_list(text: str) -> tuple[str, ...]:
 
 
 def host_port(text: str) -> tuple[str, int]:
-    """A reader of `host:port` or `[v6]:port`, port 1 to 65535."""
+    """Parse `host:port` or `[v6]:port`, port 1 to 65535."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
@@ -129,7 +135,7 @@ def host_port(text: str) -> tuple[str, int]:
 
 
 def seconds(text: str) -> float:
-    """A reader of a positive number of seconds."""
+    """Parse a positive number of seconds."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Work that runs beside a block of code and never outlives it."""
+"""Background tasks that never outlive the block that starts them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from contextlib import asynccontextmanager
 
 @asynccontextmanager
 async def background(work: Coroutine[object, object, None], *, name: str) -> AsyncIterator[None]:
-    """Run the work while the block runs, and cancel it at the end.
+    """Run a coroutine as a task while the block runs, and cancel it at the end.
 
-    When the work fails, the block is cancelled and the work's own exception is raised; the exceptions of the block pass
-    unchanged. Work that ends by itself does not disturb the block.
+    If the task fails, the block is cancelled and the exception of the task is raised. Exceptions of the block pass
+    through unchanged. A task that returns does not affect the block.
     """
     owner = asyncio.current_task()
     assert owner is not None
     task = asyncio.create_task(work, name=name)
+    # Distinguishes our cancellation of the owner from one by its parent.
     failed = False
 
     def interrupt(done: asyncio.Task[None]) -> None:
@@ -32,8 +33,8 @@ async def background(work: Coroutine[object, object, None], *, name: str) -> Asy
         finally:
             task.remove_done_callback(interrupt)
             task.cancel()
-            await asyncio.wait([task])
+            await asyncio.wait([task])  # wait() neither raises nor cancels, unlike `await task`
     except asyncio.CancelledError:
         if not failed or owner.uncancel() > 0:
-            raise  # someone else wants the owner to end: that goes first
+            raise  # the owner was cancelled from outside too: that takes precedence
         task.result()

@@ -1,4 +1,4 @@
-"""Unix sockets for root and our own user alone."""
+"""Unix sockets that only root and our own user can use."""
 
 from __future__ import annotations
 
@@ -10,38 +10,40 @@ from pathlib import Path
 
 from weft.domain.errors import Denied
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+# A node may start hundreds of pods at once.
 _BACKLOG = 512
 
 
 def listen_privately(path: Path) -> socket.socket:
-    """A socket that is never open to others, also not for a moment.
+    """Listen on a socket that is never accessible to other users, not even for a moment.
 
-    It takes the place of a dead server's; an `OSError` when one that lives is there.
+    Replaces the socket of a dead server; `OSError` if a server listens there.
     """
-    if _is_served(path):
-        raise OSError(errno.EADDRINUSE, "another program serves there", str(path))
+    if _has_listener(path):
+        raise OSError(errno.EADDRINUSE, "another program listens there", str(path))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    newborn = path.with_name(f".{os.getpid()}")  # short, for the kernel takes only 107 bytes
-    newborn.unlink(missing_ok=True)
+    temporary = path.with_name(f".{os.getpid()}")  # sun_path has room for 107 bytes only
+    temporary.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     try:
-        listener.bind(str(newborn))
-        newborn.chmod(0o600)
+        listener.bind(str(temporary))
+        temporary.chmod(0o600)  # before listen(): until then no client can connect
         listener.listen(_BACKLOG)
-        newborn.rename(path)
+        # Atomic: clients see the old socket or the new one, never none.
+        temporary.rename(path)
     except OSError:
         listener.close()
         raise
     return listener
 
 
-def _is_served(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.setblocking(False)
+def _has_listener(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
         try:
-            caller.connect(str(path))
-        except BlockingIOError:  # it has more callers than it can take in
+            client.connect(str(path))
+        except BlockingIOError:  # its backlog is full, so there is a server
             return True
         except OSError:
             return False
@@ -49,7 +51,7 @@ def _is_served(path: Path) -> bool:
 
 
 def check_caller(peer: socket.socket) -> None:
-    """`Denied` unless root or our own user is at the other end of a unix socket."""
+    """`Denied` unless the peer of a unix socket is root or our own user (SO_PEERCRED)."""
     _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if uid not in {0, os.geteuid()}:
-        raise Denied(f"user {uid} may not come in here")
+        raise Denied(f"permission denied for uid {uid}")

@@ -1,4 +1,4 @@
-"""One thread beside the event loop, for work that may block and that must be done in order."""
+"""A single worker thread beside the event loop, for blocking work that must run in order."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ R = TypeVar("R")
 
 
 class WorkerThread:
-    """Does one thing after the other, in the order in which they came, while it is entered.
+    """Runs jobs one after the other, in the order of their submission, while it is entered.
 
-    An executor of the standard library does the same with twice the work for each, which callers wait for.
+    A ThreadPoolExecutor of one thread does the same at twice the overhead per job, which adds to the latency of an ADD.
     """
 
     def __init__(self, name: str) -> None:
-        self._works: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # Daemon: a job that hangs in the kernel must not keep the process from exiting.
         self._thread = Thread(target=self._serve, name=name, daemon=True)
 
     def __enter__(self) -> Self:
@@ -30,41 +31,42 @@ class WorkerThread:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Returns when all that was asked for is done."""
-        self._works.put(None)
+        """Wait until all submitted jobs are done."""
+        self._jobs.put(None)
         self._thread.join()
 
     async def run(self, work: Callable[[], R]) -> R:
-        """What the work returns or raises. Once begun it is finished, also when the caller gives up."""
+        """Run a job; returns or raises what it does. Once started it is finished, even if the caller is cancelled."""
         done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self.post(partial(_do, work, done))
         return await done
 
     def post(self, work: Callable[[], None]) -> None:
-        """Have something done that gives its `answer` itself, and raises nothing."""
-        self._works.put(work)
+        """Submit a job that sets its own result by `answer`, and never raises."""
+        self._jobs.put(work)
 
     def _serve(self) -> None:
-        while (work := self._works.get()) is not None:
+        while (work := self._jobs.get()) is not None:
             work()
 
 
 def answer(done: asyncio.Future[R], result: R | None, failure: BaseException | None = None) -> None:
-    """From the thread: what became of some work, for who waits for it. One who has an answer keeps it."""
+    """Set the result of a future from the worker thread. A future that is done already stays as it is."""
+    # Futures are not thread-safe.
     done.get_loop().call_soon_threadsafe(_settle, done, result, failure)
 
 
 def answer_all(outcomes: Sequence[tuple[asyncio.Future[None], BaseException | None]]) -> None:
-    """The same for many who wait, of one loop, which is woken once."""
+    """Set the results of many futures of one loop, which is woken only once."""
     outcomes[0][0].get_loop().call_soon_threadsafe(_settle_all, outcomes)
 
 
 def _do(work: Callable[[], R], done: asyncio.Future[R]) -> None:
     if done.cancelled():
-        return  # its caller gave up before it was begun
+        return  # its caller was cancelled before it started
     try:
         result = work()
-    except BaseException as error:  # carried to the caller, whatever it is
+    except BaseException as error:  # passed on to the caller, whatever it is
         answer(done, None, error)
     else:
         answer(done, result)

@@ -1,1 +1,1 @@
-"""Contract suites, judges and labs, shipped so that adapters outside this tree can be judged too."""
+"""Contract suites for adapters, shipped so that adapters outside this tree can run them (extra `weft[testing]`)."""

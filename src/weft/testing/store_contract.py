@@ -1,7 +1,7 @@
-"""What every store must do, as tests.
+"""Contract tests for stores (`weft.ports.store`).
 
-A suite for one store subclasses `StoreContract` and gives the fixture `store`. Its keys all start with `root`, so that
-a store which lets us write only a part of it can be judged too.
+A test class for one store subclasses `StoreContract` and provides the fixture `store`. All keys start with `root`, so
+that a store with write access to only a part of the keys can be tested too.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from weft.ports.store import (
     Write,
 )
 
+# Seconds; etcd rounds up to whole ones.
 SHORT_LEASE = 1.0
 LONG_LEASE = 60.0
+# Valid, but never granted.
 NO_SUCH_LEASE = LeaseId(4_711)
 
 
@@ -57,14 +59,14 @@ class StoreContract:
         listing = await store.list(self.key(prefix))
         return {entry.key.removeprefix(self.root): entry.value for entry in listing.entries}
 
-    async def lease_ends(self, store: Store, text: str, since: Revision) -> Change:
+    async def wait_deleted(self, store: Store, text: str, since: Revision) -> Change:
         """The change that deletes the key."""
         async with aclosing(store.watch(self.key(text), since)) as changes:
             async with asyncio.timeout(DEADLINE):
                 async for change in changes:
                     if Event(self.key(text), None) in change.events:
                         return change
-        raise AssertionError("a watch does not end by itself")
+        raise AssertionError("a watch never ends")
 
     # Reading and writing
 
@@ -114,14 +116,15 @@ class StoreContract:
         listing = await store.list(self.key(""))
         assert [entry.key for entry in listing.entries] == sorted(self.key(name) for name in names)
 
-    async def test_a_prefix_ends_where_it_says(self, store: Store) -> None:
+    async def test_a_prefix_matches_whole_characters_only(self, store: Store) -> None:
+        # "0" is the character after "/": an off-by-one at the end of a range would include it.
         for name in ("a/1", "a", "ab/1", "a0"):
             await self.put(store, name)
         assert set(await self.values(store, "a/")) == {"a/1"}
         assert set(await self.values(store, "a")) == {"a/1", "a", "ab/1", "a0"}
         assert await self.values(store, "c/") == {}
 
-    async def test_deleting_what_is_absent_succeeds_and_is_no_event(self, store: Store) -> None:
+    async def test_deleting_an_absent_key_succeeds_without_an_event(self, store: Store) -> None:
         since = await self.put(store, "a")
         await store.commit([], [Delete(self.key("absent"))])
         await store.commit([], [DeleteAll(self.key("absent/"))])
@@ -130,11 +133,13 @@ class StoreContract:
             assert await take(changes, 1) == [Change(marker, (Event(self.key("b"), b"x"),))]
 
     async def test_values_may_be_empty_or_any_bytes(self, store: Store) -> None:
+        # Neither base64 nor SQL may alter them.
         every_byte = bytes(range(256))
         await store.commit([], [Put(self.key("empty"), b""), Put(self.key("bytes"), every_byte)])
         assert await self.values(store) == {"empty": b"", "bytes": every_byte}
 
     async def test_the_largest_value(self, store: Store) -> None:
+        # Near etcd's request limit.
         value = bytes(LARGEST_VALUE)
         since = (await store.list(self.key(""))).revision
         await self.put(store, "large", value)
@@ -152,6 +157,7 @@ class StoreContract:
         assert sorted(event.key for event in change.events) == [self.key(f"{n:03}") for n in range(100)]
 
     async def test_a_listing_of_2000_keys(self, store: Store) -> None:
+        # More than one page of etcd.
         for start in range(0, 2_000, 100):
             await store.commit([], [Put(self.key(f"{n:05}"), b"v" * 400) for n in range(start, start + 100)])
         listing = await store.list(self.key(""))
@@ -171,7 +177,7 @@ class StoreContract:
 
     # Compares
 
-    async def test_at_holds_only_for_the_last_put(self, store: Store) -> None:
+    async def test_revision_equals_holds_only_for_the_last_put(self, store: Store) -> None:
         first = await self.put(store, "a", b"1")
         second = await store.commit([RevisionEquals(self.key("a"), first)], [Put(self.key("a"), b"2")])
         for revision in (first, NEVER, second + 1):
@@ -179,7 +185,7 @@ class StoreContract:
                 await store.commit([RevisionEquals(self.key("a"), revision)], [Put(self.key("a"), b"3")])
         assert await self.values(store) == {"a": b"2"}
 
-    async def test_at_never_holds_while_the_key_is_absent(self, store: Store) -> None:
+    async def test_revision_never_holds_while_the_key_is_absent(self, store: Store) -> None:
         create = [RevisionEquals(self.key("a"), NEVER)], [Put(self.key("a"), b"1")]
         await store.commit(*create)
         with pytest.raises(Stale):
@@ -216,28 +222,28 @@ class StoreContract:
         with pytest.raises(Stale):
             await store.commit([RevisionEquals(self.key("a"), NEVER)], [])
 
-    async def test_compares_look_at_the_state_before_the_commit(self, store: Store) -> None:
+    async def test_compares_read_the_state_before_the_commit(self, store: Store) -> None:
         await store.commit(
             [RevisionEquals(self.key("a"), NEVER), PrefixUnchangedSince(self.key(""), NEVER)],
             [Put(self.key("a"), b"1")],
         )
         assert await self.values(store) == {"a": b"1"}
 
-    async def test_quiet_is_disturbed_by_puts_alone(self, store: Store) -> None:
+    async def test_prefix_unchanged_fails_after_puts_only(self, store: Store) -> None:
         since = await self.put(store, "a/1")
-        quiet, write = PrefixUnchangedSince(self.key("a/"), since), [Put(self.key("other"), b"")]
-        await store.commit([quiet], write)
+        unchanged, write = PrefixUnchangedSince(self.key("a/"), since), [Put(self.key("other"), b"")]
+        await store.commit([unchanged], write)
         await store.commit([], [Delete(self.key("a/1"))])
-        await store.commit([quiet], write)
+        await store.commit([unchanged], write)
         put = await self.put(store, "a/2")
         with pytest.raises(Stale):
-            await store.commit([quiet], write)
+            await store.commit([unchanged], write)
         await store.commit([PrefixUnchangedSince(self.key("a/"), put)], write)
         await self.put(store, "a/2")
         with pytest.raises(Stale):
             await store.commit([PrefixUnchangedSince(self.key("a/"), put)], write)
 
-    async def test_quiet_holds_for_an_empty_prefix_and_ends_where_the_prefix_does(self, store: Store) -> None:
+    async def test_prefix_unchanged_ignores_keys_outside_of_the_prefix(self, store: Store) -> None:
         await store.commit([PrefixUnchangedSince(self.key("a/"), NEVER)], [Put(self.key("first"), b"")])
         for neighbour in ("ab/1", "a", "a0", "a."):
             await self.put(store, neighbour)
@@ -266,13 +272,14 @@ class StoreContract:
                 return False
             return True
 
+        # Often, because the race needs both commits in one merged transaction.
         for n in range(20):
-            # Something must be under way, or commits would not be carried out together.
+            # Another commit must be in flight, or these would not be merged.
             pairs = [cross(f"{n}/a", f"{n}/b"), cross(f"{n}/b", f"{n}/a")]
             *_, first, second = await asyncio.gather(self.put(store, "x"), self.put(store, "y"), *pairs)
             assert (first, second) in {(True, False), (False, True)}
 
-    async def test_concurrent_quiet_and_put_do_not_both_win(self, store: Store) -> None:
+    async def test_concurrent_prefix_compare_and_put_do_not_both_win(self, store: Store) -> None:
         async def guarded(prefix: str, write: str) -> bool:
             try:
                 await store.commit([PrefixUnchangedSince(self.key(prefix), NEVER)], [Put(self.key(write), b"")])
@@ -285,8 +292,9 @@ class StoreContract:
             *_, first, second = await asyncio.gather(self.put(store, "x"), self.put(store, "y"), *pairs)
             assert (first, second) in {(True, False), (False, True)}
 
-    async def test_one_stale_commit_does_not_harm_those_asked_for_with_it(self, store: Store) -> None:
+    async def test_a_stale_commit_does_not_affect_concurrent_ones(self, store: Store) -> None:
         async def create(n: int) -> object:
+            # Every fifth of them is stale; a merged transaction with one must be split.
             stale = [RevisionEquals(self.key("absent"), 1)] if n % 5 == 0 else []
             return await store.commit(
                 [RevisionEquals(self.key(f"{n:02}"), NEVER), *stale], [Put(self.key(f"{n:02}"), b"")]
@@ -328,7 +336,7 @@ class StoreContract:
             self.key("b"): b"",
         }
 
-    async def test_a_watch_gives_only_what_is_under_its_prefix(self, store: Store) -> None:
+    async def test_a_watch_delivers_only_keys_under_its_prefix(self, store: Store) -> None:
         since = (await store.list(self.key(""))).revision
         async with aclosing(store.watch(self.key("a/"), since)) as changes:
             await self.put(store, "ab/1")
@@ -343,8 +351,8 @@ class StoreContract:
         async with aclosing(store.watch(self.key(""), revisions[4])) as changes:
             assert [change.revision for change in await take(changes, 5)] == revisions[5:]
 
-    async def test_list_then_watch_has_no_gap_and_no_doubling(self, store: Store) -> None:
-        """W3: what is committed between the listing and the watch is not lost."""
+    async def test_list_then_watch_has_no_gap_and_no_duplicate(self, store: Store) -> None:
+        """W3: commits between the listing and the watch are not lost."""
         total = 60
 
         async def write(writer: int) -> None:
@@ -376,6 +384,7 @@ class StoreContract:
                 pass
 
         since = await self.put(store, "a")
+        # A watch may run tasks of its own, which must end with it.
         before = asyncio.all_tasks()
         watchers = [asyncio.create_task(watch(since)) for _ in range(20)]
         await self.put(store, "a")
@@ -385,7 +394,7 @@ class StoreContract:
         await until(lambda: not asyncio.all_tasks() - before)
         await self.put(store, "a")
 
-    async def test_a_watch_that_is_not_listened_to_hinders_nobody(self, store: Store) -> None:
+    async def test_a_slow_watcher_does_not_block_others(self, store: Store) -> None:
         since = (await store.list(self.key(""))).revision
         async with aclosing(store.watch(self.key(""), since)) as changes:
             first = await self.put(store, "0")
@@ -395,20 +404,20 @@ class StoreContract:
 
     # Leases
 
-    async def test_a_lease_that_is_not_kept_alive_takes_its_keys_along(self, store: Store) -> None:
+    async def test_an_expired_lease_deletes_its_keys(self, store: Store) -> None:
         lease = await store.grant(SHORT_LEASE)
         since = await store.commit([], [Put(self.key("a"), b"", lease), Put(self.key("b"), b"", lease)])
-        change = await self.lease_ends(store, "a", since)
+        change = await self.wait_deleted(store, "a", since)
         assert {event.key for event in change.events} == {self.key("a")}
-        await self.lease_ends(store, "b", since)
+        await self.wait_deleted(store, "b", since)
         assert await self.values(store) == {}
         with pytest.raises(NotFound):
             await store.keep_alive(lease)
 
-    async def test_a_lease_that_is_kept_alive_stays(self, store: Store) -> None:
+    async def test_a_renewed_lease_does_not_expire(self, store: Store) -> None:
         short, kept = await store.grant(SHORT_LEASE), await store.grant(SHORT_LEASE)
         since = await store.commit([], [Put(self.key("short"), b"", short), Put(self.key("kept"), b"", kept)])
-        ended = asyncio.create_task(self.lease_ends(store, "short", since))
+        ended = asyncio.create_task(self.wait_deleted(store, "short", since))
         while not ended.done():
             await store.keep_alive(kept)
             await asyncio.wait([ended], timeout=0.05)
@@ -420,7 +429,7 @@ class StoreContract:
         since = await store.commit([], [Put(self.key("a"), b"", lease), Put(self.key("b"), b"")])
         await store.revoke(lease)
         assert set(await self.values(store)) == {"b"}
-        await self.lease_ends(store, "a", since)
+        await self.wait_deleted(store, "a", since)
         await store.revoke(lease)
         with pytest.raises(NotFound):
             await store.keep_alive(lease)
@@ -434,7 +443,7 @@ class StoreContract:
         await store.revoke(second)
         assert set(await self.values(store)) == {"free"}
 
-    async def test_a_put_with_a_lease_that_has_ended_is_refused(self, store: Store) -> None:
+    async def test_a_put_with_an_expired_lease_is_refused(self, store: Store) -> None:
         lease = await store.grant(LONG_LEASE)
         await store.revoke(lease)
         for ended in (lease, NO_SUCH_LEASE):
@@ -442,34 +451,35 @@ class StoreContract:
                 await store.commit([], [Put(self.key("b"), b""), Put(self.key("a"), b"", ended)])
         assert await self.values(store) == {}
 
-    async def test_keeping_alive_what_never_was_is_not_found(self, store: Store) -> None:
+    async def test_renewing_an_unknown_lease_is_not_found(self, store: Store) -> None:
         with pytest.raises(NotFound):
             await store.keep_alive(NO_SUCH_LEASE)
 
 
 class CompactionContract:
-    """What a store must do whose history is gone. The fixture `short_store` keeps fewer than 100 revisions."""
+    """The contract of a store with compacted history. The fixture `short_store` keeps fewer than 100 revisions."""
 
     root: ClassVar[str] = "contract/"
 
     def key(self, text: str) -> StoreKey:
         return StoreKey(self.root + text)
 
-    async def forget_history(self, store: Store) -> None:
-        """Have the store forget what has happened so far: write more than it keeps."""
+    async def compact_history(self, store: Store) -> None:
+        """Make the store compact its history: write more revisions than it keeps."""
+        # Twice the history that `short_store` may keep.
         for n in range(200):
             await store.commit([], [Put(self.key("filler"), b"%d" % n)])
 
-    async def test_history_that_is_gone_is_reported(self, short_store: Store) -> None:
+    async def test_a_watch_of_compacted_history_fails(self, short_store: Store) -> None:
         start = await short_store.commit([], [Put(self.key("a"), b"")])
         await short_store.commit([], [Put(self.key("b"), b"")])
-        await self.forget_history(short_store)
+        await self.compact_history(short_store)
         async with aclosing(short_store.watch(self.key(""), start - 1)) as changes:
             with pytest.raises(Compacted):
                 await take(changes, 1)
 
-    async def test_the_present_can_be_listed_and_watched(self, short_store: Store) -> None:
-        await self.forget_history(short_store)
+    async def test_the_present_state_can_be_listed_and_watched(self, short_store: Store) -> None:
+        await self.compact_history(short_store)
         listing = await short_store.list(self.key(""))
         revision = await short_store.commit([], [Put(self.key("new"), b"")])
         async with aclosing(short_store.watch(self.key(""), listing.revision)) as changes:

@@ -55,8 +55,8 @@ async def farm() -> AsyncIterator[Farm]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_failover, "PATIENCE", 2.0)
-    monkeypatch.setattr(http_failover, "_ANSWERING", 0.3)
+    monkeypatch.setattr(http_failover, "RETRY_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(http_failover, "_RESPONSE_TIMEOUT_S", 0.3)
 
 
 async def echo(request: web.Request) -> web.Response:
@@ -79,7 +79,7 @@ async def stall(request: web.Request) -> web.Response:
     return web.Response()
 
 
-def judge(status: int, body: bytes) -> bytes:
+def parse(status: int, body: bytes) -> bytes:
     if status == 503:
         raise TryNextServer(body.decode())
     if status == 403:
@@ -87,17 +87,17 @@ def judge(status: int, body: bytes) -> bytes:
     return body
 
 
-def nobody() -> str:
+def unreachable() -> str:
     return f"http://127.0.0.1:{free_port()}"
 
 
 async def ask(servers: Servers, *, repeatable: bool = True) -> bytes:
-    return await soon(servers.ask("/x", b"hello", judge=judge, repeatable=repeatable))
+    return await soon(servers.ask("/x", b"hello", parse=parse, repeatable=repeatable))
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
 async def test_what_was_never_sent_is_sent_to_the_next(farm: Farm, repeatable: bool) -> None:
-    async with Servers([nobody(), await farm.add("good", echo)]) as servers:
+    async with Servers([unreachable(), await farm.add("good", echo)]) as servers:
         assert await ask(servers, repeatable=repeatable) == b"hello"
     assert farm.asked == ["good"]
 
@@ -147,8 +147,8 @@ async def test_a_server_that_comes_back_in_time_is_found(farm: Farm) -> None:
         assert await ask(servers, repeatable=False) == b"hello"
 
 
-async def test_nobody_answers_in_bounded_time(farm: Farm) -> None:
-    async with Servers([nobody(), nobody()]) as servers:
+async def test_a_call_fails_in_bounded_time_if_no_server_responds(farm: Farm) -> None:
+    async with Servers([unreachable(), unreachable()]) as servers:
         with pytest.raises(Unavailable):
             await ask(servers, repeatable=False)
 
@@ -162,19 +162,19 @@ async def test_a_stream_gives_what_comes_and_reports_its_end(farm: Farm) -> None
         return stream
 
     endpoint = await farm.add("good", two_pieces)
-    async with Servers([endpoint]) as servers, servers.stream("/x", b"", silence=30) as stream:
+    async with Servers([endpoint]) as servers, servers.stream("/x", b"", idle_timeout=30) as stream:
         assert stream.status == 200
         assert b"".join([piece async for piece in stream.pieces]) == b"onetwo"
 
 
 async def read_on(servers: Servers) -> bytes:
     """What a stream gives before it breaks."""
-    heard = b""
+    received = b""
     with pytest.raises(Unavailable):
-        async with servers.stream("/x", b"", silence=0.2) as stream:
+        async with servers.stream("/x", b"", idle_timeout=0.2) as stream:
             async for piece in stream.pieces:
-                heard += piece
-    return heard
+                received += piece
+    return received
 
 
 async def test_a_stream_that_falls_silent_is_opened_again_at_the_same_server(farm: Farm) -> None:
@@ -195,7 +195,7 @@ async def test_a_stream_that_falls_silent_is_opened_again_at_the_same_server(far
 async def test_a_stream_that_does_not_begin_is_opened_elsewhere(farm: Farm, bad: Behaviour) -> None:
     async with Servers([await farm.add("bad", bad), await farm.add("good", echo)]) as servers:
         assert await soon(read_on(servers)) == b""
-        async with servers.stream("/x", b"hello", silence=30) as stream:
+        async with servers.stream("/x", b"hello", idle_timeout=30) as stream:
             assert b"".join([piece async for piece in stream.pieces]) == b"hello"
     assert farm.asked == ["bad", "good"]
 
@@ -203,7 +203,7 @@ async def test_a_stream_that_does_not_begin_is_opened_elsewhere(farm: Farm, bad:
 async def test_the_reader_of_a_stream_may_turn_elsewhere(farm: Farm) -> None:
     async with Servers([await farm.add("leaderless", echo), await farm.add("good", echo)]) as servers:
         with pytest.raises(Unavailable):
-            async with servers.stream("/x", b"", silence=30):
+            async with servers.stream("/x", b"", idle_timeout=30):
                 raise TryNextServer("no leader")
         assert await ask(servers) == b"hello"
     assert farm.asked == ["leaderless", "good"]
@@ -211,7 +211,7 @@ async def test_the_reader_of_a_stream_may_turn_elsewhere(farm: Farm) -> None:
 
 async def test_servers_that_are_not_open_are_unavailable() -> None:
     with pytest.raises(Unavailable):
-        await ask(Servers([nobody()]))
+        await ask(Servers([unreachable()]))
 
 
 def test_no_endpoint_is_refused() -> None:
@@ -227,10 +227,10 @@ async def test_who_names_no_authority_trusts_those_of_the_system(
     url = await farm.add("one", echo, tls=server_tls(issued.cert, issued.key))
     with pytest.raises(Unavailable):
         async with Servers([url]) as servers:
-            await soon(servers.ask("/x", b"?", judge=lambda _, body: body, repeatable=True))
+            await soon(servers.ask("/x", b"?", parse=lambda _, body: body, repeatable=True))
     monkeypatch.setenv("SSL_CERT_FILE", str(issued.ca))
     async with Servers([url]) as servers:
-        assert await soon(servers.ask("/x", b"?", judge=lambda _, body: body, repeatable=True)) == b"?"
+        assert await soon(servers.ask("/x", b"?", parse=lambda _, body: body, repeatable=True)) == b"?"
     assert farm.asked == ["one"]
 
 

@@ -18,7 +18,7 @@ async def test_one_at_a_time_for_each_key_in_the_order_of_coming() -> None:
             story.append(f"{name} goes")
 
     await asyncio.gather(visit("a", "one"), visit("a", "two"), visit("a", "three"))
-    assert story == [f"{name} {deed}" for name in ("one", "two", "three") for deed in ("comes", "goes")]
+    assert story == [f"{name} {event}" for name in ("one", "two", "three") for event in ("comes", "goes")]
 
 
 async def test_keys_do_not_wait_for_each_other() -> None:
@@ -27,7 +27,7 @@ async def test_keys_do_not_wait_for_each_other() -> None:
         assert len(turns) == 2
 
 
-async def test_nothing_is_kept_of_keys_that_nobody_asks_for() -> None:
+async def test_unused_keys_take_no_memory() -> None:
     """100,000 pods come and go on a node, each with a name of its own."""
     turns: KeyedLock[int] = KeyedLock()
     for container in range(100_000):

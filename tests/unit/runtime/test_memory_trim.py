@@ -1,4 +1,4 @@
-"""A start does not read what nobody uses, and what was needed for a moment is given back."""
+"""Start-up loads no CA certificates, and free memory is returned to the system."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weft.lab.waiting import DEADLINE
 LOOK = """
 import os, weft.agent.main, aiohttp.connector
 default = aiohttp.connector._SSL_CONTEXT_VERIFIED
-told = [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
-print(len(default.get_ca_certs()), default.verify_mode.name, *told)
+saved = [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
+print(len(default.get_ca_certs()), default.verify_mode.name, *saved)
 """
 
 
@@ -30,7 +30,7 @@ def look(**variables: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_no_certificates_are_read_at_a_start_and_who_asks_by_default_trusts_nobody() -> None:
+def test_aiohttp_loads_no_certificates_and_its_default_context_trusts_no_server() -> None:
     assert look() == ["0", "CERT_REQUIRED", "None", "None"]
 
 
@@ -40,12 +40,12 @@ def test_where_the_certificates_are_is_said_as_before() -> None:
 
 GIVE_BACK = """
 from pathlib import Path
-from weft.runtime.memory_trim import give_back_memory
+from weft.runtime.memory_trim import trim_memory
 def resident_pages(): return int(Path("/proc/self/statm").read_text().split()[1])
 chunks = [bytes(4000) for _ in range(10_000)]
 del chunks[:-1]  # the last one keeps the heap from shrinking by itself
 before = resident_pages()
-give_back_memory()
+trim_memory()
 print(before - resident_pages())
 """
 

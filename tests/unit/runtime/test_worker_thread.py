@@ -21,8 +21,8 @@ async def test_what_is_asked_for_is_done_in_order_on_one_other_thread() -> None:
             return number
 
         numbers = range(20)
-        told = await asyncio.gather(*(thread.run(partial(note, number)) for number in numbers))
-    assert told == [*numbers] == [number for number, _ in done]
+        results = await asyncio.gather(*(thread.run(partial(note, number)) for number in numbers))
+    assert results == [*numbers] == [number for number, _ in done]
     assert len({ident for _, ident in done} - {threading.get_ident()}) == 1
 
 
@@ -37,12 +37,12 @@ async def test_a_failure_is_the_callers_and_the_next_is_served() -> None:
 
 
 async def test_what_was_begun_is_finished_and_what_was_given_up_before_is_not_begun() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    begun, resume = threading.Event(), threading.Event()
     done: list[str] = []
 
     def long() -> None:
         begun.set()
-        go_on.wait(DEADLINE)
+        resume.wait(DEADLINE)
         done.append("long")
 
     with WorkerThread("beside") as thread:
@@ -52,7 +52,7 @@ async def test_what_was_begun_is_finished_and_what_was_given_up_before_is_not_be
         for caller in (first, second):
             caller.cancel()
         await asyncio.wait([first, second], timeout=DEADLINE)
-        go_on.set()
+        resume.set()
         await thread.run(lambda: done.append("last"))
     assert done == ["long", "last"]
 

@@ -1,1 +1,1 @@
-"""Stores, one contract suite (`weft.testing.store_contract`) for all."""
+"""Store adapters; one contract suite (`weft.testing.store_contract`) tests all of them."""

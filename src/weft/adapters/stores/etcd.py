@@ -1,7 +1,7 @@
-"""The store on an etcd v3 cluster, through its JSON gateway.
+"""Store on an etcd v3 cluster, through its JSON gateway.
 
-Commits asked for while others are under way are merged into one transaction where nobody can tell; when a merged one
-fails, its members are carried out singly, so that only the guilty fail.
+Commits that arrive while others are in flight are merged into one transaction where that makes no visible difference.
+When a merged transaction fails, its commits are executed one by one, so that only the conflicting ones fail.
 """
 
 from __future__ import annotations
@@ -41,16 +41,18 @@ from weft.runtime.store.commit_merge import Commit, mergeable, merged
 from weft.runtime.store.group_commit import GroupCommit, check_writes
 
 DEFAULT_ROOT = "/weft/"
-# etcd's default limit for the compares, and for the writes, of one transaction.
+# etcd's default --max-txn-ops, for compares and for writes.
 _MAX_OPERATIONS = 128
 # Bytes of values in a merged transaction; etcd's default limit for a request is 1.5 MiB.
 _MAX_MERGED_SIZE = 256 * 1024
+# Keys of one range request: a response of a whole large store would exceed gRPC's message limit.
 _PAGE = 1_000
+# While one transaction is replicated, the next can be merged and sent.
 _IN_FLIGHT = 2
-# A watch that is refused so often in a row is refused for good; before that, a new token may help.
-_REFUSALS = 3
-# gRPC's codes, as they are spelled in the reason for which a watch was ended.
-_REFUSED = ("PermissionDenied", "Unauthenticated", "InvalidArgument")
+# Consecutive denials after which a watch fails; before that, a new token may help.
+_MAX_DENIALS = 3
+# gRPC codes, as spelled in the cancel reason of a watch.
+_DENIED_CODES = ("PermissionDenied", "Unauthenticated", "InvalidArgument")
 
 _done = msgspec.json.Decoder(wire.Done, strict=False)
 _ranged = msgspec.json.Decoder(wire.Ranged, strict=False)
@@ -66,7 +68,7 @@ class EtcdStore:
         self._gateway = gateway
         self._root = root.encode()
         self._commits: GroupCommit[Commit, Revision] = GroupCommit(
-            self._carry_out,
+            self._execute,
             choose=partial(mergeable, operations=_MAX_OPERATIONS, size=_MAX_MERGED_SIZE),
             in_flight=_IN_FLIGHT,
         )
@@ -84,7 +86,7 @@ class EtcdStore:
             try:
                 page = await self._range(wire.Range(key=key, range_end=end, limit=_PAGE, revision=revision))
             except Compacted:
-                # The revision of the first page was compacted before the last one was read: start again.
+                # etcd compacted the revision of the first page before the last one was read: start again.
                 entries.clear()
                 key, revision = begin, 0
                 continue
@@ -92,41 +94,44 @@ class EtcdStore:
             revision = revision or page.header.revision
             if not page.more:
                 return Listing(tuple(entries), revision)
+            # The smallest key after the last one.
             key = page.kvs[-1].key + b"\0"
 
     async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
         check_writes(writes)
         if max(len(compares), len(writes)) > _MAX_OPERATIONS:
-            raise Invalid(f"a commit may have {_MAX_OPERATIONS} compares and as many writes, not more")
-        return await self._commits.ask(Commit(compares, writes))
+            raise Invalid(f"a commit can have at most {_MAX_OPERATIONS} compares and {_MAX_OPERATIONS} writes")
+        return await self._commits.submit(Commit(compares, writes))
 
     async def watch(self, prefix: StoreKey, since: Revision) -> AsyncGenerator[Change, None]:
         backoff = Backoff()
-        refusals = 0
+        denials = 0
         key = self._key(prefix)
         while True:
+            # start_revision is inclusive.
             create = wire.WatchCreate(key=key, range_end=_after_prefix(key), start_revision=since + 1)
             try:
                 async with aclosing(self._gateway.watch(wire.Watch(create_request=create))) as answers:
+                    # Any response, also one without events, shows that the watch works.
                     async for answer in answers:
                         _check_watch(answer)
                         for change in self._changes(answer.events):
                             since = change.revision
                             yield change
                         backoff.reset()
-                        refusals = 0
+                        denials = 0
             except Compacted:
                 raise
             except Denied:
-                refusals += 1
-                if refusals == _REFUSALS:
+                denials += 1
+                if denials == _MAX_DENIALS:
                     raise
                 await self._gateway.renew_token()
             except Unavailable:
                 await backoff.pause()
 
     async def grant(self, ttl: float) -> LeaseId:
-        # Granting twice leaves a lease that ends by itself.
+        # Repeatable: a second grant leaves a lease that expires by itself.
         answer = await self._gateway.call("/v3/lease/grant", wire.Grant(TTL=math.ceil(ttl)), _granted, repeatable=True)
         return LeaseId(answer.ID)
 
@@ -135,13 +140,13 @@ class EtcdStore:
         if answer.result is None:
             raise Unavailable(f"etcd did not renew lease {lease}: {answer.error}")
         if answer.result.TTL <= 0:
-            raise NotFound(f"lease {lease} has ended")
+            raise NotFound(f"lease {lease} has expired")
 
     async def revoke(self, lease: LeaseId) -> None:
         try:
             await self._gateway.call("/v3/lease/revoke", wire.Lease(ID=lease), _done, repeatable=True)
         except NotFound:
-            return  # ended already
+            return  # expired already
 
     async def __aenter__(self) -> Self:
         await self._gateway.__aenter__()
@@ -156,16 +161,16 @@ class EtcdStore:
     async def _range(self, request: wire.Range) -> wire.Ranged:
         return await self._gateway.call("/v3/kv/range", request, _ranged, repeatable=True)
 
-    async def _carry_out(self, commits: Sequence[Commit]) -> Sequence[Revision | Exception]:
+    async def _execute(self, commits: Sequence[Commit]) -> Sequence[Revision | Exception]:
         if len(commits) == 1:
-            return [await self._verdict(commits[0])]
+            return [await self._try_transact(commits[0])]
         try:
             return [await self._transact(merged(commits))] * len(commits)
         except (Stale, NotFound, Invalid):
-            # Nothing has happened: find out who is guilty.
-            return await asyncio.gather(*map(self._verdict, commits))
+            # Nothing was written: execute them one by one to find the conflicting ones.
+            return await asyncio.gather(*map(self._try_transact, commits))
 
-    async def _verdict(self, commit: Commit) -> Revision | Exception:
+    async def _try_transact(self, commit: Commit) -> Revision | Exception:
         try:
             return await self._transact(commit)
         except WeftError as error:
@@ -173,13 +178,13 @@ class EtcdStore:
 
     async def _transact(self, commit: Commit) -> Revision:
         request = wire.Txn(
-            compare=[self._compare(each) for each in commit.compares],
-            success=[self._operation(each) for each in commit.writes],
+            compare=[self._compare(compare) for compare in commit.compares],
+            success=[self._operation(write) for write in commit.writes],
         )
-        # A commit without writes changes nothing, so it may be asked for again.
+        # A transaction with writes may have been executed although its response was lost: no retry.
         answer = await self._gateway.call("/v3/kv/txn", request, _txn_done, repeatable=not commit.writes)
         if not answer.succeeded:
-            raise Stale(f"{', '.join(_named(each) for each in commit.compares)}: changed since it was read")
+            raise Stale(f"{', '.join(_target(compare) for compare in commit.compares)}: changed since it was read")
         return answer.header.revision
 
     def _compare(self, compare: Compare) -> wire.Compare:
@@ -201,7 +206,7 @@ class EtcdStore:
         return wire.Operation(request_delete_range=wire.DeleteRange(key=self._key(write.key)))
 
     def _changes(self, events: Sequence[wire.WatchEvent]) -> Iterator[Change]:
-        """etcd sends all events of a revision in one answer, but maybe several revisions."""
+        """Group events by revision: etcd sends all events of a revision together, but maybe several revisions."""
         for revision, group in groupby(events, key=lambda event: event.kv.mod_revision):
             yield Change(
                 revision,
@@ -230,23 +235,23 @@ def open_store(
     cert: str = "",
     key: str = "",
 ) -> EtcdStore:
-    """The store below `root` on the cluster whose members have these URLs, with a user and TLS files where needed."""
+    """The store under `root` of the etcd cluster at these URLs, with user and TLS files if needed."""
     servers = Servers(endpoints, tls=client_tls(ca=ca, cert=cert, key=key))
     return EtcdStore(Gateway(servers, Credentials(user, password) if user else None), root)
 
 
 def _after_prefix(prefix: bytes) -> bytes:
-    """The first key after all that start with the prefix; the root keeps it from being empty."""
+    """The first key after the prefix, etcd's range_end. The root keeps the prefix from being empty."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def _check_watch(answer: wire.Watched) -> None:
     if answer.compact_revision:
-        raise Compacted(f"etcd has forgotten what was before revision {answer.compact_revision}")
+        raise Compacted(f"revision {answer.compact_revision} compacted")
     if answer.canceled:
-        refused = any(code in answer.cancel_reason for code in _REFUSED)
-        raise (Denied if refused else Unavailable)(f"etcd ended the watch: {answer.cancel_reason}")
+        denied = any(code in answer.cancel_reason for code in _DENIED_CODES)
+        raise (Denied if denied else Unavailable)(f"etcd ended the watch: {answer.cancel_reason}")
 
 
-def _named(compare: Compare) -> str:
+def _target(compare: Compare) -> str:
     return compare.key if isinstance(compare, RevisionEquals) else f"{compare.prefix}*"

@@ -1,6 +1,6 @@
-"""The messages of etcd's v3 JSON gateway that we use (etcd 3.4 and later, `rpc.proto` in JSON).
+"""Messages of etcd's v3 JSON gateway (etcd 3.4 and later; `rpc.proto` in JSON).
 
-Bytes are base64 and 64-bit integers are strings in answers; msgspec reads and writes both. Zero values are left out.
+Bytes are base64, and 64-bit integers are strings in responses; msgspec handles both. Zero values are omitted.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import msgspec
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Base of what we send."""
+    """Base of all requests."""
 
 
+# limit and revision page through a large prefix at one revision.
 class Range(Request, frozen=True):
     """Read a key, or all in [key, range_end), as of a revision (0: now)."""
 
     key: bytes
     range_end: bytes = b""
     limit: int = 0
+    # 0: the latest.
     revision: int = 0
 
 
 class Compare(Request, frozen=True):
-    """Holds when the last revision of the key, or of every key in the range, stands so to `mod_revision`."""
+    """Holds if mod_revision of the key, or of every key in the range, is EQUAL to or LESS than this one."""
 
     target: Literal["MOD"]
     result: Literal["EQUAL", "LESS"]
@@ -49,14 +51,14 @@ class DeleteRange(Request, frozen=True):
 
 
 class Operation(Request, frozen=True):
-    """One of them."""
+    """One operation of a transaction; exactly one member is set (a protobuf oneof)."""
 
     request_put: Put | None = None
     request_delete_range: DeleteRange | None = None
 
 
 class Txn(Request, frozen=True):
-    """All operations if all compares hold."""
+    """Executes all operations if all compares hold."""
 
     compare: list[Compare] = []
     success: list[Operation] = []
@@ -77,13 +79,14 @@ class Watch(Request, frozen=True):
 
 
 class Grant(Request, frozen=True):
-    """A new lease of whole seconds."""
+    """Grant a lease of whole seconds."""
 
+    # etcd's spelling.
     TTL: int
 
 
 class Lease(Request, frozen=True):
-    """A lease, to keep alive or revoke."""
+    """Keep a lease alive, or revoke it."""
 
     ID: int
 
@@ -95,14 +98,15 @@ class Authenticate(Request, frozen=True):
     password: str
 
 
+# Other members of the header (cluster, member, raft term) are ignored.
 class Header(msgspec.Struct, frozen=True, gc=False):
-    """The revision of the store when it answered."""
+    """The revision of the store at the response."""
 
     revision: int = 0
 
 
 class KeyValue(msgspec.Struct, frozen=True, gc=False):
-    """A key as it is, or as an event left it."""
+    """A key with its value and revision, in a range or an event."""
 
     key: bytes
     value: bytes = b""
@@ -110,7 +114,7 @@ class KeyValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """An answer that says no more than that it was done."""
+    """A response without content."""
 
     header: Header = Header()
 
@@ -137,25 +141,26 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class KeptAlive(msgspec.Struct, frozen=True):
-    """The time the lease has now; none when it has ended."""
+    """The remaining TTL; 0 for an expired lease."""
 
     TTL: int = 0
 
 
 class Token(msgspec.Struct, frozen=True):
-    """The word that stands for name and password for a while."""
+    """The authentication token."""
 
     token: str = ""
 
 
 class Error(msgspec.Struct, frozen=True):
-    """A refusal: `code` is gRPC's (in streams it is called `grpc_code`)."""
+    """An error with its gRPC code, which is called `grpc_code` in streams."""
 
     code: int = 0
     grpc_code: int = 0
     message: str = ""
 
 
+# The gateway wraps each message of a stream in `result` or `error`.
 class KeepAliveAnswer(msgspec.Struct, frozen=True):
     """One line of the keep-alive stream."""
 
@@ -171,11 +176,13 @@ class WatchEvent(msgspec.Struct, frozen=True):
 
 
 class Watched(msgspec.Struct, frozen=True):
-    """News of a watch, or of its beginning or end."""
+    """A response of a watch: created, canceled, or events."""
 
     header: Header = Header()
+    # The first response of a watch; it shows that the watch is established.
     created: bool = False
     canceled: bool = False
+    # Set if the start revision is compacted.
     compact_revision: int = 0
     cancel_reason: str = ""
     events: list[WatchEvent] = []
@@ -188,4 +195,5 @@ class WatchAnswer(msgspec.Struct, frozen=True):
     error: Error | None = None
 
 
+# Struct bytes are encoded as base64.
 encode = msgspec.json.Encoder().encode

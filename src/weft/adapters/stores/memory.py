@@ -1,4 +1,4 @@
-"""The store in this process's memory: for tests, and the plainest statement of the contract."""
+"""Store in this process's memory: for tests, and the simplest implementation of the contract."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ from weft.runtime.store.group_commit import check_writes
 from weft.runtime.store.leases import LeaseClock
 
 DEFAULT_HISTORY = 10_000
+# 0 is NEVER.
 _FIRST_REVISION = 1
 
 
-class _Held(NamedTuple):
+class _Value(NamedTuple):
     value: bytes
     revision: Revision
     lease: LeaseId | None
 
 
 class MemoryStore:
-    """See `ports.store`. Nothing survives it; opening it again gives an empty store."""
+    """See `ports.store`. It is not persistent: a new one is empty."""
 
     def __init__(self, *, history: int = DEFAULT_HISTORY) -> None:
-        self._held: dict[StoreKey, _Held] = {}
+        self._values: dict[StoreKey, _Value] = {}
         self._feed = Feed(revision=_FIRST_REVISION, keep=history)
         self._leases = LeaseClock(self._end_lease)
         self._lease_ids = itertools.count(1)
@@ -51,22 +52,23 @@ class MemoryStore:
 
     async def read(self, key: StoreKey) -> Entry | None:
         self._check_open()
-        held = self._held.get(key)
-        return None if held is None else Entry(key, held.value, held.revision)
+        stored = self._values.get(key)
+        return None if stored is None else Entry(key, stored.value, stored.revision)
 
     async def list(self, prefix: StoreKey) -> Listing:
         self._check_open()
-        found = sorted(item for item in self._held.items() if item[0].startswith(prefix))
+        found = sorted(item for item in self._values.items() if item[0].startswith(prefix))
         return Listing(tuple(Entry(key, held.value, held.revision) for key, held in found), self._feed.revision)
 
     async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
         self._check_open()
         check_writes(writes)
+        # All checks precede all writes, and nothing awaits in between: that makes the commit atomic.
         for compare in compares:
             self._check(compare)
         for write in writes:
             if isinstance(write, Put) and write.lease is not None and write.lease not in self._leases:
-                raise NotFound(f"lease {write.lease} has ended")
+                raise NotFound(f"lease {write.lease} has expired")
         return self._write(writes)
 
     def watch(self, prefix: StoreKey, since: Revision) -> AsyncGenerator[Change, None]:
@@ -85,6 +87,7 @@ class MemoryStore:
 
     async def revoke(self, lease: LeaseId) -> None:
         self._check_open()
+        # Before the deletion of its keys: a put with this lease must fail from now on.
         self._leases.forget(lease)
         self._end_lease(lease)
 
@@ -99,18 +102,19 @@ class MemoryStore:
         self._leases.close()
         self._feed.close()
 
+    # The contract: calls on a closed store fail with `Unavailable`.
     def _check_open(self) -> None:
         if not self._open:
             raise Unavailable("the store is not open")
 
     def _check(self, compare: Compare) -> None:
         if isinstance(compare, RevisionEquals):
-            held = self._held.get(compare.key)
-            found = NEVER if held is None else held.revision
+            stored = self._values.get(compare.key)
+            found = NEVER if stored is None else stored.revision
             if found != compare.revision:
                 raise Stale(f"{compare.key} is at revision {found}, not {compare.revision}")
             return
-        for key, held in self._held.items():
+        for key, held in self._values.items():
             if held.revision > compare.since and key.startswith(compare.prefix):
                 raise Stale(f"{key} was put at revision {held.revision}, after {compare.since}")
 
@@ -120,23 +124,24 @@ class MemoryStore:
         for write in writes:
             match write:
                 case Put():
-                    self._held[write.key] = _Held(write.value, revision, write.lease)
+                    self._values[write.key] = _Value(write.value, revision, write.lease)
                     events.append(Event(write.key, write.value))
                 case Delete():
-                    if self._held.pop(write.key, None) is not None:
+                    if self._values.pop(write.key, None) is not None:
                         events.append(Event(write.key, None))
                 case DeleteAll():
-                    for key in sorted(key for key in self._held if key.startswith(write.prefix)):
-                        del self._held[key]
+                    for key in sorted(key for key in self._values if key.startswith(write.prefix)):
+                        del self._values[key]
                         events.append(Event(key, None))
+        # A commit that changes nothing gets no revision of its own.
         if events:
             self._feed.publish([Change(revision, tuple(events))])
         return self._feed.revision
 
     def _end_lease(self, lease: LeaseId) -> None:
-        self._write([Delete(key) for key, held in self._held.items() if held.lease == lease])
+        self._write([Delete(key) for key, held in self._values.items() if held.lease == lease])
 
 
 def open_store(*, history: int = DEFAULT_HISTORY) -> MemoryStore:
-    """An empty store that remembers the last `history` revisions for watchers."""
+    """An empty store that keeps the last `history` revisions for watchers."""
     return MemoryStore(history=history)

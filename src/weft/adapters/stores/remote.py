@@ -1,4 +1,4 @@
-"""The store behind netmaster, for agents: the same port over a unix socket or TLS (see `runtime.store_wire`)."""
+"""Store behind netmaster, for agents: the same port over a unix socket or TLS (`weft.runtime.store.wire`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from weft.runtime.store.group_commit import check_writes
 T = TypeVar("T")
 
 _OK = 200
-_SILENCE = 4 * wire.HEARTBEAT
+# Four missed heartbeats: the connection is dead.
+_IDLE_TIMEOUT_S = 4 * wire.HEARTBEAT
 
 _entry = msgspec.msgpack.Decoder(Entry | None)
 _listing = msgspec.msgpack.Decoder(Listing)
@@ -32,10 +33,10 @@ _fault = msgspec.msgpack.Decoder(wire.Fault)
 
 
 class RemoteStore:
-    """See `ports.store`. Writes to what is not this node's own are refused with `Denied`."""
+    """See `ports.store`. Writes to keys that this node does not own raise `Denied`."""
 
     def __init__(self, servers: Servers, *, renew: Callable[[], None]) -> None:
-        """`renew` is called before each request: from then on we show the certificate of the moment."""
+        """`renew` is called before each request and loads a renewed client certificate."""
         self._servers = servers
         self._renew = renew
 
@@ -56,12 +57,12 @@ class RemoteStore:
             body = wire.encode(wire.WatchRequest(prefix, since))
             try:
                 self._renew()
-                async with self._servers.stream(f"{wire.PREFIX}/watch", body, silence=_SILENCE) as stream:
+                async with self._servers.stream(f"{wire.PREFIX}/watch", body, idle_timeout=_IDLE_TIMEOUT_S) as stream:
                     if stream.status != _OK:
                         raise _error(b"".join([piece async for piece in stream.pieces]))
                     async for frame in wire.frames(stream.pieces):
                         if frame.change is None:
-                            raise wire.error_of(frame.fault) if frame.fault else Unavailable("an empty frame")
+                            raise wire.error_of(frame.fault) if frame.fault else Unavailable("empty frame")
                         since = frame.change.revision
                         yield frame.change
                         backoff.reset()
@@ -72,7 +73,7 @@ class RemoteStore:
             await backoff.pause()
 
     async def grant(self, ttl: float) -> LeaseId:
-        # Granting twice leaves a lease that ends by itself.
+        # Repeatable: a second grant leaves a lease that expires by itself.
         return await self._call("grant", wire.GrantRequest(ttl), _lease)
 
     async def keep_alive(self, lease: LeaseId) -> None:
@@ -93,33 +94,33 @@ class RemoteStore:
     async def _call(
         self, call: str, request: msgspec.Struct, answer: msgspec.msgpack.Decoder[T], *, repeatable: bool = True
     ) -> T:
-        def judge(status: int, data: bytes) -> T:
+        def parse(status: int, data: bytes) -> T:
             if status != _OK:
                 raise _error(data)
             try:
                 return answer.decode(data)
             except msgspec.MsgspecError as error:
-                raise Unavailable(f"the answer to {call} is not readable: {data[:200]!r}") from error
+                raise Unavailable(f"cannot decode the response to {call}: {data[:200]!r}") from error
 
         self._renew()
         return await self._servers.ask(
-            f"{wire.PREFIX}/{call}", wire.encode(request), judge=judge, repeatable=repeatable
+            f"{wire.PREFIX}/{call}", wire.encode(request), parse=parse, repeatable=repeatable
         )
 
 
 def _error(data: bytes) -> WeftError:
-    """The error in a refusal."""
+    """Decode an error response."""
     try:
         return wire.error_of(_fault.decode(data))
     except msgspec.MsgspecError:
-        return Unavailable(f"this is not how netmaster refuses: {data[:200]!r}")
+        return Unavailable(f"not an error response of netmaster: {data[:200]!r}")
 
 
 def open_store(endpoints: Sequence[str], *, node: str, ca: str = "", cert: str = "", key: str = "") -> RemoteStore:
     """The store of the netmasters at these endpoints (`unix:PATH` or `https://HOST:PORT`), as this node may use it.
 
-    Over TLS the certificate says which node we are; it must name the node (docs/design/joining.md). When its files are
-    written anew they are read anew.
+    Over TLS the client certificate authenticates the node (docs/design/node-enrollment.md). It is reloaded when its
+    files change.
     """
     tls = client_tls(ca=ca, cert=cert, key=key)
     renewed = Rewritten(*(Path(file) for file in (cert, key) if file))
@@ -129,6 +130,7 @@ def open_store(endpoints: Sequence[str], *, node: str, ca: str = "", cert: str =
             try:
                 show_certificate(tls, cert=cert, key=key)
             except Invalid as error:
-                raise Unavailable(error.message) from error  # certificate and key may be two files, of which one is new
+                # Certificate and key may be two files, of which only one is replaced yet: retry later.
+                raise Unavailable(error.message) from error
 
     return RemoteStore(Servers(endpoints, tls=tls, headers={wire.NODE_HEADER: node}), renew=renew)

@@ -1,7 +1,7 @@
-"""The embedded store: one SQLite file, opened by one process, durable under kill -9 and power loss.
+"""Embedded store: one SQLite file, opened by one process, durable across kill -9 and power loss.
 
-One connection on one thread does all SQL. Commits asked for at the same time share one transaction, and so one
-synchronous write to the disk, each with its own verdict and revision.
+One connection on one thread executes all SQL. Concurrent commits share one SQL transaction, and so one fsync, each with
+its own result and revision.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from weft.runtime.store.group_commit import GroupCommit, check_writes
 from weft.runtime.store.leases import LeaseClock
 
 DEFAULT_HISTORY = 10_000
-# Changes kept in memory; watchers that are further behind read the file.
+# Changes kept in memory; watchers that are further behind read the log table.
 _RECENT = 1_000
-# Seconds after which a disk that does not answer is reported.
-_PATIENCE = 10.0
+# Seconds after which a disk that does not respond is reported.
+_DISK_TIMEOUT_S = 10.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,7 +36,7 @@ _Step = Callable[[Transaction], Revision]
 
 
 class SqliteStore:
-    """See `ports.store`. Leases that were alive when the file was last open start anew when it is opened."""
+    """See `ports.store`. Leases of the previous process restart their time to live when the file is opened."""
 
     def __init__(self, path: Path, *, history: int) -> None:
         self._path = path
@@ -44,8 +44,8 @@ class SqliteStore:
         self._opened: _Opened | None = None
 
     async def read(self, key: StoreKey) -> Entry | None:
-        async with _patience():
-            return await self._when_open().reads.ask(key)
+        async with _disk_timeout():
+            return await self._when_open().reads.submit(key)
 
     async def list(self, prefix: StoreKey) -> Listing:
         opened = self._when_open()
@@ -60,8 +60,9 @@ class SqliteStore:
 
     async def grant(self, ttl: float) -> LeaseId:
         opened = self._when_open()
+        # Random: ids of a previous process must not be reused. 62 bits fit into SQLite's integers.
         lease = LeaseId(secrets.randbits(62))
-        # The clock runs first, so that a lease whose grant was given up half-way ends as well.
+        # The timer starts first, so that a lease whose grant is cancelled half-way expires as well.
         opened.leases.start(lease, ttl)
         await opened.do(lambda transaction: transaction.grant(lease, ttl))
         return lease
@@ -72,7 +73,7 @@ class SqliteStore:
     async def revoke(self, lease: LeaseId) -> None:
         opened = self._when_open()
         opened.leases.forget(lease)
-        async with _patience():
+        async with _disk_timeout():
             await opened.end(lease)
 
     async def __aenter__(self) -> Self:
@@ -93,7 +94,7 @@ class SqliteStore:
 
 
 class _Opened:
-    """What exists while the store is open: the file, its thread, the queue of commits, the feed, the leases."""
+    """State of an open store: the file, its thread, the queue of commits, the feed, the leases."""
 
     def __init__(self, file: StoreFile, thread: ThreadPoolExecutor, leases: Sequence[tuple[LeaseId, float]]) -> None:
         self.file = file
@@ -101,60 +102,63 @@ class _Opened:
         self.leases = LeaseClock(self.end)
         self._thread = thread
         self._loop = asyncio.get_running_loop()
-        self._commits: GroupCommit[_Step, Revision] = GroupCommit(self._carry_out)
+        self._commits: GroupCommit[_Step, Revision] = GroupCommit(self._execute)
         self.reads: GroupCommit[StoreKey, Entry | None] = GroupCommit(self._read_all)
         for lease, ttl in leases:
             self.leases.start(lease, ttl)
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of the file on its thread."""
-        async with _patience():
+        async with _disk_timeout():
             return await self._loop.run_in_executor(self._thread, partial(function, *args, **kwargs))
 
     async def do(self, step: _Step) -> Revision:
-        """Carry out a step, durably."""
-        async with _patience():
-            return await self._commits.ask(step)
+        """Execute a step durably."""
+        async with _disk_timeout():
+            return await self._commits.submit(step)
 
     def end(self, lease: LeaseId) -> asyncio.Future[Revision]:
-        """Remove a lease and its keys. When that fails, or is given up, the lease ends a little later."""
+        """Delete a lease and its keys. When that fails or is cancelled, it is tried again a little later."""
 
         def try_again(ended: asyncio.Future[Revision]) -> None:
             if ended.cancelled() or ended.exception() is not None:
-                self.leases.start(lease, _PATIENCE)
+                self.leases.start(lease, _DISK_TIMEOUT_S)
 
-        ended = self._commits.ask(lambda transaction: transaction.end(lease))
+        ended = self._commits.submit(lambda transaction: transaction.end(lease))
         ended.add_done_callback(try_again)
         return ended
 
     async def close(self) -> None:
         self.leases.close()
-        async with _patience():
+        async with _disk_timeout():
             await self._commits.close()
             await self.reads.close()
+        # After the queues: their last commits still reach watchers.
         self.feed.close()
         await self.call(self.file.close)
+        # The thread is idle by now, unless the disk hangs; then we must not hang too.
         self._thread.shutdown(wait=False)
 
-    async def _carry_out(self, steps: Sequence[_Step]) -> Sequence[Revision | Exception]:
+    async def _execute(self, steps: Sequence[_Step]) -> Sequence[Revision | Exception]:
         return await self._loop.run_in_executor(self._thread, self._transact, steps)
 
     async def _read_all(self, keys: Sequence[StoreKey]) -> Sequence[Entry | None]:
-        """Keys that are asked for at the same time are read in one visit to the thread."""
+        """Keys that are requested at the same time are read in one call to the thread."""
         return await self._loop.run_in_executor(self._thread, lambda: [self.file.read(key) for key in keys])
 
     def _transact(self, steps: Sequence[_Step]) -> Sequence[Revision | Exception]:
-        outcomes, changes = self.file.transact(steps)
+        results, changes = self.file.transact(steps)
         if changes:
-            # From here, so that watchers know of a revision before anyone else can have heard of it.
+            # From the thread, so that watchers get a revision before the committer can tell anyone about it.
             self._loop.call_soon_threadsafe(self.feed.publish, changes)
-        return outcomes
+        return results
 
     async def _older(self, since: Revision) -> Sequence[Change]:
         return await self.call(self.file.changes_after, since)
 
 
 async def _open(path: Path, *, history: int) -> _Opened:
+    # One thread: SQLite connections are not shared between threads.
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weft-sqlite")
     loop = asyncio.get_running_loop()
     try:
@@ -166,14 +170,14 @@ async def _open(path: Path, *, history: int) -> _Opened:
 
 
 @asynccontextmanager
-async def _patience() -> AsyncIterator[None]:
+async def _disk_timeout() -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_DISK_TIMEOUT_S):
             yield
     except TimeoutError as error:
-        raise Unavailable(f"the disk did not answer within {_PATIENCE:.0f} s") from error
+        raise Unavailable(f"the disk did not respond within {_DISK_TIMEOUT_S:.0f} s") from error
 
 
 def open_store(path: Path | str, *, history: int = DEFAULT_HISTORY) -> SqliteStore:
-    """The store in this file, created when absent; at least the last `history` revisions are kept for watchers."""
+    """The store in this file, created if absent; at least the last `history` revisions are kept for watchers."""
     return SqliteStore(Path(path), history=max(history, 1))

@@ -1,8 +1,8 @@
-"""The SQLite file of the embedded store: its form, and what one transaction does. Used by one thread only.
+"""SQLite file of the embedded store: its schema, and the steps of a transaction. For use by one thread only.
 
-Tables: `entries` is the present state; `log` has the events of each revision, for watchers, and its last row has
-the store's revision; `leases` has the leases that were granted and not ended. Everything a commit does is in one SQL
-transaction, so the three always agree, whenever the process dies.
+Table `entries` is the present state. Table `log` has the events of each revision for watchers; its last row has the
+store's revision. Table `leases` has the live leases. Each commit is one SQL transaction, so that the three tables are
+consistent whenever the process dies.
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ from weft.ports.store import (
 T = TypeVar("T")
 
 _APPLICATION = 0x57656674  # "Weft"
-_VERSION = 1
+# SQLite's `user_version`. Version 1 had other store keys and members; `weft.domain.lifecycle.store_format` marks shared
+# stores with the same number.
+_VERSION = 2
+# 0 is NEVER.
 _FIRST_REVISION = 1
 _HISTORY_PAGE = 500
 
+# WITHOUT ROWID: the key is the B-tree, so that a listing by prefix is one range scan.
 _SCHEMA = f"""
 CREATE TABLE entries (
     key TEXT PRIMARY KEY, revision INTEGER NOT NULL, lease INTEGER, value BLOB NOT NULL
@@ -68,7 +72,7 @@ def _sqlite_errors(path: Path) -> Iterator[None]:
 
 
 def _after_prefix(prefix: StoreKey) -> str:
-    """The first text after all that start with the prefix; keys are ASCII."""
+    """The first text after all keys with this prefix; keys are ASCII."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "\x7f"
 
 
@@ -80,8 +84,9 @@ class StoreFile:
         self.history = history
         self._undo = ExitStack()
         with _sqlite_errors(path), ExitStack() as undo:
+            # The lock comes first and is released last.
             undo.callback(os.close, _lock(path))
-            _check_form(path)
+            _check_format(path)
             self._sql = _connect(path)
             undo.callback(self._sql.close)
             self.revision, self._oldest = self._read_extent()
@@ -105,9 +110,9 @@ class StoreFile:
             return Listing(tuple(Entry(*row) for row in rows), self.revision)
 
     def changes_after(self, since: Revision) -> Sequence[Change]:
-        """The next page of the log after a revision; `Compacted` when some of it is gone."""
+        """The next page of the log after a revision; `Compacted` if some of it is deleted."""
         if since < self._oldest:
-            raise Compacted(f"history starts after revision {self._oldest}, {since} was asked for")
+            raise Compacted(f"revision {since} compacted: history starts after {self._oldest}")
         with _sqlite_errors(self._path):
             rows = self._sql.execute(
                 "SELECT revision, events FROM log WHERE revision > ? ORDER BY revision LIMIT ?", (since, _HISTORY_PAGE)
@@ -115,25 +120,26 @@ class StoreFile:
             return [Change(revision, _decode_events(events)) for revision, events in rows]
 
     def leases(self) -> Sequence[tuple[LeaseId, float]]:
-        """The leases that have not ended, with their time to live."""
+        """The live leases with their time to live."""
         with _sqlite_errors(self._path):
             return [(LeaseId(lease), ttl) for lease, ttl in self._sql.execute("SELECT id, ttl FROM leases")]
 
     def transact(self, steps: Sequence[Callable[[Transaction], T]]) -> tuple[Sequence[T | Exception], Sequence[Change]]:
-        """Carry out the steps one after another in one durable transaction: the outcome of each, and what changed.
+        """Execute the steps in one durable transaction; returns the result of each, and the changes.
 
-        A step that raises one of our errors has written nothing and does not hinder the others.
+        A step that raises a `WeftError` has written nothing and does not affect the others.
         """
-        outcomes: list[T | Exception] = []
+        results: list[T | Exception] = []
         with _sqlite_errors(self._path):
+            # IMMEDIATE takes the write lock now: a deferred upgrade could fail in the middle.
             self._sql.execute("BEGIN IMMEDIATE")
             try:
                 transaction = Transaction(self._sql, self.revision)
                 for step in steps:
                     try:
-                        outcomes.append(step(transaction))
+                        results.append(step(transaction))
                     except WeftError as error:
-                        outcomes.append(error)
+                        results.append(error)
                 oldest = self._compact(transaction.revision)
                 self._sql.execute("COMMIT")
             except BaseException:
@@ -142,10 +148,11 @@ class StoreFile:
                     self._sql.execute("ROLLBACK")
                 raise
         self.revision, self._oldest = transaction.revision, oldest
-        return outcomes, transaction.changes
+        return results, transaction.changes
 
     def _compact(self, revision: Revision) -> Revision:
-        """Forget history beyond what is to be kept, an eighth of it at a time; the revision before what is left."""
+        """Delete history beyond the limit; returns the revision before the oldest that is left."""
+        # An eighth at a time: a deletion in every transaction would double its cost.
         if revision - self._oldest <= self.history + self.history // 8:
             return self._oldest
         oldest = revision - self.history
@@ -158,7 +165,7 @@ class StoreFile:
 
 
 class Transaction:
-    """The steps that can be done inside one SQL transaction. Compares see what earlier steps wrote."""
+    """The steps inside one SQL transaction. Compares see the writes of earlier steps."""
 
     def __init__(self, sql: sqlite3.Connection, revision: Revision) -> None:
         self._sql = sql
@@ -178,7 +185,7 @@ class Transaction:
         return self.revision
 
     def end(self, lease: LeaseId) -> Revision:
-        """Remove a lease and its keys."""
+        """Delete a lease and its keys."""
         self._sql.execute("DELETE FROM leases WHERE id = ?", (lease,))
         rows = self._sql.execute("SELECT key FROM entries WHERE lease = ? ORDER BY key", (lease,)).fetchall()
         return self._write([Delete(key) for (key,) in rows])
@@ -190,7 +197,7 @@ class Transaction:
             if found != compare.revision:
                 raise Stale(f"{compare.key} is at revision {found}, not {compare.revision}")
             return
-        # By revision, because what was put since a recent revision is little, whatever the prefix holds.
+        # By the revision index: few keys were put since a recent revision, however many the prefix has.
         row = self._sql.execute(
             "SELECT key, revision FROM entries INDEXED BY entries_by_revision"
             " WHERE revision > ? AND key >= ? AND key < ? LIMIT 1",
@@ -201,7 +208,7 @@ class Transaction:
 
     def _check_lease(self, lease: LeaseId) -> None:
         if self._sql.execute("SELECT 1 FROM leases WHERE id = ?", (lease,)).fetchone() is None:
-            raise NotFound(f"lease {lease} has ended")
+            raise NotFound(f"lease {lease} has expired")
 
     def _write(self, writes: Sequence[Write]) -> Revision:
         revision = self.revision + 1
@@ -231,8 +238,8 @@ class Transaction:
 
 
 def _lock(path: Path) -> int:
-    """Hold the lock beside the store, or refuse."""
-    # A file of its own: closing any descriptor of the store's file would drop SQLite's locks on it.
+    """Lock the store file against other processes, or raise `Unavailable`."""
+    # A separate file: closing any descriptor of the store file would drop SQLite's POSIX locks on it.
     lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -242,8 +249,8 @@ def _lock(path: Path) -> int:
     return lock
 
 
-def _check_form(path: Path) -> None:
-    """Refuse a file that is not a sound store of this version, without changing a byte of it."""
+def _check_format(path: Path) -> None:
+    """`Unavailable` unless the file is an intact store of this version; never writes to it."""
     if not path.exists() or path.stat().st_size == 0:
         return
     sql = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
@@ -252,11 +259,18 @@ def _check_form(path: Path) -> None:
         (version,) = sql.execute("PRAGMA user_version").fetchone()
         (tables,) = sql.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if (application, version, tables) == (0, 0, 0):
-            return  # the process that created it died before it wrote anything
+            return  # its process died before it created the schema
         if application != _APPLICATION:
             raise Unavailable(f"store file {path} is a database of another program")
-        if version != _VERSION:
-            raise Unavailable(f"store file {path} has version {version}; this Weft reads version {_VERSION}")
+        if version < _VERSION:
+            raise Unavailable(
+                f"store file {path} has version {version}, this Weft reads version {_VERSION}: "
+                "start with an empty --data-dir"
+            )
+        if version > _VERSION:
+            raise Unavailable(
+                f"store file {path} has version {version}, this Weft reads version {_VERSION}: use a newer Weft"
+            )
         (verdict,) = sql.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise Unavailable(f"store file {path} is damaged: {verdict}")
@@ -269,8 +283,10 @@ def _connect(path: Path) -> sqlite3.Connection:
     sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         sql.execute("PRAGMA journal_mode = WAL")
+        # FULL: fsync of the WAL at every commit; NORMAL could lose acknowledged commits in a power failure.
         sql.execute("PRAGMA synchronous = FULL")
         (tables,) = sql.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        # Schema and version in one transaction: a crash leaves an empty file or a complete one.
         if not tables:
             sql.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
     except BaseException:

@@ -1,4 +1,4 @@
-"""Which commits may be made one without anyone being able to tell."""
+"""Which concurrent commits can be merged into one transaction without a visible difference."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from weft.ports.store import Compare, DeleteAll, Put, Revision, RevisionEquals, 
 
 
 class Commit(NamedTuple):
-    """A commit as it was asked for."""
+    """A requested commit."""
 
     compares: Sequence[Compare]
     writes: Sequence[Write]
 
 
 def merged(commits: Sequence[Commit]) -> Commit:
-    """All compares, each once, and all writes."""
+    """One commit with all compares, without duplicates, and all writes."""
     compares = dict.fromkeys(compare for commit in commits for compare in commit.compares)
     return Commit(list(compares), [write for commit in commits for write in commit.writes])
 
 
 def mergeable(commits: Sequence[Commit], *, operations: int, size: int) -> Sequence[int]:
-    """The positions of commits that can be merged: the first one, and each later one that fits to those before it.
+    """The positions of commits that can be merged: the first one, and each later one that is compatible with those.
 
-    Merging is the same as carrying out one after another only if no commit writes what another compares or writes: two
-    that each write what the other compares would both succeed, though one of them must fail. A commit that deletes by
-    prefix stays alone, as does one that would bring the whole above `operations` compares or writes, or `size` bytes.
+    Merging equals sequential execution only if no commit writes what another compares or writes: of two commits that
+    each write what the other compares, one must fail, but merged both would succeed. A commit that deletes by prefix is
+    not merged, nor one that exceeds the limits of `operations` compares or writes, or `size` bytes.
     """
+    # The common case: no need to analyse it.
     if len(commits) == 1:
         return (0,)
-    together = _Together(operations=operations, size=size)
-    return [position for position, commit in enumerate(commits) if together.take(commit)]
+    merge_set = _MergeSet(operations=operations, size=size)
+    return [position for position, commit in enumerate(commits) if merge_set.add(commit)]
 
 
-class _Together:
-    """What the commits taken so far compare and write."""
+class _MergeSet:
+    """The keys that the merged commits compare and write."""
 
     def __init__(self, *, operations: int, size: int) -> None:
-        self._at: dict[StoreKey, Revision] = {}
-        self._quiet: set[StoreKey] = set()
+        self._revisions: dict[StoreKey, Revision] = {}
+        self._unchanged_prefixes: set[StoreKey] = set()
         self._written: set[StoreKey] = set()
         self._compares = operations
         self._writes = operations
@@ -48,17 +49,18 @@ class _Together:
         self._empty = True
         self._closed = False
 
-    def take(self, commit: Commit) -> bool:
-        """Take the commit in if it fits; the first always does."""
+    def add(self, commit: Commit) -> bool:
+        """Add the commit if it is compatible; the first always is."""
         size = sum(len(write.value) for write in commit.writes if isinstance(write, Put))
-        if not self._empty and not self._fits(commit, size):
+        if not self._empty and not self._is_compatible(commit, size):
             return False
         for compare in commit.compares:
             if isinstance(compare, RevisionEquals):
-                self._at[compare.key] = compare.revision
+                self._revisions[compare.key] = compare.revision
             else:
-                self._quiet.add(compare.prefix)
+                self._unchanged_prefixes.add(compare.prefix)
         for write in commit.writes:
+            # Which keys it writes is not known, so nothing can be merged with it.
             if isinstance(write, DeleteAll):
                 self._closed = True
             else:
@@ -69,7 +71,7 @@ class _Together:
         self._empty = False
         return True
 
-    def _fits(self, commit: Commit, size: int) -> bool:
+    def _is_compatible(self, commit: Commit, size: int) -> bool:
         if self._closed or size > self._size:
             return False
         if len(commit.compares) > self._compares or len(commit.writes) > self._writes:
@@ -80,11 +82,12 @@ class _Together:
 
     def _may_compare(self, compare: Compare) -> bool:
         if isinstance(compare, RevisionEquals):
-            # Of two that expect different revisions of a key one is stale, and must not pull the other down.
-            return compare.key not in self._written and self._at.get(compare.key, compare.revision) == compare.revision
+            # Of two commits that expect different revisions of a key one is stale, and must not fail the other.
+            expected = self._revisions.get(compare.key, compare.revision)
+            return compare.key not in self._written and expected == compare.revision
         return not any(key.startswith(compare.prefix) for key in self._written)
 
     def _may_write(self, write: Write) -> bool:
-        if isinstance(write, DeleteAll) or write.key in self._written or write.key in self._at:
+        if isinstance(write, DeleteAll) or write.key in self._written or write.key in self._revisions:
             return False
-        return not any(write.key.startswith(prefix) for prefix in self._quiet)
+        return not any(write.key.startswith(prefix) for prefix in self._unchanged_prefixes)

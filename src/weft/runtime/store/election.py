@@ -1,4 +1,4 @@
-"""Leadership over any store: who holds the leader's key leads, for as long as its lease is kept alive."""
+"""Leader election over any store: the holder of the leader key leads while it keeps its lease alive."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from weft.runtime.store.lease_keepalive import renew_until_lost
 from weft.runtime.store.mirror import listings_and_changes
 from weft.runtime.tasks import background
 
+# Seconds without a leader after a crash; a shorter lease would expire in a slow election of etcd.
 DEFAULT_TTL = 10.0
 
 
 class Leadership:
-    """Held from the moment it is given until `lost` is set; once lost it never comes back.
+    """Held from its creation until `lost` is set; once lost it is never regained.
 
-    `lost` is set no later than the store may give the key to someone else. A commit can be under way at that moment, so
-    those that only the leader may make carry the `fence`, which holds for this leadership and no other.
+    `lost` is set before the store can give the key to another candidate. A commit may be in flight at that moment, so
+    commits of the leader compare the `fence`, which holds for this leadership only.
     """
 
     def __init__(self, key: StoreKey, revision: Revision) -> None:
@@ -40,9 +41,9 @@ class Leadership:
 
 
 async def holders(store: Store, key: StoreKey) -> AsyncGenerator[bytes | None, None]:
-    """The name of who holds the key now, and again after each change; None while nobody does."""
-    async with aclosing(listings_and_changes(store, key)) as news:
-        async for item in news:
+    """The holder of the key, now and after each change; None while there is none."""
+    async with aclosing(listings_and_changes(store, key)) as items:
+        async for item in items:
             if isinstance(item, Listing):
                 yield next((entry.value for entry in item.entries if entry.key == key), None)
             else:
@@ -55,56 +56,58 @@ async def holders(store: Store, key: StoreKey) -> AsyncGenerator[bytes | None, N
 async def lead(
     store: Store, *, key: StoreKey, name: bytes, ttl: float = DEFAULT_TTL, within: float | None = None
 ) -> AsyncIterator[Leadership]:
-    """Wait until the key is ours, hold it while the block runs, and hand it over at once when the block ends.
+    """Wait until the key is ours, hold it while the block runs, and release it at once when the block ends.
 
-    The key's value is `name`, which must be the candidate's own: a holder of the same name is taken for our earlier
-    life and replaced without waiting for its lease to end. `Unavailable` when it takes longer than `within`.
+    The key's value is `name`, which must be unique to the candidate: a holder of the same name is our own previous
+    process, and is replaced without waiting for its lease. `Unavailable` if it takes longer than `within`.
     """
     try:
         async with asyncio.timeout(within):
             lease, revision, granted = await _campaign(store, key=key, name=name, ttl=ttl)
     except TimeoutError as error:
-        raise Unavailable(f"{key} did not become ours within {within} s") from error
+        raise Unavailable(f"{key} could not be acquired within {within} s") from error
+    # The revision of the put is unique to this leadership, which makes it a fence.
     leadership = Leadership(key, revision)
 
-    async def notice_end() -> None:
+    async def watch_lease() -> None:
         leadership.lose(await renew_until_lost(store, lease, ttl=ttl, granted=granted))
 
     try:
         async with (
-            background(notice_end(), name=f"lease of {key}"),
-            background(_notice_successor(store, leadership), name=f"holder of {key}"),
+            background(watch_lease(), name=f"lease of {key}"),
+            # Besides the lease: an operator may delete the key.
+            background(_watch_holder(store, leadership), name=f"holder of {key}"),
         ):
             yield leadership
     finally:
-        leadership.lose("given up")
-        await _give_back(store, lease)
+        leadership.lose("released")
+        await _revoke(store, lease)
 
 
 async def _campaign(store: Store, *, key: StoreKey, name: bytes, ttl: float) -> tuple[LeaseId, Revision, float]:
-    """Take the key as soon as nobody holds it: the lease, the key's revision, and the time before the lease began."""
+    """Acquire the key when it is free: the lease, the key's revision, and the time before the lease was granted."""
     backoff = Backoff()
     while True:
         try:
-            replaced = await _until_free(store, key, name)
+            replaced = await _wait_until_free(store, key, name)
             granted = asyncio.get_running_loop().time()
             lease = await store.grant(ttl)
             try:
                 return lease, await store.commit([RevisionEquals(key, replaced)], [Put(key, name, lease)]), granted
             except BaseException:
-                # We may have got it without hearing so: without the lease the key goes, and we start afresh.
-                await _give_back(store, lease)
+                # The commit may have succeeded although its response was lost: revoking the lease deletes the key.
+                await _revoke(store, lease)
                 raise
         except Stale:
-            continue  # another was quicker
+            continue  # another candidate was faster
         except (Unavailable, NotFound):
             await backoff.pause()
 
 
-async def _until_free(store: Store, key: StoreKey, name: bytes) -> Revision:
-    """Wait until nobody else holds the key: `NEVER`, or the revision at which our own earlier life took it."""
-    async with aclosing(listings_and_changes(store, key)) as news:
-        async for item in news:
+async def _wait_until_free(store: Store, key: StoreKey, name: bytes) -> Revision:
+    """Wait until the key is free: `NEVER`, or the revision at which our previous process acquired it."""
+    async with aclosing(listings_and_changes(store, key)) as items:
+        async for item in items:
             if isinstance(item, Listing):
                 held = next((entry for entry in item.entries if entry.key == key), None)
                 if held is None:
@@ -113,24 +116,24 @@ async def _until_free(store: Store, key: StoreKey, name: bytes) -> Revision:
                     return held.revision
             elif any(event.key == key and event.value is None for event in item.events):
                 return NEVER
-    raise AssertionError("listings and changes go on for ever")
+    raise AssertionError("the watch never ends")
 
 
-async def _notice_successor(store: Store, leadership: Leadership) -> None:
+async def _watch_holder(store: Store, leadership: Leadership) -> None:
     """Report the loss when the key is no longer as we put it."""
     fence = leadership.fence
-    async with aclosing(listings_and_changes(store, fence.key)) as news:
-        async for item in news:
+    async with aclosing(listings_and_changes(store, fence.key)) as items:
+        async for item in items:
             if isinstance(item, Listing):
                 gone = not any(entry.key == fence.key and entry.revision == fence.revision for entry in item.entries)
             else:
                 gone = any(event.key == fence.key for event in item.events)
             if gone:
-                leadership.lose(f"{fence.key} was taken away")
+                leadership.lose(f"{fence.key} was deleted or taken over")
                 return
 
 
-async def _give_back(store: Store, lease: LeaseId) -> None:
-    # A store that is away ends the lease by itself when its time is over.
+async def _revoke(store: Store, lease: LeaseId) -> None:
+    # If the store is unreachable, the lease expires by itself.
     with suppress(Unavailable):
         await store.revoke(lease)

@@ -1,4 +1,4 @@
-"""The recent changes of a store that lives in this process, and those who wait for the next one."""
+"""Recent changes of a store in this process, and the watchers that wait for the next one."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from weft.domain.ids import StoreKey
 from weft.ports.store import Change, Revision
 
 
-def narrowed(change: Change, prefix: StoreKey) -> Change | None:
-    """The part of a change that lies under the prefix, or None when nothing does."""
+def filter_change(change: Change, prefix: StoreKey) -> Change | None:
+    """The events of a change under the prefix; None if there are none."""
     events = tuple(event for event in change.events if event.key.startswith(prefix))
     if not events:
         return None
     return change if len(events) == len(change.events) else Change(change.revision, events)
 
 
-async def nothing_older(since: Revision) -> Sequence[Change]:
-    """For stores that keep no history but the feed itself."""
-    raise Compacted(f"the history after revision {since} is gone")
+async def no_older_changes(since: Revision) -> Sequence[Change]:
+    """For stores whose only history is the feed."""
+    raise Compacted(f"revision {since} compacted")
 
 
 class Feed:
-    """The last `keep` changes, one for each revision without a gap, shared by all watchers.
+    """The last `keep` changes, one per revision without gaps, shared by all watchers.
 
-    Nothing is queued per watcher: each remembers how far it has read, so a slow one costs nothing. Whoever is further
-    behind is served by `older`, which gives some of the changes that follow a revision, or raises `Compacted`. Used
-    from one event loop only.
+    There is no queue per watcher: each has a position in the feed, so that a slow one costs no memory. One that is
+    further behind reads from `older`, which returns some changes after a revision, or raises `Compacted`. For use from
+    one event loop only.
     """
 
     def __init__(
@@ -38,16 +38,17 @@ class Feed:
         *,
         revision: Revision,
         keep: int,
-        older: Callable[[Revision], Awaitable[Sequence[Change]]] = nothing_older,
+        older: Callable[[Revision], Awaitable[Sequence[Change]]] = no_older_changes,
     ) -> None:
         self.revision = revision
+        # A ring buffer of consecutive revisions: a revision's position follows from its number.
         self._recent: deque[Change] = deque(maxlen=keep)
         self._older = older
         self._moved = asyncio.Event()
         self._closed = False
 
     def publish(self, changes: Iterable[Change]) -> None:
-        """Add the next revisions and wake everyone who waits for them."""
+        """Append the next revisions and wake all watchers."""
         for change in changes:
             self.revision = change.revision
             self._recent.append(change)
@@ -59,28 +60,30 @@ class Feed:
         self._wake()
 
     async def watch(self, prefix: StoreKey, since: Revision) -> AsyncGenerator[Change, None]:
-        """Every change after `since` under the prefix, for ever."""
+        """Every change after `since` under the prefix, without end."""
         while True:
             for change in await self._after(since):
                 since = change.revision
-                mine = narrowed(change, prefix) if prefix else change
-                if mine is not None:
-                    yield mine
+                matching = filter_change(change, prefix) if prefix else change
+                if matching is not None:
+                    yield matching
 
     async def _after(self, since: Revision) -> Sequence[Change]:
-        """Some of the changes after a revision, at least one."""
+        """Some changes after a revision, at least one."""
         while self.revision == since:
             if self._closed:
                 raise Unavailable("the store was closed")
             await self._moved.wait()
         behind = self.revision - since
         if behind < 0:
-            # The store was set back to an earlier copy: whoever knows later revisions must look at all of it again.
-            raise Compacted(f"the store is at revision {self.revision}, {since} was asked for")
+            # The store was restored from an older copy: a watcher with a later revision must list again.
+            raise Compacted(f"the store is at revision {self.revision}, the watch starts at {since}")
         if behind > len(self._recent):
             return await self._older(since)
+        # From the right end, because watchers are usually only a few revisions behind.
         return list(islice(reversed(self._recent), behind))[::-1]
 
     def _wake(self) -> None:
+        # A fresh event for the next change; the old one wakes everyone who holds a reference to it.
         self._moved.set()
         self._moved = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Group commit: what is asked for while a commit is under way is carried out together by the next one."""
+"""Group commit: jobs that arrive while a commit is in flight are executed together by the next one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def check_writes(writes: Sequence[Write]) -> None:
-    """`Invalid` when one commit would write a key twice."""
+    """`Invalid` if one commit writes a key twice."""
     keys = [write.key for write in writes if not isinstance(write, DeleteAll)]
     if len(set(keys)) != len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
@@ -28,71 +28,73 @@ def check_writes(writes: Sequence[Write]) -> None:
 
 
 def take_all(waiting: Sequence[object]) -> Sequence[int]:
-    """Every waiting job goes together."""
+    """Execute all waiting jobs together."""
     return range(len(waiting))
 
 
 class GroupCommit(Generic[Job, Result]):
-    """A queue whose jobs are carried out in groups, at most `in_flight` groups at once.
+    """A queue whose jobs are executed in groups, at most `in_flight` groups at once.
 
-    `choose` is given the waiting jobs and answers which of them go together (their positions, the first among them);
-    `carry_out` answers one outcome for each job of a group, a result or the exception its asker shall see. When it
-    raises instead, every asker of the group sees that. Jobs that were given up before their turn are never carried out.
+    `choose` returns the positions of the waiting jobs that form the next group, the first job among them. `execute`
+    returns one result or exception for each job of a group; if it raises, every job of the group fails with that. Jobs
+    that are cancelled before their turn are never executed.
     """
 
     def __init__(
         self,
-        carry_out: Callable[[Sequence[Job]], Awaitable[Sequence[Result | Exception]]],
+        execute: Callable[[Sequence[Job]], Awaitable[Sequence[Result | Exception]]],
         *,
         choose: Callable[[Sequence[Job]], Sequence[int]] = take_all,
         in_flight: int = 1,
     ) -> None:
-        self._carry_out = carry_out
+        self._execute = execute
         self._choose = choose
         self._in_flight = in_flight
         self._waiting: deque[tuple[Job, asyncio.Future[Result]]] = deque()
-        self._carriers: set[asyncio.Task[None]] = set()
+        self._workers: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    def ask(self, job: Job) -> asyncio.Future[Result]:
-        """Have the job carried out; the future gets its result or its exception."""
+    def submit(self, job: Job) -> asyncio.Future[Result]:
+        """Enqueue a job; the future gets its result or exception."""
         if self._closed:
             raise Unavailable("the store was closed")
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((job, done))
-        if len(self._carriers) < self._in_flight:
-            self._carriers.add(asyncio.create_task(self._carry(), name="group-commit"))
+        # A worker per group in flight, started on demand; an idle queue has no task.
+        if len(self._workers) < self._in_flight:
+            self._workers.add(asyncio.create_task(self._work(), name="group-commit"))
         return done
 
     async def close(self) -> None:
-        """Take no more jobs, and return when those already asked for are done."""
+        """Accept no more jobs, and wait until the accepted ones are done."""
         self._closed = True
-        while self._carriers:
-            await asyncio.wait(self._carriers)
+        while self._workers:
+            await asyncio.wait(self._workers)
 
-    async def _carry(self) -> None:
+    async def _work(self) -> None:
         while group := self._next_group():
             try:
-                outcomes = await self._carry_out([job for job, _ in group])
+                results = await self._execute([job for job, _ in group])
             except Exception as error:
-                outcomes = [error] * len(group)
-            for (_, done), outcome in zip(group, outcomes, strict=True):
+                results = [error] * len(group)
+            for (_, done), result in zip(group, results, strict=True):
                 if done.done():
-                    continue  # its asker was cancelled meanwhile
-                if isinstance(outcome, Exception):
-                    done.set_exception(outcome)
+                    continue  # its caller was cancelled meanwhile
+                if isinstance(result, Exception):
+                    done.set_exception(result)
                 else:
-                    done.set_result(outcome)
-        # Here and not when the task is done, or a job asked for in between would wait for a carrier that has left.
+                    done.set_result(result)
+        # Here, not in a done callback: a job that is submitted in between would wait for a worker that has ended.
         this = asyncio.current_task()
         assert this is not None
-        self._carriers.remove(this)
+        self._workers.remove(this)
 
     def _next_group(self) -> Sequence[tuple[Job, asyncio.Future[Result]]]:
-        waiting = [asked for asked in self._waiting if not asked[1].done()]
+        waiting = [entry for entry in self._waiting if not entry[1].done()]
         self._waiting.clear()
         if not waiting:
             return ()
+        # Jobs that are not chosen keep their order for the next group.
         chosen = set(self._choose([job for job, _ in waiting]))
-        self._waiting.extend(asked for position, asked in enumerate(waiting) if position not in chosen)
+        self._waiting.extend(entry for position, entry in enumerate(waiting) if position not in chosen)
         return [waiting[position] for position in sorted(chosen)]

@@ -1,4 +1,4 @@
-"""The clock of leases for stores that live in this process."""
+"""Expiry of leases for stores in this process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from weft.ports.store import LeaseId
 
 
 class LeaseClock:
-    """Calls `on_end(lease)` once for each lease that was not kept alive for its time to live.
+    """Calls `on_end(lease)` once for each lease that is not kept alive within its time to live.
 
-    From that moment the lease is unknown here, so a late `keep_alive` is refused and cannot race with the clean-up.
+    From that moment the lease is unknown: a late `keep_alive` is refused, and cannot race with the deletion of keys.
     """
 
     def __init__(self, on_end: Callable[[LeaseId], object]) -> None:
         self._on_end = on_end
+        # By lease; a lease is alive while it is here.
         self._ttl: dict[LeaseId, float] = {}
         self._timer: dict[LeaseId, asyncio.TimerHandle] = {}
 
@@ -24,25 +25,25 @@ class LeaseClock:
         return lease in self._ttl
 
     def start(self, lease: LeaseId, ttl: float) -> None:
-        """Begin to count for a lease."""
+        """Start the timer of a lease."""
         self._ttl[lease] = ttl
         self._arm(lease)
 
     def keep_alive(self, lease: LeaseId) -> None:
-        """Count anew; `NotFound` when the lease has ended."""
+        """Restart the timer; `NotFound` if the lease has expired."""
         if lease not in self._ttl:
-            raise NotFound(f"lease {lease} has ended")
+            raise NotFound(f"lease {lease} has expired")
         self._timer[lease].cancel()
         self._arm(lease)
 
     def forget(self, lease: LeaseId) -> None:
-        """Stop counting for a lease; one that ended already is fine."""
+        """Stop the timer of a lease; an expired one is fine."""
         if lease in self._ttl:
             del self._ttl[lease]
             self._timer.pop(lease).cancel()
 
     def close(self) -> None:
-        """Stop all counting."""
+        """Stop all timers."""
         for timer in self._timer.values():
             timer.cancel()
         self._ttl.clear()
@@ -52,5 +53,6 @@ class LeaseClock:
         self._timer[lease] = asyncio.get_running_loop().call_later(self._ttl[lease], self._expire, lease)
 
     def _expire(self, lease: LeaseId) -> None:
+        # Forget first: `on_end` may take time, and a renewal must fail meanwhile.
         self.forget(lease)
         self._on_end(lease)

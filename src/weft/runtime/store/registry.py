@@ -1,4 +1,4 @@
-"""Who is there: leased keys that live as long as those who put them."""
+"""Presence of processes: leased keys that exist while their process runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from weft.runtime.store.lease_keepalive import renew_until_lost
 from weft.runtime.store.mirror import listings_and_changes
 from weft.runtime.tasks import background
 
+# Seconds after which a crashed process counts as gone.
 DEFAULT_TTL = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A member is there, or says something new."""
+    """A member is present, or has changed its value."""
 
     key: StoreKey
     value: bytes
@@ -28,17 +29,18 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A member is gone: it said so, or was silent for its time to live."""
+    """A member has deregistered, or its lease has expired."""
 
     key: StoreKey
 
 
 async def members(store: Store, prefix: StoreKey) -> AsyncGenerator[Joined | Left, None]:
-    """`Joined` for everyone who is there, then each coming and going."""
+    """`Joined` for every present member, then each change."""
     known: dict[StoreKey, bytes] = {}
-    async with aclosing(listings_and_changes(store, prefix)) as news:
-        async for item in news:
+    async with aclosing(listings_and_changes(store, prefix)) as items:
+        async for item in items:
             if isinstance(item, Listing):
+                # A relisting after compaction: members that are not listed have left meanwhile.
                 now: dict[StoreKey, bytes | None] = dict.fromkeys(known)
                 now.update((entry.key, entry.value) for entry in item.entries)
             else:
@@ -56,13 +58,13 @@ async def members(store: Store, prefix: StoreKey) -> AsyncGenerator[Joined | Lef
 async def present(
     store: Store, *, key: StoreKey, value: bytes, ttl: float = DEFAULT_TTL, within: float = 30.0
 ) -> AsyncIterator[None]:
-    """Be there under a key while the block runs, and be gone at once when it ends.
+    """Register under a key while the block runs, and deregister at once when it ends.
 
-    Begins when the key is in the store; `Unavailable` when that takes longer than `within`. When the lease is lost,
-    because the store or we were away, the key is put again as soon as that is possible.
+    The block starts when the key is in the store; `Unavailable` if that takes longer than `within`. When the lease
+    expires, because the store or this process was unreachable, the key is registered again.
     """
     registered = asyncio.Event()
-    async with background(_stay(store, Put(key, value), registered, ttl=ttl), name=f"presence of {key}"):
+    async with background(_keep_registered(store, Put(key, value), registered, ttl=ttl), name=f"presence of {key}"):
         try:
             async with asyncio.timeout(within):
                 await registered.wait()
@@ -71,9 +73,10 @@ async def present(
         yield
 
 
-async def _stay(store: Store, put: Put, registered: asyncio.Event, *, ttl: float) -> None:
+async def _keep_registered(store: Store, put: Put, registered: asyncio.Event, *, ttl: float) -> None:
     backoff = Backoff()
     while True:
+        # Before the request, so that we never believe in a lease longer than the store.
         granted = asyncio.get_running_loop().time()
         lease: LeaseId | None = None
         try:
@@ -86,6 +89,6 @@ async def _stay(store: Store, put: Put, registered: asyncio.Event, *, ttl: float
             await backoff.pause()
         finally:
             if lease is not None:
-                # A store that is away ends the lease by itself when its time is over.
+                # If the store is unreachable, the lease expires by itself.
                 with suppress(Unavailable):
                     await store.revoke(lease)

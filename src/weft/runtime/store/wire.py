@@ -1,7 +1,7 @@
-"""The messages between the remote store and the server of it: msgpack bodies over HTTP.
+"""Messages between the remote store and its server: msgpack bodies over HTTP.
 
-Each call is a POST to `/store/v1/<call>`. A watch is answered with frames: four bytes of length, big-endian, then a
-`Frame`; a length of zero is a sign of life.
+Each call is a POST to `/store/v1/<call>`. The response to a watch is a sequence of frames: four bytes of length,
+big-endian, then a `Frame`. A length of zero is a heartbeat.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from weft.ports.store import Change, Compare, LeaseId, Revision, Write
 PREFIX = "/store/v1"
 NODE_HEADER = "X-Weft-Node"
 MEDIA_TYPE = "application/msgpack"
-# Seconds after which a watch without news gives a sign of life.
+# Seconds after which a watch without events sends a heartbeat.
 HEARTBEAT = 1.0
 
+# Network byte order.
 _LENGTH = struct.Struct(">I")
 
 
@@ -46,7 +47,7 @@ class WatchRequest(msgspec.Struct, frozen=True):
 
 
 class GrantRequest(msgspec.Struct, frozen=True):
-    """A new lease."""
+    """Grant a lease."""
 
     ttl: float
 
@@ -58,7 +59,7 @@ class LeaseRequest(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One of our errors."""
+    """An error in transit."""
 
     code: str
     message: str
@@ -66,13 +67,15 @@ class Fault(msgspec.Struct, frozen=True):
     details: dict[str, Any] = {}
 
 
+# omit_defaults: most frames have a change and no fault.
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
-    """News of a watch, or how it ended."""
+    """A change of a watch, or the error that ended it."""
 
     change: Change | None = None
     fault: Fault | None = None
 
 
+# DatapathFault and Behind never cross the store protocol.
 _KINDS: dict[str, type[errors.WeftError]] = {
     kind.code: kind
     for kind in (
@@ -91,29 +94,29 @@ _KINDS: dict[str, type[errors.WeftError]] = {
 
 
 def fault_of(error: errors.WeftError) -> Fault:
-    """The error as it is sent."""
+    """Encode an error."""
     return Fault(error.code, error.message, error.field, dict(error.details))
 
 
 def error_of(fault: Fault) -> errors.WeftError:
-    """The error as it was raised on the other side."""
+    """Decode an error; an unknown code becomes `Unavailable`, which clients retry."""
     return _KINDS.get(fault.code, errors.Unavailable)(fault.message, field=fault.field, details=fault.details)
 
 
 encode = msgspec.msgpack.Encoder().encode
 _decode_frame = msgspec.msgpack.Decoder(Frame).decode
 
-SIGN_OF_LIFE = _LENGTH.pack(0)
+HEARTBEAT_FRAME = _LENGTH.pack(0)
 
 
 def framed(frame: Frame) -> bytes:
-    """A frame as it is sent."""
+    """Encode a frame with its length."""
     body = encode(frame)
     return _LENGTH.pack(len(body)) + body
 
 
 async def frames(pieces: AsyncIterator[bytes]) -> AsyncGenerator[Frame, None]:
-    """The frames of a stream that is cut at arbitrary places; signs of life are left out."""
+    """Decode the frames of a stream that arrives in arbitrary pieces; heartbeats are skipped."""
     buffer = bytearray()
     async for piece in pieces:
         buffer += piece
@@ -124,6 +127,8 @@ async def frames(pieces: AsyncIterator[bytes]) -> AsyncGenerator[Frame, None]:
             if len(buffer) < end:
                 break
             if length:
+                # A memoryview avoids a copy of the frame.
                 yield _decode_frame(memoryview(buffer)[start + _LENGTH.size : end])
             start = end
+        # Once per piece, not once per frame: deletion moves the rest of the buffer.
         del buffer[:start]

@@ -49,11 +49,15 @@ def test_a_database_of_another_program_is_refused(path: Path) -> None:
     check_refused(path, words="another program")
 
 
-def test_a_store_of_another_version_is_refused(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [(1, "version 1, .*empty --data-dir"), (99, "version 99, .*newer Weft")],
+)
+def test_a_store_of_another_version_is_refused_with_the_remedy(path: Path, version: int, words: str) -> None:
     fill(path)
-    with closing(sqlite3.connect(path)) as later:
-        later.execute("PRAGMA user_version = 99")
-    check_refused(path, words="version 99")
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(f"PRAGMA user_version = {version}")
+    check_refused(path, words=words)
 
 
 @pytest.mark.parametrize("page", [1, 3, 5, 8])
@@ -71,7 +75,7 @@ def test_a_truncated_file_is_refused(path: Path) -> None:
     check_refused(path, words="damaged|malformed")
 
 
-def test_a_refused_file_can_be_opened_when_it_is_mended(path: Path) -> None:
+def test_a_refused_file_can_be_opened_when_it_is_repaired(path: Path) -> None:
     """The lock is given back, too."""
     path.write_text("not yet")
     check_refused(path, words="not a database")

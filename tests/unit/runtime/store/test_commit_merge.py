@@ -1,4 +1,4 @@
-"""Commits are merged only where nobody can tell."""
+"""Commits are merged only where that makes no visible difference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def create(name: str, *compares: Compare) -> Commit:
     return Commit([RevisionEquals(key(name), NEVER), *compares], [Put(key(name), b"")])
 
 
-def test_strangers_go_together_and_shared_compares_are_made_once() -> None:
+def test_independent_commits_are_merged_and_compares_deduplicated() -> None:
     fence = RevisionEquals(key("leader"), 7)
     commits = [create("a", fence), create("b", fence), create("c", fence)]
     assert list(mergeable(commits, **LIMITS)) == [0, 1, 2]

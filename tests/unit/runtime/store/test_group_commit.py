@@ -14,7 +14,7 @@ from weft.runtime.store.group_commit import GroupCommit, check_writes
 
 
 class Carrier:
-    """Carries out numbers when told to; odd ones above 100 fail."""
+    """Executes numbers on command; odd ones above 100 fail."""
 
     def __init__(self) -> None:
         self.groups: list[list[int]] = []
@@ -33,7 +33,7 @@ class Carrier:
 
 async def start(queue: GroupCommit[int, int], *jobs: int) -> list[asyncio.Future[int]]:
     """Ask for the jobs, and let the queue see them."""
-    asked = [queue.ask(job) for job in jobs]
+    asked = [queue.submit(job) for job in jobs]
     await asyncio.sleep(0)
     return asked
 
@@ -66,7 +66,7 @@ async def test_a_carrier_that_fails_fails_its_whole_group() -> None:
     outcomes = await asyncio.gather(*await start(queue, 1, 2), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [Unavailable, Unavailable]
     with pytest.raises(Unavailable):
-        await queue.ask(3)
+        await queue.submit(3)
 
 
 async def test_at_most_so_many_groups_are_under_way() -> None:
@@ -118,7 +118,7 @@ async def test_closing_waits_for_what_was_asked_and_takes_no_more() -> None:
     closing = asyncio.create_task(queue.close())
     await asyncio.sleep(0)
     with pytest.raises(Unavailable):
-        queue.ask(2)
+        queue.submit(2)
     carrier.go.set()
     await closing
     assert asked.result() == 10
@@ -129,7 +129,7 @@ async def test_a_job_asked_for_in_the_moment_in_which_the_last_one_ends_is_carri
     carrier.go.set()
     queue = GroupCommit(carrier)
     for job in range(50):
-        assert await asyncio.wait_for(queue.ask(job), 30) == job * 10
+        assert await asyncio.wait_for(queue.submit(job), 30) == job * 10
 
 
 A, B = StoreKey("a/1"), StoreKey("b/1")

@@ -56,14 +56,14 @@ async def test_a_lease_is_renewed_again_and_again(store: Moody) -> None:
 async def test_a_lease_that_has_ended_is_reported(store: Moody) -> None:
     lease, task = await renewing(store)
     await store.revoke(lease)
-    assert await soon(task) == "the lease has ended"
+    assert await soon(task) == "the lease has expired"
 
 
 @pytest.mark.parametrize("mood", ["refuses", "hangs"])
 async def test_a_store_that_does_not_renew_is_given_up(store: Moody, mood: str) -> None:
     _, task = await renewing(store)
     store.mood = mood
-    assert "did not answer" in await soon(task)
+    assert "did not respond" in await soon(task)
 
 
 async def test_a_store_that_comes_back_in_time_is_forgiven(store: Moody) -> None:

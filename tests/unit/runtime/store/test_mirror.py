@@ -21,7 +21,7 @@ A, B = StoreKey("a"), StoreKey("b")
 
 
 class Copy:
-    """A sink that remembers."""
+    """A subscriber that records everything."""
 
     def __init__(self) -> None:
         self.values: dict[StoreKey, bytes] = {}
@@ -87,7 +87,7 @@ async def test_a_store_that_does_not_answer_is_reported_at_the_start() -> None:
 
 
 class Flaky:
-    """A store whose listings and watches fail as told, before they go on as they should."""
+    """A store whose listings and watches fail as scripted before they succeed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -181,7 +181,7 @@ class TestOwnCommits:
         async with follow(script, copy) as following:
             yield following
 
-    async def hear(self, script: Script, mirror: Mirror, revision: Revision, *events: Event) -> None:
+    async def deliver(self, script: Script, mirror: Mirror, revision: Revision, *events: Event) -> None:
         script.changes.put_nowait(Change(revision, events))
         await mirror.wait_for(revision, within=DEADLINE)
 
@@ -191,36 +191,36 @@ class TestOwnCommits:
         mirror.note_own(5, [Event(A, b"own")])
         assert copy.values == {A: b"own"}
         assert mirror.revision == 1
-        await self.hear(script, mirror, 5, Event(A, b"own"))
+        await self.deliver(script, mirror, 5, Event(A, b"own"))
         assert copy.applied == [Change(5, (Event(A, b"own"),))]
 
     async def test_older_news_does_not_take_it_back(self, script: Script, mirror: Mirror, copy: Copy) -> None:
         mirror.note_own(5, [Event(A, b"own")])
-        await self.hear(script, mirror, 3, Event(A, b"older"), Event(B, b"other"))
+        await self.deliver(script, mirror, 3, Event(A, b"older"), Event(B, b"other"))
         assert copy.values == {A: b"own", B: b"other"}
-        await self.hear(script, mirror, 4, Event(A, None))
+        await self.deliver(script, mirror, 4, Event(A, None))
         assert copy.values == {A: b"own", B: b"other"}
 
     async def test_older_news_does_not_bring_back_what_was_deleted(
         self, script: Script, mirror: Mirror, copy: Copy
     ) -> None:
         mirror.note_own(5, [Event(A, None)])
-        await self.hear(script, mirror, 4, Event(A, b"older"))
+        await self.deliver(script, mirror, 4, Event(A, b"older"))
         assert copy.values == {}
-        await self.hear(script, mirror, 5, Event(A, None))
-        await self.hear(script, mirror, 6, Event(A, b"newer"))
+        await self.deliver(script, mirror, 5, Event(A, None))
+        await self.deliver(script, mirror, 6, Event(A, b"newer"))
         assert copy.values == {A: b"newer"}
 
     async def test_newer_news_wins(self, script: Script, mirror: Mirror, copy: Copy) -> None:
         mirror.note_own(5, [Event(A, b"own"), Event(B, b"own")])
-        await self.hear(script, mirror, 6, Event(A, b"newer"))
+        await self.deliver(script, mirror, 6, Event(A, b"newer"))
         assert copy.values == {A: b"newer", B: b"own"}
 
     async def test_what_the_watch_has_passed_is_not_noted_again(
         self, script: Script, mirror: Mirror, copy: Copy
     ) -> None:
-        await self.hear(script, mirror, 5, Event(A, b"own"))
-        await self.hear(script, mirror, 6, Event(A, b"newer"))
+        await self.deliver(script, mirror, 5, Event(A, b"own"))
+        await self.deliver(script, mirror, 6, Event(A, b"newer"))
         mirror.note_own(5, [Event(A, b"own")])
         assert copy.values == {A: b"newer"}
 
@@ -232,13 +232,13 @@ class TestOwnCommits:
     async def test_a_listing_older_than_our_commit_does_not_take_it_back(
         self, script: Script, mirror: Mirror, copy: Copy
     ) -> None:
-        await self.hear(script, mirror, 2, Event(B, b"2"))
+        await self.deliver(script, mirror, 2, Event(B, b"2"))
         mirror.note_own(9, [Event(A, b"own"), Event(B, None)])
         script.listing = Listing((Entry(A, b"older", 7), Entry(B, b"2", 2)), 8)
         script.changes.put_nowait(Compacted("gone"))
         await until(lambda: copy.replaced == 2)
         assert copy.values == {A: b"own"}
-        await self.hear(script, mirror, 10, Event(A, b"newer"))
+        await self.deliver(script, mirror, 10, Event(A, b"newer"))
         assert copy.values == {A: b"newer"}
 
     async def test_a_listing_newer_than_our_commit_wins(self, script: Script, mirror: Mirror, copy: Copy) -> None:
@@ -272,12 +272,12 @@ def test_whatever_the_order_the_newest_state_of_each_key_is_shown(
 async def _lagging(commits: list[tuple[str, bytes | None, bool, int]], relist_after: int) -> None:
     script, copy = Script(), Copy()
     revision, truth, seen = 1, dict[StoreKey, tuple[Revision, bytes | None]](), dict[StoreKey, Revision]()
-    unheard: list[Change] = []
+    pending: list[Change] = []
     async with follow(script, copy) as mirror:
-        for position, (name, value, own, heard) in enumerate(commits):
+        for position, (name, value, own, delivered) in enumerate(commits):
             key, revision = StoreKey(name), revision + 1
             truth[key] = revision, value
-            unheard.append(Change(revision, (Event(key, value),)))
+            pending.append(Change(revision, (Event(key, value),)))
             if own:
                 mirror.note_own(revision, [Event(key, value)])
                 seen[key] = revision
@@ -286,18 +286,18 @@ async def _lagging(commits: list[tuple[str, bytes | None, bool, int]], relist_af
                     tuple(Entry(each, data, at) for each, (at, data) in sorted(truth.items()) if data is not None),
                     revision,
                 )
-                unheard.clear()
+                pending.clear()
                 before = copy.replaced
                 script.changes.put_nowait(Compacted("gone"))
                 await until(partial(copy.was_replaced_after, before))
-            for change in unheard[:heard]:
+            for change in pending[:delivered]:
                 script.changes.put_nowait(change)
                 await mirror.wait_for(change.revision, within=DEADLINE)
-            del unheard[:heard]
+            del pending[:delivered]
             for known, at in seen.items():
                 if truth[known][0] == at:
                     assert copy.values.get(known) == truth[known][1]
-        for change in unheard:
+        for change in pending:
             script.changes.put_nowait(change)
         if commits:
             await mirror.wait_for(revision, within=DEADLINE)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weft.domain import errors
 from weft.domain.ids import StoreKey
 from weft.ports.store import Change, Event
-from weft.runtime.store.wire import SIGN_OF_LIFE, Frame, error_of, fault_of, framed, frames
+from weft.runtime.store.wire import HEARTBEAT_FRAME, Frame, error_of, fault_of, framed, frames
 
 changes = st.builds(
     Change,
@@ -24,7 +24,7 @@ changes = st.builds(
 
 @given(st.lists(st.none() | changes, max_size=6), st.lists(st.integers(1, 50), min_size=1))
 async def test_frames_are_found_whatever_the_pieces(sent: list[Change | None], sizes: list[int]) -> None:
-    data = b"".join(SIGN_OF_LIFE if change is None else framed(Frame(change=change)) for change in sent)
+    data = b"".join(HEARTBEAT_FRAME if change is None else framed(Frame(change=change)) for change in sent)
 
     async def pieces() -> AsyncIterator[bytes]:
         start, turn = 0, 0
@@ -33,8 +33,8 @@ async def test_frames_are_found_whatever_the_pieces(sent: list[Change | None], s
             yield data[start : start + size]
             start, turn = start + size, turn + 1
 
-    heard = [frame.change async for frame in frames(pieces())]
-    assert heard == [change for change in sent if change is not None]
+    received = [frame.change async for frame in frames(pieces())]
+    assert received == [change for change in sent if change is not None]
 
 
 @pytest.mark.parametrize(

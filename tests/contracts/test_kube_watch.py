@@ -1,4 +1,4 @@
-"""Our list and watch judged by a real kube-apiserver, with the rights that the manifest gives and no others."""
+"""The informers against a real kube-apiserver, with exactly the RBAC of the manifest."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.kubernetes.api_server import ApiServer
 from tests.support.kubernetes.manifests import token_of
 from tests.support.proxy import Proxy
 
-from weft.adapters.kubernetes.cluster_informers import ClusterDeclarations
-from weft.adapters.kubernetes.credentials import Access
+from weft.adapters.kubernetes.cluster_informers import KubeInformers
+from weft.adapters.kubernetes.credentials import ClientConfig
 from weft.adapters.kubernetes.pods import NodePods
 from weft.domain.errors import NotFound
 from weft.domain.kinds import Kind
@@ -43,16 +43,16 @@ def node() -> str:
     return f"node-{uuid.uuid4().hex[:8]}"
 
 
-async def access_of(kube: ApiServer, account: str, directory: Path) -> Access:
-    """As a pod of ours would reach the server: by the token of a service account, in a file."""
+async def client_config_of(kube: ApiServer, account: str, directory: Path) -> ClientConfig:
+    """In-cluster access: a service account token in a file."""
     async with kube.client() as admin:
         (directory / "token").write_text(await token_of(admin, account))
-    return Access(servers=(kube.url,), ca=kube.authority.ca, token=directory / "token")
+    return ClientConfig(servers=(kube.url,), ca=kube.authority.ca, token=directory / "token")
 
 
 @asynccontextmanager
-async def following(access: Access, node: str) -> AsyncIterator[NodePods]:
-    async with NodePods(access, node=node) as pods, background(pods.run(), name="pods"):
+async def following(client_config: ClientConfig, node: str) -> AsyncIterator[NodePods]:
+    async with NodePods(client_config, node=node) as pods, background(pods.run(), name="pods"):
         await soon(pods.in_sync.wait())
         yield pods
 
@@ -62,56 +62,64 @@ async def delete(admin: Api, name: str) -> None:
 
 
 def labels(pods: NodePods, name: str) -> Any:
-    known = pods.known(PodRef("default", name))
+    known = pods.cached(PodRef("default", name))
     return None if known is None else dict(known.labels)
 
 
-async def test_the_pods_of_a_node_and_nobody_elses(kube: ApiServer, node: str, tmp_path: Path) -> None:
-    """K3: labels, ports and UID; their changes; an end and a successor of the same name."""
-    async with kube.client() as admin, following(await access_of(kube, "weft-netplugin", tmp_path), node) as pods:
+async def test_only_the_pods_of_the_node_are_watched(kube: ApiServer, node: str, tmp_path: Path) -> None:
+    """K3: labels, ports and UID; their changes; a deletion and a new pod of the same name."""
+    async with (
+        kube.client() as admin,
+        following(await client_config_of(kube, "weft-netplugin", tmp_path), node) as pods,
+    ):
         made = await admin.create(PODS, pod(f"{node}-a", node=node, app="web"))
         await admin.create(PODS, pod(f"{node}-x", node="elsewhere", app="web"))
         ref = PodRef("default", f"{node}-a", made["metadata"]["uid"])
-        await until(lambda: pods.known(ref) is not None)
+        await until(lambda: pods.cached(ref) is not None)
         found = await pods.find(ref)
         assert (found.ref, dict(found.labels), found.ports) == (ref, {"app": "web"}, (PodPort("http", 6, 8080),))
-        assert pods.known(PodRef("default", f"{node}-x")) is None
-        assert dict((await pods.find(PodRef("default", f"{node}-x"))).labels) == {"app": "web"}  # asked for
+        assert pods.cached(PodRef("default", f"{node}-x")) is None
+        assert dict((await pods.find(PodRef("default", f"{node}-x"))).labels) == {
+            "app": "web"
+        }  # read from the API server
         await admin.patch(f"{PODS}/{node}-a", {"metadata": {"labels": {"app": "db"}}})
         await until(lambda: labels(pods, f"{node}-a") == {"app": "db"})
         await delete(admin, f"{node}-a")
         await until(lambda: labels(pods, f"{node}-a") is None)
         await admin.create(PODS, pod(f"{node}-a", node=node, app="next"))
         await until(lambda: labels(pods, f"{node}-a") == {"app": "next"})
-        assert pods.known(ref) is None
-        with pytest.raises(NotFound, match="another one by now"):
+        assert pods.cached(ref) is None
+        with pytest.raises(NotFound, match="was replaced"):
             await pods.find(ref)
         assert "kubernetes.io/metadata.name" in await pods.find_namespace("default")
 
 
-async def test_what_went_wrong_is_seen_beside_the_pod(kube: ApiServer, node: str, tmp_path: Path) -> None:
-    async with kube.client() as admin, following(await access_of(kube, "weft-netplugin", tmp_path), node) as pods:
+async def test_a_failure_is_an_event_of_the_pod(kube: ApiServer, node: str, tmp_path: Path) -> None:
+    async with (
+        kube.client() as admin,
+        following(await client_config_of(kube, "weft-netplugin", tmp_path), node) as pods,
+    ):
         made = await admin.create(PODS, pod(f"{node}-a", node=node))
         ref = PodRef("default", f"{node}-a", made["metadata"]["uid"])
         for _ in range(3):
-            pods.tell(ref, reason="FailedAttach", message="network default:none does not exist")
+            pods.record_event(ref, reason="FailedAttach", message="network default:none does not exist")
         field = f"involvedObject.uid={ref.uid}"
-        (told,) = await eventually(
+        (event,) = await eventually(
             lambda: admin.items(f"/api/v1/namespaces/default/events?fieldSelector={field}"),
             lambda found: [each["count"] for each in found] == [3],
         )
-        assert (told["reason"], told["message"]) == ("FailedAttach", "network default:none does not exist")
+        assert (event["reason"], event["message"]) == ("FailedAttach", "network default:none does not exist")
 
 
 async def test_a_restart_of_the_server_loses_nothing(kube: ApiServer, node: str, tmp_path: Path) -> None:
-    async with following(await access_of(kube, "weft-netplugin", tmp_path), node) as pods:
+    async with following(await client_config_of(kube, "weft-netplugin", tmp_path), node) as pods:
         async with kube.client() as admin:
             for name in "ab":
                 await admin.create(PODS, pod(f"{node}-{name}", node=node, app=name))
         await until(lambda: labels(pods, f"{node}-b") == {"app": "b"})
         kube.kill()
         await until(lambda: bool(pods.fault))
-        assert labels(pods, f"{node}-a") == {"app": "a"}  # what is known stays known
+        assert labels(pods, f"{node}-a") == {"app": "a"}  # the cache is kept
         await kube.start()
         async with kube.client() as admin:
             await delete(admin, f"{node}-a")
@@ -122,15 +130,15 @@ async def test_a_restart_of_the_server_loses_nothing(kube: ApiServer, node: str,
         await until(lambda: not pods.fault)
 
 
-async def test_a_deletion_in_lost_history_is_noticed(
+async def test_a_deletion_in_compacted_history_is_noticed(
     kube: ApiServer, node: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """410: while we were cut off, etcd forgot what happened, and the server that knew has ended."""
+    """410: while we were disconnected, etcd was compacted and the server restarted."""
     caplog.set_level(logging.INFO, logger="weft.kubernetes")
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(Proxy(int(kube.url.rpartition(":")[2])))
-        access = await access_of(kube, "weft-netplugin", tmp_path)
-        through = replace(access, servers=(f"https://127.0.0.1:{proxy.port}",))
+        client_config = await client_config_of(kube, "weft-netplugin", tmp_path)
+        through = replace(client_config, servers=(f"https://127.0.0.1:{proxy.port}",))
         async with kube.client() as admin:
             for name in "ab":
                 await admin.create(PODS, pod(f"{node}-{name}", node=node, app=name))
@@ -149,7 +157,7 @@ async def test_a_deletion_in_lost_history_is_noticed(
         proxy.resume()
         await until(lambda: labels(pods, f"{node}-a") is None)
         await until(lambda: labels(pods, f"{node}-b") == {"app": "b2"})
-    assert "history is gone" in caplog.text
+    assert "resource version too old" in caplog.text
 
 
 async def compact(kube: ApiServer, revision: str) -> None:
@@ -159,33 +167,33 @@ async def compact(kube: ApiServer, revision: str) -> None:
             assert answer.status == 200, await answer.text()
 
 
-async def test_a_token_that_is_renewed_in_time_is_used(kube: ApiServer, node: str, tmp_path: Path) -> None:
-    """The old one dies with its account, as it would with its hour."""
+async def test_a_renewed_token_is_used(kube: ApiServer, node: str, tmp_path: Path) -> None:
+    """The old one is revoked with its account, as it would expire after an hour."""
     async with kube.client() as admin:
-        access = await access_of(kube, "weft-netplugin", tmp_path)
+        client_config = await client_config_of(kube, "weft-netplugin", tmp_path)
         await admin.create(PODS, pod(f"{node}-x", node="elsewhere", app="x"))
-        async with following(access, node) as pods:
+        async with following(client_config, node) as pods:
             accounts = "/api/v1/namespaces/kube-system/serviceaccounts"
             await admin.delete(f"{accounts}/weft-netplugin")
             await admin.create(accounts, {"metadata": {"name": "weft-netplugin"}})
-            await access_of(kube, "weft-netplugin", tmp_path)
+            await client_config_of(kube, "weft-netplugin", tmp_path)
             assert dict((await pods.find(PodRef("default", f"{node}-x"))).labels) == {"app": "x"}
 
 
-async def test_a_client_certificate_opens_too(kube: ApiServer, node: str) -> None:
+async def test_a_client_certificate_is_accepted(kube: ApiServer, node: str) -> None:
     user = kube.user("admin", "system:masters")
-    dead = "https://127.0.0.1:1"  # and a server that is away is passed by
-    access = Access(servers=(dead, kube.url), ca=user.ca, cert=user.cert, key=user.key)
-    async with kube.client() as admin, following(access, node) as pods:
+    dead = "https://127.0.0.1:1"  # an unreachable server is skipped
+    client_config = ClientConfig(servers=(dead, kube.url), ca=user.ca, cert=user.cert, key=user.key)
+    async with kube.client() as admin, following(client_config, node) as pods:
         await admin.create(PODS, pod(f"{node}-a", node=node, app="a"))
         await until(lambda: labels(pods, f"{node}-a") == {"app": "a"})
 
 
-async def test_rights_are_no_more_than_needed(kube: ApiServer, node: str, tmp_path: Path) -> None:
+async def test_rbac_is_minimal(kube: ApiServer, node: str, tmp_path: Path) -> None:
     """A stolen token of a node reads no secrets and changes no pods."""
     async with kube.client() as admin:
         await admin.create(PODS, pod(f"{node}-a", node=node))
-    await access_of(kube, "weft-netplugin", tmp_path)
+    await client_config_of(kube, "weft-netplugin", tmp_path)
     token = (tmp_path / "token").read_text()
     context = aiohttp.TCPConnector(ssl=False)
     async with aiohttp.ClientSession(
@@ -202,8 +210,8 @@ async def test_rights_are_no_more_than_needed(kube: ApiServer, node: str, tmp_pa
                 assert answer.status == 403, f"{method} {path}"
 
 
-class Kept:
-    """A keeper that takes notes of what is in one namespace."""
+class RecordingHandler:
+    """A `ResourceHandler` that records the objects of one namespace."""
 
     def __init__(self) -> None:
         self.documents: dict[tuple[str, ...], Any] = {}
@@ -223,50 +231,58 @@ class Kept:
         return self.documents.get(key)
 
 
-async def test_declarations_as_a_real_server_makes_them(kube: ApiServer, node: str, tmp_path: Path) -> None:
+async def test_cluster_informers_with_a_real_server(kube: ApiServer, node: str, tmp_path: Path) -> None:
     """W46, W47: namespaces, NetworkPolicies, Services and EndpointSlices, with the server's own defaults."""
-    space, kept = node, Kept()
-    access = await access_of(kube, "weft-netmaster", tmp_path)
+    namespace, recorded = node, RecordingHandler()
+    client_config = await client_config_of(kube, "weft-netmaster", tmp_path)
     async with (
         kube.client() as admin,
-        ClusterDeclarations(access) as declarations,
-        background(declarations.run(kept), name="declarations"),
+        KubeInformers(client_config) as informers,
+        background(informers.run(recorded), name="informers"),
     ):
-        await admin.create("/api/v1/namespaces", {"metadata": {"name": space, "labels": {"io.contiv.tenant": "blue"}}})
-        await until(lambda: kept.get("kubeNamespace", space) is not None)
-        assert kept.get("kubeNamespace", space).labels["io.contiv.tenant"] == "blue"
+        await admin.create(
+            "/api/v1/namespaces", {"metadata": {"name": namespace, "labels": {"io.contiv.tenant": "blue"}}}
+        )
+        await until(lambda: recorded.get("kubeNamespace", namespace) is not None)
+        assert recorded.get("kubeNamespace", namespace).labels["io.contiv.tenant"] == "blue"
 
-        policies = f"/apis/networking.k8s.io/v1/namespaces/{space}/networkpolicies"
+        policies = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
         rule = {"from": [{"namespaceSelector": {}}], "ports": [{"port": "http"}, {"port": 80, "endPort": 90}]}
         spec = {"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [rule]}
         await admin.create(policies, {"metadata": {"name": "p"}, "spec": spec})
-        await until(lambda: kept.get("kubePolicy", space, "p") is not None)
-        declarations.tell_of_policy(namespace=space, name="p", uid="u", reason="InForce", message="it is", fault=False)
-        (told,) = await eventually(lambda: admin.items(f"/api/v1/namespaces/{space}/events"), bool)
-        assert (told["involvedObject"]["kind"], told["type"], told["message"]) == ("NetworkPolicy", "Normal", "it is")
-        policy = kept.get("kubePolicy", space, "p")
+        await until(lambda: recorded.get("kubePolicy", namespace, "p") is not None)
+        informers.record_policy_event(
+            namespace=namespace, name="p", uid="u", reason="Realized", message="it is", warning=False
+        )
+        (event,) = await eventually(lambda: admin.items(f"/api/v1/namespaces/{namespace}/events"), bool)
+        assert (event["involvedObject"]["kind"], event["type"], event["message"]) == (
+            "NetworkPolicy",
+            "Normal",
+            "it is",
+        )
+        policy = recorded.get("kubePolicy", namespace, "p")
         assert (policy.fault, policy.spec.policy_types) == ("", ("Ingress",))
         assert policy.spec.ingress[0].ports[1].end_port == 90
 
-        services = f"/api/v1/namespaces/{space}/services"
+        services = f"/api/v1/namespaces/{namespace}/services"
         ports = [{"name": "http", "port": 80, "targetPort": "web"}]
         made = await admin.create(services, {"metadata": {"name": "web"}, "spec": {"ports": ports}})
-        await until(lambda: kept.get("kubeService", "default", space, "web") is not None)
-        service = kept.get("kubeService", "default", space, "web")
+        await until(lambda: recorded.get("kubeService", "default", namespace, "web") is not None)
+        service = recorded.get("kubeService", "default", namespace, "web")
         assert service.service.spec.cluster_ips == (made["spec"]["clusterIP"],)
         assert not service.shared
-        await until(lambda: kept.get("kubeService", "default", "default", "kubernetes") is not None)
-        assert kept.get("kubeService", "default", "default", "kubernetes").shared
+        await until(lambda: recorded.get("kubeService", "default", "default", "kubernetes") is not None)
+        assert recorded.get("kubeService", "default", "default", "kubernetes").shared
 
-        slices = f"/apis/discovery.k8s.io/v1/namespaces/{space}/endpointslices"
+        slices = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         metadata = {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}}
         endpoint = {"addresses": ["10.1.0.5"], "conditions": {"ready": True}, "nodeName": "n1"}
         document = {"metadata": metadata, "addressType": "IPv4", "endpoints": [endpoint], "ports": [{"port": 8080}]}
         await admin.create(slices, document)
-        await until(lambda: kept.get("kubeSlice", "default", space, "web", "web-1") is not None)
+        await until(lambda: recorded.get("kubeSlice", "default", namespace, "web", "web-1") is not None)
 
         await admin.delete(f"{policies}/p")
         await admin.delete(f"{services}/web")
-        await until(lambda: kept.get("kubePolicy", space, "p") is None)
-        await until(lambda: kept.get("kubeService", "default", space, "web") is None)
-        assert declarations.faults == []
+        await until(lambda: recorded.get("kubePolicy", namespace, "p") is None)
+        await until(lambda: recorded.get("kubeService", "default", namespace, "web") is None)
+        assert informers.faults == []
