@@ -1,4 +1,7 @@
-"""netplugin: settings -> store -> snapshot -> datapath -> restored -> CNI. Signals end it; what it made goes on."""
+"""The command `netplugin`: composes the agent, restores the node and serves CNI until a signal.
+
+Order at start: settings, store, first listing, datapath, restore, CNI ADD. The datapath stays in place when it ends.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,32 @@ from pathlib import Path
 
 from weft import __version__
 from weft.agent.cni.attachments import Attachments
-from weft.agent.cni.chain_validation import refusing_bad_chains
 from weft.agent.cni.contiv import ContivCni
-from weft.agent.cni.inflight_requests import calls
-from weft.agent.cni.pods import PodWorkloads, Relabelling, telling_failures
-from weft.agent.cni.server import cni_server
-from weft.agent.dataplane.executor import DatapathExecutor, kernel_thread
-from weft.agent.dataplane.infra_attachment import Joining
+from weft.agent.cni.pods import LabelSync, PodWorkloads
+from weft.agent.cni.server import cni_server, inflight_requests
+from weft.agent.dataplane.desired_state import DesiredState, make_features
+from weft.agent.dataplane.executor import DatapathExecutor, datapath_thread
+from weft.agent.dataplane.infra_networks import InfraAttacher
 from weft.agent.dataplane.reconciler import Reconciler
-from weft.agent.dns.publisher import Names
+from weft.agent.dns_publisher import DnsPublisher
 from weft.agent.metrics import Metrics
-from weft.agent.observe.drop_attribution import DropAttributor, DropReader
-from weft.agent.observe.drops import DropLog
-from weft.agent.observe.health_check_server import HealthPorts
+from weft.agent.observe.drops import DropAttributor, DropLog, DropReader
+from weft.agent.observe.health_check_server import HealthCheckServer
 from weft.agent.observe.readiness import Readiness
-from weft.agent.observe.sync_status import Receipts
-from weft.agent.rest import AgentParts, AgentRest
+from weft.agent.observe.sync_status import SyncStatusReporter
+from weft.agent.rest import AgentComponents, AgentRest
 from weft.agent.settings import AgentSettings, read_agent_settings
-from weft.agent.store.attachment_store import Stage
-from weft.agent.store.attachment_wal import AttachmentWal, read_boot_id
+from weft.agent.store.attachment_store import FILE_NAME, AttachmentWal, read_boot_id
+from weft.agent.store.endpoint_publisher import EndpointPublisher
 from weft.agent.store.evictions import Evictions
-from weft.agent.store.node_ipam import NodeIpam
+from weft.agent.store.node_ipam import BlockAllocator
+from weft.agent.store.node_lease import NodeLease
+from weft.agent.store.store_writer import StoreWriter
 from weft.cni.chains import Chains
 from weft.cni.install import NAMES
 from weft.domain import model
 from weft.domain.cluster import Cluster
-from weft.domain.errors import DatapathFault, NotFound, Unavailable, WeftError
+from weft.domain.errors import DatapathFault, Unavailable, WeftError
 from weft.domain.store_types import NEVER
 from weft.drivers import (
     DatapathSettings,
@@ -60,36 +63,42 @@ from weft.runtime.tasks import background
 log = Log("netplugin")
 
 EXIT_FAILED = 1
-# How long devices that are as good as gone may wait, so that many go at once: a group takes the kernel some 10 ms.
+# Devices to delete are collected for this long: RCU makes the kernel wait some 10 ms per batch, not per device.
 REAP_S = 0.25
-# How often the datapath is asked what it has refused, and whether others have had a hand in it.
-LISTEN_S = 0.05
-# The same while it does not follow: what it depends on may be back, and packets are lost until that is noticed.
-LISTEN_AWAY_S = 0.003
-# How often attachments are looked at that are to leave and that no news told of.
+# How often the datapath is polled for drops and drift.
+POLL_S = 0.05
+# The same while it is out of sync: packets are lost until we notice that, say, a restarted OVS is back.
+POLL_FAULT_S = 0.003
+# How often attachments in stage `deleting` are looked for without an eviction event.
 EVICT_S = 0.5
 
 
 class Agent:
-    """One node's agent."""
+    """The agent of one node: its components, and the tasks that run them."""
 
     def __init__(
         self,
         settings: AgentSettings,
         store: Store,
-        ledger: AttachmentWal,
+        attachment_log: AttachmentWal,
         kernel: DatapathExecutor,
         *,
         mtu: int,
         pods: Pods | None,
     ) -> None:
-        self._ledger = ledger
+        self._attachment_log = attachment_log
         self._kernel = kernel
         self._cluster = Cluster()
-        self._reconciler = Reconciler(self._cluster, node=settings.host, journal=ledger, kernel=kernel)
-        self._evictions = Evictions(self._reconciler, cluster=self._cluster, journal=ledger)
-        self._names = self._make_names(settings)
-        self._mirror = Mirror(store, self._names or self._evictions)
+        self._features = make_features(self._cluster, node=settings.host, attachment_store=attachment_log)
+        desired = DesiredState(
+            self._cluster, node=settings.host, attachment_store=attachment_log, features=self._features
+        )
+        self._dns = self._make_dns_publisher(settings)
+        dns = (self._dns,) if self._dns else ()
+        self._reconciler = Reconciler(desired, kernel=kernel, netns_observers=dns)
+        self._evictions = Evictions(cluster=self._cluster, attachment_store=attachment_log)
+        # The cluster first: the others read the new state from it.
+        self._mirror = Mirror(store, self._cluster, desired, self._evictions, *dns)
         node = model.Node(
             name=settings.host,
             ctrl_ip=str(settings.ctrl_ip),
@@ -97,97 +106,115 @@ class Agent:
             vxlan_port=settings.vxlan_port,
             version=__version__,
         )
-        self._holdings = NodeIpam(
+        writer = StoreWriter(store, cluster=self._cluster, mirror=self._mirror)
+        self._lease = NodeLease(
             store,
             node=node,
-            cluster=self._cluster,
             mirror=self._mirror,
-            journal=ledger,
+            writer=writer,
             ttl=settings.node_ttl,
             limit=settings.offline_limit,
+        )
+        allocator = BlockAllocator(
+            cluster=self._cluster, lease=self._lease, writer=writer, attachment_store=attachment_log
+        )
+        self._publisher = EndpointPublisher(
+            node=settings.host,
+            cluster=self._cluster,
+            mirror=self._mirror,
+            writer=writer,
+            attachment_store=attachment_log,
+            allocator=allocator,
         )
         self._pods = pods
         self._attachments = Attachments(
             cluster=self._cluster,
-            holdings=self._holdings,
-            journal=ledger,
+            lease=self._lease,
+            allocator=allocator,
+            publisher=self._publisher,
+            attachment_store=attachment_log,
             kernel=kernel,
             reconciler=self._reconciler,
             mtu=mtu,
-            names=self._names is not None,
+            gateways_serve_dns=self._dns is not None,
             workloads=PodWorkloads(self._cluster, pods) if pods else None,
+            chains=Chains(settings.cni_conf_dir, ours=NAMES),
         )
-        self._joining = Joining(
+        self._infra = InfraAttacher(
             cluster=self._cluster,
             node=settings.host,
-            journal=ledger,
+            attachment_store=attachment_log,
             attachments=self._attachments,
-            news=self._reconciler.networks_changed,
+            networks_changed=desired.networks_changed,
         )
         self._readiness = Readiness(
             store,
             mirror=self._mirror,
             attachments=self._attachments,
-            holdings=self._holdings,
+            lease=self._lease,
             reconciler=self._reconciler,
             limit=settings.stale_after,
         )
-        self._receipts = Receipts(
+        self._sync_status = SyncStatusReporter(
             store,
             node=settings.host,
             cluster=self._cluster,
             mirror=self._mirror,
             reconciler=self._reconciler,
-            faults=lambda: self._readiness.faults() if self._holdings.connected else None,
+            faults=lambda: self._readiness.faults() if self._lease.connected else None,
         )
         drops = DropLog()
-        naming = DropAttributor(self._cluster, journal=ledger, policies=self._reconciler.policies.by_tenant)
-        self._hearing = DropReader(kernel, naming=naming, drops=drops)
-        self._parts = AgentParts(
+        attributor = DropAttributor(
+            self._cluster, attachment_store=attachment_log, policies=self._features.policies.by_tenant
+        )
+        self._drop_reader = DropReader(kernel, attributor=attributor, drops=drops)
+        self._components = AgentComponents(
             settings=settings,
             cluster=self._cluster,
-            journal=ledger,
-            holdings=self._holdings,
+            attachment_store=attachment_log,
+            lease=self._lease,
             reconciler=self._reconciler,
             attachments=self._attachments,
             readiness=self._readiness,
             kernel=kernel,
             metrics=Metrics(),
             drops=drops,
-            names=self._names,
+            features=self._features,
+            dns=self._dns,
             mtu=mtu,
         )
         self._settings = settings
 
-    def _make_names(self, settings: AgentSettings) -> Names | None:
-        if settings.names_socket is None:
+    def _make_dns_publisher(self, settings: AgentSettings) -> DnsPublisher | None:
+        if settings.dns_socket is None:
             return None
-        names = Names(
-            self._evictions,
-            socket=settings.names_socket,
+        return DnsPublisher(
+            socket=settings.dns_socket,
             cluster=self._cluster,
             node=settings.host,
-            policies=self._reconciler.policies.by_tenant,
+            policies=self._features.policies.by_tenant,
             domain=settings.domain,
         )
-        self._reconciler.spaces = names
-        return names
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until told to stop. DEL and CHECK are served at once, ADD when the node is restored."""
+        """Serve until `stop` is set. DEL and CHECK are served at once, ADD when the node is restored."""
         async with AsyncExitStack() as stack:
-            await self._open_doors(stack)
+            # First: DEL and CHECK need nothing but the attachment log and the kernel.
+            await self._open_listeners(stack)
             for work, name in (
                 (self._mirror.run(), "mirror"),
-                (self._holdings.run(), "holdings"),
+                (self._lease.run(self._publisher), "node lease"),
                 (self._restore_and_follow(), "reconcile"),
-                (self._reap_for_ever(), "reaper"),
-                (self._listen_for_ever(), "listener"),
-                (self._evict_for_ever(), "evictions"),
-                (self._joining.run(), "infra"),
+                (self._reap_forever(), "reaper"),
+                (self._poll_datapath_forever(), "datapath poll"),
+                (self._evict_forever(), "evictions"),
+                (self._infra.run(), "infra networks"),
                 (self._readiness.run(), "readiness"),
-                (self._receipts.run(), "receipts"),
-                (HealthPorts(self._cluster, self._reconciler.services, node=self._settings.host).run(), "health ports"),
+                (self._sync_status.run(), "sync status"),
+                (
+                    HealthCheckServer(self._cluster, self._features.services, node=self._settings.host).run(),
+                    "health checks",
+                ),
             ):
                 await stack.enter_async_context(background(work, name=name))
             if self._pods:
@@ -197,24 +224,23 @@ class Agent:
             log.info("netplugin stops")
 
     async def _follow_pods(self, stack: AsyncExitStack, pods: Pods) -> None:
-        relabelling = Relabelling(cluster=self._cluster, pods=pods, journal=self._ledger, holdings=self._holdings)
-        self._parts.metrics.orchestrator.set_function(lambda: not pods.fault)
+        labels = LabelSync(
+            cluster=self._cluster, pods=pods, attachment_store=self._attachment_log, publisher=self._publisher
+        )
+        self._components.metrics.kube_api_connected.set_function(lambda: not pods.fault)
         await stack.enter_async_context(background(pods.run(), name="pods"))
-        await stack.enter_async_context(background(relabelling.run(), name="labels"))
+        await stack.enter_async_context(background(labels.run(), name="labels"))
 
-    async def _open_doors(self, stack: AsyncExitStack) -> None:
-        """For runtimes, in both their ways, and for people."""
-        settings, observe = self._settings, self._parts.metrics.observe
-        guarded = refusing_bad_chains(self._attachments.serve, Chains(settings.cni_conf_dir, ours=NAMES))
-        if self._pods:
-            guarded = telling_failures(guarded, self._pods)
-        serve = (await stack.enter_async_context(calls(guarded))).serve
+    async def _open_listeners(self, stack: AsyncExitStack) -> None:
+        """CNI, Contiv's CNI protocol where it is enabled, and REST."""
+        settings, observe = self._settings, self._components.metrics.observe
+        serve = (await stack.enter_async_context(inflight_requests(self._attachments.serve))).serve
         await stack.enter_async_context(cni_server(settings.cni_socket, serve, observe))
         if settings.contiv_socket:
-            contiv = ContivCni(journal=self._ledger, serve=serve, observe=observe)
+            contiv = ContivCni(attachment_store=self._attachment_log, serve=serve, observe=observe)
             await stack.enter_async_context(serving_privately(contiv.app(), settings.contiv_socket))
         if settings.rest_address:
-            app = AgentRest(self._parts).app()
+            app = AgentRest(self._components).app()
             await stack.enter_async_context(serving(app, (settings.rest_address,), tls=None))
 
     async def _restore_and_follow(self) -> None:
@@ -222,18 +248,20 @@ class Agent:
         backoff = Backoff(cap=10.0)
         while not await self._is_restored():
             await backoff.pause()
+        # Only now ADD is served: before, an address might be given to two endpoints, and policy would be missing.
         self._attachments.ready.set()
-        log.info("node restored", attachments=sum(1 for _ in self._ledger))
+        log.info("node restored", attachments=sum(1 for _ in self._attachment_log))
         async with AsyncExitStack() as stack:
-            if self._names:
-                await stack.enter_async_context(background(self._names.run(), name="names"))
-            await stack.enter_async_context(background(self._plug_again_for_ever(), name="lost ports"))
+            # After the restore: a full sync before would make netdns leave the netns of tenants not read back yet.
+            if self._dns:
+                await stack.enter_async_context(background(self._dns.run(), name="dns publisher"))
+            await stack.enter_async_context(background(self._replug_forever(), name="missing ports"))
             await self._reconciler.run()
 
     async def _wait_for_store(self) -> None:
         backoff = Backoff(cap=1.0)
         where = ", ".join(getattr(self._settings.store, "endpoints", ()))
-        while not (self._mirror.in_sync and self._holdings.connected):
+        while not (self._mirror.in_sync and self._lease.connected):
             try:
                 await self._mirror.wait_for(NEVER, within=1.0)
             except Unavailable:
@@ -241,80 +269,68 @@ class Agent:
             await backoff.pause()
 
     async def _is_restored(self) -> bool:
-        """Try to restore the node; what the kernel refuses now is tried again, and meanwhile DEL and CHECK go on."""
+        """Try to restore the node. A fault is retried; DEL and CHECK are served in the meantime."""
         try:
             await self._restore()
         except DatapathFault as error:
-            log.error("node not restored", reason=error.message)
+            log.error("restoring the node failed, retrying", reason=error.message)
             return False
         return True
 
     async def _restore(self) -> None:
-        """Recover what is ours, mend it, and undo what was never answered."""
-        if self._ledger.rebooted:
-            log.info("the machine was restarted: no attachment has survived")
-        for note in self._ledger:
-            if self._ledger.rebooted:
-                self._ledger.change(note.key, unwired=True)
-                await self._holdings.detach(note.key)
-        findings = await self._reconciler.converge()
-        for note in self._ledger:
-            wiring = note.wiring
-            if note.stage is not Stage.ATTACHED or wiring is None:
-                await self._attachments.remove(note)
-            elif wiring.port in findings.missing:
-                log.warning("attachment lost its interface", container=note.endpoint.container_id)
-                try:
-                    await self._attachments.plug(note.endpoint, wiring)
-                except (NotFound, WeftError) as error:
-                    log.warning("attachment given up", container=note.endpoint.container_id, reason=error.message)
-                    await self._attachments.remove(note)
+        """Repair the datapath, then undo ADDs that were never answered and plug the ports that are missing."""
+        if self._attachment_log.rebooted:
+            log.info("the machine was rebooted: no attachment has survived")
+            for attachment in self._attachment_log:
+                await self._publisher.withdraw(attachment.key)
+        report = await self._reconciler.converge()
+        await self._attachments.recover(report.missing)
 
-    async def _plug_again_for_ever(self) -> None:
-        lost = self._reconciler.port_lost
+    async def _replug_forever(self) -> None:
+        missing = self._reconciler.missing.detected
         backoff = Backoff(cap=10.0)
         while True:
-            await lost.wait()
-            lost.clear()
-            while not await self._attachments.plug_again():
+            await missing.wait()
+            missing.clear()
+            while not await self._attachments.replug_missing():
                 await backoff.pause()
             backoff.reset()
 
-    async def _reap_for_ever(self) -> None:
-        never, told = asyncio.Event(), ""
+    async def _reap_forever(self) -> None:
+        never, logged = asyncio.Event(), ""
         while not await wait_event(never, within=REAP_S):
             try:
                 await self._kernel.call(lambda datapath: datapath.reap())
-                told = ""
+                logged = ""
             except DatapathFault as error:
-                if error.message != told:
-                    log.error("not reaped", reason=error.message)
-                told = error.message
+                if error.message != logged:  # it is retried four times a second: one line is enough
+                    log.error("device cleanup failed", reason=error.message)
+                logged = error.message
 
-    async def _listen_for_ever(self) -> None:
+    async def _poll_datapath_forever(self) -> None:
         never = asyncio.Event()
-        while not await wait_event(never, within=LISTEN_AWAY_S if self._reconciler.fault else LISTEN_S):
+        while not await wait_event(never, within=POLL_FAULT_S if self._reconciler.fault else POLL_S):
             try:
-                if await self._kernel.call(self._look_at):
+                if await self._kernel.call(self._has_drifted):
                     self._reconciler.mark_dirty()
             except DatapathFault as error:
-                log.error("not known whether others have changed the datapath", reason=error.message)
-            await self._hearing.listen()
+                log.error("drift check failed", reason=error.message)
+            await self._drop_reader.poll()
 
-    def _look_at(self, datapath: Datapath) -> bool:
-        """On the kernel's thread: what is heard until then counts."""
-        return datapath.has_drifted(is_current=self._reconciler.is_current)
+    def _has_drifted(self, datapath: Datapath) -> bool:
+        # Runs on the datapath thread: whether we are current must be read when the call runs, not when it is queued.
+        return datapath.has_drifted(in_sync=self._reconciler.is_current)
 
-    async def _evict_for_ever(self) -> None:
-        """At the word of the store's news; what is noted by other roads, or was refused, is found soon after."""
-        news = self._evictions.news
+    async def _evict_forever(self) -> None:
+        """Remove evicted attachments at once; look now and then for those that failed or were marked elsewhere."""
+        pending = self._evictions.pending
         while True:
-            await wait_event(news, within=EVICT_S)
-            news.clear()
+            await wait_event(pending, within=EVICT_S)
+            pending.clear()
             try:
                 await self._attachments.evict()
             except DatapathFault as error:
-                log.error("not taken off", reason=error.message)
+                log.error("endpoint removal failed", reason=error.message)
 
 
 def _datapath_settings(settings: AgentSettings) -> DatapathSettings:
@@ -325,14 +341,14 @@ def _datapath_settings(settings: AgentSettings) -> DatapathSettings:
             vtep=settings.vtep_ip,
             vxlan_port=settings.vxlan_port,
             uplinks=settings.vlan_uplinks,
-            unmasked=settings.nat_exclude,
+            nat_exclude=settings.nat_exclude,
             node_port_subnets=settings.node_port_subnets,
         )
     return LinuxDatapathSettings(
         directory=settings.run_dir / "netns",
         vtep=settings.vtep_ip,
         vxlan_port=settings.vxlan_port,
-        unmasked=settings.nat_exclude,
+        nat_exclude=settings.nat_exclude,
         node_port_subnets=settings.node_port_subnets,
     )
 
@@ -343,7 +359,7 @@ async def serve(settings: AgentSettings) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    ledger = AttachmentWal(settings.data_dir / "ledger", boot=read_boot_id())
+    attachment_log = AttachmentWal(settings.data_dir / FILE_NAME, boot=read_boot_id())
     try:
         opening = open_datapath(_datapath_settings(settings))
         async with AsyncExitStack() as stack:
@@ -351,36 +367,39 @@ async def serve(settings: AgentSettings) -> None:
             if settings.kubernetes:
                 orchestrator = find_orchestrator(settings.kubernetes)
                 if settings.join_token:
-                    found = await _join(stack, orchestrator.meeting(), settings, token=settings.join_token, stop=stop)
+                    found = await _join(stack, orchestrator.discovery(), settings, token=settings.join_token, stop=stop)
                     if found is None:
                         return
                     reached = found
                 pods = orchestrator.pods(node=settings.host)
                 await stack.enter_async_context(pods)
             store = await stack.enter_async_context(open_store(reached))
-            kernel = await stack.enter_async_context(kernel_thread(lambda: opening))
+            kernel = await stack.enter_async_context(datapath_thread(lambda: opening))
+            # Read once: a change of the underlay MTU needs a restart, as interfaces have it already.
             mtu = await kernel.call(lambda datapath: datapath.mtu)
-            await Agent(settings, store, ledger, kernel, mtu=mtu, pods=pods).run(stop)
+            await Agent(settings, store, attachment_log, kernel, mtu=mtu, pods=pods).run(stop)
     finally:
-        ledger.close()
+        attachment_log.close()
 
 
 async def _join(
-    stack: AsyncExitStack, meeting: Discovery, settings: AgentSettings, *, token: Path, stop: asyncio.Event
+    stack: AsyncExitStack, discovery: Discovery, settings: AgentSettings, *, token: Path, stop: asyncio.Event
 ) -> StoreSettings | None:
-    """The store of the netmaster that there is, and this node's certificate kept good; None when told to stop first."""
+    """The store of netmaster, with a certificate that is renewed in the background; None when `stop` is set first."""
     from weft.agent.store.node_certificate import NodeCertificate  # noqa: PLC0415  10 MB that only this needs
 
-    await stack.enter_async_context(meeting)
-    membership = NodeCertificate(settings.data_dir / "membership", node=settings.host, meeting=meeting, token=token)
-    found = await membership.begin(stop)
+    await stack.enter_async_context(discovery)
+    certificate = NodeCertificate(
+        settings.data_dir / "membership", node=settings.host, discovery=discovery, token=token
+    )
+    found = await certificate.obtain(stop)
 
-    async def keep() -> None:
-        await membership.keep()
-        stop.set()  # whoever started us starts us again, and then we go where netmaster is
+    async def renew() -> None:
+        await certificate.renew_forever()
+        stop.set()  # the supervisor starts us again, and then we connect to the new endpoint
 
     if found is not None:
-        await stack.enter_async_context(background(keep(), name="membership"))
+        await stack.enter_async_context(background(renew(), name="certificate"))
     return found
 
 

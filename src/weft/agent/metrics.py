@@ -1,4 +1,4 @@
-"""What the agent counts, exposed for Prometheus."""
+"""Prometheus metrics of the agent."""
 
 from __future__ import annotations
 
@@ -9,97 +9,111 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from weft.agent.observe.rule_counters import MOST_RULES, Counts
+from weft.agent.observe.rule_counters import MAX_RULE_SERIES, PolicyCounters
 from weft.cni.request import Verb
 
+# An ADD takes milliseconds; the upper buckets show a busy machine or an unreachable store.
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0)
 _VERBS = frozenset(Verb)
 _OTHER_RULES = "other"
 
 
-class PolicyCounts(Collector):
-    """The datapath's own counts, as they were when somebody looked last.
+class DatapathCounters(Collector):
+    """Counters that live outside this process or elsewhere in it, as they were at the last scrape.
 
-    At most `MOST_RULES` rules have series of their own, those that were met first; the rest is summed up as `other`.
+    At most `MAX_RULE_SERIES` rules get series of their own, first come first served; the rest are summed as `other`.
     """
 
     def __init__(self) -> None:
+        # A dict keeps insertion order: a rule that has a series keeps it for as long as the rule exists.
         self._named: dict[str, None] = {}
         self._rules: Sums[tuple[str, str]] = Sums()
         self._reasons: dict[str, int] = {}
-        # How many drops were told one by one.
-        self.told = 0
+        # Dropped packets that were logged one by one.
+        self.drop_events = 0
+        # Differences between kernel and desired state that were repaired.
+        self.drift_repairs = 0
 
-    def take(self, counts: Counts) -> None:
-        """Show these counts from now on."""
-        present = {each.rule for each in counts.rules}
+    def update_policy(self, counters: PolicyCounters) -> None:
+        """Expose these counters from now on."""
+        present = {counter.rule for counter in counters.rules}
         self._named = {rule: None for rule in self._named if rule in present}
-        for each in counts.rules:
-            if len(self._named) < MOST_RULES:
-                self._named[each.rule] = None
+        for counter in counters.rules:
+            if len(self._named) < MAX_RULE_SERIES:
+                self._named[counter.rule] = None
         self._rules = Sums()
-        for each in counts.rules:
-            self._rules[each.rule if each.rule in self._named else _OTHER_RULES, each.deed] += each.packets
-        self._reasons = counts.reasons
+        for counter in counters.rules:
+            rule = counter.rule if counter.rule in self._named else _OTHER_RULES
+            self._rules[rule, counter.action] += counter.packets
+        self._reasons = counters.reasons
 
     def collect(self) -> Iterator[CounterMetricFamily]:
+        # CounterMetricFamily appends `_total` to each name.
         rules = CounterMetricFamily(
-            "weft_agent_rule_packets",
-            "Packets by the rule they met and what it did; for allowed, how often the rule was asked",
-            labels=("rule", "deed"),
+            "weft_policy_rule_packets",
+            "Packets by policy rule and action; for action allowed, connections evaluated",
+            labels=("rule", "action"),
         )
         for labels, packets in self._rules.items():
             rules.add_metric(labels, packets)
         yield rules
         reasons = CounterMetricFamily(
-            "weft_agent_refused_packets", "Packets refused for a reason that is no policy's", labels=("reason",)
+            "weft_dropped_packets", "Packets dropped for a reason other than policy", labels=("reason",)
         )
         for reason, packets in self._reasons.items():
             reasons.add_metric((reason,), packets)
         yield reasons
         yield CounterMetricFamily(
-            "weft_agent_drops_told", "Refused packets told one by one: all of them, or a sample", value=self.told
+            "weft_drop_events", "Dropped packets that were logged; a sample at high rates", value=self.drop_events
+        )
+        yield CounterMetricFamily(
+            "weft_drift_repairs", "Differences between kernel and desired state repaired", value=self.drift_repairs
         )
 
 
 class Metrics:
-    """One registry per agent, so that two in one process do not collide. Gauges are set when someone looks."""
+    """The metrics of one agent. Gauges are set at each scrape."""
 
     def __init__(self) -> None:
+        # A registry of its own: two agents in one process, as in tests, must not share the global one.
         self._registry = registry = CollectorRegistry()
-        self._calls = Counter(
-            "weft_agent_cni_calls_total",
-            "CNI calls by verb, and the code of their refusal or done",
-            ("verb", "outcome"),
+        self._cni_requests = Counter(
+            "weft_agent_cni_requests_total",
+            "CNI requests by verb and result: done, or the CNI error code",
+            ("verb", "result"),
             registry=registry,
         )
-        self._seconds = Histogram(
-            "weft_agent_cni_call_seconds", "Time to answer a CNI call", ("verb",), buckets=_BUCKETS, registry=registry
+        self._cni_seconds = Histogram(
+            "weft_agent_cni_request_duration_seconds",
+            "Time to answer a CNI request",
+            ("verb",),
+            buckets=_BUCKETS,
+            registry=registry,
         )
         self.attachments = Gauge("weft_agent_attachments", "Attachments by stage", ("stage",), registry=registry)
-        self.blocks = Gauge("weft_agent_address_blocks", "Address blocks that this node owns", registry=registry)
-        self.peers = Gauge("weft_agent_peers", "Other nodes by whether they are heard", ("state",), registry=registry)
-        self.connected = Gauge("weft_agent_store_in_touch", "1 while the store hears this node", registry=registry)
-        self.ready = Gauge("weft_agent_ready", "1 while this node is ready", registry=registry)
-        self.revision = Gauge("weft_agent_realised_revision", "Revision of the store in force here", registry=registry)
+        self.blocks = Gauge("weft_agent_address_blocks", "IPAM blocks owned by this node", registry=registry)
+        self.peers = Gauge("weft_agent_peers", "Peers by liveness", ("state",), registry=registry)
+        self.store_connected = Gauge("weft_agent_store_connected", "1 if connected to the store", registry=registry)
+        self.kube_api_connected = Gauge(
+            "weft_agent_kube_api_connected", "1 if the watch of this node's pods works", registry=registry
+        )
+        self.ready = Gauge("weft_agent_ready", "1 if this node is ready", registry=registry)
+        self.realized_revision = Gauge(
+            "weft_realized_revision", "Store revision that the datapath enforces", registry=registry
+        )
         self.lag = Gauge(
-            "weft_agent_reconcile_lag_revisions", "Revisions known and not yet in force", registry=registry
+            "weft_agent_reconcile_lag_revisions", "Store revisions received and not yet applied", registry=registry
         )
-        self.repaired = Gauge(
-            "weft_agent_mended", "Deviations of the kernel put right since the start", registry=registry
-        )
-        self.orchestrator = Gauge(
-            "weft_agent_orchestrator_in_touch", "1 while the orchestrator tells of this node's pods", registry=registry
-        )
-        self.policy = PolicyCounts()
-        registry.register(self.policy)
+        self.datapath = DatapathCounters()
+        registry.register(self.datapath)
 
-    def observe(self, verb: str, outcome: str, seconds: float) -> None:
-        """Count one CNI call. A verb that is none is not repeated: callers must not make series grow."""
+    def observe(self, verb: str, result: str, seconds: float) -> None:
+        """Count one CNI request."""
+        # The verb comes from the caller: an unbounded label value would let it create series without end.
         known = verb if verb in _VERBS else "unknown"
-        self._calls.labels(known, outcome).inc()
-        self._seconds.labels(known).observe(seconds)
+        self._cni_requests.labels(known, result).inc()
+        self._cni_seconds.labels(known).observe(seconds)
 
     def expose(self) -> bytes:
-        """The text of all metrics."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)

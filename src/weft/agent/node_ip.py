@@ -1,4 +1,4 @@
-"""The address of this machine when nobody names one (contiv 1.5)."""
+"""Detects the node IP when none is configured (contiv 1.5)."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from collections.abc import Iterator, Mapping
 
 from weft.domain.addresses import Address
 
+# linux/sockios.h
 _SIOCGIFADDR = 0x8915
-_FOREIGN_LEADS = ("docker", "veth", "vport", "lo")
-_RESOLVE_WITHIN_S = 3.0
+# Interfaces of containers and bridges, whose addresses other nodes cannot reach.
+_IGNORED_PREFIXES = ("docker", "veth", "vport", "lo")
+_RESOLVE_TIMEOUT_S = 3.0
 _LOOPBACK = Address(4, 0x7F000001)
 
 
 def default_address() -> Address:
-    """What `choose_address` makes of this machine."""
-    return choose_address(dict(_interfaces()), _resolve_within(_RESOLVE_WITHIN_S))
+    """The node IP of this machine."""
+    return choose_address(dict(_interfaces()), _resolve_within(_RESOLVE_TIMEOUT_S))
 
 
 def choose_address(interfaces: Mapping[str, Address], resolved: tuple[Address, ...]) -> Address:
-    """What the host name stands for, if an interface has it; else the first interface of the machine's own.
+    """The address of the host name if an interface has it; else that of the first physical interface; else loopback.
 
-    Loopback where there is none. `interfaces` are in the kernel's order.
+    `interfaces` are in the kernel's order.
     """
     local = set(interfaces.values())
-    named = (address for address in resolved if address in local and not _is_loopback(address))
-    own = (address for name, address in interfaces.items() if not name.startswith(_FOREIGN_LEADS))
-    return next(named, None) or next(own, None) or _LOOPBACK
+    of_host_name = (address for address in resolved if address in local and not _is_loopback(address))
+    physical = (address for name, address in interfaces.items() if not name.startswith(_IGNORED_PREFIXES))
+    return next(of_host_name, None) or next(physical, None) or _LOOPBACK
 
 
 def _is_loopback(address: Address) -> bool:
@@ -43,21 +45,23 @@ def _interfaces() -> Iterator[tuple[str, Address]]:
             try:
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("16s24x", name.encode()))
             except OSError:
-                continue  # it has none, or is gone already
+                continue  # it has no IPv4 address, or was just deleted
+            # struct ifreq: 16 bytes of name, then sockaddr_in with family, port and address.
             yield name, _v4(answer[20:24])
 
 
 def _resolve_within(seconds: float) -> tuple[Address, ...]:
-    """What our host name resolves to; nothing when that takes too long, for the resolver itself knows no deadline."""
+    """The addresses of our host name; none if resolving takes longer."""
     found: list[Address] = []
 
     def resolve() -> None:
         try:
             _, _, texts = socket.gethostbyname_ex(socket.gethostname())
         except OSError:
-            return  # it stands for nothing
+            return  # it does not resolve
         found.extend(_v4(socket.inet_aton(text)) for text in texts)
 
+    # gethostbyname has no timeout of its own. A daemon thread that is stuck in it does not keep the process alive.
     thread = threading.Thread(target=resolve, name="resolve", daemon=True)
     thread.start()
     thread.join(seconds)

@@ -1,4 +1,4 @@
-"""The agent's REST on loopback: Contiv's routes (contiv 6.7), health, metrics, and why something was refused."""
+"""The agent's REST API on loopback: Contiv's routes (contiv 6.7), health, metrics, drops and traces."""
 
 from __future__ import annotations
 
@@ -12,52 +12,54 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from weft import __version__
 from weft.agent.cni.attachments import Attachments
+from weft.agent.dataplane.desired_state import Features
 from weft.agent.dataplane.executor import DatapathExecutor
 from weft.agent.dataplane.reconciler import Reconciler
-from weft.agent.dns.publisher import Names
+from weft.agent.dns_publisher import DnsPublisher
 from weft.agent.metrics import Metrics
 from weft.agent.observe.drops import DropLog
+from weft.agent.observe.node_state import find_inconsistencies, show_netns, show_port, show_service_stats
 from weft.agent.observe.readiness import Readiness
-from weft.agent.observe.rule_counters import Counts, count_rules
-from weft.agent.observe.svcstats import show_uses
-from weft.agent.observe.trace_api import ExplainingRest
+from weft.agent.observe.rule_counters import PolicyCounters, count_rules
+from weft.agent.observe.trace_api import TraceApi
 from weft.agent.settings import AgentSettings
-from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
-from weft.agent.store.node_ipam import NodeIpam
+from weft.agent.store.attachment_store import AttachmentStore, Stage
+from weft.agent.store.node_lease import NodeLease
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import DatapathFault, WeftError
-from weft.ports.datapath import Datapath, SpaceSurvey, VerdictCounters
+from weft.ports.datapath import Datapath, TenantNetnsReport, VerdictCounters
 from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response, own_pages_only
 from weft.runtime.logs import Log
 from weft.runtime.routes import Route, register
 
 log = Log("agent-rest")
 
-# How long the kernel may take to be looked at; it may be busy with workloads.
-SURVEY_WITHIN_S = 10.0
+# Reads wait for the datapath thread, which may be busy with ADDs for some seconds.
+SURVEY_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentParts:
-    """What the agent consists of, for those who look at it from outside."""
+class AgentComponents:
+    """The components of the agent that the API reads."""
 
     settings: AgentSettings
     cluster: Cluster
-    journal: AttachmentStore
-    holdings: NodeIpam
+    attachment_store: AttachmentStore
+    lease: NodeLease
     reconciler: Reconciler
     attachments: Attachments
     readiness: Readiness
     kernel: DatapathExecutor
     metrics: Metrics
     drops: DropLog
-    names: Names | None
+    features: Features
+    dns: DnsPublisher | None
     mtu: int
 
 
-class NotYet(WeftError):
-    """A route that answers when the feature behind it is there."""
+class NotAvailable(WeftError):
+    """The feature behind a route is not implemented, or is turned off."""
 
     code = "not-available"
 
@@ -65,76 +67,81 @@ class NotYet(WeftError):
 class AgentRest:
     """The routes of one agent."""
 
-    def __init__(self, parts: AgentParts) -> None:
-        self._parts = parts
-        self._explaining = ExplainingRest(
-            parts.cluster,
-            journal=parts.journal,
-            policies=parts.reconciler.policies,
-            drops=parts.drops,
-            kernel=parts.kernel,
+    def __init__(self, agent: AgentComponents) -> None:
+        self._agent = agent
+        self._explaining = TraceApi(
+            agent.cluster,
+            attachment_store=agent.attachment_store,
+            policies=agent.features.policies,
+            drops=agent.drops,
+            kernel=agent.kernel,
         )
 
     def routes(self) -> tuple[Route, ...]:
         return (
             Route(method="GET", path="/version", handler=self._version, about="Version of this agent"),
-            Route(method="GET", path="/healthz", handler=self._healthz, about="Whether the process lives"),
-            Route(method="GET", path="/readyz", handler=self._readyz, about="Whether workloads can start, or why not"),
+            Route(method="GET", path="/healthz", handler=self._healthz, about="Liveness"),
+            Route(method="GET", path="/readyz", handler=self._readyz, about="Readiness, with the reasons if not ready"),
             Route(method="GET", path="/metrics", handler=self._metrics, about="Prometheus metrics"),
-            Route(method="GET", path="/inspect/driver", handler=self._driver, about="What this node has and knows"),
-            Route(method="GET", path="/inspect/bgp", handler=_not_yet("BGP is not available yet"), about="BGP"),
-            Route(method="GET", path="/inspect/nameserver", handler=self._nameserver, about="The names of tenants"),
-            Route(method="GET", path="/svcstats", handler=self._svcstats, about="Who used which services of late"),
+            Route(method="GET", path="/inspect/driver", handler=self._driver, about="State of this node"),
+            Route(method="GET", path="/inspect/bgp", handler=_not_available("BGP is not available yet"), about="BGP"),
+            Route(method="GET", path="/inspect/nameserver", handler=self._nameserver, about="DNS records by tenant"),
+            Route(method="GET", path="/svcstats", handler=self._svcstats, about="Recent service traffic by client"),
             Route(method="DELETE", path="/debug/reclaimEndpoint/{id}", handler=self._reclaim,
                   about="Remove an attachment of this node by its endpoint id"),
             *self._explaining.routes(),
         )  # fmt: skip
 
     def app(self) -> web.Application:
+        # `own_pages_only` keeps a browser on this machine from being used against the API (CSRF).
         app = web.Application(middlewares=[errors_as_json, own_pages_only], client_max_size=MAX_BODY)
         register(app, self.routes())
         app.on_shutdown.append(self._end_followers)
         return app
 
     async def _end_followers(self, _: web.Application) -> None:
-        self._parts.drops.end_all()
+        self._agent.drops.end_all()
 
     async def _version(self, _: web.Request) -> web.Response:
         return json_response({"Version": __version__, "GitCommit": "", "BuildTime": ""})
 
     async def _healthz(self, _: web.Request) -> web.Response:
+        # Liveness only: a restart does not cure an unreachable store, so /readyz reports that.
         return json_response({"status": "alive"})
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        faults = self._parts.readiness.faults()
+        faults = self._agent.readiness.faults()
         return json_response({"ready": not faults, "reasons": faults}, status=503 if faults else 200)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        parts, metrics = self._parts, self._parts.metrics
-        stages = Counter(note.stage for note in parts.journal)
+        agent, metrics = self._agent, self._agent.metrics
+        stages = Counter(attachment.stage for attachment in agent.attachment_store)
+        # Every stage, also without attachments: a series that disappears looks like missing data.
         for stage in Stage:
             metrics.attachments.labels(stage).set(stages[stage])
-        silent = sum(parts.cluster.is_silent(node.name) for node in self._peers())
-        metrics.peers.labels("silent").set(silent)
-        metrics.peers.labels("alive").set(len(self._peers()) - silent)
+        peers = Counter(self._liveness(node) for node in self._peers())
+        for state in ("reachable", "unreachable"):
+            metrics.peers.labels(state).set(peers[state])
         metrics.blocks.set(self._blocks())
-        metrics.connected.set(parts.holdings.connected)
-        metrics.ready.set(not parts.readiness.faults())
-        metrics.revision.set(parts.reconciler.realised)
-        metrics.lag.set(parts.reconciler.lag)
-        metrics.repaired.set(parts.reconciler.repaired)
-        metrics.policy.told = parts.drops.total
+        metrics.store_connected.set(agent.lease.connected)
+        metrics.ready.set(not agent.readiness.faults())
+        metrics.realized_revision.set(agent.reconciler.applied_revision)
+        metrics.lag.set(agent.reconciler.lag)
+        metrics.datapath.drift_repairs = agent.reconciler.repaired
+        metrics.datapath.drop_events = agent.drops.total
         try:
-            async with asyncio.timeout(SURVEY_WITHIN_S):
-                metrics.policy.take(self._count(await parts.kernel.call(lambda datapath: datapath.counters())))
-        except (DatapathFault, TimeoutError) as error:  # the other figures are wanted all the more
-            log.warning("packets not counted", reason=str(error) or "the kernel is busy")
+            async with asyncio.timeout(SURVEY_TIMEOUT_S):
+                counters = await agent.kernel.call(lambda datapath: datapath.counters())
+            metrics.datapath.update_policy(self._count(counters))
+        except (DatapathFault, TimeoutError) as error:  # the other metrics are wanted all the more during a fault
+            log.warning("reading packet counters failed", reason=str(error) or "the datapath thread is busy")
         return web.Response(body=metrics.expose(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _driver(self, _: web.Request) -> web.Response:
-        parts, settings, faults = self._parts, self._parts.settings, self._parts.readiness.faults()
-        async with asyncio.timeout(SURVEY_WITHIN_S):
-            spaces, counters = await parts.kernel.call(_look)
+        agent, settings, faults = self._agent, self._agent.settings, self._agent.readiness.faults()
+        # One call for both, so that counters and devices are of the same moment.
+        async with asyncio.timeout(SURVEY_TIMEOUT_S):
+            reports, counters = await agent.kernel.call(_read_state)
         return json_response(
             {
                 "node": settings.host,
@@ -144,117 +151,74 @@ class AgentRest:
                 "ctrlIp": str(settings.ctrl_ip),
                 "vtepIp": str(settings.vtep_ip),
                 "vxlanPort": settings.vxlan_port,
-                "mtu": parts.mtu,
+                "mtu": agent.mtu,
                 "cniSocket": str(settings.cni_socket),
                 "runDir": str(settings.run_dir),
                 "ready": not faults,
                 "reasons": faults,
-                "storeInTouch": parts.holdings.connected,
-                "realisedRevision": parts.reconciler.realised,
-                "lag": parts.reconciler.lag,
-                "mended": parts.reconciler.repaired,
+                "storeConnected": agent.lease.connected,
+                "appliedRevision": agent.reconciler.applied_revision,
+                "lag": agent.reconciler.lag,
+                "driftRepairs": agent.reconciler.repaired,
                 "addressBlocks": self._blocks(),
-                "names": self._tell_names(),
+                "dns": self._dns_state(),
                 "policy": self._count(counters).shortened(),
-                "spaces": [_space(survey) for survey in spaces],
-                "ports": [_port(note) for note in parts.journal],
+                "tenantNamespaces": [show_netns(report) for report in reports],
+                "ports": [show_port(attachment) for attachment in agent.attachment_store],
                 "peers": [self._peer(node) for node in self._peers()],
-                "leaks": leaks(parts.journal, spaces),
+                "inconsistencies": find_inconsistencies(agent.attachment_store, reports),
             }
         )
 
     async def _svcstats(self, _: web.Request) -> web.Response:
-        async with asyncio.timeout(SURVEY_WITHIN_S):
-            uses = await self._parts.kernel.call(lambda datapath: datapath.service_uses())
-        return json_response(show_uses(uses, self._parts.reconciler.services.by_tenant))
+        async with asyncio.timeout(SURVEY_TIMEOUT_S):
+            flows = await self._agent.kernel.call(lambda datapath: datapath.service_flows())
+        return json_response(show_service_stats(flows, self._agent.features.services.by_tenant))
 
     async def _nameserver(self, _: web.Request) -> web.Response:
-        names = self._parts.names
-        if names is None:
-            return error_response(NotYet("there are no names here: --names-socket is none"), status=501)
-        return json_response(await names.inspect())
+        dns = self._agent.dns
+        if dns is None:
+            return error_response(NotAvailable("DNS is disabled on this node: --dns-socket is none"), status=501)
+        return json_response(await dns.inspect())
 
     async def _reclaim(self, request: web.Request) -> web.Response:
-        key = await self._parts.attachments.reclaim(request.match_info["id"])
+        key = await self._agent.attachments.reclaim(request.match_info["id"])
         return json_response({"reclaimed": str(key)})
 
-    def _tell_names(self) -> str:
-        names = self._parts.names
-        if names is None:
-            return "off"
-        return "served" if names.follows else "away"
+    def _dns_state(self) -> str:
+        dns = self._agent.dns
+        if dns is None:
+            return "disabled"
+        return "ok" if dns.in_sync else "unreachable"
 
-    def _count(self, counters: list[VerdictCounters]) -> Counts:
-        return count_rules(counters, self._parts.reconciler.policies.by_tenant)
+    def _count(self, counters: list[VerdictCounters]) -> PolicyCounters:
+        return count_rules(counters, self._agent.features.policies.by_tenant)
 
     def _peers(self) -> list[model.Node]:
-        own = self._parts.settings.host
-        return [node for node in self._parts.cluster.all(kinds.NODE) if node.name != own]
+        own = self._agent.settings.host
+        return [node for node in self._agent.cluster.all(kinds.NODE) if node.name != own]
 
     def _peer(self, node: model.Node) -> dict[str, Any]:
-        state = "silent" if self._parts.cluster.is_silent(node.name) else "alive"
+        state = self._liveness(node)
         return {"node": node.name, "vtepIp": node.vtep_ip, "ctrlIp": node.ctrl_ip, "state": state}
 
+    def _liveness(self, node: model.Node) -> str:
+        # An agent sees liveness only. Whether a peer is Ready is up to netmaster, which compares sync status.
+        return "unreachable" if self._agent.cluster.is_unreachable(node.name) else "reachable"
+
     def _blocks(self) -> int:
-        own = self._parts.settings.host
+        own = self._agent.settings.host
         return sum(
-            stored.value.owner == own for blocks in self._parts.cluster.blocks.values() for stored in blocks.values()
+            stored.value.owner == own for blocks in self._agent.cluster.blocks.values() for stored in blocks.values()
         )
 
 
-def leaks(journal: AttachmentStore, spaces: list[SpaceSurvey]) -> list[str]:
-    """Where the kernel and the ledger disagree, in words. A workload that is just coming or going may show here."""
-    noted = {
-        (note.wiring.port.tenant, note.wiring.port.interface): note
-        for note in journal
-        if note.wiring is not None and note.stage is not Stage.LEAVING
-    }
-    found = {(space.tenant, name) for space in spaces for name in space.ports}
-    lost = [(key, note) for key, note in noted.items() if key not in found and note.stage is Stage.ATTACHED]
-    return [
-        *(
-            f"device {name} of tenant {tenant} belongs to no attachment"
-            for tenant, name in sorted(found - noted.keys())
-        ),
-        *(f"attachment {note.endpoint.endpoint_id} has lost its device {name}" for (_, name), note in lost),
-    ]
+def _read_state(datapath: Datapath) -> tuple[list[TenantNetnsReport], list[VerdictCounters]]:
+    return datapath.inspect(), datapath.counters()
 
 
-def _look(datapath: Datapath) -> tuple[list[SpaceSurvey], list[VerdictCounters]]:
-    return datapath.survey(), datapath.counters()
-
-
-def _space(survey: SpaceSurvey) -> dict[str, Any]:
-    return {
-        "tenant": survey.tenant,
-        "ports": list(survey.ports),
-        "devices": list(survey.devices),
-        "faults": list(survey.faults),
-    }
-
-
-def _port(note: Attachment) -> dict[str, Any]:
-    endpoint, wiring = note.endpoint, note.wiring
-    return {
-        "tenant": endpoint.tenant,
-        "network": endpoint.network,
-        "group": endpoint.group,
-        "endpointID": endpoint.endpoint_id,
-        "containerID": endpoint.container_id,
-        "containerName": endpoint.container_name,
-        "ipAddress": endpoint.ip_address,
-        "ipv6Address": endpoint.ipv6_address,
-        "macAddress": endpoint.mac_address,
-        "interface": endpoint.interface,
-        "device": wiring.port.interface if wiring else "",
-        "netns": wiring.netns if wiring else "",
-        "stage": note.stage,
-        "published": note.published,
-    }
-
-
-def _not_yet(reason: str) -> Handler:
+def _not_available(reason: str) -> Handler:
     async def refuse(_: web.Request) -> web.Response:
-        return error_response(NotYet(reason), status=501)
+        return error_response(NotAvailable(reason), status=501)
 
     return refuse

@@ -1,4 +1,4 @@
-"""netplugin's settings: Contiv's flags and variables (contiv 1.2, 1.3) with defaults for one machine, and ours."""
+"""Settings of netplugin: Contiv's flags and variables (contiv 1.2, 1.3) with defaults for one machine, and ours."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from weft.options import (
 from weft.runtime.dns_control import SOCKET_NAME
 from weft.runtime.settings import BadSettings, Option, comma_list, host_port, one_of, read_settings, seconds
 
+# The store socket of a netmaster on the same machine.
 DEFAULT_NETMASTER = "unix:/var/lib/weft/store.sock"
+# Contiv's path (contiv 1.7).
 CONTIV_SOCKET = "/run/contiv/contiv-cni.sock"
 
 
@@ -47,6 +49,7 @@ def _node_name(text: str) -> NodeName:
 
 
 def _port(text: str) -> int:
+    # `host_port` has the range check.
     return host_port(f"any:{text}")[1]
 
 
@@ -81,7 +84,7 @@ def _loopback(text: str) -> tuple[str, int] | None:
         if ip_address(host).is_loopback:
             return host, port
     except ValueError:
-        pass  # a name, which may stand for anything
+        pass  # a host name may resolve to any address
     raise ValueError(f"{text!r} is not on loopback: it is served without TLS, so only as 127.0.0.1 or ::1")
 
 
@@ -93,57 +96,57 @@ OPTIONS = (
     Option(name="ctrl_ip", flags=("--ctrl-ip",), env="CONTROL_IP", default=None, read=_address,
            help="address of this agent; the one towards other machines"),
     Option(name="vtep_ip", flags=("--vtep-ip",), env="VTEP_IP", default=None, read=_address,
-           help="address at which our tunnels end; the one towards other machines"),
+           help="address of the tunnel endpoint (VTEP); the one towards other machines"),
     Option(name="vlan_uplinks", flags=("--vlan-uplinks", "--vlan-if"), env="VLAN_UPLINKS", default=(), read=comma_list,
-           help="comma list of interfaces; demanded with --netmode vlan"),
+           help="comma list of interfaces; required with --netmode vlan"),
     Option(name="vxlan_port", flags=("--vxlan-port",), env="VXLAN_PORT", default=4789, read=_port,
            help="UDP port of the tunnels; 4789"),
     Option(name="nat_exclude", flags=("--nat-exclude",), env="NAT_EXCLUDE", default=(), read=_subnets,
-           help="comma list of subnets outside that see pods by their own addresses, not by the node's; none"),
+           help="comma list of external subnets to which pods are not masqueraded; none"),
     Option(name="node_port_subnets", flags=("--nodeport-addresses",), env="NODEPORT_ADDRESSES", default=(),
-           read=_subnets, help="comma list of subnets; node ports are those of this host's addresses in them; all"),
+           read=_subnets, help="comma list of subnets; node ports are open on the host's addresses in them; all"),
     Option(name="datapath", flags=("--datapath",), env="DATAPATH", default="linux",
            read=one_of("linux", "ovs"), help="linux or ovs; linux"),
     Option(name="ovs_dir", flags=("--ovs-dir",), env="OVS_DIR", default=OVS_DIR, read=Path,
            help="directory of Open vSwitch's sockets, with --datapath ovs; /run/openvswitch"),
     Option(name="netmaster", flags=("--netmaster",), env="NETMASTER", default=(DEFAULT_NETMASTER,), read=_masters,
-           help=f"where the store is reached without etcd: unix:PATH or https://HOST:PORT,…; {DEFAULT_NETMASTER}"),
+           help=f"store endpoints at netmaster, without etcd: unix:PATH or https://HOST:PORT,…; {DEFAULT_NETMASTER}"),
     Option(name="tls_ca", flags=("--tls-ca",), env="TLS_CA", default=None, read=readable_file,
            help="CA of the masters, with --netmaster https://…"),
     Option(name="tls_cert", flags=("--tls-cert",), env="TLS_CERT", default=None, read=readable_file,
-           help="our certificate; its CN is the node's name"),
+           help="certificate of this node; its CN is the node's name"),
     Option(name="tls_key", flags=("--tls-key",), env="TLS_KEY", default=None, read=readable_file,
            help="key of --tls-cert"),
     Option(name="join_token", flags=("--join-token",), env="JOIN_TOKEN", default=None, read=Path,
-           help="file with the token by which netmaster, found through Kubernetes, gives this node its certificate; "
+           help="file with the token for enrollment at the netmaster that Kubernetes discovery finds; "
                 "instead of --netmaster and --tls-…"),
     Option(name="cni_socket", flags=("--cni-socket",), env="CNI_SOCKET", default=Path(SOCKET_PATH), read=Path,
-           help=f"where the CNI program reaches us; {SOCKET_PATH}"),
+           help=f"socket for the CNI plugin; {SOCKET_PATH}"),
     Option(name="cni_conf_dir", flags=("--cni-conf-dir",), env="CNI_CONF_DIR", default=CONF_DIR, read=Path,
-           help=f"where runtimes find CNI networks; lists that cannot work are refused; {CONF_DIR}"),
+           help=f"directory with the CNI configurations of the runtime; invalid chains are rejected; {CONF_DIR}"),
     Option(name="contiv_socket", flags=("--contiv-socket",), env="CONTIV_SOCKET", default="", read=str,
-           help=f"where callers of Contiv's form reach us, or none; {CONTIV_SOCKET} in mode kubernetes, else none"),
+           help=f"socket for Contiv's CNI protocol, or none; {CONTIV_SOCKET} in mode kubernetes, else none"),
     Option(name="rest_address", flags=("--rest-address",), env="REST_ADDRESS", default=("127.0.0.1", 9090),
-           read=_loopback, help="where REST and metrics are served, on loopback, or none; 127.0.0.1:9090"),
-    Option(name="names_socket", flags=("--names-socket",), env="NAMES_SOCKET", default="", read=str,
-           help=f"where netdns takes names, or none for no names; {SOCKET_NAME} in --run-dir"),
+           read=_loopback, help="loopback address of REST and metrics, or none; 127.0.0.1:9090"),
+    Option(name="dns_socket", flags=("--dns-socket",), env="DNS_SOCKET", default="", read=str,
+           help=f"control socket of netdns, or none to disable DNS; {SOCKET_NAME} in --run-dir"),
     DOMAIN_OPTION,
     Option(name="run_dir", flags=("--run-dir",), env="RUN_DIR", default=Path("/run/weft"), read=Path,
-           help="directory in which tenants' namespaces are pinned; /run/weft"),
+           help="directory with the pinned tenant netns; /run/weft"),
     Option(name="data_dir", flags=("--data-dir",), env="DATA_DIR", default=Path("/var/lib/weft"), read=Path,
-           help="directory of the ledger; /var/lib/weft"),
+           help="directory of the attachment log; /var/lib/weft"),
     Option(name="node_ttl", flags=("--node-ttl",), env="NODE_TTL", default=2.0, read=seconds,
-           help="seconds after which this node counts as silent; 2"),
+           help="seconds after which this node counts as unreachable; 2"),
     Option(name="offline_limit", flags=("--offline-limit",), env="OFFLINE_LIMIT", default=3600.0, read=seconds,
-           help="seconds for which pods start without the store; not more than netmaster's; 3600"),
+           help="seconds for which pods may start while the store is unreachable; at most netmaster's; 3600"),
     Option(name="stale_after", flags=("--stale-after",), env="STALE_AFTER", default=10.0, read=seconds,
-           help="seconds for which this node may be behind the store and still count as ready; 10"),
+           help="seconds for which this node may lag behind the store and stay ready; 10"),
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """All of netplugin's settings, checked."""
+    """All settings of netplugin, validated."""
 
     mode: str
     store: StoreSettings
@@ -165,7 +168,7 @@ class AgentSettings:
     cni_conf_dir: Path
     contiv_socket: Path | None
     rest_address: tuple[str, int] | None
-    names_socket: Path | None
+    dns_socket: Path | None
     domain: str
     run_dir: Path
     data_dir: Path
@@ -176,63 +179,65 @@ class AgentSettings:
 
 def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> AgentSettings:
     """The settings, or `BadSettings` with every fault."""
-    given = read_settings("netplugin", OPTIONS, argv=argv, environ=environ, version=f"netplugin {__version__}")
+    values = read_settings("netplugin", OPTIONS, argv=argv, environ=environ, version=f"netplugin {__version__}")
     faults: list[str] = []
-    store = store_settings(given, faults, embedded=given["data_dir"])
-    host = given["host"]
+    store = store_settings(values, faults, embedded=values["data_dir"])
+    host = values["host"]
     if host is None:
         try:
             host = _node_name(socket.gethostname())
         except ValueError as error:
-            faults.append(f"--host: the host name is not a node's name, give one: {error}")
-    if given["netmode"] == "vlan" and not given["vlan_uplinks"]:
-        faults.append("--vlan-uplinks is demanded with --netmode vlan")
-    if given["netmode"] == "vlan" and given["datapath"] == "linux":
+            faults.append(f"--host: the host name is not a valid node name, give one: {error}")
+    if values["netmode"] == "vlan" and not values["vlan_uplinks"]:
+        faults.append("--vlan-uplinks is required with --netmode vlan")
+    if values["netmode"] == "vlan" and values["datapath"] == "linux":
         faults.append("--netmode vlan: the linux datapath carries no VLAN tags; use vxlan")
-    if given["join_token"] and given["mode"] != "kubernetes":
-        faults.append("--join-token: netmaster is found through Kubernetes, so with --mode kubernetes only")
-    if bool(given["tls_cert"]) != bool(given["tls_key"]):
+    if values["join_token"] and values["mode"] != "kubernetes":
+        faults.append("--join-token needs --mode kubernetes: netmaster is discovered through Kubernetes")
+    if bool(values["tls_cert"]) != bool(values["tls_key"]):
         faults.append("--tls-cert and --tls-key go together")
-    joins = None
-    if isinstance(store, SqliteStoreSettings):  # the embedded store is netmaster's
-        store = _remote(given, str(host))
-        joins = given["join_token"]
+    join_token = None
+    if isinstance(store, SqliteStoreSettings):  # the embedded store is netmaster's: an agent reaches it by netmaster
+        store = _remote(values, str(host))
+        join_token = values["join_token"]
     if faults:
         raise BadSettings(faults)
-    default = _named(given) or default_address()
+    # Detecting an address may take seconds (a slow resolver), so it is skipped when both are given.
+    default = _explicit_address(values) or default_address()
     return AgentSettings(
-        **{name: given[name] for name in (
+        # Settings that are taken over as they are.
+        **{name: values[name] for name in (
             "mode", "log_level", "json_log", "vxlan_port", "vlan_uplinks", "nat_exclude", "node_port_subnets",
             "datapath", "ovs_dir", "cni_socket", "cni_conf_dir", "rest_address", "domain", "run_dir", "data_dir",
             "node_ttl", "offline_limit", "stale_after",
         )},
         store=store,
-        join_token=joins,
-        kubernetes=kubernetes_settings(given),
-        contiv_socket=_contiv_socket(given),
-        names_socket=_names_socket(given),
-        syslog=given["syslog"] if given["use_syslog"] else None,
+        join_token=join_token,
+        kubernetes=kubernetes_settings(values),
+        contiv_socket=_contiv_socket(values),
+        dns_socket=_dns_socket(values),
+        syslog=values["syslog"] if values["use_syslog"] else None,
         host=host,
-        ctrl_ip=given["ctrl_ip"] or default,
-        vtep_ip=given["vtep_ip"] or default,
+        ctrl_ip=values["ctrl_ip"] or default,
+        vtep_ip=values["vtep_ip"] or default,
     )  # fmt: skip
 
 
-def _named(given: Mapping[str, Any]) -> Address | None:
-    """An address that was given, when both were, so that nobody has to find one out."""
-    return given["ctrl_ip"] if given["ctrl_ip"] and given["vtep_ip"] else None
+def _explicit_address(values: Mapping[str, Any]) -> Address | None:
+    return values["ctrl_ip"] if values["ctrl_ip"] and values["vtep_ip"] else None
 
 
-def _contiv_socket(given: Mapping[str, Any]) -> Path | None:
-    text = given["contiv_socket"] or (CONTIV_SOCKET if given["mode"] == "kubernetes" else "none")
+def _contiv_socket(values: Mapping[str, Any]) -> Path | None:
+    # Empty: not given. "none" turns the socket off.
+    text = values["contiv_socket"] or (CONTIV_SOCKET if values["mode"] == "kubernetes" else "none")
     return None if text == "none" else Path(text)
 
 
-def _names_socket(given: Mapping[str, Any]) -> Path | None:
-    text = given["names_socket"] or str(given["run_dir"] / SOCKET_NAME)
+def _dns_socket(values: Mapping[str, Any]) -> Path | None:
+    text = values["dns_socket"] or str(values["run_dir"] / SOCKET_NAME)
     return None if text == "none" else Path(text)
 
 
-def _remote(given: Mapping[str, Any], host: str) -> RemoteStoreSettings:
-    files = {name: str(given[f"tls_{name}"] or "") for name in ("ca", "cert", "key")}
-    return RemoteStoreSettings(endpoints=given["netmaster"], node=host, **files)
+def _remote(values: Mapping[str, Any], host: str) -> RemoteStoreSettings:
+    files = {name: str(values[f"tls_{name}"] or "") for name in ("ca", "cert", "key")}
+    return RemoteStoreSettings(endpoints=values["netmaster"], node=host, **files)

@@ -1,4 +1,4 @@
-"""The CNI plugin: the program a runtime executes, what it says to the agent, and the words of the CNI specification.
+"""The CNI plugin: the program that runtimes execute, its protocol with the agent, and the types of the specification.
 
-Standard library only; nothing else of ours is imported here, and `main.py` imports nothing but built-in modules.
+Standard library only. Nothing else of weft is imported here, and `main.py` imports nothing but built-in modules.
 """

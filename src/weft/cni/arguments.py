@@ -1,4 +1,4 @@
-"""`CNI_ARGS`: what Kubernetes, podman and Nomad say about the container in the environment (C-016, cni 3)."""
+"""Parses `CNI_ARGS`: what Kubernetes, podman and Nomad pass about the container in the environment (C-016, cni 3)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from ipaddress import ip_interface
 from weft.cni.errors import CniError, Code
 from weft.cni.result import IPAddress
 
-# Arguments and labels that choose tenant, network and group: `io.contiv.tenant` and so on.
+# Arguments and labels that select tenant, network and group: `io.contiv.tenant` and so on.
 LABEL_PREFIX = "io.contiv."
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}")
+# The group bit of the first octet (IEEE 802): no interface may have such an address.
 _MULTICAST = 0x01
 
 _POD_NAMESPACE = "K8S_POD_NAMESPACE"
@@ -22,12 +23,13 @@ _POD_NAME = "K8S_POD_NAME"
 _POD_UID = "K8S_POD_UID"
 _POD_SANDBOX = "K8S_POD_INFRA_CONTAINER_ID"
 _POD = (_POD_NAMESPACE, _POD_NAME, _POD_UID, _POD_SANDBOX)
+# `GATEWAY` is accepted and ignored: the gateway is the network's.
 _KNOWN = frozenset((*_POD, "IP", "MAC", "GATEWAY", "IgnoreUnknown"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """The arguments by meaning; what was not said is empty. `others` holds those of no meaning to us."""
+    """The arguments; absent ones are empty. `others` are those that have no meaning here."""
 
     pod_namespace: str = ""
     pod_name: str = ""
@@ -69,7 +71,7 @@ def parse_arguments(text: str, *, refuse_unknown: bool) -> Arguments:
 
 
 def parse_addresses(texts: Iterable[str]) -> tuple[IPAddress, ...]:
-    """Requested addresses; `ValueError` when one is none. A prefix may follow, but the network's own is what counts."""
+    """Requested addresses; `ValueError` when one is invalid. A prefix length is accepted and ignored."""
     return tuple(ip_interface(text).ip for text in texts)
 
 
@@ -89,6 +91,7 @@ def _split(text: str) -> dict[str, str]:
         key, equals, value = pair.partition("=")
         if not key or not equals:
             raise CniError(Code.BAD_ENVIRONMENT, f"CNI_ARGS: {pair!r:.80} is not of the form KEY=VALUE")
+        # Two values of one key mean that somebody appended to the string: which one counts would be a guess.
         if key in pairs:
             raise CniError(Code.BAD_ENVIRONMENT, f"CNI_ARGS names {key!r:.80} twice")
         pairs[key] = value

@@ -1,7 +1,7 @@
-"""What a caller may ask for beside an interface: capabilities, labels and static settings of the network configuration.
+"""Parses what a request asks for: runtime capabilities, labels, and static settings of the network configuration.
 
-Sources of the same thing, strongest first: `runtimeConfig`, `args.cni`, `CNI_ARGS` (P-11, P-45). Labels written into
-the configuration by its administrator bind: an argument that says otherwise is refused, never silently lost.
+Order of precedence: `runtimeConfig`, `args.cni`, `CNI_ARGS` (P-11, P-45). Labels in the network configuration are the
+administrator's: a different value in an argument is rejected, never silently dropped.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from weft.cni.json_reader import Document
 from weft.cni.portmap_bandwidth import NO_LIMITS, PORTS, RATES, Bandwidth, PortMapping, parse_bandwidth, parse_ports
 from weft.cni.result import Dns, IPAddress, parse_dns
 
-# The capability by which containerd and CRI-O hand over a pod's annotations.
+# The capability by which containerd and CRI-O pass a pod's annotations.
 ANNOTATIONS = "io.kubernetes.cri.pod-annotations"
 
-# The capabilities that a configuration of ours declares.
+# The capabilities that our network configuration declares: runtimes pass only declared ones.
 CAPABILITIES = ("aliases", RATES, "dns", "ips", "mac", PORTS, ANNOTATIONS)
 
+# Host names, and underscores as podman writes them.
 _ALIAS = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What was asked for; empty where nothing was. `dns` is None when nobody spoke of it, and binds when empty."""
+    """The requested capabilities; empty where absent. `dns` is None when absent; an empty one is a request for none."""
 
     addresses: tuple[IPAddress, ...] = ()
     mac: str = ""
@@ -39,10 +40,11 @@ class Capabilities:
     annotations: Mapping[str, str]
 
 
-def parse_wishes(config: Document, arguments: Arguments, *, network: str) -> Capabilities:
-    """All wishes of a request; what cannot be read is code 7, what we can never do is code 2."""
+def parse_capabilities(config: Document, arguments: Arguments, *, network: str) -> Capabilities:
+    """The capabilities of a request; code 7 for what cannot be read, code 2 for what is not supported."""
+    # A configured IPAM plugin would never be called: rejected, so that its ranges are not believed to be in use.
     if ipam := config.child("ipam").text("type"):
-        raise CniError(Code.UNSUPPORTED_FIELD, f"ipam.type {ipam!r} is not supported: addresses are our own to give")
+        raise CniError(Code.UNSUPPORTED_FIELD, f"ipam.type {ipam!r} is not supported: weft allocates addresses itself")
     runtime = config.child("runtimeConfig")
     args = config.child("args")
     cni = args.child("cni")
@@ -64,15 +66,17 @@ def parse_wishes(config: Document, arguments: Arguments, *, network: str) -> Cap
 
 
 def _dns(config: Document, runtime: Document) -> Dns | None:
-    """The runtime's word, else the configuration's; a word is any member, be it an empty list (P-10)."""
-    spoken = runtime.child("dns").in_any_case()
-    if any(name in spoken for name in ("servers", "searches", "options")):
+    """The runtime's, else the configuration's. Any member counts, even an empty list (P-10)."""
+    requested = runtime.child("dns").in_any_case()
+    if any(name in requested for name in ("servers", "searches", "options")):
         return Dns(
-            nameservers=spoken.texts("servers"), search=spoken.texts("searches"), options=spoken.texts("options")
+            nameservers=requested.texts("servers"),
+            search=requested.texts("searches"),
+            options=requested.texts("options"),
         )
-    written = config.child("dns")
-    if any(name in written for name in ("nameservers", "domain", "search", "options")):
-        return parse_dns(written)
+    configured = config.child("dns")
+    if any(name in configured for name in ("nameservers", "domain", "search", "options")):
+        return parse_dns(configured)
     return None
 
 
@@ -80,8 +84,8 @@ def _aliases(runtime: Document, *, network: str) -> tuple[str, ...]:
     """A list of names, or podman's form: lists by network name."""
     listed = isinstance(runtime.raw("aliases"), list)
     aliases = runtime.texts("aliases") if listed else runtime.child("aliases").texts(network)
-    if unfit := [alias for alias in aliases if not _ALIAS.fullmatch(alias)]:
-        raise CniError(Code.BAD_CONFIG, f"{runtime.place('aliases')}: {unfit[0]!r:.80} is not a name")
+    if invalid := [alias for alias in aliases if not _ALIAS.fullmatch(alias)]:
+        raise CniError(Code.BAD_CONFIG, f"{runtime.place('aliases')}: {invalid[0]!r:.80} is not a name")
     return aliases
 
 
@@ -90,14 +94,16 @@ def _listed_labels(holder: Document) -> dict[str, str]:
 
 
 def _mesos_labels(args: Document) -> dict[str, str]:
+    # Mesos' network/cni isolator puts the labels of the task's NetworkInfo here.
     return _listed_labels(args.child("org.apache.mesos").child("network_info").child("labels"))
 
 
-def _labels(config: Document, asked: Mapping[str, str]) -> Mapping[str, str]:
-    bound = config.mapping("labels")
-    for key, value in bound.items():
-        if asked.get(key, value) != value:
+def _labels(config: Document, requested: Mapping[str, str]) -> Mapping[str, str]:
+    binding = config.mapping("labels")
+    for key, value in binding.items():
+        if requested.get(key, value) != value:
             raise CniError(
-                Code.BAD_CONFIG, f"label {key} is {value!r} by the network configuration: {asked[key]!r:.80} is refused"
+                Code.BAD_CONFIG,
+                f"label {key} is {value!r} by the network configuration: {requested[key]!r:.80} is rejected",
             )
-    return {**asked, **bound}
+    return {**requested, **binding}

@@ -1,8 +1,8 @@
-"""Chains that cannot work: lists in which a plugin that acts on the host end stands beside ours.
+"""Finds plugin chains that cannot work: those that chain ours with a plugin that acts on the host end of the veth.
 
-Such a plugin looks for an attachment's host end, and its packets, in the host's own network namespace; ours are in the
-tenant's. It fails each ADD, or succeeds and does nothing. A plugin is not told who comes after it: who wants to know
-reads the lists.
+Such a plugin looks for the host end, and for its packets, in the host's network namespace; ours are in the tenant's. It
+fails each ADD, or succeeds and has no effect. A plugin does not learn from CNI what follows it in the chain, so the
+configuration files are read.
 """
 
 from __future__ import annotations
@@ -16,68 +16,70 @@ from typing import NamedTuple
 
 from weft.cni.request import is_name
 
-# Where runtimes look for networks, unless they were told otherwise.
+# Where runtimes look for network configurations by default.
 CONF_DIR = Path("/etc/cni/net.d")
 
 _SUFFIXES = frozenset({".conf", ".conflist", ".json"})
 
-# A folder may change twice within one tick of its clock, which does not show; so one that has just changed is read.
+# Two changes within one tick of the file system's clock have the same mtime. So a folder that changed within the last
+# second is read again even if its mtime is unchanged.
 _TICK_NS = 1_000_000_000
 
 HOST_END_PLUGINS = frozenset({"bandwidth", "firewall", "portmap"})
 
 
 class Chain(NamedTuple):
-    """The plugins of one network by name, in order, and the file that lists them."""
+    """The plugins of one network in order, and the file that lists them."""
 
     file: Path
     network: str
     plugins: tuple[str, ...]
 
-    def names(self, ours: Collection[str]) -> bool:
-        """Whether it calls a plugin of these names."""
+    def calls(self, ours: Collection[str]) -> bool:
+        """Whether it calls a plugin of one of these names."""
         return any(plugin in ours for plugin in self.plugins)
 
     def fault(self, ours: Collection[str]) -> str:
-        """What is wrong with calling ours in this chain; empty when nothing is."""
-        misplaced = [plugin for plugin in self.plugins if plugin in HOST_END_PLUGINS]
-        if not misplaced or not self.names(ours):
+        """Why ours cannot work in this chain; empty when it can."""
+        incompatible = [plugin for plugin in self.plugins if plugin in HOST_END_PLUGINS]
+        if not incompatible or not self.calls(ours):
             return ""
-        return f"{self.file} chains {' and '.join(misplaced)}, which cannot act on the host ends of our attachments"
+        return f"{self.file} chains {' and '.join(incompatible)}, which cannot act on the host ends of our attachments"
 
 
 class Chains:
-    """What is wrong with the chains of a folder. They are read again when a file has changed; looking takes no time."""
+    """The faults of the chains of a folder. Files are read again only when one has changed."""
 
     def __init__(self, folder: Path, *, ours: Collection[str]) -> None:
         self._folder = str(folder)
         self._ours = ours
-        # The folder and what is in it.
+        # The folder itself, for files that come and go, and its files.
         self._paths: tuple[str, ...] = (self._folder,)
         self._seen: list[tuple[int, int]] = []
         self._faults: Mapping[str, str] = {}
 
     def fault(self, network: str) -> str:
-        """What is wrong with calling ours for a network; empty when nothing is, or nobody lists it."""
-        seen = [*map(_stamp, self._paths)]
+        """Why ours cannot work for a network; empty when it can, or when no file lists the network."""
+        # A few lstat calls per ADD.
+        seen = [*map(_version, self._paths)]
         if seen != self._seen or seen[0][0] > time_ns() - _TICK_NS:
             self._read()
         return self._faults.get(network, "")
 
     def _read(self) -> None:
-        """Look before reading: what changes meanwhile is seen the next time."""
-        folder = _stamp(self._folder)
+        # Versions are taken before the files are read: a change in between is then seen by the next call.
+        folder = _version(self._folder)
         try:
             files = sorted(entry.path for entry in os.scandir(self._folder))
         except FileNotFoundError:
             files = []
         self._paths = (self._folder, *files)
-        self._seen = [folder, *map(_stamp, files)]
+        self._seen = [folder, *map(_version, files)]
         self._faults = {chain.network: chain.fault(self._ours) for chain in read_chains(Path(self._folder))}
 
 
-def _stamp(path: str) -> tuple[int, int]:
-    """What is another when a file is, or what a folder holds."""
+def _version(path: str) -> tuple[int, int]:
+    """Differs when the file, or the listing of the folder, has changed."""
     try:
         stat = os.lstat(path)
     except OSError:
@@ -86,14 +88,14 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def read_chains(folder: Path) -> Iterator[Chain]:
-    """All chains of a folder. Files that no runtime could read are left out: they are nobody's."""
+    """All chains of a folder. Files that no runtime could read are skipped."""
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if file.suffix in _SUFFIXES and file.is_file() and (chain := read_chain(file)):
             yield chain
 
 
 def read_chain(file: Path) -> Chain | None:
-    """The chain in a file, be it a list or a single plugin; None when there is none."""
+    """The chain in a file, which has a list or a single plugin; None when there is none."""
     network = _read_object(file)
     listed = network.get("plugins", [network])
     members = [*(listed if isinstance(listed, list) else ()), *map(_read_object, _more_plugins(file, network))]
@@ -103,7 +105,7 @@ def read_chain(file: Path) -> Chain | None:
 
 
 def _more_plugins(file: Path, network: Mapping[str, object]) -> Iterable[Path]:
-    """A list goes on in the folder of the network's name, unless it says otherwise (C-028)."""
+    """A list continues in the folder of the network's name, unless it says otherwise (C-028)."""
     name = network.get("name")
     if file.suffix != ".conflist" or network.get("loadOnlyInlinedPlugins") in (True, "true"):
         return ()

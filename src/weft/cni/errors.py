@@ -1,4 +1,4 @@
-"""Errors as the CNI specification numbers and writes them (C-002, cni 2)."""
+"""CNI errors: their codes and their JSON (C-002, cni 2)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Code(IntEnum):
-    """The codes we give: the specification's up to 99, ours from 100 on."""
+    """The error codes: the specification defines those below 100, ours begin at 100."""
 
     INCOMPATIBLE_VERSION = 1
     # The message names the member and its value.
@@ -24,7 +24,7 @@ class Code(IntEnum):
     TRY_LATER = 11
     # STATUS only: ADD cannot be served.
     UNAVAILABLE = 50
-    # STATUS only: and containers that are attached may suffer too.
+    # STATUS only: and the connectivity of attached containers may be limited.
     UNAVAILABLE_AND_LIMITED = 51
     FAILED = 100
     # No address is left.
@@ -33,7 +33,7 @@ class Code(IntEnum):
 
 
 class CniError(Exception):
-    """A failure as the runtime is told of it."""
+    """An error in the form of the CNI specification, for the runtime."""
 
     def __init__(self, code: int, message: str, *, details: str = "") -> None:
         super().__init__(f"{message}; {details}" if details else message)

@@ -1,9 +1,8 @@
-"""`weft install-cni`: put the CNI plugin and its configuration where runtimes look for them.
+"""`weft install-cni`: installs the CNI plugin and its configuration where runtimes look for them.
 
-Every file appears whole under its name or not at all (temporary name, fsync, rename), so a runtime never executes half
-a program and never meets "text file busy" (C-119). Running it again changes nothing. What others put there is neither
-replaced nor removed, unless `--force` says so; a list that chains us with what cannot work beside us is refused in any
-case. Nothing is written before all of it is known to be allowed.
+Files are replaced atomically, so a runtime never executes half a program and never gets ETXTBSY (C-119). Running it
+again changes nothing. Foreign files are neither replaced nor removed, unless `--force` is set; a list that chains us
+with an incompatible plugin is refused in any case. Everything is checked before anything is written.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ WEFT_CONF = "10-weft.conflist"
 CONTIV_CONF = "1-contiv.conf"
 BUILD_SECONDS = 120.0
 
-# Found in every shim, C or Python: so a process with no memory knows what is ours.
+# In every shim, C or Python: it identifies our programs, whoever installed them.
 _MARK = b"weft-cni: the CNI plugin of weft"
 
 _SOURCES = Path(__file__).parent
@@ -42,52 +41,57 @@ print(sys.modules["_frozen_importlib_external"].MAGIC_NUMBER)
 sys.stdout.flush()
 sys.stdout.buffer.write(marshal.dumps(code))
 """
-# What Python runs, from the first line. Given the file itself, it would look whether that is an archive, and parse
-# all of it.
+# The program of `python -c` in the first line. Given the file itself, Python would first check whether it is a zip
+# archive, and would then parse all of it.
 _LOAD_SECOND_LINE = b'import sys;f=open(sys.argv[1],"rb");f.readline();exec(f.readline())'
 _LOAD_REST = b"""import marshal; \
-is_that_kind = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == %b; \
-exec(marshal.loads(f.read()) if is_that_kind else f.read()[%d:]) \
+is_same_python = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == %b; \
+exec(marshal.loads(f.read()) if is_same_python else f.read()[%d:]) \
 # Made by weft install-cni: what follows is main.py of weft.cni, compiled and then as it is.
 """
-# In bytes; a kernel before 5.1 cuts it there.
-_LONGEST_FIRST_LINE = 127
+# In bytes; kernels before 5.1 truncate a longer interpreter line.
+_MAX_FIRST_LINE = 127
 
 
 class InstallError(Exception):
-    """Nothing was changed, and why."""
+    """Why nothing was changed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Install or uninstall; 0 when all is as asked, 2 when it was refused."""
+    """Install or uninstall; 0 on success, 2 when it was refused."""
     parser = argparse.ArgumentParser(
-        prog="weft install-cni", description="Put the CNI plugin and its configuration where runtimes look for them."
+        prog="weft install-cni",
+        description="Install the CNI plugin and its configuration where runtimes look for them.",
     )
-    parser.add_argument("--bin-dir", type=Path, default=Path("/opt/cni/bin"), help="where plugins are; /opt/cni/bin")
-    parser.add_argument("--conf-dir", type=Path, default=CONF_DIR, help=f"where networks are; {CONF_DIR}")
     parser.add_argument(
-        "--shim", default="auto", help="c, python, a program built before, or auto: c where it can be built; auto"
+        "--bin-dir", type=Path, default=Path("/opt/cni/bin"), help="directory of CNI plugins; /opt/cni/bin"
     )
-    parser.add_argument("--python", default="/usr/bin/python3", help="what runs the Python shim; /usr/bin/python3")
+    parser.add_argument(
+        "--conf-dir", type=Path, default=CONF_DIR, help=f"directory of network configurations; {CONF_DIR}"
+    )
+    parser.add_argument(
+        "--shim", default="auto", help="c, python, the path of a built shim, or auto: c where it can be built; auto"
+    )
+    parser.add_argument("--python", default="/usr/bin/python3", help="interpreter of the Python shim; /usr/bin/python3")
     parser.add_argument(
         "--config", choices=("weft", "contiv", "none"), default="weft", help=f"{WEFT_CONF}, {CONTIV_CONF} or none; weft"
     )
     parser.add_argument("--network", default="weft", help=f"name of the network in {WEFT_CONF}; weft")
-    parser.add_argument("--force", action="store_true", help="replace what others put there")
-    parser.add_argument("--uninstall", action="store_true", help="remove what is ours, and only that")
+    parser.add_argument("--force", action="store_true", help="replace foreign files")
+    parser.add_argument("--uninstall", action="store_true", help="remove our files, and only those")
     args = parser.parse_args(argv)
     try:
         if args.uninstall:
-            told = uninstall(bin_dir=args.bin_dir, conf_dir=args.conf_dir)
+            report = uninstall(bin_dir=args.bin_dir, conf_dir=args.conf_dir)
         else:
-            told = install(
+            report = install(
                 bin_dir=args.bin_dir,
                 conf_dir=args.conf_dir,
                 program=build_program(args.shim, python=args.python),
                 config=_config(args.config, network=args.network),
                 force=args.force,
             )
-        for line in told:
+        for line in report:
             sys.stdout.write(f"{line}\n")
     except (InstallError, OSError) as error:
         sys.stderr.write(f"weft install-cni: {error}\n")
@@ -98,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def install(
     *, bin_dir: Path, conf_dir: Path, program: bytes, config: tuple[str, bytes] | None, force: bool
 ) -> list[str]:
-    """Put everything in its place, the configuration last: it is what makes a runtime call. Tells what was done."""
+    """Install everything, the configuration last: it makes runtimes call the plugin. Returns what was done."""
     targets = [bin_dir / PROGRAM, *(bin_dir / alias for alias in ALIASES)]
     foreign = [path for path in targets if _is_there(path) and not _is_our_program(path)]
     conf = None if config is None else conf_dir / config[0]
@@ -109,21 +113,23 @@ def install(
     staying = [chain for chain in read_chains(conf_dir) if not (force and chain.file == conf)]
     if faults := [fault for chain in staying if (fault := chain.fault(NAMES))]:
         raise InstallError(f"{'; '.join(faults)}: take them out of the list")
+    # From here on things are changed.
     bin_dir.mkdir(parents=True, exist_ok=True)
     kind = "Python" if program.startswith(b"#!") else "C"
-    told = [f"{_tell(targets[0], place_file(targets[0], program, mode=0o755))} ({kind})"]
-    told += [_tell(alias, place_link(alias, PROGRAM)) for alias in targets[1:]]
+    report = [f"{_report(targets[0], place_file(targets[0], program, mode=0o755))} ({kind})"]
+    report += [_report(alias, place_link(alias, PROGRAM)) for alias in targets[1:]]
     if conf is not None and config is not None:
         conf_dir.mkdir(parents=True, exist_ok=True)
+        # An administrator may have edited it.
         if conf.exists() and conf.read_bytes() != config[1] and not force:
-            told.append(f"kept {conf}: it differs from what would be written; --force replaces it")
+            report.append(f"kept {conf}: it differs from what would be written; --force replaces it")
         else:
-            told.append(_tell(conf, place_file(conf, config[1], mode=0o644)))
-    return told
+            report.append(_report(conf, place_file(conf, config[1], mode=0o644)))
+    return report
 
 
 def uninstall(*, bin_dir: Path, conf_dir: Path) -> list[str]:
-    """Remove what is ours, the configuration first, so that no runtime calls what is gone. Tells what was done."""
+    """Remove our files, the configuration first, so that no runtime calls a missing plugin. Returns what was done."""
     configs = [path for path in (conf_dir / WEFT_CONF, conf_dir / CONTIV_CONF) if path.exists()]
     programs = [path for path in (*(bin_dir / alias for alias in ALIASES), bin_dir / PROGRAM) if _is_there(path)]
     ours = [*filter(_is_our_config, configs), *filter(_is_our_program, programs)]
@@ -134,7 +140,7 @@ def uninstall(*, bin_dir: Path, conf_dir: Path) -> list[str]:
 
 
 def build_program(shim: str, *, python: str) -> bytes:
-    """The bytes of the shim asked for: `auto`, `c`, `python`, or the path of one that was built before."""
+    """The bytes of the requested shim: `auto`, `c`, `python`, or the path of a built one."""
     if shim == "python" or (shim == "auto" and not _compilers()):
         return _script(python)
     if shim in {"auto", "c"}:
@@ -151,13 +157,12 @@ def build_program(shim: str, *, python: str) -> bytes:
 
 
 def _compilers() -> list[str]:
-    """The best first: what is built with musl starts in half the time, because glibc asks the processor what it can do,
-    and under a hypervisor each such question takes long."""
+    # musl first: its programs start in half the time. glibc executes CPUID at every start, which traps to a hypervisor.
     return [path for name in ("musl-gcc", "cc", "gcc", "clang") if (path := shutil.which(name))]
 
 
 def _compile() -> bytes:
-    """Built statically, so that it runs on any machine of the kind; without a static C library it cannot be."""
+    """The C shim, linked statically, so that it runs on any distribution; this needs a static C library."""
     fault = "there is no C compiler"
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         output = Path(folder, PROGRAM)
@@ -174,16 +179,16 @@ def _compile() -> bytes:
 
 
 def _script(python: str) -> bytes:
-    """The Python shim, compiled where it can be: that takes as long as all the rest of it.
+    """The Python shim, precompiled if possible: compiling takes as long as everything else that it does.
 
-    An interpreter of another kind, such as the next version of the machine's, finds the source and compiles that.
+    Another version of Python, such as after an upgrade of the machine, finds the source behind it and compiles that.
     """
     if not Path(python).exists():
         raise InstallError(f"there is no {python} to run the Python shim, and no C shim: give --python or --shim")
     _, _, source = (_SOURCES / "main.py").read_bytes().partition(b"\n")
     plain = b"#!%s -IS\n" % python.encode()
     first = plain[:-1] + b"c%s\n" % _LOAD_SECOND_LINE
-    if len(first) > _LONGEST_FIRST_LINE:
+    if len(first) > _MAX_FIRST_LINE:
         return plain + source
     try:
         command = [python, "-IS", "-c", _COMPILE]
@@ -195,7 +200,7 @@ def _script(python: str) -> bytes:
 
 
 def _config(style: str, *, network: str) -> tuple[str, bytes] | None:
-    """File name and content. Old runtimes read `cniVersion`, new ones take the best of `cniVersions`."""
+    """File name and content. Old runtimes read `cniVersion`, new ones select from `cniVersions`."""
     if style == "none":
         return None
     if style == "contiv":
@@ -222,10 +227,10 @@ def _is_our_program(path: Path) -> bool:
 
 
 def _is_our_config(path: Path) -> bool:
-    """Whether it calls our plugin, edited by hand or not."""
+    """Whether it calls our plugin; an administrator may have edited the rest."""
     chain = read_chain(path)
-    return chain is not None and chain.names(NAMES)
+    return chain is not None and chain.calls(NAMES)
 
 
-def _tell(path: Path, changed: bool) -> str:
+def _report(path: Path, changed: bool) -> str:
     return f"{'installed' if changed else 'unchanged'} {path}"

@@ -1,7 +1,6 @@
-"""Reading JSON objects member by member: each by its type, each fault named by its place.
+"""Typed access to JSON objects, with errors that name the member's path.
 
-`null` and absent are the same, as they are to every CNI library. Which of absent and empty was meant is told apart
-where it matters: by `None` and an empty value.
+`null` and absent are the same, as in every CNI library. Where absent and empty differ, absent is `None`.
 """
 
 from __future__ import annotations
@@ -17,20 +16,21 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+# Python's decoder accepts NaN and Infinity, which are not JSON.
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def decode_json(text: bytes) -> object:
-    """The value written in `text`, which must be UTF-8; else code 6."""
+    """The value in `text`, which must be UTF-8; else code 6."""
     try:
         value: object = _DECODER.decode(text.decode())
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # deep nesting exhausts the stack of Python's decoder
         raise CniError(Code.NOT_DECODED, "the network configuration is not JSON", details=str(error)) from error
     return value
 
 
 class Document:
-    """A JSON object. Whatever is not of the type asked for is code 7, with the member's path."""
+    """A JSON object. A member of another type than requested is code 7, with the member's path."""
 
     def __init__(self, members: Mapping[str, object], *, where: str = "") -> None:
         self._members = members
@@ -44,7 +44,7 @@ class Document:
         return cls(value, where=where)
 
     def in_any_case(self) -> Document:
-        """The same object with names in lower case: Go programs write and read them in any case."""
+        """The same object with lower-case names: Go's decoder matches names in any case, so callers write any."""
         return Document({name.lower(): value for name, value in self._members.items()}, where=self._where)
 
     def __contains__(self, name: str) -> bool:
@@ -52,7 +52,7 @@ class Document:
         return self._members.get(name) is not None
 
     def raw(self, name: str) -> object:
-        """The member as JSON gave it; None when absent."""
+        """The decoded member; None when absent."""
         return self._members.get(name)
 
     def place(self, name: str) -> str:
@@ -77,6 +77,7 @@ class Document:
         value = self.raw(name)
         if value is None:
             return None
+        # `bool` is a subclass of `int` in Python, but `true` is not a number in JSON.
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self.fault(name, "a whole number from 0 on")
         return value

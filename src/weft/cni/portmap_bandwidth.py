@@ -1,4 +1,4 @@
-"""Wishes about an attachment's traffic: ports of the host that lead to it, and how fast it goes (CNI conventions)."""
+"""Parses the capabilities `portMappings` and `bandwidth` (CNI conventions)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from weft.cni.errors import CniError, Code
 from weft.cni.json_reader import Document
 
+# Names of capabilities.
 PORTS, RATES = "portMappings", "bandwidth"
 PROTOCOLS = ("tcp", "udp", "sctp")
 
@@ -16,7 +17,7 @@ _LAST_PORT = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortMapping:
-    """A port of the host that leads to a port of the container; of one of the host's addresses, or of all."""
+    """A host port that is forwarded to a container port; on one of the host's addresses, or on all."""
 
     protocol: str
     host_port: int
@@ -26,7 +27,7 @@ class PortMapping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bandwidth:
-    """Bits per second and bits at once, into the container and out of it; 0 is no limit."""
+    """Rates in bits per second and bursts in bits, into the container and out of it; 0 means unlimited."""
 
     ingress_rate: int = 0
     ingress_burst: int = 0
@@ -38,37 +39,38 @@ NO_LIMITS = Bandwidth()
 
 
 def parse_ports(runtime: Document) -> tuple[PortMapping, ...]:
-    """The wished ports of the host; code 7 when they cannot be read, code 2 for what we never do."""
+    """The port mappings; code 7 when they cannot be read, code 2 for what is not supported."""
     return tuple(_parse_port(each.in_any_case()) for each in runtime.children(PORTS))
 
 
-def _parse_port(wish: Document) -> PortMapping:
-    protocol = wish.text("protocol").lower() or PROTOCOLS[0]
+def _parse_port(mapping: Document) -> PortMapping:
+    # Callers write it in upper or lower case, or leave it out.
+    protocol = mapping.text("protocol").lower() or PROTOCOLS[0]
     if protocol not in PROTOCOLS:
-        raise wish.fault("protocol", f"one of {', '.join(PROTOCOLS)}")
+        raise mapping.fault("protocol", f"one of {', '.join(PROTOCOLS)}")
     ports = []
     for name in ("hostport", "containerport"):
-        number = wish.number(name) or 0
+        number = mapping.number(name) or 0
         if not 0 < number <= _LAST_PORT:
-            raise wish.fault(name, f"a port from 1 to {_LAST_PORT}")
+            raise mapping.fault(name, f"a port from 1 to {_LAST_PORT}")
         ports.append(number)
     try:
-        host_ip = ip_address(wish.text("hostip")) if wish.text("hostip") else None
+        host_ip = ip_address(mapping.text("hostip")) if mapping.text("hostip") else None
     except ValueError as error:
-        raise wish.fault("hostip", "an address") from error
+        raise mapping.fault("hostip", "an address") from error
     if host_ip is not None and host_ip.version == 6 and host_ip.is_loopback:
-        # The kernel never lets a packet with this source leave the host, whatever is set.
-        raise CniError(Code.UNSUPPORTED_FIELD, f"{wish.place('hostip')}: ::1 does not lead to containers")
+        # For IPv4 the sysctl route_localnet allows it; IPv6 has none, the kernel drops such packets (RFC 4291, 2.5.3).
+        raise CniError(Code.UNSUPPORTED_FIELD, f"{mapping.place('hostip')}: ::1 cannot be forwarded to containers")
     return PortMapping(protocol=protocol, host_port=ports[0], container_port=ports[1], host_ip=host_ip)
 
 
 def parse_bandwidth(runtime: Document) -> Bandwidth:
-    """The wished rates; code 7 when they cannot be read. A burst without a rate asks for nothing."""
-    wish = runtime.child(RATES).in_any_case()
-    into, out = (wish.number(f"{way}rate") or 0 for way in ("ingress", "egress"))
+    """The bandwidth; code 7 when it cannot be read. A burst without a rate has no effect."""
+    limits = runtime.child(RATES).in_any_case()
+    into, out = (limits.number(f"{direction}rate") or 0 for direction in ("ingress", "egress"))
     return Bandwidth(
         ingress_rate=into,
-        ingress_burst=(wish.number("ingressburst") or 0) if into else 0,
+        ingress_burst=(limits.number("ingressburst") or 0) if into else 0,
         egress_rate=out,
-        egress_burst=(wish.number("egressburst") or 0) if out else 0,
+        egress_burst=(limits.number("egressburst") or 0) if out else 0,
     )

@@ -1,9 +1,9 @@
-"""A CNI request: environment and network configuration, checked and turned into one value per verb.
+"""Parses a CNI request: environment and network configuration, checked and turned into one type per verb.
 
 Every name is matched by pattern here, before it becomes a path, an interface name or a key. Errors carry the
-specification's code: 4 for the environment, 6 and 7 for the configuration, 1 for a version, 2 for an unknown wish.
+specification's code: 4 for the environment, 6 and 7 for the configuration, 1 for a version, 2 for an unsupported field.
 
-DEL is parsed with patience: only what identifies the attachment must be right (C-066, C-070).
+DEL is parsed leniently: only what identifies the attachment must be valid (C-066, C-070).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from weft.cni.arguments import Arguments, parse_arguments
-from weft.cni.capabilities import Capabilities, parse_wishes
+from weft.cni.capabilities import Capabilities, parse_capabilities
 from weft.cni.errors import CniError, Code
 from weft.cni.json_reader import Document, decode_json
 from weft.cni.result import Result, parse_result
@@ -23,16 +23,17 @@ from weft.cni.versions import SpecVersion, parse_version
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MAX_NAME = 255
-_UNFIT_IN_IFNAME = re.compile(r"[/:%\s\x00-\x1f\x7f]")
+_INVALID_IN_IFNAME = re.compile(r"[/:%\s\x00-\x1f\x7f]")
+# IFNAMSIZ and PATH_MAX, without the NUL.
 _MAX_IFNAME = 15
 _MAX_PATH = 4_095
 
-# Where GC's list may be; the second is the spelling of older libraries (C-095).
-_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
+# The member with GC's list; the second is the spelling of older libraries (C-095).
+_VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 
 
 class Verb(StrEnum):
-    """What the runtime wants: `CNI_COMMAND`."""
+    """`CNI_COMMAND`."""
 
     ADD = "ADD"
     DEL = "DEL"
@@ -42,7 +43,7 @@ class Verb(StrEnum):
     VERSION = "VERSION"
 
 
-# The variables that a verb needs beside the command (C-005 to C-008).
+# The variables that a verb requires besides CNI_COMMAND (C-005 to C-008).
 _REQUIRED = {
     Verb.ADD: ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"),
     Verb.DEL: ("CNI_CONTAINERID", "CNI_IFNAME"),
@@ -52,6 +53,7 @@ _REQUIRED = {
     Verb.VERSION: (),
 }
 
+# The versions that introduced a verb.
 _SINCE = {
     Verb.CHECK: SpecVersion.V0_4_0,
     Verb.GC: SpecVersion.V1_1_0,
@@ -60,7 +62,7 @@ _SINCE = {
 
 
 class AttachmentId(NamedTuple):
-    """What identifies an attachment: never a pod's name."""
+    """Container id and interface name identify an attachment; a pod's name never does."""
 
     container: str
     ifname: str
@@ -68,7 +70,7 @@ class AttachmentId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
-    """What every request says about the network, and the result of the plugins before us."""
+    """The network of a request, and the result of the plugins before us in the chain."""
 
     version: SpecVersion
     name: str
@@ -84,12 +86,12 @@ class Add:
     netns: str
     arguments: Arguments
     config: NetworkConfig
-    wishes: Capabilities
+    capabilities: Capabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Del:
-    """Undo an attachment. `netns` is empty when the runtime no longer knows it."""
+    """Remove an attachment. `netns` is empty when the runtime no longer has it."""
 
     attachment: AttachmentId
     netns: str
@@ -99,19 +101,19 @@ class Del:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Tell whether an attachment is as `prev_result` says."""
+    """Check whether an attachment is as `prev_result` says."""
 
     attachment: AttachmentId
     netns: str
     arguments: Arguments
     config: NetworkConfig
-    wishes: Capabilities
+    capabilities: Capabilities
     prev_result: Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gc:
-    """Remove what is not among `valid`. None means that no list came, so nothing may be removed (C-097)."""
+    """Remove what is not in `valid`. None means that the request has no list, so nothing may be removed (C-097)."""
 
     config: NetworkConfig
     valid: frozenset[AttachmentId] | None
@@ -119,23 +121,24 @@ class Gc:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Tell whether ADD could be served."""
+    """Report whether ADD can be served."""
 
     config: NetworkConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """Tell which versions we speak. Shims answer this themselves."""
+    """Report the supported versions. Shims answer this themselves."""
 
 
 Request = Add | Del | Check | Gc | Status | Version
 
 
 def parse_request(environment: Mapping[str, str], stdin: bytes) -> Request:
-    """The request, or a `CniError` with the code that the specification has for what is wrong with it."""
+    """The request; a `CniError` has the code that the specification defines for the fault."""
     verb = _verb(environment)
-    _refuse_missing(verb, environment)
+    # The environment is checked before stdin is parsed: a runtime without a container id gets code 4, not 6.
+    _check_required(verb, environment)
     if verb is Verb.VERSION:
         return Version()
     if verb in {Verb.GC, Verb.STATUS}:
@@ -149,11 +152,12 @@ def parse_request(environment: Mapping[str, str], stdin: bytes) -> Request:
     arguments = parse_arguments(environment.get("CNI_ARGS", ""), refuse_unknown=verb is not Verb.DEL)
     document = _document(stdin)
     config = _config(document, verb)
+    # DEL does not read capabilities: an invalid one must not keep the container from being removed.
     if verb is Verb.DEL:
         return Del(attachment=attachment, netns=netns, arguments=arguments, config=config)
-    wishes = parse_wishes(document, arguments, network=config.name)
+    capabilities = parse_capabilities(document, arguments, network=config.name)
     if verb is Verb.ADD:
-        return Add(attachment=attachment, netns=netns, arguments=arguments, config=config, wishes=wishes)
+        return Add(attachment=attachment, netns=netns, arguments=arguments, config=config, capabilities=capabilities)
     if config.prev_result is None:
         raise CniError(Code.BAD_CONFIG, "CHECK needs prevResult: the configuration has none")
     return Check(
@@ -161,7 +165,7 @@ def parse_request(environment: Mapping[str, str], stdin: bytes) -> Request:
         netns=netns,
         arguments=arguments,
         config=config,
-        wishes=wishes,
+        capabilities=capabilities,
         prev_result=config.prev_result,
     )
 
@@ -178,9 +182,10 @@ def check_container_id(text: str) -> str:
 
 
 def check_ifname(text: str) -> str:
-    """The name unchanged, or code 4 (C-011). `%` is refused because the kernel takes it for a pattern."""
+    """The name unchanged, or code 4 (C-011). `%` is rejected: the kernel expands it as a pattern."""
+    # The kernel limits bytes, not characters.
     size = len(text.encode(errors="surrogateescape"))
-    if not 1 <= size <= _MAX_IFNAME or text in {".", ".."} or _UNFIT_IN_IFNAME.search(text):
+    if not 1 <= size <= _MAX_IFNAME or text in {".", ".."} or _INVALID_IN_IFNAME.search(text):
         raise CniError(
             Code.BAD_ENVIRONMENT,
             f"CNI_IFNAME {text!r:.80} is not an interface name",
@@ -190,7 +195,7 @@ def check_ifname(text: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether this can name a container or a network."""
+    """Whether this is a valid name of a container or a network."""
     return len(text) <= _MAX_NAME and _NAME.fullmatch(text) is not None
 
 
@@ -203,8 +208,8 @@ def _verb(environment: Mapping[str, str]) -> Verb:
         raise CniError(Code.BAD_ENVIRONMENT, f"CNI_COMMAND {command!r:.80} is none of {known}") from error
 
 
-def _refuse_missing(verb: Verb, environment: Mapping[str, str]) -> None:
-    """All that is missing is named at once (C-009). Empty is missing."""
+def _check_required(verb: Verb, environment: Mapping[str, str]) -> None:
+    """The error names all missing variables at once (C-009). Empty counts as missing."""
     if missing := [name for name in _REQUIRED[verb] if not environment.get(name)]:
         raise CniError(Code.BAD_ENVIRONMENT, f"{verb} needs {', '.join(missing)} in the environment")
 
@@ -225,6 +230,7 @@ def _document(stdin: bytes) -> Document:
 def _config(document: Document, verb: Verb) -> NetworkConfig:
     version = parse_version(document.raw("cniVersion"))
     name, kind = document.text("name"), document.text("type")
+    # Runtimes build paths from both.
     if not is_name(name):
         raise CniError(Code.BAD_CONFIG, f"name {name!r:.80} is not the name of a network")
     if not kind or "/" in kind:
@@ -246,19 +252,19 @@ def _prev_result(document: Document, version: SpecVersion, verb: Verb) -> Result
         return parse_result(value, version=version, where="prevResult")
     except CniError:
         if verb is Verb.DEL:
-            return None  # the ledger knows what to free: a result that nobody can read must not keep it (C-066)
+            return None  # DEL goes by the attachment log: an unreadable result must not keep it from freeing (C-066)
         raise
 
 
 def _valid_attachments(document: Document) -> frozenset[AttachmentId] | None:
-    """The attachments to keep. One that cannot be read refuses them all: it might be the one in use."""
-    place = next((name for name in _ATTACHMENTS if name in document), None)
+    """The attachments to keep. One that cannot be read rejects the request: it might be in use."""
+    place = next((name for name in _VALID_ATTACHMENTS if name in document), None)
     if place is None:
         return None
     valid = set()
     for item in document.children(place):
         container, ifname = item.text("containerID"), item.text("ifname")
         if not is_name(container) or not ifname:
-            raise item.fault("containerID", "an id, beside an ifname")
+            raise item.fault("containerID", "an id, with an ifname")
         valid.add(AttachmentId(container, ifname))
     return frozenset(valid)

@@ -1,4 +1,4 @@
-"""Results of ADD: one value, read from and written in the shape of every version of the specification.
+"""Results of ADD: one type, encoded and parsed in the shape of every version of the specification.
 
 | version | shape |
 |---|---|
@@ -7,7 +7,7 @@
 | 1.0.0 | the same without `version` |
 | 1.1.0 | interfaces have MTU, socket and PCI id; routes have MTU, MSS, priority, table and scope |
 
-What a version cannot express is left out (C-130), but a result without any address cannot be told in 0.1.0 and 0.2.0.
+What a version cannot express is omitted (C-130), but 0.1.0 and 0.2.0 cannot express a result without an address.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ IPInterface = IPv4Interface | IPv6Interface
 IPNetwork = IPv4Network | IPv6Network
 Json = dict[str, object]
 
+# Made once: `json.dumps` with arguments builds an encoder for each call.
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """An interface that was made; `sandbox` is the container's namespace, empty for the host's."""
+    """An interface; `sandbox` is the container's network namespace, empty on the host."""
 
     name: str
     mac: str = ""
@@ -74,7 +75,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dns:
-    """How names are resolved in the container."""
+    """The DNS settings of the container."""
 
     nameservers: tuple[str, ...] = ()
     domain: str = ""
@@ -84,7 +85,7 @@ class Dns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What an attachment looks like."""
+    """The result of an attachment."""
 
     interfaces: tuple[Interface, ...] = ()
     addresses: tuple[Address, ...] = ()
@@ -93,11 +94,11 @@ class Result:
 
 
 def encode_result(result: Result, version: SpecVersion) -> bytes:
-    """The result in the shape of `version` (C-043). Code 1 when that version cannot tell it."""
+    """The result in the shape of `version` (C-043). Code 1 when that version cannot express it."""
     members: Json = {"cniVersion": version.value}
     members |= _families(result) if version < SpecVersion.V0_3_0 else _lists(result, version)
     if result.dns != Dns():
-        members["dns"] = _given(
+        members["dns"] = _present(
             nameservers=list(result.dns.nameservers),
             domain=result.dns.domain,
             search=list(result.dns.search),
@@ -107,8 +108,9 @@ def encode_result(result: Result, version: SpecVersion) -> bytes:
 
 
 def parse_result(value: object, *, version: SpecVersion, where: str = "result") -> Result:
-    """The result in a JSON value; code 7 when it is none. `version` counts where the value names none (C-120)."""
+    """The result in a JSON value; code 7 when it is invalid. `version` applies if the value has none (C-120)."""
     document = Document.of(value, where=where)
+    # Runtimes pass the result of an earlier version as they cached it.
     if "cniVersion" in document:
         version = parse_version(document.raw("cniVersion"))
     dns = parse_dns(document.child("dns"))
@@ -151,14 +153,17 @@ def parse_dns(document: Document) -> Dns:
 
 
 def _families(result: Result) -> Json:
+    # These versions have one address per family: the first.
     members: Json = {}
     for family in (4, 6):
         first = next((each for each in result.addresses if each.address.version == family), None)
         if first is not None:
             routes = [_route_members(route) for route in result.routes if route.target.version == family]
-            members[f"ip{family}"] = _given(ip=str(first.address), gateway=_text(first.gateway), routes=routes)
+            members[f"ip{family}"] = _present(ip=str(first.address), gateway=_text(first.gateway), routes=routes)
     if not members:
-        raise CniError(Code.INCOMPATIBLE_VERSION, "CNI versions before 0.3.0 cannot tell a result without an address")
+        raise CniError(
+            Code.INCOMPATIBLE_VERSION, "CNI versions before 0.3.0 cannot express a result without an address"
+        )
     return members
 
 
@@ -166,33 +171,33 @@ def _lists(result: Result, version: SpecVersion) -> Json:
     newest = version >= SpecVersion.V1_1_0
     interfaces = [
         {"name": each.name}
-        | _given(mac=each.mac, sandbox=each.sandbox)
-        | (_given(mtu=each.mtu, socketPath=each.socket_path, pciID=each.pci_id) if newest else {})
+        | _present(mac=each.mac, sandbox=each.sandbox)
+        | (_present(mtu=each.mtu, socketPath=each.socket_path, pciID=each.pci_id) if newest else {})
         for each in result.interfaces
     ]
     addresses = [
         ({"version": str(each.address.version)} if version < SpecVersion.V1_0_0 else {})
-        | _given(interface=each.interface, address=str(each.address), gateway=_text(each.gateway))
+        | _present(interface=each.interface, address=str(each.address), gateway=_text(each.gateway))
         for each in result.addresses
     ]
     routes = [
         _route_members(each)
         | (
-            _given(mtu=each.mtu, advmss=each.advmss, priority=each.priority, table=each.table, scope=each.scope)
+            _present(mtu=each.mtu, advmss=each.advmss, priority=each.priority, table=each.table, scope=each.scope)
             if newest
             else {}
         )
         for each in result.routes
     ]
-    return _given(interfaces=interfaces, ips=addresses, routes=routes)
+    return _present(interfaces=interfaces, ips=addresses, routes=routes)
 
 
 def _route_members(route: Route) -> Json:
-    return {"dst": str(route.target)} | _given(gw=_text(route.gateway))
+    return {"dst": str(route.target)} | _present(gw=_text(route.gateway))
 
 
-def _given(**members: object) -> Json:
-    """The members that say something. A number does, even 0 (C-046)."""
+def _present(**members: object) -> Json:
+    """The members that are not empty. Numbers never are: interface index 0 must be written (C-046)."""
     return {name: value for name, value in members.items() if value not in (None, "", [])}
 
 
@@ -209,6 +214,7 @@ def _listed_address(document: Document, *, interfaces: int) -> Address:
 
 def _route(document: Document) -> Route:
     try:
+        # Not strict: plugins write destinations with host bits set.
         target = ip_network(document.text("dst"), strict=False)
     except ValueError as error:
         raise document.fault("dst", "a network") from error
@@ -233,6 +239,7 @@ def _address(document: Document, name: str) -> IPAddress | None:
 def _interface(document: Document, name: str) -> IPInterface:
     text = document.text(name)
     try:
+        # `ip_interface` takes a bare address for a host route, which CNI does not mean.
         if "/" not in text:
             raise ValueError("the prefix is missing")
         return ip_interface(text)

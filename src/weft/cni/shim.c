@@ -1,5 +1,5 @@
 /*
- * weft-cni in C: the program that a container runtime executes. It hands the call to the weft agent and prints its
+ * weft-cni in C: the program that a container runtime executes. It sends the call to the weft agent and prints its
  * answer. The twin of main.py, function by function; docs/design/cni-wire.md is the contract of both.
  *
  *     cc -static -Os -s -o weft-cni shim.c
@@ -31,8 +31,8 @@
 
 enum {
     DEADLINE_MS = 60000,
-    VERSION_PATIENCE_MS = 1000, /* VERSION must not hang on a stdin that nobody closes */
-    OUTPUT_PATIENCE_MS = 5000,
+    VERSION_TIMEOUT_MS = 1000, /* VERSION must not hang on a stdin that is never closed */
+    OUTPUT_TIMEOUT_MS = 5000,
     LOG_LIMIT = 50 * 1024 * 1024,
     MAX_STDIN = 16 * 1024 * 1024,
     MAX_BODY = 24 * 1024 * 1024,
@@ -52,7 +52,7 @@ struct bytes {
     size_t room;
 };
 
-/* What we tell the runtime ourselves; no failure has the code OK. */
+/* An error of the shim itself; no failure has the code OK. */
 struct failure {
     enum code code;
     const char *message;
@@ -72,7 +72,7 @@ static int left_ms(int64_t until) {
     return left < 0 ? 0 : (int)left;
 }
 
-/* Whether the descriptor is ready (or broken, which the next call on it will tell) before the deadline. */
+/* Whether the descriptor is ready (or broken, which the next call on it reports) before the deadline. */
 static int ready(int fd, short events, int64_t until) {
     struct pollfd waiting = {.fd = fd, .events = events};
     int count;
@@ -82,7 +82,7 @@ static int ready(int fd, short events, int64_t until) {
     return count > 0;
 }
 
-/* Room for `more` bytes behind what is there. Without memory there is nothing left to do but to fail. */
+/* Room for `more` bytes at the end. Without memory nothing is left to do but to fail. */
 static unsigned char *reserve(struct bytes *bytes, size_t more) {
     if (bytes->size + more > bytes->room) {
         bytes->room = (bytes->size + more) * 2;
@@ -129,7 +129,7 @@ static const char *setting(const char *name, const char *otherwise) {
     return value && *value ? value : otherwise;
 }
 
-/* All of stdin, or -1 and why what came is not all of it. */
+/* All of stdin, or -1 and the failure. */
 static int read_stdin(struct bytes *config, int64_t until, struct failure *failure) {
     static const char unread[] = "stdin could not be read";
     while (ready(STDIN_FILENO, POLLIN, until)) {
@@ -149,7 +149,7 @@ static int read_stdin(struct bytes *config, int64_t until, struct failure *failu
     return fail(failure, IO_FAILURE, unread, "it did not end before the deadline");
 }
 
-/* A socket to the agent, or -1 with errno; EAGAIN when the agent's queue stayed full. */
+/* A socket to the agent, or -1 with errno; EAGAIN when its backlog stayed full. */
 static int connect_agent(const char *path, int64_t until) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof address.sun_path) {
@@ -160,10 +160,10 @@ static int connect_agent(const char *path, int64_t until) {
     int agent = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (agent < 0)
         return -1;
-    /* A connect that waits for room in the agent's queue obeys the send timeout of a blocking socket only. */
+    /* connect(2) waits for room in the backlog, bounded only by SO_SNDTIMEO of a blocking socket. */
     int left = left_ms(until) > 0 ? left_ms(until) : 1;
-    struct timeval patience = {.tv_sec = left / 1000, .tv_usec = left % 1000 * 1000};
-    setsockopt(agent, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    struct timeval timeout = {.tv_sec = left / 1000, .tv_usec = left % 1000 * 1000};
+    setsockopt(agent, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout);
     if (connect(agent, (struct sockaddr *)&address, sizeof address) == 0)
         return agent;
     return -1;
@@ -221,13 +221,13 @@ static void write_call(struct bytes *frame, const struct bytes *config, int64_t 
     append(frame, config->data, config->size);
 }
 
-/* One frame to the agent, one frame back: the body of the answer, or -1 and why there is none. */
-static int converse(const struct bytes *config, struct bytes *answer, int64_t until, int within,
+/* Send one frame to the agent and receive one: the body of the answer, or -1 and the failure. */
+static int exchange(const struct bytes *config, struct bytes *answer, int64_t until, int within,
                     struct failure *failure) {
     const char *path = setting("WEFT_CNI_SOCKET", SOCKET);
     int agent = connect_agent(path, until);
     if (agent < 0 && errno != EAGAIN)
-        return fail(failure, TRY_LATER, "the weft agent is away", "connecting to %s: %s", path, strerror(errno));
+        return fail(failure, TRY_LATER, "the weft agent is unreachable", "connecting to %s: %s", path, strerror(errno));
     if (agent >= 0) {
         struct bytes frame = {0};
         write_call(&frame, config, until);
@@ -239,7 +239,7 @@ static int converse(const struct bytes *config, struct bytes *answer, int64_t un
                 return 0;
         }
         if (errno != ETIME)
-            return fail(failure, TRY_LATER, "the weft agent broke off", "no whole answer from %s", path);
+            return fail(failure, TRY_LATER, "the weft agent closed the connection", "incomplete answer from %s", path);
     }
     return fail(failure, TRY_LATER, "the weft agent did not answer in time", "no answer from %s within %d ms", path,
                 within);
@@ -255,7 +255,7 @@ static void clean(char *text, const char *dirty, size_t limit, const char *unfit
     text[size] = '\0';
 }
 
-/* The value of the outermost `cniVersion`, or `otherwise`. It need not be JSON all over: this serves errors too. */
+/* The value of the outermost `cniVersion`, or `otherwise`. Errors need it too, so `config` may be broken JSON. */
 static void requested_version(const struct bytes *config, char version[MAX_VERSION + 1], const char *otherwise) {
     static const char fit[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.+-";
     const char *text = (const char *)config->data, *key = "", *found = "";
@@ -290,8 +290,8 @@ static void requested_version(const struct bytes *config, char version[MAX_VERSI
         strcpy(version, otherwise);
 }
 
-/* The agent's answer, or our own error: an exit code, and all of stdout behind the first `*skip` bytes. */
-static int ask(const char *command, int64_t started, struct bytes *stdout_bytes, size_t *skip) {
+/* The agent's answer, or an error of our own: an exit code, and all of stdout behind the first `*skip` bytes. */
+static int call_agent(const char *command, int64_t started, struct bytes *stdout_bytes, size_t *skip) {
     const char *text = setting("WEFT_CNI_DEADLINE_MS", "");
     size_t digits = strspn(text, "0123456789");
     int within = digits > 0 && digits < 8 && !text[digits] ? atoi(text) : 0;
@@ -300,7 +300,7 @@ static int ask(const char *command, int64_t started, struct bytes *stdout_bytes,
     int64_t until = started + within;
     struct bytes config = {0};
     struct failure failure;
-    if (read_stdin(&config, until, &failure) == 0 && converse(&config, stdout_bytes, until, within, &failure) == 0) {
+    if (read_stdin(&config, until, &failure) == 0 && exchange(&config, stdout_bytes, until, within, &failure) == 0) {
         *skip = 1;
         return stdout_bytes->data[0];
     }
@@ -315,9 +315,9 @@ static int ask(const char *command, int64_t started, struct bytes *stdout_bytes,
     return 1;
 }
 
-/* Whether the runtime took all of it in time. */
-static int put(const unsigned char *data, size_t size) {
-    int64_t until = now_ms() + OUTPUT_PATIENCE_MS;
+/* Print the answer; whether the runtime read all of it in time. */
+static int write_stdout(const unsigned char *data, size_t size) {
+    int64_t until = now_ms() + OUTPUT_TIMEOUT_MS;
     while (size > 0) {
         if (!ready(STDOUT_FILENO, POLLOUT, until))
             return 0;
@@ -332,7 +332,7 @@ static int put(const unsigned char *data, size_t size) {
     return 1;
 }
 
-/* The log, begun anew when it is full. Of many callers only one renames; the others go on with what they have. */
+/* Open the log, rotated when it is full. Of many processes one rotates; the others keep the file they have. */
 static int open_log(const char *path) {
     int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
     int file = open(path, flags, 0640);
@@ -354,17 +354,17 @@ static void append_word(struct bytes *line, const char *name, const char *value)
     append_text(line, " %s=%s", name, *word ? word : "-");
 }
 
-/* One line about the call. A log that cannot be written must not fail the call. */
+/* Append one line about the call. A log that cannot be written must not fail the call. */
 static void write_log(const char *command, int code, const unsigned char *data, size_t size, int64_t took) {
     const char *path = getenv("WEFT_CNI_LOG");
     struct bytes line = {0};
     struct timespec now;
     struct tm utc;
-    char stamp[32], answer[1025], printed[1025];
+    char time_text[32], answer[1025], printed[1025];
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &utc);
-    strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &utc);
-    append_text(&line, "%s.%03ldZ pid=%d", stamp, now.tv_nsec / 1000000, getpid());
+    strftime(time_text, sizeof time_text, "%Y-%m-%dT%H:%M:%S", &utc);
+    append_text(&line, "%s.%03ldZ pid=%d", time_text, now.tv_nsec / 1000000, getpid());
     append_word(&line, "command", command);
     append_word(&line, "container", setting("CNI_CONTAINERID", ""));
     append_word(&line, "ifname", setting("CNI_IFNAME", ""));
@@ -396,13 +396,13 @@ int main(void) {
         struct bytes config = {0};
         struct failure unread;
         char version[MAX_VERSION + 1];
-        read_stdin(&config, started + VERSION_PATIENCE_MS, &unread);
+        read_stdin(&config, started + VERSION_TIMEOUT_MS, &unread);
         requested_version(&config, version, "1.1.0");
         append_text(&answer, "{\"cniVersion\":\"%s\",\"supportedVersions\":[" SUPPORTED "]}\n", version);
     } else {
-        code = ask(command, started, &answer, &skip);
+        code = call_agent(command, started, &answer, &skip);
     }
-    if (!put(answer.data + skip, answer.size - skip))
+    if (!write_stdout(answer.data + skip, answer.size - skip))
         code = 1;
     write_log(command, code, answer.data + skip, answer.size - skip, now_ms() - started);
     _exit(code);

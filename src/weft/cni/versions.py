@@ -10,7 +10,7 @@ from weft.cni.errors import CniError, Code
 
 
 class SpecVersion(StrEnum):
-    """A version we answer in. They compare in order, for each of their numbers has one digit."""
+    """A supported version. They compare in order as strings, because each of their numbers has one digit."""
 
     V0_1_0 = "0.1.0"
     V0_2_0 = "0.2.0"
@@ -23,17 +23,17 @@ class SpecVersion(StrEnum):
 
 SUPPORTED = tuple(SpecVersion)
 NEWEST = SUPPORTED[-1]
-# What a configuration without `cniVersion` means (C-024).
-UNSAID = SpecVersion.V0_1_0
+# The version of a configuration without `cniVersion` (C-024).
+DEFAULT = SpecVersion.V0_1_0
 
 _NUMBERS = re.compile(r"\d{1,9}\.\d{1,9}(?:\.\d{1,9})?")
 _PRINTABLE = re.compile(r"[0-9A-Za-z.+-]{1,32}")
 
 
 def parse_version(value: object) -> SpecVersion:
-    """The version asked for. Unreadable is code 6; readable but not ours is code 1 and names ours (C-024, C-025)."""
+    """The requested version. Unreadable is code 6; unsupported is code 1, with the supported ones (C-024, C-025)."""
     if value is None or value == "":
-        return UNSAID
+        return DEFAULT
     if not isinstance(value, str) or not _NUMBERS.fullmatch(value):
         raise CniError(Code.NOT_DECODED, f"cniVersion {value!r:.80} is not a version")
     try:
@@ -47,19 +47,20 @@ def parse_version(value: object) -> SpecVersion:
 
 
 def answer_version(stdin: bytes) -> str:
-    """The version to write into an error about a request, whatever else is wrong with the request."""
-    return _asked_version(stdin) or UNSAID
+    """The version of an error about a request, whatever else is wrong with the request."""
+    return _requested_version(stdin) or DEFAULT
 
 
 def encode_versions(stdin: bytes) -> bytes:
-    """The answer to VERSION: the version the caller wrote, or our newest, and all that we support (C-093, C-094)."""
-    members = {"cniVersion": _asked_version(stdin) or NEWEST, "supportedVersions": SUPPORTED}
+    """The answer to VERSION: the requested version, or our newest, and all supported ones (C-093, C-094)."""
+    members = {"cniVersion": _requested_version(stdin) or NEWEST, "supportedVersions": SUPPORTED}
     return json.dumps(members, separators=(",", ":")).encode() + b"\n"
 
 
-def _asked_version(stdin: bytes) -> str:
+def _requested_version(stdin: bytes) -> str:
     try:
-        asked = json.loads(stdin)["cniVersion"]
+        requested = json.loads(stdin)["cniVersion"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return ""
-    return asked if isinstance(asked, str) and _PRINTABLE.fullmatch(asked) else ""
+    # It is printed in the answer, so it must not be able to carry anything else.
+    return requested if isinstance(requested, str) and _PRINTABLE.fullmatch(requested) else ""

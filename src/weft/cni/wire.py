@@ -1,4 +1,4 @@
-"""The contract between shim and agent: one frame each way on a unix socket (docs/design/cni-wire.md).
+"""The protocol between shim and agent: one frame each way on a unix socket (docs/design/cni-wire.md).
 
     frame   = "WFT1", length of the body (4 bytes), body
     call    = deadline in milliseconds (4 bytes), length of the environment (4 bytes), environment, stdin to the end
@@ -6,7 +6,7 @@
 
 The environment is each variable as `NAME=value` with a NUL behind it. Numbers are big-endian.
 
-The shims cannot import this module (one is a script of built-in modules, the other is C); tests hold them to it.
+The shims cannot import this module (one is a script of built-in modules, the other is C); tests compare them with it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ MAGIC = b"WFT1"
 HEADER_SIZE = 8
 _CALL_HEAD = 8
 MAX_STDIN = 16 * 1024 * 1024
-# The environment comes on top of stdin; no kernel gives a process more than 6 MiB of it.
+# Stdin and environment; the kernel limits the environment to 6 MiB.
 MAX_BODY = 24 * 1024 * 1024
 
-# Where the agent listens, unless `WEFT_CNI_SOCKET` says otherwise to the shim.
+# The default of the shim's `WEFT_CNI_SOCKET`.
 SOCKET_PATH = "/run/weft/cni.sock"
 
 
 class Unreadable(ValueError):
-    """What came is not a frame of this contract: the connection is of no more use."""
+    """Not a frame of this protocol: the connection is unusable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,8 @@ def body_size(header: bytes) -> int:
 
 
 def encode_call(call: Call) -> bytes:
-    """A whole frame, as a shim sends it."""
+    """The frame that a shim sends."""
+    # Surrogate escapes: environments are bytes, and a path in them need not be UTF-8.
     environment = b"".join(
         f"{name}={value}\0".encode(errors="surrogateescape") for name, value in call.environment.items()
     )
@@ -81,7 +82,7 @@ def decode_call(body: bytes) -> Call:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """A whole frame, as the agent sends it."""
+    """The frame that the agent sends."""
     return _frame(answer.exit_code.to_bytes(1, "big") + answer.stdout)
 
 

@@ -1,4 +1,4 @@
-"""Both shims, installed, and a double of the agent for them to talk to."""
+"""Both shims, installed, and a double of the agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def c_program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The C shim, which must compile without a warning."""
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("there is no C compiler to build the C shim with")
+        pytest.skip("no C compiler to build the C shim")
     output = tmp_path_factory.mktemp("build") / "shim"
     source = Path(main.__file__).with_name("shim.c")
     command = [compiler, "-static", "-Os", "-s", "-Wall", "-Wextra", "-Werror", "-o", str(output), str(source)]

@@ -1,4 +1,4 @@
-"""cnitool, the reference caller, on both shims; and it judges our libcni: the same calls, to the letter."""
+"""cnitool, the reference runtime, with both shims; our libcni must make exactly the same calls."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NETNS = "/proc/self/ns/net"
 
 
 class Cnitool:
-    """cnitool on a network of the test's own, whose name keeps its place in cnitool's one cache apart."""
+    """cnitool with a network of the test's own; the unique name separates its entries in cnitool's cache."""
 
     def __init__(self, program: str, shim: InstalledShim, folder: Path) -> None:
         self.folder = folder / "net.d"
-        self.network = f"judged-{os.getpid()}-{folder.name}"[:60].strip("-_.")
+        self.network = f"cnitool-{os.getpid()}-{folder.name}"[:60].strip("-_.")
         self._program = program
         self._environment = {
             **shim.settings,
@@ -48,8 +48,8 @@ class Cnitool:
         )
 
 
-def seen(calls: list[Call]) -> list[tuple[dict[str, str], object]]:
-    """What the agent was told. libcni sends `capabilities` along (cni 4), older ones an empty `dns` (C-133)."""
+def received(calls: list[Call]) -> list[tuple[dict[str, str], object]]:
+    """The calls that the agent received. libcni adds `capabilities` (cni 4), older ones an empty `dns` (C-133)."""
     configs = [json.loads(call.stdin) for call in calls]
     for config in configs:
         config.pop("capabilities", None)
@@ -90,16 +90,14 @@ async def test_cnitool_and_our_libcni_make_the_same_calls(
     await libcni.check(network, attachment)
     await libcni.delete(network, attachment)
     await libcni.delete(network, attachment)
-    assert seen(agent.calls) == seen(theirs)
+    assert received(agent.calls) == received(theirs)
 
 
-def test_cnitool_asks_for_status_and_collects(
-    cnitool: str, shim: InstalledShim, agent: AgentDouble, tmp_path: Path
-) -> None:
-    """C-090, C-097: its GC sends no list, after it has detached what it knows itself."""
+def test_cnitool_status_and_gc(cnitool: str, shim: InstalledShim, agent: AgentDouble, tmp_path: Path) -> None:
+    """C-090, C-097: its GC detaches the cached attachments itself and sends no list."""
     tool = Cnitool(cnitool, shim, tmp_path)
     status = tool.run("status")
-    assert b"nobody is here" in status.stderr + status.stdout
+    assert b"the double is not ready" in status.stderr + status.stdout
     assert tool.run("add").returncode == 0
     assert tool.run("status").returncode == 0
     assert tool.run("gc").returncode == 0

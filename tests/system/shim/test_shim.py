@@ -1,4 +1,4 @@
-"""What goes in: verbs, versions, environment and configuration, through both shims."""
+"""Input of both shims: verbs, versions, environment and configuration."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from weft.lab.servers.processes import DEADLINE
 
 
 class TestVerbs:
-    async def test_all_six_through_a_runtime(
+    async def test_all_six_verbs_through_a_runtime(
         self, shim: InstalledShim, agent: AgentDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """C-001, C-003, C-081, C-090, C-093, C-098: what a pod's life looks like."""
+        """C-001, C-003, C-081, C-090, C-093, C-098: the verbs of a pod's lifecycle."""
         for name, value in shim.settings.items():
             monkeypatch.setenv(name, value)
         libcni = Libcni(search_path=[shim.folder], cache=ResultCache(tmp_path / "cache"))
@@ -52,7 +52,7 @@ class TestVerbs:
         assert verbs == ["VERSION", "STATUS", "ADD", "STATUS", "CHECK", "ADD", "GC", "CHECK", "CHECK", "DEL", "DEL"]
 
     @pytest.mark.parametrize("version", SUPPORTED)
-    def test_each_version_is_answered_in_its_own_shape(
+    def test_each_version_gets_its_own_result_format(
         self, shim: InstalledShim, agent: AgentDouble, version: SpecVersion
     ) -> None:
         """C-043, C-093, P-03."""
@@ -69,13 +69,13 @@ class TestVerbs:
         done = shim.call(verb, config | {"prevResult": json.loads(added.stdout)})
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
-    def test_the_other_names_are_the_same_plugin(self, shim: InstalledShim, agent: AgentDouble) -> None:
+    def test_the_other_program_names_are_the_same_plugin(self, shim: InstalledShim, agent: AgentDouble) -> None:
         for name in install.ALIASES:
             shim.program = shim.folder / name
             assert shim.call("ADD", containerid=name).returncode == 0
         assert {attachment.container for attachment in agent.attached} == set(install.ALIASES)
 
-    def test_without_a_command_it_tells_a_person_what_it_is(self, shim: InstalledShim) -> None:
+    def test_without_a_command_it_prints_its_version(self, shim: InstalledShim) -> None:
         """C-014."""
         done = shim.run(b"", {})
         assert (done.returncode, done.stdout) == (0, b"")
@@ -86,17 +86,17 @@ class TestVersion:
     """VERSION needs neither agent nor configuration."""
 
     @pytest.mark.parametrize("stdin", [b"", b'{"cniVersion":"1.0.0"}', b'{"cniVersion":"0.2.0","x":[]}', b"{", b"\xff"])
-    def test_it_answers_without_the_agent(self, shim: InstalledShim, stdin: bytes) -> None:
+    def test_version_needs_no_agent(self, shim: InstalledShim, stdin: bytes) -> None:
         """C-008, C-093, C-094."""
         done = shim.run(stdin, shim.environment("VERSION", netns="dummy", ifname="dummy", path="dummy"))
         assert (done.returncode, done.stdout) == (0, encode_versions(stdin))
 
-    def test_it_does_not_hang_on_an_open_stdin(self, shim: InstalledShim) -> None:
+    def test_version_does_not_wait_for_an_open_stdin(self, shim: InstalledShim) -> None:
         """C-008."""
         done = shim.run_with_open_stdin(b'{"cniVersion":"0.4.0"}', shim.environment("VERSION"))
         assert json.loads(done.stdout)["cniVersion"] == "0.4.0"
 
-    def test_it_needs_no_stdin_at_all(self, shim: InstalledShim) -> None:
+    def test_version_needs_no_stdin(self, shim: InstalledShim) -> None:
         done = subprocess.run(
             ["sh", "-c", 'exec "$0" <&-', shim.program],
             env=shim.environment("VERSION"),
@@ -108,8 +108,8 @@ class TestVersion:
 
 
 class TestRequest:
-    def test_the_agent_gets_the_call_as_the_runtime_made_it(self, shim: InstalledShim, agent: AgentDouble) -> None:
-        """C-001, C-018: every CNI_ variable, nothing else, stdin byte for byte, and the time that is left."""
+    def test_the_agent_gets_the_unmodified_request(self, shim: InstalledShim, agent: AgentDouble) -> None:
+        """C-001, C-018: every CNI_ variable and no other, stdin byte for byte, and the remaining time."""
         environment = shim.environment("ADD", args="IgnoreUnknown=1;A=b=c", new="") | {
             "TRACEPARENT": "00-1",
             "HOME": "/",
@@ -121,7 +121,7 @@ class TestRequest:
         assert call.stdin == stdin
         assert 0 < call.deadline <= 60
 
-    def test_bytes_that_are_no_text_pass(self, shim: InstalledShim, agent: AgentDouble) -> None:
+    def test_invalid_utf_8_is_passed_unmodified(self, shim: InstalledShim, agent: AgentDouble) -> None:
         assert shim.call("ADD", netns="/run/netns/\udcff").returncode == 0
         assert agent.calls[0].environment["CNI_NETNS"] == "/run/netns/\udcff"
 
@@ -184,6 +184,6 @@ class TestRequest:
 
     def test_a_stdin_that_does_not_end_is_code_5_at_the_deadline(self, shim: InstalledShim, agent: AgentDouble) -> None:
         """C-013: every wait has a deadline."""
-        done = shim.run_with_open_stdin(b'{"cniVersion":"0.4.0",', shim.impatient())
+        done = shim.run_with_open_stdin(b'{"cniVersion":"0.4.0",', shim.short_deadline())
         error = error_of(done)
         assert (error.code, error.version) == (5, "0.4.0")

@@ -1,4 +1,4 @@
-"""What comes back: answers, and what both shims say when the agent is away, slow or dying."""
+"""Answers of the agent, and the errors of both shims when it is unreachable, slow or dying."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.support.shims import CONFIG, SOON_MS, AgentDouble, InstalledShim, error_of
+from tests.support.shims import CONFIG, SHORT_DEADLINE_MS, AgentDouble, InstalledShim, error_of
 
 from weft.cni import main, wire
 from weft.lab.servers.processes import DEADLINE
 
 
-class TestAgentAway:
+class TestAgentUnreachable:
     @pytest.mark.parametrize("verb", ["ADD", "DEL", "CHECK", "GC", "FROB"])
-    def test_it_says_try_again_later_in_the_version_asked_for(self, shim: InstalledShim, verb: str) -> None:
+    def test_the_error_is_try_again_later_in_the_requested_version(self, shim: InstalledShim, verb: str) -> None:
         """C-050, C-068: code 11, so runtimes retry, DEL too."""
         error = error_of(shim.call(verb, CONFIG | {"cniVersion": "0.4.0"}))
         assert (error.code, error.version) == (11, "0.4.0")
         assert error.details == f"connecting to {shim.socket}: No such file or directory"
 
     def test_status_is_not_available(self, shim: InstalledShim) -> None:
-        """C-090: the specification has a code of its own for it."""
+        """C-090: the specification has a separate code for it."""
         assert error_of(shim.call("STATUS", CONFIG | {"cniVersion": "1.1.0"})).code == 50
 
-    def test_a_socket_that_nobody_listens_on(self, shim: InstalledShim) -> None:
+    def test_a_socket_without_a_listener(self, shim: InstalledShim) -> None:
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(shim.socket))
         error = error_of(shim.call("ADD"))
@@ -64,30 +64,30 @@ class TestAgentAway:
         ],
     )
     def test_both_shims_find_the_same_version(self, shim: InstalledShim, config: bytes) -> None:
-        """C-043: the scanner in Python is the judge of the one in C."""
+        """C-043: the scanners in Python and in C agree."""
         expected = main.requested_version(config).decode() or "0.1.0"
         assert error_of(shim.call("ADD", config)).version == expected
 
 
-class TestAgentInTrouble:
-    def test_a_slow_agent_is_not_waited_for_beyond_the_deadline(self, shim: InstalledShim, agent: AgentDouble) -> None:
+class TestAgentFaults:
+    def test_a_slow_agent_times_out_at_the_deadline(self, shim: InstalledShim, agent: AgentDouble) -> None:
         """C-050."""
 
         hung_up = threading.Event()
 
-        def wait_for_the_end(connection: socket.socket) -> None:
+        def wait_for_disconnect(connection: socket.socket) -> None:
             call = agent.receive(connection)
-            assert 0 < call.deadline <= SOON_MS / 1000
+            assert 0 < call.deadline <= SHORT_DEADLINE_MS / 1000
             assert connection.recv(1) == b""
             hung_up.set()
 
-        agent.serve = wait_for_the_end
-        error = error_of(shim.run(json.dumps(CONFIG).encode(), shim.impatient()))
+        agent.serve = wait_for_disconnect
+        error = error_of(shim.run(json.dumps(CONFIG).encode(), shim.short_deadline()))
         assert (error.code, error.version) == (11, "1.0.0")
-        assert error.details == f"no answer from {shim.socket} within {SOON_MS} ms"
+        assert error.details == f"no answer from {shim.socket} within {SHORT_DEADLINE_MS} ms"
         assert hung_up.wait(DEADLINE)
 
-    def test_an_answer_that_trickles_does_not_move_the_deadline(self, shim: InstalledShim, agent: AgentDouble) -> None:
+    def test_a_slowly_sent_answer_does_not_extend_the_deadline(self, shim: InstalledShim, agent: AgentDouble) -> None:
         def trickle(connection: socket.socket) -> None:
             agent.receive(connection)
             frame = wire.encode_answer(wire.Answer(exit_code=0, stdout=b"{}" + b" " * 100_000))
@@ -96,20 +96,20 @@ class TestAgentInTrouble:
                     connection.sendall(frame[index : index + 1])
                 except OSError:
                     return
-                time.sleep(0.02)
+                time.sleep(0.02)  # paces the bytes: the answer must trickle past the deadline
 
         agent.serve = trickle
-        assert error_of(shim.run(json.dumps(CONFIG).encode(), shim.impatient())).code == 11
+        assert error_of(shim.run(json.dumps(CONFIG).encode(), shim.short_deadline())).code == 11
 
-    def test_a_status_that_is_late_is_not_available(self, shim: InstalledShim, agent: AgentDouble) -> None:
+    def test_a_late_status_is_not_available(self, shim: InstalledShim, agent: AgentDouble) -> None:
         """C-090."""
 
-        def wait_for_the_end(connection: socket.socket) -> None:
+        def wait_for_disconnect(connection: socket.socket) -> None:
             agent.receive(connection)
             connection.recv(1)
 
-        agent.serve = wait_for_the_end
-        error = error_of(shim.run(json.dumps(CONFIG).encode(), shim.impatient("STATUS")))
+        agent.serve = wait_for_disconnect
+        error = error_of(shim.run(json.dumps(CONFIG).encode(), shim.short_deadline("STATUS")))
         assert error.code == 50
 
     @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ class TestAgentInTrouble:
             b"WFT1\xff\xff\xff\xff\0{}",
         ],
     )
-    def test_an_agent_that_dies_while_it_answers(self, shim: InstalledShim, agent: AgentDouble, sent: bytes) -> None:
-        """C-003: never half a result on stdout."""
+    def test_the_agent_dies_while_it_answers(self, shim: InstalledShim, agent: AgentDouble, sent: bytes) -> None:
+        """C-003: never a partial result on stdout."""
 
         def die(connection: socket.socket) -> None:
             agent.receive(connection)
@@ -134,20 +134,20 @@ class TestAgentInTrouble:
 
         agent.serve = die
         error = error_of(shim.call("ADD"))
-        assert (error.code, error.details) == (11, f"no whole answer from {shim.socket}")
+        assert (error.code, error.details) == (11, f"incomplete answer from {shim.socket}")
 
-    def test_an_agent_that_dies_while_it_listens(self, shim: InstalledShim, agent: AgentDouble) -> None:
+    def test_the_agent_dies_before_it_answers(self, shim: InstalledShim, agent: AgentDouble) -> None:
         agent.serve = lambda connection: None
         error = error_of(shim.call("ADD", json.dumps(CONFIG).encode() + b" " * 8_000_000))
         assert error.code == 11
 
-    def test_an_agent_whose_queue_is_full(self, shim: InstalledShim) -> None:
-        """A busy agent is waited for, until the deadline."""
+    def test_the_listen_queue_of_the_agent_is_full(self, shim: InstalledShim) -> None:
+        """The shim waits for a busy agent until the deadline."""
         with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as first:
             busy.bind(str(shim.socket))
             busy.listen(0)
             first.connect(str(shim.socket))
-            error = error_of(shim.run(json.dumps(CONFIG).encode(), shim.impatient()))
+            error = error_of(shim.run(json.dumps(CONFIG).encode(), shim.short_deadline()))
         assert error.code == 11
         assert error.message == "the weft agent did not answer in time"
 
@@ -160,13 +160,13 @@ class TestAnswer:
         done = shim.call("ADD")
         assert (done.returncode, done.stdout) == (exit_code, b'{"a":"\xc3\xa9\\u0000"}')
 
-    def test_a_large_answer_is_printed_whole(self, shim: InstalledShim, agent: AgentDouble) -> None:
+    def test_a_large_answer_is_printed_completely(self, shim: InstalledShim, agent: AgentDouble) -> None:
         answer = json.dumps({"filler": "x" * 3_000_000}).encode()
         agent.answer = lambda call: wire.Answer(exit_code=0, stdout=answer)
         assert shim.call("ADD").stdout == answer
 
-    def test_a_result_that_nobody_reads_is_a_failure(self, shim: InstalledShim, agent: AgentDouble) -> None:
-        """The runtime must not take for attached what it was never told."""
+    def test_an_unread_result_is_a_failure(self, shim: InstalledShim, agent: AgentDouble) -> None:
+        """The runtime must not treat a container as attached if it did not receive the result."""
         readable, writable = os.pipe()
         os.close(readable)
         try:
@@ -177,7 +177,7 @@ class TestAnswer:
             os.close(writable)
         assert done.returncode == 1
 
-    def test_many_at_once_get_each_their_own(self, shim: InstalledShim, agent: AgentDouble) -> None:
+    def test_concurrent_calls_get_their_own_results(self, shim: InstalledShim, agent: AgentDouble) -> None:
         """C-017."""
         agent.answer = lambda call: wire.Answer(exit_code=0, stdout=call.environment["CNI_CONTAINERID"].encode())
         with ThreadPoolExecutor(max_workers=16) as pool:
@@ -185,17 +185,17 @@ class TestAnswer:
         assert [each.stdout.decode() for each in done] == [f"c{index}" for index in range(64)]
         assert len(shim.logged()) == 64
 
-    def test_a_killed_shim_is_heard_by_the_agent(self, shim: InstalledShim, agent: AgentDouble) -> None:
-        """So that the agent can undo what the runtime will never hear of."""
+    def test_the_agent_notices_a_killed_shim(self, shim: InstalledShim, agent: AgentDouble) -> None:
+        """So that the agent can undo an ADD whose result the runtime will never get."""
         received, hung_up = threading.Event(), threading.Event()
 
-        def wait_for_the_end(connection: socket.socket) -> None:
+        def wait_for_disconnect(connection: socket.socket) -> None:
             agent.receive(connection)
             received.set()
             assert connection.recv(1) == b""
             hung_up.set()
 
-        agent.serve = wait_for_the_end
+        agent.serve = wait_for_disconnect
         with subprocess.Popen([shim.program], stdin=subprocess.DEVNULL, env=shim.environment("ADD")) as process:
             assert received.wait(DEADLINE)
             process.kill()
@@ -203,6 +203,6 @@ class TestAnswer:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "", "12345678", "1e3"])
-def test_a_deadline_that_cannot_be_read_is_the_usual_one(shim: InstalledShim, agent: AgentDouble, text: str) -> None:
+def test_an_invalid_deadline_is_the_default(shim: InstalledShim, agent: AgentDouble, text: str) -> None:
     shim.run(json.dumps(CONFIG).encode(), shim.environment("ADD") | {"WEFT_CNI_DEADLINE_MS": text})
     assert 30 < agent.calls[0].deadline <= main.DEADLINE_MS / 1000

@@ -1,4 +1,4 @@
-"""A node with policy in force, on paper: a shop that is denied TCP to port 81, and guests who visit it."""
+"""Fixture: the policy of one node. The group `shop` is denied TCP to port 81 from the group `guests`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tests.support.fake_cluster import DEFAULT, FakeCluster, group, network, pol
 from weft.agent.dataplane.policy import Policies
 from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
 from weft.domain import model
-from weft.domain.desired.state import Port, host_end
+from weft.domain.desired.state import Port, host_ifname
 from weft.domain.ids import NodeName, TenantName
 from weft.domain.policy.model.rules import Action
-from weft.domain.policy.policymap.l4_partition import Outcome
+from weft.domain.policy.policymap.l4_partition import Verdict
 from weft.ports.datapath import EndpointConfig
 
 NODE = NodeName("one")
@@ -33,31 +33,31 @@ class Policed:
             self.world.put(rule(f"no-{number}", policy=name, action="deny", protocol="tcp", port=number))
         self.world.put(group("shop", policies=("p", "idea")))
         self.world.put(group("guests"))
-        self.journal = AttachmentStore()
+        self.attachment_store = AttachmentStore()
         self.till, self.guest = self._attach("till", "shop"), self._attach("guest", "guests")
         self.away = self.world.attach("away", group="guests")
-        self.policies = Policies(self.world.cluster, node=NODE, journal=self.journal)
+        self.policies = Policies(self.world.cluster, node=NODE, attachment_store=self.attachment_store)
         self.policies.refresh({DEFAULT})
 
     def _attach(self, name: str, group_name: str) -> model.Endpoint:
         made = self.world.attach(name, group=group_name)
         endpoint = msgspec.structs.replace(made, container_id=name, container_name=f"lab/{name}", host=NODE)
-        port = Port(DEFAULT, host_end(endpoint.key), "02:00:00:00:00:01", tuple(endpoint.addresses))
-        wiring = EndpointConfig(port=port, netns=f"/paper/{name}", interface="eth0", addresses=(), mtu=1450)
-        self.journal.put(Attachment(endpoint=endpoint, published=True, stage=Stage.ATTACHED, wiring=wiring))
+        port = Port(DEFAULT, host_ifname(endpoint.key), "02:00:00:00:00:01", tuple(endpoint.addresses))
+        config = EndpointConfig(port=port, netns=f"/paper/{name}", interface="eth0", addresses=(), mtu=1450)
+        self.attachment_store.put(Attachment(endpoint=endpoint, published=True, stage=Stage.ATTACHED, config=config))
         return endpoint
 
-    def number(self, wanted: str, action: Action = Action.DENY, would: str | None = None) -> int:
-        """The number of the outcome of a rule."""
-        return next(number for number, each in self._outcomes.items() if _is(each, wanted, action, would))
+    def number(self, wanted: str, action: Action = Action.DENY, dry_run_deny: str | None = None) -> int:
+        """The number of the verdict of a rule."""
+        return next(number for number, each in self._verdicts.items() if _is(each, wanted, action, dry_run_deny))
 
     @property
-    def _outcomes(self) -> dict[int, Outcome]:
-        return dict(self.policies.by_tenant[TenantName(DEFAULT)].tables.outcomes)
+    def _verdicts(self) -> dict[int, Verdict]:
+        return dict(self.policies.by_tenant[TenantName(DEFAULT)].policy_map.verdicts)
 
 
-def _is(outcome: Outcome, wanted: str, action: Action, would: str | None) -> bool:
-    return (outcome.rule, outcome.action, outcome.would) == (wanted, action, would)
+def _is(verdict: Verdict, wanted: str, action: Action, dry_run_deny: str | None) -> bool:
+    return (verdict.rule, verdict.action, verdict.dry_run_deny) == (wanted, action, dry_run_deny)
 
 
 @pytest.fixture

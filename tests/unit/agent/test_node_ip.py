@@ -1,4 +1,4 @@
-"""Which address a machine takes for its own (contiv 1.5)."""
+"""Detection of the node IP (contiv 1.5)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ HOST = {"lo": "127.0.0.1", "docker0": "172.17.0.1", "eth0": "192.0.2.2", "eth1":
         ({}, ["192.0.2.2"], "127.0.0.1"),
     ],
 )  # fmt: skip
-def test_the_host_name_goes_first_then_the_first_interface_of_the_machines_own(
+def test_the_host_name_comes_first_then_the_first_physical_interface(
     interfaces: dict[str, str], resolved: list[str], chosen: str
 ) -> None:
     local = {name: address(text) for name, text in interfaces.items()}
     assert choose_address(local, tuple(map(address, resolved))) == address(chosen)
 
 
-def test_this_machine_has_one() -> None:
+def test_this_machine_has_a_node_ip() -> None:
     assert default_address().family == 4

@@ -1,4 +1,4 @@
-"""netplugin's flags and variables (contiv 1.2, 1.3), their defaults, and what is refused."""
+"""netplugin's flags and variables (contiv 1.2, 1.3), their defaults, and invalid values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN = Address(4, 0x0A090807)
 
 @pytest.fixture(autouse=True)
 def own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the machine would find out about itself."""
+    """The address that the machine would detect."""
     monkeypatch.setattr(module, "default_address", lambda: OWN)
 
 
@@ -88,9 +88,9 @@ def test_one_machine_needs_no_flag() -> None:
         (("--contiv-socket",), "CONTIV_SOCKET", "/run/y.sock", "contiv_socket", Path("/run/y.sock")),
         (("--rest-address",), "REST_ADDRESS", "[::1]:1", "rest_address", ("::1", 1)),
         (("--rest-address",), "REST_ADDRESS", "none", "rest_address", None),
-        (("--names-socket",), "NAMES_SOCKET", "/run/z.sock", "names_socket", Path("/run/z.sock")),
-        (("--names-socket",), "NAMES_SOCKET", "none", "names_socket", None),
-        (("--run-dir",), "RUN_DIR", "/srv/run", "names_socket", Path("/srv/run/dns.sock")),
+        (("--dns-socket",), "DNS_SOCKET", "/run/z.sock", "dns_socket", Path("/run/z.sock")),
+        (("--dns-socket",), "DNS_SOCKET", "none", "dns_socket", None),
+        (("--run-dir",), "RUN_DIR", "/srv/run", "dns_socket", Path("/srv/run/dns.sock")),
         (("--run-dir",), "RUN_DIR", "/srv/run", "run_dir", Path("/srv/run")),
         (("--data-dir",), "DATA_DIR", "/srv/data", "data_dir", Path("/srv/data")),
         (("--node-ttl",), "NODE_TTL", "1.5", "node_ttl", 1.5),
@@ -123,7 +123,7 @@ def test_a_flag_wins_over_its_variable() -> None:
     assert read("--vxlan-port", "1", VXLAN_PORT="2").vxlan_port == 1
 
 
-def test_an_address_that_is_given_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_address_is_detected_when_both_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> Address:
         raise AssertionError
 
@@ -132,19 +132,19 @@ def test_an_address_that_is_given_is_not_looked_for(monkeypatch: pytest.MonkeyPa
     assert (settings.ctrl_ip, settings.vtep_ip) == (address("192.0.2.1"), address("192.0.2.2"))
 
 
-def test_contivs_socket_is_there_in_its_own_mode() -> None:
+def test_contivs_socket_is_served_in_mode_kubernetes() -> None:
     """contiv 1.7, 8.2."""
     assert read("--mode", "kubernetes").contiv_socket == Path("/run/contiv/contiv-cni.sock")
     assert read("--mode", "kubernetes", "--contiv-socket", "none").contiv_socket is None
 
 
-def test_a_node_joins_in_a_cluster_without_etcd() -> None:
-    """With etcd nobody joins, so that one manifest is good for both."""
+def test_a_node_enrolls_in_a_cluster_without_etcd() -> None:
+    """With etcd the token is ignored, so that one manifest is good for both."""
     own = ("--mode=kubernetes", "--join-token=/token")
     assert read(*own).join_token == Path("/token")
     assert read(*own, "--etcd-endpoints=http://127.0.0.1:2379").join_token is None
     assert faults("--join-token=/token") == (
-        "--join-token: netmaster is found through Kubernetes, so with --mode kubernetes only",
+        "--join-token needs --mode kubernetes: netmaster is discovered through Kubernetes",
     )
 
 
@@ -169,7 +169,7 @@ def test_the_masters_may_be_several(tmp_path: Path) -> None:
         (["--mode", "mesos"], "--mode"),
         (["--netmode", "gre"], "vlan, vxlan"),
         (["--netmode", "vlan", "--vlan-uplinks", "eth1"], "carries no VLAN tags"),
-        (["--netmode", "vlan"], "--vlan-uplinks is demanded"),
+        (["--netmode", "vlan"], "--vlan-uplinks is required"),
         (["--vlan-uplinks", "eth1,,eth2"], "empty item"),
         (["--fwdmode", "magic"], "bridge, routing"),
         (["--etcd", "127.0.0.1:2379"], "URL"),
@@ -206,7 +206,7 @@ def test_bad_settings_are_refused(flags: list[str], words: str) -> None:
     assert any(words in fault for fault in faults(*flags))
 
 
-def test_every_fault_is_told_at_once() -> None:
+def test_every_fault_is_reported_at_once() -> None:
     found = faults("--mode", "x", "--vtep-ip", "y", NODE_TTL="z")
     assert [fault.partition(":")[0] for fault in found] == ["--mode", "--vtep-ip", "CONTIV_NETPLUGIN_NODE_TTL"]
     assert len(faults("--netmode", "vlan")) == 2
@@ -224,7 +224,7 @@ def test_the_program_ends_with_22_and_names_every_fault() -> None:
     done = run("--netmode", "vlan")
     assert done.returncode == 22
     assert done.stderr.splitlines() == [
-        "netplugin: --vlan-uplinks is demanded with --netmode vlan",
+        "netplugin: --vlan-uplinks is required with --netmode vlan",
         "netplugin: --netmode vlan: the linux datapath carries no VLAN tags; use vxlan",
         "netplugin: see netplugin --help",
     ]

@@ -61,7 +61,7 @@ def test_add_of_kubelet_with_containerd(seed: int) -> None:
     assert isinstance(request, Add)
     assert (request.arguments.pod_namespace, request.arguments.pod_name) == ("default", "hp")
     assert (request.arguments.pod_sandbox, request.arguments.pod_uid) == (SANDBOX, KUBELET_ARGS["K8S_POD_UID"])
-    assert request.wishes.annotations == ANNOTATIONS
+    assert request.capabilities.annotations == ANNOTATIONS
 
 
 def test_five_dels_of_kubelet_with_containerd() -> None:
@@ -97,8 +97,8 @@ def test_podman_asks_for_versions_with_dummies() -> None:
 def test_add_and_del_of_podman() -> None:
     added = call("ADD", SANDBOX, PODMAN_NETNS, PODMAN_ARGS, runtimeConfig=PODMAN_RUNTIME)
     assert isinstance(added, Add)
-    assert [str(each) for each in added.wishes.addresses] == ["10.87.0.77"]
-    assert (added.wishes.mac, added.wishes.aliases) == ("02:11:22:33:44:55", ("al1", "5f3c5f3c5f3c"))
+    assert [str(each) for each in added.capabilities.addresses] == ["10.87.0.77"]
+    assert (added.capabilities.mac, added.capabilities.aliases) == ("02:11:22:33:44:55", ("al1", "5f3c5f3c5f3c"))
     gone = call("DEL", SANDBOX, PODMAN_NETNS, PODMAN_ARGS, runtimeConfig=PODMAN_RUNTIME, prevResult=RESULT)
     assert isinstance(gone, Del)
     assert gone.attachment == added.attachment

@@ -32,7 +32,7 @@ def test_what_acts_on_the_host_end_cannot_stand_beside_us(tmp_path: Path, ours: 
     assert str(file) in fault(file)
 
 
-def test_other_chains_are_nobodys_fault(tmp_path: Path) -> None:
+def test_other_chains_have_no_fault(tmp_path: Path) -> None:
     assert fault(write_list(tmp_path, "loopback", "weft-cni", "tuning")) == ""
     assert fault(write_list(tmp_path, "bridge", "portmap", "firewall", name="podman")) == ""
 
@@ -52,7 +52,7 @@ def test_a_single_plugin_is_a_chain_of_one(tmp_path: Path) -> None:
     assert read_chain(file) == Chain(file, "contiv-net", ("contivk8s",))
 
 
-def test_what_nobody_can_read_is_left_out(tmp_path: Path) -> None:
+def test_unreadable_files_are_skipped(tmp_path: Path) -> None:
     for number, text in enumerate(
         ["", "{", "[]", "7", '{"plugins": 7}', '{"plugins": [7, {"type": 7}]}', "[" * 10_000]
     ):

@@ -26,10 +26,12 @@ def test_every_item_has_its_row() -> None:
 
 def test_every_test_named_exists() -> None:
     defined = {name for file in (ROOT / "tests").rglob("test_*.py") for name in DEFINED.findall(file.read_text())}
-    named = {name for _, judged in rows() for name in TEST.findall(judged)}
+    named = {name for _, verdict in rows() for name in TEST.findall(verdict)}
     assert named <= defined
 
 
-def test_every_item_is_judged_or_says_why_not() -> None:
+def test_every_item_has_a_test_or_a_reason() -> None:
     reasons = ("does not apply", "tests")
-    assert [item for item, judged in rows() if not TEST.search(judged) and not any(r in judged for r in reasons)] == []
+    assert [
+        item for item, verdict in rows() if not TEST.search(verdict) and not any(r in verdict for r in reasons)
+    ] == []

@@ -1,4 +1,4 @@
-"""`weft install-cni` with the Python shim; tests/system/test_shim.py installs the other and calls both."""
+"""`weft install-cni` with the Python shim; tests/system/shim/test_shim_log.py installs the other and calls both."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ def test_foreign_programs_are_not_replaced(machine: Machine, capsys: pytest.Capt
     (machine.bin / "kuryr-cni").symlink_to("/usr/bin/true")
     assert machine.run() == 2
     assert {path.name for path in machine.paths()} == {"contivk8s", "kuryr-cni"}
-    told = capsys.readouterr().err
-    assert "contivk8s" in told
-    assert "kuryr-cni" in told
+    error = capsys.readouterr().err
+    assert "contivk8s" in error
+    assert "kuryr-cni" in error
     assert machine.run("--force") == 0
     assert (machine.bin / "contivk8s").readlink() == Path(PROGRAM)
 
@@ -156,7 +156,7 @@ def test_uninstall_where_nothing_is_succeeds(machine: Machine) -> None:
     assert machine.run("--uninstall") == 0
 
 
-def test_a_program_built_before_can_be_given(machine: Machine, tmp_path: Path) -> None:
+def test_a_prebuilt_program_can_be_installed(machine: Machine, tmp_path: Path) -> None:
     built = tmp_path / "shim"
     built.write_bytes(build_program("python", python="/usr/bin/python3"))
     assert machine.run(shim=str(built)) == 0

@@ -1,4 +1,4 @@
-"""What can be told of the Python shim without running it; tests/system/test_shim.py runs it."""
+"""The Python shim, as far as it can be tested without running it; tests/system/shim runs it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_its_constants_are_those_of_the_contract() -> None:
     assert json.loads(b"[" + main.SUPPORTED + b"]") == list(SUPPORTED)
 
 
-def test_the_twin_in_c_has_the_same_words() -> None:
+def test_the_twin_in_c_has_the_same_strings() -> None:
     source = Path(main.__file__).with_name("shim.c").read_text()
     for constant in (main.SOCKET, main.LOG, main.MAGIC):
         assert f'"{constant.decode()}"' in source

@@ -242,11 +242,11 @@ class TestConfiguration:
         """C-023: kuryr's configuration has two of its own."""
         assert isinstance(parse_request(environment("ADD"), stdin(kuryr_conf="/etc/kuryr/kuryr.conf", debug=True)), Add)
 
-    @pytest.mark.parametrize("wish", [{"runtimeConfig": {"mac": 7}}, {"ipam": {"type": "dhcp"}}, {"labels": []}])
-    def test_wishes_that_cannot_be_read_stop_add_but_not_del(self, wish: dict[str, object]) -> None:
+    @pytest.mark.parametrize("members", [{"runtimeConfig": {"mac": 7}}, {"ipam": {"type": "dhcp"}}, {"labels": []}])
+    def test_invalid_capabilities_stop_add_but_not_del(self, members: dict[str, object]) -> None:
         """C-065: whatever ADD did not like, DEL after it succeeds."""
-        assert refusal(environment("ADD"), stdin(**wish)).code in {Code.BAD_CONFIG, Code.UNSUPPORTED_FIELD}
-        assert isinstance(parse_request(environment("DEL"), stdin(**wish)), Del)
+        assert refusal(environment("ADD"), stdin(**members)).code in {Code.BAD_CONFIG, Code.UNSUPPORTED_FIELD}
+        assert isinstance(parse_request(environment("DEL"), stdin(**members)), Del)
 
 
 class TestPrevResult:

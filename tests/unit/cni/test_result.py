@@ -146,7 +146,7 @@ RESULTS = st.builds(
 
 
 @given(result=RESULTS)
-def test_the_newest_version_tells_everything(result: Result) -> None:
+def test_the_newest_version_expresses_everything(result: Result) -> None:
     """C-131, C-132, C-044: read and written again it is the same."""
     assert parse_result(json.loads(encode_result(result, V.V1_1_0)), version=V.V0_1_0) == result
 
@@ -155,19 +155,19 @@ def test_the_newest_version_tells_everything(result: Result) -> None:
 def test_each_version_of_lists_loses_only_what_it_cannot_tell(result: Result, version: SpecVersion) -> None:
     """C-132: the round trip of a version's own result is lossless."""
     once = encode_result(result, version)
-    told = parse_result(json.loads(once), version=V.V0_1_0)
-    assert encode_result(told, version) == once
-    assert [each.address for each in told.addresses] == [each.address for each in result.addresses]
+    parsed = parse_result(json.loads(once), version=V.V0_1_0)
+    assert encode_result(parsed, version) == once
+    assert [each.address for each in parsed.addresses] == [each.address for each in result.addresses]
 
 
 @pytest.mark.parametrize("version", SUPPORTED)
 def test_old_results_become_new_ones_without_loss(version: SpecVersion) -> None:
     """C-131: up-conversion."""
-    told = parse_result(json.loads(encode_result(FULL, version)), version=version)
-    again = parse_result(json.loads(encode_result(told, V.V1_1_0)), version=version)
-    assert again == told
-    assert replace(told.routes[0]) == FULL.routes[0]
-    assert told.dns == FULL.dns
+    parsed = parse_result(json.loads(encode_result(FULL, version)), version=version)
+    again = parse_result(json.loads(encode_result(parsed, V.V1_1_0)), version=version)
+    assert again == parsed
+    assert replace(parsed.routes[0]) == FULL.routes[0]
+    assert parsed.dns == FULL.dns
 
 
 def test_a_result_without_version_is_of_the_version_of_its_configuration() -> None:

@@ -58,5 +58,5 @@ def test_what_is_no_version_is_code_6(value: object) -> None:
 def test_answers_carry_the_version_of_the_request(stdin: bytes, answered: str | None) -> None:
     """C-043 for errors, which fall back to what a silent configuration means; C-094 for VERSION, to our newest."""
     assert answer_version(stdin) == (answered or "0.1.0")
-    told = json.loads(encode_versions(stdin))
-    assert told == {"cniVersion": answered or NEWEST, "supportedVersions": list(SUPPORTED)}
+    versions = json.loads(encode_versions(stdin))
+    assert versions == {"cniVersion": answered or NEWEST, "supportedVersions": list(SUPPORTED)}

@@ -33,7 +33,7 @@ def test_a_call_arrives_as_it_was_made(environment: dict[str, str], stdin: bytes
 
 
 @given(exit_code=st.integers(0, 255), stdout=st.binary())
-def test_an_answer_arrives_as_it_was_given(exit_code: int, stdout: bytes) -> None:
+def test_an_answer_arrives_unchanged(exit_code: int, stdout: bytes) -> None:
     answer = Answer(exit_code=exit_code, stdout=stdout)
     frame = encode_answer(answer)
     assert body_size(frame[:HEADER_SIZE]) == len(frame) - HEADER_SIZE

@@ -1,1 +1,1 @@
-"""TODO"""
+"""CNI: serves the requests of container runtimes, identifies workloads, and attaches them."""

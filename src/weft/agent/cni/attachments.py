@@ -1,79 +1,108 @@
-"""The use cases of CNI: attach a workload, take it off, check it, collect what is left over, say how we are.
+"""The CNI verbs: ADD, DEL, CHECK, GC and STATUS, one at a time for each container.
 
-ADD: who is this -> addresses -> written down -> wired -> answered. Whatever fails on the way is undone by the same road
-that DEL takes. One attachment at a time per container.
+ADD is reserve -> configure -> publish -> result. Every step has its undo, and DEL undoes all of them in reverse:
+an ADD that fails or is cancelled on the way is removed as DEL removes it.
+
+| step      | does                                             | undo                         |
+|-----------|--------------------------------------------------|------------------------------|
+| reserve   | addresses, attachment record                     | `EndpointPublisher.withdraw` |
+| configure | network, port and policy in the datapath         | `_deconfigure`               |
+| publish   | endpoint in the store, after the answer          | `EndpointPublisher.withdraw` |
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Set
 from contextlib import suppress
-from functools import partial
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from typing import NamedTuple
 
-import msgspec
-
-from weft.agent.cni.port_mappings import published_ports, refuse_taken_ports, wished_rates
+from weft.agent.cni.endpoint_config import (
+    check_host_ports_free,
+    check_result,
+    host_ports,
+    plan_config,
+    plan_result,
+    rate_limits,
+)
 from weft.agent.cni.workload_identity import PlainWorkloads, Workload, Workloads
 from weft.agent.dataplane.executor import DatapathExecutor
-from weft.agent.dataplane.infra_networks import HOST_NETNS, host_endpoint, host_wiring
+from weft.agent.dataplane.infra_networks import HOST_NETNS, host_config, host_endpoint
 from weft.agent.dataplane.reconciler import Reconciler
-from weft.agent.store.attachment_store import Attachment, AttachmentStore, Handle, Stage
-from weft.agent.store.node_ipam import Meanwhile, NodeIpam
+from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
+from weft.agent.store.endpoint_publisher import EndpointPublisher
+from weft.agent.store.node_ipam import BlockAllocator
+from weft.agent.store.node_lease import NodeLease
 from weft.cni import request as cni
-from weft.cni import result
+from weft.cni.chains import Chains
 from weft.cni.errors import CniError, Code
 from weft.cni.result import encode_result
 from weft.cni.versions import encode_versions
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.desired.segments import segment_number, tags_of
-from weft.domain.desired.state import port_of
+from weft.domain.desired.segments import segment_id_of, tags_of
+from weft.domain.desired.state import NO_LIMITS, Port, RateLimits
 from weft.domain.errors import DatapathFault, Invalid, NotFound, Unavailable, WeftError
+from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import EndpointKey, check_endpoint_id
-from weft.domain.ipam import ipam
-from weft.ports.datapath import EndpointConfig, InterfaceAddress, PlugRequest
+from weft.ports.datapath import EndpointConfig, PlugRequest
 from weft.runtime.keyed_lock import KeyedLock
 from weft.runtime.logs import Log
 
 log = Log("attach")
 
-USUAL_INTERFACE = "eth0"
+# The first interface of a container. It has the default route, and its endpoint has the container's bare id.
+PRIMARY_INTERFACE = "eth0"
 
-_ADDRESS: Mapping[int, Callable[[int], result.IPAddress]] = {4: IPv4Address, 6: IPv6Address}
-_INTERFACE: Mapping[int, Callable[[tuple[int, int]], result.IPInterface]] = {4: IPv4Interface, 6: IPv6Interface}
-_EVERYTHING: Mapping[int, result.IPNetwork] = {4: IPv4Network("0.0.0.0/0"), 6: IPv6Network("::/0")}
+
+class _AttachRequest(NamedTuple):
+    """What an attachment needs. Addresses and MAC of the endpoint are empty unless the caller requested some."""
+
+    endpoint: model.Endpoint
+    netns: str
+    # The name of the CNI network configuration; empty for the host's own interfaces, which GC must not touch.
+    network_name: str = ""
+    ports: tuple[PublishedPort, ...] = ()
+    rates: RateLimits = NO_LIMITS
+    is_host: bool = False
 
 
 class Attachments:
-    """What the CNI server calls. `ready` opens when the node has been restored."""
+    """Serves CNI requests on one node. ADD waits for `ready`, which is set when the node is restored."""
 
     def __init__(
         self,
         *,
         cluster: Cluster,
-        holdings: NodeIpam,
-        journal: AttachmentStore,
+        lease: NodeLease,
+        allocator: BlockAllocator,
+        publisher: EndpointPublisher,
+        attachment_store: AttachmentStore,
         kernel: DatapathExecutor,
         reconciler: Reconciler,
         mtu: int,
-        names: bool = False,
+        gateways_serve_dns: bool = False,
         workloads: Workloads | None = None,
+        chains: Chains | None = None,
     ) -> None:
+        """`chains` are the plugin chains of this node's CNI configurations, if ADD is to refuse broken ones."""
         self._cluster = cluster
         self._workloads = workloads or PlainWorkloads(cluster)
-        self._holdings = holdings
-        self._journal = journal
+        self._lease = lease
+        self._allocator = allocator
+        self._publisher = publisher
+        self._attachment_store = attachment_store
         self._kernel = kernel
         self._reconciler = reconciler
         self._mtu = mtu
-        self._names = names
-        self._turns: KeyedLock[str] = KeyedLock()
+        self._gateways_serve_dns = gateways_serve_dns
+        self._chains = chains
+        # Runtimes may retry a DEL while an ADD is still running. Taken before the lock of the endpoint, never after.
+        self._container_locks: KeyedLock[str] = KeyedLock()
         self.ready = asyncio.Event()
 
     async def serve(self, request: cni.Request) -> bytes:
-        """What to print for a request; a `CniError` or one of our own errors when it cannot be done.
+        """The bytes to print for a request; a `CniError` or a `WeftError` when it fails.
 
         An ADD that is cancelled is undone before this returns.
         """
@@ -81,350 +110,308 @@ class Attachments:
             case cni.Version():
                 return encode_versions(b"")
             case cni.Status():
-                return self._status()
+                self._status()
             case cni.Gc():
-                await self._collect(request)
-            case cni.Add() | cni.Check() | cni.Del():
-                if isinstance(request, cni.Add):
-                    await self.ready.wait()  # the others need nothing but the ledger and the kernel
-                async with self._turns[request.attachment.container]:
-                    return await self._one(request)
-        return b""
-
-    async def _one(self, request: cni.Add | cni.Check | cni.Del) -> bytes:
-        match request:
+                await self._gc(request)
             case cni.Add():
-                return await self._add(request)
+                try:
+                    return await self.add(request)
+                except (WeftError, CniError, asyncio.CancelledError) as error:
+                    self._workloads.report_failure(request, error)
+                    raise
             case cni.Check():
-                await self._check(request)
+                # CHECK and DEL need nothing but records and kernel, so they do not wait for `ready`.
+                async with self._container_locks[request.attachment.container]:
+                    await self._check(request)
             case cni.Del():
-                note = self._journal.find(Handle(*request.attachment))
-                if note is not None:
-                    await self.remove(note)
+                async with self._container_locks[request.attachment.container]:
+                    attachment = self._attachment_store.find(request.attachment)
+                    if attachment is not None:
+                        await self.remove(attachment)
         return b""
 
-    async def _add(self, request: cni.Add) -> bytes:
-        handle = Handle(*request.attachment)
-        note = self._journal.find(handle)
-        if note is not None and note.stage is Stage.ATTACHED:
-            raise CniError(Code.FAILED, f"{handle.interface} of {handle.container} is attached already")
-        if note is not None:
-            await self.remove(note)  # an ADD that was never answered, or a DEL that the store does not know of yet
-        if not request.netns:
-            raise CniError(Code.BAD_ENVIRONMENT, "ADD needs CNI_NETNS")
-        wanted = self._wanted(request, await self._workloads.describe(request))
-        wiring = await self._attach(wanted, partial(self._wire, request))
-        told = result_of(wiring, request.config.prev_result, dns=request.wishes.dns, names=self._names)
-        return encode_result(told, request.config.version)
+    async def add(self, request: cni.Add) -> bytes:
+        """Attach a container: reserve -> configure -> publish -> result."""
+        if self._chains is not None and (fault := self._chains.fault(request.config.name)):
+            raise CniError(Code.BAD_CONFIG, f"{fault}: take it out of the list")
+        await self.ready.wait()
+        async with self._container_locks[request.attachment.container]:
+            container, interface = request.attachment
+            attachment = self._attachment_store.find(request.attachment)
+            if attachment is not None and attachment.stage is Stage.ATTACHED:
+                raise CniError(Code.FAILED, f"{interface} of {container} is attached already")
+            if attachment is not None:
+                await self.remove(attachment)  # an ADD that was never answered, or a DEL that the store does not have
+            if not request.netns:
+                raise CniError(Code.BAD_ENVIRONMENT, "ADD needs CNI_NETNS")
+            workload = await self._workloads.describe(request)
+            config = await self._attach_or_undo(self._attach_request(request, workload))
+        cni_result = plan_result(
+            config,
+            request.config.prev_result,
+            dns=request.capabilities.dns,
+            gateways_serve_dns=self._gateways_serve_dns,
+        )
+        return encode_result(cni_result, request.config.version)
 
-    async def join(self, network: model.Network) -> None:
-        """Attach the host itself to an infra network (contiv 6.4); one that is attached stays as it is."""
-        wanted = host_endpoint(network, self._holdings.node)
-        async with self._turns[wanted.container_id]:
-            note = self._journal.get(wanted.key)
-            if note is not None and note.stage is Stage.ATTACHED:
+    async def attach_host(self, network: model.Network) -> None:
+        """Attach the host itself to an infra network (contiv 6.4); a host that is attached stays as it is."""
+        endpoint = host_endpoint(network, self._lease.node)
+        async with self._container_locks[endpoint.container_id]:
+            attachment = self._attachment_store.get(endpoint.key)
+            if attachment is not None and attachment.stage is Stage.ATTACHED:
                 return
-            if note is not None:
-                await self.remove(note)
-            await self._attach(wanted, self._wire_host)
+            if attachment is not None:
+                await self.remove(attachment)
+            await self._attach_or_undo(_AttachRequest(endpoint, HOST_NETNS, is_host=True))
 
-    async def _attach(self, wanted: model.Endpoint, wire: Meanwhile) -> EndpointConfig:
-        """Give an endpoint addresses and wire it; what fails, or is cancelled, is undone."""
-        attaching = asyncio.ensure_future(self._holdings.attach(wanted, meanwhile=wire))
+    async def _attach_or_undo(self, request: _AttachRequest) -> EndpointConfig:
+        """Attach an endpoint completely, or leave nothing of it behind, also when cancelled."""
+        # A task of its own, which cancellation does not reach: a commit or a datapath transaction that is cut short has
+        # an unknown outcome, and what is unknown cannot be undone.
+        attaching = asyncio.ensure_future(self._attach(request))
         try:
-            return self._attached((await asyncio.shield(attaching)).key)
+            return await asyncio.shield(attaching)
         except BaseException:
-            await asyncio.wait([attaching])  # nobody knows what became of a commit that is cut short
-            note = self._journal.get(wanted.key)
-            if note is not None:
-                await asyncio.shield(self.remove(note))
+            await asyncio.wait([attaching])
+            attachment = self._attachment_store.get(request.endpoint.key)
+            if attachment is not None:
+                await asyncio.shield(self.remove(attachment))
             raise
 
-    def _attached(self, key: EndpointKey) -> EndpointConfig:
-        """Note that an ADD has come to its end; `Unavailable` when the store has taken the endpoint back meanwhile."""
-        note = self._journal.get(key)
-        if note is None or note.wiring is None or note.stage is Stage.LEAVING or self._is_taken_back(note):
-            raise Unavailable(f"{key} was taken back while it was being attached: try again")
-        self._journal.change(key, stage=Stage.ATTACHED)
-        return note.wiring
+    async def _attach(self, request: _AttachRequest) -> EndpointConfig:
+        async with self._attachment_store.locks[request.endpoint.key]:
+            endpoint = await self._allocator.reserve(request.endpoint)
+            config = await self._configure(endpoint, request)
+            self._publisher.publish_soon(endpoint.key)
+            self._check_still_ours(endpoint.key)
+            self._attachment_store.update(endpoint.key, stage=Stage.ATTACHED)
+            return config
 
-    def _is_taken_back(self, note: Attachment) -> bool:
-        return note.published and self._cluster.get(kinds.ENDPOINT, *note.key) is None
+    async def _configure(self, endpoint: model.Endpoint, request: _AttachRequest) -> EndpointConfig:
+        stored = self._cluster.get(kinds.NETWORK, *endpoint.network_key)
+        if stored is None:
+            raise Invalid(f"network {endpoint.network_key} was deleted just now")
+        config = self._plan_config(endpoint, stored.value, request)
+        check_host_ports_free(config.ports, self._attachment_store, endpoint=endpoint.key)
+        # The record goes before the kernel: a kill in between leaves a record to undo, never a port without one. It
+        # also keeps the tenant's netns, which the reconciler would remove with the last endpoint in it.
+        self._attachment_store.update(
+            endpoint.key, stage=Stage.CONFIGURING, config=config, network_name=request.network_name
+        )
+        await self._reconciler.ensure_network(stored.value, endpoint.group)
+        await self._plug(endpoint, config)
+        return config
 
-    def _wanted(self, request: cni.Add, workload: Workload) -> model.Endpoint:
+    async def _deconfigure(self, attachment: Attachment, config: EndpointConfig) -> None:
+        self._attachment_store.update(attachment.key, stage=Stage.DELETING)
+        changes = self._reconciler.remove_endpoint(attachment.endpoint)
+        try:
+            await self._kernel.call(lambda datapath: datapath.unplug(config, changes))
+        except BaseException:
+            self._reconciler.mark_dirty()  # an unknown part of the changes is installed
+            raise
+        self._reconciler.missing.port_removed(config.port)
+
+    async def _plug(self, endpoint: model.Endpoint, config: EndpointConfig) -> None:
+        """Plug the port; policy and the other entries of the endpoint are installed in the same transaction."""
+        changes = self._reconciler.add_endpoint(endpoint)
+        try:
+            await self._kernel.plug(PlugRequest(config, changes))
+        except BaseException:
+            self._reconciler.mark_dirty()  # an unknown part of the changes is installed
+            raise
+        self._reconciler.missing.port_restored(config.port)
+
+    def _check_still_ours(self, key: EndpointKey) -> None:
+        """`Unavailable` when the endpoint was deleted from the store, or the offline limit passed, during the ADD.
+
+        Evictions leave an ADD under way alone, so it looks here, at its end.
+        """
+        self._lease.check_may_allocate()
+        attachment = self._attachment_store.get(key)
+        if attachment is None or attachment.stage is Stage.DELETING or self._is_deleted_in_store(attachment):
+            raise Unavailable(f"{key} was deleted from the store while it was being attached: try again")
+
+    def _is_deleted_in_store(self, attachment: Attachment) -> bool:
+        return attachment.published and self._cluster.get(kinds.ENDPOINT, *attachment.key) is None
+
+    def _attach_request(self, request: cni.Add, workload: Workload) -> _AttachRequest:
         container, interface = request.attachment
-        placed = workload.placement
-        name = container if interface == USUAL_INTERFACE else f"{container}-{interface}"
-        asked = {address.version: str(address) for address in request.wishes.addresses}
-        arguments = request.arguments
-        return model.Endpoint(
-            tenant=placed.tenant,
-            network=placed.network,
+        placement, arguments, capabilities = workload.placement, request.arguments, request.capabilities
+        name = container if interface == PRIMARY_INTERFACE else f"{container}-{interface}"
+        requested = {address.version: str(address) for address in capabilities.addresses}
+        endpoint = model.Endpoint(
+            tenant=placement.tenant,
+            network=placement.network,
             endpoint_id=check_endpoint_id(name, field="CNI_CONTAINERID"),
-            group=placed.group,
-            ip_address=asked.get(4, ""),
-            ipv6_address=asked.get(6, ""),
-            mac_address=request.wishes.mac,
-            host=self._holdings.node,
+            group=placement.group,
+            ip_address=requested.get(4, ""),
+            ipv6_address=requested.get(6, ""),
+            mac_address=capabilities.mac,
+            host=self._lease.node,
             interface=interface,
             labels=dict(workload.labels),
             container_id=container,
             container_name=f"{arguments.pod_namespace}/{arguments.pod_name}" if arguments.pod_name else "",
             pod=workload.pod,
         )
-
-    async def _wire(self, request: cni.Add, endpoint: model.Endpoint) -> None:
-        network = self._network_of(endpoint)
-        container, interface = request.attachment
-        beside = self._journal.find(Handle(container, USUAL_INTERFACE)) if interface != USUAL_INTERFACE else None
-        segment = segment_number(self._cluster, tags_of(self._cluster, network, endpoint.group))
-        wiring = wiring_of(endpoint, network, netns=request.netns, mtu=self._mtu, segment=segment, beside=beside)
-        wiring = msgspec.structs.replace(
-            wiring, ports=published_ports(request.wishes.ports), rates=wished_rates(request.wishes.bandwidth)
+        return _AttachRequest(
+            endpoint,
+            request.netns,
+            network_name=request.config.name,
+            ports=host_ports(capabilities.ports),
+            rates=rate_limits(capabilities.bandwidth),
         )
-        refuse_taken_ports(wiring.ports, self._journal, but=endpoint.key)
-        await self._wire_as(wiring, endpoint, network, name=request.config.name)
 
-    async def _wire_host(self, endpoint: model.Endpoint) -> None:
-        network = self._network_of(endpoint)
-        segment = segment_number(self._cluster, tags_of(self._cluster, network, endpoint.group))
-        wiring = wiring_of(endpoint, network, netns=HOST_NETNS, mtu=self._mtu, segment=segment)
-        await self._wire_as(host_wiring(wiring, network), endpoint, network)
+    def _plan_config(self, endpoint: model.Endpoint, network: model.Network, request: _AttachRequest) -> EndpointConfig:
+        is_additional = endpoint.interface != PRIMARY_INTERFACE and not request.is_host
+        primary = cni.AttachmentId(endpoint.container_id, PRIMARY_INTERFACE)
+        config = plan_config(
+            endpoint,
+            network,
+            netns=request.netns,
+            mtu=self._mtu,
+            segment=segment_id_of(self._cluster, tags_of(self._cluster, network, endpoint.group)),
+            primary=self._attachment_store.find(primary) if is_additional else None,
+            ports=request.ports,
+            rates=request.rates,
+        )
+        return host_config(config, network) if request.is_host else config
 
-    async def _wire_as(
-        self, wiring: EndpointConfig, endpoint: model.Endpoint, network: model.Network, *, name: str = ""
-    ) -> None:
-        self._journal.change(endpoint.key, stage=Stage.WIRING, wiring=wiring, network_name=name)
-        await self._reconciler.ensure_network(network, endpoint.group)
-        await self.plug(endpoint, wiring)
+    async def remove(self, attachment: Attachment) -> None:
+        """Remove an attachment from whatever stage; the undo of ADD.
 
-    def _network_of(self, endpoint: model.Endpoint) -> model.Network:
-        stored = self._cluster.get(kinds.NETWORK, *endpoint.network_key)
-        if stored is None:
-            raise Invalid(f"network {endpoint.network_key} was deleted just now")
-        return stored.value
-
-    async def plug(self, endpoint: model.Endpoint, wiring: EndpointConfig) -> None:
-        """Wire a workload for which there is room; what concerns its port comes into force with it."""
-        policy = self._reconciler.add_endpoint(endpoint)
-        try:
-            await self._kernel.plug(PlugRequest(wiring, policy))
-        except BaseException:
-            self._reconciler.mark_dirty()  # nobody knows how much of the policy is in force
-            raise
-        self._reconciler.found(wiring.port)
-
-    async def plug_again(self) -> bool:
-        """Wire workloads anew whose interfaces others have taken away; whether none is left that may be tried again.
-
-        Those that cannot be had, because their namespace is gone or the name is taken, are left to DEL and GC.
+        The addresses are released only when the port is gone: another endpoint may get them at once.
         """
-        for note in self._journal:
-            wiring = note.wiring
-            if wiring is None or wiring.port not in self._reconciler.missing:
+        if attachment.config is not None:
+            await self._deconfigure(attachment, attachment.config)
+        await self._publisher.withdraw(attachment.key)
+
+    async def recover(self, missing: Set[Port]) -> None:
+        """After a start: undo ADDs that were never answered, finish DELs, and plug the ports that are missing."""
+        for attachment in self._attachment_store:
+            config = attachment.config
+            if attachment.stage is not Stage.ATTACHED or config is None:
+                await self.remove(attachment)
+            elif config.port in missing:
+                try:
+                    await self._replug(attachment.endpoint, config)
+                except WeftError as error:
+                    _log_abandoned(attachment.endpoint, error)
+                    await self.remove(attachment)
+
+    async def replug_missing(self) -> bool:
+        """Plug the ports again that somebody else has removed; whether none is left that may be tried again.
+
+        Those that cannot be plugged, because their namespace is gone or the name is taken, are left to DEL and GC.
+        """
+        missing = self._reconciler.missing
+        for attachment in self._attachment_store:
+            config = attachment.config
+            if config is None or config.port not in missing:
                 continue
-            async with self._turns[note.handle.container]:
-                now = self._journal.get(note.key)
-                is_attached = now is not None and now.stage is Stage.ATTACHED and now.wiring == wiring
-                if is_attached and wiring.port in self._reconciler.missing:
-                    await self._plug_lost(note.endpoint, wiring)
-        return not self._reconciler.missing
+            async with self._container_locks[attachment.endpoint.container_id]:
+                # Looked up again: a DEL or an ADD may have held the lock.
+                current = self._attachment_store.get(attachment.key)
+                is_attached = current is not None and current.stage is Stage.ATTACHED and current.config == config
+                if is_attached and config.port in missing:
+                    await self._replug_or_abandon(attachment.endpoint, config)
+        return not missing
 
-    async def _plug_lost(self, endpoint: model.Endpoint, wiring: EndpointConfig) -> None:
-        log.warning("attachment lost its interface", container=endpoint.container_id)
+    async def _replug_or_abandon(self, endpoint: model.Endpoint, config: EndpointConfig) -> None:
         try:
-            await self.plug(endpoint, wiring)
+            await self._replug(endpoint, config)
         except DatapathFault as fault:
-            log.warning("attachment not wired again yet", container=endpoint.container_id, reason=fault.message)
-            with suppress(DatapathFault):  # it is tried again, and nothing half-made is to stand in the way
-                await self._kernel.call(lambda datapath: datapath.unplug(wiring))
+            log.warning("re-plumb failed, retrying", container=endpoint.container_id, reason=fault.message)
+            with suppress(DatapathFault):  # the next try needs a clean slate; it finds out if this failed too
+                await self._kernel.call(lambda datapath: datapath.unplug(config))
         except WeftError as error:
-            log.warning("attachment given up", container=endpoint.container_id, reason=error.message)
-            self._reconciler.abandon_port(wiring.port)
+            _log_abandoned(endpoint, error)
+            self._reconciler.missing.abandon_port(config.port)
 
-    async def remove(self, note: Attachment) -> None:
-        """Take an attachment off, from whatever stage: first the kernel's part, then the addresses."""
-        wiring = note.wiring
-        if wiring is not None:
-            self._journal.change(note.key, stage=Stage.LEAVING)
-            policy = self._reconciler.dismiss(note.endpoint)
-            try:
-                await self._kernel.call(lambda datapath: datapath.unplug(wiring, policy))
-            except BaseException:
-                self._reconciler.mark_dirty()
-                raise
-            self._reconciler.forget(wiring.port)
-        await self._holdings.detach(note.key)
+    async def _replug(self, endpoint: model.Endpoint, config: EndpointConfig) -> None:
+        log.warning("interface missing", container=endpoint.container_id, interface=config.interface)
+        await self._plug(endpoint, config)
 
     async def evict(self) -> None:
-        """Take off what the store has taken back, at an operator's word or the collector's: it must not speak on.
+        """Remove the attachments whose endpoint was deleted from the store, by an operator or by node GC.
 
-        `DatapathFault` when some could not be taken off; the others are.
+        `DatapathFault` when some could not be removed; the others are.
         """
         faults: list[str] = []
-        for note in self._journal:
-            if note.stage is Stage.LEAVING and note.wiring is not None:
-                async with self._turns[note.handle.container]:
+        for attachment in self._attachment_store:
+            # Without a configuration there is nothing in the datapath: the publisher finishes the deletion.
+            if attachment.stage is Stage.DELETING and attachment.config is not None:
+                async with self._container_locks[attachment.endpoint.container_id]:
                     try:
-                        if self._journal.get(note.key) == note:  # no DEL came in between
-                            await self.remove(note)
-                            self._reconciler.resync()  # it may have been its tenant's last one
+                        if self._attachment_store.get(attachment.key) == attachment:  # else a DEL was faster
+                            await self.remove(attachment)
+                            self._reconciler.resync()  # it may have been the tenant's last endpoint on this node
                     except DatapathFault as fault:
-                        faults.append(f"{note.handle.container}: {fault.message}")
+                        faults.append(f"{attachment.endpoint.container_id}: {fault.message}")
         if faults:
             raise DatapathFault("; ".join(faults))
 
     async def reclaim(self, endpoint_id: str) -> EndpointKey:
-        """Take off an attachment of this node at an operator's word, as DEL would; `NotFound` when there is none."""
+        """Remove an attachment of this node as DEL would, on an operator's request; `NotFound` when there is none."""
         found = next(
-            (note for note in self._journal if endpoint_id in (note.endpoint.endpoint_id, str(note.key))), None
+            (
+                attachment
+                for attachment in self._attachment_store
+                if endpoint_id in (attachment.endpoint.endpoint_id, str(attachment.key))
+            ),
+            None,
         )
         if found is None:
             raise NotFound(f"endpoint {endpoint_id[:200]!r} is not on this node")
-        async with self._turns[found.handle.container]:
-            if (note := self._journal.get(found.key)) is not None:
-                await self.remove(note)
+        async with self._container_locks[found.endpoint.container_id]:
+            if (attachment := self._attachment_store.get(found.key)) is not None:
+                await self.remove(attachment)
         return found.key
 
     async def _check(self, request: cni.Check) -> None:
-        note = self._journal.find(Handle(*request.attachment))
-        if note is None or note.stage is not Stage.ATTACHED or note.wiring is None:
+        attachment = self._attachment_store.find(request.attachment)
+        if attachment is None or attachment.stage is not Stage.ATTACHED or attachment.config is None:
             raise CniError(Code.UNKNOWN_CONTAINER, f"{request.attachment.container} is not attached")
-        wiring = note.wiring
-        differences = check_result(wiring, request)
-        differences += await self._kernel.call(lambda datapath: datapath.check(wiring))
+        config = attachment.config
+        differences = check_result(config, request)
+        differences += await self._kernel.call(lambda datapath: datapath.check(config))
         if differences:
-            raise CniError(Code.FAILED, "the attachment is not as it was made", details="; ".join(differences))
+            raise CniError(Code.FAILED, "interface configuration differs from ADD", details="; ".join(differences))
 
-    async def _collect(self, request: cni.Gc) -> None:
-        """Remove exactly what is not listed; no list, nothing. All failures are told at once (C-098)."""
+    async def _gc(self, request: cni.Gc) -> None:
+        """Remove exactly what is not listed; without a list, nothing. All failures are reported at once (C-098)."""
         if request.valid is None:
             return
-        valid = {Handle(*each) for each in request.valid}
         failures: list[str] = []
-        for note in self._journal:
-            if note.network_name == request.config.name and note.handle not in valid:
-                async with self._turns[note.handle.container]:
+        for attachment in self._attachment_store:
+            if attachment.network_name == request.config.name and attachment.id not in request.valid:
+                container = attachment.endpoint.container_id
+                async with self._container_locks[container]:
                     try:
-                        now = self._journal.get(note.key)
-                        if now is not None and now.endpoint is note.endpoint:  # no DEL or ADD came in between
-                            await self.remove(now)
+                        current = self._attachment_store.get(attachment.key)
+                        # Compared by identity: a DEL and an ADD while this waited made a newer attachment, which stays.
+                        if current is not None and current.endpoint is attachment.endpoint:
+                            await self.remove(current)
                     except WeftError as error:
-                        failures.append(f"{note.handle.container}: {error.message}")
+                        failures.append(f"{container}: {error.message}")
         if failures:
             raise CniError(Code.FAILED, f"{len(failures)} attachments are still there", details="; ".join(failures))
 
-    def _status(self) -> bytes:
+    def _status(self) -> None:
+        """50 while only ADD cannot be served, 51 where attached containers may be affected too (C-090, C-091)."""
         if not self.ready.is_set():
             raise CniError(Code.UNAVAILABLE, "the agent is restoring this node")
-        if not self._holdings.may_allocate:
+        if not self._lease.may_allocate:
             raise CniError(
                 Code.UNAVAILABLE_AND_LIMITED,
-                "this node has been cut off from the store for too long",
-                details="its addresses may be taken back",
+                "store unreachable longer than --offline-limit",
+                details="node GC may free the addresses of this node",
             )
         if self._reconciler.fault:
-            raise CniError(
-                Code.UNAVAILABLE_AND_LIMITED, "the datapath does not follow the cluster", details=self._reconciler.fault
-            )
-        return b""
+            raise CniError(Code.UNAVAILABLE_AND_LIMITED, "datapath out of sync", details=self._reconciler.fault)
 
 
-def wiring_of(
-    endpoint: model.Endpoint,
-    network: model.Network,
-    *,
-    netns: str,
-    mtu: int,
-    segment: int = 0,
-    beside: Attachment | None = None,
-) -> EndpointConfig:
-    """How an endpoint is wired: each address with its subnet's length and gateway. `beside` has the way out already."""
-    wired = []
-    for address in endpoint.addresses:
-        subnet = ipam.subnet_of(network, address.family)
-        assert subnet is not None
-        wired.append(InterfaceAddress(address, subnet.length, ipam.gateway_of(network, address.family)))
-    return EndpointConfig(
-        port=port_of(endpoint, segment=segment),
-        netns=netns,
-        interface=endpoint.interface,
-        addresses=tuple(wired),
-        mtu=mtu,
-        default_route=beside is None,
-        shares_subnets=beside is not None and beside.endpoint.network_key == endpoint.network_key,
-        endpoint=endpoint.endpoint_id,
-        workload=(endpoint.pod.uid if endpoint.pod else "") or endpoint.container_id,
-    )
-
-
-def result_of(
-    wiring: EndpointConfig, before: result.Result | None, *, dns: result.Dns | None = None, names: bool = False
-) -> result.Result:
-    """What the runtime is told: the host end and the workload's interface, addresses and routes.
-
-    Names are resolved as was asked for, else as the plugins before us said, else by the gateways, where `names` are
-    told. Who has no gateway keeps the resolvers of its runtime.
-    """
-    earlier = before or result.Result()
-    if dns is None and names and earlier.dns == result.Dns():
-        dns = result.Dns(nameservers=tuple(str(each.gateway) for each in wiring.addresses if each.gateway))
-    index = len(earlier.interfaces) + 1
-    return result.Result(
-        interfaces=(
-            *earlier.interfaces,
-            result.Interface(name=wiring.port.interface, mac=""),
-            result.Interface(name=wiring.interface, mac=wiring.port.mac, sandbox=wiring.netns, mtu=wiring.mtu),
-        ),
-        addresses=(
-            *earlier.addresses,
-            *(
-                result.Address(
-                    address=_interface(wired),
-                    gateway=_gateway(wired),
-                    interface=index,
-                )
-                for wired in wiring.addresses
-            ),
-        ),
-        routes=(
-            *earlier.routes,
-            *(
-                result.Route(
-                    target=_EVERYTHING[wired.address.family] if wiring.default_route else _interface(wired).network,
-                    gateway=_gateway(wired),
-                )
-                for wired in wiring.addresses
-                if not wiring.shares_subnets
-            ),
-        ),
-        dns=earlier.dns if dns is None else dns,
-    )
-
-
-def _interface(wired: InterfaceAddress) -> result.IPInterface:
-    return _INTERFACE[wired.address.family]((wired.address.number, wired.length))
-
-
-def _gateway(wired: InterfaceAddress) -> result.IPAddress | None:
-    return _ADDRESS[wired.gateway.family](wired.gateway.number) if wired.gateway else None
-
-
-def check_result(wiring: EndpointConfig, request: cni.Check) -> list[str]:
-    """What the runtime's memory of ADD says otherwise than ours (C-082, C-083, C-087)."""
-    differences = []
-    if request.netns != wiring.netns:
-        differences.append(f"the namespace is {request.netns}, attached was {wiring.netns}")
-    for listed in request.prev_result.interfaces:
-        if listed.name == wiring.interface and listed.sandbox:
-            if listed.sandbox != request.netns:
-                differences.append(f"prevResult has {listed.name} in {listed.sandbox}, not in {request.netns}")
-            if listed.mac and listed.mac.lower() != wiring.port.mac:
-                differences.append(f"prevResult has {listed.name} with MAC {listed.mac}, not {wiring.port.mac}")
-    theirs = {str(each.address.ip) for each in request.prev_result.addresses}
-    differences += [
-        f"address {wired.address} is not in prevResult"
-        for wired in wiring.addresses
-        if str(wired.address) not in theirs
-    ]
-    return differences
+def _log_abandoned(endpoint: model.Endpoint, error: WeftError) -> None:
+    log.warning("restore abandoned", container=endpoint.container_id, reason=error.message)

@@ -1,6 +1,6 @@
-"""Contiv's own way to attach pods (contiv 8.2): JSON over HTTP on a unix socket, for callers that are not rewritten.
+"""Contiv's CNI protocol (contiv 8.2): JSON over HTTP on a unix socket, for callers written for Contiv's netplugin.
 
-The same use cases as CNI, and the same checks: a call becomes the CNI request that it stands for.
+A call becomes the CNI request that it stands for, and passes the same checks.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from time import perf_counter
 import msgspec
 from aiohttp import web
 
-from weft.agent.cni.inflight_requests import Serve
-from weft.agent.cni.server import Observe, cni_error, read_request
-from weft.agent.store.attachment_store import Attachment, AttachmentStore, Handle
+from weft.agent.cni.attachments import PRIMARY_INTERFACE
+from weft.agent.cni.server import Observe, Serve, cni_error, read_request
+from weft.agent.store.attachment_store import Attachment, AttachmentStore
 from weft.cni.errors import CniError, Code
-from weft.cni.request import Verb
+from weft.cni.request import AttachmentId, Verb
 from weft.domain.errors import Denied, Malformed, WeftError
 from weft.ports.datapath import InterfaceAddress
 from weft.runtime.http import JSON_TYPE, MAX_BODY, errors_as_json, json_response
@@ -24,25 +24,25 @@ from weft.runtime.unix import check_caller
 
 log = Log("contiv-cni")
 
-# How long a call may take: callers of this form name no deadline.
+# How long a call may take: the protocol has no field for a deadline.
 WITHIN_S = 60.0
 
+# Contiv's protocol has no network configuration: every call is one to this network.
 _CONFIG = b'{"cniVersion":"1.0.0","name":"contiv-net","type":"contivk8s"}'
-_USUAL_INTERFACE = "eth0"
 
 
 class Pod(msgspec.Struct, frozen=True):
-    """What a caller says of a pod."""
+    """The body of both calls."""
 
     name: str = msgspec.field(name="K8S_POD_NAME", default="")
     namespace: str = msgspec.field(name="K8S_POD_NAMESPACE", default="")
     container: str = msgspec.field(name="K8S_POD_INFRA_CONTAINER_ID", default="")
     netns: str = msgspec.field(name="CNI_NETNS", default="")
-    interface: str = msgspec.field(name="CNI_IFNAME", default=_USUAL_INTERFACE)
+    interface: str = msgspec.field(name="CNI_IFNAME", default=PRIMARY_INTERFACE)
 
 
 class PodAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a caller is told; `result` is 0, and left out, when all went well."""
+    """The answer; `result` is 0, and left out, on success."""
 
     result: int = 0
     endpointid: str = ""
@@ -53,10 +53,10 @@ class PodAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ContivCni:
-    """The two actions."""
+    """The routes AddPod and DelPod."""
 
-    def __init__(self, *, journal: AttachmentStore, serve: Serve, observe: Observe) -> None:
-        self._journal = journal
+    def __init__(self, *, attachment_store: AttachmentStore, serve: Serve, observe: Observe) -> None:
+        self._attachment_store = attachment_store
         self._serve = serve
         self._observe = observe
 
@@ -68,47 +68,48 @@ class ContivCni:
 
     async def _add(self, request: web.Request) -> web.Response:
         pod = await _read_pod(request)
-        if (refusal := await self._carry_out(Verb.ADD, pod)) is not None:
-            return _refused(refusal)
-        note = self._journal.find(Handle(pod.container, pod.interface))
-        if note is None:
-            return _refused(CniError(Code.FAILED, "the pod was taken off again meanwhile"))
-        return json_response(_attached(note))
+        if (failure := await self._serve_verb(Verb.ADD, pod)) is not None:
+            return _failed(failure)
+        attachment = self._attachment_store.find(AttachmentId(pod.container, pod.interface))
+        if attachment is None:  # its DEL may come as soon as its ADD is done
+            return _failed(CniError(Code.FAILED, "the pod was removed again"))
+        return json_response(_attached(attachment))
 
     async def _delete(self, request: web.Request) -> web.Response:
         pod = await _read_pod(request)
-        refusal = await self._carry_out(Verb.DEL, pod)
-        return json_response(PodAnswer()) if refusal is None else _refused(refusal)
+        failure = await self._serve_verb(Verb.DEL, pod)
+        return json_response(PodAnswer()) if failure is None else _failed(failure)
 
-    async def _carry_out(self, verb: Verb, pod: Pod) -> CniError | None:
-        """Do what the verb says; why it could not be done, or None."""
+    async def _serve_verb(self, verb: Verb, pod: Pod) -> CniError | None:
+        """Serve the CNI request of a verb; its error, or None on success."""
         began = perf_counter()
-        refusal: CniError | None = None
+        failure: CniError | None = None
         try:
             async with asyncio.timeout(WITHIN_S):
                 await self._serve(read_request(_environment(verb, pod), _CONFIG))
         except CniError as error:
-            refusal = error
+            failure = error
         except WeftError as error:
-            refusal = cni_error(error)
+            failure = cni_error(error)
         except TimeoutError:
-            refusal = CniError(Code.TRY_LATER, "the agent did not finish in time: try again")
+            failure = CniError(Code.TRY_LATER, "the agent did not finish in time: try again")
         took = perf_counter() - began
-        self._observe(verb, str(int(refusal.code)) if refusal else "done", took)
+        self._observe(verb, str(int(failure.code)) if failure else "done", took)
         log.info(
             "contiv call",
             command=str(verb),
             container=pod.container[:64],
-            outcome=refusal.message if refusal else "done",
+            outcome=failure.message if failure else "done",
             took_ms=round(took * 1000, 1),
         )
-        return refusal
+        return failure
 
 
 async def _read_pod(request: web.Request) -> Pod:
     peer = request.transport.get_extra_info("socket") if request.transport else None
     if peer is None:
         raise Denied("the connection is closed")
+    # The socket is root's already; this holds even if somebody changes its mode.
     check_caller(peer)
     if request.content_type != JSON_TYPE:
         raise web.HTTPUnsupportedMediaType(reason=f"send {JSON_TYPE}")
@@ -116,6 +117,7 @@ async def _read_pod(request: web.Request) -> Pod:
         pod = msgspec.json.decode(await request.read(), type=Pod)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(f"the body is not a pod: {error}") from error
+    # These characters separate the pairs of CNI_ARGS, into which the names go.
     for text in (pod.name, pod.namespace, pod.container):
         if ";" in text or "=" in text:
             raise Malformed(f"{text[:80]!r} is not the name of a pod, a namespace or a container")
@@ -123,7 +125,7 @@ async def _read_pod(request: web.Request) -> Pod:
 
 
 def _environment(verb: Verb, pod: Pod) -> dict[str, str]:
-    """The environment by which CNI says the same."""
+    """The CNI environment of the call."""
     arguments = {
         "IgnoreUnknown": "1",
         "K8S_POD_NAMESPACE": pod.namespace,
@@ -139,15 +141,19 @@ def _environment(verb: Verb, pod: Pod) -> dict[str, str]:
     }
 
 
-def _attached(note: Attachment) -> PodAnswer:
-    wired = note.wiring.addresses if note.wiring else ()
-    return PodAnswer(endpointid=note.endpoint.endpoint_id, ipaddress=_address(wired, 4), ipv6address=_address(wired, 6))
+def _attached(attachment: Attachment) -> PodAnswer:
+    addresses = attachment.config.addresses if attachment.config else ()
+    return PodAnswer(
+        endpointid=attachment.endpoint.endpoint_id,
+        ipaddress=_address(addresses, 4),
+        ipv6address=_address(addresses, 6),
+    )
 
 
-def _address(wired: tuple[InterfaceAddress, ...], family: int) -> str:
-    return next((f"{each.address}/{each.length}" for each in wired if each.address.family == family), "")
+def _address(addresses: tuple[InterfaceAddress, ...], family: int) -> str:
+    return next((f"{each.address}/{each.length}" for each in addresses if each.address.family == family), "")
 
 
-def _refused(refusal: CniError) -> web.Response:
-    """Contiv's callers know one status for all that fails."""
-    return json_response(PodAnswer(result=1, errmsg=refusal.message, errinfo=refusal.details), status=500)
+def _failed(error: CniError) -> web.Response:
+    """Contiv's callers know one status for every failure."""
+    return json_response(PodAnswer(result=1, errmsg=error.message, errinfo=error.details), status=500)

@@ -1,7 +1,7 @@
-"""Mode kubernetes: workloads are pods, which the orchestrator describes (K3, W46).
+"""Mode kubernetes: workload identity from the pod's labels in the API server, and label changes of attached pods.
 
-DEL, CHECK and GC never ask: they go by the ledger. ADD asks only about a pod that was not heard of yet. A pod that is
-attached stays what it is, whatever becomes of its object in the API: only its labels are followed.
+DEL, CHECK and GC go by the attachment records and never ask the API server (K3, W46). ADD asks it only about a pod that
+is not cached yet. An attached pod keeps its identity even if its object changes: only its labels are followed.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from weft.agent.cni.inflight_requests import Serve
 from weft.agent.cni.workload_identity import PlainWorkloads, Workload, place
 from weft.agent.store.attachment_store import AttachmentStore, Stage
-from weft.agent.store.node_ipam import NodeIpam
+from weft.agent.store.endpoint_publisher import EndpointPublisher
 from weft.cni.errors import CniError
-from weft.cni.request import Add, Request
+from weft.cni.request import Add
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
-from weft.domain.desired.placement import bound_by, over_defaults
+from weft.domain.desired.placement import enforce_labels, with_defaults
 from weft.domain.errors import NotFound, Unavailable, WeftError
 from weft.ports.orchestrator import PodRef, Pods
 from weft.runtime.backoff import Backoff, wait_event
@@ -25,14 +24,14 @@ from weft.runtime.logs import Log
 
 log = Log("pods")
 
-# How often labels are compared when there is no news: an attachment may have come after its pod's last word.
-LOOK_EVERY_S = 30.0
-# The reason of the event about a pod that could not be attached.
+# How often labels are compared without an event: an ADD may come after the last event of its pod.
+RESYNC_EVERY_S = 30.0
+# The reason of the Event on a pod whose ADD has failed.
 FAILED = "FailedAttach"
 
 
 class PodWorkloads:
-    """Describes pods by what the orchestrator says; who is no pod is described by the request."""
+    """Identifies pods by their labels in the API server; a container that is no pod, by its request."""
 
     def __init__(self, cluster: Cluster, pods: Pods) -> None:
         self._cluster = cluster
@@ -44,59 +43,70 @@ class PodWorkloads:
         if ref is None:
             return await self._plain.describe(request)
         pod = await self._pods.find(ref)
-        chosen = over_defaults(pod.labels, await self._defaults(ref.namespace))
-        chosen = bound_by(chosen, request.wishes.labels)
+        labels = with_defaults(pod.labels, await self._namespace_labels(ref.namespace))
+        # The network configuration is the administrator's: what it says overrides the pod's author.
+        labels = enforce_labels(labels, request.capabilities.labels)
         return Workload(
-            placement=place(self._cluster, chosen),
+            placement=place(self._cluster, labels),
             labels=pod.labels,
             pod=model.PodIdentity(namespace=ref.namespace, name=ref.name, uid=pod.ref.uid, ports=pod.ports),
         )
 
-    async def _defaults(self, namespace: str) -> Mapping[str, str]:
-        """The labels of a namespace; one that the store has not heard of yet is asked for."""
+    def report_failure(self, request: Add, error: WeftError | CniError | asyncio.CancelledError) -> None:
+        """Record an Event on the pod: `kubectl describe` is where its users look."""
+        if (ref := pod_of(request)) is not None:
+            pod = self._pods.cached(ref)
+            message = "not attached in time" if isinstance(error, asyncio.CancelledError) else error.message
+            self._pods.record_event(pod.ref if pod else ref, reason=FAILED, message=message)
+
+    async def _namespace_labels(self, namespace: str) -> Mapping[str, str]:
+        """The labels of a namespace; one that netmaster has not stored yet is requested from the API server."""
         stored = self._cluster.get(kinds.KUBE_NAMESPACE, namespace)
         return stored.value.labels if stored else await self._pods.find_namespace(namespace)
 
 
-class Relabelling:
-    """Keeps the labels of this node's endpoints as those of their pods. `run` does it for ever."""
+class LabelSync:
+    """Copies label changes of pods to the endpoints of this node. `run` does the work."""
 
-    def __init__(self, *, cluster: Cluster, pods: Pods, journal: AttachmentStore, holdings: NodeIpam) -> None:
+    def __init__(
+        self, *, cluster: Cluster, pods: Pods, attachment_store: AttachmentStore, publisher: EndpointPublisher
+    ) -> None:
         self._cluster = cluster
         self._pods = pods
-        self._journal = journal
-        self._holdings = holdings
+        self._attachment_store = attachment_store
+        self._publisher = publisher
 
     async def run(self) -> None:
         backoff = Backoff()
         while True:
-            await wait_event(self._pods.news, within=LOOK_EVERY_S)
-            self._pods.news.clear()
+            await wait_event(self._pods.changed, within=RESYNC_EVERY_S)
+            self._pods.changed.clear()
             try:
-                is_done = await self.look()
-            except (Unavailable, NotFound):  # not published yet, or the store is away
+                is_done = await self.sync()
+            except (Unavailable, NotFound):  # the endpoint is not published yet, or the store is away
                 is_done = False
             if is_done:
                 backoff.reset()
             else:
                 await backoff.pause()
-                self._pods.news.set()
+                self._pods.changed.set()
 
-    async def look(self) -> bool:
-        """One round over all attachments; whether none is left that has other labels than its pod."""
+    async def sync(self) -> bool:
+        """Compare all attachments once; whether every endpoint has the labels of its pod now."""
         is_done = True
-        for note in self._journal:
-            identity = note.endpoint.pod
-            if identity is None or note.stage is Stage.LEAVING:
+        for attachment in self._attachment_store:
+            identity = attachment.endpoint.pod
+            if identity is None or attachment.stage is Stage.DELETING:
                 continue
-            known = self._pods.known(PodRef(identity.namespace, identity.name, identity.uid))
-            if known is None or self._labels(note.endpoint) == known.labels:
+            # By UID: a successor of the same name has labels of its own.
+            pod = self._pods.cached(PodRef(identity.namespace, identity.name, identity.uid))
+            if pod is None or self._labels(attachment.endpoint) == pod.labels:
                 continue
-            if note.stage is Stage.ATTACHED:
-                await self._holdings.relabel(note.key, labels=known.labels)
-                log.info("labels changed", endpoint=str(note.key), pod=str(known.ref))
+            if attachment.stage is Stage.ATTACHED:
+                await self._publisher.relabel(attachment.key, labels=pod.labels)
+                log.info("labels changed", endpoint=str(attachment.key), pod=str(pod.ref))
             else:
-                is_done = False  # it is just being attached, with the labels that it had
+                is_done = False  # its ADD is under way, with the labels that it had before
         return is_done
 
     def _labels(self, endpoint: model.Endpoint) -> Mapping[str, str]:
@@ -105,22 +115,8 @@ class Relabelling:
 
 
 def pod_of(request: Add) -> PodRef | None:
-    """The pod that a request is about."""
-    told = request.arguments
-    return PodRef(told.pod_namespace, told.pod_name, told.pod_uid) if told.pod_namespace and told.pod_name else None
-
-
-def telling_failures(serve: Serve, pods: Pods) -> Serve:
-    """The same use cases, but a pod whose ADD fails is told why, where people look at it."""
-
-    async def serve_and_tell(request: Request) -> bytes:
-        try:
-            return await serve(request)
-        except (WeftError, CniError, asyncio.CancelledError) as error:
-            if isinstance(request, Add) and (ref := pod_of(request)) is not None:
-                known = pods.known(ref)
-                message = "not attached in time" if isinstance(error, asyncio.CancelledError) else error.message
-                pods.tell(known.ref if known else ref, reason=FAILED, message=message)
-            raise
-
-    return serve_and_tell
+    """The pod that a request names in CNI_ARGS; None for a container that is no pod."""
+    arguments = request.arguments
+    if not (arguments.pod_namespace and arguments.pod_name):
+        return None
+    return PodRef(arguments.pod_namespace, arguments.pod_name, arguments.pod_uid)

@@ -1,17 +1,20 @@
-"""The agent's door for runtimes: one frame in, one frame out, on a unix socket that only root can reach."""
+"""The CNI server: one request frame and one answer frame per connection, on a unix socket that only root can open.
+
+Each request runs as a task of its own (`InflightRequests`), so that a client that disconnects interrupts nothing
+half-way.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from time import perf_counter
 
-from weft.agent.cni.inflight_requests import Serve
 from weft.cni.errors import CniError, Code
 from weft.cni.request import Add, Request, parse_request
 from weft.cni.versions import answer_version
@@ -34,20 +37,25 @@ from weft.runtime.unix import check_caller, listen_privately
 
 log = Log("cni")
 
-# How long a caller may take to say what it wants, and to hear what we say.
-TALK_WITHIN_S = 30.0
-_PIECE = 1 << 16
+# How long a client may take to send its request, and to receive the answer.
+TRANSFER_WITHIN_S = 30.0
+_CHUNK = 1 << 16
 
-# What is kept of a caller's time for our answer to come back, so that it hears our reason and not the clock's.
-WAY_BACK_S = 1.0
-_MOST_FOR_WAY_BACK = 0.25
+# The part of the client's deadline that is kept for the answer, so that the runtime gets our error and not a timeout:
+# a second, or a quarter of a short deadline.
+ANSWER_MARGIN_S = 1.0
+_MAX_MARGIN = 0.25
 
-_OWN_NAMESPACE = "/proc/self/ns/net"
+# How long requests may take to finish when the agent stops; what does not finish is in the attachment log.
+FINISH_WITHIN_S = 10.0
 
-# Told of each call: its verb, the code of its refusal, `done` or `gone`, and how many seconds it took.
+_OWN_NETNS = "/proc/self/ns/net"
+
+Serve = Callable[[Request], Awaitable[bytes]]
+# Called after each request: its verb, its error code or `done` or `gone`, and its duration in seconds.
 Observe = Callable[[str, str, float], None]
 
-# The first class an error belongs to decides its code (cni 2).
+# The CNI code of our errors (cni 2). The first class that matches decides, so subclasses come before their base.
 _CODES: tuple[tuple[type[WeftError], Code], ...] = (
     (Exhausted, Code.EXHAUSTED),
     (DatapathFault, Code.DATAPATH_FAULT),
@@ -60,203 +68,252 @@ _CODES: tuple[tuple[type[WeftError], Code], ...] = (
 
 
 class ClientDisconnected(ConnectionError):
-    """The caller has gone while we worked: its runtime has given up, or was killed."""
+    """The client closed its connection before the answer: its runtime gave up, or was killed."""
 
 
 def cni_error(error: WeftError) -> CniError:
-    """One of our errors as the runtime is told of it."""
+    """One of our errors with the code that CNI has for it."""
     code = next((code for kind, code in _CODES if isinstance(error, kind)), Code.FAILED)
     return CniError(code, error.message)
 
 
 def read_request(environment: Mapping[str, str], stdin: bytes) -> Request:
-    """The request. Code 8 when it would attach this machine itself, unless the caller says that it means to (C-015)."""
+    """The request. Code 8 when CNI_NETNS is that of the agent itself, unless CNI_NETNS_OVERRIDE is set (C-015)."""
     request = parse_request(environment, stdin)
-    is_meant = environment.get("CNI_NETNS_OVERRIDE", "").lower() in {"1", "true"}
-    if isinstance(request, Add) and not is_meant and _is_own_namespace(request.netns):
+    is_intended = environment.get("CNI_NETNS_OVERRIDE", "").lower() in {"1", "true"}
+    if isinstance(request, Add) and not is_intended and _is_own_netns(request.netns):
         raise CniError(Code.BAD_NETNS, f"CNI_NETNS {request.netns} is the network namespace of the agent itself")
     return request
 
 
-def _is_own_namespace(path: str) -> bool:
+def _is_own_netns(path: str) -> bool:
     try:
-        return os.path.samestat(os.stat(path), _own_namespace())  # noqa: PTH116  this compares what it finds
+        return os.path.samestat(os.stat(path), _own_netns())  # noqa: PTH116  samestat needs the stat result
     except OSError:
-        return False  # whoever opens it tells what is wrong
+        return False  # the datapath opens it, and reports what is wrong
 
 
 @cache
-def _own_namespace() -> os.stat_result:
-    """Where this process is, and stays."""
-    return os.stat(_OWN_NAMESPACE)  # noqa: PTH116  this compares what it finds
+def _own_netns() -> os.stat_result:
+    """Cached: threads enter other namespaces, the process never does."""
+    return os.stat(_OWN_NETNS)  # noqa: PTH116  samestat needs the stat result
+
+
+class InflightRequests:
+    """Runs each request as a task of its own, for servers whose clients may disconnect or time out.
+
+    When the client is gone, its ADD is cancelled, and thereby undone, because its runtime takes it for failed. Other
+    verbs run to their end: what they free must be freed all the same.
+    """
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self._inflight: set[asyncio.Future[bytes]] = set()
+
+    async def serve(self, request: Request) -> bytes:
+        """As `serve` of the constructor. May be cancelled at any time, and then returns at once."""
+        work = asyncio.ensure_future(self._serve(request))
+        self._inflight.add(work)
+        work.add_done_callback(self._inflight.discard)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(_log_failure)
+            if isinstance(request, Add):
+                work.cancel()
+            raise
+
+    async def finish(self) -> None:
+        """Cancel all requests in flight, and wait for them to end."""
+        inflight = set(self._inflight)
+        for work in inflight:
+            work.cancel()
+        if inflight:
+            await asyncio.wait(inflight, timeout=FINISH_WITHIN_S)
+
+
+def _log_failure(work: asyncio.Future[bytes]) -> None:
+    if not work.cancelled() and (error := work.exception()) is not None:
+        log.warning("request failed after client disconnect", reason=str(error))
+
+
+@asynccontextmanager
+async def inflight_requests(serve: Serve) -> AsyncIterator[InflightRequests]:
+    """In-flight requests while the block runs; none is left afterwards."""
+    requests = InflightRequests(serve)
+    try:
+        yield requests
+    finally:
+        await requests.finish()
 
 
 @asynccontextmanager
 async def cni_server(path: Path, serve: Serve, observe: Observe) -> AsyncIterator[None]:
-    """Serve requests while the block runs. `serve` is cancelled when its caller hangs up or has no time left.
-
-    On bare sockets: a caller says one thing and is told one, for which streams would cost more than the rest.
-    """
+    """Serve requests while the block runs. `serve` is cancelled when its client disconnects or its deadline passes."""
+    # Plain sockets: for one frame each way, asyncio's streams would cost more than everything else here.
     with listen_privately(path) as listener:
         listener.setblocking(False)
-        async with background(_welcome(listener, serve=serve, observe=observe), name="cni-server"):
+        async with background(_accept_forever(listener, serve=serve, observe=observe), name="cni-server"):
             yield
 
 
-async def _welcome(listener: socket.socket, *, serve: Serve, observe: Observe) -> None:
-    """Take callers for ever."""
+async def _accept_forever(listener: socket.socket, *, serve: Serve, observe: Observe) -> None:
     loop = asyncio.get_running_loop()
     backoff = Backoff(cap=1.0)
-    async with asyncio.TaskGroup() as callers:
+    async with asyncio.TaskGroup() as connections:
 
-        def take(hurdle: asyncio.Future[OSError]) -> None:
+        def accept(failed: asyncio.Future[OSError]) -> None:
             try:
-                caller, _ = listener.accept()
+                client, _ = listener.accept()
             except BlockingIOError:
-                return  # it has gone again
-            except OSError as error:  # there are no descriptors or no memory for it now
-                if not hurdle.done():
-                    hurdle.set_result(error)
+                return  # the client is gone again
+            except OSError as error:  # out of file descriptors or of memory
+                if not failed.done():
+                    failed.set_result(error)
                 return
             backoff.reset()
-            callers.create_task(_converse(caller, serve=serve, observe=observe))
+            connections.create_task(_handle(client, serve=serve, observe=observe))
 
         while True:
-            hurdle: asyncio.Future[OSError] = loop.create_future()
-            loop.add_reader(listener, take, hurdle)
+            failed: asyncio.Future[OSError] = loop.create_future()
+            loop.add_reader(listener, accept, failed)
             try:
-                error = await hurdle
+                error = await failed
             finally:
+                # The listener stays readable while accept fails: polling it would keep the loop busy.
                 loop.remove_reader(listener)
-            log.error("caller not heard", reason=str(error))
+            log.error("accept failed", reason=str(error))
             await backoff.pause()
 
 
-async def _converse(caller: socket.socket, *, serve: Serve, observe: Observe) -> None:
-    with caller:
+async def _handle(client: socket.socket, *, serve: Serve, observe: Observe) -> None:
+    with client:
         try:
-            check_caller(caller)
-            call = decode_call(await _read_body(caller))
-            with _telling(call, observe) as outcome:
-                await _send(caller, encode_answer(await _answer(call, caller, serve=serve, outcome=outcome)))
+            check_caller(client)
+            call = decode_call(await _read_body(client))
+            with _recorded(call, observe) as record:
+                await _send(client, encode_answer(await _answer(call, client, serve=serve, record=record)))
         except (OSError, Unreadable, Denied) as error:
-            log.warning("caller lost", reason=str(error) or "it takes too long")
+            log.warning("CNI client disconnected", reason=str(error) or "timed out")
 
 
-async def _read_body(caller: socket.socket) -> bytes:
-    """The body of the one frame that a caller sends. As a rule all of it has come with the caller."""
+async def _read_body(client: socket.socket) -> bytes:
+    """The body of the request frame. The first read nearly always has all of it: shims send before we accept."""
     data = bytearray()
     with suppress(BlockingIOError):
-        _take(caller.recv(_PIECE, socket.MSG_DONTWAIT), data)
-    if not _is_whole(data):
-        caller.setblocking(False)
-        async with asyncio.timeout(TALK_WITHIN_S):
-            while not _is_whole(data):
-                _take(await asyncio.get_running_loop().sock_recv(caller, _PIECE), data)
+        _extend(data, client.recv(_CHUNK, socket.MSG_DONTWAIT))
+    if not _is_complete(data):
+        client.setblocking(False)
+        async with asyncio.timeout(TRANSFER_WITHIN_S):
+            while not _is_complete(data):
+                _extend(data, await asyncio.get_running_loop().sock_recv(client, _CHUNK))
     return bytes(data[HEADER_SIZE : HEADER_SIZE + body_size(bytes(data[:HEADER_SIZE]))])
 
 
-def _take(piece: bytes, data: bytearray) -> None:
-    if not piece:
+def _extend(data: bytearray, chunk: bytes) -> None:
+    if not chunk:
         raise Unreadable(f"a frame that ends after {len(data)} bytes")
-    data += piece
+    data += chunk
 
 
-def _is_whole(data: bytearray) -> bool:
+def _is_complete(data: bytearray) -> bool:
     return len(data) >= HEADER_SIZE and len(data) >= HEADER_SIZE + body_size(bytes(data[:HEADER_SIZE]))
 
 
-async def _send(caller: socket.socket, data: bytes) -> None:
-    """As a rule the kernel takes all of it at once."""
+async def _send(client: socket.socket, data: bytes) -> None:
     sent = 0
     with suppress(BlockingIOError):
-        sent = caller.send(data, socket.MSG_DONTWAIT)
+        sent = client.send(data, socket.MSG_DONTWAIT)  # an answer nearly always fits into the socket's buffer
     if sent < len(data):
-        caller.setblocking(False)
-        async with asyncio.timeout(TALK_WITHIN_S):
-            await asyncio.get_running_loop().sock_sendall(caller, data[sent:])
+        client.setblocking(False)
+        async with asyncio.timeout(TRANSFER_WITHIN_S):
+            await asyncio.get_running_loop().sock_sendall(client, data[sent:])
 
 
-class _Outcome:
-    """What became of a call, so far."""
+class _Record:
+    """The outcome of a request for metrics and log, as far as it is known."""
 
     def __init__(self) -> None:
         self.began = perf_counter()
         self.took = 0.0
         self.code, self.text = "gone", "the agent stopped"
 
-    def note(self, code: str, text: str) -> None:
+    def finish(self, code: str, text: str) -> None:
         self.took = perf_counter() - self.began
         self.code, self.text = code, text
 
 
 @contextmanager
-def _telling(call: Call, observe: Observe) -> Iterator[_Outcome]:
-    """Tell of a call when the block ends: its caller does not wait for that."""
-    outcome = _Outcome()
+def _recorded(call: Call, observe: Observe) -> Iterator[_Record]:
+    """Count and log a request when the block ends: the answer is sent before, so that the runtime does not wait."""
+    record = _Record()
     try:
-        yield outcome
+        yield record
     finally:
-        took = outcome.took or perf_counter() - outcome.began
+        took = record.took or perf_counter() - record.began
         command = call.environment.get("CNI_COMMAND", "")[:16]
-        observe(command, outcome.code, took)
+        observe(command, record.code, took)
+        # Nothing in the environment is checked yet: cut to size, so that no client can flood the log.
         log.info(
             "cni call",
             command=command,
             container=call.environment.get("CNI_CONTAINERID", "")[:64],
             interface=call.environment.get("CNI_IFNAME", "")[:16],
-            outcome=outcome.text,
+            outcome=record.text,
             took_ms=round(took * 1000, 1),
         )
 
 
-async def _answer(call: Call, caller: socket.socket, *, serve: Serve, outcome: _Outcome) -> Answer:
-    """What to tell the caller; `ClientDisconnected` when nobody is there to be told."""
+async def _answer(call: Call, client: socket.socket, *, serve: Serve, record: _Record) -> Answer:
+    """The answer to a request; `ClientDisconnected` when the client is gone."""
     try:
         async with asyncio.timeout(time_to_work(call.deadline)):
-            with _while_there(caller):
+            with _while_connected(client):
                 stdout = await serve(read_request(call.environment, call.stdin))
-        outcome.note("done", "done")
+        record.finish("done", "done")
         return Answer(exit_code=0, stdout=stdout)
     except ClientDisconnected as gone:
-        outcome.note("gone", str(gone))
+        record.finish("gone", str(gone))
         raise
     except Exception as error:
-        refusal = _refusal(error)
-        outcome.note(str(int(refusal.code)), refusal.message)
-        return Answer(exit_code=1, stdout=refusal.encode(version=answer_version(call.stdin)))
+        failure = _cni_failure(error)
+        record.finish(str(int(failure.code)), failure.message)
+        return Answer(exit_code=1, stdout=failure.encode(version=answer_version(call.stdin)))
 
 
 def time_to_work(deadline: float) -> float:
-    """How long we may take of the time that a caller has."""
-    return deadline - min(WAY_BACK_S, deadline * _MOST_FOR_WAY_BACK)
+    """How long a request may take, so that its answer arrives before the client's deadline."""
+    return deadline - min(ANSWER_MARGIN_S, deadline * _MAX_MARGIN)
 
 
 @contextmanager
-def _while_there(caller: socket.socket) -> Iterator[None]:
-    """End the block with `ClientDisconnected` when the caller goes: it has nothing more to say, so whatever comes is its end."""
-    loop, task, fd = asyncio.get_running_loop(), asyncio.current_task(), caller.fileno()
-    assert task is not None
-    is_gone = False
+def _while_connected(client: socket.socket) -> Iterator[None]:
+    """End the block with `ClientDisconnected` when the client disconnects.
 
-    def hang_up() -> None:
-        nonlocal is_gone
-        is_gone = True
+    A client sends nothing after its request, so a readable socket means that it is closed.
+    """
+    loop, task, fd = asyncio.get_running_loop(), asyncio.current_task(), client.fileno()
+    assert task is not None
+    is_disconnected = False
+
+    def disconnect() -> None:
+        nonlocal is_disconnected
+        is_disconnected = True
         loop.remove_reader(fd)
         task.cancel()
 
-    loop.add_reader(fd, hang_up)
+    loop.add_reader(fd, disconnect)
     try:
         yield
     except asyncio.CancelledError as error:
-        if not is_gone or task.uncancel() > 0:
-            raise  # someone else wants the task to end: that goes first
-        raise ClientDisconnected("the caller hung up before it was answered") from error
+        if not is_disconnected or task.uncancel() > 0:
+            raise  # the deadline or the agent's stop cancelled the task too: that takes precedence
+        raise ClientDisconnected("the client disconnected before the answer") from error
     finally:
         loop.remove_reader(fd)
 
 
-def _refusal(error: Exception) -> CniError:
+def _cni_failure(error: Exception) -> CniError:
     match error:
         case CniError():
             return error
@@ -264,5 +321,5 @@ def _refusal(error: Exception) -> CniError:
             return cni_error(error)
         case TimeoutError():
             return CniError(Code.TRY_LATER, "the agent did not finish in time: try again")
-    log.failure("request failed")  # told in the log, not to the caller
+    log.failure("request failed")  # the trace goes to the log; the client gets no internals
     return CniError(Code.FAILED, "internal error: see the log of netplugin")

@@ -1,23 +1,25 @@
-"""Who is this: tenant, network and group of a workload, from labels in its request, or the defaults (contiv 8.2)."""
+"""Workload identity: tenant, network and group of a container, by labels in its request or by default (contiv 8.2)."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from weft.cni.errors import CniError
 from weft.cni.request import Add
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.desired.placement import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL
-from weft.domain.errors import Invalid
+from weft.domain.errors import Invalid, WeftError
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, GroupName, NetworkName, TenantName, check_name
 from weft.domain.model import PodIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a workload belongs."""
+    """The tenant, network and group of a workload; the group may be empty."""
 
     tenant: TenantName
     network: NetworkName
@@ -26,7 +28,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is known of a workload that is to be attached."""
+    """The identity of a workload that is to be attached."""
 
     placement: Placement
     labels: Mapping[str, str]
@@ -34,31 +36,39 @@ class Workload:
 
 
 class Workloads(Protocol):
-    """Whoever knows workloads."""
+    """A source of workload identities."""
 
     async def describe(self, request: Add) -> Workload:
-        """The workload of a request; `Invalid` names what is wrong, `Unavailable` means that nobody can say now."""
+        """The workload of a request; `Invalid` names what is wrong, `Unavailable` means that the source is away."""
+        ...
+
+    def report_failure(self, request: Add, error: WeftError | CniError | asyncio.CancelledError) -> None:
+        """Show users of the workload why its ADD has failed, where the source has a place for that."""
         ...
 
 
 class PlainWorkloads:
-    """Workloads that nobody runs for us: all that is known of them is in the request."""
+    """Workloads without an orchestrator: their requests say all that is known of them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     async def describe(self, request: Add) -> Workload:
-        labels = request.wishes.labels
+        labels = request.capabilities.labels
         return Workload(placement=place(self._cluster, labels), labels=labels)
+
+    def report_failure(self, request: Add, error: WeftError | CniError | asyncio.CancelledError) -> None:
+        """The runtime gets the error in the CNI answer; there is no other place to report it."""
 
 
 def place(cluster: Cluster, labels: Mapping[str, str]) -> Placement:
-    """The place that the labels choose; a group alone also chooses its network. `Invalid` names what is wrong."""
+    """The placement that labels select; a group alone also selects its network. `Invalid` names what is wrong."""
     tenant = TenantName(_name(labels, TENANT_LABEL) or DEFAULT_TENANT)
     group = GroupName(_name(labels, GROUP_LABEL))
     network = _name(labels, NETWORK_LABEL)
     if not network and group:
         stored = cluster.get(kinds.GROUP, tenant, group)
+        # An unknown group is reported later, by IPAM, with the network that was selected.
         network = stored.value.network if stored else ""
     if not network:
         owner = cluster.get(kinds.TENANT, tenant)
@@ -67,6 +77,7 @@ def place(cluster: Cluster, labels: Mapping[str, str]) -> Placement:
 
 
 def _name(labels: Mapping[str, str], label: str) -> str:
+    # Checked before use: labels come from users, and the names become parts of store keys.
     text = labels.get(label, "")
     try:
         return check_name(text, field=label) if text else ""

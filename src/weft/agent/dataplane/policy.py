@@ -1,7 +1,7 @@
-"""Policy on this node, tenant by tenant: the engine that follows the cluster, and the tables the datapath looks up.
+"""Policy as a datapath feature: one policy engine and policy map per tenant with endpoints on this node.
 
-Workloads of other nodes are known from the store. Those of this node are known from their attachment: they are admitted
-before their port speaks and dismissed when it has gone silent, whatever the store says meanwhile.
+Endpoints of other nodes come from the store. Those of this node come from their attachment: they are in the engine
+before their port is opened and until it is removed, whatever the store says in the meantime.
 """
 
 from __future__ import annotations
@@ -9,65 +9,72 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
-from weft.agent.dataplane.features import NOTHING, joined
-from weft.agent.store.attachment_store import WIRED, AttachmentStore
+from weft.agent.store.attachment_store import HAS_PORT, AttachmentStore
 from weft.domain import kinds, model
 from weft.domain.addresses import Address, Range
 from weft.domain.cluster import Cluster
-from weft.domain.desired.diff import Difference, diff
-from weft.domain.desired.state import StateItem, rank
+from weft.domain.desired.diff import Difference, diff, joined
+from weft.domain.desired.state import NOTHING, StateItem, rank
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointKey, NodeName, StoreKey, TenantName
 from weft.domain.ipam import ipam
 from weft.domain.kinds import Kind
 from weft.domain.lifecycle.changes.endpoints import is_same
 from weft.domain.policy.engine.engine import Engine
-from weft.domain.policy.engine.engine_sync import CONCERNED, CONCERNED_FOLDERS, SHARED, SHARED_FOLDERS, follow
-from weft.domain.policy.explain.dns_egress import kept_in_by
+from weft.domain.policy.engine.engine_sync import (
+    SHARED_KINDS,
+    SHARED_PREFIXES,
+    TENANT_KINDS,
+    TENANT_PREFIXES,
+    sync_object,
+)
+from weft.domain.policy.explain.dns_egress import dns_egress_denied_by
 from weft.domain.policy.policymap.policy_map import PolicyMap
-from weft.domain.policy.policymap.policy_state import PolicyPart
+from weft.domain.policy.policymap.policy_state import PolicyItem
+from weft.domain.store_keys import ObjectKey, parse_store_key
 from weft.runtime.logs import Log
 
 log = Log("policy")
 
 
 class TenantPolicy:
-    """See the module. Changes are gathered by `follow`, `add_endpoint` and `dismiss`; `refresh` tells what they come to."""
+    """The policy of one tenant. `refresh` returns the changes that the other methods have collected."""
 
     def __init__(
         self, cluster: Cluster, tenant: TenantName, *, node: NodeName, attached: Iterable[model.Endpoint]
     ) -> None:
         self._cluster = cluster
         self._node = node
-        self._admitted: dict[EndpointKey, model.Endpoint] = {}
-        self._knows_others = False
+        # Endpoints of this node that have a port, or are about to get one.
+        self._local: dict[EndpointKey, model.Endpoint] = {}
+        # Whether the engine has the endpoints of other nodes: without policies they do not matter, and cost memory.
+        self._has_remote = False
         self._engine = Engine()
-        self.tables = PolicyMap(self._engine, tenant=tenant, node=node)
+        self.policy_map = PolicyMap(self._engine, tenant=tenant, node=node)
         self._tenant = tenant
         for endpoint in attached:
             self.add_endpoint(endpoint)
-        for kind in CONCERNED:
+        for kind in TENANT_KINDS:
             if kind is not kinds.ENDPOINT:
                 self._follow_all(kind)
-        for kind in SHARED:
+        for kind in SHARED_KINDS:
             for value in cluster.all(kind):
                 self.follow(kind.store_key(*kind.key_parts(value)))
-        self._survey()
+        self._update_subnets()
 
     @property
     def engine(self) -> Engine:
-        """The engine, with everyone in it."""
-        self._meet_the_others()
+        """The engine, with the endpoints of all nodes."""
+        self._add_remote_endpoints()
         return self._engine
 
     def dns_egress_denied(self, endpoint: model.Endpoint, resolvers: Collection[Address]) -> bool:
-        """Whether a workload of this node may ask none of the resolvers."""
-        return kept_in_by(self._engine, node=self._node, resolvers=resolvers)(endpoint)
+        """Whether policy denies an endpoint of this node DNS to every resolver."""
+        return dns_egress_denied_by(self._engine, node=self._node, resolvers=resolvers)(endpoint)
 
-    def _meet_the_others(self) -> None:
-        """Take in workloads of other nodes, which matter to nobody until there is a policy or a question."""
-        if not self._knows_others:
-            self._knows_others = True
+    def _add_remote_endpoints(self) -> None:
+        if not self._has_remote:
+            self._has_remote = True
             self._follow_all(kinds.ENDPOINT)
 
     def _follow_all(self, kind: Kind[Any]) -> None:
@@ -75,40 +82,43 @@ class TenantPolicy:
             self.follow(kind.store_key(*kind.key_parts(value)))
 
     def follow(self, key: StoreKey) -> None:
-        """Take in an object of the cluster as it is now."""
-        folder, *parts = key.split("/")
-        if folder == kinds.ENDPOINT.prefix:
-            endpoint = EndpointKey(*parts)  # type: ignore[arg-type]
-            if endpoint in self._admitted:
-                self._relabel(endpoint)
-            if not self._knows_others or self._is_ours(endpoint):
+        """Read an object of the cluster again."""
+        parsed = parse_store_key(key)
+        if not isinstance(parsed, ObjectKey):
+            return
+        if parsed.kind is kinds.ENDPOINT:
+            endpoint = parsed.endpoint
+            if endpoint in self._local:
+                self._update_labels(endpoint)
+            if not self._has_remote or self._is_local(endpoint):
                 return
-        elif folder in {kinds.POLICY.prefix, kinds.KUBE_POLICY.prefix}:
-            self._meet_the_others()
+        elif parsed.kind in (kinds.POLICY, kinds.KUBE_POLICY):
+            self._add_remote_endpoints()
         try:
-            self.tables.note(follow(self._engine, self._cluster, key))
+            self.policy_map.note(sync_object(self._engine, self._cluster, key))
         except Invalid as error:
-            log.warning("object without effect on policy", key=key, reason=error.message)
-        if folder == kinds.NETWORK.prefix:
-            self._survey()
+            log.warning("ignoring invalid object", key=key, reason=error.message)
+        if parsed.kind is kinds.NETWORK:
+            self._update_subnets()
 
-    def _relabel(self, key: EndpointKey) -> None:
-        """Of a workload of this node the store knows the labels of the moment, and only them."""
-        if (known := self._as_known(self._admitted[key])) != self._admitted[key]:
-            self._admitted[key] = known
-            self.tables.note(self._engine.put(known))
+    def _update_labels(self, key: EndpointKey) -> None:
+        """The store has the current labels of a local endpoint. Everything else comes from its attachment."""
+        if (known := self._with_stored_labels(self._local[key])) != self._local[key]:
+            self._local[key] = known
+            self.policy_map.note(self._engine.put(known))
 
-    def _as_known(self, endpoint: model.Endpoint) -> model.Endpoint:
+    def _with_stored_labels(self, endpoint: model.Endpoint) -> model.Endpoint:
         stored = self._cluster.get(kinds.ENDPOINT, *endpoint.key)
+        # Another endpoint may have the same key: one that was deleted here and not in the store yet.
         return stored.value if stored is not None and is_same(stored.value, endpoint) else endpoint
 
-    def _is_ours(self, key: EndpointKey) -> bool:
-        """Whether an endpoint is this node's, and so none of the store's business."""
+    def _is_local(self, key: EndpointKey) -> bool:
+        """Whether an endpoint is this node's, so that its attachment counts and not the store."""
         stored = self._cluster.get(kinds.ENDPOINT, *key)
-        return key in self._admitted or (stored is not None and stored.value.host == self._node)
+        return key in self._local or (stored is not None and stored.value.host == self._node)
 
-    def _survey(self) -> None:
-        """The tenant's networks: addresses in them that nobody has been heard of are strangers, not the world."""
+    def _update_subnets(self) -> None:
+        """Set the tenant's subnets: an address in them without an endpoint is an unknown identity, not the world."""
         subnets: list[Range] = []
         gateways: list[Address] = []
         for network in self._cluster.networks(self._tenant):
@@ -117,32 +127,33 @@ class TenantPolicy:
                     subnets.append(subnet.whole)
                 if gateway := ipam.gateway_of(network, family):
                     gateways.append(gateway)
-        self.tables.set_ground(subnets, gateways)
+        self.policy_map.set_tenant_subnets(subnets, gateways)
 
     def add_endpoint(self, endpoint: model.Endpoint) -> None:
-        """A workload of this node is about to be wired."""
-        self._admitted[endpoint.key] = known = self._as_known(endpoint)
-        self.tables.note(self._engine.put(known))
+        """An endpoint of this node is about to get its port."""
+        self._local[endpoint.key] = known = self._with_stored_labels(endpoint)
+        self.policy_map.note(self._engine.put(known))
 
-    def dismiss(self, key: EndpointKey) -> None:
-        """A workload of this node is being taken off."""
-        self._admitted.pop(key, None)
-        self.tables.note(self._engine.remove_endpoint(key))
+    def remove_endpoint(self, key: EndpointKey) -> None:
+        """An endpoint of this node is being detached."""
+        self._local.pop(key, None)
+        self.policy_map.note(self._engine.remove_endpoint(key))
 
-    def refresh(self) -> Difference[PolicyPart]:
-        """What the datapath is to be told since the last time."""
-        return self.tables.refresh()
+    def refresh(self) -> Difference[PolicyItem]:
+        """The changes of the policy map since the last call."""
+        return self.policy_map.refresh()
 
 
 class Policies:
-    """A topic (`weft.agent.dataplane.features`): the policy of every tenant with workloads on this node."""
+    """A `DatapathFeature`: the policy of every tenant with endpoints on this node."""
 
-    def __init__(self, cluster: Cluster, *, node: NodeName, journal: AttachmentStore) -> None:
+    def __init__(self, cluster: Cluster, *, node: NodeName, attachment_store: AttachmentStore) -> None:
         self._cluster = cluster
         self._node = node
-        self._journal = journal
+        self._attachment_store = attachment_store
         self._policies: dict[TenantName, TenantPolicy] = {}
-        self._former: dict[TenantName, Set[PolicyPart]] = {}
+        # After a new listing: what the datapath still has of a tenant whose policy is computed again.
+        self._former: dict[TenantName, Set[PolicyItem]] = {}
 
     @property
     def by_tenant(self) -> Mapping[TenantName, TenantPolicy]:
@@ -150,30 +161,30 @@ class Policies:
 
     def replace(self) -> None:
         for tenant, policy in self._policies.items():
-            self._former.setdefault(tenant, policy.tables.parts)
+            self._former.setdefault(tenant, policy.policy_map.state_items)
         self._policies.clear()
 
     def follow(self, key: StoreKey) -> None:
         folder, _, rest = key.partition("/")
-        if folder in SHARED_FOLDERS:
-            for each in self._policies.values():
-                each.follow(key)
-        elif folder in CONCERNED_FOLDERS and (policy := self._policies.get(TenantName(rest.partition("/")[0]))):
-            policy.follow(key)
+        if folder in SHARED_PREFIXES:
+            for policy in self._policies.values():
+                policy.follow(key)
+        elif folder in TENANT_PREFIXES and (found := self._policies.get(TenantName(rest.partition("/")[0]))):
+            found.follow(key)
 
     def add_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
         policy = self._policies.get(endpoint.tenant)
         if policy is None:
-            return self._enter(endpoint.tenant)
+            return self._add_tenant(endpoint.tenant)
         policy.add_endpoint(endpoint)
-        return _as_parts(policy.refresh())
+        return _as_state_items(policy.refresh())
 
-    def dismiss(self, endpoint: model.Endpoint) -> Difference[StateItem]:
+    def remove_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
         policy = self._policies.get(endpoint.tenant)
         if policy is None:
             return NOTHING
-        policy.dismiss(endpoint.key)
-        return _as_parts(policy.refresh())
+        policy.remove_endpoint(endpoint.key)
+        return _as_state_items(policy.refresh())
 
     def refresh(self, tenants: Set[TenantName]) -> Difference[StateItem]:
         for table in (self._policies, self._former):
@@ -183,21 +194,25 @@ class Policies:
 
     def everything(self, tenants: Set[TenantName]) -> Iterator[StateItem]:
         self.refresh(tenants)
-        return (part for policy in self._policies.values() for part in policy.tables.parts)
+        return (item for policy in self._policies.values() for item in policy.policy_map.state_items)
 
     def _refresh_one(self, tenant: TenantName) -> Difference[StateItem]:
         known = self._policies.get(tenant)
-        return _as_parts(known.refresh()) if known else self._enter(tenant)
+        return _as_state_items(known.refresh()) if known else self._add_tenant(tenant)
 
-    def _enter(self, tenant: TenantName) -> Difference[StateItem]:
-        """Keep a tenant's policy from now on; the datapath may have a part of it from before."""
-        attached = (note.endpoint for note in self._journal if note.key.tenant == tenant and note.stage in WIRED)
+    def _add_tenant(self, tenant: TenantName) -> Difference[StateItem]:
+        """Compute a tenant's policy from now on. The datapath may have some of its items from before."""
+        attached = (
+            attachment.endpoint
+            for attachment in self._attachment_store
+            if attachment.key.tenant == tenant and attachment.stage in HAS_PORT
+        )
         policy = TenantPolicy(self._cluster, tenant, node=self._node, attached=attached)
         self._policies[tenant] = policy
         changes = policy.refresh()
         former = self._former.pop(tenant, None)
-        return _as_parts(changes if former is None else diff(policy.tables.parts, former, rank=rank))
+        return _as_state_items(changes if former is None else diff(policy.policy_map.state_items, former, rank=rank))
 
 
-def _as_parts(changes: Difference[PolicyPart]) -> Difference[StateItem]:
-    return changes  # type: ignore[return-value]  # a policy part is a part
+def _as_state_items(changes: Difference[PolicyItem]) -> Difference[StateItem]:
+    return changes  # type: ignore[return-value]  # a policy item is a state item

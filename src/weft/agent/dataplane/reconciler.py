@@ -1,157 +1,152 @@
-"""Keeps the datapath as the cluster says: events only say *look again*, the difference of two sets says what to do."""
+"""The apply loop: brings the datapath to the desired state, and reads it back to repair drift."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence, Set
 from contextlib import asynccontextmanager
+from typing import Protocol
 
+from weft.agent.dataplane.desired_state import DesiredState, Update, tenants_of
 from weft.agent.dataplane.executor import DatapathExecutor
-from weft.agent.dataplane.features import NOTHING, DatapathFeature, joined
-from weft.agent.dataplane.host_access import HostAccess
-from weft.agent.dataplane.netns_lifecycle import NetnsObserver, NoObserver
-from weft.agent.dataplane.policy import Policies
-from weft.agent.dataplane.qos import Profiles
-from weft.agent.dataplane.services import Services
-from weft.agent.store.attachment_store import WIRED, AttachmentStore, Stage
-from weft.domain import kinds, model
-from weft.domain.cluster import Cluster
-from weft.domain.desired.diff import Difference, diff
-from weft.domain.desired.segments import is_bridged, tags_of
-from weft.domain.desired.state import (
-    Beyond,
-    Port,
-    StateItem,
-    TenantNetns,
-    ground_of,
-    node_view,
-    rank,
-    remotes_of,
-    way_of,
-)
+from weft.domain import model
+from weft.domain.desired.diff import Difference
+from weft.domain.desired.state import Port, StateItem
 from weft.domain.errors import DatapathFault
-from weft.domain.ids import NodeName, TenantName
-from weft.domain.store_types import NEVER, Change, Listing, Revision
+from weft.domain.ids import TenantName
+from weft.domain.store_types import NEVER, Revision
 from weft.ports.datapath import DriftReport
 from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.logs import Log
-from weft.runtime.memory_trim import give_back_memory
+from weft.runtime.memory_trim import trim_memory
 
 log = Log("reconcile")
 
-# How often everything is read back, for drift that nobody announced.
+# How often everything is read back, for drift that no kernel or OVS notification announced.
 FULL_ROUND_S = 60.0
-# What the whole node view depends on.
-_GROUND = {kinds.NETWORK.prefix, kinds.NODE.prefix, kinds.BLOCKS, kinds.GLOBAL.prefix}
+
+
+class NetnsObserver(Protocol):
+    """Has sockets of its own in tenant netns: it enters new ones, and leaves them before they are removed."""
+
+    async def leave_all_but(self, tenants: Set[TenantName]) -> None:
+        """The netns of all other tenants are about to be removed. Must be quick, and must not raise."""
+        ...
+
+    def enter(self, tenants: Set[TenantName], *, recreated: bool = False) -> None:
+        """Exactly these tenants have a netns now. `recreated`: some may have a new one under the same name."""
+        ...
+
+    def add_endpoint(self, endpoint: model.Endpoint) -> None:
+        """The policy of an endpoint of this node is computed. The store may not have the endpoint yet."""
+        ...
+
+    def remove_endpoint(self, endpoint: model.Endpoint) -> None:
+        """An endpoint of this node is being detached. The store may never have had it."""
+        ...
+
+
+class MissingPorts:
+    """The ports that the last full read-back has not found, and that may still be restored.
+
+    Another program has removed them under an attached endpoint.
+    """
+
+    def __init__(self) -> None:
+        self._missing: set[Port] = set()
+        # Ports that cannot be restored, such as those of a namespace that is gone. DEL and GC clean them up.
+        self._abandoned: set[Port] = set()
+        # Set when some ports are missing.
+        self.detected = asyncio.Event()
+
+    def __contains__(self, port: Port) -> bool:
+        return port in self._missing
+
+    def __iter__(self) -> Iterator[Port]:
+        return iter(self._missing)
+
+    def __len__(self) -> int:
+        return len(self._missing)
+
+    def update(self, missing: Set[Port]) -> None:
+        """Take over the result of a full read-back."""
+        # An abandoned port that is back may get lost again, and is then worth another try.
+        self._abandoned &= missing
+        self._missing = set(missing) - self._abandoned
+        if self._missing:
+            self.detected.set()
+
+    def port_restored(self, port: Port) -> None:
+        """The port is plugged, whether it was missing or not."""
+        self._missing.discard(port)
+
+    def port_removed(self, port: Port) -> None:
+        """The endpoint is detached, whether its port was missing or not."""
+        self._missing.discard(port)
+        self._abandoned.discard(port)
+
+    def abandon_port(self, port: Port) -> None:
+        """The port cannot be restored: ignore it until a read-back has seen it again."""
+        self._missing.discard(port)
+        self._abandoned.add(port)
 
 
 class Reconciler:
-    """The sink of the agent's mirror, and the one who tells the datapath. Ports come and go by attachments.
+    """Applies the desired state. Ports come and go with attachments, which plug and unplug them.
 
-    The kernel's thread does things in the order in which it is told: whoever takes a difference hands it over before
-    anything else can happen.
+    The datapath thread works in the order of its calls, and differences build on each other. So a caller of
+    `add_endpoint` or `remove_endpoint` hands the difference over before it awaits anything else.
     """
 
-    def __init__(self, cluster: Cluster, *, node: NodeName, journal: AttachmentStore, kernel: DatapathExecutor) -> None:
-        self._cluster = cluster
-        self._node = node
-        self._journal = journal
+    def __init__(
+        self, desired: DesiredState, *, kernel: DatapathExecutor, netns_observers: Sequence[NetnsObserver] = ()
+    ) -> None:
+        self._desired = desired
         self._kernel = kernel
-        self._applied: frozenset[StateItem] = frozenset()
-        self._tenants: frozenset[TenantName] = frozenset()
-        self._of_endpoint: defaultdict[tuple[str, ...], frozenset[Beyond]] = defaultdict(frozenset)
-        self.policies = Policies(cluster, node=node, journal=journal)
-        self.services = Services(cluster, node=node, journal=journal)
-        self._topics: tuple[DatapathFeature, ...] = (
-            self.policies,
-            self.services,
-            Profiles(cluster, journal),
-            HostAccess(cluster, node=node, journal=journal),
-        )
-        # Who else is inside tenants' spaces.
-        self.spaces: NetnsObserver = NoObserver()
-        self._handed_out = False
-        self._doubtful = False
-        self._touched: set[tuple[str, ...]] = set()
-        self._all_touched = True
-        self._news = asyncio.Event()
-        # Set when the datapath may follow again that did not.
-        self._urged = asyncio.Event()
-        self._turn = asyncio.Lock()
-        self._seen: Revision = NEVER
-        # The revision of the store up to which the kernel is as it should be.
-        self.realised: Revision = NEVER
-        # The last wish for a receipt that came by the news; it and all before it are carried out.
-        self.settled: Revision = NEVER
-        # Set when some network is another than before.
-        self.networks_changed = asyncio.Event()
-        # The ports of attached workloads that a look at everything has not found, and that may be had again.
-        self.missing: set[Port] = set()
-        self._given_up: set[Port] = set()
-        # Set when some are missing.
-        self.port_lost = asyncio.Event()
-        # Set when a wish for a receipt has been carried out.
-        self.receipt_due = asyncio.Event()
-        # How many deviations of the kernel were put right so far.
+        self._netns_observers = netns_observers
+        # One round at a time: two would take differences against the same applied state.
+        self._lock = asyncio.Lock()
+        # Whether the datapath may differ from what was applied.
+        self._dirty = False
+        # Whether attachments took differences that may still wait for the datapath thread.
+        self._plugs_pending = False
+        # Set when a datapath that failed may work again: the retry need not wait for the backoff.
+        self._retry_now = asyncio.Event()
+        # The ports of attached endpoints that the last full read-back has not found.
+        self.missing = MissingPorts()
+        # The store revision up to which the datapath is as desired.
+        self.applied_revision: Revision = NEVER
+        # The newest sync request that is carried out, with all before it.
+        self.acked_revision: Revision = NEVER
+        # Set when a sync request has been carried out.
+        self.sync_ack_due = asyncio.Event()
+        # How many differences between kernel and desired state were repaired since the start.
         self.repaired = 0
-        # Why the datapath does not follow; empty while it does.
+        # Why the datapath is out of sync; empty while it is in sync.
         self.fault = ""
 
     @property
     def lag(self) -> int:
-        """How many revisions of the store are known here and not carried out yet."""
-        return max(self._seen - self.realised, 0)
+        """How many store revisions were received and are not applied yet."""
+        return max(self._desired.revision - self.applied_revision, 0)
 
     @property
     def is_current(self) -> bool:
-        """Whether all that was heard is carried out; what was told in vain is not."""
-        return not (self.lag or self._touched or self._all_touched)
-
-    def replace(self, listing: Listing) -> None:
-        self._cluster.replace(listing)
-        self._seen = listing.revision
-        for topic in self._topics:
-            topic.replace()
-        self.networks_changed.set()
-        self.resync()
-
-    def apply(self, change: Change) -> None:
-        self._cluster.apply(change)
-        open_before = self.services.open_tenants
-        self._seen = max(self._seen, change.revision)  # our own commits come before the watch tells of older ones
-        for event in change.events:
-            for topic in self._topics:
-                topic.follow(event.key)
-            folder, *parts = event.key.split("/")
-            if folder == kinds.ENDPOINT.prefix:
-                self._touched.add(tuple(parts))
-            elif folder in _GROUND or (folder == kinds.SERVICE.prefix and is_bridged(self._cluster)):
-                self._all_touched = True
-            elif folder == kinds.GROUP.prefix:
-                group = self._cluster.get(kinds.GROUP, *parts)
-                self._all_touched |= group is None or group.value.pkt_tag > 0  # it may have had a tag of its own
-            if folder == kinds.NETWORK.prefix:
-                self.networks_changed.set()
-        self._all_touched |= self.services.open_tenants != open_before
-        self._news.set()
-
-    def resync(self) -> None:
-        """More may have changed than the news told."""
-        self._all_touched = True
-        self._news.set()
+        """Whether everything received is applied. A round that failed has applied nothing."""
+        return not (self.lag or self._desired.is_stale)
 
     async def run(self) -> None:
-        """Follow the cluster for ever; read everything back now and then."""
+        """Apply changes as they come, and read everything back once per `FULL_ROUND_S`."""
         backoff = Backoff(cap=10.0)
         clock = asyncio.get_running_loop().time
         full_at = clock() + FULL_ROUND_S
         while True:
-            await wait_event(self._news, within=max(full_at - clock(), 0.01))
+            await wait_event(self._desired.changed, within=max(full_at - clock(), 0.01))
             try:
-                if not self._doubtful:
-                    await self.refresh()  # so that a round reads back what was told, and takes no news for drift
-                if self._doubtful or clock() >= full_at:
+                if not self._dirty:
+                    # Before the read-back: a change that is not applied yet would be taken for drift.
+                    await self.refresh()
+                if self._dirty or clock() >= full_at:
                     await self.converge()
                     full_at = clock() + FULL_ROUND_S
                 backoff.reset()
@@ -159,176 +154,113 @@ class Reconciler:
                 self.fault = error.message
                 log.error("datapath fault", reason=error.message)
                 self.mark_dirty()
-                self._urged.clear()
-                await backoff.pause(until=self._urged)
+                self._retry_now.clear()
+                await backoff.pause(until=self._retry_now)
 
     def mark_dirty(self) -> None:
-        """The datapath may not be as it was told: everything is to be read back soon."""
-        self._doubtful = True
-        self._news.set()
-        self._urged.set()
+        """The datapath may differ from what was applied: read everything back soon."""
+        self._dirty = True
+        self._desired.changed.set()
+        self._retry_now.set()
+
+    def resync(self) -> None:
+        """Compute the whole desired state again: more may have changed than the store events say."""
+        self._desired.mark_stale()
 
     async def refresh(self) -> None:
-        """Bring the datapath up to what the cluster says now, as far as it was touched."""
-        async with self._turn, self._applying():
-            self._news.clear()
-            touched, self._touched = self._touched, set()
-            if self._all_touched or any(self._is_new_ground(key) for key in touched):
-                self._all_touched = False
-                await self._apply_all(self._wanted())
-                return
-            changed = {key: self._remotes_at(key) for key in touched}
-            removed = {part for key in changed for part in self._of_endpoint[key]}
-            added = {part for parts in changed.values() for part in parts}
-            is_so = removed <= added <= self._applied
-            await self._apply(self._applied if is_so else (self._applied - removed) | added)
-            self._of_endpoint.update(changed)
+        """Apply what has changed since the last round."""
+        async with self._lock, self._applying():
+            await self._apply(self._desired.take_update())
 
     async def converge(self) -> DriftReport:
-        """Read everything back and mend it."""
-        async with self._turn, self._applying():
-            findings = await self._read_back()
-        await self._kernel.call(lambda _: give_back_memory())  # to have everything twice took some
-        return findings
+        """Read everything back and repair drift."""
+        async with self._lock, self._applying():
+            report = await self._read_back()
+        # The state was in memory twice, read and desired: malloc keeps the freed memory until it is trimmed.
+        await self._kernel.call(lambda _: trim_memory())
+        return report
 
-    async def _read_back(self) -> DriftReport:
-        await self.spaces.leave(but=self._local_tenants())
-        self._news.clear()
-        self._touched.clear()
-        self._all_touched = False
-        wanted = self._wanted()
-        self._applied, self._tenants = wanted, _tenants(wanted)
-        attached = {note.wiring.port for note in self._journal if note.wiring and note.stage is Stage.ATTACHED}
-        everything = {*wanted, *self._ports()}.union(*(topic.everything(self._tenants) for topic in self._topics))
-        self._doubtful = False
-        try:
-            findings = await self._kernel.call(lambda datapath: datapath.converge(everything))
-        except BaseException:
-            self._doubtful = True
-            raise
-        self.spaces.enter(self._tenants, anew=bool(findings.repaired))
-        self._remember_remotes()
-        self.repaired += len(findings.repaired)
-        self._note_missing(attached & findings.missing)
-        for text in findings.repaired:
-            log.info("mended", what=text)
-        return findings
+    async def ensure_network(self, network: model.Network, group: str) -> None:
+        """Return when the datapath has the tenant's netns and the segment of network and group.
 
-    def _note_missing(self, lost: set[Port]) -> None:
-        self._given_up &= lost  # who is back may be lost again
-        self.missing = lost - self._given_up
-        if self.missing:
-            self.port_lost.set()
+        They stay for as long as the attachment is in the attachment store, so the caller records it first.
+        """
+        needed = self._desired.network_items(network, group)
+        # The lock is taken even if nothing is missing: a round that began before the attachment was recorded may be
+        # removing the netns of a tenant whose last endpoint has just been detached.
+        async with self._lock:
+            if self._dirty:
+                await self._read_back()
+            if not self._desired.is_applied(needed):
+                await self._apply(self._desired.full_update(needed))
 
-    def found(self, port: Port) -> None:
-        """A workload is wired, whether it was missing or not."""
-        self.missing.discard(port)
+    def add_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
+        """The policy, service, QoS and host entries to put with the endpoint's port. Its network must be there."""
+        self._plugs_pending = True
+        difference = self._desired.add_endpoint(endpoint)
+        for observer in self._netns_observers:
+            observer.add_endpoint(endpoint)
+        return difference
 
-    def forget(self, port: Port) -> None:
-        """A workload has left, whether it was missing or not."""
-        self.missing.discard(port)
-        self._given_up.discard(port)
-
-    def abandon_port(self, port: Port) -> None:
-        """What is missing cannot be had again; it is not missed until it was there once more."""
-        self.missing.discard(port)
-        self._given_up.add(port)
+    def remove_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
+        """The entries to put and drop when the endpoint's port is removed."""
+        self._plugs_pending = True
+        for observer in self._netns_observers:
+            observer.remove_endpoint(endpoint)
+        return self._desired.remove_endpoint(endpoint)
 
     @asynccontextmanager
     async def _applying(self) -> AsyncIterator[None]:
-        """What is known when the block begins is carried out when it ends well."""
-        seen, wish = self._seen, self._cluster.receipt_wish
+        """The revision known when the block begins is applied when the block ends without an error."""
+        revision, sync_request = self._desired.revision, self._desired.sync_request
         yield
-        is_awaited = wish != self.settled
+        is_awaited = sync_request != self.acked_revision
         if is_awaited:
-            await self._kernel.call(lambda datapath: datapath.settle())
-        self.realised = seen
+            # Connections may still use cached verdicts: the acknowledgement says that none does.
+            await self._kernel.call(lambda datapath: datapath.flush_datapath_cache())
+        self.applied_revision = revision
         self.fault = ""
         if is_awaited:
-            self.settled = wish
-            self.receipt_due.set()
+            self.acked_revision = sync_request
+            self.sync_ack_due.set()
 
-    async def ensure_network(self, network: model.Network, group: str) -> None:
-        """The tenant's space and the ground of network and group are there when this returns, and stay: it is noted.
-
-        The turn is waited for even when there is nothing to do: a round that began before the note may be removing
-        the space of a tenant whose last workload has just left.
-        """
-        needed = frozenset(ground_of(self._cluster, network, group))
-        async with self._turn:
-            if self._doubtful:
-                await self._read_back()
-            if not self._applied.issuperset(needed):
-                await self._apply_all(self._wanted().union(needed))
-
-    def add_endpoint(self, endpoint: model.Endpoint) -> Difference[StateItem]:
-        """What the datapath is to be told with the port of a workload for which there is room."""
-        self._handed_out = True
-        difference = joined(topic.add_endpoint(endpoint) for topic in self._topics)
-        self.spaces.add_endpoint(endpoint)
-        return difference
-
-    def dismiss(self, endpoint: model.Endpoint) -> Difference[StateItem]:
-        """What the datapath is to be told when a workload's port goes."""
-        self._handed_out = True
-        self.spaces.dismiss(endpoint)
-        return joined(topic.dismiss(endpoint) for topic in self._topics)
-
-    def _wanted(self) -> frozenset[StateItem]:
-        return node_view(self._cluster, self._node, self._local_tenants())
-
-    def _local_tenants(self) -> frozenset[TenantName]:
-        """Those with workloads here, and those whose services are asked at every node."""
-        return frozenset(note.endpoint.tenant for note in self._journal) | self.services.open_tenants
-
-    def _ports(self) -> frozenset[Port]:
-        """Those of workloads that are wired, or are just being wired."""
-        return frozenset(note.wiring.port for note in self._journal if note.wiring is not None and note.stage in WIRED)
-
-    def _is_new_ground(self, key: tuple[str, ...]) -> bool:
-        """Whether an endpoint is in a network of a local tenant for which there is no way to other nodes yet."""
-        tenant, network, _ = key
-        stored, endpoint = self._cluster.get(kinds.NETWORK, tenant, network), self._cluster.get(kinds.ENDPOINT, *key)
-        if stored is None or TenantNetns(TenantName(tenant)) not in self._applied:
-            return False
-        tags = tags_of(self._cluster, stored.value, endpoint.value.group if endpoint else "")
-        return tags is not None and way_of(TenantName(tenant), tags) not in self._applied
-
-    def _remotes_at(self, key: tuple[str, ...]) -> frozenset[Beyond]:
-        stored = self._cluster.get(kinds.ENDPOINT, *key)
-        if stored is None or TenantNetns(stored.value.tenant) not in self._applied:
-            return frozenset()
-        return frozenset(remotes_of(self._cluster, self._node, stored.value))
-
-    async def _apply(self, wanted: frozenset[StateItem]) -> None:
-        view = NOTHING
-        if wanted is not self._applied:
-            view = diff(wanted, self._applied, rank=rank)
-            self._tenants = _tenants(wanted)
-        difference = joined([view, *(topic.refresh(self._tenants) for topic in self._topics)])
-        is_awaited = self._handed_out and self._cluster.receipt_wish != self.settled
+    async def _apply(self, update: Update) -> None:
+        if update.remotes is None:
+            await self._leave_netns(tenants_of(update.items))
+        difference = self._desired.take_difference(update)
+        # An empty difference is a barrier: it returns when the plugs that were posted before it are done.
+        is_awaited = self._plugs_pending and self._desired.sync_request != self.acked_revision
         if difference or is_awaited:
-            self._handed_out = False  # what was handed out before is carried out before
+            self._plugs_pending = False
             await self._kernel.call(lambda datapath: datapath.apply(difference))
-        self._applied = wanted
+        self._desired.note_applied(update)
+        if update.remotes is None:
+            self._enter_netns()
 
-    async def _apply_all(self, wanted: frozenset[StateItem]) -> None:
-        await self.spaces.leave(but=_tenants(wanted))
-        await self._apply(wanted)
-        self.spaces.enter(self._tenants)
-        self._remember_remotes()
+    async def _read_back(self) -> DriftReport:
+        await self._leave_netns(self._desired.local_tenants())
+        update, everything = self._desired.take_everything()
+        attached = self._desired.attached_ports()
+        # Cleared before the call: what others change while it runs needs another read-back.
+        self._dirty = False
+        try:
+            report = await self._kernel.call(lambda datapath: datapath.converge(everything))
+        except BaseException:
+            self._dirty = True
+            raise
+        self._enter_netns(recreated=bool(report.repaired))
+        self._desired.note_applied(update)
+        self.repaired += len(report.repaired)
+        self.missing.update(attached & report.missing)
+        for text in report.repaired:
+            log.info("drift repaired", what=text)
+        return report
 
-    def _remember_remotes(self) -> None:
-        self._of_endpoint = defaultdict(frozenset, self._all_remotes())
+    async def _leave_netns(self, remaining: Set[TenantName]) -> None:
+        # A socket inside keeps a network namespace alive, so observers leave before it is removed.
+        for observer in self._netns_observers:
+            await observer.leave_all_but(remaining)
 
-    def _all_remotes(self) -> Iterator[tuple[tuple[str, ...], frozenset[Beyond]]]:
-        tenants = {part.tenant for part in self._applied if isinstance(part, TenantNetns)}
-        for tenant in tenants:
-            for endpoint in self._cluster.all(kinds.ENDPOINT, tenant):
-                if endpoint.host != self._node:
-                    yield tuple(endpoint.key), frozenset(remotes_of(self._cluster, self._node, endpoint))
-
-
-def _tenants(parts: Iterable[StateItem]) -> frozenset[TenantName]:
-    """The tenants that have a space among these parts."""
-    return frozenset(part.tenant for part in parts if isinstance(part, TenantNetns))
+    def _enter_netns(self, *, recreated: bool = False) -> None:
+        for observer in self._netns_observers:
+            observer.enter(self._desired.tenants, recreated=recreated)

@@ -1,1 +1,1 @@
-"""TODO"""
+"""What operators see of a node: readiness, sync status, drops, counters, traces and health check ports."""

@@ -1,4 +1,4 @@
-"""Answers load balancers at the `healthCheckNodePort` of services, on every address of the host, as kube-proxy does."""
+"""Serves the `healthCheckNodePort` of services on every address of the host, as kube-proxy does."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from weft.runtime.logs import Log
 
 log = Log("services")
 
-# After how long a port that somebody else has is tried again.
-AGAIN_S = 5.0
+# How soon a port that another process has is retried.
+RETRY_S = 5.0
 # Every address of both families.
 ANY = ""
 
 
-class HealthPorts:
-    """The ports that are open, and what is answered there."""
+class HealthCheckServer:
+    """One HTTP server per health check port."""
 
     def __init__(self, cluster: Cluster, services: Services, *, node: NodeName) -> None:
         self._cluster = cluster
@@ -35,58 +35,62 @@ class HealthPorts:
         self._health: dict[int, Health] = {}
 
     async def run(self) -> None:
-        """Answer for ever; the ports are closed when it is cancelled."""
-        news = self._services.probes_changed
+        """Serve for ever. The ports are closed when it is cancelled."""
+        changed = self._services.health_checks_changed
         try:
             while True:
-                news.clear()
-                if await self._look():
-                    await news.wait()
+                # Cleared before reading: a change while ports are opened leads to another round.
+                changed.clear()
+                if await self._reconcile():
+                    await changed.wait()
                 else:
-                    await wait_event(news, within=AGAIN_S)
+                    await wait_event(changed, within=RETRY_S)
         finally:
             for port in list(self._open):
-                await self._close(port)
+                await self._close_port(port)
 
-    async def _look(self) -> bool:
-        """Open and close what has to be; whether all is as it should be."""
+    async def _reconcile(self) -> bool:
+        """Open and close ports; whether exactly the desired ones are open now."""
         self._health = {
             service.service.spec.health_check_node_port: health_of(
                 service,
                 self._cluster.all(kinds.KUBE_SLICE, service.tenant, service.namespace, service.name),
                 node=self._node,
             )
-            for service in self._services.probed()
+            for service in self._services.health_checked()
         }
         for port in self._open.keys() - self._health.keys():
-            await self._close(port)
+            await self._close_port(port)
         for port in self._health.keys() - self._open.keys():
-            await self._try_open(port)
+            await self._open_port(port)
         return self._open.keys() == self._health.keys()
 
-    async def _try_open(self, port: int) -> None:
+    async def _open_port(self, port: int) -> None:
         async def answer(_: web.Request) -> web.StreamResponse:
             return self._answer(port)
 
         app = web.Application()
+        # Any path: load balancers are configured with their own, and kube-proxy answers all of them.
         app.router.add_get("/{tail:.*}", answer)
         stack = AsyncExitStack()
         try:
             await stack.enter_async_context(serving(app, ((ANY, port),), tls=None))
         except Unavailable as error:
-            found = self._health[port]
-            log.warning("health port not opened", service=f"{found.namespace}/{found.name}", reason=error.message)
+            health = self._health[port]
+            log.warning(
+                "cannot listen on health check port", service=f"{health.namespace}/{health.name}", reason=error.message
+            )
         else:
             self._open[port] = stack
 
-    async def _close(self, port: int) -> None:
+    async def _close_port(self, port: int) -> None:
         await self._open.pop(port).aclose()
 
     def _answer(self, port: int) -> web.Response:
-        found = self._health[port]
+        health = self._health[port]
         body = {
-            "service": {"namespace": found.namespace, "name": found.name},
-            "localEndpoints": found.local,
+            "service": {"namespace": health.namespace, "name": health.name},
+            "localEndpoints": health.local,
             "serviceProxyHealthy": True,
         }
-        return json_response(body, status=200 if found.local else 503)
+        return json_response(body, status=200 if health.local else 503)

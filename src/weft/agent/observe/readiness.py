@@ -1,7 +1,7 @@
-"""Whether this node is ready, or why not; and whether it still knows what the store knows.
+"""Readiness of this node, including a check for staleness.
 
-News that stops coming is not seen by waiting for it. So the store is asked now and then how far it is, by a commit that
-writes nothing: what it had then must be known and carried out here within the limit.
+A watch that silently stops delivers nothing to notice. So the store is queried from time to time for its revision, by
+an empty commit: that revision must be received and applied here within the limit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from weft.agent.cni.attachments import Attachments
 from weft.agent.dataplane.reconciler import Reconciler
-from weft.agent.store.node_ipam import NodeIpam
+from weft.agent.store.node_lease import NodeLease
 from weft.domain.errors import Stale, Unavailable
 from weft.domain.store_types import NEVER, PrefixUnchangedSince, Revision
 from weft.ports.store import Store
@@ -20,7 +20,7 @@ from weft.runtime.store.mirror import EVERYTHING, Mirror
 
 
 class Readiness:
-    """The judge of one agent. `run` watches for staleness; `faults` may be asked at any time."""
+    """Readiness of one agent. `run` checks for staleness; `faults` may be called at any time."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Readiness:
         *,
         mirror: Mirror,
         attachments: Attachments,
-        holdings: NodeIpam,
+        lease: NodeLease,
         reconciler: Reconciler,
         limit: float,
     ) -> None:
@@ -36,55 +36,57 @@ class Readiness:
         self._store = store
         self._mirror = mirror
         self._attachments = attachments
-        self._holdings = holdings
+        self._lease = lease
         self._reconciler = reconciler
         self._limit = limit
         self._stale = ""
-        # How far the store was when it was asked, and when that was.
-        self._owed: tuple[Revision, float] = (NEVER, 0.0)
+        # A revision that the store had, and when it was queried.
+        self._expected: tuple[Revision, float] = (NEVER, 0.0)
 
     def faults(self) -> list[str]:
-        """Why this node is not ready; nothing when it is."""
+        """Why this node is not ready; empty when it is."""
         found: list[str] = []
         if not self._attachments.ready.is_set():
             found.append("the node is not restored yet")
-        elif not self._holdings.may_allocate:
-            found.append("this node has been cut off from the store for too long: no addresses are given out")
-        if not self._holdings.connected:
-            found.append("the store is away")
+        # After --offline-limit netmaster may have given our blocks to others: allocating would duplicate addresses.
+        elif not self._lease.may_allocate:
+            found.append("store unreachable longer than --offline-limit: no addresses are allocated")
+        if not self._lease.connected:
+            found.append("the store is unreachable")
         if self._reconciler.fault:
-            found.append(f"the datapath does not follow: {self._reconciler.fault}")
+            found.append(f"datapath out of sync: {self._reconciler.fault}")
         elif self._stale:
             found.append(self._stale)
         return found
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check for ever."""
+        # Twice per limit, so that a stale node is noticed soon after it.
         pace = Backoff(first=self._limit / 2, cap=self._limit / 2)
         while True:
             await pace.pause()
-            with suppress(Unavailable):  # a store that is away is a fault of its own
-                await self.look()
+            with suppress(Unavailable):  # an unreachable store is a fault of its own
+                await self.check_staleness()
 
-    async def look(self) -> None:
-        """Ask the store how far it is, and judge what it had when it was asked before."""
+    async def check_staleness(self) -> None:
+        """Compare our progress with the revision that the store had at an earlier check, and query the next one."""
         revision = await self._store.commit([], [])
         now = asyncio.get_running_loop().time()
-        owed, since = self._owed
-        if min(self._mirror.revision, self._reconciler.realised) >= owed:
+        expected, since = self._expected
+        if min(self._mirror.revision, self._reconciler.applied_revision) >= expected:
             self._stale = ""
-            self._owed = (revision, now)
+            self._expected = (revision, now)
         elif now - since < self._limit:
-            pass  # it may still come
-        elif self._mirror.revision >= owed:
-            self._stale = f"what the store says has not been carried out for {self._limit:g} s"
-        elif await self._has_missed():
-            self._stale = f"the store's news has not come for {self._limit:g} s"
+            pass  # it may still arrive
+        elif self._mirror.revision >= expected:
+            self._stale = f"changes of the store have not been applied for {self._limit:g} s"
+        elif await self._has_missed_events():
+            self._stale = f"the store watch has delivered nothing for {self._limit:g} s"
         else:
-            self._owed = (revision, now)
+            self._expected = (revision, now)
 
-    async def _has_missed(self) -> bool:
-        """Whether the store has anything newer than our news; it may also count what is none of ours."""
+    async def _has_missed_events(self) -> bool:
+        """Whether one of our keys is newer than our watch. An etcd that others use too counts their writes as well."""
         try:
             await self._store.commit([PrefixUnchangedSince(EVERYTHING, self._mirror.revision)], [])
         except Stale:

@@ -1,8 +1,7 @@
-"""How often each rule was met on this node, from the datapath's counts of outcomes.
+"""Per-rule packet counters of this node, from the datapath's verdict counters.
 
-A rule that denies is counted packet by packet. One that allows is counted each time it was asked: once for a
-connection, and once more after each change of policy. What a dry run would have refused has passed, and is counted for
-both rules.
+A deny rule counts packets. An allow rule counts policy evaluations: one per connection, and one more after each policy
+change. A packet that a dry run would have denied has passed, and counts for both rules.
 """
 
 from __future__ import annotations
@@ -18,62 +17,65 @@ from weft.domain.ids import TenantName
 from weft.domain.policy.model.rules import Action
 from weft.ports.datapath import VerdictCounters
 
-# How many rules are told one by one.
-MOST_RULES = 1000
+# Bounds the answer of `/inspect/driver` and the number of Prometheus series.
+MAX_RULE_SERIES = 1000
 
 
 class RuleAction(StrEnum):
-    """What a rule did to the packets that are counted."""
+    """What a rule did to the packets it counts."""
 
     ALLOWED = "allowed"
     DENIED = "denied"
-    # They passed, and would not have if the rule's dry run had been in force.
+    # The packets passed; the rule is in a dry run and would have denied them.
     WOULD_DENY = "would-deny"
 
 
 class RuleCount(msgspec.Struct, frozen=True, kw_only=True):
-    """How often one rule did one thing."""
+    """Packets of one rule and action."""
 
     tenant: TenantName
     rule: str
     direction: str
-    deed: RuleAction
+    action: RuleAction
     packets: int
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Rules that were met, the most frequent first; and what was refused for reasons of our own."""
+class PolicyCounters(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Per-rule counters, the highest first, and packets dropped by the datapath's own reasons."""
 
     rules: list[RuleCount]
     reasons: dict[str, int]
-    # How many more there are.
-    left_out: int = 0
+    # How many rules were cut from the list.
+    truncated: int = 0
 
-    def shortened(self) -> Counts:
-        """The same with at most so many rules as are told one by one."""
-        left_out = max(len(self.rules) - MOST_RULES, 0)
-        return msgspec.structs.replace(self, rules=self.rules[:MOST_RULES], left_out=left_out)
+    def shortened(self) -> PolicyCounters:
+        """The first `MAX_RULE_SERIES` rules."""
+        truncated = max(len(self.rules) - MAX_RULE_SERIES, 0)
+        return msgspec.structs.replace(self, rules=self.rules[:MAX_RULE_SERIES], truncated=truncated)
 
 
-def count_rules(counters: Iterable[VerdictCounters], policies: Mapping[TenantName, TenantPolicy]) -> Counts:
-    """The counts by rule. Outcomes that nobody knows any more are left out."""
-    met: Counter[tuple[TenantName, str, str, RuleAction]] = Counter()
+def count_rules(counters: Iterable[VerdictCounters], policies: Mapping[TenantName, TenantPolicy]) -> PolicyCounters:
+    """Map verdict counters to rules. Verdicts of rules that are long gone are left out."""
+    packets_by_rule: Counter[tuple[TenantName, str, str, RuleAction]] = Counter()
     reasons: Counter[str] = Counter()
-    for each in counters:
-        reasons.update(each.reasons)
-        policy = policies.get(each.tenant)
-        known = policy.tables.outcomes if policy else {}
-        for number, packets in each.outcomes.items():
-            outcome = known.get(number)
-            if outcome is None or not packets:
+    for tenant_counters in counters:
+        reasons.update(tenant_counters.reasons)
+        policy = policies.get(tenant_counters.tenant)
+        known = policy.policy_map.verdicts if policy else {}
+        for number, packets in tenant_counters.verdicts.items():
+            verdict = known.get(number)
+            if verdict is None or not packets:
                 continue
-            deed = RuleAction.DENIED if outcome.action is Action.DENY else RuleAction.ALLOWED
-            met[each.tenant, outcome.rule, outcome.direction, deed] += packets
-            if outcome.would is not None:
-                met[each.tenant, outcome.would, outcome.direction, RuleAction.WOULD_DENY] += packets
+            action = RuleAction.DENIED if verdict.action is Action.DENY else RuleAction.ALLOWED
+            packets_by_rule[tenant_counters.tenant, verdict.rule, verdict.direction, action] += packets
+            if verdict.dry_run_deny is not None:
+                packets_by_rule[
+                    tenant_counters.tenant, verdict.dry_run_deny, verdict.direction, RuleAction.WOULD_DENY
+                ] += packets
     rules = [
-        RuleCount(tenant=tenant, rule=rule, direction=direction, deed=deed, packets=packets)
-        for (tenant, rule, direction, deed), packets in met.items()
+        RuleCount(tenant=tenant, rule=rule, direction=direction, action=action, packets=packets)
+        for (tenant, rule, direction, action), packets in packets_by_rule.items()
     ]
-    rules.sort(key=lambda each: (-each.packets, each.rule, each.deed))
-    return Counts(rules=rules, reasons=dict(sorted(reasons.items())))
+    # A stable order for equal counts, so that two calls show the same list.
+    rules.sort(key=lambda each: (-each.packets, each.rule, each.action))
+    return PolicyCounters(rules=rules, reasons=dict(sorted(reasons.items())))

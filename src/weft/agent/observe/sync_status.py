@@ -1,7 +1,7 @@
-"""Tells the store how far this node has come (ADR 8): when a wish asks for it, and when its readiness changes.
+"""Writes this node's sync status to the store (ADR 8): after a sync request, and when its readiness changes.
 
-Nothing is written while nobody asks and nothing is wrong. A receipt is no wish, so it never leads to another. Many
-wishes that come together get one receipt, that of the last.
+Nothing is written otherwise, so an idle cluster costs the store nothing. A status is no sync request: it triggers no
+other. Several requests that come together get one acknowledgement, that of the last.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.logs import Log
 from weft.runtime.store.mirror import Mirror
 
-log = Log("receipts")
+log = Log("sync-status")
 
-# How often readiness is looked at; that costs the store nothing.
-LOOK_S = 0.5
-# How soon after a receipt the next one may follow.
+# How often readiness is compared with what the store has.
+CHECK_S = 0.5
+# The least time between two writes: under load many requests share one.
 PACE_S = 0.05
 
 
-class Receipts:
-    """The receipts of one node."""
+class SyncStatusReporter:
+    """Reports the sync status of one node."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Receipts:
         reconciler: Reconciler,
         faults: Callable[[], list[str] | None],
     ) -> None:
-        """`faults` are why the node is not ready, or None while it cannot tell anyone."""
+        """`faults` returns why the node is not ready, or None while the store is unreachable."""
         self._store = store
         self._node = node
         self._cluster = cluster
@@ -49,26 +49,28 @@ class Receipts:
         self._faults = faults
 
     async def run(self) -> None:
-        """Tell for ever whatever the store does not hold yet."""
+        """Report for ever."""
         pace, backoff = Backoff(first=PACE_S, cap=PACE_S), Backoff()
-        due = self._reconciler.receipt_due
+        due = self._reconciler.sync_ack_due
         while True:
-            await wait_event(due, within=LOOK_S)
+            await wait_event(due, within=CHECK_S)
             due.clear()
+            # None while disconnected: the write would fail, and the status is compared again after the reconnect.
             faults = self._faults()
-            receipt = model.Receipt(revision=self._reconciler.settled, faults=tuple(faults or ()))
-            if faults is None or receipt == self._cluster.receipts.get(self._node):
+            status = model.SyncStatus(revision=self._reconciler.acked_revision, faults=tuple(faults or ()))
+            if faults is None or status == self._cluster.sync_statuses.get(self._node):
                 continue
             try:
-                await self._tell(receipt)
+                await self._write(status)
                 backoff.reset()
                 await pace.pause()
             except WeftError as error:
-                log.warning("receipt not written", reason=error.message)
+                log.warning("writing sync status failed", reason=error.message)
                 await backoff.pause()
                 due.set()
 
-    async def _tell(self, receipt: model.Receipt) -> None:
-        put = Put(kinds.receipt_of(self._node), codec.encode(receipt))
+    async def _write(self, status: model.SyncStatus) -> None:
+        put = Put(kinds.applied_key(self._node), codec.encode(status))
         revision = await self._store.commit([], [put])
+        # At once, not with the watch: the next comparison must see it, or it would write the same again.
         self._mirror.note_own(revision, [Event(put.key, put.value)])

@@ -1,47 +1,94 @@
-"""What a node must not forget of its workloads: who is attached, how, and what the store knows of it.
+"""Attachment records of this node: which endpoint each container has, its configuration, and how far it has got.
 
-Every change is noted before the deed it announces. `AttachmentStore` keeps the notes in memory; the ledger keeps them on disk.
+A record is written before the step that it announces, so that every step can be undone after a crash. `AttachmentStore`
+keeps the records in memory; `AttachmentWal` adds a write-ahead log on disk, so that kill -9 at any line loses nothing.
+
+The log is append-only. Each line has a checksum; the first line names the format and the boot. A kill leaves a torn
+last line, which is ignored. Another boot means that the kernel state of every attachment is gone. Lines are not synced
+to the disk: the page cache survives a kill, and a reboot takes the attachments with it.
+
+When the disk is full, ADD is refused and DEL still works: each ADD reserves the space that its later lines need.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
+import os
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from pathlib import Path
 
 import msgspec
 
+from weft.cni.request import AttachmentId
 from weft.domain import model
+from weft.domain.errors import Malformed, Unavailable
 from weft.domain.ids import EndpointKey, NetworkKey
 from weft.domain.ipam.allocator import NumberSet
 from weft.ports.datapath import EndpointConfig
+from weft.runtime.keyed_lock import KeyedLock
+from weft.runtime.logs import Log
+
+log = Log("attachment-log")
+
+# The name of the log in the agent's data directory.
+FILE_NAME = "attachments.log"
+
+# Raised whenever a stored field is renamed or changes its meaning. Format 1 was `ledger`, whose first line was the
+# bare boot id.
+FORMAT = 2
+FORMER_NAME = "ledger"
+
+# How many obsolete lines the file may have before it is compacted.
+COMPACT_AFTER = 2000
+
+# The most that the later lines of one attachment need, DEL included; reserved at its ADD.
+RESERVE_BYTES = 4096
+
+# Space is reserved in steps of 64 KiB, so that not every ADD pays for a system call.
+_RESERVE_STEP = 1 << 16
+# linux/falloc.h: reserve blocks beyond the end of the file without changing its size.
+FALLOC_FL_KEEP_SIZE = 1
+# Some file systems (tmpfs before 3.5, NFS before 4.2) cannot reserve; then a full disk may also refuse DEL.
+_CANNOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+
+# `os.posix_fallocate` would write zeroes where the file system cannot reserve, and it changes the file's size.
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class Stage(StrEnum):
-    """How far an attachment has come."""
+    """How far an attachment has got. The values are stored, and shown by metrics and REST."""
 
-    # It has its addresses and nothing else. Its ADD was never answered: it is rolled back.
-    HELD = "held"
-    # The kernel is being told. Its ADD was never answered: it is rolled back.
-    WIRING = "wiring"
+    # Addresses are reserved and nothing else is done. The ADD was not answered: a restart rolls it back.
+    ALLOCATED = "allocated"
+    # The datapath is being configured. The ADD was not answered: a restart rolls it back.
+    CONFIGURING = "configuring"
     ATTACHED = "attached"
-    # It is off; the store may not know yet, so its addresses are not free yet.
-    LEAVING = "leaving"
+    # Being removed. The store may still have the endpoint, so its addresses are not free yet.
+    DELETING = "deleting"
 
 
-# The stages in which a workload has its port, or is just getting it.
-WIRED = frozenset({Stage.WIRING, Stage.ATTACHED})
+# The stages in which the endpoint has a port in the datapath, or is about to have one.
+HAS_PORT = frozenset({Stage.CONFIGURING, Stage.ATTACHED})
+# In these stages an ADD is under way: only ADD may be refused for lack of space.
+_ADDING = frozenset({Stage.ALLOCATED, Stage.CONFIGURING})
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload's interface: what it has, how it is wired, and whether the store is known to have it."""
+    """The record of one container interface."""
 
     endpoint: model.Endpoint
+    # Whether the store is known to have the endpoint.
     published: bool
     stage: Stage
-    wiring: EndpointConfig | None = None
-    # The CNI network it belongs to, by which GC finds it.
+    # None until the datapath is about to be configured, and again once it is deconfigured.
+    config: EndpointConfig | None = None
+    # The name of the CNI network configuration: CNI GC lists attachments by it.
     network_name: str = ""
 
     @property
@@ -49,92 +96,287 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
         return self.endpoint.key
 
     @property
-    def handle(self) -> Handle:
-        return Handle(self.endpoint.container_id, self.endpoint.interface)
-
-
-class Handle(NamedTuple):
-    """What a runtime identifies an attachment by: never a pod's name."""
-
-    container: str
-    interface: str
+    def id(self) -> AttachmentId:
+        return AttachmentId(self.endpoint.container_id, self.endpoint.interface)
 
 
 class AttachmentStore:
-    """The notes, in memory."""
+    """The attachment records in memory, indexed by endpoint and by CNI attachment."""
 
     def __init__(self) -> None:
-        self._notes: dict[EndpointKey, Attachment] = {}
-        self._handles: dict[Handle, EndpointKey] = {}
+        self._attachments: dict[EndpointKey, Attachment] = {}
+        self._by_id: dict[AttachmentId, EndpointKey] = {}
         self._in_use: defaultdict[tuple[NetworkKey, int], NumberSet] = defaultdict(NumberSet)
+        # Serializes what ADD, DEL and the publisher do to one endpoint. Held over all steps of an ADD: the publisher
+        # must not commit or withdraw an endpoint that is half attached.
+        self.locks: KeyedLock[EndpointKey] = KeyedLock()
 
     def get(self, key: EndpointKey) -> Attachment | None:
-        return self._notes.get(key)
+        return self._attachments.get(key)
 
-    def find(self, handle: Handle) -> Attachment | None:
-        """The attachment that a runtime means."""
-        key = self._handles.get(handle)
-        return self._notes.get(key) if key else None
+    def find(self, attachment: AttachmentId) -> Attachment | None:
+        """The record of the attachment that a runtime names."""
+        key = self._by_id.get(attachment)
+        return self._attachments.get(key) if key else None
 
     def __iter__(self) -> Iterator[Attachment]:
-        return iter(list(self._notes.values()))
+        # A copy: callers await between two records, while others add and delete some.
+        return iter(list(self._attachments.values()))
 
     def numbers_in_use(self, network: NetworkKey, family: int) -> NumberSet:
-        """The addresses of a network that attachments of any stage have."""
+        """The addresses of a network that have a record, whatever its stage."""
         return self._in_use[network, family]
 
-    def put(self, note: Attachment) -> None:
-        """Note an attachment as it is now."""
-        self._write([(note.key, note)])
-        self._keep(note)
+    def put(self, attachment: Attachment) -> None:
+        """Write a record, new or changed."""
+        # The log comes first: when it cannot be written, memory must not claim otherwise.
+        self._write([(attachment.key, attachment)])
+        self._index(attachment)
 
-    def note_published(self, keys: Iterable[EndpointKey]) -> None:
-        """Note at once that the store has these attachments; those that are forgotten stay so."""
-        notes = [msgspec.structs.replace(self._notes[key], published=True) for key in keys if key in self._notes]
-        self._write([(note.key, note) for note in notes])
-        for note in notes:
-            self._keep(note)
+    def mark_published(self, keys: Iterable[EndpointKey]) -> None:
+        """Record, in one write, that the store has these endpoints; deleted records stay deleted."""
+        known = [self._attachments[key] for key in keys if key in self._attachments]
+        published = [msgspec.structs.replace(attachment, published=True) for attachment in known]
+        self._write([(attachment.key, attachment) for attachment in published])
+        for attachment in published:
+            self._index(attachment)
 
-    def _keep(self, note: Attachment) -> None:
-        before = self._notes.get(note.key)
-        self._notes[note.key] = note
-        if before is None or before.endpoint is not note.endpoint:
-            self._handles[note.handle] = note.key
-            for address in note.endpoint.addresses:
-                self._in_use[note.endpoint.network_key, address.family].add(address.number)
+    def _index(self, attachment: Attachment) -> None:
+        before = self._attachments.get(attachment.key)
+        self._attachments[attachment.key] = attachment
+        if before is None or before.endpoint is not attachment.endpoint:
+            self._by_id[attachment.id] = attachment.key
+            for address in attachment.endpoint.addresses:
+                self._in_use[attachment.endpoint.network_key, address.family].add(address.number)
 
-    def change(
+    def update(
         self,
         key: EndpointKey,
         *,
         stage: Stage | None = None,
-        wiring: EndpointConfig | None = None,
-        unwired: bool = False,
+        config: EndpointConfig | None = None,
+        deconfigured: bool = False,
         network_name: str | None = None,
     ) -> None:
-        """Note what is new about an attachment; one that is forgotten stays so."""
-        note = self._notes.get(key)
-        if note is not None:
+        """Change some fields of a record; a deleted record stays deleted."""
+        attachment = self._attachments.get(key)
+        if attachment is not None:
             self.put(
                 Attachment(
-                    endpoint=note.endpoint,
-                    published=note.published,
-                    stage=stage or note.stage,
-                    wiring=None if unwired else wiring or note.wiring,
-                    network_name=note.network_name if network_name is None else network_name,
+                    endpoint=attachment.endpoint,
+                    published=attachment.published,
+                    stage=stage or attachment.stage,
+                    config=None if deconfigured else config or attachment.config,
+                    network_name=attachment.network_name if network_name is None else network_name,
                 )
             )
 
-    def forget(self, key: EndpointKey) -> None:
-        """Nothing is left of an attachment; forgotten already is fine."""
-        note = self._notes.get(key)
-        if note is not None:
+    def delete(self, key: EndpointKey) -> None:
+        """Delete a record and free its addresses; deleting twice is fine."""
+        attachment = self._attachments.get(key)
+        if attachment is not None:
             self._write([(key, None)])
-            del self._notes[key]
-            for address in note.endpoint.addresses:
-                self._in_use[note.endpoint.network_key, address.family].discard(address.number)
-            if self._handles.get(note.handle) == key:
-                del self._handles[note.handle]
+            del self._attachments[key]
+            for address in attachment.endpoint.addresses:
+                self._in_use[attachment.endpoint.network_key, address.family].discard(address.number)
+            # The same container interface may have a newer record, of an endpoint in another network.
+            if self._by_id.get(attachment.id) == key:
+                del self._by_id[attachment.id]
 
-    def _write(self, news: Sequence[tuple[EndpointKey, Attachment | None]]) -> None:
-        """Make it last, all of it or nothing."""
+    def _write(self, records: Sequence[tuple[EndpointKey, Attachment | None]]) -> None:
+        """Make changes durable, all of them or none. None stands for a deleted record. Overridden by the log."""
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """The first line."""
+
+    format: int
+    boot: str
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """Every other line. Without an attachment the record is deleted."""
+
+    key: EndpointKey
+    attachment: Attachment | None = None
+
+
+class AttachmentWal(AttachmentStore):
+    """The attachment records of this node, with their log on disk.
+
+    One agent at a time has the log open: a second one gets `Unavailable`. So does a record for which the disk has no
+    space; then nothing has changed. `Malformed` when the log has another format: nothing of it is read.
+    """
+
+    def __init__(self, path: Path, *, boot: str) -> None:
+        super().__init__()
+        self._path = path
+        self._boot = boot
+        self._obsolete = 0
+        self._fd = -1
+        # Whether the records are of an earlier boot: none of them is in the kernel any more.
+        self.rebooted = False
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The lock is a file of its own: compaction replaces the log, and a lock on it would go with the old inode.
+        self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _open(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Unavailable(f"{self._path} is in use by another agent") from error
+        self._size = self._read()
+        try:
+            self._compact()
+        except OSError as error:
+            # A full disk is no reason to leave running workloads without an agent. But a log of another boot, or none
+            # at all, cannot be appended to: its header would be wrong.
+            if self.rebooted or self._size == 0:
+                raise Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
+            log.warning("attachment log compaction failed", reason=error.strerror)
+            self._start_appending()
+
+    def close(self) -> None:
+        os.close(self._fd)
+        os.close(self._lock)
+
+    def _read(self) -> int:
+        """Read all records; returns how many bytes of the file are valid."""
+        former = self._path.with_name(FORMER_NAME)
+        if former.exists():
+            raise _other_format(former)
+        lines = list(_valid_lines(self._path.read_bytes())) if self._path.exists() else []
+        if not lines:
+            return 0
+        self.rebooted = _read_header(self._path, lines[0]).boot != self._boot
+        for data in lines[1:]:
+            line = _decode(data)
+            if line.attachment is None:
+                super().delete(line.key)
+            else:
+                super().put(line.attachment)
+        return sum(len(_encode(line)) for line in lines)
+
+    def _write(self, records: Sequence[tuple[EndpointKey, Attachment | None]]) -> None:
+        if self._fd < 0:
+            return  # called by `_read`: these lines are in the file already
+        if any(attachment is not None and attachment.stage in _ADDING for _, attachment in records):
+            self._reserve(self._size + (len(self._attachments) + 1) * RESERVE_BYTES)
+        lasting = [(key, attachment) for key, attachment in records if not _is_volatile(attachment)]
+        self._append(b"".join(_encode(msgspec.json.encode(_Line(key, attachment))) for key, attachment in lasting))
+        # A deletion makes two lines obsolete: its own and the one before it.
+        self._obsolete += sum(2 if attachment is None else key in self._attachments for key, attachment in lasting)
+        if self._obsolete > COMPACT_AFTER:
+            self._obsolete = 0  # also when it fails: the next try is as many lines away
+            try:
+                self._compact()
+            except OSError as error:
+                log.warning("attachment log compaction failed", reason=error.strerror)
+
+    def _append(self, lines: bytes) -> None:
+        """Append all of it or nothing: lines behind a torn one would be ignored at the next start."""
+        if not lines:
+            return
+        try:
+            written = os.write(self._fd, lines)
+        except OSError as error:
+            raise Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
+        if written < len(lines):
+            # Truncating also gives back the blocks that were reserved behind the end.
+            os.ftruncate(self._fd, self._size)
+            self._reserved = self._size
+            raise Unavailable(f"{self._path} cannot be written: {os.strerror(errno.ENOSPC)}")
+        self._size += written
+
+    def _reserve(self, size: int) -> None:
+        """Reserve disk space up to this file size; `Unavailable` when there is none."""
+        if size <= self._reserved:
+            return
+        size += _RESERVE_STEP
+        if _LIBC.fallocate(self._fd, FALLOC_FL_KEEP_SIZE, 0, size) != 0:
+            number = ctypes.get_errno()
+            if number not in _CANNOT_RESERVE:
+                raise Unavailable(f"{self._path} cannot be written: {os.strerror(number)}")
+        self._reserved = size
+
+    def _compact(self) -> None:
+        """Write the current records to a new file, and replace the log by it in one step."""
+        fresh = self._path.with_suffix(".new")
+        body = [_encode(msgspec.json.encode(_Header(FORMAT, self._boot)))]
+        body += [_encode(msgspec.json.encode(_Line(attachment.key, attachment))) for attachment in self]
+        try:
+            size = fresh.write_bytes(b"".join(body))
+            fresh.chmod(0o600)
+            fresh.replace(self._path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+        self._size = size
+        self._start_appending()
+        self._obsolete = 0
+
+    def _start_appending(self) -> None:
+        """Append to the file from now on, behind its valid lines."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        if os.fstat(self._fd).st_size > self._size:
+            os.ftruncate(self._fd, self._size)
+        self._reserved = 0
+        try:
+            self._reserve(self._size + len(self._attachments) * RESERVE_BYTES)
+        except Unavailable as error:
+            log.warning("reserve space in attachment log exhausted", reason=error.message)
+
+
+def read_boot_id() -> str:
+    """The kernel's id of the current boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _is_volatile(attachment: Attachment | None) -> bool:
+    """Whether neither kernel nor store has anything of it: a kill leaves nothing to undo, so it needs no line."""
+    return attachment is not None and attachment.stage is Stage.ALLOCATED and not attachment.published
+
+
+def _encode(data: bytes) -> bytes:
+    return b"%08x %s\n" % (zlib.crc32(data), data)
+
+
+def _valid_lines(data: bytes) -> Iterator[bytes]:
+    """The lines up to the first with a wrong checksum: a kill tears only the last; what follows damage is suspect."""
+    for line in data.split(b"\n")[:-1]:
+        checksum, _, body = line.partition(b" ")
+        if checksum != b"%08x" % zlib.crc32(body):
+            return
+        yield body
+
+
+def _read_header(path: Path, data: bytes) -> _Header:
+    """The header. It is checked before any record is read: records of another format must not be read by halves."""
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+    except msgspec.MsgspecError as error:
+        raise _other_format(path) from error
+    if header.format != FORMAT:
+        raise _other_format(path)
+    return header
+
+
+def _other_format(path: Path) -> Malformed:
+    return Malformed(
+        f"{path} was written by another version of Weft and cannot be read (this one reads format {FORMAT}): "
+        f"drain the node or reboot it, so that no attachment is left, delete {path} and start netplugin again"
+    )
+
+
+def _decode(data: bytes) -> _Line:
+    try:
+        return msgspec.json.decode(data, type=_Line)
+    except msgspec.MsgspecError as error:
+        raise Malformed(f"the attachment log has a line that cannot be read: {error}") from error

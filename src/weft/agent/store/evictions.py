@@ -1,6 +1,7 @@
-"""What the store takes back while it is attached here: noticed with the very news of it, for it must not speak on.
+"""Evictions: marks attachments for deletion as soon as the watch says that their endpoint was deleted from the store.
 
-From the moment an operator deletes an endpoint its address is free, and may be another's in the next commit.
+When an operator or node GC deletes an endpoint, its address is free: the next commit may give it to another endpoint.
+So the attachment is removed at once, not at the next periodic round.
 """
 
 from __future__ import annotations
@@ -10,41 +11,35 @@ import asyncio
 from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
-from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
+from weft.domain.store_keys import ObjectKey, parse_store_key
 from weft.domain.store_types import Change, Listing
-from weft.runtime.store.mirror import Sink
 
 
 class Evictions:
-    """The sink in front of the agent's own: it hands everything on, then looks for attachments that are gone.
+    """A subscriber of the mirror, behind the cluster. `pending` is set when an attachment is to be removed."""
 
-    An ADD under way is left to itself: it looks when it has come to its end.
-    """
-
-    def __init__(self, sink: Sink, *, cluster: Cluster, journal: AttachmentStore) -> None:
-        self._sink = sink
+    def __init__(self, *, cluster: Cluster, attachment_store: AttachmentStore) -> None:
         self._cluster = cluster
-        self._journal = journal
-        # Set when an attachment is to be taken off.
-        self.news = asyncio.Event()
+        self._attachment_store = attachment_store
+        self.pending = asyncio.Event()
 
-    def replace(self, listing: Listing) -> None:
-        self._sink.replace(listing)
-        for note in self._journal:
-            self._look_at(note)
+    def replace(self, _: Listing) -> None:
+        for attachment in self._attachment_store:
+            self._check(attachment)
 
     def apply(self, change: Change) -> None:
-        self._sink.apply(change)
         for event in change.events:
-            folder, *parts = event.key.split("/")
-            if event.value is None and folder == kinds.ENDPOINT.prefix:
-                tenant, network, name = parts
-                note = self._journal.get(EndpointKey(TenantName(tenant), NetworkName(network), EndpointId(name)))
-                if note is not None:
-                    self._look_at(note)
+            if event.value is not None:
+                continue
+            parsed = parse_store_key(event.key)
+            if isinstance(parsed, ObjectKey) and parsed.kind is kinds.ENDPOINT:
+                attachment = self._attachment_store.get(parsed.endpoint)
+                if attachment is not None:
+                    self._check(attachment)
 
-    def _look_at(self, note: Attachment) -> None:
-        is_gone = note.published and self._cluster.get(kinds.ENDPOINT, *note.key) is None
-        if is_gone and note.stage is Stage.ATTACHED:
-            self._journal.change(note.key, stage=Stage.LEAVING)
-            self.news.set()
+    def _check(self, attachment: Attachment) -> None:
+        is_deleted = attachment.published and self._cluster.get(kinds.ENDPOINT, *attachment.key) is None
+        # An ADD under way is left alone: it looks itself before it is answered.
+        if is_deleted and attachment.stage is Stage.ATTACHED:
+            self._attachment_store.update(attachment.key, stage=Stage.DELETING)
+            self.pending.set()

@@ -1,6 +1,6 @@
-"""This node's certificate at netmaster: asked for by the agent's token, kept on disk, renewed before it ends.
+"""This node's client certificate for netmaster: enrolled by a service account token, kept on disk, renewed in time.
 
-What was once given is used at every later start, so that a node goes on while netmaster or the API server are away.
+Later starts use the certificate on disk, so that a node restarts while netmaster or the API server is away.
 """
 
 from __future__ import annotations
@@ -23,131 +23,141 @@ from weft.runtime.http_failover import Servers
 from weft.runtime.join_wire import PATH, Joined
 from weft.runtime.logs import Log
 
-log = Log("membership")
+log = Log("certificate")
 
-# How often it is looked whether netmaster is somewhere else, or the certificate is to be renewed.
-_LOOK_S = 30.0
+# How often the endpoint of netmaster and the age of the certificate are checked.
+_CHECK_EVERY_S = 30.0
 
 
 class NodeCertificate:
-    """The files: `node.pem` (key and certificate), `ca.pem`, and `notice.json`, which is written last."""
+    """The files `node.pem` (key and certificate), `ca.pem` and `netmaster.json`, its endpoint.
 
-    def __init__(self, directory: Path, *, node: NodeName, meeting: Discovery, token: Path) -> None:
+    The endpoint is written last: without it the other two do not count, so a kill in between does no harm.
+    """
+
+    def __init__(self, directory: Path, *, node: NodeName, discovery: Discovery, token: Path) -> None:
         self._node = node
-        self._meeting = meeting
+        self._discovery = discovery
         self._token = token
-        self._pair, self._ca, self._notice = (directory / name for name in ("node.pem", "ca.pem", "notice.json"))
+        self._pair, self._ca, self._endpoint = (directory / name for name in ("node.pem", "ca.pem", "netmaster.json"))
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    async def begin(self, stop: asyncio.Event) -> RemoteStoreSettings | None:
-        """How the store is reached; at the very first start that waits for netmaster. None when told to stop first."""
+    async def obtain(self, stop: asyncio.Event) -> RemoteStoreSettings | None:
+        """The settings of the store connection; the first start waits for netmaster. None when `stop` is set first."""
+        # Not a `Backoff`: the pause must end when the agent is stopped.
         pause = 0.1
-        while self._known() is None:
+        while self._enrolled() is None:
             try:
-                notice = await self._meeting.read()
-                if notice is None:
-                    raise Unavailable("netmaster has not said where it is yet")
-                await self.join(notice)
+                endpoint = await self._discovery.read()
+                if endpoint is None:
+                    raise Unavailable("netmaster has not published its endpoint yet")
+                await self.enroll(endpoint)
             except WeftError as error:
-                log.warning("this node has not joined yet", reason=error.message)
+                log.warning("node not enrolled yet", reason=error.message)
                 if await wait_event(stop, within=pause):
                     return None
                 pause = min(2 * pause, 5.0)
-        known = self._known()
-        assert known is not None
-        return RemoteStoreSettings(endpoints=(known.store,), node=self._node, ca=str(self._ca), cert=str(self._pair))
+        netmaster = self._enrolled()
+        assert netmaster is not None
+        return RemoteStoreSettings(
+            endpoints=(netmaster.store,), node=self._node, ca=str(self._ca), cert=str(self._pair)
+        )
 
-    async def keep(self) -> None:
-        """Renew the certificate, for ever; return when netmaster is found to be another, or elsewhere.
+    async def renew_forever(self) -> None:
+        """Renew the certificate whenever it is due; return when the endpoint of netmaster has changed.
 
-        The files say so then already: who starts anew is where it should be.
+        The files have the new endpoint by then, so a restart of the agent connects to it.
         """
         while True:
-            seconds = min(_LOOK_S, self._life().total_seconds() / 10)
+            # Tests and short-lived certificates need a shorter interval.
+            seconds = min(_CHECK_EVERY_S, self._lifetime().total_seconds() / 10)
             await Backoff(first=seconds, cap=seconds).pause()
             try:
-                if await self.look():
+                if await self.renew_if_due():
                     return
             except WeftError as error:
-                log.warning("the certificate of this node is not renewed", reason=error.message)
+                log.warning("certificate renewal failed", reason=error.message)
 
-    async def look(self) -> bool:
-        """Do what is due; whether netmaster is another, or elsewhere, than it was."""
-        known = self._known()
+    async def renew_if_due(self) -> bool:
+        """Check once; whether the endpoint of netmaster has changed."""
+        enrolled = self._enrolled()
         try:
-            notice = await self._meeting.read() or known
+            endpoint = await self._discovery.read() or enrolled
         except (Unavailable, Denied):
-            notice = known  # the orchestrator is away; netmaster may be there
-        if notice is None:
-            raise Unavailable("what is known of netmaster is gone")
-        if notice != known:
-            await self.join(notice)
-            log.info("netmaster is elsewhere now", store=notice.store)
+            endpoint = enrolled  # the API server is away; netmaster may be there
+        if endpoint is None:
+            raise Unavailable(f"{self._endpoint} is gone")
+        if endpoint != enrolled:
+            await self.enroll(endpoint)
+            log.info("netmaster endpoint changed", store=endpoint.store)
             return True
         ends = read_end(self._pair.read_bytes())
-        if datetime.now(UTC) > ends - self._life() / 3:
-            await self.join(notice)
-            log.info("the certificate of this node is renewed", ends=read_end(self._pair.read_bytes()).isoformat())
+        # With a third of its lifetime left there is time for many failed attempts.
+        if datetime.now(UTC) > ends - self._lifetime() / 3:
+            await self.enroll(endpoint)
+            log.info("certificate renewed", ends=read_end(self._pair.read_bytes()).isoformat())
         return False
 
-    def _known(self) -> NetmasterEndpoint | None:
-        """What was told last; None before this node has joined, also when it has under another name."""
-        if not (self._notice.is_file() and self._pair.is_file() and self._ca.is_file()):
+    def _enrolled(self) -> NetmasterEndpoint | None:
+        """The netmaster that has enrolled this node; None if none has, or only under another node name."""
+        if not (self._endpoint.is_file() and self._pair.is_file() and self._ca.is_file()):
             return None
         if read_name(self._pair.read_bytes()) != self._node:
             return None
         try:
-            return msgspec.json.decode(self._notice.read_bytes(), type=NetmasterEndpoint)
+            return msgspec.json.decode(self._endpoint.read_bytes(), type=NetmasterEndpoint)
         except msgspec.MsgspecError as error:
-            raise Invalid(f"{self._notice} is not readable: remove it, and the node joins anew: {error}") from error
+            raise Invalid(
+                f"{self._endpoint} is not readable: remove it, and the node enrolls again: {error}"
+            ) from error
 
-    def _life(self) -> timedelta:
-        """How long the certificate was to live when it came."""
-        came = datetime.fromtimestamp(self._pair.stat().st_mtime, UTC)
-        return max(read_end(self._pair.read_bytes()) - came, timedelta(seconds=1))
+    def _lifetime(self) -> timedelta:
+        # The file is written when the certificate is issued.
+        issued = datetime.fromtimestamp(self._pair.stat().st_mtime, UTC)
+        return max(read_end(self._pair.read_bytes()) - issued, timedelta(seconds=1))
 
-    async def join(self, notice: NetmasterEndpoint) -> None:
-        """Have a new certificate, and keep it with the notice.
+    async def enroll(self, endpoint: NetmasterEndpoint) -> None:
+        """Request a new certificate, and write it with the endpoint.
 
-        `Denied` when netmaster refuses, or knows this node by another name: nothing changes.
+        `Denied` when netmaster refuses, or issues it for another node name: nothing changes.
         """
         try:
             token = self._token.read_text().strip()
         except OSError as error:
             raise Unavailable(f"the token {self._token} cannot be read: {error.strerror}") from error
         try:
-            tls = ssl.create_default_context(cadata=notice.ca)
+            tls = ssl.create_default_context(cadata=endpoint.ca)
         except ssl.SSLError as error:
-            raise Unavailable(f"netmaster's authority is not readable: {error}") from error
+            raise Unavailable(f"netmaster's CA certificate is not readable: {error}") from error
         request = new_request(self._node)
-        async with Servers([notice.join], tls=tls) as servers:
+        async with Servers([endpoint.join], tls=tls) as servers:
             headers = {"Authorization": f"Bearer {token}"}
-            joined = await servers.ask(PATH, request.text, headers=headers, judge=_judge, repeatable=True)
-        named = read_name(joined.certificate.encode())
-        if named != self._node:
+            joined = await servers.ask(PATH, request.text, headers=headers, parse=_read_answer, repeatable=True)
+        certified = read_name(joined.certificate.encode())
+        if certified != self._node:
             raise Denied(
-                f"the agent's token is that of a pod on node {named!r}, but this agent is called {self._node!r}: "
-                f"start it with --host={named}, its node's name in Kubernetes"
+                f"the agent's token is that of a pod on node {certified!r}, but this agent is called {self._node!r}: "
+                f"start it with --host={certified}, its node's name in Kubernetes"
             )
         for file, content in (
             (self._pair, request.key + joined.certificate.encode()),
-            (self._ca, notice.ca.encode()),
-            (self._notice, msgspec.json.encode(notice)),
+            (self._ca, endpoint.ca.encode()),
+            (self._endpoint, msgspec.json.encode(endpoint)),
         ):
             place_file(file, content, mode=0o600)
 
 
-class _Refusal(msgspec.Struct, frozen=True):
+class _ErrorBody(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-def _judge(status: int, body: bytes) -> Joined:
+def _read_answer(status: int, body: bytes) -> Joined:
     try:
         if status == 200:
             return msgspec.json.decode(body, type=Joined)
-        told = msgspec.json.decode(body, type=_Refusal).message
+        message = msgspec.json.decode(body, type=_ErrorBody).message
     except msgspec.MsgspecError as error:
-        raise Unavailable(f"this is not how netmaster answers: {body[:200]!r}") from error
+        raise Unavailable(f"unexpected answer of netmaster: {body[:200]!r}") from error
     if status == 403:
-        raise Denied(f"netmaster does not let this node join: {told}")
-    raise Unavailable(f"netmaster cannot let this node join now: {told}")
+        raise Denied(f"netmaster refuses to enroll this node: {message}")
+    raise Unavailable(f"netmaster cannot enroll this node now: {message}")

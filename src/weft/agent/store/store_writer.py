@@ -1,145 +1,142 @@
-"""How a node's decisions reach the store: those taken at the same time share one commit (ARCHITECTURE.md).
+"""Commits this node's writes to the store: writes that are pending at the same time share one commit.
 
-A decision looks at the cluster in memory and says what to write. Decisions that do not touch one another are committed
-together; when that fails, or when they do touch, each is taken and committed anew, alone.
+A write is planned on the cluster in memory, by a pure function that returns a result and a transaction. Transactions
+that do not touch the same keys are merged into one commit. When that fails, each is planned and committed again, alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Denied, Invalid, Stale, Unavailable, WeftError
-from weft.domain.store_types import NEVER, Event, RevisionEquals
+from weft.domain.store_types import NEVER, RevisionEquals
 from weft.domain.transaction import ReadSet, Transaction
 from weft.ports.store import Store
+from weft.runtime.store.commit_loop import CommitLoop, Plan, TooManyConflicts, own_events
 from weft.runtime.store.commit_merge import Commit, mergeable, merged
 from weft.runtime.store.mirror import Mirror
 
 R = TypeVar("R")
-Decide = Callable[[ReadSet], tuple[R, Transaction]]
 
-TRIES = 20
-CATCH_UP_S = 0.25
-# What a shared commit may hold: etcd takes 128 operations by default.
-_OPERATIONS, _SIZE = 100, 1 << 19
+# The limits of a shared commit: etcd accepts 128 operations and 1.5 MiB by default.
+_MAX_OPERATIONS, _MAX_BYTES = 100, 1 << 19
+# While a backup is being restored nothing may be written: the key of a restore must not exist.
 _NO_RESTORE = RevisionEquals(kinds.RESTORE_KEY, NEVER)
 
 
-class _Asked(NamedTuple):
-    """A decision that somebody waits for."""
+class _PendingWrite(NamedTuple):
+    """A write whose caller waits for the result."""
 
-    decide: Decide[Any]
+    plan: Plan[Any]
     done: asyncio.Future[Any]
 
-    def answer(self, result: object) -> None:
-        if not self.done.done():  # else its asker has given up
+    def resolve(self, result: object) -> None:
+        if not self.done.done():  # else its caller was cancelled
             self.done.set_result(result)
 
-    def refuse(self, error: WeftError) -> None:
+    def reject(self, error: WeftError) -> None:
         if not self.done.done():
             self.done.set_exception(error)
 
 
 class StoreWriter:
-    """What a node wants to write. `run` carries it out for as long as the node is in touch with the store."""
+    """The queue of writes of one node. `run` commits them, for as long as one session with the store lasts."""
 
     def __init__(self, store: Store, *, cluster: Cluster, mirror: Mirror) -> None:
         self._store = store
         self._cluster = cluster
         self._mirror = mirror
         self._fence: RevisionEquals | None = None
-        self._waiting: list[_Asked] = []
-        self._news = asyncio.Event()
+        self._pending: list[_PendingWrite] = []
+        self._has_pending = asyncio.Event()
 
     @property
-    def possible(self) -> bool:
-        """Whether we are in touch."""
+    def connected(self) -> bool:
+        """Whether writes are possible: a session with the store is established."""
         return self._fence is not None
 
-    async def carry_out(self, decide: Decide[R]) -> R:
-        """Decide and commit, again while the state moves; `Unavailable` when we are not in touch with the store.
+    async def write(self, plan: Plan[R]) -> R:
+        """Plan and commit, again while the state changes; `Unavailable` without a session.
 
-        Once begun it is finished, also when the caller gives up.
+        Once begun it is finished, also when the caller is cancelled.
         """
         if self._fence is None:
-            raise Unavailable("this node is cut off from the store: try again")
+            raise Unavailable("this node is disconnected from the store: try again")
         done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Asked(decide, done))
-        self._news.set()
+        self._pending.append(_PendingWrite(plan, done))
+        self._has_pending.set()
         return await done
 
     async def run(self, fence: RevisionEquals) -> None:
-        """Commit what is asked for, all of it with the fence.
+        """Commit what is pending. Every commit compares the fence, so that none succeeds after the session.
 
         Ends with `Unavailable` when the outcome of a commit is unknown: nothing may follow under the same fence.
         """
         self._fence = fence
-        group: Sequence[_Asked] = ()
+        batch: Sequence[_PendingWrite] = ()
         try:
             while True:
-                await self._news.wait()
-                self._news.clear()
-                group, self._waiting = self._waiting, []
-                await self._carry_out_all(group, fence)
+                await self._has_pending.wait()
+                self._has_pending.clear()
+                batch, self._pending = self._pending, []
+                await self._commit_batch(batch, fence)
         finally:
             self._fence = None
-            for asked in (*group, *self._waiting):
-                asked.refuse(Unavailable("this node lost touch with the store: try again"))
-            self._waiting = []
+            for pending in (*batch, *self._pending):
+                pending.reject(Unavailable("this node lost its connection to the store: try again"))
+            self._pending = []
 
-    async def _carry_out_all(self, group: Sequence[_Asked], fence: RevisionEquals) -> None:
-        if len(group) > 1:
-            await self._share(group, fence)
-        for asked in group:
-            if not asked.done.done():
-                await self._carry_out(asked, fence)
+    async def _commit_batch(self, batch: Sequence[_PendingWrite], fence: RevisionEquals) -> None:
+        if len(batch) > 1:
+            await self._commit_merged(batch, fence)
+        for pending in batch:
+            if not pending.done.done():
+                await self._commit_one(pending, fence)
 
-    async def _share(self, group: Sequence[_Asked], fence: RevisionEquals) -> None:
-        """One commit for as many as can be taken together; the others are left as they are."""
-        decided: list[tuple[_Asked, object, Commit]] = []
-        for asked in group:
-            with suppress(WeftError):  # told when it is decided alone
-                result, plan = asked.decide(ReadSet(self._cluster, self._mirror.revision))
-                decided.append((asked, result, Commit(plan.compares, plan.writes)))
-        if not decided:
+    async def _commit_merged(self, batch: Sequence[_PendingWrite], fence: RevisionEquals) -> None:
+        """One commit for as many writes as can be merged; the others stay pending."""
+        planned: list[tuple[_PendingWrite, object, Commit]] = []
+        for pending in batch:
+            with suppress(WeftError):  # raised again, to its caller, when it is planned alone
+                result, transaction = pending.plan(ReadSet(self._cluster, self._mirror.revision))
+                planned.append((pending, result, Commit(transaction.compares, transaction.writes)))
+        if not planned:
             return
-        chosen = mergeable([commit for *_, commit in decided], operations=_OPERATIONS, size=_SIZE)
-        together = [decided[position] for position in chosen]
+        chosen = mergeable([commit for *_, commit in planned], operations=_MAX_OPERATIONS, size=_MAX_BYTES)
+        together = [planned[position] for position in chosen]
         compares, writes = merged([commit for *_, commit in together])
-        with suppress(Stale, Denied, Invalid):  # whose fault it is shows when each is committed alone
+        # Which of them the store rejects shows when each is committed alone.
+        with suppress(Stale, Denied, Invalid):
             await self._commit(Transaction(tuple(compares), tuple(writes)), fence)
-            for asked, result, _ in together:
-                asked.answer(result)
+            for pending, result, _ in together:
+                pending.resolve(result)
 
-    async def _carry_out(self, asked: _Asked, fence: RevisionEquals) -> None:
-        for _ in range(TRIES):
-            seen = self._mirror.revision
+    async def _commit_one(self, pending: _PendingWrite, fence: RevisionEquals) -> None:
+        def plan(reading: ReadSet) -> tuple[object, Transaction]:
             try:
-                result, plan = asked.decide(ReadSet(self._cluster, seen))
+                return pending.plan(reading)
             except WeftError as error:
-                asked.refuse(error)
-                return
-            try:
-                await self._commit(plan, fence)
-            except Stale:
-                if self._mirror.revision == seen:
-                    with suppress(Unavailable):
-                        await self._mirror.wait_for(seen + 1, within=CATCH_UP_S)
-            except (Denied, Invalid) as error:
-                asked.refuse(error)
-                return
-            else:
-                asked.answer(result)
-                return
-        asked.refuse(Unavailable("the state kept changing: try again"))
+                return error, Transaction()  # a value, because the same error of a commit means something else
 
-    async def _commit(self, plan: Transaction, fence: RevisionEquals) -> None:
-        if plan.writes:
-            revision = await self._store.commit((*plan.compares, fence, _NO_RESTORE), plan.writes)
-            events = [Event(write.key, getattr(write, "value", None)) for write in plan.writes]  # type: ignore[union-attr]
-            self._mirror.note_own(revision, events)
+        loop = CommitLoop(cluster=self._cluster, mirror=self._mirror, commit=partial(self._commit, fence=fence))
+        try:
+            result = await loop.run(plan)
+        except (Denied, Invalid, TooManyConflicts) as error:
+            pending.reject(error)
+        else:
+            if isinstance(result, WeftError):
+                pending.reject(result)
+            else:
+                pending.resolve(result)
+
+    async def _commit(self, transaction: Transaction, fence: RevisionEquals) -> None:
+        if transaction.writes:
+            revision = await self._store.commit((*transaction.compares, fence, _NO_RESTORE), transaction.writes)
+            # The next plan must see these writes; the watch brings them only after a round trip.
+            self._mirror.note_own(revision, own_events(transaction.writes))

@@ -1,4 +1,4 @@
-"""The use cases of CNI on a node on paper: what the real kernel does not do at a word."""
+"""CNI verbs on a fake datapath: failures and interleavings that a real kernel does not produce on demand."""
 
 from __future__ import annotations
 
@@ -6,24 +6,34 @@ import asyncio
 import gc
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
-from tests.support.fake_datapath import PaperNode, paper_node
+from tests.support.fake_datapath import FakeNode, fake_node
 
+from weft.agent.store.attachment_store import Stage
+from weft.agent.store.node_lease import NodeLease
+from weft.cni.chains import Chains
 from weft.cni.errors import CniError, Code
+from weft.cni.install import NAMES
+from weft.cni.request import AttachmentId
 from weft.domain import kinds
 from weft.domain.errors import Unavailable
 from weft.domain.store_types import Delete
 from weft.lab.waiting import DEADLINE, soon, until
 
 
-def stored(node: PaperNode) -> set[str]:
+def stored(node: FakeNode) -> set[str]:
     return {endpoint.endpoint_id for endpoint in node.cluster.all(kinds.ENDPOINT)}
 
 
-async def test_an_add_that_is_cancelled_is_finished_and_then_undone() -> None:
-    """C-047: at whatever point, nothing is left of it in kernel, ledger and store, and the next ADD works."""
-    async with paper_node() as node:
+def all_published(node: FakeNode) -> bool:
+    return all(attachment.published for attachment in node.attachment_store)
+
+
+async def test_a_cancelled_add_is_finished_and_then_undone() -> None:
+    """C-047: nothing is left of it in kernel, records and store, and the next ADD works."""
+    async with fake_node() as node:
         node.datapath.may_plug.clear()
         adding = asyncio.create_task(node.call("ADD", "a"))
         assert await asyncio.to_thread(node.datapath.plugging.wait, DEADLINE)
@@ -31,101 +41,101 @@ async def test_an_add_that_is_cancelled_is_finished_and_then_undone() -> None:
         node.datapath.may_plug.set()
         with pytest.raises(asyncio.CancelledError):
             await adding
-        assert (node.datapath.plugged, list(node.journal), stored(node)) == ({}, [], set())
+        assert (node.datapath.plugged, list(node.attachment_store), stored(node)) == ({}, [], set())
         assert json.loads(await node.call("ADD", "a"))["ips"]
 
 
-async def test_an_add_whose_endpoint_is_deleted_meanwhile_is_not_answered_with_success() -> None:
-    """One that asks for its address: the store knows it before it is wired."""
-    async with paper_node() as node:
+async def test_an_add_fails_if_its_endpoint_is_deleted_before_the_answer() -> None:
+    """With a requested address: the store has the endpoint before the datapath is configured."""
+    async with fake_node() as node:
         node.datapath.may_plug.clear()
         adding = asyncio.create_task(node.call("ADD", "a", b',"runtimeConfig":{"ips":["10.1.0.9"]}'))
         await until(lambda: stored(node) == {"a"})
         await node.store.commit([], [Delete(kinds.ENDPOINT.store_key("default", "default-net", "a"))])
         await until(lambda: stored(node) == set())
         node.datapath.may_plug.set()
-        with pytest.raises(Unavailable, match="taken back"):
+        with pytest.raises(Unavailable, match="deleted from the store while it was being attached"):
             await adding
-        assert (node.datapath.plugged, list(node.journal)) == ({}, [])
+        assert (node.datapath.plugged, list(node.attachment_store)) == ({}, [])
 
 
 async def test_gc_goes_on_after_an_error_and_reports_all_of_them() -> None:
     """C-098."""
-    async with paper_node() as node:
+    async with fake_node() as node:
         for name in "abcd":
             await node.call("ADD", name)
         node.datapath.refused = {"a", "c"}
-        with pytest.raises(CniError, match="2 attachments") as told:
+        with pytest.raises(CniError, match="2 attachments") as raised:
             await node.call("GC", members=b',"cni.dev/valid-attachments":[]')
-        assert "a: " in told.value.details
-        assert "c: " in told.value.details
-        assert {each.container for each in node.datapath.plugged} == {"a", "c"}
+        assert "a: " in raised.value.details
+        assert "c: " in raised.value.details
+        assert {plugged.container for plugged in node.datapath.plugged} == {"a", "c"}
         node.datapath.refused = set()
         await node.call("GC", members=b',"cni.dev/valid-attachments":[]')
         assert (node.datapath.plugged, stored(node)) == ({}, set())
 
 
-async def test_a_gc_that_comes_late_does_not_touch_a_newer_attachment() -> None:
-    """C-099: a runtime never runs it beside ADD and DEL; if one does all the same, what is new is left alone."""
-    async with paper_node() as node:
+async def test_a_late_gc_does_not_touch_a_newer_attachment() -> None:
+    """C-099: a runtime must not run GC during ADD and DEL; if it does, newer attachments stay."""
+    async with fake_node() as node:
         await node.call("ADD", "a")
         deleting = asyncio.create_task(node.call("DEL", "a"))
         adding = asyncio.create_task(node.call("ADD", "a"))
         await asyncio.sleep(0)
         await node.call("GC", members=b',"cni.dev/valid-attachments":[]')
         await asyncio.gather(deleting, adding)
-        await until(lambda: stored(node) == {each.container for each in node.datapath.plugged})
-        assert {note.endpoint.endpoint_id for note in node.journal} == stored(node)
+        await until(lambda: stored(node) == {plugged.container for plugged in node.datapath.plugged})
+        assert {attachment.endpoint.endpoint_id for attachment in node.attachment_store} == stored(node)
 
 
-async def test_status_says_what_is_wrong_and_whom_it_concerns() -> None:
+async def test_status_says_what_is_wrong_and_who_is_affected() -> None:
     """C-090, C-091: 50 while only ADD cannot be served, 51 where attached pods may suffer too."""
-    async with paper_node() as node:
+    async with fake_node() as node:
         assert await node.call("STATUS") == b""
         node.attachments.ready.clear()
-        with pytest.raises(CniError, match="restoring") as told:
+        with pytest.raises(CniError, match="restoring") as raised:
             await node.call("STATUS")
-        assert told.value.code == Code.UNAVAILABLE
+        assert raised.value.code == Code.UNAVAILABLE
         node.attachments.ready.set()
         node.reconciler.fault = "no room for routes"
-        with pytest.raises(CniError, match="no room for routes") as told:
+        with pytest.raises(CniError, match="no room for routes") as raised:
             await node.call("STATUS")
-        assert told.value.code == Code.UNAVAILABLE_AND_LIMITED
+        assert raised.value.code == Code.UNAVAILABLE_AND_LIMITED
 
 
-async def test_what_the_store_takes_back_is_taken_off_at_the_news() -> None:
-    """No clock is waited for: the very news of it says that there is something to do."""
-    async with paper_node() as node:
+async def test_an_endpoint_deleted_from_the_store_is_evicted_at_once() -> None:
+    """By the watch event, not by a timer."""
+    async with fake_node() as node:
         await node.call("ADD", "a")
         await node.call("ADD", "b")
-        await until(lambda: stored(node) == {"a", "b"} and all(note.published for note in node.journal))
-        assert not node.evictions.news.is_set()
+        await until(lambda: stored(node) == {"a", "b"} and all_published(node))
+        assert not node.evictions.pending.is_set()
         await node.store.commit([], [Delete(kinds.ENDPOINT.store_key("default", "default-net", "a"))])
-        await soon(node.evictions.news.wait())
+        await soon(node.evictions.pending.wait())
         await node.attachments.evict()
-        assert {each.container for each in node.datapath.plugged} == {"b"}
+        assert {plugged.container for plugged in node.datapath.plugged} == {"b"}
         await node.call("DEL", "a")
-        assert {note.endpoint.endpoint_id for note in node.journal} == {"b"}
+        assert {attachment.endpoint.endpoint_id for attachment in node.attachment_store} == {"b"}
 
 
-async def test_one_that_cannot_be_taken_off_does_not_keep_the_others() -> None:
-    async with paper_node() as node:
+async def test_a_failed_eviction_does_not_keep_the_others_from_theirs() -> None:
+    async with fake_node() as node:
         for name in "ab":
             await node.call("ADD", name)
-        await until(lambda: stored(node) == {"a", "b"} and all(note.published for note in node.journal))
-        gone = [kinds.ENDPOINT.store_key("default", "default-net", name) for name in "ab"]
-        await node.store.commit([], [Delete(key) for key in gone])
-        await soon(node.evictions.news.wait())
+        await until(lambda: stored(node) == {"a", "b"} and all_published(node))
+        keys = [kinds.ENDPOINT.store_key("default", "default-net", name) for name in "ab"]
+        await node.store.commit([], [Delete(key) for key in keys])
+        await soon(node.evictions.pending.wait())
         node.datapath.refused = {"a"}
         with pytest.raises(Exception, match="a is stuck"):
             await node.attachments.evict()
-        assert {each.container for each in node.datapath.plugged} == {"a"}
+        assert {plugged.container for plugged in node.datapath.plugged} == {"a"}
 
 
 @pytest.mark.parametrize("pods", [1_000, pytest.param(100_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
-async def test_nothing_is_kept_of_pods_that_came_and_went(pods: int) -> None:
-    """A node that has seen many pods is no larger than a fresh one: no lock and no note of them is left."""
-    async with paper_node() as node:
+async def test_deleted_pods_leave_nothing_in_memory(pods: int) -> None:
+    """A node that has had many pods uses no more memory than a fresh one: no lock and no record of them is left."""
+    async with fake_node() as node:
         await node.call("ADD", "first")
         await node.call("DEL", "first")
         before = _ours()
@@ -137,7 +147,60 @@ async def test_nothing_is_kept_of_pods_that_came_and_went(pods: int) -> None:
 
 
 def _ours() -> Counter[str]:
-    """How many objects there are of each kind of asyncio's and of the agent's."""
+    """How many objects of each asyncio and agent class there are."""
     gc.collect()
-    names = (f"{type(each).__module__}.{type(each).__name__}" for each in gc.get_objects())
+    names = (f"{type(live).__module__}.{type(live).__name__}" for live in gc.get_objects())
     return Counter(name for name in names if name.startswith(("asyncio.", "weft.agent.")))
+
+
+async def test_only_add_is_refused_and_only_while_the_chain_is_broken(tmp_path: Path) -> None:
+    """P-51: containers that were attached before can be removed."""
+    async with fake_node(chains=Chains(tmp_path, ours=NAMES)) as node:
+        await node.call("ADD", "a")
+        file = tmp_path / "weft.conflist"
+        file.write_text(json.dumps({"name": "weft", "plugins": [{"type": "weft-cni"}, {"type": "portmap"}]}))
+        with pytest.raises(CniError, match="portmap") as raised:
+            await node.call("ADD", "b")
+        assert raised.value.code == Code.BAD_CONFIG
+        assert await node.call("DEL", "a") == b""
+        assert node.datapath.plugged == {}
+        file.unlink()
+        assert json.loads(await node.call("ADD", "b"))["ips"]
+
+
+async def test_an_add_beyond_the_offline_limit_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit passes while the datapath is configured: its address may be freed by node GC at any moment."""
+    async with fake_node() as node:
+        await node.call("ADD", "a")
+        await until(lambda: all_published(node))
+        node.datapath.may_plug.clear()
+        node.datapath.plugging.clear()
+        adding = asyncio.create_task(node.call("ADD", "b"))
+        assert await asyncio.to_thread(node.datapath.plugging.wait, DEADLINE)
+        monkeypatch.setattr(NodeLease, "may_allocate", False)
+        node.datapath.may_plug.set()
+        with pytest.raises(Unavailable, match="--offline-limit"):
+            await adding
+        assert {plugged.container for plugged in node.datapath.plugged} == {"a"}
+        assert {attachment.endpoint.endpoint_id for attachment in node.attachment_store} == {"a"}
+
+
+async def test_the_record_is_written_before_the_datapath_and_the_store_follows() -> None:
+    """An address of an own block: the store is not on the path of the ADD."""
+    async with fake_node() as node:
+        await node.call("ADD", "first")
+        await until(lambda: all_published(node))
+        node.datapath.may_plug.clear()
+        node.datapath.plugging.clear()
+        adding = asyncio.create_task(node.call("ADD", "a"))
+        assert await asyncio.to_thread(node.datapath.plugging.wait, DEADLINE)
+        record = node.attachment_store.find(AttachmentId("a", "eth0"))
+        assert record is not None
+        assert (record.stage, record.config is not None, record.published) == (Stage.CONFIGURING, True, False)
+        assert stored(node) == {"first"}
+        node.datapath.may_plug.set()
+        await adding
+        record = node.attachment_store.find(AttachmentId("a", "eth0"))
+        assert record is not None
+        assert record.stage is Stage.ATTACHED
+        await until(lambda: stored(node) == {"first", "a"})

@@ -1,4 +1,4 @@
-"""Contiv's form of CNI (contiv 8.2), in front of use cases that do as they are told."""
+"""Contiv's CNI protocol (contiv 8.2), in front of a fake request handler."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ POD = {
 }
 
 
-class Cases:
-    """The use cases: they note an attachment, or fail as they are told."""
+class Handler:
+    """Serves requests: records an attachment, or fails as the test says."""
 
     def __init__(self) -> None:
-        self.journal = AttachmentStore()
-        self.asked: list[Request] = []
+        self.attachment_store = AttachmentStore()
+        self.served: list[Request] = []
         self.observed: list[tuple[str, str]] = []
         self.failure: Exception | None = None
 
     async def serve(self, request: Request) -> bytes:
-        self.asked.append(request)
+        self.served.append(request)
         if self.failure:
             raise self.failure
         if isinstance(request, Add):
-            self.journal.put(attachment(request))
+            self.attachment_store.put(attachment(request))
         return b""
 
     def observe(self, verb: str, outcome: str, seconds: float) -> None:
@@ -65,12 +65,14 @@ def attachment(request: Add) -> Attachment:
         container_id=request.attachment.container,
         interface=request.attachment.ifname,
     )
-    wired = tuple(
+    addresses = tuple(
         InterfaceAddress(parse_address(text, field="address"), length)
         for text, length in (("10.1.1.9", 24), ("2001:db8::9", 64))
     )
-    wiring = EndpointConfig(port=port_of(endpoint), netns=request.netns, interface="eth0", addresses=wired, mtu=1450)
-    return Attachment(endpoint=endpoint, published=True, stage=Stage.ATTACHED, wiring=wiring)
+    config = EndpointConfig(
+        port=port_of(endpoint), netns=request.netns, interface="eth0", addresses=addresses, mtu=1450
+    )
+    return Attachment(endpoint=endpoint, published=True, stage=Stage.ATTACHED, config=config)
 
 
 class Caller:
@@ -89,8 +91,8 @@ class Caller:
 
 
 @asynccontextmanager
-async def serving(cases: Cases, path: Path) -> AsyncIterator[Caller]:
-    contiv = ContivCni(journal=cases.journal, serve=cases.serve, observe=cases.observe)
+async def serving(handler: Handler, path: Path) -> AsyncIterator[Caller]:
+    contiv = ContivCni(attachment_store=handler.attachment_store, serve=handler.serve, observe=handler.observe)
     timeout = aiohttp.ClientTimeout(total=DEADLINE)
     async with (
         serving_privately(contiv.app(), path),
@@ -100,19 +102,19 @@ async def serving(cases: Cases, path: Path) -> AsyncIterator[Caller]:
 
 
 async def test_a_pod_comes_and_goes(tmp_path: Path) -> None:
-    cases = Cases()
-    async with serving(cases, tmp_path / "contiv.sock") as call:
+    handler = Handler()
+    async with serving(handler, tmp_path / "contiv.sock") as call:
         assert await call("ContivCNI.AddPod", POD) == (
             200,
             {"endpointid": "c0ffee", "ipaddress": "10.1.1.9/24", "ipv6address": "2001:db8::9/64"},
         )
         assert await call("ContivCNI.DelPod", POD) == (200, {})
-    add, delete = cases.asked
+    add, delete = handler.served
     assert isinstance(add, Add)
     assert isinstance(delete, Del)
     assert add.attachment == delete.attachment == ("c0ffee", "eth0")
     assert (add.netns, add.arguments.pod_namespace, add.arguments.pod_name) == ("/run/netns/web", "shop", "web")
-    assert cases.observed == [("ADD", "done"), ("DEL", "done")]
+    assert handler.observed == [("ADD", "done"), ("DEL", "done")]
     assert not (tmp_path / "contiv.sock").exists()
 
 
@@ -124,15 +126,15 @@ async def test_a_pod_comes_and_goes(tmp_path: Path) -> None:
         (TimeoutError(), "did not finish in time", "11"),
     ],
 )
-async def test_what_fails_is_told_in_contivs_way(tmp_path: Path, failure: Exception, words: str, code: str) -> None:
-    """Status 500 and `result` 1 for all that fails."""
-    cases = Cases()
-    cases.failure = failure
-    async with serving(cases, tmp_path / "contiv.sock") as call:
+async def test_failures_are_reported_as_contiv_does(tmp_path: Path, failure: Exception, words: str, code: str) -> None:
+    """Status 500 and `result` 1 for every failure."""
+    handler = Handler()
+    handler.failure = failure
+    async with serving(handler, tmp_path / "contiv.sock") as call:
         status, answer = await call("ContivCNI.AddPod", POD)
     assert (status, answer["result"]) == (500, 1)
     assert words in answer["errmsg"]
-    assert cases.observed == [("ADD", code)]
+    assert handler.observed == [("ADD", code)]
 
 
 @pytest.mark.parametrize(
@@ -152,15 +154,15 @@ async def test_what_fails_is_told_in_contivs_way(tmp_path: Path, failure: Except
     ],
     ids=str,
 )
-async def test_what_is_no_call_is_refused_before_anything_is_done(
+async def test_an_invalid_call_is_rejected_before_anything_is_done(
     tmp_path: Path, action: str, body: object, options: dict[str, str], status: int
 ) -> None:
-    cases = Cases()
-    async with serving(cases, tmp_path / "contiv.sock") as call:
+    handler = Handler()
+    async with serving(handler, tmp_path / "contiv.sock") as call:
         answered, answer = await call(action, body, **options)
     assert answered == status
     assert set(answer) == {"code", "message", "field", "details"}
-    assert cases.asked == []
+    assert handler.served == []
 
 
 @pytest.mark.parametrize(
@@ -174,9 +176,9 @@ async def test_what_is_no_call_is_refused_before_anything_is_done(
     ],
     ids=str,
 )
-async def test_names_are_checked_as_those_of_cni(tmp_path: Path, wrong: dict[str, str]) -> None:
-    cases = Cases()
-    async with serving(cases, tmp_path / "contiv.sock") as call:
+async def test_names_are_checked_as_in_cni(tmp_path: Path, wrong: dict[str, str]) -> None:
+    handler = Handler()
+    async with serving(handler, tmp_path / "contiv.sock") as call:
         status, answer = await call("ContivCNI.AddPod", POD | wrong)
     assert (status, answer["result"]) == (500, 1)
-    assert cases.asked == []
+    assert handler.served == []

@@ -1,4 +1,4 @@
-"""Mode kubernetes on paper: pods are what the API server says, and stay attached whatever becomes of it (K3, W46)."""
+"""Mode kubernetes on a fake datapath: identity comes from the API server, attachments outlive it (K3, W46)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.fake_cluster import group, network
-from tests.support.fake_datapath import PaperNode, paper_node, request_of
+from tests.support.fake_datapath import FakeNode, fake_node
 from tests.support.kube_script import Scripted, listing, pod, scripted_server
 
 from weft.adapters.kubernetes import pods as pods_module
-from weft.adapters.kubernetes.credentials import Access
+from weft.adapters.kubernetes.credentials import ClientConfig
 from weft.adapters.kubernetes.objects import Pod
 from weft.adapters.kubernetes.pods import NodePods
-from weft.agent.cni.pods import Relabelling, telling_failures
+from weft.agent.cni.pods import LabelSync
 from weft.domain import kinds, model
 from weft.domain.desired.placement import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL
 from weft.domain.errors import Invalid, NotFound, Unavailable
@@ -38,9 +38,9 @@ ALSO = (
 
 
 class Scene:
-    """A node whose pods are told by a server, and the server."""
+    """A node, the API server that has its pods, and their cache."""
 
-    def __init__(self, node: PaperNode, server: Scripted, pods: NodePods) -> None:
+    def __init__(self, node: FakeNode, server: Scripted, pods: NodePods) -> None:
         self.node = node
         self.server = server
         self.pods = pods
@@ -54,19 +54,29 @@ class Scene:
         return self.endpoint(container)
 
 
-def paper_pod(name: str, version: int = 1, *, labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+def label_sync(here: Scene) -> LabelSync:
+    node = here.node
+    return LabelSync(
+        cluster=node.cluster,
+        pods=here.pods,
+        attachment_store=node.attachment_store,
+        publisher=node.store_side.publisher,
+    )
+
+
+def fake_pod(name: str, version: int = 1, *, labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
     return pod(name, version, namespace="paper", metadata={"labels": labels or {}}, **spec)
 
 
 @asynccontextmanager
 async def scene(*pods: dict[str, Any], namespace: dict[str, str] | None = None) -> AsyncIterator[Scene]:
-    """The namespace `paper` has labels, which the store knows; without them it is the server alone that knows it."""
+    """With `namespace` labels the namespace `paper` is in the store; without, only the API server has it."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(scripted_server())
         server.lists[PATH] = [listing(5, *pods)]
         server.objects["/api/v1/namespaces/paper"] = {"metadata": {"name": "paper"}}
-        known = await stack.enter_async_context(NodePods(Access(servers=(server.url,)), node="one"))
-        node = await stack.enter_async_context(paper_node(pods=known, also=ALSO))
+        known = await stack.enter_async_context(NodePods(ClientConfig(servers=(server.url,)), node="one"))
+        node = await stack.enter_async_context(fake_node(pods=known, also=ALSO))
         if namespace is not None:
             document = KubeNamespace(name="paper", labels=namespace)
             await node.store.commit([], [put(kinds.KUBE_NAMESPACE, document)])
@@ -76,12 +86,12 @@ async def scene(*pods: dict[str, Any], namespace: dict[str, str] | None = None) 
         yield Scene(node, server, known)
 
 
-async def test_labels_of_a_pod_choose_and_those_of_its_namespace_are_the_defaults() -> None:
+async def test_pod_labels_override_those_of_the_namespace() -> None:
     """K3."""
     pods = (
-        paper_pod("a"),
-        paper_pod("b", labels={GROUP_LABEL: "web", "app": "b"}),
-        paper_pod("c", labels={TENANT_LABEL: "default"}),
+        fake_pod("a"),
+        fake_pod("b", labels={GROUP_LABEL: "web", "app": "b"}),
+        fake_pod("c", labels={TENANT_LABEL: "default"}),
     )
     async with scene(*pods, namespace={TENANT_LABEL: "blue", NETWORK_LABEL: "usual"}) as here:
         placed = [await here.add(name) for name in "abc"]
@@ -93,42 +103,41 @@ async def test_labels_of_a_pod_choose_and_those_of_its_namespace_are_the_default
     assert placed[1].labels == {GROUP_LABEL: "web", "app": "b"}
 
 
-async def test_an_endpoint_says_which_pod_it_is() -> None:
-    """What policies need: the namespace by our own word, and the names of ports."""
+async def test_an_endpoint_carries_the_identity_of_its_pod() -> None:
+    """What policies need: the namespace, and the names of ports."""
     ports = [{"name": "http", "containerPort": 8080}]
-    async with scene(paper_pod("a", containers=[{"name": "c", "ports": ports}])) as here:
+    async with scene(fake_pod("a", containers=[{"name": "c", "ports": ports}])) as here:
         made = await here.add("a")
     assert made.pod == PodIdentity(namespace="paper", name="a", uid="uid-a", ports=(PodPort("http", 6, 8080),))
     assert made.container_name == "paper/a"
 
 
-async def test_a_pod_that_was_replaced_is_refused_and_leaves_nothing() -> None:
-    async with scene(paper_pod("a")) as here:
-        here.server.objects["/api/v1/namespaces/paper/pods/a"] = paper_pod("a")
-        with pytest.raises(NotFound, match="another one by now"):
+async def test_an_add_for_a_replaced_pod_is_refused_and_leaves_nothing() -> None:
+    async with scene(fake_pod("a")) as here:
+        here.server.objects["/api/v1/namespaces/paper/pods/a"] = fake_pod("a")
+        with pytest.raises(NotFound, match="was replaced"):
             await here.node.call("ADD", "a", uid="uid-before")
-        assert (here.node.datapath.plugged, list(here.node.journal)) == ({}, [])
+        assert (here.node.datapath.plugged, list(here.node.attachment_store)) == ({}, [])
 
 
-async def test_a_label_that_names_nothing_is_told_where_people_look() -> None:
+async def test_a_failed_add_is_recorded_as_an_event_on_the_pod() -> None:
     """`kubectl describe` shows what went wrong."""
-    async with scene(paper_pod("a", labels={NETWORK_LABEL: "none"})) as here:
-        serve = telling_failures(here.node.attachments.serve, here.pods)
+    async with scene(fake_pod("a", labels={NETWORK_LABEL: "none"})) as here:
         with pytest.raises(Invalid, match="network default:none does not exist"):
-            await serve(request_of("ADD", "a", uid="uid-a"))
+            await here.node.call("ADD", "a", uid="uid-a")
         await until(lambda: bool(here.server.posted))
-        ((_, path, told),) = here.server.posted
+        ((_, path, event),) = here.server.posted
         assert path == "/api/v1/namespaces/paper/events"
-        assert told["involvedObject"]["uid"] == "uid-a"
-        assert told["message"] == "network default:none does not exist"
-        await serve(request_of("DEL", "a", uid="uid-a"))
+        assert event["involvedObject"]["uid"] == "uid-a"
+        assert event["message"] == "network default:none does not exist"
+        await here.node.call("DEL", "a", uid="uid-a")
         assert len(here.server.posted) == 1
 
 
-async def test_without_the_api_server_known_pods_start_and_all_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_api_server_cached_pods_start_and_all_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """W46: DEL needed the API server (#879)."""
-    monkeypatch.setattr(pods_module, "ASK_WITHIN_S", 0.3)
-    async with scene(paper_pod("a"), paper_pod("b"), namespace={}) as here:
+    monkeypatch.setattr(pods_module, "GET_TIMEOUT_S", 0.3)
+    async with scene(fake_pod("a"), fake_pod("b"), namespace={}) as here:
         await here.add("a")
         here.server.accepts = lambda _: False
         here.server.lists.clear()
@@ -137,37 +146,35 @@ async def test_without_the_api_server_known_pods_start_and_all_go(monkeypatch: p
             await here.node.call("ADD", "c", uid="uid-c")
         for name in "abc":
             await here.node.call("DEL", name)
-        assert (here.node.datapath.plugged, list(here.node.journal)) == ({}, [])
+        assert (here.node.datapath.plugged, list(here.node.attachment_store)) == ({}, [])
 
 
-async def test_other_labels_of_a_pod_reach_the_store_and_the_journal() -> None:
-    async with scene(paper_pod("a", labels={"app": "web"}), namespace={}) as here:
+async def test_label_changes_of_a_pod_reach_the_store_and_the_record() -> None:
+    async with scene(fake_pod("a", labels={"app": "web"}), namespace={}) as here:
         made = await here.add("a")
         node = here.node
-        relabelling = Relabelling(cluster=node.cluster, pods=here.pods, journal=node.journal, holdings=node.holdings)
-        async with background(relabelling.run(), name="labels"):
-            here.pods.put(_as_pod(paper_pod("a", 9, labels={"app": "db"})))
+        async with background(label_sync(here).run(), name="labels"):
+            here.pods.put(_as_pod(fake_pod("a", 9, labels={"app": "db"})))
             await until(lambda: here.endpoint("a").labels == {"app": "db"})
-            await until(lambda: [note.endpoint.labels for note in node.journal] == [{"app": "db"}])
+            await until(lambda: [attachment.endpoint.labels for attachment in node.attachment_store] == [{"app": "db"}])
         assert here.endpoint("a").ip_address == made.ip_address
 
 
-async def test_a_pod_of_the_same_name_does_not_relabel_the_one_before() -> None:
+async def test_a_successor_of_the_same_name_does_not_relabel_its_predecessor() -> None:
     """Enforcement is kept until the pod is gone: its successor has other labels, and another UID."""
-    async with scene(paper_pod("a", labels={"app": "web"}), namespace={}) as here:
+    async with scene(fake_pod("a", labels={"app": "web"}), namespace={}) as here:
         await here.add("a")
-        node = here.node
-        successor = paper_pod("a", 9, labels={"app": "db"})
+        successor = fake_pod("a", 9, labels={"app": "db"})
         successor["metadata"]["uid"] = "uid-next"
         here.pods.put(_as_pod(successor))
-        await Relabelling(cluster=node.cluster, pods=here.pods, journal=node.journal, holdings=node.holdings).look()
+        await label_sync(here).sync()
         here.pods.remove(_as_pod(successor))
-        await Relabelling(cluster=node.cluster, pods=here.pods, journal=node.journal, holdings=node.holdings).look()
+        await label_sync(here).sync()
         assert here.endpoint("a").labels == {"app": "web"}
 
 
-async def test_what_the_network_configuration_says_binds() -> None:
-    async with scene(paper_pod("a", labels={TENANT_LABEL: "blue"}), namespace={}) as here:
+async def test_labels_of_the_network_configuration_are_binding() -> None:
+    async with scene(fake_pod("a", labels={TENANT_LABEL: "blue"}), namespace={}) as here:
         with pytest.raises(Invalid, match="by the network configuration"):
             await here.node.call("ADD", "a", b',"labels":{"io.contiv.tenant":"default"}', uid="uid-a")
 

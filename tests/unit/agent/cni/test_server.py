@@ -1,4 +1,4 @@
-"""The door for runtimes: who hangs up, who has little time, and what is told in which code."""
+"""The CNI server: disconnected clients, deadlines and error codes; requests in flight."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.fake_datapath import request_of
 
-from weft.agent.cni.server import cni_server, time_to_work
+from weft.agent.cni.server import InflightRequests, cni_server, inflight_requests, time_to_work
 from weft.cni.request import Request
 from weft.cni.wire import HEADER_SIZE, Answer, Call, body_size, decode_answer, encode_call
 from weft.domain.errors import Exhausted, Unavailable, WeftError
@@ -21,18 +22,18 @@ CONFIG = b'{"cniVersion":"1.0.0","name":"weft","type":"weft-cni"}'
 ADD = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "a", "CNI_IFNAME": "eth0", "CNI_NETNS": "/run/netns/a"}
 
 
-class Cases:
-    """Use cases that answer, fail or wait, as they are told."""
+class Handler:
+    """Serves requests: answers, fails or waits, as the test says."""
 
     def __init__(self) -> None:
         self.failure: Exception | None = None
         self.waits = False
-        self.asked = 0
+        self.served = 0
         self.cancelled = 0
         self.observed: list[tuple[str, str]] = []
 
     async def serve(self, request: Request) -> bytes:
-        self.asked += 1
+        self.served += 1
         if self.failure is not None:
             raise self.failure
         try:
@@ -47,7 +48,7 @@ class Cases:
         self.observed.append((verb, outcome))
 
 
-class Caller:
+class Client:
     """A shim's end of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -61,90 +62,161 @@ class Caller:
         size = body_size(await soon(self._reader.readexactly(HEADER_SIZE)))
         return decode_answer(await soon(self._reader.readexactly(size)))
 
-    async def refusal(self) -> dict[str, Any]:
+    async def failure(self) -> dict[str, Any]:
         answer = await self.answer()
         assert answer.exit_code == 1
         members: dict[str, Any] = json.loads(answer.stdout)
         return members
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         self._writer.close()
 
 
 @asynccontextmanager
-async def calling(path: Path, cases: Cases) -> AsyncIterator[Caller]:
-    async with cni_server(path / "cni.sock", cases.serve, cases.observe):
-        caller = Caller(*await asyncio.open_unix_connection(path / "cni.sock"))
+async def connected(path: Path, handler: Handler) -> AsyncIterator[Client]:
+    async with cni_server(path / "cni.sock", handler.serve, handler.observe):
+        client = Client(*await asyncio.open_unix_connection(path / "cni.sock"))
         try:
-            yield caller
+            yield client
         finally:
-            caller.hang_up()
+            client.disconnect()
 
 
 async def test_an_answer_is_one_frame(tmp_path: Path) -> None:
-    cases = Cases()
-    async with calling(tmp_path, cases) as caller:
-        caller.send(ADD)
-        assert await caller.answer() == Answer(exit_code=0, stdout=b"{}")
-        assert cases.observed == [("ADD", "done")]
+    handler = Handler()
+    async with connected(tmp_path, handler) as client:
+        client.send(ADD)
+        assert await client.answer() == Answer(exit_code=0, stdout=b"{}")
+        assert handler.observed == [("ADD", "done")]
 
 
 @pytest.mark.parametrize(
     ("failure", "code"), [(Exhausted("none is left"), 101), (Unavailable("later"), 11), (ValueError("a fault"), 100)]
 )
 async def test_failures_have_their_codes(tmp_path: Path, failure: WeftError | ValueError, code: int) -> None:
-    """What we did not expect is told in the log alone."""
-    cases = Cases()
-    cases.failure = failure
-    async with calling(tmp_path, cases) as caller:
-        caller.send(ADD)
-        told = await caller.refusal()
-        assert (told["code"], told["cniVersion"]) == (code, "1.0.0")
-        assert "a fault" not in told["msg"]
+    """An unexpected exception goes to the log alone."""
+    handler = Handler()
+    handler.failure = failure
+    async with connected(tmp_path, handler) as client:
+        client.send(ADD)
+        error = await client.failure()
+        assert (error["code"], error["cniVersion"]) == (code, "1.0.0")
+        assert "a fault" not in error["msg"]
 
 
-async def test_a_caller_that_hangs_up_ends_its_work(tmp_path: Path) -> None:
-    """A runtime that is killed in the middle of ADD: what it began is not carried on behind its back."""
-    cases = Cases()
-    cases.waits = True
-    async with calling(tmp_path, cases) as caller:
-        caller.send(ADD)
-        await until(lambda: cases.asked == 1)
-        caller.hang_up()
-        await until(lambda: cases.observed == [("ADD", "gone")])
-        assert cases.cancelled == 1
+async def test_a_disconnect_cancels_the_request(tmp_path: Path) -> None:
+    """A runtime that is killed in the middle of ADD must not find the container attached afterwards."""
+    handler = Handler()
+    handler.waits = True
+    async with connected(tmp_path, handler) as client:
+        client.send(ADD)
+        await until(lambda: handler.served == 1)
+        client.disconnect()
+        await until(lambda: handler.observed == [("ADD", "gone")])
+        assert handler.cancelled == 1
 
 
-async def test_our_reason_comes_before_the_caller_gives_up(tmp_path: Path) -> None:
-    """C-050: the agent's answer is there while the shim still listens."""
-    cases = Cases()
-    cases.waits = True
-    async with calling(tmp_path, cases) as caller:
-        caller.send(ADD, deadline=0.5)
-        told = await caller.refusal()
-        assert (told["code"], told["msg"]) == (11, "the agent did not finish in time: try again")
-        assert cases.cancelled == 1
+async def test_the_error_is_sent_before_the_clients_deadline(tmp_path: Path) -> None:
+    """C-050: the shim still reads when the answer comes."""
+    handler = Handler()
+    handler.waits = True
+    async with connected(tmp_path, handler) as client:
+        client.send(ADD, deadline=0.5)
+        error = await client.failure()
+        assert (error["code"], error["msg"]) == (11, "the agent did not finish in time: try again")
+        assert handler.cancelled == 1
 
 
 @pytest.mark.parametrize(("deadline", "time"), [(60.0, 59.0), (4.0, 3.0), (1.0, 0.75), (0.0, 0.0)])
-def test_some_of_the_callers_time_is_kept_for_the_way_back(deadline: float, time: float) -> None:
+def test_a_part_of_the_deadline_is_kept_for_the_answer(deadline: float, time: float) -> None:
     assert time_to_work(deadline) == time
 
 
 @pytest.mark.parametrize("override", ["", "0", "false"])
-async def test_the_machines_own_namespace_is_code_8(tmp_path: Path, override: str) -> None:
+async def test_the_agents_own_netns_is_code_8(tmp_path: Path, override: str) -> None:
     """C-015, before anything is done."""
-    cases = Cases()
-    async with calling(tmp_path, cases) as caller:
-        caller.send(ADD | {"CNI_NETNS": "/proc/self/ns/net", "CNI_NETNS_OVERRIDE": override})
-        assert (await caller.refusal())["code"] == 8
-        assert cases.asked == 0
+    handler = Handler()
+    async with connected(tmp_path, handler) as client:
+        client.send(ADD | {"CNI_NETNS": "/proc/self/ns/net", "CNI_NETNS_OVERRIDE": override})
+        assert (await client.failure())["code"] == 8
+        assert handler.served == 0
 
 
 @pytest.mark.parametrize("override", ["1", "true", "TRUE"])
-async def test_who_means_the_machine_itself_may_say_so(tmp_path: Path, override: str) -> None:
+async def test_the_agents_own_netns_can_be_allowed(tmp_path: Path, override: str) -> None:
     """C-015."""
-    cases = Cases()
-    async with calling(tmp_path, cases) as caller:
-        caller.send(ADD | {"CNI_NETNS": "/proc/self/ns/net", "CNI_NETNS_OVERRIDE": override})
-        assert (await caller.answer()).exit_code == 0
+    handler = Handler()
+    async with connected(tmp_path, handler) as client:
+        client.send(ADD | {"CNI_NETNS": "/proc/self/ns/net", "CNI_NETNS_OVERRIDE": override})
+        assert (await client.answer()).exit_code == 0
+
+
+class SlowHandler:
+    """Serves requests when it is released, and records how each ended."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.resume = asyncio.Event()
+        self.ended: list[str] = []
+
+    async def serve(self, request: Request) -> bytes:
+        self.begun += 1
+        name = type(request).__name__
+        try:
+            await self.resume.wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            self.ended.append(f"{name} undone")
+            raise
+        self.ended.append(f"{name} done")
+        return b"answer"
+
+
+async def disconnect(requests: InflightRequests, slow: SlowHandler, verb: str) -> None:
+    waiting = asyncio.create_task(requests.serve(request_of(verb, "a")))
+    await until(lambda: slow.begun == 1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(waiting)
+
+
+async def test_a_connected_client_gets_the_answer() -> None:
+    slow = SlowHandler()
+    slow.resume.set()
+    async with inflight_requests(slow.serve) as requests:
+        assert await requests.serve(request_of("ADD", "a")) == b"answer"
+
+
+async def test_the_add_of_a_disconnected_client_is_undone() -> None:
+    slow = SlowHandler()
+    async with inflight_requests(slow.serve) as requests:
+        await disconnect(requests, slow, "ADD")
+        await until(lambda: slow.ended == ["Add undone"])
+
+
+async def test_the_del_of_a_disconnected_client_runs_to_its_end() -> None:
+    slow = SlowHandler()
+    async with inflight_requests(slow.serve) as requests:
+        await disconnect(requests, slow, "DEL")
+        slow.resume.set()
+        await until(lambda: slow.ended == ["Del done"])
+
+
+async def test_a_failure_after_the_disconnect_is_only_logged() -> None:
+    slow = SlowHandler()
+
+    async def fail(request: Request) -> bytes:
+        await slow.serve(request)
+        raise OSError("the disk is full")
+
+    async with inflight_requests(fail) as requests:
+        await disconnect(requests, slow, "DEL")
+        slow.resume.set()
+        await until(lambda: slow.ended == ["Del done"])
+
+
+async def test_no_request_is_in_flight_at_the_end() -> None:
+    slow = SlowHandler()
+    async with inflight_requests(slow.serve) as requests:
+        await disconnect(requests, slow, "DEL")
+    assert slow.ended == ["Del undone"]

@@ -1,4 +1,4 @@
-"""Host access as the datapath is told of it: once, and anew where the cluster or who is here changes."""
+"""Host access as a datapath feature: differences when the cluster or the local endpoints change."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def put_network(cluster: Cluster, tenant: TenantName, name: str, subnet: str) ->
     cluster.put(kinds.NETWORK.store_key(tenant, name), codec.encode(network), 1)
 
 
-def attach(journal: AttachmentStore, tenant: TenantName, *ports: PublishedPort) -> model.Endpoint:
+def attach(attachment_store: AttachmentStore, tenant: TenantName, *ports: PublishedPort) -> model.Endpoint:
     endpoint = model.Endpoint(
         tenant=tenant, network=NetworkName("net"), endpoint_id=EndpointId("e"), ip_address="10.1.0.5", host=HERE
     )
-    wiring = EndpointConfig(port=port_of(endpoint), netns="/n", interface="eth0", addresses=(), mtu=1450, ports=ports)
-    journal.put(Attachment(endpoint=endpoint, published=True, stage=Stage.WIRING, wiring=wiring))
+    config = EndpointConfig(port=port_of(endpoint), netns="/n", interface="eth0", addresses=(), mtu=1450, ports=ports)
+    attachment_store.put(Attachment(endpoint=endpoint, published=True, stage=Stage.CONFIGURING, config=config))
     return endpoint
 
 
@@ -57,52 +57,52 @@ def kinds_of(parts: tuple[StateItem, ...]) -> list[type]:
     return [type(part) for part in parts]
 
 
-def test_only_what_changes_is_told(cluster: Cluster) -> None:
-    access = HostAccess(cluster, node=HERE, journal=AttachmentStore())
+def test_only_differences_are_returned(cluster: Cluster) -> None:
+    access = HostAccess(cluster, node=HERE, attachment_store=AttachmentStore())
     assert kinds_of(access.refresh({BLUE}).put) == [HostLink, TenantSubnet]
     assert access.refresh({BLUE}) == NOTHING
     put_network(cluster, BLUE, "more", "10.2.0.0/16")
-    assert access.refresh({BLUE}) == NOTHING, "nobody has said that there is something new"
+    assert access.refresh({BLUE}) == NOTHING, "no event has marked it as touched"
     access.follow(kinds.NETWORK.store_key(BLUE, "more"))
     assert kinds_of(access.refresh({BLUE}).put) == [TenantSubnet]
     assert kinds_of(access.refresh(set()).drop) == [TenantSubnet, TenantSubnet, HostLink]
 
 
-def test_a_workload_alone_is_nothing_to_tell(cluster: Cluster) -> None:
-    """The hot path: only ports of the host and disguises are about workloads."""
-    journal = AttachmentStore()
-    access = HostAccess(cluster, node=HERE, journal=journal)
+def test_a_plain_endpoint_changes_nothing(cluster: Cluster) -> None:
+    """The hot path: only host ports and SNAT depend on endpoints."""
+    attachment_store = AttachmentStore()
+    access = HostAccess(cluster, node=HERE, attachment_store=attachment_store)
     access.refresh({BLUE})
-    endpoint = attach(journal, BLUE)
+    endpoint = attach(attachment_store, BLUE)
     assert access.add_endpoint(endpoint) == NOTHING
-    assert access.dismiss(endpoint) == NOTHING
+    assert access.remove_endpoint(endpoint) == NOTHING
 
 
-def test_ports_of_the_host_come_and_go_with_their_workload(cluster: Cluster) -> None:
-    journal = AttachmentStore()
-    access = HostAccess(cluster, node=HERE, journal=journal)
+def test_host_ports_come_and_go_with_their_endpoint(cluster: Cluster) -> None:
+    attachment_store = AttachmentStore()
+    access = HostAccess(cluster, node=HERE, attachment_store=attachment_store)
     access.refresh({BLUE})
-    endpoint = attach(journal, BLUE, PublishedPort(TCP, 8080, 80))
-    told = access.add_endpoint(endpoint)
-    assert kinds_of(told.put) == [HostPort]
-    assert access.dismiss(endpoint) == Difference((), told.put)
+    endpoint = attach(attachment_store, BLUE, PublishedPort(TCP, 8080, 80))
+    put_items = access.add_endpoint(endpoint)
+    assert kinds_of(put_items.put) == [HostPort]
+    assert access.remove_endpoint(endpoint) == Difference((), put_items.put)
 
 
-def test_a_tenant_that_overlaps_brings_disguises(cluster: Cluster) -> None:
-    """H3, W30: told with its link, and the same after a restart."""
-    journal = AttachmentStore()
-    access = HostAccess(cluster, node=HERE, journal=journal)
-    attach(journal, BLUE)
+def test_an_overlapping_tenant_gets_snat(cluster: Cluster) -> None:
+    """H3, W30: put with its link, and the same after a restart."""
+    attachment_store = AttachmentStore()
+    access = HostAccess(cluster, node=HERE, attachment_store=attachment_store)
+    attach(attachment_store, BLUE)
     access.refresh({BLUE})
-    attach(journal, RED)
-    told = access.refresh({BLUE, RED})
-    assert kinds_of(told.put).count(TenantSnat) == 4
-    assert kinds_of(told.put).count(OverlapDnat) == 2
-    restarted = HostAccess(cluster, node=HERE, journal=journal)
+    attach(attachment_store, RED)
+    put_items = access.refresh({BLUE, RED})
+    assert kinds_of(put_items.put).count(TenantSnat) == 4
+    assert kinds_of(put_items.put).count(OverlapDnat) == 2
+    restarted = HostAccess(cluster, node=HERE, attachment_store=attachment_store)
     assert restarted.everything({BLUE, RED}) == access.everything({BLUE, RED})
 
 
-def test_policy_knows_hosts_as_they_come_and_go(cluster: Cluster) -> None:
+def test_policy_follows_host_addresses(cluster: Cluster) -> None:
     policy = TenantPolicy(cluster, BLUE, node=HERE, attached=())
     directory = policy.engine.directory
     assert directory.at(parse_address("192.0.2.1", field="own"), tenant=BLUE).kind is Kind.HOST

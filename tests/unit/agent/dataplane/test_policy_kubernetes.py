@@ -9,7 +9,7 @@ from tests.support.fake_cluster import DEFAULT, FakeCluster, network
 from weft.agent.dataplane.policy import Policies
 from weft.agent.store.attachment_store import Attachment, AttachmentStore, Stage
 from weft.domain import kinds, model
-from weft.domain.desired.state import Port, host_end
+from weft.domain.desired.state import Port, host_ifname
 from weft.domain.ids import NodeName
 from weft.domain.model import PodIdentity, PodPort
 from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
@@ -23,19 +23,19 @@ from weft.ports.datapath import EndpointConfig
 NODE = NodeName("one")
 
 
-class Town:
+class PolicyScene:
     """`web` of the namespace `shop` is here; `client` of the namespace `guests` is on another node."""
 
     def __init__(self) -> None:
         self.world = FakeCluster()
         self.world.put(network("blue", "10.1.1.0/24"))
-        self.journal = AttachmentStore()
-        self.policies = Policies(self.world.cluster, node=NODE, journal=self.journal)
+        self.attachment_store = AttachmentStore()
+        self.policies = Policies(self.world.cluster, node=NODE, attachment_store=self.attachment_store)
         self.web = self._pod("web", "shop", host=NODE)
         self.client = self._pod("client", "guests", host="two")
-        port = Port(DEFAULT, host_end(self.web.key), "02:00:00:00:00:01", tuple(self.web.addresses))
-        wiring = EndpointConfig(port=port, netns="/paper/web", interface="eth0", addresses=(), mtu=1450)
-        self.journal.put(Attachment(endpoint=self.web, published=True, stage=Stage.ATTACHED, wiring=wiring))
+        port = Port(DEFAULT, host_ifname(self.web.key), "02:00:00:00:00:01", tuple(self.web.addresses))
+        config = EndpointConfig(port=port, netns="/paper/web", interface="eth0", addresses=(), mtu=1450)
+        self.attachment_store.put(Attachment(endpoint=self.web, published=True, stage=Stage.ATTACHED, config=config))
         self.policies.refresh({DEFAULT})
 
     def _pod(self, name: str, namespace: str, *, host: str) -> model.Endpoint:
@@ -57,7 +57,7 @@ class Town:
         self.world.carry_out(self.world.reading().plan([Delete(key)]))
         self.policies.follow(key)
 
-    def passes(self, port: int = 80) -> bool:
+    def is_allowed(self, port: int = 80) -> bool:
         self.policies.refresh({DEFAULT})
         engine = self.policies.by_tenant[DEFAULT].engine
         ends = str(self.client.key), str(self.web.key)
@@ -66,61 +66,63 @@ class Town:
 
 
 @pytest.fixture
-def town() -> Town:
-    return Town()
+def scene() -> PolicyScene:
+    return PolicyScene()
 
 
 def allowing(labels: dict[str, str], *, port: int | str = "http", app: str = "web") -> KubePolicy:
-    """Those of namespaces with the labels reach one port of the pods of an app."""
+    """Allow one port of an app's pods from namespaces with these labels."""
     peer = PolicyPeer(namespace_selector=LabelSelector(match_labels=labels))
     rule = IngressRule(from_=(peer,), ports=(PolicyPort(port=port),))
     spec = PolicySpec(pod_selector=LabelSelector(match_labels={"app": app}), policy_types=("Ingress",), ingress=(rule,))
     return KubePolicy(namespace="shop", name="p", spec=spec)
 
 
-def test_a_policy_comes_is_changed_and_goes(town: Town) -> None:
+def test_a_policy_is_added_changed_and_deleted(scene: PolicyScene) -> None:
     """W47: NetworkPolicy was a stub."""
-    assert town.passes()
-    town.put(KubeNamespace(name="guests", labels={"team": "a"}))
-    town.put(allowing({"team": "a"}))
-    assert (town.passes(), town.passes(81)) == (True, False)
-    town.put(allowing({"team": "a"}, port=81))
-    assert (town.passes(), town.passes(81)) == (False, True)
-    town.delete(allowing({}))
-    assert town.passes()
+    assert scene.is_allowed()
+    scene.put(KubeNamespace(name="guests", labels={"team": "a"}))
+    scene.put(allowing({"team": "a"}))
+    assert (scene.is_allowed(), scene.is_allowed(81)) == (True, False)
+    scene.put(allowing({"team": "a"}, port=81))
+    assert (scene.is_allowed(), scene.is_allowed(81)) == (False, True)
+    scene.delete(allowing({}))
+    assert scene.is_allowed()
 
 
-def test_labels_of_a_namespace_decide_at_once(town: Town) -> None:
-    town.put(KubeNamespace(name="guests"), allowing({"team": "a"}))
-    assert not town.passes()
-    town.put(KubeNamespace(name="guests", labels={"team": "a"}))
-    assert town.passes()
-    town.delete(KubeNamespace(name="guests"))
-    assert not town.passes()
+def test_changed_namespace_labels_apply_at_once(scene: PolicyScene) -> None:
+    scene.put(KubeNamespace(name="guests"), allowing({"team": "a"}))
+    assert not scene.is_allowed()
+    scene.put(KubeNamespace(name="guests", labels={"team": "a"}))
+    assert scene.is_allowed()
+    scene.delete(KubeNamespace(name="guests"))
+    assert not scene.is_allowed()
 
 
-def test_labels_of_pods_here_and_elsewhere_decide_at_once(town: Town) -> None:
-    """A workload of this node has the labels that the store knows; everything else is known from its attachment."""
-    town.put(allowing({"team": "none"}))
-    assert not town.passes()
-    town.put(msgspec.structs.replace(town.web, labels={"app": "db"}))
-    assert town.passes()
-    town.put(msgspec.structs.replace(town.web, labels={"app": "web"}))
-    assert not town.passes()
+def test_changed_pod_labels_apply_at_once(scene: PolicyScene) -> None:
+    """Labels of a local endpoint come from the store; everything else comes from its attachment."""
+    scene.put(allowing({"team": "none"}))
+    assert not scene.is_allowed()
+    scene.put(msgspec.structs.replace(scene.web, labels={"app": "db"}))
+    assert scene.is_allowed()
+    scene.put(msgspec.structs.replace(scene.web, labels={"app": "web"}))
+    assert not scene.is_allowed()
 
 
-def test_a_pod_is_enforced_until_it_is_gone_from_the_node(town: Town) -> None:
-    """Its endpoint may be deleted, or another's by then: what is plugged is what was admitted."""
-    town.put(allowing({"team": "none"}))
-    town.delete(town.web)
-    assert not town.passes()
-    town.put(msgspec.structs.replace(town.web, host="two", labels={"app": "db"}))
-    assert not town.passes()
+def test_policy_is_enforced_until_the_pod_is_detached(scene: PolicyScene) -> None:
+    """Its endpoint may be deleted, or reused, in the store: the attachment counts."""
+    scene.put(allowing({"team": "none"}))
+    scene.delete(scene.web)
+    assert not scene.is_allowed()
+    scene.put(msgspec.structs.replace(scene.web, host="two", labels={"app": "db"}))
+    assert not scene.is_allowed()
 
 
-def test_a_label_moves_nobody_into_another_namespace(town: Town) -> None:
-    """CVE-2023-39347: the namespace is our own word."""
-    town.put(KubeNamespace(name="guests"), KubeNamespace(name="friends", labels={"team": "a"}), allowing({"team": "a"}))
+def test_a_label_does_not_change_the_namespace(scene: PolicyScene) -> None:
+    """CVE-2023-39347: labels cannot set the namespace."""
+    scene.put(
+        KubeNamespace(name="guests"), KubeNamespace(name="friends", labels={"team": "a"}), allowing({"team": "a"})
+    )
     forged = {"kubernetes.io/metadata.name": "friends", "team": "a", "io.kubernetes.pod.namespace": "friends"}
-    town.put(msgspec.structs.replace(town.client, labels=forged))
-    assert not town.passes()
+    scene.put(msgspec.structs.replace(scene.client, labels=forged))
+    assert not scene.is_allowed()

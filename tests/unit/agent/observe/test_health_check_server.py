@@ -1,4 +1,4 @@
-"""Load balancers are told at a port of the host whether it answers for a service by itself."""
+"""Health check node ports: load balancers learn whether this node has local endpoints of a service."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support.fake_cluster import FakeCluster
 
 from weft.agent.dataplane.services import Services
 from weft.agent.observe import health_check_server
-from weft.agent.observe.health_check_server import HealthPorts
+from weft.agent.observe.health_check_server import HealthCheckServer
 from weft.agent.store.attachment_store import AttachmentStore
 from weft.domain import codec, kinds
 from weft.domain.ids import DEFAULT_TENANT, NodeName, StoreKey
-from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, SliceEndpoint
+from weft.domain.loadbalancer.kube_objects import EndpointSlice, KubeService, KubeSlice, ServiceObject, SliceEndpoint
 from weft.domain.model import Value
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import eventually, until
@@ -32,11 +32,11 @@ class Scene:
 
     def __init__(self) -> None:
         self.world = FakeCluster()
-        self.services = Services(self.world.cluster, node=NodeName("one"), journal=AttachmentStore())
+        self.services = Services(self.world.cluster, node=NodeName("one"), attachment_store=AttachmentStore())
 
     def put_service(self, port: int) -> None:
         spec = {"spec": {"clusterIPs": ["10.96.0.10"], "ports": [{"port": 80}], "healthCheckNodePort": port}}
-        service = msgspec.convert(spec, DeclaredService)
+        service = msgspec.convert(spec, ServiceObject)
         document = KubeService(tenant=DEFAULT_TENANT, namespace="shop", name="web", service=service)
         self._put(kinds.KUBE_SERVICE.store_key(*KEY), document)
 
@@ -52,13 +52,13 @@ class Scene:
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
-        ports = HealthPorts(self.world.cluster, self.services, node=NodeName("one"))
+        ports = HealthCheckServer(self.world.cluster, self.services, node=NodeName("one"))
         async with background(ports.run(), name="health ports"):
             yield
 
 
 async def ask(port: int) -> tuple[int, Any]:
-    """The status and what is said; 0 while nobody listens."""
+    """The status and the body; 0 while nothing listens."""
     try:
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/healthz") as answer:
             return answer.status, await answer.json()
@@ -76,8 +76,8 @@ async def test_the_answer_follows_the_endpoints_of_the_node() -> None:
         scene.put_service(port)
         assert (await becomes(port, 503))["localEndpoints"] == 0
         scene.put_backend("one")
-        told = await becomes(port, 200)
-        assert (told["service"], told["localEndpoints"]) == ({"namespace": "shop", "name": "web"}, 1)
+        body = await becomes(port, 200)
+        assert (body["service"], body["localEndpoints"]) == ({"namespace": "shop", "name": "web"}, 1)
         scene.put_backend("two")
         await becomes(port, 503)
     await becomes(port, 0)
@@ -95,14 +95,12 @@ async def test_ports_are_closed_with_their_services() -> None:
         await becomes(other, 0)
 
 
-async def test_a_port_that_somebody_has_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(health_check_server, "AGAIN_S", 0.05)
+async def test_a_port_in_use_is_retried(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(health_check_server, "RETRY_S", 0.05)
     scene, port = Scene(), free_port()
     scene.put_backend("one")
     async with scene.answering():
         with socket.create_server(("127.0.0.1", port)):
             scene.put_service(port)
-            await until(lambda: "health port not opened" in caplog.text)
+            await until(lambda: "cannot listen on health check port" in caplog.text)
         await becomes(port, 200)

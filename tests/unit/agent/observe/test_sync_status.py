@@ -1,4 +1,4 @@
-"""A node's receipts: given when asked and when its readiness changes, many wishes in one, and none for itself."""
+"""A node's sync status: written on request and when its readiness changes; many requests share one write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import cast
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.agent.dataplane.reconciler import Reconciler
-from weft.agent.observe.sync_status import Receipts
+from weft.agent.observe.sync_status import SyncStatusReporter
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable
@@ -23,126 +23,126 @@ NODE = NodeName("one")
 
 
 class CountingStore(MemoryStore):
-    """Counts the receipts it was sent, and takes none while it is `away`."""
+    """Counts the status writes, and rejects them while it is `unreachable`."""
 
-    receipts = 0
-    away = False
+    status_writes = 0
+    unreachable = False
 
     async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
-        if any(isinstance(write, Put) and write.key == kinds.receipt_of(NODE) for write in writes):
-            if self.away:
-                raise Unavailable("away")
-            self.receipts += 1
+        if any(isinstance(write, Put) and write.key == kinds.applied_key(NODE) for write in writes):
+            if self.unreachable:
+                raise Unavailable("unreachable")
+            self.status_writes += 1
         return await super().commit(compares, writes)
 
 
-class Prompt:
-    """Stands in for the reconciler: whatever comes is carried out at once, unless it is told to hold."""
+class PromptReconciler:
+    """Stands in for the reconciler: it applies everything at once, unless it is `paused`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.receipt_due = asyncio.Event()
-        self.settled: Revision = 0
-        self.holds = False
+        self.sync_ack_due = asyncio.Event()
+        self.acked_revision: Revision = 0
+        self.paused = False
 
     def replace(self, listing: Listing) -> None:
         self._cluster.replace(listing)
-        self.carry_out()
+        self.apply_all()
 
     def apply(self, change: Change) -> None:
         self._cluster.apply(change)
-        self.carry_out()
+        self.apply_all()
 
-    def carry_out(self) -> None:
-        if not self.holds and self.settled != self._cluster.receipt_wish:
-            self.settled = self._cluster.receipt_wish
-            self.receipt_due.set()
+    def apply_all(self) -> None:
+        if not self.paused and self.acked_revision != self._cluster.sync_request:
+            self.acked_revision = self._cluster.sync_request
+            self.sync_ack_due.set()
 
 
 class Bench:
-    """A node that gives receipts on a store in memory."""
+    """A node that reports its status to a store in memory."""
 
     def __init__(self, store: CountingStore) -> None:
         self.store = store
         self.cluster = Cluster()
-        self.node = Prompt(self.cluster)
-        self.mirror = Mirror(store, self.node)
+        self.reconciler = PromptReconciler(self.cluster)
+        self.mirror = Mirror(store, self.reconciler)
         self.faults: list[str] | None = []
 
-    async def wish(self) -> Revision:
-        return await self.store.commit([], [Put(kinds.RECEIPT_WISH_KEY, b"{}")])
+    async def request_sync(self) -> Revision:
+        return await self.store.commit([], [Put(kinds.SYNC_REQUEST_KEY, b"{}")])
 
     @property
-    def told(self) -> model.Receipt | None:
-        return self.cluster.receipts.get(NODE)
+    def reported(self) -> model.SyncStatus | None:
+        return self.cluster.sync_statuses.get(NODE)
 
-    async def until_told(self, revision: Revision, *faults: str) -> None:
-        await until(lambda: self.told == model.Receipt(revision=revision, faults=faults))
+    async def wait_reported(self, revision: Revision, *faults: str) -> None:
+        await until(lambda: self.reported == model.SyncStatus(revision=revision, faults=faults))
 
 
 @asynccontextmanager
 async def bench() -> AsyncIterator[Bench]:
     async with AsyncExitStack() as stack:
         made = Bench(await stack.enter_async_context(CountingStore()))
-        receipts = Receipts(
+        reporter = SyncStatusReporter(
             made.store,
             node=NODE,
             cluster=made.cluster,
             mirror=made.mirror,
-            reconciler=cast("Reconciler", made.node),
+            reconciler=cast("Reconciler", made.reconciler),
             faults=lambda: made.faults,
         )
         await stack.enter_async_context(background(made.mirror.run(), name="mirror"))
         await made.mirror.wait_for(0, within=5)
-        await stack.enter_async_context(background(receipts.run(), name="receipts"))
+        await stack.enter_async_context(background(reporter.run(), name="sync status"))
         yield made
 
 
-async def test_a_wish_is_answered_when_it_is_carried_out() -> None:
+async def test_a_sync_request_is_acknowledged_when_it_is_applied() -> None:
     async with bench() as node:
-        await node.until_told(await node.wish())
-        node.node.holds = True
-        before = node.told
-        asked = await node.wish()
-        await until(lambda: node.cluster.receipt_wish == asked)
-        assert node.told == before
-        node.node.holds = False
-        node.node.carry_out()
-        await node.until_told(asked)
+        await node.wait_reported(await node.request_sync())
+        node.reconciler.paused = True
+        before = node.reported
+        requested = await node.request_sync()
+        await until(lambda: node.cluster.sync_request == requested)
+        assert node.reported == before
+        node.reconciler.paused = False
+        node.reconciler.apply_all()
+        await node.wait_reported(requested)
 
 
-async def test_many_wishes_get_few_receipts_and_no_receipt_leads_to_another() -> None:
+async def test_many_requests_get_few_acknowledgements_and_none_triggers_another() -> None:
     async with bench() as node:
         for _ in range(200):
-            asked = await node.wish()
-        await node.until_told(asked)
-        assert node.store.receipts <= 20
-        told, revision = node.store.receipts, await node.store.commit([], [])
+            requested = await node.request_sync()
+        await node.wait_reported(requested)
+        assert node.store.status_writes <= 20
+        writes, revision = node.store.status_writes, await node.store.commit([], [])
         for _ in range(20):
-            node.node.receipt_due.set()
+            node.reconciler.sync_ack_due.set()
             await asyncio.sleep(0)
-        assert (node.store.receipts, await node.store.commit([], [])) == (told, revision)
+        assert (node.store.status_writes, await node.store.commit([], [])) == (writes, revision)
 
 
-async def test_readiness_is_told_when_it_changes() -> None:
+async def test_readiness_is_reported_when_it_changes() -> None:
     async with bench() as node:
-        await node.until_told(0)
-        node.faults = ["the datapath does not follow: no"]
-        await node.until_told(0, "the datapath does not follow: no")
-        node.faults = None  # out of touch: nobody could be told
-        asked = await node.wish()
-        await until(lambda: node.node.settled == asked)
+        await node.wait_reported(0)
+        node.faults = ["datapath out of sync: no"]
+        await node.wait_reported(0, "datapath out of sync: no")
+        node.faults = None  # disconnected: nothing can be written
+        requested = await node.request_sync()
+        await until(lambda: node.reconciler.acked_revision == requested)
         node.faults = []
-        await node.until_told(asked)
+        await node.wait_reported(requested)
 
 
-async def test_what_the_store_did_not_take_or_has_lost_is_told_again() -> None:
+async def test_a_status_that_failed_or_was_lost_is_written_again() -> None:
     async with bench() as node:
-        node.store.away = True
-        asked = await node.wish()
-        await until(lambda: node.node.settled == asked)
-        node.store.away = False
-        await node.until_told(asked)
-        await node.store.commit([], [Put(kinds.receipt_of(NODE), b'{"v":1,"o":{}}')])
-        await until(lambda: node.told == model.Receipt())
-        await node.until_told(asked)
+        node.store.unreachable = True
+        requested = await node.request_sync()
+        await until(lambda: node.reconciler.acked_revision == requested)
+        node.store.unreachable = False
+        await node.wait_reported(requested)
+        await node.store.commit([], [Put(kinds.applied_key(NODE), b'{"v":1,"o":{}}')])
+        await until(lambda: node.reported == model.SyncStatus())
+        await node.wait_reported(requested)

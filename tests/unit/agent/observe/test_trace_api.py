@@ -1,4 +1,4 @@
-"""The agent's routes that say why, over real HTTP on loopback."""
+"""The debugging routes of the agent, over real HTTP on loopback."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.fake_cluster import DEFAULT
 
 from weft.agent.dataplane.executor import DatapathExecutor
 from weft.agent.observe import trace_api
-from weft.agent.observe.drops import MOST_FOLLOWERS, STOPPING, DropLog, End, NamedDrop
-from weft.agent.observe.trace_api import ExplainingRest
+from weft.agent.observe.drops import MAX_FOLLOWERS, STOPPING, DropLog, DropRecord, End
+from weft.agent.observe.trace_api import TraceApi
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import soon, until
-from weft.ports.datapath import Datapath, Drop, Question
+from weft.ports.datapath import Datapath, Drop, TraceRequest
 from weft.runtime.http import errors_as_json, serving
 from weft.runtime.routes import register
 from weft.runtime.worker_thread import WorkerThread
@@ -46,19 +46,19 @@ class Served:
             return reply.status, await reply.json()
 
 
-class Seer:
-    """A datapath that is asked about packets, and refuses those to one port."""
+class TracingDatapath:
+    """A datapath that traces packets, and drops those to one port."""
 
-    def trace(self, question: Question) -> str | Drop:
-        if question.target_port != 81:
+    def trace(self, request: TraceRequest) -> str | Drop:
+        if request.target_port != 81:
             return "wpsomewhere"
         return Drop(
-            tenant=question.port.tenant,
-            outcome=0,
-            reason="weft/not-ready",
-            source=question.source,
-            target=question.target,
-            protocol=question.protocol,
+            tenant=request.port.tenant,
+            verdict_id=0,
+            reason="weft/endpoint-not-ready",
+            source=request.source,
+            target=request.target,
+            protocol=request.protocol,
         )
 
 
@@ -66,9 +66,13 @@ class Seer:
 async def served(policed: Policed) -> AsyncIterator[Served]:
     drops, port = DropLog(), free_port()
     async with AsyncExitStack() as stack:
-        kernel = DatapathExecutor(cast("Datapath", Seer()), stack.enter_context(WorkerThread("kernel")))
-        rest = ExplainingRest(
-            policed.world.cluster, journal=policed.journal, policies=policed.policies, drops=drops, kernel=kernel
+        kernel = DatapathExecutor(cast("Datapath", TracingDatapath()), stack.enter_context(WorkerThread("kernel")))
+        rest = TraceApi(
+            policed.world.cluster,
+            attachment_store=policed.attachment_store,
+            policies=policed.policies,
+            drops=drops,
+            kernel=kernel,
         )
         app = web.Application(middlewares=[errors_as_json])
         register(app, rest.routes())
@@ -78,15 +82,15 @@ async def served(policed: Policed) -> AsyncIterator[Served]:
         drops.end_all()
 
 
-def told(pod: str = "lab/a", at: float = 1.0) -> NamedDrop:
+def record(pod: str = "lab/a", at: float = 1.0) -> DropRecord:
     end = End(address="10.1.1.1", port=1, identity="default:net:a", pod=pod)
-    return NamedDrop(
+    return DropRecord(
         at=at, tenant=DEFAULT, rule="r", reason="why", protocol=TCP, service="tcp/1", source=end, target=end
     )
 
 
-async def test_recent_drops_are_told(served: Served) -> None:
-    served.drops.add([told(), told("lab/b", at=2.0)])
+async def test_recent_drops_are_listed(served: Served) -> None:
+    served.drops.add([record(), record("lab/b", at=2.0)])
     status, found = await served.get("/drops")
     assert (status, [drop["at"] for drop in found]) == (200, [1.0, 2.0])
     assert set(found[0]) == {
@@ -98,16 +102,16 @@ async def test_recent_drops_are_told(served: Served) -> None:
 
 
 @pytest.mark.parametrize("since", ["yesterday", "nan", "inf"])
-async def test_a_moment_must_be_a_number(served: Served, since: str) -> None:
+async def test_since_must_be_a_number(served: Served, since: str) -> None:
     status, fault = await served.get("/drops", since=since)
     assert (status, fault["field"]) == (400, "since")
 
 
-async def test_a_follower_is_told_line_by_line_until_the_agent_stops(served: Served) -> None:
+async def test_a_follower_gets_json_lines_until_the_agent_stops(served: Served) -> None:
     async with served.open("/drops", follow="1", pod="a") as reply:
         assert reply.content_type == "application/x-ndjson"
         assert await soon(reply.content.readline()) == b"\n"
-        served.drops.add([told("lab/b"), told()])
+        served.drops.add([record("lab/b"), record()])
         lines = [json.loads(await soon(reply.content.readline())) for _ in range(2)]
         assert [line["target"]["pod"] for line in lines] == ["lab/b", "lab/a"], "both have the identity of a"
         served.drops.end_all()
@@ -116,7 +120,7 @@ async def test_a_follower_is_told_line_by_line_until_the_agent_stops(served: Ser
     await until(lambda: served.drops.followers == 0)
 
 
-async def test_nothing_to_tell_is_told_by_empty_lines(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_stream_has_empty_lines(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_api, "HEARTBEAT_S", 0.01)
     async with served.open("/drops", follow="1") as reply:
         assert [await soon(reply.content.readline()) for _ in range(3)] == [b"\n"] * 3
@@ -125,7 +129,7 @@ async def test_nothing_to_tell_is_told_by_empty_lines(served: Served, monkeypatc
 
 async def test_followers_beyond_the_limit_are_refused(served: Served) -> None:
     async with AsyncExitStack() as stack:
-        for _ in range(MOST_FOLLOWERS):
+        for _ in range(MAX_FOLLOWERS):
             await stack.enter_async_context(served.open("/drops", follow="1"))
         status, fault = await served.get("/drops", follow="1")
         assert (status, fault["code"]) == (503, "unavailable")
@@ -143,7 +147,7 @@ async def test_a_follower_that_does_not_read_is_dropped(served: Served, monkeypa
         await until(lambda: served.drops.followers == 1)
 
         def is_gone() -> bool:
-            served.drops.add([told("lab/" + "a" * 1000)] * 100)
+            served.drops.add([record("lab/" + "a" * 1000)] * 100)
             return served.drops.followers == 0
 
         await until(is_gone)
@@ -153,7 +157,7 @@ async def test_a_follower_that_does_not_read_is_dropped(served: Served, monkeypa
     ("service", "version", "allowed", "protocol"),
     [("tcp/80", "", True, TCP), ("tcp/81", "", False, TCP), ("icmp", "", True, ICMP), ("icmp", "6", True, ICMPV6)],
 )
-async def test_a_flow_is_traced_by_the_policy_in_force_here(
+async def test_a_flow_is_traced_by_the_policy_of_this_node(
     served: Served, policed: Policed, service: str, version: str, allowed: bool, protocol: int
 ) -> None:
     query = {"src": "guest", "dst": "lab/till", "service": service} | ({"version": version} if version else {})
@@ -167,16 +171,16 @@ async def test_a_flow_is_traced_by_the_policy_in_force_here(
     assert traced["target"]["device"]
 
 
-async def test_the_datapath_is_asked_too_when_that_is_wanted(served: Served) -> None:
+async def test_the_datapath_is_traced_on_request(served: Served) -> None:
     _, traced = await served.get("/trace", src="guest", dst="lab/till", service="tcp/80", datapath="1")
-    assert traced["datapath"] == {"passes": True, "by": "wpsomewhere", "why": ""}
+    assert traced["datapath"] == {"passes": True, "by": "wpsomewhere", "reason": ""}
     _, traced = await served.get("/trace", src="guest", dst="lab/till", service="tcp/81", datapath="1")
-    assert (traced["datapath"]["passes"], traced["datapath"]["by"]) == (False, "weft/not-ready")
+    assert (traced["datapath"]["passes"], traced["datapath"]["by"]) == (False, "weft/endpoint-not-ready")
     _, traced = await served.get("/trace", src="guest", dst="lab/till", service="tcp/80")
     assert traced["datapath"] is None
 
 
-async def test_an_address_says_which_version_is_meant(served: Served, policed: Policed) -> None:
+async def test_an_address_implies_its_ip_version(served: Served, policed: Policed) -> None:
     _, traced = await served.get("/trace", src="guest", dst=policed.till.ipv6_address, service="tcp/80")
     assert traced["explanation"]["version"] == 6
     assert traced["source"]["address"] == policed.guest.ipv6_address
@@ -191,10 +195,10 @@ async def test_an_address_says_which_version_is_meant(served: Served, policed: P
         ({"src": "guest", "dst": "till", "service": "tcp/80", "version": "5"}, 400, "version"),
         ({"src": "guest", "dst": "till", "service": "tcp"}, 422, "port"),
         ({"src": "away", "dst": "till", "service": "tcp/80"}, 404, "src"),
-        ({"src": "nobody", "dst": "till", "service": "tcp/80"}, 404, "src"),
-        ({"src": "guest", "dst": "nobody", "service": "tcp/80"}, 404, ""),
+        ({"src": "absent", "dst": "till", "service": "tcp/80"}, 404, "src"),
+        ({"src": "guest", "dst": "absent", "service": "tcp/80"}, 404, ""),
     ],
 )
-async def test_what_cannot_be_traced_is_refused(served: Served, query: dict[str, str], status: int, field: str) -> None:
+async def test_an_invalid_trace_is_rejected(served: Served, query: dict[str, str], status: int, field: str) -> None:
     answered, fault = await served.get("/trace", **query)
     assert (answered, fault["field"]) == (status, field), fault

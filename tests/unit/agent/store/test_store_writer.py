@@ -1,4 +1,4 @@
-"""A node's decisions reach the store: together where they can, each with its own outcome."""
+"""Writes of a node: merged into one commit where possible, each with its own result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.domain.transaction import ReadSet, Transaction
 from weft.lab.waiting import soon, until
 from weft.runtime.store.mirror import follow
 
-# It holds as long as nobody puts the key.
+# It holds as long as the key does not exist.
 FENCE = RevisionEquals(StoreKey("alive/nodes/n1"), NEVER)
 
 
@@ -27,20 +27,20 @@ def key(name: str) -> StoreKey:
     return StoreKey(f"status/nodes/n1/{name}")
 
 
-class Watched(MemoryStore):
-    """A store that keeps what was committed, may be slow, and may refuse."""
+class RecordingStore(MemoryStore):
+    """A store that records commits, and may be slow or fail."""
 
     def __init__(self) -> None:
         super().__init__()
         self.commits: list[list[StoreKey]] = []
-        self.goes = asyncio.Event()
-        self.goes.set()
+        self.released = asyncio.Event()
+        self.released.set()
         self.error: WeftError | None = None
 
     async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
         keys = [write.key for write in writes if isinstance(write, Put)]
         self.commits.append(keys)
-        await self.goes.wait()
+        await self.released.wait()
         if self.error is not None:
             raise self.error
         if key("forbidden") in keys:
@@ -48,116 +48,120 @@ class Watched(MemoryStore):
         return await super().commit(compares, writes)
 
 
-def write(*names: str, when: RevisionEquals | None = None, reading: ReadSet) -> tuple[str, Transaction]:
-    """A decision that writes keys, if one of them is as expected."""
+def plan_put(*names: str, when: RevisionEquals | None = None, reading: ReadSet) -> tuple[str, Transaction]:
+    """Put keys, if one of them is as expected."""
     if when is not None:
-        reading.at(when.key, when.revision)
+        reading.compare_revision(when.key, when.revision)
     return names[0], reading.plan([Put(key(name), b"{}") for name in names])
 
 
 @asynccontextmanager
-async def decisions(store: Watched) -> AsyncIterator[StoreWriter]:
-    """In touch while the block runs."""
+async def writing(store: RecordingStore) -> AsyncIterator[StoreWriter]:
+    """A session while the block runs."""
     cluster = Cluster()
     async with store, follow(store, cluster) as mirror:
-        made = StoreWriter(store, cluster=cluster, mirror=mirror)
-        running = asyncio.create_task(made.run(FENCE))
-        await until(lambda: made.possible)
+        writer = StoreWriter(store, cluster=cluster, mirror=mirror)
+        running = asyncio.create_task(writer.run(FENCE))
+        await until(lambda: writer.connected)
         try:
-            yield made
+            yield writer
         finally:
             running.cancel()
             with suppress(asyncio.CancelledError, Unavailable):
                 await running
 
 
-async def carry_out_behind(store: Watched, made: StoreWriter, *asked: partial[tuple[str, Transaction]]) -> list[object]:
-    """Ask for some while another is under way; their outcomes."""
-    store.goes.clear()
-    first = asyncio.ensure_future(made.carry_out(partial(_named, partial(write, "first"))))
+async def write_behind(
+    store: RecordingStore, writer: StoreWriter, *plans: partial[tuple[str, Transaction]]
+) -> list[object]:
+    """Write some while another commit is under way; their results."""
+    store.released.clear()
+    first = asyncio.ensure_future(writer.write(partial(_named, partial(plan_put, "first"))))
     await until(lambda: bool(store.commits))
-    others = [asyncio.ensure_future(made.carry_out(partial(_named, each))) for each in asked]
+    others = [asyncio.ensure_future(writer.write(partial(_named, plan))) for plan in plans]
     await asyncio.sleep(0)
-    store.goes.set()
+    store.released.set()
     await soon(first)
     return await soon(asyncio.gather(*others, return_exceptions=True))
 
 
-def _named(decide: partial[tuple[str, Transaction]], reading: ReadSet) -> tuple[str, Transaction]:
-    return decide(reading=reading)
+def _named(plan: partial[tuple[str, Transaction]], reading: ReadSet) -> tuple[str, Transaction]:
+    return plan(reading=reading)
 
 
-async def test_those_that_wait_together_share_a_commit() -> None:
-    store = Watched()
-    async with decisions(store) as made:
-        outcomes = await carry_out_behind(store, made, *(partial(write, name) for name in "abc"))
-        assert outcomes == ["a", "b", "c"]
+async def test_pending_writes_share_a_commit() -> None:
+    store = RecordingStore()
+    async with writing(store) as writer:
+        results = await write_behind(store, writer, *(partial(plan_put, name) for name in "abc"))
+        assert results == ["a", "b", "c"]
         assert store.commits == [[key("first")], [key("a"), key("b"), key("c")]]
 
 
-async def test_two_that_write_the_same_are_committed_one_after_the_other() -> None:
-    store = Watched()
-    async with decisions(store) as made:
-        outcomes = await carry_out_behind(store, made, partial(write, "a"), partial(write, "b"), partial(write, "a"))
-        assert outcomes == ["a", "b", "a"]
+async def test_writes_of_the_same_key_are_committed_one_after_the_other() -> None:
+    store = RecordingStore()
+    async with writing(store) as writer:
+        results = await write_behind(
+            store, writer, partial(plan_put, "a"), partial(plan_put, "b"), partial(plan_put, "a")
+        )
+        assert results == ["a", "b", "a"]
         assert store.commits[1:] == [[key("a"), key("b")], [key("a")]]
 
 
-async def test_a_decision_that_cannot_be_taken_does_not_harm_the_others() -> None:
+async def test_a_plan_that_fails_does_not_affect_the_others() -> None:
     def refuse(*, reading: ReadSet) -> tuple[str, Transaction]:
         raise Conflict("it is taken")
 
-    store = Watched()
-    async with decisions(store) as made:
-        good, bad, other = await carry_out_behind(
-            store, made, partial(write, "a"), partial(refuse), partial(write, "b")
+    store = RecordingStore()
+    async with writing(store) as writer:
+        good, bad, other = await write_behind(
+            store, writer, partial(plan_put, "a"), partial(refuse), partial(plan_put, "b")
         )
         assert (good, other) == ("a", "b")
         assert isinstance(bad, Conflict)
 
 
-async def test_when_a_shared_commit_fails_its_members_are_tried_singly() -> None:
-    """One that is refused must not fail the others."""
-    store = Watched()
-    async with decisions(store) as made:
-        good, bad, other = await carry_out_behind(
-            store, made, partial(write, "a"), partial(write, "forbidden"), partial(write, "b")
+async def test_a_failed_merged_commit_is_split() -> None:
+    """One rejected write must not fail the others."""
+    store = RecordingStore()
+    async with writing(store) as writer:
+        good, bad, other = await write_behind(
+            store, writer, partial(plan_put, "a"), partial(plan_put, "forbidden"), partial(plan_put, "b")
         )
         assert (good, other) == ("a", "b")
         assert isinstance(bad, Denied)
         assert store.commits[1:] == [[key("a"), key("forbidden"), key("b")], [key("a")], [key("forbidden")], [key("b")]]
 
 
-async def test_one_that_stays_stale_ends_with_unavailable_and_the_others_are_carried_out() -> None:
-    store = Watched()
-    async with decisions(store) as made:
+async def test_a_write_that_stays_stale_is_unavailable_and_the_others_are_committed() -> None:
+    store = RecordingStore()
+    async with writing(store) as writer:
         never = RevisionEquals(key("absent"), 7)
-        good, bad = await carry_out_behind(store, made, partial(write, "a"), partial(write, "c", when=never))
+        good, bad = await write_behind(store, writer, partial(plan_put, "a"), partial(plan_put, "c", when=never))
         assert good == "a"
         assert isinstance(bad, Unavailable)
 
 
 async def test_after_an_unknown_outcome_nothing_more_is_committed() -> None:
-    """Whoever waits is told, and whoever comes later too, until we are in touch again."""
-    store = Watched()
-    async with decisions(store) as made:
+    """Pending and later writes fail until the next session."""
+    store = RecordingStore()
+    async with writing(store) as writer:
         store.error = Unavailable("the store did not answer")
-        waiting = [asyncio.ensure_future(made.carry_out(partial(_named, partial(write, name)))) for name in "ab"]
-        for outcome in await soon(asyncio.gather(*waiting, return_exceptions=True)):
-            assert isinstance(outcome, Unavailable)
-        assert not made.possible
+        waiting = [asyncio.ensure_future(writer.write(partial(_named, partial(plan_put, name)))) for name in "ab"]
+        for result in await soon(asyncio.gather(*waiting, return_exceptions=True)):
+            assert isinstance(result, Unavailable)
+        assert not writer.connected
         with pytest.raises(Unavailable):
-            await made.carry_out(partial(_named, partial(write, "c")))
+            await writer.write(partial(_named, partial(plan_put, "c")))
         assert len(store.commits) == 1
 
 
-async def test_what_was_given_up_by_its_asker_is_carried_out_all_the_same() -> None:
-    store = Watched()
-    async with decisions(store) as made:
-        store.goes.clear()
-        asked = asyncio.ensure_future(made.carry_out(partial(_named, partial(write, "a"))))
+async def test_a_write_whose_caller_is_cancelled_is_committed_all_the_same() -> None:
+    store = RecordingStore()
+    async with writing(store) as writer:
+        store.released.clear()
+        cancelled = asyncio.ensure_future(writer.write(partial(_named, partial(plan_put, "a"))))
         await until(lambda: bool(store.commits))
-        asked.cancel()
-        store.goes.set()
-        assert await soon(made.carry_out(partial(_named, partial(write, "b")))) == "b"
+        cancelled.cancel()
+        store.released.set()
+        assert await soon(writer.write(partial(_named, partial(plan_put, "b")))) == "b"
         assert await store.read(key("a")) is not None
