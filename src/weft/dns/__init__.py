@@ -1,1 +1,1 @@
-"""netdns: the names of each tenant on a node, answered by a process of its own that outlives the agent's restarts."""
+"""netdns: the DNS server of a node. It listens in each tenant's netns and keeps answering while the agent restarts."""

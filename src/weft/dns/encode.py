@@ -1,4 +1,4 @@
-"""DNS messages as we send them: names, records, questions and answers."""
+"""Encodes DNS messages: names, records, queries and answers."""
 
 from __future__ import annotations
 
@@ -7,61 +7,61 @@ import struct
 
 from weft.dns.wire import (
     CD,
-    CODE,
-    DNSSEC_OK,
+    DO,
+    EDNS_UDP_SIZE,
     HEADER,
     HEADER_SIZE,
     IN,
-    LARGEST_DATAGRAM,
-    LONGEST_LABEL,
-    LONGEST_NAME,
-    OPCODE,
+    MAX_LABEL_LENGTH,
+    MAX_NAME_LENGTH,
+    OPCODE_MASK,
     QR,
+    QTYPE_QCLASS,
     RA,
+    RCODE_MASK,
     RD,
-    RECORD,
-    TAIL,
+    RR_FIXED,
     TC,
-    Code,
     Question,
+    Rcode,
     Type,
 )
 from weft.domain.dns.names import Record
 from weft.domain.errors import Invalid
 
-# The name that was asked for, by a pointer to it: the question always stands right behind the header.
+# A compression pointer to offset 12: the name of the question, which stands right behind the header.
 _OWNER = b"\xc0\x0c"
-_LENGTHS = {length: bytes((length,)) for length in range(1, LONGEST_LABEL + 1)}
+_LENGTHS = {length: bytes((length,)) for length in range(1, MAX_LABEL_LENGTH + 1)}
 
 
 def encode_name(name: str) -> bytes:
-    """A name as it stands in messages, in lower case; `Invalid` when a label or the whole is too long or empty."""
+    """A name in wire format and lower case; `Invalid` when a label is empty or too long, or the name is too long."""
     labels = name.lower().encode("ascii", "replace").split(b".") if name else []
     try:
         encoded = b"".join([_LENGTHS[len(label)] + label for label in labels]) + b"\0"
     except KeyError as error:
         raise Invalid(
-            f"{name[:80]!r} is not a name: its labels must be 1 to {LONGEST_LABEL} characters long"
+            f"{name[:80]!r} is not a name: its labels must be 1 to {MAX_LABEL_LENGTH} characters long"
         ) from error
-    if len(encoded) > LONGEST_NAME:
+    if len(encoded) > MAX_NAME_LENGTH:
         raise Invalid(f"{name[:80]!r} is not a name: it is too long")
     return encoded
 
 
 def question_key(name: bytes, kind: int) -> bytes:
-    """A question about a name in lower case, as it stands in messages."""
-    return name + TAIL.pack(kind, IN)
+    """The question section for an encoded name and a type."""
+    return name + QTYPE_QCLASS.pack(kind, IN)
 
 
 def encode_record(record: Record, *, ttl: int) -> bytes:
-    """The record as an answer to a question about its name; `Invalid` when its data is not what its type demands."""
+    """The record as answer to a question about its name; `Invalid` when its data does not fit its type."""
     kind = Type[record.type]
-    return _OWNER + encode_data(kind, _data_of(record), ttl=ttl)
+    return _OWNER + encode_rr(kind, _data_of(record), ttl=ttl)
 
 
-def encode_data(kind: int, data: bytes, *, ttl: int) -> bytes:
-    """A record without its owner."""
-    return RECORD.pack(kind, IN, ttl, len(data)) + data
+def encode_rr(kind: int, data: bytes, *, ttl: int) -> bytes:
+    """A record without its owner name."""
+    return RR_FIXED.pack(kind, IN, ttl, len(data)) + data
 
 
 def _data_of(record: Record) -> bytes:
@@ -80,67 +80,75 @@ def _data_of(record: Record) -> bytes:
         raise Invalid(f"{record.data[:80]!r} is not the data of a record of type {record.type}") from error
 
 
-def alias_target(record: bytes) -> bytes:
-    """The name that an encoded CNAME answer points to."""
-    return record[len(_OWNER) + RECORD.size :]
+def cname_target(record: bytes) -> bytes:
+    """The target of an encoded CNAME record."""
+    return record[len(_OWNER) + RR_FIXED.size :]
 
 
 def srv_target(record: bytes) -> bytes:
-    """The name that an encoded SRV answer points to."""
-    return alias_target(record)[6:]
+    """The target of an encoded SRV record."""
+    return cname_target(record)[6:]  # behind priority, weight and port
 
 
 def with_owner(name: bytes, record: bytes) -> bytes:
-    """An encoded answer, told of a name that was not asked for."""
+    """An encoded record with another owner than the name in the question."""
     return name + record[len(_OWNER) :]
 
 
-def opt_record(*, code: int = 0, dnssec: bool = False, size: int = LARGEST_DATAGRAM) -> bytes:
-    """What we say of ourselves."""
-    return b"\0" + RECORD.pack(Type.OPT, size, code >> 4 << 24 | (DNSSEC_OK if dnssec else 0), 0)
+def opt_record(*, code: int = 0, dnssec: bool = False, size: int = EDNS_UDP_SIZE) -> bytes:
+    """Our OPT record."""
+    # Class has the UDP size; TTL has the upper 8 bits of the rcode, the version 0 and the flags (RFC 6891 6.1.3).
+    return b"\0" + RR_FIXED.pack(Type.OPT, size, code >> 4 << 24 | (DO if dnssec else 0), 0)
 
 
-def encode_question(question: Question, *, number: int) -> bytes:
-    """The same question asked anew: with a number of our own, and nothing of the questioner but what matters."""
+def encode_question(question: Question, *, msg_id: int) -> bytes:
+    """The query to an upstream: with an id of our own, and only the flags that concern the answer."""
     edns = question.edns
     flags = question.flags & (RD | CD)
-    head = HEADER.pack(number, flags, 1, 0, 0, edns is not None)
-    return head + question.asked + (opt_record(size=question.room, dnssec=edns.dnssec) if edns else b"")
+    head = HEADER.pack(msg_id, flags, 1, 0, 0, edns is not None)
+    return head + question.wire_question + (opt_record(size=question.max_size, dnssec=edns.dnssec) if edns else b"")
 
 
 def adapt_answer(data: bytes, question: Question) -> bytes:
-    """An answer that was checked, as an answer to a question which differs in number and case of letters only."""
-    return question.id.to_bytes(2) + data[2:HEADER_SIZE] + question.asked + data[HEADER_SIZE + len(question.asked) :]
+    """A checked answer for a client whose query differs in id and letter case only."""
+    # Letter case goes back as it came: clients use it against forgery (draft-vixie-dnsext-dns0x20).
+    return (
+        question.id.to_bytes(2)
+        + data[2:HEADER_SIZE]
+        + question.wire_question
+        + data[HEADER_SIZE + len(question.wire_question) :]
+    )
 
 
 def encode_answer(
     question: Question,
     *,
-    code: Code = Code.NOERROR,
+    code: Rcode = Rcode.NOERROR,
     flags: int = 0,
     answers: tuple[bytes, ...] = (),
     authority: tuple[bytes, ...] = (),
     additional: tuple[bytes, ...] = (),
-    room: int,
+    max_size: int,
 ) -> bytes:
-    """An answer that fits into the room. Extras are left out first; answers that do not fit make it a truncated one."""
+    """An answer of at most `max_size` bytes. Additional records go first; then answers are cut, and TC is set."""
     edns = question.edns
     opt = opt_record(code=code, dnssec=edns.dnssec) if edns else b""
-    free = room - HEADER_SIZE - len(question.asked) - len(opt)
+    free = max_size - HEADER_SIZE - len(question.wire_question) - len(opt)
     free -= sum(map(len, answers)) + sum(map(len, authority))
-    flags |= QR | RA | question.flags & (OPCODE | RD | CD) | code & CODE
+    flags |= QR | RA | question.flags & (OPCODE_MASK | RD | CD) | code & RCODE_MASK
     if free < sum(map(len, additional)):
         additional = ()
+    # Truncation drops whole records: half a record would make the message malformed.
     while free < 0 and answers:
         flags |= TC
         free += len(answers[-1])
         answers = answers[:-1]
     counts = 1, len(answers), len(authority), len(additional) + (edns is not None)
     head = HEADER.pack(question.id, flags, *counts)
-    return b"".join((head, question.asked, *answers, *authority, *additional, opt))
+    return b"".join((head, question.wire_question, *answers, *authority, *additional, opt))
 
 
-def encode_refusal(data: bytes, code: Code) -> bytes:
+def encode_error(data: bytes, code: Rcode) -> bytes:
     """An answer to a message whose question cannot be read: the header alone."""
-    number, flags = TAIL.unpack_from(data)
-    return HEADER.pack(number, QR | flags & (OPCODE | RD) | code, 0, 0, 0, 0)
+    msg_id, flags = QTYPE_QCLASS.unpack_from(data)  # two 16-bit fields, as in the question
+    return HEADER.pack(msg_id, QR | flags & (OPCODE_MASK | RD) | code, 0, 0, 0, 0)

@@ -1,8 +1,8 @@
-"""Questions about the outside: asked of the resolvers in turn, before a deadline, and only a true answer is believed.
+"""Forwards queries to upstream resolvers, one after the other within a deadline, and validates their answers.
 
-Each try has a socket of its own, connected, so that the kernel lets in nothing but what comes from whom we asked, to a
-port nobody can guess; number and question must be ours too. The same question is never under way twice: it cannot be
-used to raise the odds of a forged answer, and a resolver that leads back to us is stopped at its first step.
+Each try has a connected socket of its own: the kernel accepts only packets from that upstream, on a random port. Id and
+question must match too. The same question is never in flight twice: repeating it cannot raise the odds of a forged
+answer (RFC 5452), and a resolver that forwards to us is stopped at its first step.
 """
 
 from __future__ import annotations
@@ -14,91 +14,92 @@ import struct
 
 from weft.dns.encode import adapt_answer, encode_answer, encode_question
 from weft.dns.upstream import Upstream, Upstreams
-from weft.dns.wire import LARGEST_MESSAGE, TC, Code, Question, check_answer
+from weft.dns.wire import MAX_MESSAGE_SIZE, TC, Question, Rcode, check_answer
 from weft.domain.errors import Malformed, Unavailable
 
-# How long a questioner waits for us at most: the C library's patience is 5 s.
-WITHIN_S = 4.0
-_GOOD = {Code.NOERROR, Code.NXDOMAIN}
+# For all upstreams together. glibc gives up after 5 s: an answer must be on its way before that.
+FORWARD_TIMEOUT_S = 4.0
+_GOOD = {Rcode.NOERROR, Rcode.NXDOMAIN}
 _LENGTH = struct.Struct("!H")
 
-# What is sent, but for its number and the case of its letters, and how.
+# The query as it is sent, without its id and in lower case, and whether over TCP.
 _Key = tuple[bytes, bool]
 
 
 class Forwarder:
-    """Asks for one tenant."""
+    """Forwards the queries of one tenant."""
 
     def __init__(self, upstreams: Upstreams) -> None:
         self._upstreams = upstreams
-        self._under_way: dict[_Key, asyncio.Future[bytes | None]] = {}
+        self._in_flight: dict[_Key, asyncio.Future[bytes | None]] = {}
 
-    async def ask(self, question: Question, *, over_tcp: bool) -> bytes:
-        """The answer, as it is to be sent; `Unavailable` when nobody could give one."""
-        key = (encode_question(question, number=0).lower(), over_tcp)
-        shared = self._under_way.get(key)
+    async def resolve(self, question: Question, *, over_tcp: bool) -> bytes:
+        """The answer, ready to be sent; `Unavailable` when no upstream gave one."""
+        key = (encode_question(question, msg_id=0).lower(), over_tcp)
+        shared = self._in_flight.get(key)
         if shared is not None:
+            # The shield keeps one client that leaves from cancelling the query of the others.
             answer = await asyncio.shield(shared)
         else:
-            answer = await self._ask_for_all(key, question, over_tcp=over_tcp)
+            answer = await self._resolve_shared(key, question, over_tcp=over_tcp)
         if answer is None:
-            raise Unavailable("no resolver has answered")
-        if not over_tcp and len(answer) > question.room:
-            return encode_answer(question, flags=TC, room=question.room)
+            raise Unavailable("no upstream resolver has answered")
+        if not over_tcp and len(answer) > question.max_size:
+            return encode_answer(question, flags=TC, max_size=question.max_size)
         return adapt_answer(answer, question)
 
-    async def _ask_for_all(self, key: _Key, question: Question, *, over_tcp: bool) -> bytes | None:
-        """Ask, and let all who come meanwhile with the same question have the answer too."""
-        shared = self._under_way[key] = asyncio.get_running_loop().create_future()
+    async def _resolve_shared(self, key: _Key, question: Question, *, over_tcp: bool) -> bytes | None:
+        """Query, and share the answer with all clients that ask the same in the meantime."""
+        shared = self._in_flight[key] = asyncio.get_running_loop().create_future()
         try:
-            answer = await self._ask_in_turn(question, over_tcp=over_tcp)
+            answer = await self._try_upstreams(question, over_tcp=over_tcp)
             shared.set_result(answer)
             return answer
         finally:
-            del self._under_way[key]
+            del self._in_flight[key]
             shared.cancel()
 
-    async def _ask_in_turn(self, question: Question, *, over_tcp: bool) -> bytes | None:
-        """The first good answer, else the last one of any kind; a resolver that refuses may know less than the next."""
+    async def _try_upstreams(self, question: Question, *, over_tcp: bool) -> bytes | None:
+        """The first good answer, else the last of any kind: an upstream that refuses may know less than the next."""
         upstreams = self._upstreams.current()
-        ask = _ask_by_tcp if over_tcp else _ask_by_udp
+        query = _query_tcp if over_tcp else _query_udp
         answer: bytes | None = None
         for upstream in upstreams:
             try:
-                async with asyncio.timeout(WITHIN_S / len(upstreams)):
-                    answer, code = await ask(upstream, question)
+                async with asyncio.timeout(FORWARD_TIMEOUT_S / len(upstreams)):
+                    answer, rcode = await query(upstream, question)
             except (OSError, TimeoutError, Malformed, asyncio.IncompleteReadError):
                 continue
-            if code in _GOOD:
+            if rcode in _GOOD:
                 return answer
         return answer
 
 
-async def _ask_by_udp(upstream: Upstream, question: Question) -> tuple[bytes, int]:
+async def _query_udp(upstream: Upstream, question: Question) -> tuple[bytes, int]:
     loop = asyncio.get_running_loop()
-    number = secrets.randbits(16)
-    with socket.socket(_family(upstream), socket.SOCK_DGRAM) as asking:
-        asking.setblocking(False)
-        await loop.sock_connect(asking, (upstream.host, upstream.port))
-        await loop.sock_sendall(asking, encode_question(question, number=number))
+    msg_id = secrets.randbits(16)
+    with socket.socket(_family(upstream), socket.SOCK_DGRAM) as udp:
+        udp.setblocking(False)
+        await loop.sock_connect(udp, (upstream.host, upstream.port))
+        await loop.sock_sendall(udp, encode_question(question, msg_id=msg_id))
         while True:
-            answer = await loop.sock_recv(asking, LARGEST_MESSAGE)
+            answer = await loop.sock_recv(udp, MAX_MESSAGE_SIZE)
             try:
-                return answer, check_answer(answer, number=number, question=question)
+                return answer, check_answer(answer, msg_id=msg_id, question=question)
             except Malformed:
-                continue  # a forgery, or an answer that comes too late; the true one may still come
+                continue  # forged, or late for an earlier query: the true answer may still come
 
 
-async def _ask_by_tcp(upstream: Upstream, question: Question) -> tuple[bytes, int]:
-    number = secrets.randbits(16)
+async def _query_tcp(upstream: Upstream, question: Question) -> tuple[bytes, int]:
+    msg_id = secrets.randbits(16)
     reader, writer = await asyncio.open_connection(upstream.host, upstream.port)
     try:
-        asked = encode_question(question, number=number)
-        writer.write(_LENGTH.pack(len(asked)) + asked)
+        query = encode_question(question, msg_id=msg_id)
+        writer.write(_LENGTH.pack(len(query)) + query)
         answer = await reader.readexactly(*_LENGTH.unpack(await reader.readexactly(_LENGTH.size)))
     finally:
         writer.close()
-    return answer, check_answer(answer, number=number, question=question)
+    return answer, check_answer(answer, msg_id=msg_id, question=question)
 
 
 def _family(upstream: Upstream) -> int:

@@ -1,4 +1,7 @@
-"""netdns: settings -> what was known -> the agent's door. It needs no agent to go on, and no memory to begin."""
+"""The command `netdns`: read settings, load the cached zones, serve the control socket.
+
+It needs no agent to keep answering, and no cached zones to start.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ import signal
 import sys
 
 from weft import __version__
-from weft.dns.control_socket import handover_door
+from weft.dns.control import Tenants, serve_control_socket
 from weft.dns.settings import DnsSettings, read_dns_settings
-from weft.dns.tenant_sockets import Spaces
-from weft.dns.tenants import Tenants
+from weft.dns.tenant_sockets import TenantNetnsSockets
 from weft.dns.upstream import Upstreams
-from weft.dns.zone_cache import Memory
+from weft.dns.zone_cache import ZoneCache
 from weft.domain.errors import WeftError
 from weft.runtime.logs import Log, start_logging
 from weft.runtime.settings import BadSettings, refuse
@@ -29,24 +31,25 @@ async def serve(settings: DnsSettings) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
+    # Only root reads it: the zone cache has the names and addresses of all tenants.
     settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    memory = Memory(settings.run_dir / "names")
+    zone_cache = ZoneCache(settings.run_dir / "zones")
     async with asyncio.TaskGroup() as tasks:
         tenants = Tenants(
-            spaces=Spaces(settings.run_dir / "netns", datapath=settings.datapath),
+            sockets=TenantNetnsSockets(settings.run_dir / "netns", datapath=settings.datapath),
             upstreams=Upstreams(settings.upstreams, file=settings.resolv_conf),
-            memory=memory,
+            zone_cache=zone_cache,
             tasks=tasks,
             domain=settings.domain,
             ttl=settings.ttl,
         )
-        await tenants.recall()
-        async with handover_door(settings.socket, tenants):
+        await tenants.load_zones()
+        async with serve_control_socket(settings.socket, tenants):
             log.info("netdns started", version=__version__)
             await stop.wait()
             log.info("netdns stops")
         await tenants.close()
-    memory.close()
+    zone_cache.close()
 
 
 def main() -> None:

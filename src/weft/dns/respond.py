@@ -1,8 +1,7 @@
-"""Question -> answer, or the decision to ask outside: pure, and quick for what is known.
+"""Query -> answer, or the decision to forward it upstream. Pure, with a fast path for known names.
 
-What is ours never leaves: single labels (names of containers, groups and services), the cluster's domain, reverse names
-in the tenant's subnets, and every name that is known here in any way. What is asked in one case of letters is answered
-in the same, for the question is sent back as it came.
+Authoritative names are never forwarded: single labels (containers, groups and services), the cluster domain, reverse
+names in the tenant's subnets, and every name in the zone.
 """
 
 from __future__ import annotations
@@ -11,51 +10,57 @@ import random
 import struct
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
 
 from weft.dns.encode import (
-    alias_target,
+    cname_target,
     encode_answer,
-    encode_data,
+    encode_error,
     encode_name,
-    encode_refusal,
+    encode_rr,
     opt_record,
     question_key,
     srv_target,
     with_owner,
 )
 from weft.dns.table import RecordSet, Table
-from weft.dns.upstream_query import Outside
 from weft.dns.wire import (
     AA,
+    HEADER,
     HEADER_SIZE,
     IN,
-    LARGEST_MESSAGE,
+    MAX_MESSAGE_SIZE,
+    MIN_UDP_SIZE,
+    QTYPE_QCLASS,
     RD,
-    SMALLEST_DATAGRAM,
-    TAIL,
-    Code,
+    TC,
     Question,
+    Rcode,
     Type,
+    read_address_records,
     read_question,
 )
 from weft.domain.errors import Malformed
 
-# How long others may believe that a name is not there: it may come at any moment.
+# How long clients may cache that a name does not exist: an endpoint may get it at any moment.
 NEGATIVE_TTL = 5
 _SOA_NUMBERS = struct.pack("!5I", 1, 7200, 1800, 86400, NEGATIVE_TTL)
 _ROOT = b"\0"
-# What the third byte of a message tells.
-_ANSWERING, _OPCODE, _RECURSION = 0x80, 0x78, 0x01
+# Bits of the third byte of a message: QR, opcode and RD. The fast path reads bytes, not the whole header.
+_QR, _OPCODE, _RD = 0x80, 0x78, 0x01
+# The four section counts of the header: a question alone, and a question with one additional record.
 _QUESTION_ALONE, _QUESTION_AND_EXTRA = b"\0\1\0\0\0\0\0\0", b"\0\1\0\0\0\0\0\1"
+# The size of an OPT record without options.
 _EMPTY_OPT = 11
-# Answers that are likely to fit into the smallest datagram.
-_QUICK_COUNT = 20
-_MOST_ALIASES = 8
+# More answers than this are unlikely to fit into the smallest datagram.
+_FAST_PATH_ANSWERS = 20
+# Ends a loop of CNAMEs.
+_MAX_CNAMES = 8
 
 
 @dataclass(slots=True)
 class Statistics:
-    """What became of the questions so far."""
+    """Queries by result."""
 
     found: int = 0
     absent: int = 0
@@ -65,40 +70,60 @@ class Statistics:
     failed: int = 0
 
 
+class UpstreamQuery(NamedTuple):
+    """A query to forward: the client's own question or, where CNAMEs lead from it out of the zone, their target."""
+
+    question: Question
+    query: Question
+    cnames: tuple[bytes, ...] = ()
+
+    def complete(self, answer: bytes, *, max_size: int) -> bytes:
+        """The answer to the client's question, from the upstream's answer; `Malformed` when that cannot be read."""
+        if not self.cnames:
+            return answer
+        _, flags, *_ = HEADER.unpack_from(answer)
+        found = read_address_records(answer, self.query)
+        # The upstream's records are encoded again: their compression pointers refer to its own message.
+        records = (owner + encode_rr(kind, data, ttl=ttl) for owner, kind, ttl, data in found)
+        return encode_answer(
+            self.question, code=_rcode(flags), flags=flags & TC, answers=(*self.cnames, *records), max_size=max_size
+        )
+
+
 class Responder:
-    """Answers for one tenant. `domain` is the cluster's."""
+    """Answers for one tenant. `domain` is the cluster domain."""
 
     def __init__(self, table: Table, *, domain: str, statistics: Statistics) -> None:
         self.statistics = statistics
         self._table = table
         self._domain = encode_name(domain)
         authority = encode_name(f"ns.dns.{domain}") + encode_name(f"hostmaster.{domain}")
-        self._soa = encode_data(Type.SOA, authority + _SOA_NUMBERS, ttl=NEGATIVE_TTL)
+        self._soa = encode_rr(Type.SOA, authority + _SOA_NUMBERS, ttl=NEGATIVE_TTL)
         self._opts = opt_record(), opt_record(dnssec=True)
 
-    def answer(self, data: bytes, *, client: str, over_tcp: bool = False) -> bytes | Outside | None:
-        """The answer; or what to ask outside for it; or None where silence is right."""
-        if answer := self._answer_quickly(data):
+    def answer(self, data: bytes, *, client: str, over_tcp: bool = False) -> bytes | UpstreamQuery | None:
+        """The answer, or the query to forward for it, or None where no answer must be sent."""
+        if answer := self._fast_path(data):
             return answer
-        if len(data) < HEADER_SIZE or data[2] & _ANSWERING:
-            self.statistics.invalid += 1  # to answer an answer would go on for ever
+        if len(data) < HEADER_SIZE or data[2] & _QR:
+            self.statistics.invalid += 1  # two servers that answer answers would go on for ever
             return None
         if data[2] & _OPCODE:
             self.statistics.invalid += 1
-            return encode_refusal(data, Code.NOTIMP)
+            return encode_error(data, Rcode.NOTIMP)
         try:
             question = read_question(data)
         except Malformed:
             self.statistics.invalid += 1
-            return encode_refusal(data, Code.FORMERR)
-        return self._answer_with_care(question, client, LARGEST_MESSAGE if over_tcp else question.room)
+            return encode_error(data, Rcode.FORMERR)
+        return self._slow_path(question, client, MAX_MESSAGE_SIZE if over_tcp else question.max_size)
 
-    def _answer_quickly(self, data: bytes) -> bytes | None:
-        """The answer to a question of the usual form about a name that is known and needs little room."""
-        end = data.find(_ROOT, HEADER_SIZE) + len(_ROOT) + TAIL.size
-        asked = data[HEADER_SIZE:end]
-        found = self._table.sets.get(asked.lower())
-        if found is None or data[2] > _RECURSION or asked[-3] == Type.SRV or found.told > _QUICK_COUNT:
+    def _fast_path(self, data: bytes) -> bytes | None:
+        """The answer to a plain query for a record set of the zone that fits into the smallest datagram."""
+        end = data.find(_ROOT, HEADER_SIZE) + len(_ROOT) + QTYPE_QCLASS.size
+        wire_question = data[HEADER_SIZE:end]
+        found = self._table.sets.get(wire_question.lower())
+        if found is None or data[2] > _RD or wire_question[-3] == Type.SRV or found.answer_count > _FAST_PATH_ANSWERS:
             return None
         counts, opt = data[4:HEADER_SIZE], b""
         if counts == _QUESTION_AND_EXTRA and len(data) == end + _EMPTY_OPT:
@@ -108,68 +133,74 @@ class Responder:
             opt = self._opts[flags >> 15]
         elif counts != _QUESTION_ALONE or len(data) != end:
             return None
-        records = _choose(found)
+        records = _sample(found)
+        # QR, AA and RA are set; opcode, RD and CD are the query's.
         head = bytes((0x84 | data[2], 0x80 | data[3] & 0x10, 0, 1, 0, len(records), 0, 0, 0, counts[-1]))
-        answer = b"".join((data[:2], head, asked, *records, opt))
-        if len(answer) > SMALLEST_DATAGRAM:
+        answer = b"".join((data[:2], head, wire_question, *records, opt))
+        if len(answer) > MIN_UDP_SIZE:
             return None
         self.statistics.found += 1
         return answer
 
-    def _answer_with_care(self, question: Question, client: str, room: int) -> bytes | Outside:
+    def _slow_path(self, question: Question, client: str, max_size: int) -> bytes | UpstreamQuery:
         if question.edns and question.edns.version:
             self.statistics.invalid += 1
-            return encode_answer(question, code=Code.BADVERS, room=room)
+            return encode_answer(question, code=Rcode.BADVERS, max_size=max_size)
         if question.cls != IN or Type.is_meta(question.type):
-            return self._refuse(question, room)
-        aliases, name = self._follow(question)
+            return self._refuse(question, max_size)
+        cnames, name = self._chase_cnames(question)
         found = self._table.sets.get(question_key(name, question.type))
         if found:
             self.statistics.found += 1
-            records = _choose(found)
+            records = _sample(found)
             additional = self._targets(records) if question.type == Type.SRV else ()
-            if aliases:
-                records = (*aliases, *(with_owner(name, record) for record in records))
-            return encode_answer(question, flags=AA, answers=records, additional=additional, room=room)
-        if self._table.knows(name):
-            return self._deny(question, Code.NOERROR, aliases, room)
-        if self._is_ours(name):
-            return self._deny(question, Code.NXDOMAIN, aliases, room)
+            if cnames:
+                records = (*cnames, *(with_owner(name, record) for record in records))
+            return encode_answer(question, flags=AA, answers=records, additional=additional, max_size=max_size)
+        if self._table.has_name(name):
+            return self._negative_answer(question, Rcode.NOERROR, cnames, max_size)
+        if self._is_authoritative(name):
+            return self._negative_answer(question, Rcode.NXDOMAIN, cnames, max_size)
         if not question.flags & RD or _address(client) in self._table.dns_egress_denied:
-            return self._refuse(question, room)
-        if not aliases:
-            return Outside(question, question)
-        return Outside(question, question._replace(asked=question_key(name, question.type), name=name), aliases)
+            return self._refuse(question, max_size)
+        if not cnames:
+            return UpstreamQuery(question, question)
+        return UpstreamQuery(
+            question, question._replace(wire_question=question_key(name, question.type), name=name), cnames
+        )
 
-    def _follow(self, question: Question) -> tuple[tuple[bytes, ...], bytes]:
-        """The aliases that lead from the name that was asked for, and the name where they end."""
+    def _chase_cnames(self, question: Question) -> tuple[tuple[bytes, ...], bytes]:
+        """The CNAME records from the name in the question on, and the name at their end."""
         sets, name = self._table.sets, question.name
-        aliases: list[bytes] = []
-        while len(aliases) < _MOST_ALIASES and question_key(name, question.type) not in sets:
-            alias = sets.get(question_key(name, Type.CNAME))
-            if alias is None:
+        cnames: list[bytes] = []
+        while len(cnames) < _MAX_CNAMES and question_key(name, question.type) not in sets:
+            found = sets.get(question_key(name, Type.CNAME))
+            if found is None:
                 break
-            record = alias.records[0]
-            aliases.append(with_owner(name, record) if aliases else record)
-            name = alias_target(record)
-        return tuple(aliases), name
+            record = found.records[0]
+            cnames.append(with_owner(name, record) if cnames else record)
+            name = cname_target(record)
+        return tuple(cnames), name
 
-    def _is_ours(self, name: bytes) -> bool:
-        """Whether only we can know a name: if it is not here, it is not there."""
+    def _is_authoritative(self, name: bytes) -> bool:
+        """Whether a name that is not in the zone does not exist. It must not leak to the upstreams."""
+        # Single-label names are containers, groups and services: forwarding them would leak internal names.
         single = len(name) <= 1 + name[0] + len(_ROOT) and name != _ROOT
-        return single or name.endswith(self._domain) or self._table.holds_reverse(name)
+        return single or name.endswith(self._domain) or self._table.owns_reverse(name)
 
-    def _refuse(self, question: Question, room: int) -> bytes:
+    def _refuse(self, question: Question, max_size: int) -> bytes:
         self.statistics.refused += 1
-        return encode_answer(question, code=Code.REFUSED, room=room)
+        return encode_answer(question, code=Rcode.REFUSED, max_size=max_size)
 
-    def _deny(self, question: Question, code: Code, aliases: tuple[bytes, ...], room: int) -> bytes:
+    def _negative_answer(self, question: Question, code: Rcode, cnames: tuple[bytes, ...], max_size: int) -> bytes:
         self.statistics.absent += 1
         apex = self._domain if question.name.endswith(self._domain) else _ROOT
-        return encode_answer(question, code=code, flags=AA, answers=aliases, authority=(apex + self._soa,), room=room)
+        return encode_answer(
+            question, code=code, flags=AA, answers=cnames, authority=(apex + self._soa,), max_size=max_size
+        )
 
     def _targets(self, records: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """The addresses of what SRV records point to, so that nobody has to ask again."""
+        """The addresses of the targets of SRV records, which save the client a query."""
         return tuple(
             with_owner(target, record)
             for target in dict.fromkeys(map(srv_target, records))
@@ -179,12 +210,16 @@ class Responder:
         )
 
 
-def _choose(found: RecordSet) -> tuple[bytes, ...]:
-    """Some of the answers in some order, so that not everybody turns to the same one."""
+def _sample(found: RecordSet) -> tuple[bytes, ...]:
+    """Random records in random order, so that clients spread over all of them."""
     records = found.records
     if len(records) == 1:
         return records
-    return tuple(random.sample(records, found.told))
+    return tuple(random.sample(records, found.answer_count))
+
+
+def _rcode(flags: int) -> Rcode:
+    return next((code for code in (Rcode.NOERROR, Rcode.NXDOMAIN) if code == flags & 0xF), Rcode.SERVFAIL)
 
 
 def _address(client: str) -> object:

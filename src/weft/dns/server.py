@@ -1,4 +1,4 @@
-"""One tenant's questions, by UDP and TCP, from the sockets in its space."""
+"""Serves one tenant's queries over UDP and TCP, on sockets in its netns."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ import struct
 
 from weft.dns.encode import encode_answer
 from weft.dns.forward import Forwarder
-from weft.dns.respond import Responder
+from weft.dns.respond import Responder, UpstreamQuery
 from weft.dns.tenant_sockets import Sockets
-from weft.dns.upstream_query import Outside
-from weft.dns.wire import LARGEST_MESSAGE, Code, Question
+from weft.dns.wire import MAX_MESSAGE_SIZE, Question, Rcode
 from weft.domain.errors import Malformed, Unavailable
 from weft.runtime.backoff import Backoff
 from weft.runtime.logs import Log
 
 log = Log("dns")
 
-# How long a TCP connection may stay without a whole question.
+# How long a TCP connection may stay without a complete query.
 IDLE_S = 10.0
-MOST_CONNECTIONS = 128
-# How many questions of a tenant about the outside may be under way.
-MOST_FORWARDED = 256
-# Datagrams answered before others get their turn.
-_AT_A_TIME = 64
-_LARGEST_QUESTION = 4096
+# Limits per tenant, so that one tenant cannot take the sockets and memory of all.
+MAX_TCP_CONNECTIONS = 128
+MAX_FORWARDED = 256
+# Datagrams answered before other tenants and tasks get their turn.
+_BATCH = 64
+_MAX_QUERY = 4096
+# struct in6_pktinfo: destination address and interface index.
 _PACKET_INFO = struct.Struct("=16sI")
 _CONTROL_SIZE = socket.CMSG_SPACE(_PACKET_INFO.size)
 _LENGTH = struct.Struct("!H")
-_CUT_OFF = struct.pack("ii", 1, 0)
+# struct linger with a timeout of 0: close sends RST.
+_LINGER_RESET = struct.pack("ii", 1, 0)
 
 Control = list[tuple[int, int, bytes]]
 Client = tuple[str, int, int, int]
 
 
 class TenantServer:
-    """Owns the sockets. Its `run` is the parent of all that it has under way."""
+    """Owns the sockets. `run` is the parent of all its tasks."""
 
     def __init__(self, sockets: Sockets, *, responder: Responder, forwarder: Forwarder) -> None:
         self._sockets = sockets
@@ -46,7 +47,7 @@ class TenantServer:
         self._connections = 0
 
     async def run(self) -> None:
-        """Serve until cancelled; nothing of ours is left in the space then."""
+        """Serve until cancelled. No socket of ours is left in the netns then."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -58,9 +59,9 @@ class TenantServer:
 
     def _read_datagrams(self, tasks: asyncio.TaskGroup) -> None:
         receive = self._sockets.udp.recvmsg
-        for _ in range(_AT_A_TIME):
+        for _ in range(_BATCH):
             try:
-                data, control, _, client = receive(_LARGEST_QUESTION, _CONTROL_SIZE)
+                data, control, _, client = receive(_MAX_QUERY, _CONTROL_SIZE)
             except BlockingIOError:
                 return
             answer = self._answer(data, client[0], over_tcp=False)
@@ -69,51 +70,54 @@ class TenantServer:
             elif answer is not None:
                 self._forward_datagram(tasks, answer, control, client)
 
-    def _answer(self, data: bytes, client: str, *, over_tcp: bool) -> bytes | Outside | None:
+    def _answer(self, data: bytes, client: str, *, over_tcp: bool) -> bytes | UpstreamQuery | None:
         try:
             return self._responder.answer(data, client=client, over_tcp=over_tcp)
-        except Exception:  # whatever one questioner makes us stumble over, the others are answered
-            log.failure("question not answered", client=client, question=data[:512].hex())
+        except Exception:  # a query that triggers a bug must not stop the service of the others
+            log.failure("query failed", client=client, query=data[:512].hex())
             return None
 
     def _send(self, answer: bytes, control: Control, client: Client) -> None:
-        """From the address that was asked, by whatever interface leads to the client."""
+        """Send from the address that was queried, and let routing choose the interface."""
         try:
             [(level, kind, info)] = control
             address, _ = _PACKET_INFO.unpack(info)
             self._sockets.udp.sendmsg((answer,), ((level, kind, _PACKET_INFO.pack(address, 0)),), 0, client)
-        except OSError as error:  # lost, as any datagram may be: the client asks again
-            log.debug("answer lost", client=client[0], reason=error.strerror)
+        except OSError as error:  # lost, as any datagram may be: the client retries
+            log.debug("sending an answer failed", client=client[0], reason=error.strerror)
 
-    def _forward_datagram(self, tasks: asyncio.TaskGroup, outside: Outside, control: Control, client: Client) -> None:
-        question = outside.question
-        if self._forwarding >= MOST_FORWARDED:
-            self._send(self._failure(question, question.room), control, client)
+    def _forward_datagram(
+        self, tasks: asyncio.TaskGroup, upstream: UpstreamQuery, control: Control, client: Client
+    ) -> None:
+        question = upstream.question
+        if self._forwarding >= MAX_FORWARDED:
+            self._send(self._failure(question, question.max_size), control, client)
             return
 
         async def forward() -> None:
             try:
-                self._send(await self._forward(outside, over_tcp=False), control, client)
+                self._send(await self._forward(upstream, over_tcp=False), control, client)
             finally:
                 self._forwarding -= 1
 
         self._forwarding += 1
         tasks.create_task(forward())
 
-    async def _forward(self, outside: Outside, *, over_tcp: bool) -> bytes:
-        room = LARGEST_MESSAGE if over_tcp else outside.question.room
+    async def _forward(self, upstream: UpstreamQuery, *, over_tcp: bool) -> bytes:
+        max_size = MAX_MESSAGE_SIZE if over_tcp else upstream.question.max_size
         self._responder.statistics.forwarded += 1
         try:
-            return outside.complete(await self._forwarder.ask(outside.ask, over_tcp=over_tcp), room=room)
+            answer = await self._forwarder.resolve(upstream.query, over_tcp=over_tcp)
+            return upstream.complete(answer, max_size=max_size)
         except (Unavailable, Malformed) as error:
-            log.debug("question not forwarded", reason=error.message)
-        except Exception:  # as above
-            log.failure("question not forwarded", question=outside.ask.asked.hex())
-        return self._failure(outside.question, room)
+            log.debug("forwarding failed", reason=error.message)
+        except Exception:  # as in `_answer`
+            log.failure("forwarding failed", query=upstream.query.wire_question.hex())
+        return self._failure(upstream.question, max_size)
 
-    def _failure(self, question: Question, room: int) -> bytes:
+    def _failure(self, question: Question, max_size: int) -> bytes:
         self._responder.statistics.failed += 1
-        return encode_answer(question, code=Code.SERVFAIL, room=room)
+        return encode_answer(question, code=Rcode.SERVFAIL, max_size=max_size)
 
     async def _accept(self, tasks: asyncio.TaskGroup) -> None:
         loop, backoff = asyncio.get_running_loop(), Backoff()
@@ -121,18 +125,19 @@ class TenantServer:
             try:
                 connection, client = await loop.sock_accept(self._sockets.tcp)
             except OSError as error:
-                log.warning("no connection accepted", reason=error.strerror)
+                log.warning("accept failed", reason=error.strerror)
                 await backoff.pause()
                 continue
             backoff.reset()
-            if self._connections >= MOST_CONNECTIONS:
+            # Accepted and closed, not left in the backlog: the client learns at once that it must retry.
+            if self._connections >= MAX_TCP_CONNECTIONS:
                 connection.close()
                 continue
             self._connections += 1
-            tasks.create_task(self._converse(connection, client[0]))
+            tasks.create_task(self._serve_tcp(connection, client[0]))
 
-    async def _converse(self, connection: socket.socket, client: str) -> None:
-        """Question by question, until the client has no more or takes too long."""
+    async def _serve_tcp(self, connection: socket.socket, client: str) -> None:
+        """Answer query by query, until the client closes or is idle for too long."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -142,15 +147,15 @@ class TenantServer:
                 answer = self._answer(data, client, over_tcp=True)
                 if answer is None:
                     return
-                if isinstance(answer, Outside):
+                if isinstance(answer, UpstreamQuery):
                     answer = await self._forward(answer, over_tcp=True)
                 async with asyncio.timeout(IDLE_S):
                     await loop.sock_sendall(connection, _LENGTH.pack(len(answer)) + answer)
         except (OSError, EOFError, TimeoutError) as error:
-            log.debug("conversation over", client=client, reason=str(error))
+            log.debug("TCP connection closed", client=client, reason=str(error))
         except asyncio.CancelledError:
-            # A client that is slow to say goodbye would keep the space alive.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _CUT_OFF)
+            # A socket in FIN_WAIT would keep the netns alive until its client answers: reset it instead.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
             raise
         finally:
             self._connections -= 1
@@ -163,6 +168,6 @@ async def _read(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = await loop.sock_recv(connection, size - len(data))
         if not part:
-            raise EOFError("the client has gone")
+            raise EOFError("the client has closed the connection")
         data += part
     return data

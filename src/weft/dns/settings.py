@@ -1,4 +1,4 @@
-"""netdns's settings."""
+"""Settings of netdns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from weft.runtime.dns_control import SOCKET_NAME
 from weft.runtime.logs import LEVELS
 from weft.runtime.settings import Option, comma_list, host_port, one_of, read_settings
 
-_LONGEST_TTL = 86_400
+# A day: an address that moves must not stay in caches for longer.
+_MAX_TTL = 86_400
 
 
 def _upstreams(text: str) -> tuple[Upstream, ...]:
@@ -36,25 +37,25 @@ def _upstream(text: str) -> Upstream:
 
 
 def _ttl(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > _LONGEST_TTL:
-        raise ValueError(f"{text!r} is not a number of seconds from 0 to {_LONGEST_TTL}")
+    if not text.isascii() or not text.isdigit() or int(text) > _MAX_TTL:
+        raise ValueError(f"{text!r} is not a number of seconds from 0 to {_MAX_TTL}")
     return int(text)
 
 
 OPTIONS = (
     Option(name="run_dir", flags=("--run-dir",), env="RUN_DIR", default=Path("/run/weft"), read=Path,
-           help="directory in which tenants' namespaces are pinned, that of netplugin; /run/weft"),
+           help="directory with the pinned tenant netns, the same as netplugin's; /run/weft"),
     Option(name="socket", flags=("--socket",), env="SOCKET", default=None, read=Path,
-           help=f"where the agent hands over the names; {SOCKET_NAME} in --run-dir"),
+           help=f"control socket, on which the agent pushes zones; {SOCKET_NAME} in --run-dir"),
     Option(name="datapath", flags=("--datapath",), env="DATAPATH", default="linux", read=one_of("linux"),
-           help="that of netplugin; linux"),
+           help="netplugin's datapath; linux"),
     DOMAIN_OPTION,
     Option(name="upstreams", flags=("--upstreams",), env="UPSTREAMS", default=(), read=_upstreams,
-           help="comma list of resolvers for names of the outside, ADDRESS or ADDRESS:PORT; those of --resolv-conf"),
+           help="comma list of upstream resolvers, ADDRESS or ADDRESS:PORT; those of --resolv-conf"),
     Option(name="resolv_conf", flags=("--resolv-conf",), env="RESOLV_CONF", default=Path("/etc/resolv.conf"), read=Path,
-           help="file that names the machine's resolvers; /etc/resolv.conf"),
+           help="file with the machine's resolvers; /etc/resolv.conf"),
     Option(name="ttl", flags=("--ttl",), env="TTL", default=30, read=_ttl,
-           help="seconds for which answers may be kept; 30"),
+           help="TTL of answers in seconds; 30"),
     Option(name="log_level", flags=("--log-level",), env="LOG_LEVEL", default="INFO", read=one_of(*LEVELS),
            help="DEBUG, INFO, WARN or ERROR"),
     Option(name="json_log", flags=("--use-json-log", "--json-log"), env="USE_JSON_LOG", default=False, read=None,
@@ -64,7 +65,7 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DnsSettings:
-    """All of netdns's settings, checked."""
+    """All settings of netdns, validated."""
 
     run_dir: Path
     socket: Path
@@ -79,5 +80,5 @@ class DnsSettings:
 
 def read_dns_settings(argv: Sequence[str], environ: Mapping[str, str]) -> DnsSettings:
     """The settings, or `BadSettings` with every fault."""
-    given = read_settings("netdns", OPTIONS, argv=argv, environ=environ, version=f"netdns {__version__}")
-    return DnsSettings(**given | {"socket": given["socket"] or given["run_dir"] / SOCKET_NAME})
+    options = read_settings("netdns", OPTIONS, argv=argv, environ=environ, version=f"netdns {__version__}")
+    return DnsSettings(**options | {"socket": options["socket"] or options["run_dir"] / SOCKET_NAME})

@@ -1,4 +1,4 @@
-"""Who is asked about the outside: resolvers that were named, or those of the machine."""
+"""Upstream resolvers: those that were configured, or those of the machine's resolv.conf."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 DNS_PORT = 53
-# As many as the C library reads.
-_MOST_SERVERS = 3
+# glibc's MAXNS: it reads three name servers and ignores the rest.
+_MAXNS = 3
 
 
 class Upstream(NamedTuple):
@@ -19,42 +19,43 @@ class Upstream(NamedTuple):
 
 
 class Upstreams:
-    """The resolvers, in order. The machine's are read again whenever their file has changed."""
+    """The resolvers, in order. resolv.conf is read again whenever it has changed."""
 
-    def __init__(self, named: tuple[Upstream, ...], *, file: Path) -> None:
-        self._named = named
+    def __init__(self, configured: tuple[Upstream, ...], *, file: Path) -> None:
+        self._configured = configured
         self._file = file
-        self._seen: tuple[int, ...] = ()
+        self._version: tuple[int, ...] = ()
         self._read: tuple[Upstream, ...] = ()
 
     def current(self) -> tuple[Upstream, ...]:
-        """Those to be asked now; none when the machine has none."""
-        if self._named:
-            return self._named
+        """The resolvers to query now; none when the machine has none."""
+        if self._configured:
+            return self._configured
         try:
             status = self._file.stat()
-            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-            if seen != self._seen:
+            # The inode too: resolvers are often set by renaming a new file over the old one, of the same size.
+            version = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if version != self._version:
                 self._read = parse_resolv_conf(self._file.read_text(errors="replace"))
-                self._seen = seen
+                self._version = version
         except FileNotFoundError:
-            self._seen, self._read = (), ()
+            self._version, self._read = (), ()
         return self._read
 
     def addresses(self) -> tuple[str, ...]:
-        """Where those are, in the form that rules know: without a scope, and IPv4 as itself."""
-        found = (ip_address(each.host.partition("%")[0]) for each in self.current())
+        """Their addresses in the form that policy uses: without a zone id, and v4-mapped ones as IPv4."""
+        found = (ip_address(upstream.host.partition("%")[0]) for upstream in self.current())
         return tuple(str(each.ipv4_mapped or each if each.version == 6 else each) for each in found)
 
 
 def parse_resolv_conf(text: str) -> tuple[Upstream, ...]:
-    """The name servers of a resolv.conf(5). What is no address is passed over, as the C library does."""
+    """The name servers of a resolv.conf(5). Invalid addresses are skipped, as the C library does."""
     found: list[Upstream] = []
     for line in text.splitlines():
         match line.split():
             case ["nameserver", host, *_] if _is_address(host):
                 found.append(Upstream(host))
-    return tuple(found[:_MOST_SERVERS])
+    return tuple(found[:_MAXNS])
 
 
 def _is_address(text: str) -> bool:

@@ -1,7 +1,7 @@
-"""What netdns was told, on disk: the frames of the hand-over, in order, as they were said.
+"""Zone cache: the control messages that netdns has received, on disk, as frames of the control protocol.
 
-A kill leaves at most a torn last frame, which is passed over. The page cache survives a kill, and a reboot takes the
-tenants' spaces with it, so frames need not be forced to the disk.
+A kill leaves at most a torn last frame, which is skipped. The frames are not synced to disk: the page cache survives a
+kill of the process, and a reboot removes the tenant netns anyway.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from weft.runtime.logs import Log
 
 log = Log("dns")
 
-_SMALLEST_TAIL = 1 << 20
+# Below this size a rewrite is not worth it, however small the zones are.
+_MIN_TAIL = 1 << 20
 
 
-class Memory:
-    """The file. `append` what was said; what `is_long` is better written anew from the present state."""
+class ZoneCache:
+    """The file. `append` adds a message; when it `is_long`, `rewrite` it from the present state."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = -1
+        # Bytes of the state that the file began with, and of the messages appended since.
         self._base = self._tail = 0
 
     def read(self) -> Iterator[Message]:
-        """All that was said and is still to be read."""
+        """All messages up to the first that cannot be read."""
         data = self._path.read_bytes() if self._path.exists() else b""
         at = 0
         while at + LENGTH.size <= len(data):
@@ -39,23 +41,22 @@ class Memory:
             try:
                 yield decode_message(body)
             except Malformed as error:
-                log.warning("what was remembered cannot be read", file=self._path, reason=error.message)
+                log.warning("zone cache unreadable, ignoring the rest", file=self._path, reason=error.message)
                 return
             at += LENGTH.size + length
 
     @property
     def is_long(self) -> bool:
-        """Whether more is in it than the present state needs."""
-        return self._tail > max(self._base, _SMALLEST_TAIL)
+        """Whether appended messages take more room than the state they change."""
+        return self._tail > max(self._base, _MIN_TAIL)
 
     def append(self, message: Message) -> None:
-        """Remember one more message."""
         frame = encode(message)
         os.write(self._fd, frame)
         self._tail += len(frame)
 
     def rewrite(self, state: FullSync) -> None:
-        """Remember this and nothing else: the old file or the new one is there, never a part."""
+        """Replace the content by this state. Atomic: a reader finds the old file or the new one."""
         fresh = self._path.with_suffix(".new")
         frame = encode(state)
         fresh.write_bytes(frame)

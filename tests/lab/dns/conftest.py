@@ -1,4 +1,4 @@
-"""Tenants' spaces with pods, and the real netdns beside them."""
+"""Tenant netns with pods, and the real netdns."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from tests.support.netdns import Netdns, Pod
 from weft.kernel.netns import NamespaceDirectory
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import MakeSpace
+    from tests.lab.conftest import MakeNetns
 
 
 class MakePod(Protocol):
-    """Makes a pod in the space of a tenant, which is made too."""
+    """Creates a pod and, if needed, the netns of its tenant."""
 
     def __call__(self, tenant: str) -> Pod: ...
 
 
 @pytest.fixture
-def make_pod(make_space: MakeSpace, tmp_path: Path) -> Iterator[MakePod]:
+def make_pod(make_netns: MakeNetns, tmp_path: Path) -> Iterator[MakePod]:
     pods = NamespaceDirectory(tmp_path / "pods")
     pods.prepare()
     with ExitStack() as closing:
         yield lambda tenant: Pod(
-            closing.enter_context(pods.create(f"in-{tenant}")), tenant=make_space(tenant).namespace
+            closing.enter_context(pods.create(f"in-{tenant}")), tenant=make_netns(tenant).namespace
         )
 
 
 @pytest.fixture
 async def netdns(directory: NamespaceDirectory, tmp_path: Path) -> AsyncIterator[Netdns]:
-    """Running. What it logged is shown when a test fails."""
+    """A running netdns. Its log is shown when a test fails."""
     netdns = Netdns(tmp_path)
     try:
         await netdns.start()

@@ -1,4 +1,4 @@
-"""Asking outside, by real sockets on loopback: only a true answer is believed, and there is always an end to it."""
+"""Forwarding over real sockets on loopback: only valid answers are accepted, and every query ends."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from weft.lab.waiting import soon, until
 Answers = Callable[[bytes], list[bytes]]
 
 
-def asked(name: str = "www.example.org", **wishes: object) -> Question:
-    return read_question(dns.message.make_query(name, "A", **wishes).to_wire())  # type: ignore[arg-type]
+def make_question(name: str = "www.example.org", **options: object) -> Question:
+    return read_question(dns.message.make_query(name, "A", **options).to_wire())  # type: ignore[arg-type]
 
 
 def response(query: bytes, *, address: str = "192.0.2.1", count: int = 1, code: int = 0) -> dns.message.Message:
@@ -45,7 +45,7 @@ def honest(query: bytes) -> list[bytes]:
 
 
 class Resolver(asyncio.DatagramProtocol):
-    """A resolver of the outside that says what the test wants; by TCP the first of it."""
+    """An upstream resolver that sends the answers of the test; over TCP the first of them."""
 
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
@@ -59,7 +59,7 @@ class Resolver(asyncio.DatagramProtocol):
         for answer in self.answers(data):
             self.transport.sendto(answer, addr)
 
-    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         data = await reader.readexactly(int.from_bytes(await reader.readexactly(2)))
         self.seen.append((data, 0))
         for answer in self.answers(data)[:1]:
@@ -69,7 +69,7 @@ class Resolver(asyncio.DatagramProtocol):
 
 @asynccontextmanager
 async def resolvers(*each: Answers) -> AsyncIterator[tuple[Forwarder, list[Resolver]]]:
-    """A forwarder that asks these in turn."""
+    """A forwarder with these upstreams."""
     loop = asyncio.get_running_loop()
     found: list[Resolver] = []
     named: list[Upstream] = []
@@ -81,38 +81,38 @@ async def resolvers(*each: Answers) -> AsyncIterator[tuple[Forwarder, list[Resol
                 local_addr=("127.0.0.1", port),
             )
             stack.callback(transport.close)
-            await stack.enter_async_context(await asyncio.start_server(resolver.converse, "127.0.0.1", port))
+            await stack.enter_async_context(await asyncio.start_server(resolver.serve_tcp, "127.0.0.1", port))
             found.append(resolver)
             named.append(Upstream("127.0.0.1", port))
         yield Forwarder(Upstreams(tuple(named), file=Path("none"))), found
 
 
-def told(answer: bytes) -> list[str]:
+def addresses_in(answer: bytes) -> list[str]:
     return [record.to_text() for rrset in dns.message.from_wire(answer).answer for record in rrset]
 
 
 @pytest.mark.parametrize("over_tcp", [False, True])
-async def test_an_answer_comes_back_to_who_asked_r10(over_tcp: bool) -> None:
-    question = asked("wWw.Example.org")
+async def test_an_answer_is_returned_with_the_clients_id_and_case_r10(over_tcp: bool) -> None:
+    question = make_question("wWw.Example.org")
     async with resolvers(honest) as (forwarder, _):
-        answer = await soon(forwarder.ask(question, over_tcp=over_tcp))
-    assert told(answer) == ["192.0.2.1"]
+        answer = await soon(forwarder.resolve(question, over_tcp=over_tcp))
+    assert addresses_in(answer) == ["192.0.2.1"]
     assert answer[:2] == question.id.to_bytes(2)
-    assert question.asked in answer
+    assert question.wire_question in answer
 
 
-async def test_numbers_and_ports_cannot_be_guessed() -> None:
-    """Kaminsky's lesson: both are new for every question."""
+async def test_ids_and_source_ports_are_random() -> None:
+    """Kaminsky's lesson: both are random for every query."""
     async with resolvers(honest) as (forwarder, (resolver,)):
         for number in range(40):
-            await soon(forwarder.ask(asked(f"a{number}.example.org"), over_tcp=False))
+            await soon(forwarder.resolve(make_question(f"a{number}.example.org"), over_tcp=False))
     assert len({data[:2] for data, _ in resolver.seen}) > 30
     assert len({port for _, port in resolver.seen}) > 30
     steps = {b - a for (_, a), (_, b) in zip(resolver.seen, resolver.seen[1:], strict=False)}
     assert len(steps) > 20
 
 
-async def test_forgeries_are_passed_over_and_the_true_answer_is_waited_for() -> None:
+async def test_forged_answers_are_ignored() -> None:
     def attacked(query: bytes) -> list[bytes]:
         forged = response(query, address="198.51.100.66").to_wire()
         other = dns.message.make_query("www.example.net", "A", id=int.from_bytes(query[:2])).to_wire()
@@ -126,56 +126,56 @@ async def test_forgeries_are_passed_over_and_the_true_answer_is_waited_for() -> 
         ]
 
     async with resolvers(attacked) as (forwarder, _):
-        assert told(await soon(forwarder.ask(asked(), over_tcp=False))) == ["192.0.2.1"]
+        assert addresses_in(await soon(forwarder.resolve(make_question(), over_tcp=False))) == ["192.0.2.1"]
 
 
-async def test_only_who_was_asked_is_heard() -> None:
+async def test_answers_from_other_ports_are_ignored() -> None:
     """The socket is connected: a right answer from another port does not even arrive."""
 
     def from_elsewhere(query: bytes) -> list[bytes]:
         _, port = resolver.seen[-1]
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-            stranger.sendto(response(query, address="198.51.100.66").to_wire(), ("127.0.0.1", port))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as attacker:
+            attacker.sendto(response(query, address="198.51.100.66").to_wire(), ("127.0.0.1", port))
         return honest(query)
 
     async with resolvers(from_elsewhere) as (forwarder, (resolver,)):
-        assert told(await soon(forwarder.ask(asked(), over_tcp=False))) == ["192.0.2.1"]
+        assert addresses_in(await soon(forwarder.resolve(make_question(), over_tcp=False))) == ["192.0.2.1"]
 
 
 @pytest.mark.parametrize("over_tcp", [False, True])
-async def test_the_next_resolver_is_asked_when_one_fails(over_tcp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "WITHIN_S", 2.0)
+async def test_the_next_upstream_is_tried_when_one_fails(over_tcp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "FORWARD_TIMEOUT_S", 2.0)
 
     def failing(query: bytes) -> list[bytes]:
         return [response(query, code=dns.rcode.SERVFAIL).to_wire()]
 
-    def silent(_: bytes) -> list[bytes]:
+    def unresponsive(_: bytes) -> list[bytes]:
         return []
 
-    async with resolvers(failing, silent, honest) as (forwarder, _):
-        assert told(await soon(forwarder.ask(asked(), over_tcp=over_tcp))) == ["192.0.2.1"]
+    async with resolvers(failing, unresponsive, honest) as (forwarder, _):
+        assert addresses_in(await soon(forwarder.resolve(make_question(), over_tcp=over_tcp))) == ["192.0.2.1"]
 
 
-async def test_a_failure_is_passed_on_when_nobody_knows_better() -> None:
+async def test_a_failure_is_returned_when_no_upstream_does_better() -> None:
     async with resolvers(lambda query: [response(query, code=dns.rcode.REFUSED).to_wire()]) as (forwarder, _):
-        answer = await soon(forwarder.ask(asked(), over_tcp=False))
+        answer = await soon(forwarder.resolve(make_question(), over_tcp=False))
     assert dns.message.from_wire(answer).rcode() == dns.rcode.REFUSED
 
 
-async def test_there_is_an_end_to_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "WITHIN_S", 0.1)
+async def test_a_query_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "FORWARD_TIMEOUT_S", 0.1)
     async with resolvers(lambda _: []) as (forwarder, _):
         with pytest.raises(Unavailable):
-            await soon(forwarder.ask(asked(), over_tcp=False))
+            await soon(forwarder.resolve(make_question(), over_tcp=False))
 
 
-async def test_a_machine_without_resolvers_asks_nobody(tmp_path: Path) -> None:
+async def test_without_upstreams_a_query_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
-        await soon(Forwarder(Upstreams((), file=tmp_path / "none")).ask(asked(), over_tcp=False))
+        await soon(Forwarder(Upstreams((), file=tmp_path / "none")).resolve(make_question(), over_tcp=False))
 
 
-async def test_the_same_question_is_under_way_once() -> None:
-    """A resolver that leads back to us is stopped at its first step, and a forger gets one chance, not many."""
+async def test_the_same_question_is_in_flight_once() -> None:
+    """A resolver that forwards to us is stopped at its first step, and a forger gets one chance, not many."""
     gate: list[bytes] = []
 
     def waiting(query: bytes) -> list[bytes]:
@@ -183,24 +183,24 @@ async def test_the_same_question_is_under_way_once() -> None:
         return []
 
     async with resolvers(waiting) as (forwarder, (resolver,)):
-        asking = [asyncio.ensure_future(forwarder.ask(asked("WWW.example.org"), over_tcp=False)) for _ in range(5)]
-        asking += [asyncio.ensure_future(forwarder.ask(asked("www.Example.org"), over_tcp=False)) for _ in range(5)]
+        names = ["WWW.example.org"] * 5 + ["www.Example.org"] * 5
+        pending = [asyncio.ensure_future(forwarder.resolve(make_question(name), over_tcp=False)) for name in names]
         await until(lambda: bool(gate))
         resolver.transport.sendto(honest(gate[0])[0], ("127.0.0.1", resolver.seen[0][1]))
-        answers = await soon(asyncio.gather(*asking))
+        answers = await soon(asyncio.gather(*pending))
         assert len(resolver.seen) == 1
         assert {answer[12:16] for answer in answers} == {b"\3WWW", b"\3www"}
-        later = asyncio.ensure_future(forwarder.ask(asked(), over_tcp=False))
+        later = asyncio.ensure_future(forwarder.resolve(make_question(), over_tcp=False))
         await until(lambda: len(resolver.seen) == 2)
         later.cancel()
         await asyncio.wait([later])
 
 
-async def test_an_answer_too_large_for_the_questioner_is_told_to_come_by_tcp() -> None:
+async def test_an_answer_too_large_for_the_client_is_truncated() -> None:
     def large(query: bytes) -> list[bytes]:
         return [response(query, count=60).to_wire(max_size=65_535)]
 
     async with resolvers(large) as (forwarder, _):
-        answer = await soon(forwarder.ask(asked(), over_tcp=False))
+        answer = await soon(forwarder.resolve(make_question(), over_tcp=False))
         assert dns.message.from_wire(answer).flags & dns.flags.TC
-        assert len(told(await soon(forwarder.ask(asked(), over_tcp=True)))) == 60
+        assert len(addresses_in(await soon(forwarder.resolve(make_question(), over_tcp=True)))) == 60

@@ -1,4 +1,4 @@
-"""A tenant's server on loopback: many clients, some of them slow, hostile or too many."""
+"""A tenant's server on loopback, with many, slow and hostile clients."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Served:
         self.statistics = statistics
 
     def client(self) -> socket.socket:
-        """A UDP client that takes answers only from the address it asks."""
+        """A UDP client that accepts answers only from the address it queries."""
         client = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
         client.setblocking(False)
         client.connect(self.udp)
         return client
 
-    async def ask(self, query: bytes) -> dns.message.Message:
+    async def query(self, query: bytes) -> dns.message.Message:
         with self.client() as client:
             client.send(query)
             return dns.message.from_wire(await soon(asyncio.get_running_loop().sock_recv(client, 4096)))
@@ -91,7 +91,7 @@ async def test_many_datagrams_at_once_are_all_answered() -> None:
     assert {int.from_bytes(answer[:2]) for answer in answers} == set(range(150))
 
 
-async def test_questions_of_one_connection_are_answered_one_after_the_other() -> None:
+async def test_pipelined_queries_of_one_connection_are_answered_in_order() -> None:
     async with served() as tenant:
         reader, writer = await tenant.connect()
         writer.write(frame(WEB) * 3)
@@ -100,7 +100,7 @@ async def test_questions_of_one_connection_are_answered_one_after_the_other() ->
         writer.close()
 
 
-async def test_a_question_that_comes_in_pieces_is_answered() -> None:
+async def test_a_query_in_many_segments_is_answered() -> None:
     async with served() as tenant:
         reader, writer = await tenant.connect()
         for byte in frame(WEB):
@@ -110,8 +110,8 @@ async def test_a_question_that_comes_in_pieces_is_answered() -> None:
         writer.close()
 
 
-async def test_no_stream_of_bytes_does_harm_cve_2025_23028() -> None:
-    """Damaged questions, lengths that are not true, callers who hang up in the middle: the next one is answered."""
+async def test_damaged_streams_do_no_harm_cve_2025_23028() -> None:
+    """Damaged questions, lengths that are not true, clients that disconnect in the middle: the next one is answered."""
     chance = Random(23028)
     async with served() as tenant:
         for _ in range(150):
@@ -128,10 +128,10 @@ async def test_no_stream_of_bytes_does_harm_cve_2025_23028() -> None:
         writer.write(frame(WEB))
         assert (await read_answer(reader)).rcode() == dns.rcode.NOERROR
         writer.close()
-        assert (await tenant.ask(WEB)).rcode() == dns.rcode.NOERROR
+        assert (await tenant.query(WEB)).rcode() == dns.rcode.NOERROR
 
 
-async def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_S", 0.05)
     async with served() as tenant:
         for start in (b"", frame(WEB)[:10]):
@@ -141,8 +141,8 @@ async def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPa
             writer.close()
 
 
-async def test_no_more_connections_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_CONNECTIONS", 2)
+async def test_tcp_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_TCP_CONNECTIONS", 2)
     async with served() as tenant:
         first, second = await tenant.connect(), await tenant.connect()
         for reader, writer in (first, second):
@@ -167,9 +167,9 @@ async def test_no_more_connections_than_there_may_be(monkeypatch: pytest.MonkeyP
         second[1].close()
 
 
-async def test_an_outside_that_is_away_is_a_failure_and_not_silence() -> None:
+async def test_without_a_reachable_upstream_the_answer_is_servfail() -> None:
     async with served() as tenant:
-        assert (await tenant.ask(OUTSIDE)).rcode() == dns.rcode.SERVFAIL
+        assert (await tenant.query(OUTSIDE)).rcode() == dns.rcode.SERVFAIL
         reader, writer = await tenant.connect()
         writer.write(frame(OUTSIDE))
         assert (await read_answer(reader)).rcode() == dns.rcode.SERVFAIL
@@ -177,21 +177,21 @@ async def test_an_outside_that_is_away_is_a_failure_and_not_silence() -> None:
         assert tenant.statistics == Statistics(forwarded=2, failed=2)
 
 
-async def test_an_outside_that_is_slow_holds_up_nobody_and_is_not_asked_without_bounds(
+async def test_a_slow_upstream_delays_no_other_query_and_forwarding_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MOST_FORWARDED", 1)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
-        silent.bind(("127.0.0.1", 0))
-        async with served(Upstream(*silent.getsockname())) as tenant:
+    monkeypatch.setattr(module, "MAX_FORWARDED", 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unresponsive:
+        unresponsive.bind(("127.0.0.1", 0))
+        async with served(Upstream(*unresponsive.getsockname())) as tenant:
             with tenant.client() as waiting:
                 waiting.send(OUTSIDE)
                 await until(lambda: tenant.statistics.forwarded == 1)
-                assert (await tenant.ask(OUTSIDE)).rcode() == dns.rcode.SERVFAIL
-                assert (await tenant.ask(WEB)).rcode() == dns.rcode.NOERROR
+                assert (await tenant.query(OUTSIDE)).rcode() == dns.rcode.SERVFAIL
+                assert (await tenant.query(WEB)).rcode() == dns.rcode.NOERROR
 
 
-async def test_what_one_question_breaks_the_next_does_not_feel(
+async def test_a_query_that_triggers_a_bug_does_not_stop_the_server(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """CVE-2025-23028: one message must not end the process."""
@@ -210,11 +210,11 @@ async def test_what_one_question_breaks_the_next_does_not_feel(
         writer.write(frame(b"boom"))
         assert await soon(reader.read()) == b""
         writer.close()
-        assert (await tenant.ask(WEB)).rcode() == dns.rcode.NOERROR
-    assert [record.message for record in caplog.records if record.exc_info] == ["question not answered"] * 2
+        assert (await tenant.query(WEB)).rcode() == dns.rcode.NOERROR
+    assert [record.message for record in caplog.records if record.exc_info] == ["query failed"] * 2
 
 
-async def test_when_it_ends_so_do_its_connections() -> None:
+async def test_connections_are_reset_when_the_server_stops() -> None:
     async with served() as tenant:
         reader, writer = await tenant.connect()
         writer.write(frame(WEB))

@@ -11,7 +11,7 @@ from weft.dns.upstream import Upstream
 from weft.runtime.settings import BadSettings
 
 
-def test_nothing_needs_to_be_said() -> None:
+def test_defaults() -> None:
     settings = read_dns_settings([], {})
     assert settings.run_dir == Path("/run/weft")
     assert settings.socket == Path("/run/weft/dns.sock")
@@ -19,7 +19,7 @@ def test_nothing_needs_to_be_said() -> None:
     assert (settings.domain, settings.upstreams, settings.ttl) == ("cluster.local", (), 30)
 
 
-def test_everything_can_be_said() -> None:
+def test_flags_and_variables() -> None:
     settings = read_dns_settings(
         ["--upstreams", "192.0.2.1,[2001:db8::1]:5353,2001:db8::2,127.0.0.1:53", "--domain", "Example.Org."],
         {"CONTIV_NETDNS_TTL": "0", "CONTIV_NETDNS_DOMAIN": "other"},
@@ -46,6 +46,6 @@ def test_everything_can_be_said() -> None:
         ("--datapath", "none"),
     ],
 )
-def test_what_is_wrong_is_named(flag: str, value: str) -> None:
+def test_an_invalid_value_names_its_flag(flag: str, value: str) -> None:
     with pytest.raises(BadSettings, match=flag):
         read_dns_settings([flag, value], {})

@@ -1,15 +1,15 @@
-"""A table answers the same whichever way it came to what it holds."""
+"""Zones as tables: their content does not depend on the order of changes; reverse names and prefixes."""
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.dns.encode import encode_name, question_key
-from weft.dns.table import MOST_ANSWERS, Table
+from weft.dns.table import MAX_ANSWERS, Prefix, Table, parse_prefix, reverse_prefix
 from weft.dns.wire import Type
 from weft.domain.dns.names import Entry, Rank, Record, Zone
 from weft.domain.errors import Invalid
@@ -41,14 +41,14 @@ def table(zone: Zone) -> Table:
 def seen(table: Table) -> tuple[object, ...]:
     names = [encode_name(name) for name in ("web", "db", "db.web", "a.db.web", "x")]
     return (
-        {key: (sorted(each.records), each.told) for key, each in table.sets.items()},
-        [table.knows(name) for name in names],
+        {key: (sorted(each.records), each.answer_count) for key, each in table.sets.items()},
+        [table.has_name(name) for name in names],
         table.zone,
     )
 
 
 @given(steps)
-def test_changes_come_to_the_same_as_a_new_table(
+def test_changes_give_the_same_table_as_building_it_new(
     changes: list[tuple[dict[str, Entry], set[str]]],
 ) -> None:
     changed, state = Table(ttl=30), dict[str, Entry]()
@@ -59,7 +59,7 @@ def test_changes_come_to_the_same_as_a_new_table(
 
 
 @given(steps)
-def test_replacing_comes_to_the_same_as_a_new_table(changes: list[tuple[dict[str, Entry], set[str]]]) -> None:
+def test_replacing_gives_the_same_table_as_building_it_new(changes: list[tuple[dict[str, Entry], set[str]]]) -> None:
     replaced = Table(ttl=30)
     for state, _ in changes:
         replaced.replace(Zone(state))
@@ -69,7 +69,7 @@ def test_replacing_comes_to_the_same_as_a_new_table(changes: list[tuple[dict[str
         }
 
 
-def test_the_first_rank_has_a_name_that_several_bear() -> None:
+def test_the_first_rank_wins_a_name_that_several_objects_have() -> None:
     """contiv 7.14: services before groups before containers."""
     made = table(
         Zone(
@@ -89,29 +89,29 @@ def test_the_first_rank_has_a_name_that_several_bear() -> None:
     assert len(made.sets[key_v6].records) == 1
 
 
-def test_only_kubernetes_services_are_told_in_full() -> None:
+def test_only_kubernetes_services_answer_with_all_addresses() -> None:
     def count(rank: Rank, members: int) -> int:
         records = (Record("web", "A", f"10.0.0.{number}", rank) for number in range(members))
         (found,) = table(Zone({"a": Entry(tuple(records))})).sets.values()
-        return found.told
+        return found.answer_count
 
-    assert count(Rank.GROUP, 30) == count(Rank.WORKLOAD, 30) == MOST_ANSWERS == 10
+    assert count(Rank.GROUP, 30) == count(Rank.WORKLOAD, 30) == MAX_ANSWERS == 10
     assert count(Rank.CLUSTER, 30) == 30
     assert count(Rank.GROUP, 3) == 3
 
 
-def test_a_record_that_two_bring_stays_until_both_have_gone() -> None:
+def test_a_record_of_two_objects_stays_until_both_are_dropped() -> None:
     same = Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),))
     made = table(Zone({"a": same, "b": same}))
     (found,) = made.sets.values()
     assert len(found.records) == 1
     made.change({}, ["a"])
-    assert made.knows(encode_name("web"))
+    assert made.has_name(encode_name("web"))
     made.change({}, ["b", "never-there"])
-    assert not made.knows(encode_name("web"))
+    assert not made.has_name(encode_name("web"))
 
 
-def test_what_cannot_be_sent_changes_nothing() -> None:
+def test_an_invalid_entry_changes_nothing() -> None:
     good = Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),))
     made = table(Zone({"a": good}))
     before = seen(made)
@@ -128,8 +128,56 @@ def test_what_cannot_be_sent_changes_nothing() -> None:
     assert seen(made) == before
 
 
-def test_reverse_names_in_the_tenants_subnets_are_held() -> None:
+def test_the_table_owns_reverse_names_in_the_tenants_subnets() -> None:
     made = table(Zone({}, ("10.1.0.0/16", "fd00::/64")))
     for address, held in (("10.1.2.3", True), ("10.2.0.1", False), ("fd00::5", True), ("fd01::5", False)):
-        assert made.holds_reverse(encode_name(ip_address(address).reverse_pointer)) is held
-    assert not made.holds_reverse(encode_name("10.in-addr.arpa"))
+        assert made.owns_reverse(encode_name(ip_address(address).reverse_pointer)) is held
+    assert not made.owns_reverse(encode_name("10.in-addr.arpa"))
+
+
+@given(st.ip_addresses())
+def test_a_full_reverse_name_is_its_address(address: object) -> None:
+    parsed = ip_address(str(address))
+    found = reverse_prefix(encode_name(parsed.reverse_pointer))
+    assert found == Prefix(parsed.version, int(parsed), parsed.max_prefixlen)
+
+
+@given(st.ip_addresses(), st.integers(1, 32), st.ip_addresses())
+def test_is_within_agrees_with_the_standard_library(one: object, length: int, other: object) -> None:
+    address, base = ip_address(str(one)), ip_address(str(other))
+    network = ip_network((base if length % 2 else address, length), strict=False)
+    prefix = reverse_prefix(encode_name(address.reverse_pointer))
+    assert prefix is not None
+    assert prefix.is_within(parse_prefix(str(network))) == (address in network)
+
+
+def test_a_partial_reverse_name_is_a_prefix() -> None:
+    assert reverse_prefix(encode_name("1.10.in-addr.arpa")) == parse_prefix("10.1.0.0/16")
+    assert reverse_prefix(encode_name("8.b.d.0.1.0.0.2.ip6.arpa")) == parse_prefix("2001:db8::/32")
+    assert reverse_prefix(encode_name("in-addr.arpa")) == parse_prefix("0.0.0.0/0")
+    assert not parse_prefix("10.0.0.0/8").is_within(parse_prefix("10.1.0.0/16"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "arpa",
+        "web",
+        "x.in-addr.arpa",
+        "256.in-addr.arpa",
+        "1.2.3.4.5.in-addr.arpa",
+        "10.ip6.arpa",
+        "_b._udp.1.in-addr.arpa",
+    ],
+)
+def test_other_names_have_no_prefix(name: str) -> None:
+    assert reverse_prefix(encode_name(name)) is None
+
+
+def test_the_root_has_no_prefix() -> None:
+    assert reverse_prefix(b"\0") is None
+
+
+def test_an_invalid_subnet_is_rejected() -> None:
+    with pytest.raises(Invalid):
+        parse_prefix("10.0.0.1/8")

@@ -1,4 +1,4 @@
-"""Who is asked about the outside."""
+"""Upstream resolvers, configured or from resolv.conf."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from weft.dns.upstream import Upstream, Upstreams, parse_resolv_conf
 
 
-def test_the_machines_resolvers_are_read_as_the_c_library_does() -> None:
+def test_resolv_conf_is_read_as_the_c_library_does() -> None:
     text = """
         # nameserver 192.0.2.9
         search example.org
@@ -36,6 +36,6 @@ def test_the_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     assert upstreams.current() == ()
 
 
-def test_named_resolvers_go_before_the_machines(tmp_path: Path) -> None:
-    named = (Upstream("192.0.2.7", 5353),)
-    assert Upstreams(named, file=tmp_path / "none").current() == named
+def test_configured_upstreams_replace_those_of_the_machine(tmp_path: Path) -> None:
+    configured = (Upstream("192.0.2.7", 5353),)
+    assert Upstreams(configured, file=tmp_path / "none").current() == configured
