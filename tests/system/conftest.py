@@ -1,4 +1,4 @@
-"""A netmaster for each test of REST, in the test's own process and on an empty store."""
+"""A netmaster for each REST test, in the test's own process and on an empty store."""
 
 from __future__ import annotations
 

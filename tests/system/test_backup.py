@@ -1,4 +1,4 @@
-"""Backup and restore: the whole state in one call each, checked as a whole before anything is written."""
+"""Backup and restore of the whole state; a restore validates everything before it writes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds
 from weft.domain.errors import Unavailable
+from weft.domain.lifecycle.store_format import FORMAT
 from weft.lab.servers.masters import API, Answer, MasterProcess, Rest, client, running_master
 from weft.ports.store import Compare, Delete, Put, Revision, Write
 
@@ -56,7 +57,7 @@ async def everything(rest: Rest) -> list[Any]:
 async def test_a_backup_is_restored_into_an_empty_master(rest: Rest) -> None:
     await populate(rest)
     document = await backup(rest)
-    assert document["format"] == 1
+    assert document["format"] == FORMAT
     async with running_master() as fresh:
         assert (await restore(fresh, document)).accepted() == {"restored": len(document["entries"])}
         assert await fresh.state() == document["entries"]
@@ -78,7 +79,7 @@ async def assert_it_works(rest: Rest) -> None:
     assert (await rest.send("GET", "/readyz")).accepted()["ready"]
 
 
-async def test_the_first_start_with_its_network_counts_as_empty(rest: Rest) -> None:
+async def test_a_bootstrapped_state_counts_as_empty(rest: Rest) -> None:
     await populate(rest)
     document = await backup(rest)
     async with running_master("--default-subnet", "10.224.0.0/16") as fresh:
@@ -109,12 +110,12 @@ async def test_a_state_that_is_not_empty_is_replaced_only_by_force(rest: Rest) -
     await assert_it_works(rest)
 
 
-async def test_a_backup_holds_nothing_of_living_processes() -> None:
-    """Who leads, who is there and how far is no part of it: restored elsewhere, nobody takes a stranger for the leader,
-    or believes a receipt for revisions that never were."""
+async def test_a_backup_has_no_ephemeral_keys() -> None:
+    """Leader, liveness and sync status are left out: restored elsewhere, they would name a wrong leader and acknowledge
+    revisions that never existed."""
     async with MemoryStore() as store, running_master(store=store) as rest:
-        receipt = Put(kinds.receipt_of("n1"), b'{"v":1,"o":{"revision":7}}')
-        await store.commit([], [receipt, Put(kinds.RECEIPT_WISH_KEY, b"{}")])
+        status = Put(kinds.applied_key("n1"), b'{"v":1,"o":{"revision":7}}')
+        await store.commit([], [status, Put(kinds.SYNC_REQUEST_KEY, b"{}")])
         keys = (await backup(rest))["entries"].keys()
         assert keys == {"globals/global", "tenants/default"}
 
@@ -131,7 +132,8 @@ NETWORK = {"tenantName": "default", "networkName": "x", "encap": "vxlan", "subne
     [
         lambda document: [],
         lambda document: {},
-        lambda document: document | {"format": 2},
+        lambda document: document | {"format": FORMAT - 1},
+        lambda document: document | {"format": FORMAT + 1},
         lambda document: document | {"colour": "red"},
         lambda document: document | {"entries": []},
         with_entry("tenants/t9", {"v": 1, "o": {"tenantName": "other"}}),
@@ -149,8 +151,8 @@ NETWORK = {"tenantName": "default", "networkName": "x", "encap": "vxlan", "subne
         with_entry("leader", {"v": 1, "o": {}}),
         with_entry("restore", {"v": 1, "o": {}}),
         with_entry("alive/nodes/n1", {"v": 1, "o": {}}),
-        with_entry("status/nodes/n1/receipt", {"v": 1, "o": {}}),
-        with_entry("wishes/receipt", {}),
+        with_entry("status/nodes/n1/applied", {"v": 1, "o": {}}),
+        with_entry("requests/sync", {}),
         with_entry("none/of/ours", {"v": 1, "o": {}}),
         with_entry("", {"v": 1, "o": {}}),
     ],
@@ -165,14 +167,14 @@ async def test_a_broken_document_changes_nothing(rest: Rest, broken: Callable[[D
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
-async def test_what_is_no_json_changes_nothing(rest: Rest, body: bytes) -> None:
+async def test_invalid_json_changes_nothing(rest: Rest, body: bytes) -> None:
     before = await rest.state()
     (await rest.send("POST", f"{API}/restore?force=true", data=body)).refused(400)
     assert await rest.state() == before
 
 
 class Fragile(MemoryStore):
-    """A store that is gone after so many more commits of objects, when told."""
+    """A store that is gone after so many more commits of objects, once armed."""
 
     left: int | None = None
 
@@ -184,8 +186,8 @@ class Fragile(MemoryStore):
         return await super().commit(compares, writes)
 
 
-async def test_a_restore_that_died_half_way_is_seen_and_finished() -> None:
-    """Nobody decides anything on half a state; restoring again needs no force."""
+async def test_an_interrupted_restore_is_detected_and_completed() -> None:
+    """No change is planned on a partial state; restoring again needs no force."""
     async with Fragile() as store:
         async with running_master(store=store) as rest:
             await populate(rest)
@@ -224,7 +226,7 @@ async def test_a_large_backup_passes_through_a_follower(rest: Rest) -> None:
         assert await follower.state() == document["entries"]
 
 
-async def test_a_backup_outlives_the_program_that_it_was_restored_to(rest: Rest, tmp_path: Path) -> None:
+async def test_a_restored_state_survives_a_restart(rest: Rest, tmp_path: Path) -> None:
     """The same document fits every store; on the embedded one it is there after kill -9."""
     await populate(rest)
     document = await backup(rest)
@@ -236,7 +238,7 @@ async def test_a_backup_outlives_the_program_that_it_was_restored_to(rest: Rest,
         await assert_it_works(program)
 
 
-async def test_members_of_a_newer_weft_are_restored_with_the_rest(rest: Rest) -> None:
+async def test_unknown_members_of_a_newer_weft_are_restored(rest: Rest) -> None:
     """They are kept where two versions run side by side, so a backup of that state has them too."""
     newer = {"v": 1, "o": {"tenantName": "t9", "colour": "red"}}
     (await restore(rest, with_entry("tenants/t9", newer)(await backup(rest)), force=True)).accepted()

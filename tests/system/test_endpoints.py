@@ -40,7 +40,7 @@ async def lists(rest: Rest, plural: str = "networks", key: str = "default:blue")
     return oper.get("allocatedIPAddresses", ""), oper.get("availableIPAddresses", "")
 
 
-async def test_e1_the_first_address_and_one_asked_for(rest: Rest) -> None:
+async def test_e1_the_first_address_and_a_requested_one(rest: Rest) -> None:
     await put_network(rest, "10.1.1.0/24", gateway="10.1.1.254")
     assert await lists(rest) == ("", "10.1.1.1-10.1.1.253")
     assert await attach(rest, "e1") == "10.1.1.1"
@@ -60,7 +60,7 @@ async def test_e1_the_first_address_and_one_asked_for(rest: Rest) -> None:
     assert "endpoints" not in await rest.oper("networks", "default:blue")
 
 
-async def test_e1_v6_addresses_are_given_and_freed_alike(rest: Rest) -> None:
+async def test_e1_v6_addresses_are_allocated_and_freed_alike(rest: Rest) -> None:
     """E1 with a second family (W19): the v6 address comes from its own subnet and is free again afterwards."""
     await put_network(rest, "10.1.1.0/24", ipv6Subnet="2016:430::/124", ipv6Gateway="2016:430::1")
     before = await rest.state()
@@ -125,7 +125,7 @@ async def test_e4_subnets_in_all_forms(rest: Rest, subnet: str, gateway: str, sh
         assert answer.body["code"] == "exhausted"
 
 
-async def test_e5_a_group_gives_from_its_pool_until_it_is_empty(rest: Rest) -> None:
+async def test_e5_a_group_allocates_from_its_pool_until_it_is_exhausted(rest: Rest) -> None:
     await put_network(rest, "10.36.28.0/24", gateway="10.36.28.1")
     (await put_group(rest, "web", pool="10.36.28.10-10.36.28.12")).accepted()
     assert await attach(rest, "e1", group="web") == "10.36.28.10"
@@ -165,7 +165,7 @@ async def test_e5_a_pool_of_one_address_works(rest: Rest) -> None:
         ("10.1.1.250-10.1.1.254", 409),
     ],
 )
-async def test_e6_bad_pools_are_refused(rest: Rest, pool: str, status: int) -> None:
+async def test_e6_bad_pools_are_rejected(rest: Rest, pool: str, status: int) -> None:
     """E6: outside or not a range at all; overlapping another pool, a used address or the gateway."""
     await put_network(rest, "10.1.1.0/24", gateway="10.1.1.254")
     (await put_group(rest, "db", pool="10.1.1.20-10.1.1.30")).accepted()
@@ -277,7 +277,7 @@ async def test_e11_a_policy_shows_the_endpoints_of_all_its_groups(rest: Rest) ->
 
 
 @pytest.mark.parametrize("subnet", ["10.1.1.0/29", "10.1.1.3-10.1.1.8/24"])
-async def test_e12_a_full_network_says_so_and_is_usable_after_a_release(rest: Rest, subnet: str) -> None:
+async def test_e12_an_exhausted_network_reports_it_and_recovers_after_a_release(rest: Rest, subnet: str) -> None:
     await put_network(rest, subnet)
     given = [await attach(rest, f"e{number}") for number in range(6)]
     assert len(set(given)) == 6
@@ -290,7 +290,7 @@ async def test_e12_a_full_network_says_so_and_is_usable_after_a_release(rest: Re
     assert await attach(rest, "more") == given[3]
 
 
-async def test_a_released_address_rests_while_others_are_free(rest: Rest) -> None:
+async def test_a_released_address_cools_down_while_others_are_free(rest: Rest) -> None:
     """Cooldown (docs/glossary.md): a peer that still remembers the old holder must not meet a new one there."""
     await put_network(rest, "10.1.1.0/29")
     assert await attach(rest, "e1") == "10.1.1.1"

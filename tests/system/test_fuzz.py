@@ -116,7 +116,7 @@ def run_fuzzer(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seconds", [20, pytest.param(900, marks=[pytest.mark.soak, pytest.mark.timeout(4000)])])
 @pytest.mark.parametrize("familiar", [False, True])
-async def test_no_request_breaks_it(tmp_path: Path, seconds: int, *, familiar: bool) -> None:
+async def test_no_request_causes_an_internal_error(tmp_path: Path, seconds: int, *, familiar: bool) -> None:
     """No operation answers 5xx, or other than described, whatever it is sent; and what is stored stays sound."""
     async with MasterProcess(tmp_path, "--leader-ttl", "60") as master, client(master.url) as rest:
         document = await describe(rest)

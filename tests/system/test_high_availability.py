@@ -1,4 +1,4 @@
-"""Three netmasters on one etcd: any of them can be asked, and any of them may be killed, held still or sent away."""
+"""Three netmasters on one etcd: each serves requests, and each may be killed, frozen or stopped."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pytest
 from tests.support.address_audit import audit
 
 from weft.lab.servers.etcd import Etcd, running_etcd
-from weft.lab.servers.masters import API, MasterProcess, Rest, client, until_told
+from weft.lab.servers.masters import API, MasterProcess, Rest, client, retry_until_answered
 from weft.lab.waiting import DEADLINE, eventually, soon, until
 from weft.master.api.leader_proxy import FORWARDED
 from weft.runtime.tasks import background
 
 BLUE = {"tenantName": "default", "networkName": "blue", "encap": "vxlan", "subnet": "10.1.0.0/16"}
 NAMES = ("one", "two", "three")
-# A lease that outlives every test: whoever takes over within one was given the leadership.
+# A lease that outlives every test: a takeover within a test means that the leader handed over.
 PATIENT_TTL = 600.0
 
 
@@ -42,15 +42,15 @@ class Masters:
         info: dict[str, Any] = (await self.clients[name].send("GET", "/info")).accepted()
         return info
 
-    async def leader(self, *, told_by: str = "one") -> str:
+    async def leader(self, *, seen_by: str = "one") -> str:
         """The name of the leader, as one of them knows it."""
-        info = await eventually(lambda: self.info(told_by), lambda info: bool(info["leader-ip"]))
+        info = await eventually(lambda: self.info(seen_by), lambda info: bool(info["leader-ip"]))
         return self._named(info["leader-ip"])
 
-    async def other_than(self, former: str, *, told_by: str) -> str:
+    async def other_than(self, former: str, *, seen_by: str) -> str:
         """The name of the next leader."""
         old = self.processes[former].address
-        info = await eventually(lambda: self.info(told_by), lambda info: info["leader-ip"] not in {"", old})
+        info = await eventually(lambda: self.info(seen_by), lambda info: info["leader-ip"] not in {"", old})
         return self._named(info["leader-ip"])
 
     def but(self, leader: str) -> list[str]:
@@ -72,7 +72,7 @@ async def masters(etcd: Etcd, directory: Path, *, ttl: float = 2.0) -> AsyncIter
 
 
 class Stream:
-    """Endpoints and groups created one after another by several clients, and what they were told."""
+    """Endpoints and groups that several clients create one after another, and the responses they got."""
 
     def __init__(self, *clients: Rest) -> None:
         self.addresses: dict[str, str] = {}
@@ -100,16 +100,16 @@ class Stream:
         number = 0
         while True:
             name = f"{prefix}-{number}"
-            made = (await until_told(partial(rest.create_endpoint, name, network="blue"))).accepted()
+            made = (await retry_until_answered(partial(rest.create_endpoint, name, network="blue"))).accepted()
             self.addresses[name] = made["EndpointConfig"]["ipAddress"]
             if number % 10 == 0:
                 group = {"tenantName": "default", "groupName": name, "networkName": "blue"}
-                (await until_told(partial(rest.put, "endpointGroups", **group))).accepted()
+                (await retry_until_answered(partial(rest.put, "endpointGroups", **group))).accepted()
                 self.groups.append(name)
             number += 1
 
     async def check(self, rest: Rest) -> None:
-        """All that was acknowledged is there as it was told, nothing has two holders, and the state is sound (W6)."""
+        """Everything acknowledged is stored as returned, nothing has two owners, and the state is consistent (W6)."""
         state = await sound_state(rest)
         stored = {key: document["o"] for key, document in state.items()}
         for name, address in self.addresses.items():
@@ -124,12 +124,12 @@ class Stream:
 
 async def sound_state(rest: Rest) -> dict[str, Any]:
     """Everything stored, in which the auditor finds no fault."""
-    state = (await until_told(lambda: rest.send("GET", f"{API}/backup"))).accepted()["entries"]
+    state = (await retry_until_answered(lambda: rest.send("GET", f"{API}/backup"))).accepted()["entries"]
     assert audit({key: msgspec.json.encode(document) for key, document in state.items()}) == []
     return dict(state)
 
 
-async def test_w9_whoever_is_asked_the_leader_answers(tmp_path: Path) -> None:
+async def test_w9_every_master_forwards_to_the_leader(tmp_path: Path) -> None:
     """W9: followers forward reads, writes and watches, but never what was forwarded; `/info` names each master once."""
     async with running_etcd(tmp_path / "etcd") as etcd, masters(etcd, tmp_path) as three:
         leader = await three.leader()
@@ -160,7 +160,7 @@ async def test_w9_whoever_is_asked_the_leader_answers(tmp_path: Path) -> None:
 
 
 async def test_w6_nothing_acknowledged_is_lost_when_the_leader_is_killed(tmp_path: Path) -> None:
-    """W6: kill -9 in a stream of creates; clients send again what nobody answered, and get each thing once."""
+    """W6: kill -9 in a stream of creates; clients retry unanswered requests, and get each object once."""
     async with running_etcd(tmp_path / "etcd") as etcd, masters(etcd, tmp_path) as three:
         leader = await three.leader()
         followers = three.but(leader)
@@ -171,17 +171,17 @@ async def test_w6_nothing_acknowledged_is_lost_when_the_leader_is_killed(tmp_pat
             await asyncio.sleep(random.uniform(0, 0.05))
             three.processes[leader].kill()
             await stream.goes_on()
-        heir = await three.other_than(leader, told_by=followers[0])
-        await stream.check(three.clients[heir])
+        new_leader = await three.other_than(leader, seen_by=followers[0])
+        await stream.check(three.clients[new_leader])
         await three.processes[leader].start()
         everyone = three.addresses
         info = await eventually(lambda: three.info(leader), lambda info: info["netmaster-nodes"] == everyone)
-        assert info["leader-ip"] == three.processes[heir].address
+        assert info["leader-ip"] == three.processes[new_leader].address
         assert info["current-state"] == "follower"
         await stream.check(three.clients[leader])
 
 
-async def test_a_watch_does_not_hang_on_a_leader_that_is_held_still(tmp_path: Path) -> None:
+async def test_a_watch_does_not_hang_on_a_frozen_leader(tmp_path: Path) -> None:
     """Whoever watches through a follower is cut off when the leader is replaced, and can watch again."""
     async with running_etcd(tmp_path / "etcd") as etcd, masters(etcd, tmp_path) as three:
         leader = await three.leader()
@@ -190,7 +190,7 @@ async def test_a_watch_does_not_hang_on_a_leader_that_is_held_still(tmp_path: Pa
         async with rest.session.get(url) as watch:
             assert watch.status == 200
             await soon(watch.content.readline())
-            three.processes[leader].stop()
+            three.processes[leader].pause()
             with pytest.raises(aiohttp.ClientPayloadError):
                 await soon(watch.content.read())
         await rest.ready()
@@ -198,9 +198,9 @@ async def test_a_watch_does_not_hang_on_a_leader_that_is_held_still(tmp_path: Pa
             assert b"default" in await soon(watch.content.readline())
 
 
-async def test_a_leader_that_was_held_still_can_change_nothing(tmp_path: Path) -> None:
+async def test_a_frozen_leader_is_fenced(tmp_path: Path) -> None:
     """What it was asked before it woke up does not happen over what its successor decided, and is not answered from
-    before that; and nobody hangs on it meanwhile."""
+    before that; and no client hangs on it meanwhile."""
     async with running_etcd(tmp_path / "etcd") as etcd, masters(etcd, tmp_path) as three:
         leader = await three.leader()
         follower = three.but(leader)[0]
@@ -209,18 +209,20 @@ async def test_a_leader_that_was_held_still_can_change_nothing(tmp_path: Path) -
         (await rest.create_endpoint("before", network="blue")).accepted()
         stopped = three.processes[leader]
         await asyncio.gather(three.info(leader), three.info(leader))  # two connections on which it can be asked at once
-        stopped.stop()
+        stopped.pause()
         late = asyncio.create_task(
             three.clients[leader].create_endpoint("late", network="blue", address="10.1.200.200")
         )
         asked = asyncio.create_task(three.clients[leader].get("endpoints", "default:blue:prompt"))
         try:
             # The first may go to the one that is held still: it ends without an answer, and is sent again.
-            made = await until_told(lambda: rest.create_endpoint("prompt", network="blue", address="10.1.200.200"))
+            made = await retry_until_answered(
+                lambda: rest.create_endpoint("prompt", network="blue", address="10.1.200.200")
+            )
             made.accepted()
-            assert await three.other_than(leader, told_by=follower) != leader
+            assert await three.other_than(leader, seen_by=follower) != leader
         finally:
-            stopped.go_on()
+            stopped.resume()
         (await soon(asked)).accepted()
         answer = await soon(late)
         assert answer.status in {409, 422, 503}, answer.body
@@ -231,8 +233,8 @@ async def test_a_leader_that_was_held_still_can_change_nothing(tmp_path: Path) -
         assert "endpoints/default/blue/before" in state
 
 
-async def test_w5_a_leader_that_is_told_to_end_hands_over_at_once(tmp_path: Path) -> None:
-    """W5: clients go on, the settings are those of before, and nobody waits for the end of a lease."""
+async def test_w5_a_stopped_leader_hands_over_at_once(tmp_path: Path) -> None:
+    """W5: clients continue, the settings stay the same, and nothing waits for a lease to expire."""
     async with running_etcd(tmp_path / "etcd") as etcd, masters(etcd, tmp_path, ttl=PATIENT_TTL) as three:
         leader = await three.leader()
         followers = three.but(leader)
@@ -246,17 +248,17 @@ async def test_w5_a_leader_that_is_told_to_end_hands_over_at_once(tmp_path: Path
             await stream.goes_on()
             assert await three.processes[leader].end() == 0
             await stream.goes_on()
-        heir = await three.other_than(leader, told_by=followers[0])
+        new_leader = await three.other_than(leader, seen_by=followers[0])
         remaining = sorted(three.processes[name].address for name in followers)
         for name in followers:
             info = await three.info(name)
             assert info["netmaster-nodes"] == remaining
-            assert info["leader-ip"] == three.processes[heir].address
+            assert info["leader-ip"] == three.processes[new_leader].address
             assert (await three.clients[name].get("globals", "global")).accepted() == before
         await stream.check(rest)
 
 
-async def test_without_its_store_a_master_says_so_and_comes_back_by_itself(tmp_path: Path) -> None:
+async def test_a_master_without_its_store_is_not_ready_and_recovers(tmp_path: Path) -> None:
     async with running_etcd(tmp_path / "etcd") as etcd, masters(etcd, tmp_path) as three:
         (await three.clients["one"].put("networks", **BLUE)).accepted()
         (await three.clients["two"].create_endpoint("before", network="blue")).accepted()
@@ -269,12 +271,12 @@ async def test_without_its_store_a_master_says_so_and_comes_back_by_itself(tmp_p
             assert answer.headers["Retry-After"]
         for rest in three.clients.values():
             (await rest.send("GET", "/healthz")).accepted()
-            told = await rest.send("GET", "/readyz")
-            assert told.status == 503
-            assert any("store" in reason for reason in told.body["reasons"]), told.body
+            reply = await rest.send("GET", "/readyz")
+            assert reply.status == 503
+            assert any("store" in reason for reason in reply.body["reasons"]), reply.body
         await etcd.restart()
         for rest in three.clients.values():
             await rest.ready()
-            (await until_told(partial(rest.create_endpoint, "after", network="blue"))).accepted()
+            (await retry_until_answered(partial(rest.create_endpoint, "after", network="blue"))).accepted()
         state = await sound_state(three.clients["three"])
         assert {"endpoints/default/blue/before", "endpoints/default/blue/after"} <= state.keys()

@@ -1,4 +1,4 @@
-"""netmaster on its embedded store is killed at random moments: what it acknowledged is there when it is back."""
+"""netmaster on its embedded store is killed at random moments: acknowledged writes survive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.support.address_audit import audit
 
-from weft.lab.servers.masters import MasterProcess, Rest, client, until_told
+from weft.lab.servers.masters import MasterProcess, Rest, client, retry_until_answered
 from weft.lab.waiting import until
 
 SUBNETS = {
@@ -29,11 +29,11 @@ Addresses = tuple[str, str]
 
 
 class Workers:
-    """Clients that create and delete endpoints and services of their own, send again what nobody answered, and remember
-    what they were told."""
+    """Clients that create and delete endpoints and services of their own, retry unanswered requests, and record the
+    responses."""
 
     def __init__(self, rest: Rest, chance: random.Random) -> None:
-        self.told: dict[Endpoint, str] = {}
+        self.acknowledged: dict[Endpoint, str] = {}
         # By name, in which network.
         self.services: dict[str, str] = {}
         self.answered = 0
@@ -42,9 +42,9 @@ class Workers:
         self._resting = False
 
     async def work(self, name: str) -> None:
-        """Go on until told to rest, then finish what is under way."""
+        """Work until stopped, then finish the current operation."""
         while not self._resting:
-            own = [endpoint for endpoint in self.told if endpoint[1].startswith(name)]
+            own = [endpoint for endpoint in self.acknowledged if endpoint[1].startswith(name)]
             if self._chance.random() < 0.25:
                 await self._keep_shop(name)
             elif self._chance.random() < len(own) / FEW:
@@ -53,8 +53,8 @@ class Workers:
                 await self._create(self._chance.choice(list(SUBNETS)), f"{name}-{self._chance.getrandbits(48)}")
             self.answered += 1
 
-    async def disturbed_by(self, disturb: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Work, be disturbed at a random moment, and come to rest after that."""
+    async def interrupted_by(self, interrupt: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Work, get interrupted at a random moment, then finish."""
         self._resting = False
         goal = self.answered + self._chance.randint(1, 40)
         async with asyncio.TaskGroup() as tasks:
@@ -62,26 +62,26 @@ class Workers:
                 tasks.create_task(self.work(name))
             await until(lambda: self.answered >= goal)
             await asyncio.sleep(self._chance.uniform(0, 0.02))
-            await disturb()
+            await interrupt()
             self._resting = True
 
     async def _create(self, network: str, name: str) -> None:
-        made = (await until_told(lambda: self._rest.create_endpoint(name, network=network))).accepted()
-        self.told[network, name] = made["EndpointConfig"]["ipAddress"]
+        made = (await retry_until_answered(lambda: self._rest.create_endpoint(name, network=network))).accepted()
+        self.acknowledged[network, name] = made["EndpointConfig"]["ipAddress"]
 
     async def _delete(self, endpoint: Endpoint) -> None:
         network, name = endpoint
-        answer = await until_told(lambda: self._rest.delete_endpoint(name, network=network))
+        answer = await retry_until_answered(lambda: self._rest.delete_endpoint(name, network=network))
         if answer.status != 404:  # an earlier try may have deleted it, and died before it could say so
             answer.accepted()
-        del self.told[endpoint]
+        del self.acknowledged[endpoint]
 
     async def _keep_shop(self, name: str) -> None:
         """A service is made, is changed, or goes."""
         own = [service for service in self.services if service.startswith(name)]
         if own and self._chance.random() < len(own) / FEWER:
             service = self._chance.choice(own)
-            answer = await until_told(lambda: self._rest.delete("serviceLBs", f"default:{service}"))
+            answer = await retry_until_answered(lambda: self._rest.delete("serviceLBs", f"default:{service}"))
             if answer.status != 404:
                 answer.accepted()
             del self.services[service]
@@ -91,7 +91,7 @@ class Workers:
         network = self.services.get(service) or self._chance.choice(list(SUBNETS))
         wanted: dict[str, object] = {"tenantName": "default", "serviceName": service, "networkName": network}
         wanted |= {"selectors": ["app=web"], "ports": [f"{self._chance.randint(1, 9999)}:80:TCP"]}
-        (await until_told(lambda: self._rest.put("serviceLBs", **wanted))).accepted()
+        (await retry_until_answered(lambda: self._rest.put("serviceLBs", **wanted))).accepted()
         self.services[service] = network
 
 
@@ -116,7 +116,7 @@ def stored_services(state: dict[str, Any]) -> dict[str, Addresses]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [15, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
-async def test_what_was_acknowledged_survives_kills(tmp_path: Path, kills: int) -> None:
+async def test_acknowledged_writes_survive_kills(tmp_path: Path, kills: int) -> None:
     """No endpoint or service is lost, doubled, half there or back from the dead, whatever moment the process dies at,
     and a service keeps its addresses through every change."""
     async with (
@@ -134,9 +134,9 @@ async def test_what_was_acknowledged_survives_kills(tmp_path: Path, kills: int) 
 
         before: dict[str, Addresses] = {}
         for _ in range(kills):
-            await workers.disturbed_by(kill_and_start)
+            await workers.interrupted_by(kill_and_start)
             state = await audited(rest)
-            assert stored_endpoints(state) == workers.told
+            assert stored_endpoints(state) == workers.acknowledged
             services = stored_services(state)
             assert services.keys() == workers.services.keys()
             assert all(before[name] == services[name] for name in before.keys() & services.keys())

@@ -142,15 +142,15 @@ BEFORE_ENDPOINTS = [
 ]
 WITH_AN_ENDPOINT = [
     Step("endpoint ls -t t1", ("t1 blue web e-0001 10.1.1.10",)),
-    Step("node ls", ("Node Control address Tunnel address Version Realised Lag State",)),
-    Step("node settle --wait=30"),
+    Step("node ls", ("Node Control address Tunnel address Version Applied rev Lag State",)),
+    Step("node wait --wait=30"),
     Step("ep inspect 0001", ('"10.1.1.10"',)),
     Step("network inspect -t t1 blue", ('"numEndpoints": 1', "e-0001")),
     Step("group inspect -t t1 web", ('"numEndpoints": 1', "e-0001")),
     Step("policy inspect -t t1 p", ("e-0001",)),
     Step("tenant inspect t1", ('"totalNetworks": 1',)),
     Step("policy rule-add -t t1 -d in -j deny -p 50 p 3 --preview", ("blocked", "group t1:web", "contiv/t1/p/3")),
-    Step("policy rule-rm -t t1 p 1 --preview", ("nothing would be newly allowed or blocked",)),
+    Step("policy rule-rm -t t1 p 1 --preview", ("no verdict would change",)),
     Step("policy rule-ls -t t1 -q p", ("2\n1\n",)),
 ]
 CLEAN_UP = [
@@ -162,8 +162,8 @@ CLEAN_UP = [
     Step("netprofile rm -t t1 gold"),
     Step("network rm -t t1 blue"),
     Step("tenant rm t1 --wait", ("t1\n",)),
-    Step("forget-kubernetes", ("forgot 0 documents",)),
-    Step("completion bash", ("complete -F _netctl netctl",)),
+    Step("purge-kubernetes", ("purged 0 objects",)),
+    Step("completion bash", ("complete -o bashdefault -F _shtab_netctl netctl",)),
 ]
 ENDPOINT: dict[str, object] = {"TenantName": "t1", "NetworkName": "blue", "ServiceName": "web", "EndpointID": "e-0001"}
 
@@ -194,15 +194,17 @@ def test_every_command(netmaster: Netmaster, tmp_path: Path) -> None:
     assert netmaster.used == every | {command.names[0] for command in COMMANDS}
 
 
-@pytest.mark.parametrize("line", ["net ls -t nobody", "policy rule-ls nothing", "tenant rm nobody", "ep inspect none"])
-def test_what_does_not_exist_is_an_error(netmaster: Netmaster, line: str) -> None:
+@pytest.mark.parametrize(
+    "line", ["net ls -t missing", "policy rule-ls nothing", "tenant rm missing", "ep inspect none"]
+)
+def test_a_missing_object_is_an_error(netmaster: Netmaster, line: str) -> None:
     done = netmaster.netctl(line)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("netctl: ")
     assert "does not exist" in done.stderr or "no endpoint" in done.stderr
 
 
-def test_a_refusal_names_the_field(netmaster: Netmaster) -> None:
+def test_an_error_names_the_field(netmaster: Netmaster) -> None:
     """O5: a gateway outside of its subnet."""
     done = netmaster.netctl("network create -s 10.1.1.0/24 -g 10.2.2.2 blue")
     assert done.returncode == 3

@@ -72,7 +72,7 @@ async def test_o1_each_kind_alone_keeps_its_tenant(rest: Rest, kind: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["a:b", "a|b", "-a", "a_b", "a-", "", "a b"])
-async def test_o2_bad_names_are_refused(rest: Rest, name: str) -> None:
+async def test_o2_bad_names_are_rejected(rest: Rest, name: str) -> None:
     """O2; every other form of a bad name is in test_rest_input.py."""
     (await rest.put_at("tenants", "t1", {"tenantName": name})).refused(422, field="tenantName")
 
@@ -114,7 +114,7 @@ async def test_o3_v6_subnets_of_one_tenant_never_overlap(rest: Rest) -> None:
     (await put_network(rest, "blue", "10.1.1.0/24", tenant="t1", **v6)).accepted()
 
 
-async def test_o3_ranges_of_one_subnet_may_stand_side_by_side(rest: Rest) -> None:
+async def test_o3_disjoint_ranges_of_one_subnet_are_accepted(rest: Rest) -> None:
     """The original's own example (contiv 5)."""
     (await put_network(rest, "blue", "20.1.1.0-20.1.1.30/24")).accepted()
     (await put_network(rest, "red", "20.1.1.35-20.1.1.45/24")).accepted()
@@ -152,7 +152,7 @@ async def test_o4_tags_are_the_lowest_free_ones(rest: Rest) -> None:
         ({"ipv6Subnet": "2016:430::/64", "ipv6Gateway": "2016:431::1"}, "ipv6Gateway"),
     ],
 )
-async def test_o5_bad_networks_are_refused(rest: Rest, members: dict[str, object], field: str) -> None:
+async def test_o5_bad_networks_are_rejected(rest: Rest, members: dict[str, object], field: str) -> None:
     before = await rest.state()
     base = {"tenantName": "default", "networkName": "blue", "encap": "vxlan", "subnet": "10.1.1.0/24"}
     (await rest.put("networks", **(base | members))).refused(422, field=field)
@@ -160,7 +160,7 @@ async def test_o5_bad_networks_are_refused(rest: Rest, members: dict[str, object
 
 
 @pytest.mark.parametrize("encap", ["vlan", "vxlan"])
-async def test_o6_an_explicit_tag_is_given_once(rest: Rest, encap: str) -> None:
+async def test_o6_an_explicit_tag_is_allocated_once(rest: Rest, encap: str) -> None:
     (await put_network(rest, "blue", "10.1.1.0/24", encap=encap, pktTag=7)).accepted()
     (await put_network(rest, "red", "10.1.2.0/24", encap=encap, pktTag=7)).refused(409, field="pktTag")
     (await rest.delete("networks", "default:blue")).accepted()
@@ -181,7 +181,7 @@ async def test_o7_o8_a_range_covers_the_tags_in_use(rest: Rest, encap: str, memb
     assert (await rest.oper("globals", "global"))[f"{member}InUse"] == "1100, 1200"
 
 
-async def test_o7_o8_an_exhausted_range_says_so(rest: Rest) -> None:
+async def test_o7_o8_an_exhausted_range_is_reported(rest: Rest) -> None:
     (await put_global(rest, vlans="5-5", vxlans="9-9")).accepted()
     for encap, subnet in (("vlan", "10.1.1.0/24"), ("vxlan", "10.1.2.0/24")):
         (await put_network(rest, encap, subnet, encap=encap)).accepted()
@@ -228,7 +228,7 @@ async def test_o10_the_private_subnet_changes_only_without_networks(rest: Rest) 
         ("name", "other"),
     ],
 )
-async def test_o11_bad_settings_are_refused(rest: Rest, member: str, value: str) -> None:
+async def test_o11_bad_settings_are_rejected(rest: Rest, member: str, value: str) -> None:
     before = await rest.state()
     members = {"name": "global", "fwdMode": "routing"} | {member: value}
     (await rest.put_at("globals", members["name"], members)).refused(422, field=member)
@@ -288,7 +288,7 @@ class TestRules:
         (await put_group(rest, "db", policies=["p"])).accepted()
         return rest
 
-    async def test_o13_an_id_is_given_once(self, rules: Rest) -> None:
+    async def test_o13_a_rule_id_is_unique(self, rules: Rest) -> None:
         (await put_rule(rules, "1", protocol="tcp", port=80)).accepted()
         (await put_rule(rules, "1", protocol="tcp", port=80)).accepted()
         (await put_rule(rules, "1", protocol="tcp", port=81)).refused(409, field="ruleId")
@@ -336,7 +336,7 @@ class TestRules:
             ({"tenantName": "none"}, "tenantName"),
         ],
     )
-    async def test_o13_bad_rules_are_refused(self, rules: Rest, members: dict[str, object], field: str) -> None:
+    async def test_o13_bad_rules_are_rejected(self, rules: Rest, members: dict[str, object], field: str) -> None:
         before = await rules.state()
         (await put_rule(rules, "1", **members)).refused(422, field=field)
         assert await rules.state() == before
@@ -374,7 +374,7 @@ class TestProfiles:
         members = {"profileName": "gold", member: value}
         (await rest.put("netprofiles", tenantName="default", **members)).refused(422, field=member)
 
-    async def test_o19_a_profile_in_use_changes_but_does_not_go(self, rest: Rest) -> None:
+    async def test_o19_a_profile_in_use_can_be_changed_but_not_deleted(self, rest: Rest) -> None:
         """An update is seen by its groups, since they only name it; made again, nothing of the old one is left."""
         (await put_network(rest, "blue", "10.1.1.0/24")).accepted()
         gold = {"tenantName": "default", "profileName": "gold"}
@@ -425,7 +425,7 @@ async def test_o20_providers_come_before_and_after_the_service(rest: Rest) -> No
     assert (await rest.oper("serviceLBs", "default:s"))["serviceVip"] == "10.1.1.9"
 
 
-async def test_a_service_keeps_its_address_until_it_goes(rest: Rest) -> None:
+async def test_a_service_keeps_its_address_until_it_is_deleted(rest: Rest) -> None:
     """contiv 2.3: a change of ports keeps it; another address is taken when asked for, and the old one is free."""
     (await put_network(rest, "blue", "10.1.1.0/24")).accepted()
     service = {"tenantName": "default", "serviceName": "s", "networkName": "blue", "selectors": ["a=b"]}
@@ -457,7 +457,7 @@ async def test_o21_bgp_is_created_inspected_overwritten_and_deleted(rest: Rest) 
     (await rest.inspect("Bgps", "n1")).refused(404)
 
 
-async def test_o22_an_endpoint_of_an_unknown_group_is_refused(rest: Rest) -> None:
+async def test_o22_an_endpoint_of_an_unknown_group_is_rejected(rest: Rest) -> None:
     (await put_network(rest, "blue", "10.1.1.0/24")).accepted()
     before = await rest.state()
     (await rest.create_endpoint("e1", network="blue", group="none")).refused(422, field="ServiceName")
@@ -473,7 +473,7 @@ async def test_o23_the_cluster_mode_is_reported(mode: str, tmp_path: Path) -> No
         assert oper["clusterMode"] == mode
 
 
-async def test_deleting_the_settings_puts_the_defaults_back(rest: Rest) -> None:
+async def test_deleting_the_settings_restores_the_defaults(rest: Rest) -> None:
     (await put_global(rest, vlans="1-100", arpMode="flood")).accepted()
     (await rest.delete("globals", "global")).accepted()
     settings = (await rest.get("globals", "global")).accepted()

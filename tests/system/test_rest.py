@@ -1,4 +1,4 @@
-"""The REST protocol, alike for every kind of object (contiv 2.1, 2.5; W2)."""
+"""The REST protocol, the same for every kind of object (contiv 2.1, 2.5; W2)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TestObjects:
         changed = {"tenantName": "default", "policyName": "p", "dryRun": True}
         assert (await rest.post(f"{API}/policys/default:p/", changed)).accepted()["dryRun"] is True
 
-    async def test_what_is_shown_can_be_sent_back(self, rest: Rest) -> None:
+    async def test_a_response_can_be_sent_back(self, rest: Rest) -> None:
         """The members that we add (`key`, `links`, `link-sets`) are ignored in input, so read-change-write works."""
         await rest.put("networks", **BLUE)
         await rest.put("endpointGroups", tenantName="default", groupName="web", networkName="blue")
@@ -112,7 +112,7 @@ class TestPreconditions:
         assert changed.etag != first.etag
         assert (await rest.inspect("policys", "default:p")).etag == changed.etag
 
-    async def test_asking_for_what_is_there_writes_nothing_for_any_kind(self, rest: Rest) -> None:
+    async def test_an_unchanged_put_writes_nothing_for_any_kind(self, rest: Rest) -> None:
         objects: list[tuple[str, dict[str, object]]] = [
             ("tenants", {"tenantName": "t1"}),
             ("networks", {**BLUE, "gateway": "10.1.1.254"}),
@@ -155,12 +155,12 @@ class TestPreconditions:
     @pytest.mark.parametrize(
         "headers", [{"If-Match": "abc"}, {"If-Match": '"1", "2"'}, {"If-Match": ""}, {"If-None-Match": '"5"'}]
     )
-    async def test_conditions_that_we_do_not_understand_are_refused(self, rest: Rest, headers: dict[str, str]) -> None:
+    async def test_unsupported_conditions_are_rejected(self, rest: Rest, headers: dict[str, str]) -> None:
         answer = await rest.put_at("tenants", "t1", {"tenantName": "t1"}, headers=headers)
         answer.refused(400, field=next(iter(headers)))
         (await rest.get("tenants", "t1")).refused(404)
 
-    async def test_of_many_who_create_at_once_one_wins(self, rest: Rest) -> None:
+    async def test_one_of_many_concurrent_creates_wins(self, rest: Rest) -> None:
         wanted = {"tenantName": "t1"}
         tries = (rest.put_at("tenants", "t1", wanted, headers={"If-None-Match": "*"}) for _ in range(8))
         statuses = sorted(answer.status for answer in await asyncio.gather(*tries))
@@ -168,7 +168,7 @@ class TestPreconditions:
 
 
 class TestPaging:
-    async def test_pages_give_every_object_once_and_in_order(self, rest: Rest) -> None:
+    async def test_pages_return_every_object_once_and_in_order(self, rest: Rest) -> None:
         """Names that sort differently alone than joined by a colon must not be lost between two pages."""
         for tenant in ("a", "a-b", "a.b", "a0", "b"):
             await rest.put("tenants", tenantName=tenant)
@@ -188,10 +188,10 @@ class TestPaging:
             assert paged == whole
 
     @pytest.mark.parametrize("limit", ["0", "-1", "1001", "x", "1e3", "", "%D9%A3"])
-    async def test_bad_limits_are_refused(self, rest: Rest, limit: str) -> None:
+    async def test_bad_limits_are_rejected(self, rest: Rest, limit: str) -> None:
         (await rest.get("tenants", query=f"limit={limit}")).refused(400, field="limit")
 
-    async def test_a_list_tells_its_revision(self, rest: Rest) -> None:
+    async def test_a_list_returns_its_revision(self, rest: Rest) -> None:
         before = int((await rest.get("tenants")).headers["X-Revision"])
         await rest.put("tenants", tenantName="t1")
         assert int((await rest.get("tenants")).headers["X-Revision"]) > before
@@ -223,7 +223,7 @@ class TestFilters:
         assert await self.keys(rest, "networks", "pktTag=0") == ["default:blue"]
         assert await self.keys(rest, "networks", "gateway=") == ["default:blue"]
 
-    async def test_a_filter_by_no_member_is_refused(self, rest: Rest) -> None:
+    async def test_a_filter_by_an_unknown_member_is_rejected(self, rest: Rest) -> None:
         (await rest.get("networks", query="colour=red")).refused(400, field="colour")
         (await rest.get("networks", query="tags=1")).refused(400, field="tags")
 
@@ -233,7 +233,7 @@ class TestRoutes:
         for path in ("/", "/api/v1/", "/api/v1/volumes/", "/api/v2/tenants/", "/api/v1/tenants/a/b/", "/plugin/none"):
             (await rest.send("GET", path)).refused(404)
 
-    async def test_a_wrong_method_says_which_are_right(self, rest: Rest) -> None:
+    async def test_a_wrong_method_lists_the_allowed_ones(self, rest: Rest) -> None:
         answer = await rest.send("PATCH", f"{API}/tenants/default/")
         answer.refused(405)
         assert set(answer.headers["Allow"].split(",")) == {"GET", "POST", "PUT", "DELETE"}
@@ -242,7 +242,7 @@ class TestRoutes:
         (await rest.put("endpoints", tenantName="default", networkName="blue", endpointID="e1")).refused(405)
         (await rest.put("nodes", name="n1")).refused(405)
 
-    async def test_pages_of_others_may_not_ask(self, rest: Rest) -> None:
+    async def test_cross_origin_requests_are_rejected(self, rest: Rest) -> None:
         """Whoever opens a page may reach us where its author cannot; our own pages and programs may ask."""
         tenant = b'{"tenantName":"t"}'
         for origin in ("http://elsewhere.example", "null", f"{rest.url}0"):
@@ -273,14 +273,14 @@ class TestRoutes:
         assert 'weft_master_requests_total{route="PUT /api/v1/tenants/{key}/",status="200"} 1.0' in text
         assert 'weft_master_requests_total{route="GET /api/v1/tenants/{key}/",status="404"} 1.0' in text
 
-    async def test_strangers_cannot_make_metrics_grow(self, rest: Rest) -> None:
+    async def test_unknown_paths_do_not_grow_the_metrics(self, rest: Rest) -> None:
         for number, method in enumerate(("GET", "PUT", "PROPFIND")):
             (await rest.send(method, f"/none/{number}")).refused(404)
         text = (await rest.send("GET", "/metrics")).accepted()
         assert "PROPFIND" not in text
         assert 'weft_master_requests_total{route="none",status="404"} 3.0' in text
 
-    async def test_services_as_plugins_know_them(self, rest: Rest) -> None:
+    async def test_services_in_contivs_form(self, rest: Rest) -> None:
         await rest.put("networks", **BLUE)
         service = {"serviceName": "s.1", "selectors": ["app=web"], "ports": ["80:8080:TCP"]}
         (await rest.put("serviceLBs", tenantName="default", networkName="blue", **service)).accepted()
@@ -301,7 +301,7 @@ class TestRoutes:
             (await rest.send("GET", f"/service/{key}")).refused(404)
 
 
-async def test_a_stored_document_that_cannot_be_read_is_shown_and_does_no_harm() -> None:
+async def test_an_undecodable_stored_document_is_reported_and_affects_no_other() -> None:
     """It is a fault in /readyz; all other objects are served, listed and watched as before."""
     async with MemoryStore() as store, running_master(store=store) as rest:
         for key, data in (
@@ -322,7 +322,7 @@ async def test_a_stored_document_that_cannot_be_read_is_shown_and_does_no_harm()
         assert "tenants/t1" in await rest.state()
 
 
-async def test_members_that_only_a_newer_weft_knows_are_passed_over_and_kept() -> None:
+async def test_unknown_members_of_a_newer_weft_are_ignored_and_kept() -> None:
     """Two versions side by side: the older reads and changes what the newer wrote, losing nothing. Input is strict."""
     async with MemoryStore() as store, running_master(store=store) as rest:
         (await rest.put("tenants", tenantName="t1")).accepted()
@@ -337,29 +337,29 @@ async def test_members_that_only_a_newer_weft_knows_are_passed_over_and_kept() -
         (await rest.put("tenants", tenantName="t1", colour="red")).refused(422, field="colour")
         (await rest.delete("tenants", "t1")).accepted()
         (await rest.put("tenants", tenantName="t1")).accepted()
-        anew = await store.read(StoreKey("tenants/t1"))
-        assert anew is not None
-        assert msgspec.json.decode(anew.value)["o"] == {"tenantName": "t1"}
+        stored = await store.read(StoreKey("tenants/t1"))
+        assert stored is not None
+        assert msgspec.json.decode(stored.value)["o"] == {"tenantName": "t1"}
 
 
-class Hesitant(MemoryStore):
-    """A store that does not finish the first start before it is told to."""
+class BlockingStore(MemoryStore):
+    """A store that blocks the bootstrap until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.go_on = asyncio.Event()
+        self.resume = asyncio.Event()
 
     async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
         if any(isinstance(write, Put) and write.key == "globals/global" for write in writes):
-            await self.go_on.wait()
+            await self.resume.wait()
         return await super().commit(compares, writes)
 
 
-async def test_a_request_that_comes_before_the_leader_is_prepared_is_answered_when_it_is() -> None:
-    async with Hesitant() as store, running_master(store=store, ready=False) as rest:
+async def test_a_request_waits_until_the_leader_is_prepared() -> None:
+    async with BlockingStore() as store, running_master(store=store, ready=False) as rest:
         early = asyncio.create_task(rest.put("tenants", tenantName="t1"))
-        await until_reason(rest, "not prepared")
-        store.go_on.set()
+        await until_reason(rest, "catching up")
+        store.resume.set()
         (await soon(early)).accepted()
 
 

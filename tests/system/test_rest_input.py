@@ -74,12 +74,12 @@ async def used() -> AsyncIterator[Rest]:
 
 
 @pytest.mark.parametrize("plural", GOOD)
-async def test_the_examples_are_good_but_for_what_each_test_changes(used: Rest, plural: str) -> None:
+async def test_the_unmodified_examples_are_valid(used: Rest, plural: str) -> None:
     (await used.put(plural, **GOOD[plural])).accepted()
 
 
 @pytest.mark.parametrize("name", BAD_NAMES.values(), ids=BAD_NAMES)
-async def test_bad_names_are_refused_in_the_body_and_in_the_path(used: Rest, name: str) -> None:
+async def test_bad_names_are_rejected_in_the_body_and_in_the_path(used: Rest, name: str) -> None:
     """O2, for every member that is a name."""
     before = await used.state()
     for plural, member in (
@@ -215,7 +215,7 @@ BAD: dict[str, list[tuple[str, object]]] = {
 
 
 @pytest.mark.parametrize("plural", BAD)
-async def test_bad_members_are_refused_and_named(used: Rest, plural: str) -> None:
+async def test_bad_members_are_rejected_with_their_names(used: Rest, plural: str) -> None:
     before = await used.state()
     for member, value in BAD[plural]:
         answer = await used.put(plural, **(GOOD[plural] | {member: value}))
@@ -252,9 +252,9 @@ async def test_members_that_are_missing_unknown_or_of_another_type(used: Rest, p
         ("serviceLBs", "ipv6Vip", "fd00::9"),
     ],
 )
-async def test_what_the_control_plane_gives_cannot_be_set(used: Rest, plural: str, member: str, value: object) -> None:
+async def test_read_only_members_cannot_be_set(used: Rest, plural: str, member: str, value: object) -> None:
     before = await used.state()
-    assert "given" in (await used.put(plural, **(GOOD[plural] | {member: value}))).refused(422, field=member)
+    assert "read-only" in (await used.put(plural, **(GOOD[plural] | {member: value}))).refused(422, field=member)
     assert await used.state() == before
 
 
@@ -277,7 +277,7 @@ async def test_what_the_control_plane_gives_cannot_be_set(used: Rest, plural: st
     ],
     ids=lambda body: repr(body[:20]),
 )
-async def test_a_body_that_is_no_json_object_is_refused(rest: Rest, body: bytes) -> None:
+async def test_a_body_that_is_not_a_json_object_is_rejected(rest: Rest, body: bytes) -> None:
     before = await rest.state()
     answer = await rest.send("PUT", f"{API}/tenants/t1/", data=body, headers={"Content-Type": "application/json"})
     assert answer.status in {400, 422}
@@ -289,7 +289,7 @@ async def test_a_body_that_is_no_json_object_is_refused(rest: Rest, body: bytes)
 
 
 @pytest.mark.parametrize("path", [f"{API}/tenants/t1/", "/plugin/createEndpoint"])
-async def test_a_huge_body_is_refused(rest: Rest, path: str) -> None:
+async def test_a_huge_body_is_rejected(rest: Rest, path: str) -> None:
     before = await rest.state()
     body = b'{"tenantName":"' + b"a" * (1 << 20) + b'"}'
     answer = await rest.send("POST", path, data=body, headers={"Content-Type": "application/json"})
@@ -320,7 +320,7 @@ async def test_a_huge_body_is_refused(rest: Rest, path: str) -> None:
         "/api/v1/" + "x" * 7000,
     ],
 )
-async def test_odd_paths_and_queries_do_no_harm(used: Rest, path: str) -> None:
+async def test_malformed_paths_and_queries_are_rejected(used: Rest, path: str) -> None:
     before = await used.state()
     for method in ("GET", "PUT", "DELETE"):
         answer = await used.send(method, path, data=b"{}" if method == "PUT" else None)

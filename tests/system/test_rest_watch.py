@@ -1,4 +1,4 @@
-"""`?watch`: the listing, `synced`, then every change, one JSON object a line (docs/reference/rest.md; W3, W24)."""
+"""`?watch`: the list, `synced`, then every change, one JSON object per line (docs/reference/rest.md; W3, W24)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def watching(rest: Rest, plural: str, query: str = "watch") -> AsyncIterat
         yield Watch(response)
 
 
-async def test_a_watch_gives_the_listing_then_every_change(rest: Rest) -> None:
+async def test_a_watch_returns_the_list_then_every_change(rest: Rest) -> None:
     await rest.put("tenants", tenantName="t1")
     async with watching(rest, "tenants") as watch:
         listed = await watch.until_synced()
@@ -70,7 +70,7 @@ async def test_a_watch_gives_the_listing_then_every_change(rest: Rest) -> None:
 
 
 async def test_the_delete_of_a_rule_names_the_rule(rest: Rest) -> None:
-    """W24: who hears of a delete need not read what is gone. The rules of a policy that goes are told one by one."""
+    """W24: a delete event identifies its object. The rules of a deleted policy have their own events."""
     await rest.put("policys", tenantName="default", policyName="p")
     async with watching(rest, "rules") as watch:
         await watch.until_synced()
@@ -78,8 +78,8 @@ async def test_the_delete_of_a_rule_names_the_rule(rest: Rest) -> None:
             rule = {"policyName": "p", "ruleId": number, "direction": "in", "action": "deny"}
             (await rest.put("rules", tenantName="default", **rule)).accepted()
         (await rest.delete("policys", "default:p")).accepted()
-        told = [(line["type"], line["key"]) for line in await watch.lines(4)]
-        assert told == [
+        seen = [(line["type"], line["key"]) for line in await watch.lines(4)]
+        assert seen == [
             ("put", "default:p:1"),
             ("put", "default:p:2"),
             ("delete", "default:p:1"),
@@ -87,7 +87,7 @@ async def test_the_delete_of_a_rule_names_the_rule(rest: Rest) -> None:
         ]
 
 
-async def test_a_watch_goes_on_from_a_revision_without_a_gap(rest: Rest) -> None:
+async def test_a_watch_resumes_from_a_revision_without_a_gap(rest: Rest) -> None:
     """W3: a client that lists, then watches from the listed revision, misses nothing in between."""
     listing = await rest.get("tenants")
     await rest.put("tenants", tenantName="t1")
@@ -106,8 +106,8 @@ async def test_a_watch_goes_on_from_a_revision_without_a_gap(rest: Rest) -> None
         assert line["key"] == "t2"
 
 
-async def test_a_watch_from_a_revision_that_is_forgotten_says_so() -> None:
-    """The client must list again; an endless row of empty answers would never tell it."""
+async def test_a_watch_from_a_compacted_revision_is_rejected() -> None:
+    """The client must list again, which endless empty responses would not show."""
     async with MemoryStore(history=50) as store, running_master(store=store) as rest:
         for number in range(60):
             await store.commit([], [Put(StoreKey("alive/nodes/n1"), b"%d" % number)])
@@ -119,18 +119,18 @@ async def test_a_watch_from_a_revision_that_is_forgotten_says_so() -> None:
 
 
 async def test_a_watch_is_filtered(rest: Rest) -> None:
-    """An object that ceases to be one of those asked for is told as gone."""
+    """An object that no longer matches the filter is sent as deleted."""
     await rest.put("policys", tenantName="default", policyName="p", dryRun=True)
     await rest.put("policys", tenantName="default", policyName="q")
     async with watching(rest, "policys", "watch&dryRun=true") as watch:
         assert [line["key"] for line in await watch.until_synced()] == ["default:p"]
         await rest.put("policys", tenantName="default", policyName="q", dryRun=True)
         await rest.put("policys", tenantName="default", policyName="p")
-        told = [(line["type"], line["key"]) for line in await watch.lines(2)]
-        assert told == [("put", "default:q"), ("delete", "default:p")]
+        seen = [(line["type"], line["key"]) for line in await watch.lines(2)]
+        assert seen == [("put", "default:q"), ("delete", "default:p")]
 
 
-async def test_what_the_control_plane_gives_is_not_shown(rest: Rest) -> None:
+async def test_read_only_members_are_not_shown(rest: Rest) -> None:
     network = {"networkName": "blue", "encap": "vlan", "subnet": "10.1.1.0/24"}
     await rest.put("networks", tenantName="default", **network)
     async with watching(rest, "networks") as watch:
@@ -138,18 +138,18 @@ async def test_what_the_control_plane_gives_is_not_shown(rest: Rest) -> None:
         assert "tags" not in listed["object"]
 
 
-async def test_a_document_that_cannot_be_read_does_not_end_a_watch() -> None:
+async def test_an_undecodable_document_does_not_end_a_watch() -> None:
     async with MemoryStore() as store, running_master(store=store) as rest:
         await store.commit([], [Put(StoreKey("tenants/odd"), b"{")])
         async with watching(rest, "tenants") as watch:
             assert [line["key"] for line in await watch.until_synced()] == ["default"]
             await store.commit([], [Put(StoreKey("tenants/default"), b"[")])
             await rest.put("tenants", tenantName="t1")
-            told = [(line["type"], line["key"]) for line in await watch.lines(2)]
-            assert told == [("delete", "default"), ("put", "t1")]
+            seen = [(line["type"], line["key"]) for line in await watch.lines(2)]
+            assert seen == [("delete", "default"), ("put", "t1")]
 
 
-async def test_many_watches_see_the_same(rest: Rest) -> None:
+async def test_concurrent_watches_see_the_same_changes(rest: Rest) -> None:
     async def keys() -> list[str]:
         async with watching(rest, "tenants") as watch:
             seen = [line["key"] for line in await watch.until_synced()]
@@ -166,11 +166,11 @@ async def test_many_watches_see_the_same(rest: Rest) -> None:
 
 
 @pytest.mark.parametrize("query", ["watch=maybe", "watch&since=x", "watch&since=-1", "watch&colour=red"])
-async def test_a_bad_watch_is_refused(rest: Rest, query: str) -> None:
+async def test_a_bad_watch_is_rejected(rest: Rest, query: str) -> None:
     (await rest.get("tenants", query=query)).refused(400)
 
 
-async def test_a_watch_ends_when_the_master_does() -> None:
+async def test_a_watch_ends_with_its_master() -> None:
     async with AsyncExitStack() as running:
         rest = await running.enter_async_context(running_master())
         async with client(rest.url) as other, watching(other, "tenants") as watch:

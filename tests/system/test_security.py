@@ -1,4 +1,4 @@
-"""netmaster with TLS and a token: who may come in, what is kept from others, and what strange callers cannot do."""
+"""netmaster with TLS and a token: authentication, file permissions, and malformed requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.lab.servers.etcd import running_etcd
 from weft.lab.servers.masters import API, MasterProcess, client
 from weft.lab.waiting import soon
 
-TOKEN = "a-token-that-nobody-guesses"
+TOKEN = "a-token-that-is-hard-to-guess"
 
 
 @pytest.fixture
@@ -41,15 +41,15 @@ async def master(tmp_path: Path, certificate: Certificate, token_file: Path) -> 
         yield master
 
 
-async def test_w2_the_token_opens_and_nothing_else_does(master: MasterProcess, certificate: Certificate) -> None:
+async def test_w2_only_the_token_grants_access(master: MasterProcess, certificate: Certificate) -> None:
     """W2: 401 without the token or with another, health for all; the token and its guesses are in no log."""
     guess = "a-token-that-somebody-guesses"
     async with (
-        client(master.url, ca=certificate.ca) as stranger,
+        client(master.url, ca=certificate.ca) as anonymous,
         client(master.url, ca=certificate.ca, token=guess) as guesser,
         client(master.url, ca=certificate.ca, token=TOKEN) as friend,
     ):
-        for rest in (stranger, guesser):
+        for rest in (anonymous, guesser):
             (await rest.put("tenants", tenantName="t1")).refused(401)
             for path in (f"{API}/tenants/", f"{API}/backup", "/metrics", "/info", "/version", "/openapi.json", "/none"):
                 (await rest.send("GET", path)).refused(401)
@@ -63,7 +63,7 @@ async def test_w2_the_token_opens_and_nothing_else_does(master: MasterProcess, c
 
 
 @pytest.mark.filterwarnings("ignore:.*TLSv1_1 is deprecated:DeprecationWarning")
-async def test_only_modern_tls_is_spoken(master: MasterProcess, certificate: Certificate) -> None:
+async def test_only_modern_tls_is_accepted(master: MasterProcess, certificate: Certificate) -> None:
     host, _, port = master.address.partition(":")
     for version, spoken in (
         (ssl.TLSVersion.TLSv1_1, False),
@@ -85,7 +85,7 @@ async def test_only_modern_tls_is_spoken(master: MasterProcess, certificate: Cer
             await plain.get("tenants")
 
 
-async def test_what_it_keeps_is_for_its_own_user_alone(master: MasterProcess) -> None:
+async def test_files_are_readable_by_their_own_user_only(master: MasterProcess) -> None:
     def modes() -> Iterator[tuple[str, int]]:
         for path in sorted(master.data.iterdir()):
             yield path.name, stat.S_IMODE(path.stat().st_mode)
@@ -150,7 +150,7 @@ BROKEN_OFF = (
 )
 
 
-async def test_odd_requests_do_not_harm_it(tmp_path: Path) -> None:
+async def test_malformed_requests_are_survived(tmp_path: Path) -> None:
     """Each is refused, in no trace and without its words in the log, and the next caller is served as ever."""
     async with MasterProcess(tmp_path) as master, client(master.url) as rest:
         before = await rest.state()

@@ -1,4 +1,4 @@
-"""The original's weaknesses (contiv 11.1, 11.2) that no other file tests, and the table of where each is tested."""
+"""Contiv's weaknesses (contiv 11.1, 11.2) that no other file tests, and the table of where each is tested."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ GROUP = {"tenantName": "default", "networkName": "blue"}
 
 
 @pytest.mark.parametrize("header", ["", "Bearer wrong-token-of-24-chars!", "Basic eDp5", "Bearer \udcff\udcfe"])
-async def test_w2_rest_asks_for_the_token(header: str, tmp_path: Path) -> None:
-    """W2: whoever has no token learns nothing but that the process lives, and is told so in JSON."""
+async def test_w2_rest_requires_the_token(header: str, tmp_path: Path) -> None:
+    """W2: without the token only the liveness of the process is visible, and the error is JSON."""
     token = tmp_path / "token"
     token.write_text("a-token-of-24-characters")
     async with running_master("--token-file", str(token)) as rest:
@@ -47,7 +47,7 @@ async def test_w2_rest_asks_for_the_token(header: str, tmp_path: Path) -> None:
         (await rest.send("GET", f"{API}/tenants/", headers=good)).accepted()
 
 
-async def test_w4_an_object_and_what_is_given_to_it_are_one_write(rest: Rest) -> None:
+async def test_w4_an_object_and_its_allocations_are_one_commit(rest: Rest) -> None:
     """W4: there is no second layer that could lag behind; each change is seen whole or not at all."""
 
     async def revision() -> int:
@@ -67,7 +67,7 @@ async def test_w4_an_object_and_what_is_given_to_it_are_one_write(rest: Rest) ->
         assert await revision() == before + 1
 
 
-async def test_w5_a_start_leaves_the_settings_as_they_are() -> None:
+async def test_w5_a_restart_keeps_the_settings() -> None:
     """W5: the original put its defaults back at every start of a leader. What was deleted stays deleted, too."""
     async with MemoryStore() as store:
         async with running_master("--default-subnet", "10.224.0.0/16", store=store) as rest:
@@ -96,7 +96,7 @@ async def test_w6_group_ids_stay_unique_over_masters() -> None:
             assert ids == [2, 1, 3]
 
 
-async def test_w7_a_service_that_fails_holds_up_nobody(rest: Rest) -> None:
+async def test_w7_a_failing_service_blocks_no_other(rest: Rest) -> None:
     """W7: the original kept its lock when a service could not be made."""
     await rest.put("networks", **BLUE)
     service = {"tenantName": "default", "networkName": "blue", "selectors": ["a=b"], "ports": ["80:80:TCP"]}
@@ -108,7 +108,7 @@ async def test_w7_a_service_that_fails_holds_up_nobody(rest: Rest) -> None:
     assert len(vips) == 5
 
 
-async def test_w9_every_master_names_the_leader_once_and_never_forwards_in_circles() -> None:
+async def test_w9_every_master_names_the_leader_and_never_forwards_in_a_loop() -> None:
     async with (
         MemoryStore() as store,
         running_master(store=store) as leader,
@@ -145,7 +145,7 @@ async def test_w11_a_follower_has_every_rule_from_the_start() -> None:
             assert (await other.send("GET", "/info")).accepted()["current-state"] == "leader"
 
 
-async def test_w12_a_dead_node_is_collected_soon_after_its_limit() -> None:
+async def test_w12_a_dead_node_is_garbage_collected_soon_after_the_limit() -> None:
     """W12: the original looked once a day. Silence is shown within seconds, then all the node had is free again."""
     node = model.Node(name=NodeName("n1"))
     async with MemoryStore() as store, running_master("--offline-limit", "1", store=store) as rest:
@@ -168,13 +168,13 @@ async def test_w23_a_rule_that_names_a_vanished_group_matches_nothing(rest: Rest
     await rest.put("networks", **BLUE)
     await rest.put("policys", tenantName="default", policyName="p")
     (await rest.put("endpointGroups", **GROUP, groupName="friends")).accepted()
-    (await rest.put("endpointGroups", **GROUP, groupName="strangers")).accepted()
+    (await rest.put("endpointGroups", **GROUP, groupName="others")).accepted()
     (await rest.put("endpointGroups", **GROUP, groupName="web", policies=["p"])).accepted()
     rule = {"tenantName": "default", "policyName": "p", "direction": "in"}
     (await rest.put("rules", **rule, ruleId="1", action="deny", priority=1)).accepted()
     friends = {"ruleId": "2", "action": "allow", "priority": 10, "fromEndpointGroup": "friends"}
     (await rest.put("rules", **rule, **friends)).accepted()
-    for name, group in (("f1", "friends"), ("s1", "strangers"), ("w1", "web")):
+    for name, group in (("f1", "friends"), ("s1", "others"), ("w1", "web")):
         (await rest.create_endpoint(name, network="blue", group=group)).accepted()
 
     async def passes(source: str) -> bool:
@@ -185,8 +185,8 @@ async def test_w23_a_rule_that_names_a_vanished_group_matches_nothing(rest: Rest
     (await rest.delete_endpoint("f1", network="blue")).accepted()
     (await rest.delete("endpointGroups", "default:friends")).accepted()
     assert not await passes("s1")
-    (await rest.put("endpointGroups", **GROUP, groupName="newcomers")).accepted()
-    (await rest.create_endpoint("n1", network="blue", group="newcomers")).accepted()
+    (await rest.put("endpointGroups", **GROUP, groupName="latecomers")).accepted()
+    (await rest.create_endpoint("n1", network="blue", group="latecomers")).accepted()
     assert not await passes("n1")
 
 

@@ -1,1 +1,1 @@
-"""netmaster: the control plane. Keeps the objects, gives out addresses and tags, answers REST."""
+"""netmaster, the control plane: stores the objects, allocates addresses and tags, serves REST and the store."""

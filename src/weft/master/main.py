@@ -1,4 +1,4 @@
-"""netmaster: settings -> store -> snapshot -> leadership -> REST. Signals end it, in order."""
+"""netmaster's entry point: settings, store, mirror, REST and store servers, then leader election until a signal."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from weft import __version__
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable, WeftError
+from weft.domain.lifecycle.store_format import plan_format
 from weft.domain.store_types import NEVER, RevisionEquals
+from weft.domain.transaction import Transaction
 from weft.drivers import SqliteStoreSettings, find_orchestrator, open_store
 from weft.master.api.backup import Backups
-from weft.master.api.contiv_api import Plugin
-from weft.master.api.info_api import About
-from weft.master.api.leader_proxy import Forwarder
+from weft.master.api.contiv_api import ContivApi
+from weft.master.api.info_api import InfoApi
+from weft.master.api.leader_proxy import LeaderProxy
 from weft.master.api.objects import Objects
-from weft.master.api.policy_api import PolicyQuestions, PolicyView
+from weft.master.api.policy_api import PolicyApi, PolicyView
 from weft.master.api.server import make_app
-from weft.master.api.sync_wait import Receipts, WaitOptions
-from weft.master.control.bootstrap import first_start
-from weft.master.control.control import ControlPlane
-from weft.master.control.kube_purge import Forgetting, tell_leftovers
-from weft.master.control.kube_sync import keep_declared
-from weft.master.control.node_gc import collect_for_ever
+from weft.master.api.sync_wait import SyncWait, WaitOptions
+from weft.master.control.control import ControlPlane, bootstrap
+from weft.master.control.kube_sync import KubePurge, run_kube_sync, warn_of_leftovers
+from weft.master.control.node_gc import run_node_gc
 from weft.master.metrics import Metrics
 from weft.master.nodes.store_server import serving_store
 from weft.master.settings import MasterSettings, read_master_settings
@@ -38,6 +38,7 @@ from weft.runtime.http import server_tls, serving
 from weft.runtime.logs import Log, start_logging
 from weft.runtime.routes import Route
 from weft.runtime.settings import BadSettings, refuse
+from weft.runtime.store.commit_loop import CommitLoop, own_events
 from weft.runtime.store.election import Leadership, lead
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.store.registry import present
@@ -46,17 +47,17 @@ from weft.runtime.tasks import background
 log = Log("netmaster")
 
 EXIT_FAILED = 1
-# How long the store may take to answer at the start.
-STORE_WITHIN_S = 30.0
-# How long the store may take to answer before we say that we are not ready.
-STORE_READY_S = 2.0
+# Timeout of the first listing of the store at start-up.
+STORE_START_TIMEOUT_S = 30.0
+# Timeout of the store read in /readyz.
+STORE_READY_TIMEOUT_S = 2.0
 
-# How long nodes may take to carry out a declared policy before people are told that they have not.
-SETTLE_WITHIN_S = 10.0
+# How long nodes may take to realize a NetworkPolicy before its Event says NotRealized.
+REALIZE_TIMEOUT_S = 10.0
 
 
 class Netmaster:
-    """One netmaster: leader or follower, as the store decides."""
+    """One netmaster: leader or follower, by election in the store."""
 
     def __init__(self, settings: MasterSettings, store: Store) -> None:
         self._settings = settings
@@ -65,68 +66,82 @@ class Netmaster:
         self._policy = PolicyView(self._cluster)
         self._mirror = Mirror(store, self._policy)
         self._control = ControlPlane(
-            store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, mark_dirty=self._doubt
+            store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, step_down=self._step_down
         )
         self._orchestrator = find_orchestrator(settings.kubernetes) if settings.kubernetes else None
-        self._receipts = Receipts(store, self._cluster, self._mirror)
+        self._sync_wait = SyncWait(store, self._cluster, self._mirror)
         self._metrics = Metrics()
         self._leadership: Leadership | None = None
+        # Set once a new leader has caught up and bootstrapped; before that it must not serve writes.
         self._prepared = False
 
     def routes(self) -> tuple[Route, ...]:
-        """Everything REST offers."""
+        """All REST routes."""
         own, mode = self._settings.own_address, self._settings.mode
-        receipts = self._receipts
+        sync_wait = self._sync_wait
         return (
-            *receipts.awaited(Objects(self._control, self._store, cluster_mode=mode).routes()),
-            *receipts.routes(),
-            *PolicyQuestions(self._cluster, self._policy).routes(),
-            *receipts.awaited(Plugin(self._control, cluster_mode=mode).routes()),
-            *receipts.awaited(Forgetting(self._control, follows=self._orchestrator is not None).routes()),
-            *receipts.awaited(Backups(self._store, self._cluster, self._mirror, fence=self._fence).routes()),
-            *About(self._cluster, self._metrics, own_address=own, faults=self._faults).routes(),
+            *sync_wait.with_wait(Objects(self._control, self._store, cluster_mode=mode).routes()),
+            *sync_wait.routes(),
+            *PolicyApi(self._cluster, self._policy).routes(),
+            *sync_wait.with_wait(ContivApi(self._control, cluster_mode=mode).routes()),
+            *sync_wait.with_wait(KubePurge(self._control, is_syncing=self._orchestrator is not None).routes()),
+            *sync_wait.with_wait(Backups(self._store, self._cluster, self._mirror, fence=self._fence).routes()),
+            *InfoApi(self._cluster, self._metrics, own_address=own, faults=self._faults).routes(),
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until told to stop."""
+        """Serve until `stop` is set."""
         settings = self._settings
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(background(self._mirror.run(), name="mirror"))
-            await self._mirror.wait_for(NEVER, within=STORE_WITHIN_S)
+            # REST must not answer from an empty cluster.
+            await self._mirror.wait_for(NEVER, within=STORE_START_TIMEOUT_S)
+            await self._ensure_format()
             await self._serve_rest(stack)
             await self._serve_store(stack)
             alive = kinds.alive_master(settings.own_address)
             await stack.enter_async_context(
                 present(self._store, key=alive, value=__version__.encode(), ttl=settings.leader_ttl)
             )
-            await stack.enter_async_context(background(self._campaign_for_ever(), name="leadership"))
+            await stack.enter_async_context(background(self._run_election(), name="election"))
             log.info("netmaster started", address=settings.own_address, version=__version__)
             await stop.wait()
-            log.info("netmaster stops")
+            log.info("netmaster stopping")
+
+    async def _ensure_format(self) -> None:
+        """Mark a fresh store with our format; `Conflict` for a store of another one. Precedes all other writes."""
+
+        async def commit(transaction: Transaction) -> None:
+            revision = await self._store.commit(transaction.compares, transaction.writes)
+            self._mirror.note_own(revision, own_events(transaction.writes))
+
+        # A loop, because another netmaster may mark the same store at the same moment.
+        loop = CommitLoop(cluster=self._cluster, mirror=self._mirror, commit=commit)
+        await loop.run(lambda reading: (None, plan_format(reading)))
 
     async def _serve_rest(self, stack: AsyncExitStack) -> None:
         settings = self._settings
-        forwarder = Forwarder(
+        leader_proxy = LeaderProxy(
             self._leader_address,
             is_leader=self._is_leader,
             own_address=settings.own_address,
             tls_ca=settings.tls_ca,
             use_tls=settings.tls_cert is not None,
         )
-        stack.push_async_callback(forwarder.close)
-        app = make_app(self.routes(), token=settings.token, forwarder=forwarder, metrics=self._metrics)
+        stack.push_async_callback(leader_proxy.close)
+        app = make_app(self.routes(), token=settings.token, leader_proxy=leader_proxy, metrics=self._metrics)
         tls = server_tls(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
         await stack.enter_async_context(serving(app, settings.listeners, tls=tls))
 
     async def _serve_store(self, stack: AsyncExitStack) -> None:
-        """The store for agents: on a socket of this machine, and on TCP where nodes have certificates.
+        """Serve the store to agents: on a unix socket, and on TCP with mutual TLS if configured.
 
-        Nobody joins where the store is an etcd: agents ask that themselves.
+        With etcd there is no node enrollment: agents connect to etcd themselves.
         """
         settings = self._settings
         tls = None
         if settings.join_address and settings.store_address and isinstance(settings.store, SqliteStoreSettings):
-            tls = await self._let_nodes_join(stack, settings.store_address, settings.join_address)
+            tls = await self._serve_enrollment(stack, settings.store_address, settings.join_address)
         elif settings.store_address and settings.tls_cert and settings.tls_key:
             tls = server_tls(settings.tls_cert, settings.tls_key, client_ca=settings.tls_ca)
         addresses = (settings.store_address,) if settings.store_address and tls else ()
@@ -134,61 +149,62 @@ class Netmaster:
             serving_store(self._store, unix=settings.store_socket, addresses=addresses, tls=tls)
         )
 
-    async def _let_nodes_join(
+    async def _serve_enrollment(
         self, stack: AsyncExitStack, store: tuple[str, int], join: tuple[str, int]
     ) -> ssl.SSLContext:
-        from weft.master.nodes.enrollment import joining  # noqa: PLC0415  10 MB that only this needs
+        # Imported on demand: the cryptography package costs 10 MB that other deployments do not need.
+        from weft.master.nodes.enrollment import serving_enrollment  # noqa: PLC0415
 
         assert self._orchestrator is not None
         settings = self._settings
         return await stack.enter_async_context(
-            joining(
-                self._orchestrator.meeting(),
+            serving_enrollment(
+                self._orchestrator.discovery(),
                 directory=settings.data_dir,
                 store=store,
                 join=join,
-                life=settings.certificate_life,
+                life=settings.certificate_lifetime,
             )
         )
 
-    async def _campaign_for_ever(self) -> None:
+    async def _run_election(self) -> None:
         name = self._settings.own_address.encode()
         while True:
             async with lead(self._store, key=kinds.LEADER_KEY, name=name, ttl=self._settings.leader_ttl) as leadership:
                 await self._lead(leadership)
 
     async def _lead(self, leadership: Leadership) -> None:
-        """Catch up, prepare, then answer until the leadership is lost."""
+        """Catch up with the store, bootstrap, then run the leader's controllers until leadership is lost."""
         try:
+            # The previous leader's last commits are older than our own leader key.
             await self._mirror.wait_for(leadership.fence.revision, within=self._settings.leader_ttl)
             self._leadership = leadership
-            if not self._cluster.restoring and await first_start(
+            if not self._cluster.restoring and await bootstrap(
                 self._control,
                 fwd_mode=cast("model.FwdMode", self._settings.fwdmode),
                 encap=cast("model.Encap", self._settings.netmode),
                 subnet=self._settings.default_subnet,
             ):
-                log.info("first start: tenant default is there", subnet=self._settings.default_subnet)
+                log.info("cluster bootstrapped", tenant="default", subnet=self._settings.default_subnet)
             self._metrics.leader.set(1)
             self._prepared = True
             log.info("leading", address=self._settings.own_address)
             async with AsyncExitStack() as stack:
-                collecting = collect_for_ever(self._control, limit=self._settings.offline_limit)
-                await stack.enter_async_context(background(collecting, name="collector"))
+                node_gc = run_node_gc(self._control, limit=self._settings.offline_limit)
+                await stack.enter_async_context(background(node_gc, name="node GC"))
                 if self._orchestrator:
-                    declarations = self._orchestrator.declarations()
-                    self._metrics.untold.set_function(lambda: len(declarations.faults))
-                    stack.callback(self._metrics.untold.set_function, lambda: 0)
-                    keeping = keep_declared(
-                        self._control, declarations, settle=partial(self._receipts.settle, WaitOptions(SETTLE_WITHIN_S))
-                    )
-                    await stack.enter_async_context(background(keeping, name="declared"))
+                    informers = self._orchestrator.informers()
+                    self._metrics.informer_errors.set_function(lambda: len(informers.faults))
+                    stack.callback(self._metrics.informer_errors.set_function, lambda: 0)
+                    wait_for_sync = partial(self._sync_wait.wait_for_sync, WaitOptions(REALIZE_TIMEOUT_S))
+                    kube_sync = run_kube_sync(self._control, informers, wait_for_sync=wait_for_sync)
+                    await stack.enter_async_context(background(kube_sync, name="Kubernetes sync"))
                 else:
-                    tell_leftovers(self._cluster)
+                    warn_of_leftovers(self._cluster)
                 await leadership.lost.wait()
             log.warning("leadership lost", reason=leadership.reason)
         except Unavailable as error:
-            log.warning("leadership given up", reason=error.message)
+            log.warning("leadership abandoned", reason=error.message)
         finally:
             self._prepared = False
             self._leadership = None
@@ -199,13 +215,14 @@ class Netmaster:
 
     def _fence(self) -> RevisionEquals:
         if self._leadership is None or not self._leadership.held:
-            raise Unavailable("this netmaster does not lead: try again")
+            raise Unavailable("this netmaster is not the leader: try again")
         return self._leadership.fence
 
-    def _doubt(self) -> None:
-        """A commit may or may not have happened: lead anew, under another fence, before anything else is decided."""
+    def _step_down(self) -> None:
+        """Give up leadership after a commit with an unknown result. Re-election moves the fence, so that a commit that
+        is still in flight fails."""
         if self._leadership is not None:
-            self._leadership.lose("the outcome of a commit is unknown")
+            self._leadership.lose("the result of a commit is unknown")
 
     def _leader_address(self) -> str:
         return self._cluster.leader[0] if self._cluster.leader else ""
@@ -216,14 +233,15 @@ class Netmaster:
         if self._cluster.restoring:
             faults.append("a restore is under way or was interrupted")
         if not self._leader_address():
-            faults.append("nobody leads")
+            faults.append("no leader is elected")
         elif self._leader_address() == self._settings.own_address and not self._is_leader():
-            faults.append("leading, but not prepared yet")
+            faults.append("leader is still catching up with the store")
+        # A read, because the mirror's view of the leader may be stale when the store is unreachable.
         try:
-            async with asyncio.timeout(STORE_READY_S):  # what we know of the leader may be old news
+            async with asyncio.timeout(STORE_READY_TIMEOUT_S):
                 await self._store.read(kinds.LEADER_KEY)
         except TimeoutError:
-            faults.append(f"the store did not answer within {STORE_READY_S:g} s")
+            faults.append(f"the store did not answer within {STORE_READY_TIMEOUT_S:g} s")
         except Unavailable as error:
             faults.append(f"the store does not answer: {error.message}")
         return faults

@@ -1,7 +1,8 @@
-"""What netmaster counts, exposed for Prometheus."""
+"""Prometheus metrics of netmaster."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -10,11 +11,15 @@ from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.lifecycle.sync_status import State, state_of
 
+# Seconds. A request is one commit: about a millisecond with SQLite, some with etcd; more means contention or `wait`.
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+
+# Label values are in snake case, as is usual for Prometheus; REST shows the states in CamelCase, as Kubernetes does.
+_STATE_LABELS: Mapping[State, str] = {"Ready": "ready", "NotReady": "not_ready", "Unreachable": "unreachable"}
 
 
 class Metrics:
-    """One registry per process part, so that two masters in one process do not collide."""
+    """A registry of its own, so that tests can run two masters in one process."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -25,20 +30,23 @@ class Metrics:
             registry=self._registry,
         )
         self.seconds = Histogram(
-            "weft_master_request_seconds",
-            "Time to answer, by route",
+            "weft_master_request_duration_seconds",
+            "REST request duration by route",
             ("route",),
             buckets=_BUCKETS,
             registry=self._registry,
         )
-        self.leader = Gauge("weft_master_leader", "1 while this netmaster leads", registry=registry)
-        self.untold = Gauge(
-            "weft_master_orchestrator_faults",
-            "Kinds of objects that the orchestrator does not tell the leader of now",
+        self.leader = Gauge("weft_master_leader", "1 if this netmaster is the leader", registry=registry)
+        # A gauge: the number of informers that fail now, not of errors so far.
+        self.informer_errors = Gauge(
+            "weft_kube_informer_errors",
+            "Kubernetes informers of the leader whose list or watch fails now",
             registry=registry,
         )
-        self._objects = Gauge("weft_objects", "Objects by kind", ("kind",), registry=registry)
-        self._nodes = Gauge("weft_nodes", "Nodes by state: alive, not ready, silent", ("state",), registry=registry)
+        self._objects = Gauge("weft_objects", "Stored objects by kind", ("kind",), registry=registry)
+        self._nodes = Gauge(
+            "weft_nodes", "Nodes by state (ready, not_ready, unreachable)", ("state",), registry=registry
+        )
 
     def expose(self, cluster: Cluster) -> bytes:
         """The text of all metrics now."""
@@ -46,5 +54,5 @@ class Metrics:
             self._objects.labels(kind.name).set(len(cluster.tables[kind.prefix]))
         states = [state_of(cluster, node.name) for node in cluster.all(kinds.NODE)]
         for state in get_args(State):
-            self._nodes.labels(state).set(states.count(state))
+            self._nodes.labels(_STATE_LABELS[state]).set(states.count(state))
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""netmaster's settings: Contiv's flags and variables (contiv 1.2, 1.4) with defaults for one machine, and ours."""
+"""netmaster's settings: Contiv's flags and variables (contiv 1.2, 1.4) and Weft's own, with defaults for one host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from weft.options import (
 )
 from weft.runtime.settings import BadSettings, Option, host_port, one_of, read_settings, seconds
 
-WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104  names that others give
+# Addresses to listen on, but not to be reached at.
+WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with, never bound
 
 
 def _subnet(text: str) -> str:
@@ -32,6 +33,7 @@ def _subnet(text: str) -> str:
         subnet = parse_subnet_v4(text)
     except Invalid as error:
         raise ValueError(error.message) from error
+    # One address for the gateway and at least one for an endpoint.
     if subnet.usable.size < 2:
         raise ValueError(f"{text!r} has no room for a gateway and an endpoint")
     return str(subnet)
@@ -41,9 +43,9 @@ OPTIONS = (
     *COMMON_OPTIONS,
     *KUBERNETES_OPTIONS,
     Option(name="external", flags=("--external-address", "--listen-url"), env="EXTERNAL_ADDRESS",
-           default=("127.0.0.1", 9999), read=host_port, help="where REST is served; 127.0.0.1:9999"),
+           default=("127.0.0.1", 9999), read=host_port, help="listen address of REST; 127.0.0.1:9999"),
     Option(name="internal", flags=("--internal-address", "--control-url"), env="INTERNAL_ADDRESS", default=None,
-           read=host_port, help="where other masters reach this one; the external address"),
+           read=host_port, help="address at which other masters reach this one; the external address"),
     Option(name="infra", flags=("--infra", "--infra-type"), env="INFRA", default="default", read=one_of("default"),
            help="default"),
     Option(name="plugin_name", flags=("--name", "--plugin-name"), env="PLUGIN_NAME", default="netplugin",
@@ -53,31 +55,31 @@ OPTIONS = (
     Option(name="default_subnet", flags=("--default-subnet",), env="DEFAULT_SUBNET", default="10.224.0.0/16",
            read=_subnet, help="subnet of default-net at the first start, or none; 10.224.0.0/16"),
     Option(name="tls_cert", flags=("--tls-cert",), env="TLS_CERT", default=None, read=readable_file,
-           help="certificate of our listeners"),
+           help="TLS certificate of the listeners"),
     Option(name="tls_key", flags=("--tls-key",), env="TLS_KEY", default=None, read=readable_file,
-           help="key of --tls-cert"),
+           help="private key of --tls-cert"),
     Option(name="tls_ca", flags=("--tls-ca",), env="TLS_CA", default=None, read=readable_file,
-           help="CA of nodes' client certificates and of the other masters"),
+           help="CA of the nodes' client certificates and of the other masters"),
     Option(name="token", flags=("--token-file",), env="TOKEN_FILE", read=secret_file,
-           help="file with the bearer token that callers must send"),
+           help="file with the bearer token that clients must send"),
     Option(name="store_socket", flags=("--store-socket",), env="STORE_SOCKET", default=None, read=Path,
-           help="unix socket on which agents of this machine reach the store; <data-dir>/store.sock"),
+           help="unix socket of the store for agents on this host; <data-dir>/store.sock"),
     Option(name="store_address", flags=("--store-address",), env="STORE_ADDRESS", default=None, read=host_port,
-           help="host:port on which agents reach the store by mutual TLS; off"),
+           help="host:port of the store for agents, with mutual TLS; off"),
     Option(name="join_address", flags=("--join-address",), env="JOIN_ADDRESS", default=None, read=host_port,
-           help="host:port on which nodes of a Kubernetes cluster get their certificates for --store-address; off"),
-    Option(name="certificate_life", flags=("--certificate-life",), env="CERTIFICATE_LIFE", default=604_800.0,
-           read=seconds, help="seconds for which such certificates are good; they are renewed in time; 604800"),
+           help="host:port of node enrollment, which issues certificates for --store-address; off"),
+    Option(name="certificate_lifetime", flags=("--certificate-lifetime",), env="CERTIFICATE_LIFETIME",
+           default=604_800.0, read=seconds, help="lifetime of node certificates in seconds; 604800"),
     Option(name="leader_ttl", flags=("--leader-ttl",), env="LEADER_TTL", default=6.0, read=seconds,
-           help="seconds after which a silent leader is replaced; 6"),
+           help="lease of the leader in seconds; when it expires, another master is elected; 6"),
     Option(name="offline_limit", flags=("--offline-limit",), env="OFFLINE_LIMIT", default=3600.0, read=seconds,
-           help="seconds after which a silent node's endpoints are collected; 3600"),
+           help="seconds after which an unreachable node's endpoints are garbage-collected; 3600"),
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterSettings:
-    """All of netmaster's settings, checked."""
+    """All of netmaster's settings, validated."""
 
     mode: str
     netmode: str
@@ -99,7 +101,7 @@ class MasterSettings:
     store_socket: Path
     store_address: tuple[str, int] | None
     join_address: tuple[str, int] | None
-    certificate_life: float
+    certificate_lifetime: float
     leader_ttl: float
     offline_limit: float
 
@@ -112,20 +114,21 @@ class MasterSettings:
 
     @property
     def own_address(self) -> str:
-        """How other masters and /info name this one."""
+        """The address of this master for other masters, and its name in /info."""
         return format_host_port(self.internal)
 
 
-def _not_for_joining(given: Mapping[str, Any]) -> Iterator[str]:
-    """What stands against letting nodes join."""
-    if given["mode"] != "kubernetes":
-        yield "--join-address: nodes are known by tokens of Kubernetes, so with --mode kubernetes only"
-    for flag, address in (("--store-address", given["store_address"]), ("--join-address", given["join_address"])):
+def _enrollment_faults(values: Mapping[str, Any]) -> Iterator[str]:
+    """Why node enrollment is not possible with these settings."""
+    if values["mode"] != "kubernetes":
+        yield "--join-address: needs --mode kubernetes, as nodes are authenticated by Kubernetes tokens"
+    # Both are published to the agents and become SANs of our certificate.
+    for flag, address in (("--store-address", values["store_address"]), ("--join-address", values["join_address"])):
         try:
             if address is None or ipaddress.ip_address(address[0]).is_unspecified:
-                yield f"{flag} must be an address at which agents reach us: they are told it"
+                yield f"{flag} must be an address at which agents reach this netmaster: it is published to them"
         except ValueError:
-            yield f"{flag}: {address[0]!r} is a name, and agents are told an address"
+            yield f"{flag}: {address[0]!r} is a name: give an IP address, which is published to the agents"
 
 
 def format_host_port(address: tuple[str, int]) -> str:
@@ -134,7 +137,7 @@ def format_host_port(address: tuple[str, int]) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener on the host."""
+    """Whether a listener on the host is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -144,42 +147,43 @@ def is_loopback(host: str) -> bool:
 
 
 def read_master_settings(argv: Sequence[str], environ: Mapping[str, str]) -> MasterSettings:
-    """The settings, or `BadSettings` with every fault."""
-    given = read_settings("netmaster", OPTIONS, argv=argv, environ=environ, version=f"netmaster {__version__}")
+    """Read and validate the settings; `BadSettings` with every fault."""
+    values = read_settings("netmaster", OPTIONS, argv=argv, environ=environ, version=f"netmaster {__version__}")
     faults: list[str] = []
-    store = store_settings(given, faults, embedded=given["data_dir"] / "weft.db")
-    if given["join_address"]:
-        faults += _not_for_joining(given)
-    elif given["store_address"] and not (given["tls_cert"] and given["tls_ca"]):
+    store = store_settings(values, faults, embedded=values["data_dir"] / "weft.db")
+    if values["join_address"]:
+        faults += _enrollment_faults(values)
+    elif values["store_address"] and not (values["tls_cert"] and values["tls_ca"]):
         faults.append(
-            "--store-address needs --tls-cert, --tls-key and --tls-ca, or --join-address: nodes are known by their "
-            "certificates"
+            "--store-address needs --tls-cert, --tls-key and --tls-ca, or --join-address: nodes are authenticated by "
+            "their certificates"
         )
-    if bool(given["tls_cert"]) != bool(given["tls_key"]):
+    if bool(values["tls_cert"]) != bool(values["tls_key"]):
         faults.append("--tls-cert and --tls-key go together")
-    internal, token = given["internal"] or given["external"], given["token"]
+    internal, token = values["internal"] or values["external"], values["token"]
     if internal[0] in WILDCARDS:
         faults.append(
-            f"{format_host_port(internal)} is no address by which other masters reach this one: give --internal-address"
+            f"{format_host_port(internal)} is not an address that other masters can reach: give --internal-address"
         )
     if token and (len(token) < 16 or not token.isascii() or not token.isprintable()):
         faults.append("--token-file: the token must be at least 16 printable ASCII characters")
-    for host, port in dict.fromkeys((given["external"], internal)):
-        if not is_loopback(host) and not (given["tls_cert"] and token):
+    # REST can change everything: beyond loopback it needs encryption and authentication.
+    for host, port in dict.fromkeys((values["external"], internal)):
+        if not is_loopback(host) and not (values["tls_cert"] and token):
             faults.append(
                 f"{format_host_port((host, port))} is not loopback: give --tls-cert, --tls-key and --token-file"
             )
     if faults:
         raise BadSettings(faults)
     return MasterSettings(
-        **{name: given[name] for name in (
+        **{name: values[name] for name in (
             "mode", "netmode", "fwdmode", "log_level", "json_log", "external", "plugin_name", "data_dir",
             "default_subnet", "tls_cert", "tls_key", "tls_ca", "token", "store_address", "join_address",
-            "certificate_life", "leader_ttl", "offline_limit",
+            "certificate_lifetime", "leader_ttl", "offline_limit",
         )},
         store=store,
-        kubernetes=kubernetes_settings(given),
-        syslog=given["syslog"] if given["use_syslog"] else None,
+        kubernetes=kubernetes_settings(values),
+        syslog=values["syslog"] if values["use_syslog"] else None,
         internal=internal,
-        store_socket=given["store_socket"] or given["data_dir"] / "store.sock",
+        store_socket=values["store_socket"] or values["data_dir"] / "store.sock",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""netmaster's flags and variables (contiv 1.2, 1.4), their defaults, and what is refused."""
+"""netmaster's flags and variables (contiv 1.2, 1.4), their defaults, and their validation."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_vxlan_with_bridge_is_allowed() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_bad_settings_are_refused(flags: list[str], words: str) -> None:
+def test_bad_settings_are_rejected(flags: list[str], words: str) -> None:
     assert any(words in fault for fault in faults(*flags))
 
 
@@ -163,7 +163,7 @@ def test_a_bad_variable_is_named() -> None:
     assert faults(USE_JSON_LOG="maybe")[0].startswith("CONTIV_NETMASTER_USE_JSON_LOG")
 
 
-def test_every_fault_is_told_at_once() -> None:
+def test_all_faults_are_reported_at_once() -> None:
     found = faults("--mode", "x", "--netmode", "y", "--leader-ttl", "z", LOG_LEVEL="loud")
     assert [fault.partition(":")[0] for fault in found] == [
         "--mode",
@@ -192,7 +192,7 @@ def test_consul_is_not_available_yet(flag: str) -> None:
     ],
     ids=str,
 )
-def test_a_listener_for_others_needs_tls_and_a_token(flags: list[str], secured: list[str]) -> None:
+def test_a_listener_beyond_loopback_needs_tls_and_a_token(flags: list[str], secured: list[str]) -> None:
     """W2: REST was open to everyone; here only this machine reaches it without them."""
     assert any("not loopback" in fault for fault in faults(*flags))
     for missing in (0, 2, 4):
@@ -206,7 +206,7 @@ def test_loopback_needs_nothing(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:9999", "[::]:9999"])
-def test_a_wildcard_is_no_name_for_this_master(address: str, secured: list[str]) -> None:
+def test_a_wildcard_is_not_an_internal_address(address: str, secured: list[str]) -> None:
     """Others would forward to themselves, and two masters would take each other for one."""
     assert any("--internal-address" in fault for fault in faults("--external-address", address, *secured))
     own = ["--external-address", address, "--internal-address", "192.0.2.7:9999"]
@@ -215,7 +215,7 @@ def test_a_wildcard_is_no_name_for_this_master(address: str, secured: list[str])
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"with a\nnewline inside it", b"\xff" * 20, "ö".encode() * 20])
-def test_a_bad_token_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_bad_token_is_rejected(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_bytes(content)
     assert "--token-file" in faults("--token-file", str(file))[0]
@@ -247,7 +247,7 @@ def test_the_internal_address_has_its_own_listener_unless_it_is_covered(
     assert read(*flags, *secured).listeners == listeners
 
 
-def test_nodes_join_at_an_address_that_they_can_be_told() -> None:
+def test_enrollment_needs_an_address_that_can_be_published() -> None:
     own = ["--mode", "kubernetes", "--store-address", "192.0.2.7:9998"]
     assert read(*own, "--join-address", "[192.0.2.7]:9997").join_address == ("192.0.2.7", 9997)
     for flags, words in (
@@ -297,7 +297,7 @@ def run(*flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def test_a_bad_setting_ends_the_program_with_22() -> None:
     done = run("--netmode", "gre", CONTIV_NETMASTER_MODE="mesos")
     assert done.returncode == 22
-    assert "netmaster: --netmode: 'gre' is none of vlan, vxlan" in done.stderr
+    assert "netmaster: --netmode: 'gre' is not one of vlan, vxlan" in done.stderr
     assert "CONTIV_NETMASTER_MODE" in done.stderr
     assert "--help" in done.stderr
     assert "Traceback" not in done.stderr

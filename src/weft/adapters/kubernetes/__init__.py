@@ -1,1 +1,1 @@
-"""Kubernetes: its API as a list and a watch, and what it says as values of ours (docs/design/kubernetes.md)."""
+"""Kubernetes adapter: API client, informers (list and watch), Events, discovery (docs/design/kubernetes.md)."""

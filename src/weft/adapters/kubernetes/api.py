@@ -1,7 +1,7 @@
-"""Requests to the Kubernetes API: one of several servers, with credentials that are read anew as they rotate.
+"""HTTP client of the Kubernetes API: several servers with failover, and credentials that are reloaded as they rotate.
 
-The protocol is the one of "Kubernetes API Concepts": JSON lists in pages, watches as lines of JSON, `Status` as the
-body of a refusal.
+The protocol is that of "Kubernetes API Concepts": JSON lists in pages, watches as lines of JSON, `Status` as the body
+of an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from weft.adapters.kubernetes.credentials import Access
+from weft.adapters.kubernetes.credentials import ClientConfig
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.runtime.file_change import Rewritten
 from weft.runtime.http_failover import Servers, TryNextServer
@@ -27,15 +27,16 @@ T = TypeVar("T")
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 
-# How long one answer may take: a page of a large list from a busy server.
-_ANSWERING_S = 10.0
-# More than an object can have (etcd takes 1.5 MB); a stream without line ends must not fill the memory.
-_LONGEST_LINE = 8 << 20
+# Timeout of one request: long enough for a page of a large list from a busy server.
+_RESPONSE_TIMEOUT_S = 10.0
+# Longest line of a watch. Larger than any object (etcd takes 1.5 MB); a stream without line ends must not fill memory.
+_MAX_LINE = 8 << 20
 
 _UNAUTHORIZED, _GONE = 401, 410
-# What is said of versions that a server has not reached which was set back to an older copy of its data.
-_FROM_THE_FUTURE = "Too large resource version"
-# What a refusal means; any other is `Unavailable`.
+# The message for a resource version that the server has not reached, after its etcd was restored from a backup. The
+# status is 504 then, so only the text distinguishes it from a timeout.
+_FUTURE_RESOURCE_VERSION = "Too large resource version"
+# Errors by HTTP status; any other status is `Unavailable`.
 _ERRORS: Mapping[int, type[WeftError]] = {
     400: Invalid,
     _UNAUTHORIZED: Denied,
@@ -48,7 +49,7 @@ _ERRORS: Mapping[int, type[WeftError]] = {
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The body of a refusal, and the object of an event that is an error."""
+    """A v1 Status: the body of an error, and the object of an ERROR event."""
 
     code: int = 0
     reason: str = ""
@@ -56,43 +57,49 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Api:
-    """Opened and closed as an async context manager. Every call ends in bounded time, with one of our errors."""
+    """Requests to the API server. An async context manager. Each call ends in bounded time, with a `WeftError`."""
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._tls = _tls(access) if any(url.startswith("https:") for url in access.servers) else None
-        self._renewed = Rewritten(*(file for file in (access.ca, access.cert, access.key) if isinstance(file, Path)))
-        self._servers = Servers(access.servers, tls=self._tls, headers={"Accept": JSON, "Accept-Encoding": "identity"})
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self._tls = _tls(config) if any(url.startswith("https:") for url in config.servers) else None
+        files = (file for file in (config.ca, config.cert, config.key) if isinstance(file, Path))
+        self._files_changed = Rewritten(*files)
+        self._servers = Servers(config.servers, tls=self._tls, headers={"Accept": JSON, "Accept-Encoding": "identity"})
 
     async def get(self, path: str) -> bytes:
-        """What is at a path; `NotFound`, `Denied` or `Unavailable`."""
-        return await self._ask("GET", path, repeatable=True)
+        """Read a path; `NotFound`, `Denied` or `Unavailable`."""
+        return await self._request("GET", path, repeatable=True)
 
     async def post(self, path: str, body: bytes) -> bytes:
-        """Create something; `Conflict` when it is there already. It is never sent twice."""
-        return await self._ask("POST", path, body, content=JSON, repeatable=False)
+        """Create an object; `Conflict` when it exists. Never sent twice, as a POST is not idempotent."""
+        return await self._request("POST", path, body, content=JSON, repeatable=False)
 
-    async def merge(self, path: str, body: bytes) -> bytes:
-        """Change members of something."""
-        return await self._ask("PATCH", path, body, content=MERGE_PATCH, repeatable=True)
+    async def merge_patch(self, path: str, body: bytes) -> bytes:
+        """Change members of an object (RFC 7386)."""
+        return await self._request("PATCH", path, body, content=MERGE_PATCH, repeatable=True)
 
-    async def lines(self, path: str, *, silence: float) -> AsyncGenerator[bytes, None]:
-        """The lines of an answer that goes on, until the server ends it. `Unavailable` when it breaks off."""
-        async with self._servers.stream(path, method="GET", silence=silence, headers=self._headers()) as stream:
+    async def stream_lines(self, path: str, *, read_timeout: float) -> AsyncGenerator[bytes, None]:
+        """The lines of a streamed response until the server ends it; `Unavailable` when the connection breaks."""
+        async with self._servers.stream(
+            path, method="GET", idle_timeout=read_timeout, headers=self._headers()
+        ) as stream:
             rest = b""
-            async for piece in stream.pieces:
-                *whole, rest = (rest + piece).split(b"\n")
+            async for chunk in stream.pieces:
+                *lines, rest = (rest + chunk).split(b"\n")
                 if stream.status == 200:
-                    for line in whole:
+                    for line in lines:
                         if line:
                             yield line
-                if len(rest) > _LONGEST_LINE:
-                    raise Unavailable(f"{path}: a line of more than {_LONGEST_LINE} bytes")
+                if len(rest) > _MAX_LINE:
+                    raise Unavailable(f"{path}: a line exceeds {_MAX_LINE} bytes")
             if stream.status != 200:
-                refused = refusal(stream.status, rest)
-                raise TryNextServer(refused.message) if type(refused) is Unavailable else refused
+                error = error_from_status(stream.status, rest)
+                raise TryNextServer(error.message) if type(error) is Unavailable else error
 
-    async def _ask(self, method: str, path: str, body: bytes = b"", *, repeatable: bool, content: str = "") -> bytes:
+    async def _request(
+        self, method: str, path: str, body: bytes = b"", *, repeatable: bool, content: str = ""
+    ) -> bytes:
+        # Two attempts: the kubelet may have rotated the token between reading it and the server's check.
         for is_last in (False, True):
             headers = {**self._headers(), **({"Content-Type": content} if content else {})}
             try:
@@ -100,10 +107,10 @@ class Api:
                     path,
                     body,
                     method=method,
-                    judge=_judge,
+                    parse=_check_status,
                     repeatable=repeatable,
                     headers=headers,
-                    answering=_ANSWERING_S,
+                    response_timeout=_RESPONSE_TIMEOUT_S,
                 )
             except _Unauthorized as error:
                 if is_last or headers.get("Authorization") == self._headers().get("Authorization"):
@@ -111,10 +118,10 @@ class Api:
         raise AssertionError("unreachable")
 
     def _headers(self) -> dict[str, str]:
-        """Read anew for each request: tokens of service accounts live for an hour; certificates and CAs are renewed."""
-        if self._renewed() and self._tls is not None:
-            _renew(self._tls, self._access)
-        token = self._access.token
+        """Read for each request: service account tokens live for an hour; certificates and CAs are renewed."""
+        if self._files_changed() and self._tls is not None:
+            _reload_tls(self._tls, self._config)
+        token = self._config.token
         if isinstance(token, Path):
             try:
                 token = token.read_text().strip()
@@ -133,10 +140,10 @@ class Api:
 
 
 class ApiClient:
-    """Whoever needs the API server while it is entered, and only then."""
+    """Base of classes that use the API server; connected while the context manager is entered."""
 
-    def __init__(self, access: Access) -> None:
-        self._api = Api(access)
+    def __init__(self, config: ClientConfig) -> None:
+        self._api = Api(config)
 
     async def __aenter__(self) -> Self:
         await self._api.__aenter__()
@@ -149,73 +156,75 @@ class ApiClient:
 
 
 class _Unauthorized(Denied):
-    """The server does not know us, by the token of the moment."""
+    """401: the server rejects the current token."""
 
 
-def _judge(status: int, body: bytes) -> bytes:
+def _check_status(status: int, body: bytes) -> bytes:
     if status < 300:
         return body
     if status >= 500 or status == 429:
-        raise TryNextServer(refusal(status, body).message)
+        raise TryNextServer(error_from_status(status, body).message)
     if status == _UNAUTHORIZED:
-        raise _Unauthorized(refusal(status, body).message)
-    raise refusal(status, body)
+        raise _Unauthorized(error_from_status(status, body).message)
+    raise error_from_status(status, body)
 
 
-def refusal(status: int, body: bytes) -> WeftError:
-    """The error that a refusal means."""
+def error_from_status(code: int, body: bytes) -> WeftError:
+    """The `WeftError` for an HTTP status with its `Status` body."""
     try:
-        told = msgspec.json.decode(body, type=Status)
+        status = msgspec.json.decode(body, type=Status)
     except msgspec.MsgspecError:
-        told = Status(message=body[:200].decode(errors="replace"))
-    kind = Compacted if _FROM_THE_FUTURE in told.message else _ERRORS.get(status, Unavailable)
-    return kind(f"the API server says {status}: {told.message[:500]}")
+        # Proxies and load balancers answer with text of their own.
+        status = Status(message=body[:200].decode(errors="replace"))
+    kind = Compacted if _FUTURE_RESOURCE_VERSION in status.message else _ERRORS.get(code, Unavailable)
+    return kind(f"the API server answers {code}: {status.message[:500]}")
 
 
-def _tls(access: Access) -> ssl.SSLContext:
-    context = _trusting(ssl.create_default_context, access.ca)
-    _show(context, access)
+def _tls(config: ClientConfig) -> ssl.SSLContext:
+    context = _load_ca(ssl.create_default_context, config.ca)
+    _load_client_cert(context, config)
     return context
 
 
-def _renew(context: ssl.SSLContext, access: Access) -> None:
-    """Have new connections go by the files as they are now. Whom they believed before they go on to believe."""
-    if isinstance(access.ca, Path):
-        _trusting(context.load_verify_locations, access.ca)
-    _show(context, access)
+def _reload_tls(context: ssl.SSLContext, config: ClientConfig) -> None:
+    """Use the current files for new connections. OpenSSL cannot remove a CA from a context: old ones stay trusted."""
+    if isinstance(config.ca, Path):
+        _load_ca(context.load_verify_locations, config.ca)
+    _load_client_cert(context, config)
 
 
-def _trusting(load: Callable[..., T], ca: Path | bytes | None) -> T:
-    """What `load` makes of the CA as it is now."""
+def _load_ca(load: Callable[..., T], ca: Path | bytes | None) -> T:
+    """Call `load` with the current CA."""
     try:
         return load(cadata=ca.decode("ascii")) if isinstance(ca, bytes) else load(cafile=ca)
     except (OSError, ssl.SSLError, UnicodeDecodeError) as error:
         raise Invalid(f"the API server's CA {_name(ca)} is not usable: {error}") from error
 
 
-def _show(context: ssl.SSLContext, access: Access) -> None:
-    """Have new connections show the client certificate as it is now."""
-    if access.cert is None:
+def _load_client_cert(context: ssl.SSLContext, config: ClientConfig) -> None:
+    """Present the current client certificate on new connections."""
+    if config.cert is None:
         return
     try:
-        with _as_file(access.cert) as cert, _as_file(access.key) as key:
+        with _as_file(config.cert) as cert, _as_file(config.key) as key:
             assert cert is not None
             context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"the client certificate {_name(access.cert)} is not usable: {error}") from error
+        raise Invalid(f"the client certificate {_name(config.cert)} is not usable: {error}") from error
 
 
 @contextmanager
 def _as_file(material: Path | bytes | None) -> Iterator[str | None]:
-    """The standard library reads certificates from files only: what is no file becomes one that has no name."""
+    """A path for the material. `load_cert_chain` takes files only, so bytes go to an unlinked temporary file."""
     if isinstance(material, bytes):
         with tempfile.TemporaryFile() as file:
             file.write(material)
             file.flush()
+            # The file has no name of its own, so that a private key never appears in a directory.
             yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
     else:
         yield None if material is None else str(material)
 
 
 def _name(material: Path | bytes | None) -> str:
-    return str(material) if isinstance(material, Path) else "given"
+    return str(material) if isinstance(material, Path) else "(inline)"

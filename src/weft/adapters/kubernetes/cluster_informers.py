@@ -1,6 +1,7 @@
-"""What is declared for the whole cluster, from the API server: namespaces, NetworkPolicies, Services, EndpointSlices.
+"""Cluster-wide informers: Namespaces, NetworkPolicies, Services and EndpointSlices.
 
-Each becomes the document that is kept of it; what means nothing here is left out, so that it makes no news either.
+Each object becomes the document that netmaster stores. Members that Weft does not use are dropped, so that changes of
+them cause no writes.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from weft.adapters.kubernetes.api import ApiClient
-from weft.adapters.kubernetes.credentials import Access
-from weft.adapters.kubernetes.events import Events, Subject
+from weft.adapters.kubernetes.credentials import ClientConfig
+from weft.adapters.kubernetes.events import EventRecorder, Subject
 from weft.adapters.kubernetes.objects import Metadata, Named
-from weft.adapters.kubernetes.policies import read_policy
-from weft.adapters.kubernetes.reflector import Reflector, ResourceVersion
-from weft.adapters.kubernetes.slices import read_endpoints, read_slice, read_slice_v1beta1
+from weft.adapters.kubernetes.policies import decode_policy
+from weft.adapters.kubernetes.reflector import ApiResource, Reflector
+from weft.adapters.kubernetes.slices import decode_endpoints, decode_slice, decode_slice_v1beta1
 from weft.domain import kinds
 from weft.domain.ids import DEFAULT_TENANT
 from weft.domain.kinds import Kind
-from weft.domain.loadbalancer.kube_objects import DeclaredService, KubeService, KubeSlice
+from weft.domain.loadbalancer.kube_objects import KubeService, KubeSlice, ServiceObject
 from weft.domain.model import Value
 from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
 from weft.ports.orchestrator import ResourceHandler
@@ -29,22 +30,23 @@ from weft.ports.orchestrator import ResourceHandler
 T = TypeVar("T", bound=Value)
 
 SHARED_ANNOTATION = "weft/shared"
-NAMES_ANNOTATION = "weft/names"
-# Who is said to tell what became of a policy, whichever netmaster leads.
-TELLER = "netmaster"
-# The API server itself.
+DNS_ANNOTATION = "weft/dns"
+# `source.host` of Events about policies. The same for every netmaster, so that a new leader continues the same Event.
+EVENT_HOST = "netmaster"
+# The API server's own Service: pods of every tenant need it.
 _ALWAYS_SHARED = ("default", "kubernetes")
+# The label of cluster DNS, CoreDNS included.
 _DNS_LABEL = ("k8s-app", "kube-dns")
 
 
-class _Service(DeclaredService, frozen=True, kw_only=True):
+class _Service(ServiceObject, frozen=True, kw_only=True):
     """A v1 Service with its metadata."""
 
     metadata: Metadata
 
 
 class _OldSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """What a server before 1.20 says instead of `clusterIPs`."""
+    """The member that a server before 1.20 has instead of `clusterIPs`."""
 
     cluster_ip: str = msgspec.field(name="clusterIP", default="")
 
@@ -53,96 +55,100 @@ class _OldService(msgspec.Struct, frozen=True):
     spec: _OldSpec = _OldSpec()
 
 
-_named = msgspec.json.Decoder(Named).decode
-_service = msgspec.json.Decoder(_Service).decode
-_old_service = msgspec.json.Decoder(_OldService).decode
+_decode_named = msgspec.json.Decoder(Named).decode
+_decode_service = msgspec.json.Decoder(_Service).decode
+_decode_old_service = msgspec.json.Decoder(_OldService).decode
 
 
-def read_namespace(data: bytes) -> KubeNamespace:
-    """A v1 Namespace."""
-    metadata = _named(data).metadata
+def decode_namespace(data: bytes) -> KubeNamespace:
+    """Decode a v1 Namespace."""
+    metadata = _decode_named(data).metadata
     return KubeNamespace(name=metadata.name, labels=metadata.labels)
 
 
-def read_service(data: bytes) -> KubeService:
-    """A v1 Service. Its tenant is for whoever knows its namespace to fill in."""
-    found = _service(data)
-    metadata, spec = found.metadata, found.spec
-    if not spec.cluster_ips and (address := _old_service(data).spec.cluster_ip):
+def decode_service(data: bytes) -> KubeService:
+    """Decode a v1 Service. The caller sets the tenant, which follows from the namespace's label."""
+    decoded = _decode_service(data)
+    metadata, spec = decoded.metadata, decoded.spec
+    if not spec.cluster_ips and (address := _decode_old_service(data).spec.cluster_ip):
         spec = msgspec.structs.replace(spec, cluster_ips=(address,))
     label, value = _DNS_LABEL
-    answers_names = metadata.annotations.get(NAMES_ANNOTATION) == "true"
+    is_dns = metadata.annotations.get(DNS_ANNOTATION) == "true"
     return KubeService(
         tenant=DEFAULT_TENANT,
         namespace=metadata.namespace,
         name=metadata.name,
-        names=answers_names,
+        cluster_dns=is_dns,
         foreign=metadata.is_foreign,
-        shared=not answers_names
+        # A tenant's own DNS service is never shared: its answers are that tenant's.
+        shared=not is_dns
         and (
             (metadata.namespace, metadata.name) == _ALWAYS_SHARED
             or metadata.labels.get(label) == value
             or metadata.annotations.get(SHARED_ANNOTATION) == "true"
         ),
-        service=DeclaredService(spec=spec, status=found.status),
+        service=ServiceObject(spec=spec, status=decoded.status),
     )
 
 
-NAMESPACES = (ResourceVersion("/api/v1/namespaces", read_namespace),)
-POLICIES: tuple[ResourceVersion[KubePolicy], ...] = (
-    ResourceVersion("/apis/networking.k8s.io/v1/networkpolicies", read_policy),
+NAMESPACES = (ApiResource("/api/v1/namespaces", decode_namespace),)
+POLICIES: tuple[ApiResource[KubePolicy], ...] = (
+    ApiResource("/apis/networking.k8s.io/v1/networkpolicies", decode_policy),
 )
-SERVICES = (ResourceVersion("/api/v1/services", read_service),)
-SLICES: tuple[ResourceVersion[KubeSlice | None], ...] = (
-    ResourceVersion("/apis/discovery.k8s.io/v1/endpointslices", read_slice),
-    ResourceVersion("/apis/discovery.k8s.io/v1beta1/endpointslices", read_slice_v1beta1),
-    ResourceVersion("/api/v1/endpoints", read_endpoints),
+SERVICES = (ApiResource("/api/v1/services", decode_service),)
+# Preferred first: v1 since 1.21, v1beta1 since 1.17, Endpoints before that.
+SLICES: tuple[ApiResource[KubeSlice | None], ...] = (
+    ApiResource("/apis/discovery.k8s.io/v1/endpointslices", decode_slice),
+    ApiResource("/apis/discovery.k8s.io/v1beta1/endpointslices", decode_slice_v1beta1),
+    ApiResource("/api/v1/endpoints", decode_endpoints),
 )
 
 
 class KindHandler(Generic[T]):
-    """Hands the documents of one kind on. Those that belong to nobody are left out."""
+    """Passes documents of one kind to a `ResourceHandler`. None, a slice that belongs to no Service, is skipped."""
 
-    def __init__(self, kind: Kind[T], keeper: ResourceHandler) -> None:
+    def __init__(self, kind: Kind[T], handler: ResourceHandler) -> None:
         self._kind = kind
-        self._keeper = keeper
+        self._handler = handler
 
     def replace(self, objects: Sequence[T | None]) -> None:
-        self._keeper.replace(self._kind, [value for value in objects if value is not None])
+        self._handler.replace(self._kind, [value for value in objects if value is not None])
 
     def put(self, value: T | None) -> None:
         if value is not None:
-            self._keeper.put(self._kind, value)
+            self._handler.put(self._kind, value)
 
     def remove(self, value: T | None) -> None:
         if value is not None:
-            self._keeper.remove(self._kind, value)
+            self._handler.remove(self._kind, value)
 
 
-class ClusterDeclarations(ApiClient):
+class KubeInformers(ApiClient):
     """See `weft.ports.orchestrator.ClusterInformers`."""
 
-    def __init__(self, access: Access) -> None:
-        super().__init__(access)
-        self._events = Events(self._api, host=TELLER)
+    def __init__(self, config: ClientConfig) -> None:
+        super().__init__(config)
+        self._events = EventRecorder(self._api, host=EVENT_HOST)
         self._reflectors: list[Reflector[Any]] = []
 
     @property
     def faults(self) -> list[str]:
-        return [each.fault for each in self._reflectors if each.fault]
+        return [reflector.fault for reflector in self._reflectors if reflector.fault]
 
-    def tell_of_policy(self, *, namespace: str, name: str, uid: str, reason: str, message: str, fault: bool) -> None:
+    def record_policy_event(
+        self, *, namespace: str, name: str, uid: str, reason: str, message: str, warning: bool
+    ) -> None:
         subject = Subject("networking.k8s.io/v1", "NetworkPolicy", namespace, name, uid)
-        self._events.tell(subject, reason=reason, message=message, fault=fault)
+        self._events.record_event(subject, reason=reason, message=message, warning=warning)
 
-    async def run(self, keeper: ResourceHandler) -> None:
+    async def run(self, handler: ResourceHandler) -> None:
         self._reflectors = [
-            Reflector(self._api, NAMESPACES, KindHandler(kinds.KUBE_NAMESPACE, keeper)),
-            Reflector(self._api, POLICIES, KindHandler(kinds.KUBE_POLICY, keeper)),
-            Reflector(self._api, SERVICES, KindHandler(kinds.KUBE_SERVICE, keeper)),
-            Reflector(self._api, SLICES, KindHandler(kinds.KUBE_SLICE, keeper)),
+            Reflector(self._api, NAMESPACES, KindHandler(kinds.KUBE_NAMESPACE, handler)),
+            Reflector(self._api, POLICIES, KindHandler(kinds.KUBE_POLICY, handler)),
+            Reflector(self._api, SERVICES, KindHandler(kinds.KUBE_SERVICE, handler)),
+            Reflector(self._api, SLICES, KindHandler(kinds.KUBE_SLICE, handler)),
         ]
         async with asyncio.TaskGroup() as tasks:
-            for each in self._reflectors:
-                tasks.create_task(each.run())
+            for reflector in self._reflectors:
+                tasks.create_task(reflector.run())
             tasks.create_task(self._events.run())

@@ -1,6 +1,6 @@
-"""How the API server is reached and who we are to it: by a kubeconfig, Contiv's `contiv.json`, or as a pod.
+"""Client configuration of the API server: from a kubeconfig, Contiv's `contiv.json`, or the pod's service account.
 
-Files that rotate (tokens, client certificates) are named here and read by whoever uses them, each time anew.
+Files that rotate (tokens, client certificates) are only named here. The API client reloads them when they change.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """URLs of the API servers, whom to trust and who we are. `Path` is a file that may change, `bytes` never do."""
+class ClientConfig:
+    """Servers, CA and client credentials. A `Path` is a file that may rotate; `bytes` are inline and never change."""
 
     servers: tuple[str, ...]
     ca: Path | bytes | None = None
     cert: Path | bytes | None = None
+    # Secrets stay out of `repr`, and so out of logs and tracebacks.
     key: Path | bytes | None = field(default=None, repr=False)
     token: Path | str = field(default="", repr=False)
 
-    def at(self, servers: tuple[str, ...]) -> Access:
-        """The same rights at other servers; where none is named, at the same."""
+    def at(self, servers: tuple[str, ...]) -> ClientConfig:
+        """The same credentials at these servers; unchanged when `servers` is empty."""
         return replace(self, servers=servers) if servers else self
 
 
-def find_access(
+def load_client_config(
     *,
     kubeconfig: Path | None,
     contiv: Path | None,
     environ: Mapping[str, str],
     servers: tuple[str, ...] = (),
     account: Path = SERVICE_ACCOUNT,
-) -> Access:
-    """The way that is named, else that of a pod; `servers` are asked instead of those that the way itself names."""
+) -> ClientConfig:
+    """The kubeconfig or contiv.json if given, else the in-cluster configuration. `servers` override its servers."""
     if kubeconfig is not None:
         return read_kubeconfig(kubeconfig).at(servers)
     if contiv is not None:
-        return read_contiv(contiv, account=account).at(servers)
-    return read_account(account, environ, servers)
+        return read_contiv_json(contiv, account=account).at(servers)
+    return read_in_cluster_config(account, environ, servers)
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -66,8 +67,8 @@ class _Kubeconfig(msgspec.Struct, frozen=True, rename="kebab"):
     contexts: tuple[_Named, ...] = ()
 
 
-def read_kubeconfig(path: Path) -> Access:
-    """The cluster and the user of the current context. Relative paths are seen from the file, as kubectl does."""
+def read_kubeconfig(path: Path) -> ClientConfig:
+    """Cluster and user of the current context. Paths are relative to the kubeconfig's folder, as for kubectl."""
     config = _read(path, _Kubeconfig, as_yaml=True)
     context = _pick(config.contexts, config.current_context, path=path, field="current-context").context
     cluster = _pick(config.clusters, context.get("cluster", ""), path=path, field="context.cluster").cluster
@@ -76,13 +77,14 @@ def read_kubeconfig(path: Path) -> Access:
         raise Invalid(f"{path}: the cluster has no server: give its URL", field="cluster.server")
     if cluster.get("insecure-skip-tls-verify"):
         raise Invalid(f"{path}: insecure-skip-tls-verify is not supported: give certificate-authority", field="cluster")
+    # Refused, not ignored: with other credentials than the user meant, requests would fail in obscure ways.
     for member in ("exec", "auth-provider", "username"):
         if member in user:
             raise Invalid(f"{path}: user.{member} is not supported: give a token or a client certificate", field="user")
     token: Path | str = user.get("token", "")
     if file := user.get("tokenFile"):
         token = path.parent / file
-    return Access(
+    return ClientConfig(
         servers=(cluster["server"],),
         ca=_material(cluster, "certificate-authority", path=path),
         cert=_material(user, "client-certificate", path=path),
@@ -92,7 +94,7 @@ def read_kubeconfig(path: Path) -> Access:
 
 
 class _Contiv(msgspec.Struct, frozen=True):
-    """Contiv's keys (contiv 1.7); those of other meaning are left unread."""
+    """Contiv's keys (contiv 1.7); the others are ignored."""
 
     K8S_API_SERVER: str = ""
     K8S_CA: str = ""
@@ -102,10 +104,10 @@ class _Contiv(msgspec.Struct, frozen=True):
     SVC_SUBNET: str = ""
 
 
-def read_contiv(path: Path, *, account: Path = SERVICE_ACCOUNT) -> Access:
-    """Contiv's file. Where it has neither certificate nor token, we are what our pod is."""
+def read_contiv_json(path: Path, *, account: Path = SERVICE_ACCOUNT) -> ClientConfig:
+    """Contiv's `contiv.json`. Without a certificate and a token in it, the pod's service account is used."""
     config = _read(path, _Contiv)
-    servers = tuple(filter(None, (each.strip() for each in config.K8S_API_SERVER.split(","))))
+    servers = tuple(filter(None, (url.strip() for url in config.K8S_API_SERVER.split(","))))
     if not servers:
         raise Invalid(f"{path}: K8S_API_SERVER is missing: give the API server's URL", field="K8S_API_SERVER")
     if bool(config.K8S_CERT) != bool(config.K8S_KEY):
@@ -113,7 +115,7 @@ def read_contiv(path: Path, *, account: Path = SERVICE_ACCOUNT) -> Access:
     token: Path | str = config.K8S_TOKEN
     if not config.K8S_CERT and not token:
         token = account / "token"
-    return Access(
+    return ClientConfig(
         servers=servers,
         ca=_file(config.K8S_CA),
         cert=_file(config.K8S_CERT),
@@ -122,18 +124,18 @@ def read_contiv(path: Path, *, account: Path = SERVICE_ACCOUNT) -> Access:
     )
 
 
-def read_account(directory: Path, environ: Mapping[str, str], servers: tuple[str, ...] = ()) -> Access:
-    """A pod's own rights, at the address that every pod is told."""
+def read_in_cluster_config(directory: Path, environ: Mapping[str, str], servers: tuple[str, ...] = ()) -> ClientConfig:
+    """The pod's service account, at the API server of the environment variables that every pod has."""
     if not (directory / "token").is_file():
         raise Invalid(
-            f"mode kubernetes needs a way to the API server: name a --kubeconfig, or run in a pod (no {directory})",
+            f"mode kubernetes needs access to the API server: give --kubeconfig, or run in a pod (no {directory})",
             field="--kubeconfig",
         )
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not servers and not host:
-        raise Invalid("no API server is known: name --kubernetes-servers", field="--kubernetes-servers")
-    told = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return Access(servers=servers or (told,), ca=directory / "ca.crt", token=directory / "token")
+        raise Invalid("no API server is known: give --kubernetes-servers", field="--kubernetes-servers")
+    default = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return ClientConfig(servers=servers or (default,), ca=directory / "ca.crt", token=directory / "token")
 
 
 def _read(path: Path, kind: type[T], *, as_yaml: bool = False) -> T:
@@ -146,15 +148,15 @@ def _read(path: Path, kind: type[T], *, as_yaml: bool = False) -> T:
         raise Invalid(f"{path} is not readable: {error}") from error
 
 
-def _pick(named: tuple[_Named, ...], name: str, *, path: Path, field: str) -> _Named:
-    found = next((each for each in named if each.name == name), None)
+def _pick(entries: tuple[_Named, ...], name: str, *, path: Path, field: str) -> _Named:
+    found = next((entry for entry in entries if entry.name == name), None)
     if found is None:
         raise Invalid(f"{path}: there is no {name!r}, which {field} names", field=field)
     return found
 
 
 def _material(members: Mapping[str, Any], name: str, *, path: Path) -> Path | bytes | None:
-    """A file, or what stands in the kubeconfig itself, which goes first."""
+    """Inline data if present, else the file: kubectl has the same precedence."""
     if data := members.get(f"{name}-data"):
         try:
             return base64.b64decode(data, validate=True)

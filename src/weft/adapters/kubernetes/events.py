@@ -1,7 +1,7 @@
-"""What became of an object, told to whoever asks `kubectl describe` or `kubectl events`: Events of the core API.
+"""Event recorder: writes core/v1 Events, which `kubectl describe` and `kubectl events` show.
 
-Telling is never waited for and never in the way: it happens beside the work, the same words about the same object are
-one Event that counts, and while the API server is away they are forgotten.
+Recording never blocks the caller and never fails it. Equal events about an object are one Event with a count. Events
+are dropped while the API server is unreachable.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from weft.runtime.logs import Log
 log = Log("kubernetes")
 
 COMPONENT = "weft"
-# So many may wait to be told; more than that are left out.
-_QUEUE = 100
-_REMEMBERED = 500
-# Kubernetes takes at most 1,024 characters of a message.
-_LONGEST = 1000
+# Events that may wait to be written; more are dropped.
+_MAX_QUEUED = 100
+# Event names whose count is remembered, so that a repeated event is a PATCH instead of a POST.
+_MAX_COUNTED = 500
+# Kubernetes rejects messages of more than 1,024 characters.
+_MAX_MESSAGE = 1000
 
 
 class Subject(NamedTuple):
-    """What an Event is about."""
+    """The object that an Event is about (`involvedObject`)."""
 
     api_version: str
     kind: str
@@ -39,60 +40,64 @@ class Subject(NamedTuple):
     uid: str = ""
 
 
-class _Told(NamedTuple):
+class _Event(NamedTuple):
     subject: Subject
     reason: str
     message: str
-    fault: bool
+    warning: bool
 
 
-class Events:
-    """`tell` takes what happened; `run` tells it to the API server, for ever."""
+class EventRecorder:
+    """`record_event` queues an event; `run` writes queued events to the API server."""
 
     def __init__(self, api: Api, *, host: str) -> None:
-        """`host` is who tells: the name of a node, or of a program that is on no node."""
+        """`host` becomes `source.host`: the node's name, or that of a component that runs on no particular node."""
         self._api = api
         self._host = host
-        self._waiting: asyncio.Queue[_Told] = asyncio.Queue(_QUEUE)
+        self._queue: asyncio.Queue[_Event] = asyncio.Queue(_MAX_QUEUED)
         self._counts: OrderedDict[str, int] = OrderedDict()
 
-    def tell(self, subject: Subject, *, reason: str, message: str, fault: bool = True) -> None:
-        """Something happened to an object, or went wrong. `reason` is one word in camel case."""
-        if not self._waiting.full():
-            self._waiting.put_nowait(_Told(subject, reason, message[:_LONGEST], fault))
+    def record_event(self, subject: Subject, *, reason: str, message: str, warning: bool = True) -> None:
+        """Queue an event of type Warning, or Normal. `reason` is one word in CamelCase."""
+        if not self._queue.full():
+            self._queue.put_nowait(_Event(subject, reason, message[:_MAX_MESSAGE], warning))
 
     async def run(self) -> None:
-        """Tell for ever."""
-        pace = Backoff(first=0.1, cap=0.1)  # a node in trouble must not add to the API server's
+        """Write events until cancelled."""
+        # At most 10 a second: a node in trouble must not overload the API server.
+        pace = Backoff(first=0.1, cap=0.1)
         while True:
-            told = await self._waiting.get()
+            event = await self._queue.get()
             try:
-                await self._write(told)
+                await self._write(event)
             except WeftError as error:
-                about = f"{told.subject.kind} {told.subject.namespace}/{told.subject.name}"
-                log.warning("event not told", about=about, reason=error.message)
+                about = f"{event.subject.kind} {event.subject.namespace}/{event.subject.name}"
+                log.warning("event not recorded", about=about, reason=error.message)
             await pace.pause()
 
-    async def _write(self, told: _Told) -> None:
-        subject = told.subject
-        mark = zlib.crc32(f"{self._host} {subject.kind} {subject.uid} {told.reason} {told.message}".encode())
-        name = f"{subject.name[:230]}.{mark:08x}"
+    async def _write(self, event: _Event) -> None:
+        subject = event.subject
+        # The name is a hash of the content, so that a restarted process finds the Event it wrote before.
+        digest = zlib.crc32(f"{self._host} {subject.kind} {subject.uid} {event.reason} {event.message}".encode())
+        # A name has up to 253 characters.
+        name = f"{subject.name[:230]}.{digest:08x}"
         folder = f"/api/v1/namespaces/{subject.namespace}/events"
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         count = self._counts.pop(name, 0) + 1
         if count == 1:
             try:
-                await self._api.post(folder, self._event(told, name=name, now=now))
+                await self._api.post(folder, self._encode(event, name=name, now=now))
             except Conflict:
-                count = 2  # told before we were started
+                count = 2  # written by an earlier run of this process
         if count > 1:
-            await self._api.merge(f"{folder}/{name}", msgspec.json.encode({"count": count, "lastTimestamp": now}))
+            patch = msgspec.json.encode({"count": count, "lastTimestamp": now})
+            await self._api.merge_patch(f"{folder}/{name}", patch)
         self._counts[name] = count
-        if len(self._counts) > _REMEMBERED:
+        if len(self._counts) > _MAX_COUNTED:
             self._counts.popitem(last=False)
 
-    def _event(self, told: _Told, *, name: str, now: str) -> bytes:
-        subject = told.subject
+    def _encode(self, event: _Event, *, name: str, now: str) -> bytes:
+        subject = event.subject
         return msgspec.json.encode(
             {
                 "apiVersion": "v1",
@@ -102,9 +107,9 @@ class Events:
                     "apiVersion": subject.api_version, "kind": subject.kind,
                     "namespace": subject.namespace, "name": subject.name, "uid": subject.uid,
                 },
-                "reason": told.reason,
-                "message": told.message,
-                "type": "Warning" if told.fault else "Normal",
+                "reason": event.reason,
+                "message": event.message,
+                "type": "Warning" if event.warning else "Normal",
                 "count": 1,
                 "firstTimestamp": now,
                 "lastTimestamp": now,

@@ -1,7 +1,7 @@
-"""Where netmaster and agents find each other in a cluster, and how netmaster knows an agent.
+"""Discovery of netmaster by agents, and authentication of agents by netmaster.
 
-A ConfigMap says where netmaster is and by which authority it is known; only netmaster may write it. An agent shows the
-token that its kubelet gave to its pod: the API server says whose it is, and on which node that pod is (1.30 and newer).
+A ConfigMap has netmaster's URLs and its CA; RBAC lets only netmaster write it. An agent sends the token that the
+kubelet projected into its pod. A TokenReview returns the service account and, from Kubernetes 1.30 on, the pod's node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.ports.orchestrator import NetmasterEndpoint
 NAMESPACE = "kube-system"
 CONFIG_MAP = f"/api/v1/namespaces/{NAMESPACE}/configmaps/weft-netmaster"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:weft-netplugin"
-# What agents' tokens are good for: at the API server itself they are worth nothing.
+# Audience of the agents' tokens. The API server itself does not accept tokens with this audience.
 AUDIENCE = "weft-netmaster"
 
 _REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
@@ -33,18 +33,18 @@ class _User(msgspec.Struct, frozen=True):
     extra: Mapping[str, tuple[str, ...]] = {}
 
 
-class _Verdict(msgspec.Struct, frozen=True):
+class _ReviewStatus(msgspec.Struct, frozen=True):
     authenticated: bool = False
     audiences: tuple[str, ...] = ()
     user: _User = _User()
     error: str = ""
 
 
-class _Review(msgspec.Struct, frozen=True):
-    status: _Verdict = _Verdict()
+class _TokenReview(msgspec.Struct, frozen=True):
+    status: _ReviewStatus = _ReviewStatus()
 
 
-class ClusterMeeting(ApiClient):
+class KubeDiscovery(ApiClient):
     """See `weft.ports.orchestrator.Discovery`."""
 
     async def read(self) -> NetmasterEndpoint | None:
@@ -55,30 +55,31 @@ class ClusterMeeting(ApiClient):
         try:
             return NetmasterEndpoint(store=data["store"], join=data["join"], ca=data["ca.crt"])
         except KeyError:
-            return None  # netmaster has not been there yet
+            return None  # the manifest creates the ConfigMap empty; netmaster has not published yet
 
-    async def publish(self, notice: NetmasterEndpoint) -> None:
-        data = {"store": notice.store, "join": notice.join, "ca.crt": notice.ca}
-        await self._api.merge(CONFIG_MAP, msgspec.json.encode({"data": data}))
+    async def publish(self, endpoint: NetmasterEndpoint) -> None:
+        data = {"store": endpoint.store, "join": endpoint.join, "ca.crt": endpoint.ca}
+        await self._api.merge_patch(CONFIG_MAP, msgspec.json.encode({"data": data}))
 
-    async def node_of(self, token: str) -> str:
-        asked = {
+    async def review_token(self, token: str) -> str:
+        request = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [AUDIENCE]},
         }
-        told = msgspec.json.decode(await self._api.post(_REVIEWS, msgspec.json.encode(asked)), type=_Review).status
-        if not told.authenticated:
-            raise Denied(f"the API server does not accept the token: {told.error[:200] or 'it is nobody’s'}")
-        if AUDIENCE not in told.audiences:  # who knows nothing of audiences says nothing of them, and accepts any
+        reply = await self._api.post(_REVIEWS, msgspec.json.encode(request))
+        review = msgspec.json.decode(reply, type=_TokenReview).status
+        if not review.authenticated:
+            raise Denied(f"the API server does not accept the token: {review.error[:200] or 'unknown token'}")
+        # An authenticator that ignores audiences accepts any token and leaves them out of its reply.
+        if AUDIENCE not in review.audiences:
             raise Denied(
-                f"the token is not for {AUDIENCE}: join with the one that the kubelet hands to the agent's pod"
+                f"the token is not for {AUDIENCE}: join with the one that the kubelet mounts in the agent's pod"
             )
-        if told.user.username != ACCOUNT:
-            raise Denied(f"the token is {told.user.username}'s, and nodes join as {ACCOUNT}")
-        nodes = told.user.extra.get(_NODE, ())
+        if review.user.username != ACCOUNT:
+            raise Denied(f"the token is {review.user.username}'s, and nodes join as {ACCOUNT}")
+        nodes = review.user.extra.get(_NODE, ())
+        # Only tokens bound to a running pod have this; `kubectl create token` makes others.
         if len(nodes) != 1:
-            raise Denied(
-                "the token is of no pod on a node: join with the one that the kubelet hands to the agent's pod"
-            )
+            raise Denied("token not bound to a node: join with the one that the kubelet mounts in the agent's pod")
         return nodes[0]

@@ -1,4 +1,4 @@
-"""The objects of Kubernetes' API, as far as they mean something here. Members that are not named are left unread."""
+"""Types of the Kubernetes API with the members that Weft uses. msgspec skips the others when decoding."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from typing import Literal
 
 import msgspec
 
-# On the shadow of a static pod: the UID by which its kubelet, and so the CNI call, knows it.
+# On the mirror pod of a static pod: the UID by which the kubelet, and so the CNI call, names it.
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-# On a slice: whose it is.
+# On an EndpointSlice: the Service that it belongs to.
 SERVICE_LABEL = "kubernetes.io/service-name"
+# Kubernetes' labels for "kube-proxy must ignore this"; any value counts, an empty one too.
 _FOREIGN_LABELS = ("service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless")
 
 
 class Object(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of all that is read."""
+    """Base of the types."""
 
 
 class Metadata(Object, frozen=True, kw_only=True):
-    """Who an object is."""
+    """An ObjectMeta."""
 
     name: str
     namespace: str = ""
@@ -29,12 +30,12 @@ class Metadata(Object, frozen=True, kw_only=True):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether a label, whatever its value, leaves the balancing of it to somebody else than kube-proxy."""
+        """Whether a label leaves load balancing of the Service to another proxy than kube-proxy, and so not to Weft."""
         return any(label in self.labels for label in _FOREIGN_LABELS)
 
 
 class Named(Object, frozen=True, kw_only=True):
-    """Any object, by its metadata alone."""
+    """Any object, with its metadata only."""
 
     metadata: Metadata
 
@@ -44,7 +45,7 @@ class Named(Object, frozen=True, kw_only=True):
 
 
 class ContainerPort(Object, frozen=True, kw_only=True):
-    """A port that a container tells of."""
+    """A container's port; policies and Services may refer to it by name."""
 
     container_port: int
     name: str = ""
@@ -52,13 +53,13 @@ class ContainerPort(Object, frozen=True, kw_only=True):
 
 
 class Container(Object, frozen=True, kw_only=True):
-    """One of a pod's containers."""
+    """A container of a pod."""
 
     ports: tuple[ContainerPort, ...] = ()
 
 
 class PodSpec(Object, frozen=True, kw_only=True):
-    """What a pod is made of. An init container that restarts always runs beside the others, with its ports."""
+    """A PodSpec. Init containers count: a sidecar is one with `restartPolicy: Always`, and has ports too."""
 
     node_name: str = ""
     host_network: bool = False
@@ -71,8 +72,8 @@ class Pod(Named, frozen=True, kw_only=True):
 
     spec: PodSpec = PodSpec()
 
-    def is_meant_by(self, uid: str) -> bool:
-        """Whether a runtime that names this UID means this very pod; runtimes of old name none."""
+    def has_uid(self, uid: str) -> bool:
+        """Whether this is the pod with the UID that a runtime sent; old runtimes send none, which fits any pod."""
         return not uid or uid in (self.metadata.uid, self.metadata.annotations.get(MIRROR_ANNOTATION))
 
 

@@ -1,8 +1,7 @@
-"""NetworkPolicy as the API server has it -> the document that is kept of it.
+"""Decodes NetworkPolicies, failing closed.
 
-The server has accepted the policy, and pods run under it, so it cannot be refused any more. What cannot be read of it
-(a member that a newer Kubernetes has, which may narrow a rule in a way we do not know) is left out so that nothing is
-wider than it was meant: its rule allows nothing, and the document says so.
+The API server has admitted the policy, so it cannot be rejected any more. A rule that cannot be decoded, such as one
+with a member of a newer Kubernetes that narrows it, is dropped: it allows nothing. The document's `fault` says so.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ R = TypeVar("R", IngressRule, EgressRule)
 
 
 class _Spec(msgspec.Struct, frozen=True, rename="camel"):
-    """A spec whose rules are still to be read."""
+    """A NetworkPolicySpec whose rules are decoded one by one."""
 
     pod_selector: LabelSelector | None = None
     policy_types: tuple[str, ...] | None = None
@@ -34,46 +33,48 @@ class _Policy(msgspec.Struct, frozen=True):
     spec: _Spec = _Spec()
 
 
-_read = msgspec.json.Decoder(_Policy).decode
+_decode = msgspec.json.Decoder(_Policy).decode
 
 
-def read_policy(data: bytes) -> KubePolicy:
-    """A v1 NetworkPolicy. One whose selector cannot be read is refused: nobody knows whom it protects."""
-    found = _read(data)
-    bare = PolicySpec(pod_selector=found.spec.pod_selector, policy_types=found.spec.policy_types)
-    validate(_document(found, bare, []).policy)
+def decode_policy(data: bytes) -> KubePolicy:
+    """Decode a v1 NetworkPolicy; `Invalid` when its pod selector is, as then no pods are known to isolate."""
+    policy = _decode(data)
+    without_rules = PolicySpec(pod_selector=policy.spec.pod_selector, policy_types=policy.spec.policy_types)
+    validate(_document(policy, without_rules, []).policy)
     faults: list[str] = []
     spec = msgspec.structs.replace(
-        bare,
-        ingress=_rules(found, "ingress", IngressRule, faults),
-        egress=_rules(found, "egress", EgressRule, faults),
+        without_rules,
+        ingress=_decode_rules(policy, "ingress", IngressRule, faults),
+        egress=_decode_rules(policy, "egress", EgressRule, faults),
     )
-    return _document(found, spec, faults)
+    return _document(policy, spec, faults)
 
 
-def _rules(found: _Policy, member: str, kind: type[R], faults: list[str]) -> tuple[R, ...] | None:
-    """The rules of a direction that can be read and are valid, alone and so all together; absent stays absent."""
-    raw: list[msgspec.Raw] | None = getattr(found.spec, member)
-    if raw is None:
+def _decode_rules(policy: _Policy, member: str, kind: type[R], faults: list[str]) -> tuple[R, ...] | None:
+    """The valid rules of one direction; adds the others to `faults`."""
+    raw_rules: list[msgspec.Raw] | None = getattr(policy.spec, member)
+    # Absent is not the same as empty: an empty `egress` isolates, an absent one does not.
+    if raw_rules is None:
         return None
     rules: list[R] = []
-    for index, each in enumerate(raw):
+    for index, raw in enumerate(raw_rules):
         try:
-            rule = msgspec.json.decode(each, type=kind)
-            alone: dict[str, Any] = {member: (rule,)}
-            validate(_document(found, PolicySpec(**alone), []).policy)
+            rule = msgspec.json.decode(raw, type=kind)
+            # Rules are independent: a policy whose rules are valid one by one is valid.
+            spec: dict[str, Any] = {member: (rule,)}
+            validate(_document(policy, PolicySpec(**spec), []).policy)
             rules.append(rule)
         except (msgspec.ValidationError, Invalid) as error:
             faults.append(f"{member}[{index}]: {error}")
     return tuple(rules)
 
 
-def _document(found: _Policy, spec: PolicySpec, faults: list[str]) -> KubePolicy:
+def _document(policy: _Policy, spec: PolicySpec, faults: list[str]) -> KubePolicy:
     return KubePolicy(
-        namespace=found.metadata.namespace,
-        name=found.metadata.name,
-        uid=found.metadata.uid,
-        dry_run=found.metadata.annotations.get(DRY_RUN_ANNOTATION) == "true",
+        namespace=policy.metadata.namespace,
+        name=policy.metadata.name,
+        uid=policy.metadata.uid,
+        dry_run=policy.metadata.annotations.get(DRY_RUN_ANNOTATION) == "true",
         spec=spec,
-        fault="; ".join(faults)[:1000],
+        fault="; ".join(faults)[:1000],  # it becomes part of an Event, which takes 1,024 characters
     )

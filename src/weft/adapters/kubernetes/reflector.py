@@ -1,12 +1,12 @@
-"""A kind of objects of the API, followed for ever: listed in pages, then watched from where the list ended.
+"""Reflector: lists one resource of the Kubernetes API in pages, then watches it from the list's resource version.
 
-- The watch is resumed from the last event or bookmark; a stream that ends, cleanly or not, loses nothing.
-- Where the server has lost that history (410, in the answer or as an event) everything is listed anew, and what is not
-  listed is gone: no deletion is missed.
-- A server that is away, or that refuses us, is waited for. An object that cannot be read is passed over and told of in
-  the log; the others go on (W46).
-- Of several forms of a kind the first one that the server has is followed; that is found out with each listing, so a
-  server may be upgraded meanwhile.
+- A watch resumes from the resource version of the last event or bookmark, so a closed stream loses nothing.
+- When the server has compacted that version (410, as the reply or as an event), the reflector relists. Objects missing
+  from the new list are deleted, so no deletion is lost.
+- When the server is unreachable or denies access, the reflector retries. An object that cannot be decoded is logged and
+  skipped; the others are delivered (W46).
+- When a resource has several API versions, the reflector uses the first one that the server has. It decides this with
+  each list, so the server may be upgraded meanwhile.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ from urllib.parse import quote
 
 import msgspec
 
-from weft.adapters.kubernetes.api import Api, Status, refusal
+from weft.adapters.kubernetes.api import Api, Status, error_from_status
 from weft.domain.errors import Compacted, NotFound, Unavailable, WeftError
 from weft.runtime.backoff import Backoff
 from weft.runtime.logs import Log
 
 log = Log("kubernetes")
 
+# Objects per page of a list; client-go uses the same size.
 PAGE = 500
-# How long a watch goes on before it is asked for anew; a connection that is dead is known to be so soon after.
+# Server-side timeout of a watch. Short, so that a dead connection is detected soon after.
 WATCH_S = 50
-# How long a watch may be silent after it should have ended.
-_SILENCE_S = 20.0
-# How rarely a server is asked that refuses us: somebody has to give us a right first.
-_REFUSED_CAP_S = 30.0
+# Extra time before the client gives up on a watch that the server should have ended.
+_READ_MARGIN_S = 20.0
+# Longest pause between attempts while the server denies access: an administrator has to change RBAC first.
+_DENIED_CAP_S = 30.0
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class ResourceVersion(Generic[T]):
-    """Where a kind is found in the API, and how one of its objects is read. `selector` is a field selector."""
+class ApiResource(Generic[T]):
+    """One API version of a resource: its path, the decoder of its objects, and an optional field selector."""
 
     path: str
-    read: Callable[[bytes], T]
+    decode: Callable[[bytes], T]
     selector: str = ""
 
 
 class Sink(Protocol[T_contra]):
-    """Whoever keeps the objects. Called from the event loop; must not raise."""
+    """Receives the objects of one resource. Called from the event loop; must not raise."""
 
     def replace(self, objects: Sequence[T_contra]) -> None:
-        """Everything there is; what is not listed is gone."""
+        """Full list: objects that are not in it are deleted."""
         ...
 
     def put(self, value: T_contra) -> None:
-        """An object is new, or another than before."""
+        """Object added or modified."""
         ...
 
     def remove(self, value: T_contra) -> None:
-        """An object is gone; here it is as it was last."""
+        """Object deleted; `value` is its last state."""
         ...
 
 
@@ -72,115 +73,130 @@ class _ListMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 class _List(msgspec.Struct, frozen=True):
     metadata: _ListMetadata
+    # Decoded one by one: an object that we cannot decode must not fail the whole list.
     items: list[msgspec.Raw] | None = None
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _WatchEvent(msgspec.Struct, frozen=True):
     type: str
     object: msgspec.Raw
 
 
-class _Marked(msgspec.Struct, frozen=True):
+class _Versioned(msgspec.Struct, frozen=True):
+    """Any object, for its resource version alone: bookmarks have nothing else."""
+
     metadata: _ListMetadata
 
 
-_read_list = msgspec.json.Decoder(_List).decode
-_read_event = msgspec.json.Decoder(_Event).decode
-_read_status = msgspec.json.Decoder(Status).decode
-_read_mark = msgspec.json.Decoder(_Marked).decode
+_decode_list = msgspec.json.Decoder(_List).decode
+_decode_event = msgspec.json.Decoder(_WatchEvent).decode
+_decode_status = msgspec.json.Decoder(Status).decode
+_decode_versioned = msgspec.json.Decoder(_Versioned).decode
 
 
 class Reflector(Generic[T]):
-    """Feeds a sink with a kind of objects. `run` does the work, for as long as it shall be followed."""
+    """Keeps a sink in sync with one resource while `run` runs. `resources` are its API versions, preferred first."""
 
-    def __init__(self, api: Api, forms: Sequence[ResourceVersion[T]], sink: Sink[T]) -> None:
+    def __init__(self, api: Api, resources: Sequence[ApiResource[T]], sink: Sink[T]) -> None:
         self._api = api
-        self._forms = forms
+        self._resources = resources
         self._sink = sink
-        self._form = forms[0]
-        self._version = ""
-        # Set once the sink has had a full listing.
+        self._resource = resources[0]
+        # Where the next watch starts; empty means that a list is needed first.
+        self._resource_version = ""
+        # Set once the sink has received a full list.
         self.in_sync = asyncio.Event()
-        # Why the API server does not tell us anything now; empty while it does.
+        # Why list or watch fails now; empty while they succeed.
         self.fault = ""
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """List and watch until cancelled."""
         backoff = Backoff()
-        refused = Backoff(first=1.0, cap=_REFUSED_CAP_S)
+        denied = Backoff(first=1.0, cap=_DENIED_CAP_S)
         while True:
-            before = self._version
+            before = self._resource_version
             try:
-                if not self._version:
+                if not self._resource_version:
                     await self._list()
                 await self._watch()
                 continue
             except Compacted:
-                log.info("history is gone, listing anew", path=self._form.path)
-                self._version = ""
+                log.info("resource version too old, relisting", path=self._resource.path)
+                self._resource_version = ""
                 pause = backoff
             except Unavailable as error:
-                self._note(error.message)
+                self._set_fault(error.message)
                 pause = backoff
             except WeftError as error:
-                self._note(error.message)
-                self._version = ""  # what was refused may be another thing when it is allowed again
-                pause = refused
-            if self._version and self._version != before:
+                self._set_fault(error.message)
+                # Relist: by the time access is granted again, the old resource version may be compacted.
+                self._resource_version = ""
+                pause = denied
+            if self._resource_version and self._resource_version != before:
                 backoff.reset()
-                refused.reset()
+                denied.reset()
             await pause.pause()
 
-    def _note(self, fault: str) -> None:
-        if fault and fault != self.fault:  # it may be away for long: once is enough
-            log.warning("the API server does not tell", path=self._form.path, reason=fault)
+    def _set_fault(self, fault: str) -> None:
+        # Log once per reason: the server may be unreachable for hours.
+        if fault and fault != self.fault:
+            log.warning("watch failed", path=self._resource.path, reason=fault)
         self.fault = fault
 
     async def _list(self) -> None:
-        for form in self._forms[:-1]:
-            self._form = form
+        for resource in self._resources[:-1]:
+            self._resource = resource
             try:
-                return await self._list_form()
+                return await self._list_pages()
             except NotFound:
-                continue  # an older server: it has the next form
-        self._form = self._forms[-1]
-        return await self._list_form()
+                continue  # the server is too old for this API version
+        self._resource = self._resources[-1]
+        return await self._list_pages()
 
-    async def _list_form(self) -> None:
+    async def _list_pages(self) -> None:
         objects: list[T] = []
-        rest = ""
+        continue_query = ""
         while True:
-            page = decoded(_read_list, await self._api.get(self._path(f"limit={PAGE}", rest)))
-            objects += (value for item in page.items or () if (value := self._read(bytes(item))) is not None)
+            path = self._path(f"limit={PAGE}", continue_query)
+            page = decode_reply(_decode_list, await self._api.get(path))
+            objects += (value for item in page.items or () if (value := self._decode(bytes(item))) is not None)
             if not page.metadata.continue_:
                 break
-            rest = f"continue={quote(page.metadata.continue_, safe='')}"
+            continue_query = f"continue={quote(page.metadata.continue_, safe='')}"
         self._sink.replace(objects)
-        self._version = page.metadata.resource_version
-        self._note("")
+        # All pages have the same resource version: the server serves them from one snapshot.
+        self._resource_version = page.metadata.resource_version
+        self._set_fault("")
         self.in_sync.set()
 
     async def _watch(self) -> None:
-        """Hand on events until the server ends the stream."""
-        seconds = random.randint(WATCH_S * 3 // 4, WATCH_S)  # noqa: S311  so that many do not come at once
-        wish = f"watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={quote(self._version)}"
-        heard = False
-        async with aclosing(self._api.lines(self._path(wish), silence=seconds + _SILENCE_S)) as lines:
+        """Deliver events until the server ends the stream."""
+        # Jitter, so that the watches of many agents do not end at the same moment.
+        seconds = random.randint(WATCH_S * 3 // 4, WATCH_S)  # noqa: S311
+        query = (
+            f"watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={quote(self._resource_version)}"
+        )
+        got_event = False
+        lines = self._api.stream_lines(self._path(query), read_timeout=seconds + _READ_MARGIN_S)
+        async with aclosing(lines):
             async for line in lines:
-                self._take(decoded(_read_event, line))
-                self._note("")
-                heard = True
-        if not heard:
-            await Backoff(first=0.2).pause()  # a stream that ends at once and says nothing must not be a busy loop
+                self._deliver(decode_reply(_decode_event, line))
+                self._set_fault("")
+                got_event = True
+        if not got_event:
+            # Some proxies close an idle watch at once; without a pause this would be a busy loop.
+            await Backoff(first=0.2).pause()
 
-    def _take(self, event: _Event) -> None:
+    def _deliver(self, event: _WatchEvent) -> None:
         if event.type == "ERROR":
-            status = decoded(_read_status, bytes(event.object))
-            raise refusal(status.code, bytes(event.object))
-        self._version = decoded(_read_mark, bytes(event.object)).metadata.resource_version or self._version
+            status = decode_reply(_decode_status, bytes(event.object))
+            raise error_from_status(status.code, bytes(event.object))
+        # The version advances even if the object cannot be decoded; otherwise the next watch would replay it forever.
+        version = decode_reply(_decode_versioned, bytes(event.object)).metadata.resource_version
+        self._resource_version = version or self._resource_version
         if event.type == "BOOKMARK":
             return
-        value = self._read(bytes(event.object))
+        value = self._decode(bytes(event.object))
         if value is None:
             return
         if event.type == "DELETED":
@@ -188,26 +204,26 @@ class Reflector(Generic[T]):
         else:
             self._sink.put(value)
 
-    def _read(self, data: bytes) -> T | None:
+    def _decode(self, data: bytes) -> T | None:
         try:
-            return self._form.read(data)
+            return self._resource.decode(data)
         except (msgspec.MsgspecError, WeftError, ValueError) as error:
             log.error(
-                "object not read",
-                path=self._form.path,
+                "failed to decode object",
+                path=self._resource.path,
                 reason=str(error)[:300],
                 start=data[:200].decode("utf-8", "replace"),
             )
             return None
 
     def _path(self, *queries: str) -> str:
-        chosen = [f"fieldSelector={quote(self._form.selector, safe='')}"] if self._form.selector else []
-        return f"{self._form.path}?{'&'.join(filter(None, [*chosen, *queries]))}"
+        selector = [f"fieldSelector={quote(self._resource.selector, safe='')}"] if self._resource.selector else []
+        return f"{self._resource.path}?{'&'.join(filter(None, [*selector, *queries]))}"
 
 
-def decoded(decode: Callable[[bytes], T], data: bytes) -> T:
-    """What the data say; `Unavailable` when they are none of what was asked for."""
+def decode_reply(decode: Callable[[bytes], T], data: bytes) -> T:
+    """Decode a reply of the API server; `Unavailable` when it is malformed, as a proxy's error page is."""
     try:
         return decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Unavailable(f"the API server's words are not readable: {error}") from error
+        raise Unavailable(f"malformed reply from the API server: {error}") from error

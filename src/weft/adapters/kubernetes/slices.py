@@ -1,4 +1,4 @@
-"""EndpointSlices of v1 and v1beta1, and Endpoints of servers that have none of them -> the same document."""
+"""Decodes EndpointSlices v1 and v1beta1, and v1 Endpoints of servers without slices, into one document type."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from weft.adapters.kubernetes.objects import SERVICE_LABEL, Metadata, Named, Obj
 from weft.domain.ids import DEFAULT_TENANT
 from weft.domain.loadbalancer.kube_objects import Conditions, EndpointSlice, KubeSlice, SliceEndpoint, SlicePort
 
-# In the topology of v1beta1: the node.
+# Topology key with the node's name: v1beta1 has no `nodeName`.
 _HOSTNAME = "kubernetes.io/hostname"
 
 
 class _Slice(EndpointSlice, frozen=True, kw_only=True):
-    """A slice with its metadata."""
+    """A v1 EndpointSlice with its metadata."""
 
     metadata: Metadata
 
@@ -23,7 +23,7 @@ class _OldEndpoint(SliceEndpoint, frozen=True, kw_only=True):
 
 
 class _OldSlice(Named, frozen=True, kw_only=True):
-    """A v1beta1 slice."""
+    """A v1beta1 EndpointSlice."""
 
     address_type: str = "IP"
     endpoints: tuple[_OldEndpoint, ...] | None = None
@@ -48,61 +48,64 @@ class _Endpoints(Named, frozen=True, kw_only=True):
     subsets: tuple[_Subset, ...] | None = None
 
 
-_slice = msgspec.json.Decoder(_Slice).decode
-_old_slice = msgspec.json.Decoder(_OldSlice).decode
-_endpoints = msgspec.json.Decoder(_Endpoints).decode
+_decode_slice = msgspec.json.Decoder(_Slice).decode
+_decode_old_slice = msgspec.json.Decoder(_OldSlice).decode
+_decode_endpoints = msgspec.json.Decoder(_Endpoints).decode
 
 
-def read_slice(data: bytes) -> KubeSlice | None:
-    """A discovery.k8s.io/v1 EndpointSlice; None when it is no service's."""
-    found = _slice(data)
+def decode_slice(data: bytes) -> KubeSlice | None:
+    """Decode a discovery.k8s.io/v1 EndpointSlice; None when it belongs to no Service."""
+    decoded = _decode_slice(data)
     return _document(
-        found.metadata,
-        EndpointSlice(address_type=found.address_type, endpoints=found.endpoints, ports=found.ports),
+        decoded.metadata,
+        EndpointSlice(address_type=decoded.address_type, endpoints=decoded.endpoints, ports=decoded.ports),
     )
 
 
-def read_slice_v1beta1(data: bytes) -> KubeSlice | None:
-    """As `read_slice`, from a server before 1.21: the node is in the topology, and `IP` was a type of addresses."""
-    found = _old_slice(data)
+def decode_slice_v1beta1(data: bytes) -> KubeSlice | None:
+    """Decode a v1beta1 EndpointSlice (servers before 1.21); None when it belongs to no Service, or has no addresses."""
+    decoded = _decode_old_slice(data)
     endpoints = [
         SliceEndpoint(
-            addresses=each.addresses,
-            conditions=each.conditions,
-            node_name=each.node_name or (each.topology or {}).get(_HOSTNAME, ""),
-            hostname=each.hostname,
+            addresses=endpoint.addresses,
+            conditions=endpoint.conditions,
+            node_name=endpoint.node_name or (endpoint.topology or {}).get(_HOSTNAME, ""),
+            hostname=endpoint.hostname,
         )
-        for each in found.endpoints or ()
+        for endpoint in decoded.endpoints or ()
     ]
-    family = "IPv4" if found.address_type == "IP" else found.address_type
+    # The first v1beta1 had the address type `IP`, which meant IPv4; `FQDN` endpoints have no address to balance to.
+    family = "IPv4" if decoded.address_type == "IP" else decoded.address_type
     if family not in {"IPv4", "IPv6"}:
         return None
     return _document(
-        found.metadata,
+        decoded.metadata,
         EndpointSlice(
-            address_type="IPv6" if family == "IPv6" else "IPv4", endpoints=tuple(endpoints), ports=found.ports
+            address_type="IPv6" if family == "IPv6" else "IPv4", endpoints=tuple(endpoints), ports=decoded.ports
         ),
     )
 
 
-def read_endpoints(data: bytes) -> KubeSlice | None:
-    """A v1 Endpoints of v4 as one slice. Subsets whose ports differ lose those that the first one does not have."""
-    found = _endpoints(data)
-    subsets = found.subsets or ()
+def decode_endpoints(data: bytes) -> KubeSlice | None:
+    """Decode the IPv4 addresses of a v1 Endpoints as one slice."""
+    decoded = _decode_endpoints(data)
+    subsets = decoded.subsets or ()
     endpoints = tuple(
         SliceEndpoint(
-            addresses=(each.ip,),
+            addresses=(address.ip,),
             conditions=Conditions(ready=is_ready),
-            node_name=each.node_name,
-            hostname=each.hostname,
+            node_name=address.node_name,
+            hostname=address.hostname,
         )
         for subset in subsets
         for is_ready, addresses in ((True, subset.addresses), (False, subset.not_ready_addresses))
-        for each in addresses
-        if ":" not in each.ip
+        for address in addresses
+        if ":" not in address.ip
     )
+    # A slice has one list of ports, Endpoints have one per subset: ports that only a later subset has are lost.
     ports = subsets[0].ports if subsets else ()
-    labelled = msgspec.structs.replace(found.metadata, labels={SERVICE_LABEL: found.metadata.name})
+    # Endpoints have the name of their Service instead of a label.
+    labelled = msgspec.structs.replace(decoded.metadata, labels={SERVICE_LABEL: decoded.metadata.name})
     return _document(labelled, EndpointSlice(address_type="IPv4", endpoints=endpoints, ports=ports))
 
 

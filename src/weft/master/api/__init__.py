@@ -1,1 +1,1 @@
-"""TODO"""
+"""netmaster's REST API: objects, Contiv's plugin calls, policy queries, backup, OpenAPI, leader proxy."""

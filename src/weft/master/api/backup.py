@@ -1,9 +1,9 @@
-"""Backup and restore of the whole state, each in one call.
+"""Backup and restore of the whole state.
 
-A backup is what the store holds at one revision, less what living processes say of themselves (leader, presence,
-receipts). A restore puts that state in place of the present one. It is checked as a whole before anything is written;
-it then runs in commits of bounded size under a mark in the store, and while the mark is there nobody decides anything:
-a restore that died half way is seen, and finished by restoring again.
+A backup is a snapshot of the store at one revision, without ephemeral keys (leader, liveness, sync status). A restore
+replaces the current state. It validates the whole backup before it writes anything. It then runs in commits of bounded
+size under a restore mark in the store. While the mark exists, no master or agent plans changes, so an interrupted
+restore is noticed; restoring again completes it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from weft.domain.cluster import Cluster
 from weft.domain.codec import NOT_JSON
 from weft.domain.errors import Conflict, Invalid, Malformed
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, StoreKey
+from weft.domain.lifecycle.store_format import FORMAT
+from weft.domain.store_keys import AddressClaimKey, BlockKey, NumberClaimKey, ObjectKey, is_transient, parse_store_key
 from weft.domain.store_types import Compare, Delete, Entry, Listing, Put, RevisionEquals, Write
 from weft.domain.validation import check
 from weft.master.api.objects import API
@@ -30,17 +32,18 @@ from weft.runtime.store.mirror import Mirror
 
 log = Log("backup")
 
-FORMAT = 1
-# Writes in one commit.
+# Writes in one commit: etcd takes 128 operations.
 CHUNK = 100
+# The document is held in memory while it is validated.
 MAX_DOCUMENT = 256 << 20
+# Timeout for the mirror to catch up with the restored state.
 WITHIN_S = 60.0
 _EVERYTHING = StoreKey("")
-_PASSING = (kinds.LEADER_KEY, kinds.RESTORE_KEY)
+_STATE_KEYS = (ObjectKey, AddressClaimKey, NumberClaimKey, BlockKey)
 
 
 class Backup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The document: every key with its JSON document as it stands in the store."""
+    """The backup document: every key with its stored JSON document."""
 
     format: int
     weft: str
@@ -48,9 +51,9 @@ class Backup(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     entries: dict[StoreKey, msgspec.Raw]
 
 
-def is_lasting(key: StoreKey) -> bool:
-    """Whether a key belongs to the state, not to a living process."""
-    return key not in _PASSING and key.split("/")[0] not in {kinds.ALIVE, kinds.STATUS, kinds.WISHES}
+def is_persistent(key: StoreKey) -> bool:
+    """Whether a key belongs to the state, not to a running process."""
+    return not is_transient(key)
 
 
 class Backups:
@@ -68,7 +71,7 @@ class Backups:
             Route(method="GET", path=f"{API}/backup", handler=self.backup, about="The whole state as one document",
                   answer=Backup),
             Route(method="POST", path=f"{API}/restore", handler=self.restore,
-                  about="Put a backup in place of the state", body=Backup,
+                  about="Replace the state with a backup", body=Backup,
                   answer=dict[str, int], query=(force,)),
         )  # fmt: skip
 
@@ -76,43 +79,45 @@ class Backups:
         listing = await self._store.list(_EVERYTHING)
         entries: dict[StoreKey, msgspec.Raw] = {}
         for entry in listing.entries:
-            if is_lasting(entry.key):
+            if is_persistent(entry.key):
                 if _is_json(entry.value):
                     entries[entry.key] = msgspec.Raw(entry.value)
-                else:  # /readyz names it too; the rest of the state must not be lost with it
-                    log.warning("left out of the backup: not JSON", key=entry.key)
+                else:  # /readyz reports it too; it must not prevent the backup of the rest
+                    log.warning("invalid document omitted from backup: not JSON", key=entry.key)
         document = Backup(format=FORMAT, weft=__version__, revision=listing.revision, entries=entries)
         return json_response(document, headers={"Content-Disposition": 'attachment; filename="weft-backup.json"'})
 
     async def restore(self, request: web.Request) -> web.Response:
-        wanted = check_backup(await _read_limited(request))
+        entries = check_backup(await _read_limited(request))
         if request.query.get("force", "").lower() not in {"1", "true"}:
             self._refuse_unless_fresh()
-        # Marked first and listed then: with the mark there, nobody else adds to what must go.
+        # The mark comes before the listing: from then on, nothing can be committed that would have to be deleted.
         mark = RevisionEquals(
             kinds.RESTORE_KEY, await self._store.commit([self._fence()], [Put(kinds.RESTORE_KEY, b"running")])
         )
-        present = {entry.key for entry in (await self._store.list(_EVERYTHING)).entries if is_lasting(entry.key)}
-        writes: list[Write] = [Put(key, bytes(value)) for key, value in wanted.items()]
-        writes += [Delete(key) for key in sorted(present - wanted.keys())]
+        present = {entry.key for entry in (await self._store.list(_EVERYTHING)).entries if is_persistent(entry.key)}
+        writes: list[Write] = [Put(key, bytes(value)) for key, value in entries.items()]
+        writes += [Delete(key) for key in sorted(present - entries.keys())]
         for start in range(0, len(writes), CHUNK):
             await self._store.commit([self._fence(), mark], writes[start : start + CHUNK])
         revision = await self._store.commit([self._fence(), mark], [Delete(kinds.RESTORE_KEY)])
         await self._mirror.wait_for(revision, within=WITHIN_S)
-        log.info("state restored", objects=len(wanted))
-        return json_response({"restored": len(wanted)})
+        log.info("state restored", objects=len(entries))
+        return json_response({"restored": len(entries)})
 
     def _refuse_unless_fresh(self) -> None:
-        """Only the state of a first start is replaced without being told to."""
-        own: dict[str, set[tuple[str, ...]]] = {
+        """`Conflict` unless the state is that of a bootstrap, or of an interrupted restore."""
+        bootstrapped: dict[str, set[tuple[str, ...]]] = {
             kinds.TENANT.prefix: {(DEFAULT_TENANT,)},
             kinds.NETWORK.prefix: {(DEFAULT_TENANT, DEFAULT_NETWORK)},
             kinds.GLOBAL.prefix: set(self._cluster.tables[kinds.GLOBAL.prefix]),
         }
-        count = sum(len(table.keys() - own.get(prefix, set())) for prefix, table in self._cluster.tables.items())
+        count = sum(
+            len(table.keys() - bootstrapped.get(prefix, set())) for prefix, table in self._cluster.tables.items()
+        )
         if count and not self._cluster.restoring:
             raise Conflict(
-                f"the state is not empty ({count} objects): say force to replace it", details={"objects": count}
+                f"the state is not empty ({count} objects): add force to replace it", details={"objects": count}
             )
 
 
@@ -134,7 +139,7 @@ def _is_json(data: bytes) -> bool:
 
 
 def check_backup(data: bytes) -> dict[StoreKey, msgspec.Raw]:
-    """The entries of a backup, or `Malformed` when any of them could not be used."""
+    """The entries of a backup; `Malformed` when any of them is invalid."""
     try:
         document = msgspec.json.decode(data, type=Backup)
     except NOT_JSON as error:
@@ -142,11 +147,12 @@ def check_backup(data: bytes) -> dict[StoreKey, msgspec.Raw]:
     if document.format != FORMAT:
         raise Malformed(f"the backup has format {document.format}, this Weft reads {FORMAT}", field="format")
     entries = document.entries
+    # Decoded exactly as a master would, so that a backup that passes can be served.
     cluster = Cluster()
     cluster.replace(Listing(tuple(Entry(key, bytes(value), 1) for key, value in entries.items()), 1))
     for key in entries:
-        if not is_lasting(key) or key.split("/")[0] not in {*kinds.BY_PREFIX, kinds.CLAIMS, kinds.BLOCKS}:
-            raise Malformed(f"the backup has an entry {key[:200]!r} that is none of ours", field="entries")
+        if not isinstance(parse_store_key(key), _STATE_KEYS):
+            raise Malformed(f"the backup has an entry {key[:200]!r} that Weft does not know", field="entries")
     for key, fault in cluster.faults.items():
         raise Malformed(f"the backup's entry {key[:200]!r} cannot be read: {fault}", field="entries")
     for kind in kinds.ALL:

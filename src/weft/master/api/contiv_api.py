@@ -1,4 +1,4 @@
-"""The calls of the plugins (contiv 2.4): addresses and endpoints, with the original's CamelCase members."""
+"""Contiv's plugin API (contiv 2.4): addresses and endpoints, with Contiv's CamelCase members."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from weft.runtime.routes import Route
 
 B = TypeVar("B", bound="Body")
 
-# How long the node of a container that has just started may take to tell of its endpoint.
-TOLD_WITHIN_S = 5.0
+# How long the agent may take to publish the endpoint of a container that has just started.
+PUBLISH_TIMEOUT_S = 5.0
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the requests."""
+    """Base of the request bodies."""
 
 
 class AllocAddress(Body, frozen=True, kw_only=True):
-    """An address of a network (`net.tenant`, `net:group.tenant`), or of the network with this pool."""
+    """Reserve an address of a network (`net.tenant`, `net:group.tenant`), or of the network with this pool."""
 
     NetworkID: str = ""
     AddressPool: str = ""
@@ -37,14 +37,14 @@ class AllocAddress(Body, frozen=True, kw_only=True):
 
 
 class ReleaseAddress(Body, frozen=True, kw_only=True):
-    """Give a reserved address back."""
+    """Release a reserved address."""
 
     NetworkID: str = ""
     IPv4Address: str = ""
 
 
 class ConfigEP(Body, frozen=True, kw_only=True):
-    """What the runtime knows of an endpoint."""
+    """The runtime's part of an endpoint."""
 
     Container: str = ""
     Host: str = ""
@@ -54,7 +54,7 @@ class ConfigEP(Body, frozen=True, kw_only=True):
 
 
 class CreateEndpoint(Body, frozen=True, kw_only=True):
-    """An endpoint on a network, maybe in a group (`ServiceName`)."""
+    """Create an endpoint on a network, optionally in a group (`ServiceName`)."""
 
     TenantName: str
     NetworkName: str
@@ -65,7 +65,7 @@ class CreateEndpoint(Body, frozen=True, kw_only=True):
 
 
 class DeleteEndpoint(Body, frozen=True, kw_only=True):
-    """The endpoint that shall go."""
+    """Delete an endpoint."""
 
     TenantName: str
     NetworkName: str
@@ -75,7 +75,7 @@ class DeleteEndpoint(Body, frozen=True, kw_only=True):
 
 
 class UpdateEndpoint(Body, frozen=True, kw_only=True):
-    """A container started or died: its labels say which services it provides for."""
+    """Container started or died: set its labels, which select the services it is a provider of."""
 
     Event: Literal["start", "die"]
     Tenant: str = "default"
@@ -87,8 +87,8 @@ class UpdateEndpoint(Body, frozen=True, kw_only=True):
     Labels: dict[str, str] = {}
 
 
-class Plugin:
-    """The plugin routes of one netmaster."""
+class ContivApi:
+    """The plugin routes."""
 
     def __init__(self, control: ControlPlane, *, cluster_mode: str) -> None:
         self._control = control
@@ -109,7 +109,7 @@ class Plugin:
                 for name, handler, body, answer in calls
             ),
             Route(method="DELETE", path="/debug/epcleanup/tenant/{tenant}/{what}/{id}", handler=self.clean_up,
-                  about="Delete endpoints by force: of a network (net), a group (group), or one (ep)",
+                  about="Force-delete endpoints: of a network (net), of a group (group), or one (ep)",
                   answer=dict[str, Any]),
         )  # fmt: skip
 
@@ -121,7 +121,7 @@ class Plugin:
         call = await _read(request, AllocAddress)
         if self._cluster_mode == "swarm-mode" and call.AddressPool and not call.NetworkID:
             subnet, network_of_pool = self._network_of_pool(call.AddressPool)
-            if network_of_pool is None:  # swarm asks for a gateway before it makes the network
+            if network_of_pool is None:  # swarm mode requests a gateway address before it creates the network
                 return json_response({"NetworkID": "", "IPv4Address": _first_of(subnet)})
         network, group = self._find_pool(call.NetworkID, call.AddressPool)
         address = await self._control.reserve_address(network, group, asked=call.PreferredIPv4Address)
@@ -139,12 +139,14 @@ class Plugin:
 
     async def create_endpoint(self, request: web.Request) -> web.Response:
         call = await _read(request, CreateEndpoint)
+        # The host may have no agent; then there is no VTEP.
         node = self._cluster.get(kinds.NODE, call.ConfigEP.Host)
         wanted = model.Endpoint(
             tenant=TenantName(call.TenantName),
             network=NetworkName(call.NetworkName),
             endpoint_id=EndpointId(call.EndpointID),
             group=call.ServiceName or call.ConfigEP.ServiceName,
+            # Docker sends the address with its prefix length.
             ip_address=call.ConfigEP.IPAddress.partition("/")[0],
             ipv6_address=call.ConfigEP.IPv6Address.partition("/")[0],
             host=call.ConfigEP.Host,
@@ -166,6 +168,7 @@ class Plugin:
         endpoint = await self._started_endpoint(call) if call.Event == "start" else self._find_endpoint(call)
         endpoint = await self._control.update_endpoint(
             endpoint.key,
+            # A dead container provides for no service: without labels no selector matches it.
             labels=call.Labels if call.Event == "start" else {},
             container_id=call.ContainerID or endpoint.container_id,
             container_name=call.EPCommonName or endpoint.container_name,
@@ -173,16 +176,16 @@ class Plugin:
         return json_response({"IPAddress": endpoint.ip_address})
 
     async def clean_up(self, request: web.Request) -> web.Response:
-        """Every endpoint named goes, or the answer says which did not and why (W14)."""
+        """Delete every endpoint that the path selects; `Conflict` with the ones that failed and why (W14)."""
         tenant, what, name = (request.match_info[part] for part in ("tenant", "what", "id"))
-        found = self._named(tenant, what, name)
+        found = self._selected(tenant, what, name)
         removed: list[str] = []
         failed: dict[str, str] = {}
         for endpoint in found:
             try:
                 await self._control.delete_endpoint(endpoint.key)
                 removed.append(str(endpoint.key))
-            except NotFound:
+            except NotFound:  # deleted by its agent meanwhile
                 removed.append(str(endpoint.key))
             except WeftError as error:
                 failed[str(endpoint.key)] = error.message
@@ -190,16 +193,16 @@ class Plugin:
             raise Conflict(f"{len(failed)} of {len(found)} endpoints are still there", details={"failed": failed})
         return json_response({"removed": removed})
 
-    def _named(self, tenant: str, what: str, name: str) -> list[model.Endpoint]:
-        mine = list(self._cluster.all(kinds.ENDPOINT, tenant))
+    def _selected(self, tenant: str, what: str, name: str) -> list[model.Endpoint]:
+        all_endpoints = list(self._cluster.all(kinds.ENDPOINT, tenant))
         if what == "net":
-            found = [one for one in mine if one.network == name]
+            found = [endpoint for endpoint in all_endpoints if endpoint.network == name]
             known = self._cluster.get(kinds.NETWORK, tenant, name) is not None
         elif what == "group":
-            found = [one for one in mine if one.group == name]
+            found = [endpoint for endpoint in all_endpoints if endpoint.group == name]
             known = self._cluster.get(kinds.GROUP, tenant, name) is not None
         elif what == "ep":
-            found = [one for one in mine if one.endpoint_id == name]
+            found = [endpoint for endpoint in all_endpoints if endpoint.endpoint_id == name]
             known = bool(found)
         else:
             raise Malformed(f"{what[:40]!r} must be net, group or ep", field="what")
@@ -208,8 +211,8 @@ class Plugin:
         return found
 
     async def _started_endpoint(self, call: UpdateEndpoint) -> model.Endpoint:
-        """The endpoint; its node may have answered the runtime a moment before it tells the store."""
-        backoff = Backoff(first=0.005, cap=0.1, within=TOLD_WITHIN_S)
+        """The endpoint. The agent may have returned ADD to the runtime a moment before it publishes the endpoint."""
+        backoff = Backoff(first=0.005, cap=0.1, within=PUBLISH_TIMEOUT_S)
         while True:
             try:
                 return self._find_endpoint(call)
@@ -238,9 +241,11 @@ class Plugin:
     def _find_pool(self, network_id: str, pool: str) -> tuple[model.Network, model.Group | None]:
         """The network (and group) of `net.tenant`, `net:group.tenant` or a subnet; `…|pool` is Docker's form (W18)."""
         if network_id:
+            # Docker appends `|` and the pool.
             text = network_id.partition("|")[0]
-            for position, sign in enumerate(text):
-                if sign == "." and (found := self._pool_named(text[:position], TenantName(text[position + 1 :]))):
+            # Both names may contain dots, so each dot is tried as the separator.
+            for position, character in enumerate(text):
+                if character == "." and (found := self._pool_named(text[:position], TenantName(text[position + 1 :]))):
                     return found
             raise NotFound(f"NetworkID {network_id[:200]!r} names no network.tenant or network:group.tenant")
         if not pool:
@@ -268,7 +273,7 @@ class Plugin:
         return stored.value, group
 
     def _endpoint_config(self, endpoint: model.Endpoint) -> dict[str, Any]:
-        """The endpoint's state as plugins know it (contiv 4.3)."""
+        """The endpoint in Contiv's form (contiv 4.3)."""
         group = self._cluster.group(GroupKey(endpoint.tenant, GroupName(endpoint.group))) if endpoint.group else None
         return {
             "id": f"{endpoint.network}.{endpoint.tenant}-{endpoint.endpoint_id}",

@@ -1,4 +1,4 @@
-"""What netmaster tells of itself (contiv 2.5): version, who leads, health, metrics, services as plugins know them."""
+"""Information routes (contiv 2.5): version, leader, health, readiness, metrics, and services in Contiv's form."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from weft.runtime.http import json_response
 from weft.runtime.routes import Route
 
 
-class About:
-    """The routes that say how this netmaster is."""
+class InfoApi:
+    """The information routes of one netmaster."""
 
     def __init__(
         self, cluster: Cluster, metrics: Metrics, *, own_address: str, faults: Callable[[], Awaitable[list[str]]]
@@ -34,11 +34,11 @@ class About:
         return (
             Route(method="GET", path="/version", handler=self.version, about="Version of this netmaster",
                   answer=dict[str, str], local=True),
-            Route(method="GET", path="/info", handler=self.info, about="Who leads, and who is there",
+            Route(method="GET", path="/info", handler=self.info, about="The leader, and all masters and nodes",
                   answer=dict[str, Any], local=True),
-            Route(method="GET", path="/healthz", handler=self.healthz, about="Whether the process lives",
-                  answer=dict[str, str], local=True, open=True),
-            Route(method="GET", path="/readyz", handler=self.readyz, about="Whether requests can be served, or why not",
+            Route(method="GET", path="/healthz", handler=self.healthz, about="Liveness of the process",
+                  answer=dict[str, str], local=True, open=True),  # kubelets probe without a token
+            Route(method="GET", path="/readyz", handler=self.readyz, about="Readiness to serve requests, with reasons",
                   answer=dict[str, Any], local=True, open=True),
             Route(method="GET", path="/metrics", handler=self.metrics, about="Prometheus metrics", answer=None,
                   local=True),
@@ -49,6 +49,7 @@ class About:
         )  # fmt: skip
 
     async def version(self, _: web.Request) -> web.Response:
+        # GitCommit and BuildTime are members of Contiv's response that its clients expect.
         return json_response({"Version": __version__, "GitCommit": "", "BuildTime": ""})
 
     async def info(self, _: web.Request) -> web.Response:
@@ -57,6 +58,7 @@ class About:
             {
                 "local-ip": self._own,
                 "leader-ip": leader,
+                # By the mirror, as on every master: all of them agree on one leader.
                 "current-state": "leader" if leader == self._own else "follower",
                 "netplugin-nodes": sorted(self._cluster.alive["nodes"]),
                 "netmaster-nodes": sorted(self._cluster.alive["masters"]),
@@ -84,10 +86,10 @@ class About:
         return json_response(self._service(stored.value))
 
     def _service(self, service: model.Service) -> dict[str, Any]:
-        """A service as plugins know it (contiv 4.3)."""
-        found = {
-            f"{one.ip_address}:{one.tenant}": endpoint_oper(self._cluster, one)
-            for one in providers(self._cluster, service)
+        """A service in Contiv's form (contiv 4.3)."""
+        provider_map = {
+            f"{endpoint.ip_address}:{endpoint.tenant}": endpoint_oper(self._cluster, endpoint)
+            for endpoint in providers(self._cluster, service)
         }
         return {
             "id": f"{service.name}:{service.tenant}",
@@ -98,5 +100,5 @@ class About:
             "selectors": dict(pair.split("=", 1) for pair in service.selectors),
             "ipaddress": service.vip,
             "ipv6address": service.ipv6_vip,
-            "providers": found,
+            "providers": provider_map,
         }

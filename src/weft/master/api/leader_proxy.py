@@ -1,4 +1,4 @@
-"""Followers forward to the leader; whoever is asked, the leader answers."""
+"""Proxy to the leader: a follower forwards every request that only the leader may answer."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from weft.runtime.tasks import background
 
 FORWARDED = "X-Weft-Forwarded"
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "host", "content-length", "trailer"}
-# Which page asks was judged where it came in.
-_NOT_SENT_ON = _HOP_BY_HOP | {"origin"}
-# How long a request waits for a leader to be there.
+# The follower has checked `Origin` against its own address; the leader's is another one.
+_NOT_FORWARDED = _HOP_BY_HOP | {"origin"}
+# How long a request waits for a leader to be elected.
 WITHIN_S = 10.0
-# How long a leader may say nothing in an answer: a restore is its longest thought, and watches are never so quiet.
-SILENCE_S = 120.0
-# How often to see whether the leader that was asked still leads; one that hangs would never answer.
-LOOK_S = 0.5
-_LOST = "the leader was lost during the request: it may or may not have happened"
+# Read timeout: longer than the longest request, a restore. Watches send heartbeats.
+READ_TIMEOUT_S = 120.0
+# How often to check that the leader is still the same: one that hangs would never answer.
+CHECK_S = 0.5
+_LOST = "the leader was lost during the request: it may or may not have been executed"
 
 
-class Forwarder:
-    """Sends requests on to whoever leads. A request that was sent and not answered is never sent again."""
+class LeaderProxy:
+    """Forwards requests to the leader. A request that was sent is never sent again, as it may have been executed."""
 
     def __init__(
         self,
@@ -52,18 +52,19 @@ class Forwarder:
             await self._session.close()
 
     async def forward(self, request: web.Request) -> web.StreamResponse | None:
-        """The leader's answer, or `Unavailable`; None when it is for us to answer, as we lead or have come to lead."""
+        """The leader's response, or `Unavailable`; None when this netmaster is, or has become, the leader."""
         backoff = Backoff(first=0.05, cap=0.5, within=WITHIN_S)
-        reason = "nobody leads"
+        reason = "no leader is elected"
         while not self._is_leader():
             leader = self._leader()
             if leader and leader != self._own:
+                # A forwarded request is not forwarded again: during an election two masters could loop (W9).
                 if FORWARDED in request.headers:
-                    raise Unavailable("this netmaster does not lead any more: try again")  # never in circles (W9)
+                    raise Unavailable("this netmaster is no longer the leader: try again")
                 try:
                     return await self._send(request, leader)
                 except aiohttp.ClientConnectorError as error:
-                    reason = str(error)  # never sent: the leader is going, the next one may take it
+                    reason = str(error)  # not sent, so it is safe to try the next leader
                 except (aiohttp.ClientError, ConnectionError) as error:
                     raise Unavailable(_LOST) from error
             try:
@@ -74,36 +75,37 @@ class Forwarder:
 
     async def _send(self, request: web.Request, leader: str) -> web.StreamResponse:
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=3, sock_read=SILENCE_S)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=3, sock_read=READ_TIMEOUT_S)
             self._session = aiohttp.ClientSession(timeout=timeout)
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _NOT_SENT_ON}
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _NOT_FORWARDED}
         headers[FORWARDED] = self._own
         url = URL(f"{self._scheme}://{leader}{request.raw_path}", encoded=True)
-        body = request.content if request.body_exists else None  # passed on as it comes: a backup may be large
-        async with background(self._notice_loss(leader), name=f"leader {leader}"):
-            answer = await self._session.request(
+        body = request.content if request.body_exists else None  # streamed: a backup may be large
+        async with background(self._watch_leader(leader), name=f"leader {leader}"):
+            upstream = await self._session.request(
                 request.method, url, data=body, headers=headers, ssl=self._tls, allow_redirects=False
             )
-        async with answer:
-            response = web.StreamResponse(status=answer.status)
-            for name, value in answer.headers.items():
+        async with upstream:
+            response = web.StreamResponse(status=upstream.status)
+            for name, value in upstream.headers.items():
                 if name.lower() not in _HOP_BY_HOP:
                     response.headers[name] = value
-            if answer.content_length is not None:
-                response.content_length = answer.content_length
+            if upstream.content_length is not None:
+                response.content_length = upstream.content_length
             await response.prepare(request)
             try:
-                async with background(self._notice_loss(leader), name=f"leader {leader}"):
-                    async for chunk in answer.content.iter_any():
+                async with background(self._watch_leader(leader), name=f"leader {leader}"):
+                    async for chunk in upstream.content.iter_any():
                         await response.write(chunk)
             except (aiohttp.ClientError, asyncio.IncompleteReadError, Unavailable):
                 if request.transport:
-                    request.transport.abort()  # a cut answer must look cut
+                    # Abort, do not close: a truncated chunked body must not look complete to the client.
+                    request.transport.abort()
             return response
 
-    async def _notice_loss(self, leader: str) -> None:
-        """Fail with `Unavailable` soon after somebody else, or nobody, leads."""
-        pace = Backoff(first=LOOK_S, cap=LOOK_S)
+    async def _watch_leader(self, leader: str) -> None:
+        """Raise `Unavailable` soon after `leader` is no longer the leader."""
+        pace = Backoff(first=CHECK_S, cap=CHECK_S)
         while self._leader() == leader:
             await pace.pause()
         raise Unavailable(_LOST)

@@ -1,6 +1,6 @@
-"""REST for the objects: list, read, create, change, delete, inspect and watch, alike for every kind (contiv 2.1).
+"""REST routes of the objects: list, watch, read, write, delete and inspect, the same for all kinds (contiv 2.1).
 
-Decode, call the control plane, encode; nothing else happens here.
+Handlers decode, call the control plane and encode; they make no decisions.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ from weft.runtime.http import Handler, json_response, read_json
 from weft.runtime.routes import Query, Route
 
 API = "/api/v1"
-# Members that we add to what we show, and ignore in what we are sent.
+# Members added to responses and ignored in requests, so that a client may send back what it has read.
 DECORATION = ("key", "links", "link-sets")
 MAX_PAGE = 1000
+# Interval of blank lines in an idle watch: clients and proxies detect a dead connection by their absence.
 HEARTBEAT_S = 15.0
-# Set when the server ends: watches end at once, so that nobody waits for them.
+# Set when the server shuts down: watches end at once, so that shutdown does not wait for them.
 STOPPING = web.AppKey("stopping", asyncio.Event)
 
 _LIST_QUERY = (
-    Query(name="limit", about="at most so many objects", schema={"type": "integer", "minimum": 1, "maximum": MAX_PAGE}),
-    Query(name="continue", about="the X-Continue of the page before", schema={"type": "string"}),
-    Query(name="watch", about="stay and stream every change, one JSON object a line", schema={"type": "boolean"}),
+    Query(
+        name="limit", about="at most this many objects", schema={"type": "integer", "minimum": 1, "maximum": MAX_PAGE}
+    ),
+    Query(name="continue", about="X-Continue header of the previous page", schema={"type": "string"}),
+    Query(name="watch", about="stream every change, one JSON object per line", schema={"type": "boolean"}),
     Query(name="since", about="with watch: only changes after this revision", schema={"type": "integer", "minimum": 1}),
 )
 
@@ -52,7 +55,7 @@ class Objects:
         self._cluster_mode = cluster_mode
 
     def routes(self) -> tuple[Route, ...]:
-        """All of them, for every kind."""
+        """The routes of every kind."""
         return tuple(itertools.chain.from_iterable(self._routes_of(kind) for kind in kinds.ALL))
 
     def _routes_of(self, kind: Kind[Any]) -> list[Route]:
@@ -98,6 +101,7 @@ class Objects:
             return await self._watch(kind, request, query)
         links = Links(self._cluster)
         page: list[dict[str, Any]] = []
+        # Paged by key, not by position: objects that are created or deleted between pages shift nothing.
         after = tuple(query.after.split(":")) if query.after else ()
         headers: dict[str, str] = {"X-Revision": str(self._control.mirror.revision)}
         for parts, stored in sorted(self._cluster.tables[kind.prefix].items()):
@@ -136,7 +140,7 @@ class Objects:
         return json_response(key)
 
     def _shown(self, kind: Kind[Any], value: model.Value, links: Links) -> dict[str, Any]:
-        """An object, and with a node how it is: that is what people list nodes for."""
+        """An object as `shown`, and for a node its status."""
         members = shown(kind, value, links)
         if isinstance(value, model.Node):
             members["status"] = node_status(self._cluster, value.name)
@@ -155,13 +159,15 @@ class Objects:
         return found
 
     async def _watch(self, kind: Kind[Any], request: web.Request, query: ListQuery) -> web.StreamResponse:
-        """One JSON object a line: `put`, `delete`, `synced` after the listing; blank lines while nothing happens."""
+        """Stream one JSON object per line: `put`, `delete`, `synced` after the listing; blank lines while idle."""
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
-        async with aclosing(self._news(kind, query)) as news:
-            first = await anext(news)  # errors before the first line still get their status
+        async with aclosing(self._watch_lines(kind, query)) as lines:
+            # Before the response is prepared, an error still becomes an HTTP status.
+            first = await anext(lines)
             await response.prepare(request)
             await response.write(first)
-            pending = asyncio.ensure_future(anext(news, b""))
+            # Kept over heartbeats: cancelling `anext` would end the generator and lose an event.
+            pending = asyncio.ensure_future(anext(lines, b""))
             stopping = asyncio.ensure_future(request.app[STOPPING].wait())
             try:
                 while True:
@@ -173,7 +179,7 @@ class Objects:
                     if stopping in done or not pending.result():
                         return response
                     await response.write(pending.result())
-                    pending = asyncio.ensure_future(anext(news, b""))
+                    pending = asyncio.ensure_future(anext(lines, b""))
             except ConnectionError:
                 return response
             finally:
@@ -181,22 +187,22 @@ class Objects:
                 stopping.cancel()
                 await asyncio.wait({pending, stopping})
 
-    async def _news(self, kind: Kind[Any], query: ListQuery) -> AsyncGenerator[bytes, None]:
-        """The lines of a watch. When the store breaks it off, the last one is `error`, as it is too late for a status;
-        after `compacted` the client must list again."""
+    async def _watch_lines(self, kind: Kind[Any], query: ListQuery) -> AsyncGenerator[bytes, None]:
+        """The lines of a watch. When the store fails, the last one is `error`, as it is too late for a status; after
+        `compacted` the client must list again."""
         since = query.since
         prefix = kind.store_prefix()
         if since is None:
             listing = await self._store.list(prefix)
             since = listing.revision
-            lines = [_line(kind, query, key=each.key, data=each.value, revision=each.revision)
-                     for each in listing.entries if _asked_for(kind, query, each.value)]  # fmt: skip
+            lines = [_line(kind, query, key=entry.key, data=entry.value, revision=entry.revision)
+                     for entry in listing.entries if _matching(kind, query, entry.value)]  # fmt: skip
             yield b"".join(lines) + _json_line({"type": "synced", "revision": since})
         else:
             yield b"\n"
         try:
-            async with aclosing(self._store.watch(prefix, since)) as watching:
-                async for change in watching:
+            async with aclosing(self._store.watch(prefix, since)) as changes:
+                async for change in changes:
                     yield b"".join(
                         _line(kind, query, key=event.key, data=event.value, revision=change.revision)
                         for event in change.events
@@ -206,18 +212,18 @@ class Objects:
 
 
 def _line(kind: Kind[Any], query: ListQuery, *, key: StoreKey, data: bytes | None, revision: int) -> bytes:
-    """The news of one key: `put`, or `delete` when it is not (any more) one of those asked for."""
-    line: dict[str, Any] = {"type": "delete", "key": ":".join(key.split("/")[1:]), "revision": revision}
-    if value := _asked_for(kind, query, data):
+    """The watch line of one key: `put`, or `delete` when the object is gone or no longer matches the filter."""
+    line: dict[str, Any] = {"type": "delete", "key": key.split("/", 1)[1].replace("/", ":"), "revision": revision}
+    if value := _matching(kind, query, data):
         line |= {"type": "put", "object": configuration(kind, value)}
     return _json_line(line)
 
 
-def _asked_for(kind: Kind[Any], query: ListQuery, data: bytes | None) -> model.Value | None:
-    """The object, where there is one that can be read and has every wanted member."""
+def _matching(kind: Kind[Any], query: ListQuery, data: bytes | None) -> model.Value | None:
+    """The object, if it can be decoded and matches the filter."""
     try:
         value: model.Value | None = None if data is None else codec.decode(kind.type, data)
-    except (Malformed, Unavailable):  # a fault in /readyz, and in no list
+    except (Malformed, Unavailable):  # reported by /readyz; it must not break the list of the others
         return None
     return value if value is not None and query.selects(value) else None
 
@@ -227,21 +233,22 @@ def _json_line(line: Mapping[str, Any]) -> bytes:
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list or watch asks for."""
+    """The query of a list or watch."""
 
     limit: int
     after: str
     watch: bool
     since: int | None
-    wanted: dict[str, str]
+    # Member to value; all must match.
+    filters: dict[str, str]
 
     def selects(self, value: model.Value) -> bool:
-        """Whether an object has every wanted member; a list has each of its items."""
-        if not self.wanted:
+        """Whether an object matches the filter; a list matches by any of its items."""
+        if not self.filters:
             return True
         members = msgspec.structs.asdict(value)
         names = dict(zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True))
-        return all(_has(members[names[name]], text) for name, text in self.wanted.items())
+        return all(_has(members[names[name]], text) for name, text in self.filters.items())
 
 
 def _has(member: object, text: str) -> bool:
@@ -251,8 +258,8 @@ def _has(member: object, text: str) -> bool:
 
 
 def filterable(kind: Kind[Any]) -> list[str]:
-    """The members of a kind by which its list can be filtered."""
-    return [member for member in kind.type.__struct_encode_fields__ if member not in kind.given]
+    """The members by which a list of the kind can be filtered."""
+    return [member for member in kind.type.__struct_encode_fields__ if member not in kind.read_only_fields]
 
 
 def read_list_query(kind: Kind[Any], query: Mapping[str, str]) -> ListQuery:
@@ -267,8 +274,8 @@ def read_list_query(kind: Kind[Any], query: Mapping[str, str]) -> ListQuery:
     since = None if since_text is None else _read_number(since_text, "since", highest=1 << 62)
     for name in rest:
         if name not in filterable(kind):
-            raise Malformed(f"{name[:80]!r} is no member of {kind.plural} to filter by", field=name[:80])
-    return ListQuery(limit=limit, after=after, watch=watch in {"true", "1", ""}, since=since, wanted=rest)
+            raise Malformed(f"{kind.plural} cannot be filtered by {name[:80]!r}", field=name[:80])
+    return ListQuery(limit=limit, after=after, watch=watch in {"true", "1", ""}, since=since, filters=rest)
 
 
 def _read_number(text: str, field: str, *, highest: int) -> int:
@@ -278,24 +285,24 @@ def _read_number(text: str, field: str, *, highest: int) -> int:
 
 
 def read_object(kind: Kind[Any], members: dict[str, Any], parts: tuple[str, ...]) -> Any:
-    """The object of a request body: what we add ourselves is ignored or refused, the key must be the path's."""
+    """Decode the object of a request body; its key must be that of the path."""
     members = {name: member for name, member in members.items() if name not in DECORATION}
-    for name in kind.given:
+    for name in kind.read_only_fields:
         if name in members:
-            raise Invalid(f"{name} is given by the control plane: remove it", field=name)
+            raise Invalid(f"{name} is read-only, the control plane sets it: remove it", field=name)
     value = codec.convert_input(kind.type, members)
     kind.check_key(value, parts)
     return value
 
 
 def configuration(kind: Kind[Any], value: model.Value) -> dict[str, Any]:
-    """The members the user has set, and the key."""
-    members = {name: member for name, member in codec.members(value).items() if name not in kind.given}
+    """The members that users configure, and the key."""
+    members = {name: member for name, member in codec.members(value).items() if name not in kind.read_only_fields}
     return {"key": kind.key_text(value), **members}
 
 
 def shown(kind: Kind[Any], value: model.Value, links: Links) -> dict[str, Any]:
-    """An object as REST shows it: its members, its key and its links."""
+    """An object in a response: its members, key and links."""
     members = configuration(kind, value)
     if own := links_of(value):
         members["links"] = own
@@ -305,7 +312,7 @@ def shown(kind: Kind[Any], value: model.Value, links: Links) -> dict[str, Any]:
 
 
 def etag(stored: Stored[Any]) -> dict[str, str]:
-    """The header that names the state of an object."""
+    """The ETag header: the object's revision."""
     return {"ETag": f'"{stored.revision}"'}
 
 

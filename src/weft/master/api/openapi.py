@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of routes and the types of the domain."""
+"""Generates the OpenAPI document from the routes and the types of the domain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REF = "#/components/schemas/{name}"
 
 
 class Error(msgspec.Struct):
-    """What every refusal looks like."""
+    """The body of every error."""
 
     code: str
     message: str
@@ -33,11 +33,12 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components([*types, Error], ref_template=_REF)
     for kind in kinds.ALL:
         _describe(components[kind.type.__name__], kind)
-    known = iter(schemas)
+    # One schema for each type, in the same order: body before answer, route by route.
+    remaining = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        body = next(known) if route.body is not None else None
-        answer = next(known) if route.answer is not None else None
+        body = next(remaining) if route.body is not None else None
+        answer = next(remaining) if route.answer is not None else None
         paths.setdefault(route.path.rstrip("/") or "/", {})[route.method.lower()] = _operation(route, body, answer)
     return {
         "openapi": "3.1.0",
@@ -47,14 +48,14 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
-        "security": [{}, {"token": []}],
+        "security": [{}, {"token": []}],  # optional: netmaster on loopback needs no token
     }
 
 
 def _describe(schema: dict[str, Any], kind: Kind[Any]) -> None:
-    """Without what is given, with what we add, and with what each member means."""
+    """Describe the members of a kind in its schema; read-only ones are removed, added ones are included."""
     for name, about in MEMBERS[kind.name].items():
-        if name in kind.given:
+        if name in kind.read_only_fields:
             schema["properties"].pop(name, None)
         else:
             schema["properties"][name]["description"] = about
@@ -73,19 +74,20 @@ def _operation(route: Route, body: dict[str, Any] | None, answer: dict[str, Any]
     ]
     text = {"text/plain": {"schema": {"type": "string"}}}
     content = {"application/json": {"schema": answer}} if answer is not None else text
-    success = {"description": "done", "content": content}
-    refusal = {
-        "description": "refused",
+    success = {"description": "Success", "content": content}
+    error = {
+        "description": "Error",
         "content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}},
     }
     operation: dict[str, Any] = {
         "summary": route.about,
         "operationId": f"{route.method.lower()}{re.sub(r'[^A-Za-z0-9]+', '_', route.path)}".rstrip("_"),
         "parameters": parameters,
-        "responses": {"200": success, "4XX": refusal, "503": refusal},
+        "responses": {"200": success, "4XX": error, "503": error},
     }
+    # Only writes that wait for the nodes can time out.
     if any(query.name == "wait" for query in route.query):
-        operation["responses"]["504"] = refusal
+        operation["responses"]["504"] = error
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return operation

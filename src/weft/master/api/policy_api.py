@@ -1,4 +1,4 @@
-"""Policy questions on the control plane's state: would this pass and why, and what would a change allow or block."""
+"""Policy queries on the control plane's state: trace a flow, and diff the verdicts of proposed changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.domain.ids import StoreKey
 from weft.domain.kinds import Kind
 from weft.domain.lifecycle import changes
 from weft.domain.policy.engine.engine import Engine
-from weft.domain.policy.engine.engine_sync import CONCERNED, SHARED, follow
+from weft.domain.policy.engine.engine_sync import SHARED_KINDS, TENANT_KINDS, sync_object
 from weft.domain.policy.explain.diff import FlowChange, diff
 from weft.domain.policy.explain.explain import Explanation, explain
 from weft.domain.policy.model.protocols import parse_service
@@ -26,15 +26,16 @@ from weft.runtime.http import json_response
 from weft.runtime.logs import Log
 from weft.runtime.routes import Query, Route
 
+# Bounds the time of one diff request; proposals are applied on the event loop.
 MAX_CHANGES = 1000
-# How long a difference may take; it is found on a thread of its own, from copies.
-DIFF_WITHIN_S = 25.0
+# Timeout of a diff. It runs on a thread, on copies of the engine, so that requests and watches are not blocked.
+DIFF_TIMEOUT_S = 25.0
 
 log = Log("policy")
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One change that is only thought of: put an object, or delete the one with a key."""
+    """One proposed change: put an object, or delete the one with a key."""
 
     put: str = ""
     delete: str = ""
@@ -43,16 +44,15 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Proposals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Changes thought of, in order; later ones may build on earlier ones."""
+    """Proposed changes, in order; later ones may depend on earlier ones."""
 
     changes: list[Proposal]
 
 
 class PolicyView:
-    """The cluster together with the policy engine that follows it: the sink of netmaster's mirror.
+    """The cluster and a policy engine in sync with it: the sink of netmaster's mirror.
 
-    The engine is made when it is first asked for and kept up to date from then on, so a master whom nobody asks pays
-    nothing for it.
+    The engine is built on first use and kept up to date from then on. A master without policy queries has no engine.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -61,35 +61,36 @@ class PolicyView:
 
     def replace(self, listing: Listing) -> None:
         self._cluster.replace(listing)
+        # Rebuilt on next use: a full listing has no events to apply.
         self._engine = None
 
     def apply(self, change: Change) -> None:
         self._cluster.apply(change)
         if self._engine is not None:
             for event in change.events:
-                _tell(self._engine, self._cluster, event.key)
+                _sync_object(self._engine, self._cluster, event.key)
 
     @property
     def engine(self) -> Engine:
-        """The engine, as of the cluster's state."""
+        """The engine, in sync with the cluster."""
         if self._engine is None:
             self._engine = Engine()
-            for kind in (*SHARED, *CONCERNED):
+            for kind in (*SHARED_KINDS, *TENANT_KINDS):
                 for value in self._cluster.all(kind):
-                    _tell(self._engine, self._cluster, kind.store_key(*kind.key_parts(value)))
+                    _sync_object(self._engine, self._cluster, kind.store_key(*kind.key_parts(value)))
         return self._engine
 
 
-def _tell(engine: Engine, cluster: Cluster, key: StoreKey) -> None:
-    """Tell the engine of an object. One that an older Weft let in and the engine cannot read has no effect."""
+def _sync_object(engine: Engine, cluster: Cluster, key: StoreKey) -> None:
+    """Sync one object to the engine. An invalid one, which an older Weft has accepted, is ignored."""
     try:
-        follow(engine, cluster, key)
+        sync_object(engine, cluster, key)
     except Invalid as error:
-        log.warning("object without effect on policy", key=key, reason=error.message)
+        log.warning("ignoring invalid object", key=key, reason=error.message)
 
 
-class PolicyQuestions:
-    """The routes that ask the engine."""
+class PolicyApi:
+    """The policy query routes."""
 
     def __init__(self, cluster: Cluster, view: PolicyView) -> None:
         self._cluster = cluster
@@ -100,21 +101,21 @@ class PolicyQuestions:
         query = (
             Query(
                 name="src",
-                about="an endpoint (key, id, or part of its container's id or name) or an address",
+                about="source: an endpoint (key, id, or part of its container's id or name) or an address",
                 schema=text,
             ),
-            Query(name="dst", about="as src", schema=text),
+            Query(name="dst", about="destination, as src", schema=text),
             Query(name="service", about="protocol and port, such as tcp/80, udp/53 or icmp", schema=text),
-            Query(name="tenant", about="whose address is meant where neither end is an endpoint", schema=text),
+            Query(name="tenant", about="tenant of the addresses if neither src nor dst is an endpoint", schema=text),
             Query(
-                name="version", about="4 or 6, where both ends have both", schema={"type": "integer", "enum": [4, 6]}
+                name="version", about="IP version, if src and dst have both", schema={"type": "integer", "enum": [4, 6]}
             ),
         )
         return (
             Route(method="GET", path=f"{API}/trace", handler=self.trace, query=query, answer=Explanation,
-                  about="Whether a flow would pass, which rule decides, and the nearest rule that would change it"),
+                  about="Trace a flow: its verdict, the deciding rule, and the nearest rule that would change it"),
             Route(method="POST", path=f"{API}/policydiff", handler=self.diff, body=Proposals, answer=list[FlowChange],
-                  about="What changes would newly allow or block, without making them"),
+                  about="What proposed changes would newly allow or deny, without making them"),
         )  # fmt: skip
 
     async def trace(self, request: web.Request) -> web.Response:
@@ -127,8 +128,8 @@ class PolicyQuestions:
             raise Malformed("version must be 4 or 6", field="version")
         protocol, port = parse_service(query["service"])
         flow = self._view.engine.directory.flow(
-            self._end(query["src"], field="src"),
-            self._end(query["dst"], field="dst"),
+            self._peer(query["src"], field="src"),
+            self._peer(query["dst"], field="dst"),
             protocol=protocol,
             port=port,
             version=int(version) if version else None,
@@ -136,37 +137,41 @@ class PolicyQuestions:
         )
         return json_response(explain(self._view.engine, flow))
 
-    def _end(self, text: str, *, field: str) -> str:
-        """The engine's name of an end: the key of the one endpoint that the text fits, else the text itself."""
+    def _peer(self, text: str, *, field: str) -> str:
+        """The engine's name of a source or destination: the key of the only endpoint that matches, else the text."""
         found = [str(endpoint.key) for endpoint in self._cluster.find_endpoints(text)]
+        # An exact match wins, so that an endpoint whose id is a part of another's stays addressable.
         exact = [key for key in found if key == text or key.endswith(f":{text}")]
         chosen = exact or found
         if len(chosen) > 1:
-            raise Invalid(f"{text[:200]!r} fits {len(chosen)} endpoints, such as {chosen[0]}: write more", field=field)
+            raise Invalid(
+                f"{text[:200]!r} matches {len(chosen)} endpoints, such as {chosen[0]}: use its key", field=field
+            )
         return chosen[0] if chosen else text
 
     async def diff(self, request: web.Request) -> web.Response:
         proposals = codec.decode_input(Proposals, await request.read())
         if not 1 <= len(proposals.changes) <= MAX_CHANGES:
             raise Invalid(f"changes must be 1 to {MAX_CHANGES}", field="changes")
+        # Copies: the mirror keeps changing the originals while the diff runs.
         scratch, before = self._cluster.copy(), self._view.engine.copy()
         after = before.copy()
         for number, proposal in enumerate(proposals.changes):
-            for key in _try_out(scratch, proposal, field=f"changes[{number}]"):
-                _tell(after, scratch, key)
-        async with asyncio.timeout(DIFF_WITHIN_S):
+            for key in _apply_to_copy(scratch, proposal, field=f"changes[{number}]"):
+                _sync_object(after, scratch, key)
+        async with asyncio.timeout(DIFF_TIMEOUT_S):
             found = await asyncio.to_thread(diff, before, after)
         return json_response(found)
 
 
-def _try_out(scratch: Cluster, proposal: Proposal, *, field: str) -> list[StoreKey]:
-    """Carry a proposal out on a copy, under the same rules as a real change; the keys it touched."""
-    plural, way = _which(proposal, field=field)
+def _apply_to_copy(scratch: Cluster, proposal: Proposal, *, field: str) -> list[StoreKey]:
+    """Apply a proposal to a copy, with the same validation as a real change; the keys that changed."""
+    plural, operation = _operation(proposal, field=field)
     kind: Kind[Any] | None = kinds.BY_PLURAL.get(plural)
     if kind is None or kind not in kinds.CONFIGURABLE:
-        raise NotFound(f"{field}: there are no {plural[:80]!r} to change", field=field)
-    reading = ReadSet(scratch, 0)
-    if way == "put":
+        raise NotFound(f"{field}: {plural[:80]!r} is not a kind of object that can be changed", field=field)
+    reading = ReadSet(scratch, 0)  # the revision is not used: nothing is committed
+    if operation == "put":
         key = proposal.key or ":".join(str(proposal.object.get(member, "")) for member in kind.key_members())
         value: model.Value = read_object(kind, proposal.object, kind.parse_key(key))
         plan = changes.plan_put(reading, kind, value)
@@ -175,7 +180,7 @@ def _try_out(scratch: Cluster, proposal: Proposal, *, field: str) -> list[StoreK
     return scratch.carry_out(plan.writes)
 
 
-def _which(proposal: Proposal, *, field: str) -> tuple[str, Literal["put", "delete"]]:
+def _operation(proposal: Proposal, *, field: str) -> tuple[str, Literal["put", "delete"]]:
     if bool(proposal.put) == bool(proposal.delete):
-        raise Invalid(f"{field}: say put (with object) or delete (with key)", field=field)
+        raise Invalid(f"{field}: give either put (with object) or delete (with key)", field=field)
     return (proposal.put, "put") if proposal.put else (proposal.delete, "delete")

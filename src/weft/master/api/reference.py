@@ -1,4 +1,4 @@
-"""The reference of objects and of REST in Markdown, written from the code: `python -m weft.master.api.reference PAGE`."""
+"""Generates the reference pages of objects and REST from the code: `python -m weft.master.api.reference PAGE`."""
 
 from __future__ import annotations
 
@@ -21,35 +21,34 @@ from weft.runtime.routes import Route
 _OBJECTS = """\
 # Objects
 
-What netmaster keeps, with Contiv's member names. This page is made from the code by `make docs`; a test keeps it up to
-date. Zero values (0, "", empty lists) are left out of JSON. Members marked *given* are added by the control plane and
-refused in input. Every answer also carries `key`, `links` and `link-sets`, which are ignored in input. Unknown members
-are refused.
+The objects that netmaster stores, with Contiv's member names. `make docs` generates this page from the code; a test
+keeps it up to date. JSON omits zero values (0, "", empty lists). The control plane sets members marked *read-only*;
+they are rejected in input. Every response also has `key`, `links` and `link-sets`, which are ignored in input. Unknown
+members are rejected.
 """
 
 _REST = """\
 # REST
 
-netmaster's routes, with or without a trailing slash. This page is made from the code by `make docs`; a test keeps it up
-to date. `/openapi.json` says the same to programs.
+netmaster's routes, with or without a trailing slash. `make docs` generates this page from the code; a test keeps it up
+to date. `/openapi.json` is the machine-readable form.
 
-- `POST` and `PUT` create the object or change it; asking for what is there already changes nothing. `{key}` is made of
-  the key members, joined by colons.
-- Reading one object gives its `ETag`; `If-Match: "REVISION"` (or `*`) and `If-None-Match: *` are honoured by writes.
-- Lists take `limit` and `continue` (the `X-Continue` header of the page before), any member as a filter, and `watch`:
-  one JSON object a line, `put` and `delete` with the revision, `synced` after the first listing; `since=REVISION` goes
-  on from there.
-- A write with `wait=SECONDS` (up to 60) answers when it is in force on every node, else 504 `behind`: it was written
-  and stands, and `details.laggards` has the nodes that have not said so, each with its `state` (`alive`, `not ready`,
-  `silent`), `realisedRevision`, `lag` and `reasons`. `skip-silent=1` leaves silent nodes out. `POST /api/v1/settle`
-  waits for all that was written before. Nodes show the same four members as `status`: `lag` is by how many revisions a
-  node is behind the last such question.
-- A refusal is `{"code", "message", "field", "details"}` with one of these statuses:
+- `POST` and `PUT` create or change the object; they are idempotent. `{key}` is the key members, joined by colons.
+- Reading one object returns its `ETag`. Writes honour `If-Match: "REVISION"` (or `*`) and `If-None-Match: *`.
+- Lists take `limit` and `continue` (the `X-Continue` header of the previous page), any member as a filter, and `watch`:
+  one JSON object per line, `put` and `delete` with the revision, `synced` after the first listing; `since=REVISION`
+  resumes from there.
+- A write with `wait=SECONDS` (up to 60) returns when every node has applied it, else 504 `behind`: the write is
+  committed, and `details.pendingNodes` has the nodes that have not acknowledged it, each with its `state` (`Ready`,
+  `NotReady`, `Unreachable`), `appliedRevision`, `lag` and `reasons`. With `ignore-unreachable=1`, unreachable nodes are
+  not waited for. `POST /api/v1/sync` waits for everything written before. Nodes show the same four members as `status`:
+  `lag` is the number of revisions between the node's applied revision and the last sync request.
+- An error is `{"code", "message", "field", "details"}` with one of these statuses:
 """
 
 
 def objects_reference() -> str:
-    """The page of all objects."""
+    """The page `objects.md`."""
     return "\n".join((_OBJECTS, *(line for kind in kinds.ALL for line in _object_lines(kind))))
 
 
@@ -62,9 +61,9 @@ def _object_lines(kind: Kind[Any]) -> Iterator[str]:
     hints = get_type_hints(kind.type)
     for field in msgspec.structs.fields(kind.type):
         default = "required" if field.required else _default(field.default)
-        given = "*given* " if field.encode_name in kind.given else ""
-        about = MEMBERS[kind.name][field.encode_name].removeprefix("given: ")
-        yield f"| `{field.encode_name}` | {_type(hints[field.name])} | {default} | {given}{about} |"
+        read_only = "*read-only* " if field.encode_name in kind.read_only_fields else ""
+        about = MEMBERS[kind.name][field.encode_name].removeprefix("read-only: ")
+        yield f"| `{field.encode_name}` | {_type(hints[field.name])} | {default} | {read_only}{about} |"
     yield ""
 
 
@@ -80,18 +79,19 @@ def _type(hint: Any) -> str:
         return "list of strings"
     if origin is dict:
         return "map of strings"
-    base = getattr(hint, "__supertype__", hint)
+    base = getattr(hint, "__supertype__", hint)  # a NewType, such as TenantName, is documented as its base
     return {str: "string", int: "integer", bool: "boolean", float: "number"}.get(base, "object")
 
 
 def rest_reference() -> str:
-    """The page of all routes."""
+    """The page `rest.md`."""
     netmaster = Netmaster(read_master_settings([], {}), open_store(MemoryStoreSettings()))
     statuses = sorted({(status, error.__name__, (error.__doc__ or "").strip()) for error, status in STATUSES})
     lines = [_REST, "| status | error | when |", "|---|---|---|"]
     lines += [f"| {status} | {name} | {about} |" for status, name, about in statuses]
+    # Routes come grouped by section already, so `groupby` needs no sort.
     for title, routes in groupby(netmaster.routes(), key=_section):
-        lines += [f"\n## {title}\n", "| method | path | what it does |", "|---|---|---|"]
+        lines += [f"\n## {title}\n", "| method | path | description |", "|---|---|---|"]
         lines += [f"| {route.method} | `{route.path.rstrip('/')}` | {route.about} |" for route in routes]
     return "\n".join(lines) + "\n"
 
@@ -100,7 +100,7 @@ def _section(route: Route) -> str:
     parts = route.path.strip("/").split("/")
     if parts[:2] == ["api", "v1"]:
         return parts[3] if parts[2] == "inspect" else parts[2]
-    return {"plugin": "Calls of the plugins", "debug": "Forced clean-up"}.get(parts[0], "About netmaster")
+    return {"plugin": "Plugin API", "debug": "Forced cleanup"}.get(parts[0], "netmaster")
 
 
 PAGES = {"objects": objects_reference, "rest": rest_reference}

@@ -1,4 +1,4 @@
-"""netmaster's REST server: who may call, who answers (the leader), and what is counted."""
+"""netmaster's REST application: routes, bearer-token authentication, forwarding to the leader, request metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from weft.domain.errors import Denied
-from weft.master.api.leader_proxy import Forwarder
+from weft.master.api.leader_proxy import LeaderProxy
 from weft.master.api.objects import STOPPING
 from weft.master.api.openapi import openapi_document
 from weft.master.metrics import Metrics
@@ -18,8 +18,8 @@ from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json,
 from weft.runtime.routes import Route, register
 
 
-def make_app(routes: tuple[Route, ...], *, token: str, forwarder: Forwarder, metrics: Metrics) -> web.Application:
-    """The application with all routes, and the document that describes them."""
+def make_app(routes: tuple[Route, ...], *, token: str, leader_proxy: LeaderProxy, metrics: Metrics) -> web.Application:
+    """The application with all routes and the OpenAPI document."""
     described: tuple[Route, ...] = ()
 
     async def openapi(_: web.Request) -> web.Response:
@@ -27,7 +27,7 @@ def make_app(routes: tuple[Route, ...], *, token: str, forwarder: Forwarder, met
 
     described = (
         *routes,
-        Route(method="GET", path="/openapi.json", handler=openapi, about="This document",
+        Route(method="GET", path="/openapi.json", handler=openapi, about="OpenAPI document",
               answer=dict[str, Any], local=True),
     )  # fmt: skip
     by_path = {(route.method, route.path.rstrip("/")): route for route in described}
@@ -41,6 +41,7 @@ def make_app(routes: tuple[Route, ...], *, token: str, forwarder: Forwarder, met
         began = perf_counter()
         response = await handler(request)
         route = route_of(request)
+        # The route, not the path: labels must not grow with the paths that clients make up.
         name = f"{route.method} {route.path}" if route else "none"
         metrics.requests.labels(name, str(response.status)).inc()
         metrics.seconds.labels(name).observe(perf_counter() - began)
@@ -51,6 +52,7 @@ def make_app(routes: tuple[Route, ...], *, token: str, forwarder: Forwarder, met
         route = route_of(request)
         if token and not (route and route.open):
             sent = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            # Constant time: the duration must not reveal how many characters match.
             if not hmac.compare_digest(sent.encode(errors="surrogateescape"), token.encode()):
                 response = error_response(Denied("send the token as Authorization: Bearer …"), status=401)
                 response.headers["WWW-Authenticate"] = "Bearer"
@@ -58,13 +60,14 @@ def make_app(routes: tuple[Route, ...], *, token: str, forwarder: Forwarder, met
         return await handler(request)
 
     @web.middleware
-    async def led(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def leader_only(request: web.Request, handler: Handler) -> web.StreamResponse:
         route = route_of(request)
-        answer = None if route is None or route.local else await forwarder.forward(request)
-        return await handler(request) if answer is None else answer
+        response = None if route is None or route.local else await leader_proxy.forward(request)
+        return await handler(request) if response is None else response
 
+    # Outermost first. Authentication comes before forwarding: a follower must not relay what it would reject.
     app = web.Application(
-        middlewares=[counted, errors_as_json, own_pages_only, authenticated, led], client_max_size=MAX_BODY
+        middlewares=[counted, errors_as_json, own_pages_only, authenticated, leader_only], client_max_size=MAX_BODY
     )
     app[STOPPING] = asyncio.Event()
     app.on_shutdown.append(_end_watches)

@@ -1,8 +1,13 @@
-"""What the orchestrator declares, written into the store by the leader: listings as differences, news as it comes.
+"""Kubernetes sync: the leader writes the desired state, as the informers report it, into the store.
 
-A service and its slices belong to the tenant that their namespace names, so they wait for it; when the namespace names
-another, they move. Nothing is deleted before a whole listing says that it is gone. What is news while a commit is under
-way goes together in the next. What the store refuses keeps nothing else out of it.
+- A full list of a kind is diffed against the store; a watch event changes one object.
+- A Service and its slices belong to the tenant that their Namespace's label names. They wait for the Namespace, and
+  move when its label changes.
+- Nothing is deleted before a full list of its kind shows that it is gone.
+- Changes that arrive while a commit is running go into the next one.
+- An object that the store rejects does not keep others out.
+
+`KubePurge` deletes all of it, for a cluster that has left mode kubernetes.
 """
 
 from __future__ import annotations
@@ -13,198 +18,210 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from weft.domain import codec, kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.desired.placement import TENANT_LABEL
-from weft.domain.errors import Invalid, WeftError
+from weft.domain.errors import Conflict, Invalid, WeftError
 from weft.domain.ids import DEFAULT_TENANT, TenantName, check_name
 from weft.domain.kinds import Kind
 from weft.domain.loadbalancer.kube_objects import KubeService, KubeSlice
 from weft.domain.policy.compile.kube_objects import KubePolicy
+from weft.domain.store_keys import ObjectKey, parse_store_key
 from weft.domain.store_types import LARGEST_VALUE, Delete, Put, Write
 from weft.domain.transaction import ReadSet, Transaction, put
 from weft.domain.validation import check
+from weft.master.api.objects import API
 from weft.master.control.control import ControlPlane
-from weft.master.control.policy_status import PolicyStatus, Settle
+from weft.master.control.policy_status import PolicyStatus, WaitForSync
 from weft.ports.orchestrator import ClusterInformers
 from weft.runtime.backoff import Backoff, wait_event
+from weft.runtime.http import json_response
 from weft.runtime.logs import Log
+from weft.runtime.routes import Route
 from weft.runtime.tasks import background
 
 log = Log("kubernetes")
 
-# In one commit: etcd takes 128 operations.
-MOST_WRITES = 100
-# In one commit, unless a single document has more.
-MOST_BYTES = 500_000
+# Writes in one commit: etcd takes 128 operations.
+MAX_WRITES = 100
+# Bytes in one commit, unless a single document has more: etcd takes 1.5 MB in a request.
+MAX_BYTES = 500_000
 
-# How often everything is compared though nothing is new: a restore may have brought back what was.
-COMPARE_EVERY_S = 60.0
+# Period of a full diff without any event: a restored backup may have brought back deleted objects.
+RESYNC_S = 60.0
 
-# Kinds whose documents belong to the tenant of their namespace.
-HOMED: tuple[Kind[Any], ...] = (kinds.KUBE_SERVICE, kinds.KUBE_SLICE)
+# Kinds whose documents belong to the tenant of their Namespace.
+TENANT_SCOPED: tuple[Kind[Any], ...] = (kinds.KUBE_SERVICE, kinds.KUBE_SLICE)
 
+# A document's key without the tenant: it stays the same when the document moves to another tenant.
 _Identity = tuple[str, ...]
 Batch = Sequence[Put | Delete]
 
 
 class KubeDesired:
-    """The documents that should be there, as a `ResourceHandler` is told of them, and how they differ from those that are."""
+    """The desired documents, fed as a `ResourceHandler`, and the writes that bring the store in line with them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._wanted: dict[Kind[Any], dict[_Identity, model.Value]] = {}
-        # Kinds of which everything is to be compared.
-        self._whole: set[Kind[Any]] = set()
-        self._touched: set[tuple[Kind[Any], _Identity]] = set()
-        self.news = asyncio.Event()
+        # A kind is present from its first full list on.
+        self._desired: dict[Kind[Any], dict[_Identity, model.Value]] = {}
+        # Kinds to diff completely.
+        self._dirty_kinds: set[Kind[Any]] = set()
+        # Single documents to compare.
+        self._dirty: set[tuple[Kind[Any], _Identity]] = set()
+        self.changed = asyncio.Event()
 
     def replace(self, kind: Kind[Any], documents: Sequence[model.Value]) -> None:
-        self._wanted[kind] = {_identity(kind, each): each for each in documents}
-        self._compare(kind)
+        self._desired[kind] = {_identity(kind, document): document for document in documents}
+        self._mark_kinds_dirty(kind)
 
     def put(self, kind: Kind[Any], document: model.Value) -> None:
         identity = _identity(kind, document)
-        before = self._wanted[kind].get(identity)
+        before = self._desired[kind].get(identity)
         if before != document:
-            self._wanted[kind][identity] = document
-            self._touch(kind, identity)
+            self._desired[kind][identity] = document
+            self._mark_document_dirty(kind, identity)
             if kind is kinds.KUBE_NAMESPACE and (before is None or _tenant(before) != _tenant(document)):
-                self._compare(*HOMED)
+                self._mark_kinds_dirty(*TENANT_SCOPED)
 
     def remove(self, kind: Kind[Any], document: model.Value) -> None:
         identity = _identity(kind, document)
-        if self._wanted[kind].pop(identity, None) is not None:
-            self._touch(kind, identity)
+        if self._desired[kind].pop(identity, None) is not None:
+            self._mark_document_dirty(kind, identity)
 
-    def _compare(self, *compared: Kind[Any]) -> None:
-        self._whole.update(compared)
-        if kinds.KUBE_NAMESPACE in compared:
-            self._whole.update(HOMED)
-        self.news.set()
+    def _mark_kinds_dirty(self, *dirty: Kind[Any]) -> None:
+        self._dirty_kinds.update(dirty)
+        if kinds.KUBE_NAMESPACE in dirty:
+            self._dirty_kinds.update(TENANT_SCOPED)
+        self.changed.set()
 
-    def _touch(self, kind: Kind[Any], identity: _Identity) -> None:
-        self._touched.add((kind, identity))
-        self.news.set()
+    def _mark_document_dirty(self, kind: Kind[Any], identity: _Identity) -> None:
+        self._dirty.add((kind, identity))
+        self.changed.set()
 
     def mark_dirty(self) -> None:
-        """The store may not be as it was told: everything is to be compared."""
-        self._compare(*self._wanted)
+        """Diff everything next time: the store may not have what was written."""
+        self._mark_kinds_dirty(*self._desired)
 
-    def take(self) -> Iterator[Write]:
-        """What is to be written since the last time, as the cluster in memory has it."""
-        whole, self._whole = self._whole & self._wanted.keys(), set()
-        touched, self._touched = self._touched, set()
-        if kinds.KUBE_NAMESPACE not in self._wanted:  # whose anything is nobody knows yet: they are compared then
-            self._whole, whole = whole & set(HOMED), whole - set(HOMED)
-        for kind in whole:
-            yield from self._differences(kind)
-        for kind, identity in touched:
-            if kind not in whole and not (kind in HOMED and kinds.KUBE_NAMESPACE not in self._wanted):
-                yield from self._difference(kind, identity)
+    def take_writes(self) -> Iterator[Write]:
+        """The writes for what is dirty, against the cluster in memory. What is taken is no longer dirty."""
+        dirty_kinds, self._dirty_kinds = self._dirty_kinds & self._desired.keys(), set()
+        dirty, self._dirty = self._dirty, set()
+        # Before the first list of Namespaces no tenant is known. Services and slices stay dirty until then.
+        if kinds.KUBE_NAMESPACE not in self._desired:
+            self._dirty_kinds, dirty_kinds = dirty_kinds & set(TENANT_SCOPED), dirty_kinds - set(TENANT_SCOPED)
+        for kind in dirty_kinds:
+            yield from self._diff_kind(kind)
+        for kind, identity in dirty:
+            if kind not in dirty_kinds and not (kind in TENANT_SCOPED and kinds.KUBE_NAMESPACE not in self._desired):
+                yield from self._diff_document(kind, identity)
 
-    def _differences(self, kind: Kind[Any]) -> Iterator[Write]:
-        stored = {kind.store_key(*kind.key_parts(each)): each for each in self._cluster.all(kind)}
-        for identity in self._wanted[kind]:
-            document = self._homed(kind, identity)
+    def _diff_kind(self, kind: Kind[Any]) -> Iterator[Write]:
+        stored = {kind.store_key(*kind.key_parts(document)): document for document in self._cluster.all(kind)}
+        for identity in self._desired[kind]:
+            document = self._desired_document(kind, identity)
             if document is None:
                 continue
             key = kind.store_key(*kind.key_parts(document))
             if stored.pop(key, None) != document:
                 yield Put(key, codec.encode(document))
         for key, document in stored.items():
-            if not self._waits(kind, document):
+            if not self._awaits_namespace(kind, document):
                 yield Delete(key)
 
-    def _difference(self, kind: Kind[Any], identity: _Identity) -> Iterator[Write]:
-        """One object; services and slices are looked for in the tenant that they are in, and in the one of before."""
-        document = self._homed(kind, identity)
+    def _diff_document(self, kind: Kind[Any], identity: _Identity) -> Iterator[Write]:
+        """Writes for one document. A tenant-scoped one is looked for in every tenant, as it may have moved."""
+        document = self._desired_document(kind, identity)
         leads: set[tuple[str, ...]] = {()}
-        if kind in HOMED:
-            leads = {(each.name,) for each in self._cluster.all(kinds.TENANT)}
+        if kind in TENANT_SCOPED:
+            leads = {(tenant.name,) for tenant in self._cluster.all(kinds.TENANT)}
+            # The label may name a tenant that does not exist (yet).
             leads |= {(document.tenant,)} if document is not None else set()
         for lead in leads:
             stored = self._cluster.get(kind, *lead, *identity)
-            is_there = document is not None and (kind not in HOMED or lead == (document.tenant,))
+            is_desired = document is not None and (kind not in TENANT_SCOPED or lead == (document.tenant,))
             key = kind.store_key(*lead, *identity)
-            if is_there and (stored is None or stored.value != document):
+            if is_desired and (stored is None or stored.value != document):
                 yield Put(key, codec.encode(document))
-            elif not is_there and stored is not None and not self._waits(kind, stored.value):
+            elif not is_desired and stored is not None and not self._awaits_namespace(kind, stored.value):
                 yield Delete(key)
 
-    def _homed(self, kind: Kind[Any], identity: _Identity) -> Any:
-        """The document as it is to be kept; None when there is none, or it must wait, or cannot be kept."""
-        document = self._wanted[kind].get(identity)
+    def _desired_document(self, kind: Kind[Any], identity: _Identity) -> Any:
+        """The document with its tenant; None when it is not desired, waits for its Namespace, or is invalid."""
+        document = self._desired[kind].get(identity)
         if document is None:
             return None
         if isinstance(document, KubeService | KubeSlice):
-            namespace = self._wanted[kinds.KUBE_NAMESPACE].get((document.namespace,))
+            namespace = self._desired[kinds.KUBE_NAMESPACE].get((document.namespace,))
             if namespace is None:
                 return None
             document = msgspec.structs.replace(document, tenant=_tenant(namespace))
         try:
             return check(document)
         except Invalid as error:
-            log.error("declaration not kept", kind=kind.name, key="/".join(identity), reason=error.message)
+            log.error("object rejected", kind=kind.name, key="/".join(identity), reason=error.message)
             return None
 
-    def _waits(self, kind: Kind[Any], document: Any) -> bool:
-        """Whether a stored document is still declared, in a namespace that is not known yet."""
+    def _awaits_namespace(self, kind: Kind[Any], document: Any) -> bool:
+        """Whether a stored document is desired, but its Namespace is not known yet: it must not be deleted then."""
         return (
-            kind in HOMED
-            and _identity(kind, document) in self._wanted[kind]
-            and (document.namespace,) not in self._wanted[kinds.KUBE_NAMESPACE]
+            kind in TENANT_SCOPED
+            and _identity(kind, document) in self._desired[kind]
+            and (document.namespace,) not in self._desired[kinds.KUBE_NAMESPACE]
         )
 
 
-async def keep_declared(control: ControlPlane, declarations: ClusterInformers, *, settle: Settle) -> None:
-    """Keep the store as the orchestrator declares, for as long as we lead. What fails is tried again."""
-    declared = KubeDesired(control.cluster)
-    in_force = PolicyStatus(control.cluster, declarations, settle=settle)
+async def run_kube_sync(control: ControlPlane, informers: ClusterInformers, *, wait_for_sync: WaitForSync) -> None:
+    """Keep the store in sync with Kubernetes while we lead. Failures are retried."""
+    desired = KubeDesired(control.cluster)
+    policy_status = PolicyStatus(control.cluster, informers, wait_for_sync=wait_for_sync)
     async with (
-        declarations,
-        background(declarations.run(declared), name="declarations"),
-        background(in_force.run(), name="in force"),
+        informers,
+        background(informers.run(desired), name="informers"),
+        background(policy_status.run(), name="policy status"),
     ):
         backoff = Backoff()
         while True:
-            if not await wait_event(declared.news, within=COMPARE_EVERY_S):
-                declared.mark_dirty()
-            declared.news.clear()
+            if not await wait_event(desired.changed, within=RESYNC_S):
+                desired.mark_dirty()
+            # Cleared before the diff, so that a change during the commit is not missed.
+            desired.changed.clear()
             try:
-                for batch in batches(declared.take()):
-                    await keep(control, batch, written=in_force.written)
+                for batch in batches(desired.take_writes()):
+                    await write_batch(control, batch, written=policy_status.written)
                 backoff.reset()
             except WeftError as error:
-                log.warning("declarations postponed", reason=error.message)
-                declared.mark_dirty()
+                log.warning("Kubernetes sync failed, retrying", reason=error.message)
+                # The rest of the taken writes is lost, and a commit may have happened without our knowing.
+                desired.mark_dirty()
                 await backoff.pause()
 
 
-async def keep(control: ControlPlane, batch: Batch, *, written: Callable[[Batch], None]) -> None:
-    """Commit a batch, and tell what is in the store then. When it is refused its members are tried singly.
+async def write_batch(control: ControlPlane, batch: Batch, *, written: Callable[[Batch], None]) -> None:
+    """Commit a batch and call `written` with it. If the store rejects it, commit its writes one by one.
 
-    What is refused by itself is told in the log. A policy is kept without its rules then, so that whom it protects
-    stays protected, and who declared it hears of it.
+    A single write that is rejected is logged. A policy is then written without its rules, so that it still isolates its
+    pods, and its Event says so.
     """
     try:
-        check_sizes(batch)
-        await control.carry_out(partial(plan_writes, batch))
+        check_value_sizes(batch)
+        await control.carry_out(partial(plan_batch, batch))
     except Invalid as error:
-        members = [[each] for each in batch]
+        retries: list[list[Put | Delete]] = [[write] for write in batch]
         if len(batch) == 1:
-            log.error("declaration not kept", key=batch[0].key, reason=error.message)
-            reduced = without_rules(batch[0], control.cluster, fault=error.message)
-            members = [] if reduced is None else [[reduced]]
-        for member in members:
-            await keep(control, member, written=written)
+            log.error("object rejected", key=batch[0].key, reason=error.message)
+            reduced = fail_closed(batch[0], control.cluster, fault=error.message)
+            retries = [] if reduced is None else [[reduced]]
+        for retry in retries:
+            await write_batch(control, retry, written=written)
     else:
         written(batch)
 
 
-def check_sizes(batch: Batch) -> None:
-    """`Invalid` when a document is larger than what any store takes."""
+def check_value_sizes(batch: Batch) -> None:
+    """`Invalid` when a document is too large for a store."""
     for write in batch:
         if isinstance(write, Put) and len(write.value) > LARGEST_VALUE:
             raise Invalid(
@@ -212,33 +229,35 @@ def check_sizes(batch: Batch) -> None:
             )
 
 
-def without_rules(refused: Put | Delete, cluster: Cluster, *, fault: str) -> Put | None:
-    """What to write in place of a write that is refused; None where there is nothing, or it is so already."""
-    if not isinstance(refused, Put) or not refused.key.startswith(f"{kinds.KUBE_POLICY.prefix}/"):
+def fail_closed(rejected: Put | Delete, cluster: Cluster, *, fault: str) -> Put | None:
+    """The write of a rejected policy without its rules; None for other kinds, or when that is stored already."""
+    if not isinstance(rejected, Put) or not rejected.key.startswith(f"{kinds.KUBE_POLICY.prefix}/"):
         return None
-    policy = codec.decode(KubePolicy, refused.value)
-    reduced = policy.without_rules(fault)
+    policy = codec.decode(KubePolicy, rejected.value)
+    reduced = policy.fail_closed(fault)
     stored = cluster.get(kinds.KUBE_POLICY, *kinds.KUBE_POLICY.key_parts(reduced))
+    # Without this check a policy that has no rules to remove would be retried forever.
     had_rules = policy.spec.ingress or policy.spec.egress
     return put(kinds.KUBE_POLICY, reduced) if had_rules and (stored is None or stored.value != reduced) else None
 
 
-def plan_writes(batch: Batch, reading: ReadSet) -> Transaction:
-    """One commit. Each key is compared: nobody else writes these."""
+def plan_batch(batch: Batch, reading: ReadSet) -> Transaction:
+    """The batch as one commit. Each key is compared, so that a concurrent restore makes it stale."""
     for write in batch:
-        folder, *parts = write.key.split("/")
-        reading.get(kinds.BY_PREFIX[folder], *parts)
+        parsed = parse_store_key(write.key)
+        assert isinstance(parsed, ObjectKey)
+        reading.get(parsed.kind, *parsed.parts)
     return reading.plan(list(batch))
 
 
 def batches(writes: Iterator[Write]) -> Iterator[list[Put | Delete]]:
-    """The writes in commits that any store takes."""
+    """The writes in batches that every store accepts as one commit."""
     batch: list[Put | Delete] = []
     size = 0
     for write in writes:
         assert isinstance(write, Put | Delete)
         length = len(write.value) if isinstance(write, Put) else 0
-        if batch and (len(batch) == MOST_WRITES or size + length > MOST_BYTES):
+        if batch and (len(batch) == MAX_WRITES or size + length > MAX_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(write)
@@ -248,15 +267,59 @@ def batches(writes: Iterator[Write]) -> Iterator[list[Put | Delete]]:
 
 
 def _identity(kind: Kind[Any], document: model.Value) -> _Identity:
-    """Its key, less the tenant."""
     parts = kind.key_parts(document)
-    return parts[1:] if kind in HOMED else parts
+    return parts[1:] if kind in TENANT_SCOPED else parts
 
 
 def _tenant(namespace: Any) -> TenantName:
-    """The tenant that a namespace names; one that cannot be a name is none, and is told of by the pods that need it."""
+    """The tenant of a Namespace's label. An invalid name means the default tenant; the ADD of its pods reports it."""
     text = namespace.labels.get(TENANT_LABEL, "")
     try:
         return TenantName(check_name(text, field=TENANT_LABEL)) if text else DEFAULT_TENANT
     except Invalid:
         return DEFAULT_TENANT
+
+
+class KubePurge:
+    """REST route that deletes all Kubernetes objects from the store, on request only.
+
+    Nothing is purged automatically: a netmaster started in the wrong mode must not lift the isolation that
+    NetworkPolicies demand.
+    """
+
+    def __init__(self, control: ControlPlane, *, is_syncing: bool) -> None:
+        """`is_syncing`: this netmaster runs in mode kubernetes and would write everything again."""
+        self._control = control
+        self._is_syncing = is_syncing
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route(method="DELETE", path=f"{API}/kubernetes", handler=self.purge, answer=dict[str, int],
+                  about="Delete all Kubernetes objects from the store, after leaving mode kubernetes"),
+        )  # fmt: skip
+
+    async def purge(self, _: web.Request) -> web.Response:
+        if self._is_syncing:
+            raise Conflict("this netmaster syncs with Kubernetes and would write it again: start it in another --mode")
+        count = 0
+        for batch in batches(_deletes(self._control.cluster)):
+            await self._control.carry_out(partial(plan_batch, batch))
+            count += len(batch)
+        log.info("Kubernetes objects purged", documents=count)
+        return json_response({"purged": count})
+
+
+def warn_of_leftovers(cluster: Cluster) -> None:
+    """Log a warning when the store has Kubernetes objects and this netmaster does not sync them."""
+    if count := sum(1 for _ in _deletes(cluster)):
+        log.warning(
+            "Kubernetes objects are still enforced but no longer synced: run netctl purge-kubernetes to delete them",
+            documents=count,
+        )
+
+
+def _deletes(cluster: Cluster) -> Iterator[Delete]:
+    for kind in kinds.KUBERNETES:
+        # A copy: the table changes while batches are committed.
+        for value in list(cluster.all(kind)):
+            yield Delete(kind.store_key(*kind.key_parts(value)))

@@ -1,4 +1,4 @@
-"""Takes back what silent nodes had: minutes after the limit, not once a day (W12)."""
+"""Node garbage collector: marks unreachable nodes, and frees what nodes had that are unreachable for too long (W12)."""
 
 from __future__ import annotations
 
@@ -16,46 +16,48 @@ from weft.master.control.control import ControlPlane
 from weft.runtime.backoff import wait_event
 from weft.runtime.logs import Log
 
-log = Log("collector")
+log = Log("node-gc")
 
 Clock = Callable[[], float]
 
-# How often silence is looked for; a silent node is shown so within 2 s.
+# Pause between rounds; an unreachable node is shown as such within 2 s.
 ROUND_S = 1.0
 
 
-async def collect_for_ever(control: ControlPlane, *, limit: float, pause: float = ROUND_S) -> None:
-    """Mark silent nodes and collect dead ones, for as long as we lead. One that fails is tried again next round."""
+async def run_node_gc(control: ControlPlane, *, limit: float, pause: float = ROUND_S) -> None:
+    """Mark unreachable nodes and collect dead ones while we lead. A failed round is repeated by the next one."""
     never = asyncio.Event()
     loop = asyncio.get_running_loop()
-    # Marks are read by other masters, so they have the time of day; but a clock that is set must not age the silent.
-    start = time.time() - loop.time()
+    # Other masters read `unreachableSince`, so it is wall-clock time. But it advances with the monotonic clock: setting
+    # the system clock forward must not make nodes look dead.
+    offset = time.time() - loop.time()
     while not await wait_event(never, within=pause):
         try:
-            await collect_once(control, clock=lambda: start + loop.time(), limit=limit)
+            await collect_dead_nodes(control, clock=lambda: offset + loop.time(), limit=limit)
         except WeftError as error:
-            log.warning("collection postponed", reason=error.message)
+            log.warning("node GC deferred", reason=error.message)
 
 
-async def collect_once(control: ControlPlane, *, clock: Clock, limit: float) -> None:
+async def collect_dead_nodes(control: ControlPlane, *, clock: Clock, limit: float) -> None:
     """One round."""
     cluster = control.cluster
     for name in list(node_gc.nodes_to_mark(cluster)):
-        await control.carry_out(partial(_mark, name, clock))
-        log.info("node silent" if cluster.is_silent(name) else "node heard again", node=name)
+        await control.carry_out(partial(_plan_mark, name, clock))
+        log.info("node unreachable" if cluster.is_unreachable(name) else "node reachable again", node=name)
     for name in list(node_gc.nodes_to_collect(cluster, now=clock(), limit=limit)):
+        # Several commits: a commit has a bounded number of writes, and a node may have thousands of endpoints.
         while name in node_gc.nodes_to_collect(cluster, now=clock(), limit=limit):
-            await control.carry_out(partial(_collect, name, clock, limit))
+            await control.carry_out(partial(_plan_collect, name, clock, limit))
         if cluster.get(kinds.NODE, name) is None:
-            log.info("node collected", node=name)
+            log.info("dead node garbage-collected", node=name)
 
 
-# The clock is read at each try, since a try may have to wait for the store.
+# Both read the clock at each attempt, since an attempt may have waited for the store.
 
 
-def _mark(name: NodeName, clock: Clock, reading: ReadSet) -> Transaction:
+def _plan_mark(name: NodeName, clock: Clock, reading: ReadSet) -> Transaction:
     return node_gc.plan_mark(reading, name, now=clock())
 
 
-def _collect(name: NodeName, clock: Clock, limit: float, reading: ReadSet) -> Transaction:
+def _plan_collect(name: NodeName, clock: Clock, limit: float, reading: ReadSet) -> Transaction:
     return node_gc.plan_collect(reading, name, now=clock(), limit=limit)

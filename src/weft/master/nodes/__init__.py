@@ -1,1 +1,1 @@
-"""TODO"""
+"""Node-facing part of netmaster: store server, authentication and authorization of nodes, enrollment."""

@@ -1,7 +1,7 @@
-"""How nodes join (docs/design/joining.md): netmaster gives an agent, known by its token, a certificate for its node.
+"""Node enrollment (docs/design/node-enrollment.md): an agent with a valid token gets a client certificate for its node.
 
-The authority is netmaster's own, kept beside the embedded store. Where netmaster is, and by which authority it is
-known, is published where agents look.
+netmaster has a CA of its own, stored beside the embedded store. It publishes its endpoint and CA certificate for agents
+to discover.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from weft.runtime.join_wire import LARGEST, PATH, Joined
 from weft.runtime.logs import Log
 from weft.runtime.tasks import background
 
-log = Log("joining")
+log = Log("enrollment")
 
-# How often it is seen to that agents are told the truth.
-_LOOK_S = 30.0
+# Interval at which the published endpoint is checked: somebody may have deleted or edited it.
+_CHECK_S = 30.0
 
 
-class Joining:
-    """The one call there is: a request for a certificate, by whoever has an agent's token."""
+class NodeEnrollment:
+    """The enrollment server. Its only call takes a CSR and an agent's token, and returns a certificate."""
 
-    def __init__(self, authority: Authority, meeting: Discovery, *, life: timedelta) -> None:
+    def __init__(self, authority: Authority, discovery: Discovery, *, life: timedelta) -> None:
         self._authority = authority
-        self._meeting = meeting
+        self._discovery = discovery
         self._life = life
 
     def app(self) -> web.Application:
@@ -47,40 +47,42 @@ class Joining:
     async def _join(self, request: web.Request) -> web.Response:
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
         if kind != "Bearer" or not token:
-            raise Denied("a node joins with the token of its agent: none came")
-        told = await self._meeting.node_of(token)
+            raise Denied("no bearer token: a node joins with the token of its agent")
+        # The name comes from the token alone; what the CSR asks for is ignored, or an agent could pose as another node.
+        name = await self._discovery.review_token(token)
         try:
-            node = check_name(told, field="node", limit=MAX_LONG_NAME)
+            node = check_name(name, field="node", limit=MAX_LONG_NAME)
         except Invalid as error:
-            raise Denied(f"the token is of no node: {error.message}") from error
+            raise Denied(f"token not bound to a node: {error.message}") from error
         certificate = self._authority.sign(await request.read(), name=node, life=self._life, now=datetime.now(UTC))
-        log.info("node joined", node=node)
+        log.info("node certificate issued", node=node)
         return json_response(Joined(certificate=certificate.decode()))
 
 
 @asynccontextmanager
-async def joining(
-    meeting: Discovery, *, directory: Path, store: tuple[str, int], join: tuple[str, int], life: float
+async def serving_enrollment(
+    discovery: Discovery, *, directory: Path, store: tuple[str, int], join: tuple[str, int], life: float
 ) -> AsyncIterator[ssl.SSLContext]:
-    """Let nodes join while the block runs. What it gets is TLS for the store: it demands certificates of nodes.
+    """Enroll nodes while the block runs. Yields the TLS context for the store, which requires node certificates.
 
-    `store` and `join` are addresses at which agents reach us; `life` is that of certificates, in seconds.
+    `store` and `join` are the addresses at which agents reach us; `life` is the certificates' lifetime in seconds.
     """
     authority = Authority.open(directory / "authority.pem")
-    own = _OwnCertificate(authority, directory, addresses=(store[0], join[0]), life=timedelta(seconds=life))
-    for_store, for_joining = own.tls(demanding=True), own.tls(demanding=False)
-    notice = NetmasterEndpoint(store=_url(store), join=_url(join), ca=authority.ca.decode())
+    own = _ServingCertificate(authority, directory, addresses=(store[0], join[0]), life=timedelta(seconds=life))
+    # An agent that enrolls has no certificate yet: its token authenticates it.
+    store_tls, join_tls = own.tls(require_client_cert=True), own.tls(require_client_cert=False)
+    endpoint = NetmasterEndpoint(store=_url(store), join=_url(join), ca=authority.ca.decode())
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(meeting)
-        app = Joining(authority, meeting, life=timedelta(seconds=life)).app()
-        await stack.enter_async_context(serving(app, (join,), tls=for_joining))
-        await stack.enter_async_context(background(own.renew_for_ever(), name="own certificate"))
-        await stack.enter_async_context(background(_publish_for_ever(meeting, notice), name="notice"))
-        yield for_store
+        await stack.enter_async_context(discovery)
+        app = NodeEnrollment(authority, discovery, life=timedelta(seconds=life)).app()
+        await stack.enter_async_context(serving(app, (join,), tls=join_tls))
+        await stack.enter_async_context(background(own.run_renewal(), name="certificate renewal"))
+        await stack.enter_async_context(background(_keep_published(discovery, endpoint), name="endpoint publisher"))
+        yield store_tls
 
 
-class _OwnCertificate:
-    """By which agents know us. New connections see the one of the moment."""
+class _ServingCertificate:
+    """netmaster's server certificate, renewed at half its lifetime. New connections get the current one."""
 
     def __init__(self, authority: Authority, directory: Path, *, addresses: Sequence[str], life: timedelta) -> None:
         self._authority = authority
@@ -88,22 +90,24 @@ class _OwnCertificate:
         self._file = directory / "netmaster.pem"
         self._addresses = tuple(dict.fromkeys(addresses))
         self._life = life
-        self._shown: list[ssl.SSLContext] = []
+        self._contexts: list[ssl.SSLContext] = []
         place_file(self._ca, authority.ca, mode=0o600)
         self._issue()
 
-    def tls(self, *, demanding: bool) -> ssl.SSLContext:
-        context = server_tls(self._file, self._file, client_ca=self._ca if demanding else None)
-        self._shown.append(context)
+    def tls(self, *, require_client_cert: bool) -> ssl.SSLContext:
+        context = server_tls(self._file, self._file, client_ca=self._ca if require_client_cert else None)
+        self._contexts.append(context)
         return context
 
-    async def renew_for_ever(self) -> None:
+    async def run_renewal(self) -> None:
+        # Long before expiry: the clocks of agents may be ahead of ours.
         seconds = self._life.total_seconds() / 2
         pace = Backoff(first=seconds, cap=seconds)
         while True:
             await pace.pause()
             self._issue()
-            for context in self._shown:
+            # In place: the listeners keep their contexts, and established connections are not affected.
+            for context in self._contexts:
                 context.load_cert_chain(self._file)
 
     def _issue(self) -> None:
@@ -111,29 +115,31 @@ class _OwnCertificate:
         certificate = self._authority.sign(
             request.text, name="netmaster", life=self._life, now=datetime.now(UTC), addresses=self._addresses
         )
+        # Key and certificate in one file, which is replaced atomically: they can never mismatch.
         place_file(self._file, request.key + certificate, mode=0o600)
 
 
-async def _publish_for_ever(meeting: Discovery, notice: NetmasterEndpoint) -> None:
-    """Have the notice say where we are. `Conflict` ends us: agents belong to another store, and would lose theirs."""
-    pace = Backoff(first=_LOOK_S, cap=_LOOK_S)
-    trouble = Backoff(first=0.2, cap=5.0)
+async def _keep_published(discovery: Discovery, endpoint: NetmasterEndpoint) -> None:
+    """Keep our endpoint published. `Conflict` ends netmaster: the agents belong to another store."""
+    pace = Backoff(first=_CHECK_S, cap=_CHECK_S)
+    retry = Backoff(first=0.2, cap=5.0)
     while True:
         try:
-            known = await meeting.read()
-            if known is not None and known.ca != notice.ca:
+            published = await discovery.read()
+            # Another CA means another store. With our empty one, agents would delete all their endpoints.
+            if published is not None and published.ca != endpoint.ca:
                 raise Conflict(
-                    f"the store of this cluster is another than ours, it was last at {known.store}: start netmaster "
-                    "there, or bring its directory here; to begin anew, delete ConfigMap weft-netmaster and apply it"
+                    f"this cluster has another store, last at {published.store}: start netmaster there, or copy "
+                    "its data directory here; to start with an empty store, delete and apply ConfigMap weft-netmaster"
                 )
-            if known != notice:
-                await meeting.publish(notice)
-                log.info("agents are told where we are", store=notice.store)
+            if published != endpoint:
+                await discovery.publish(endpoint)
+                log.info("published netmaster endpoint", store=endpoint.store)
         except (Denied, NotFound, Unavailable) as error:
-            log.warning("agents cannot be told where we are", reason=error.message)
-            await trouble.pause()
+            log.warning("failed to publish netmaster endpoint", reason=error.message)
+            await retry.pause()
         else:
-            trouble.reset()
+            retry.reset()
             await pace.pause()
 
 

@@ -1,8 +1,13 @@
-"""Serves the store to the agents, over a unix socket or TLS with client certificates."""
+"""Serves the embedded store to agents, over a unix socket or mutual TLS, and authenticates their nodes.
+
+Over TLS, the client certificate names the node. On the unix socket, a header does: it is trusted there, because only
+root and our own user may connect.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -12,33 +17,34 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from weft.domain.errors import Invalid, Malformed, Unavailable, WeftError
-from weft.domain.ids import NodeName, StoreKey
+from weft.domain.errors import Denied, Invalid, Malformed, Unavailable, WeftError
+from weft.domain.ids import MAX_LONG_NAME, NodeName, StoreKey, check_name
 from weft.domain.store_types import DeleteAll, LeaseId, PrefixUnchangedSince, Revision
-from weft.master.nodes.node_authn import node_of
-from weft.master.nodes.node_authorizer import NodeStore
+from weft.master.nodes.node_authorizer import NodeAuthorizer
 from weft.ports.store import Entry, Listing, Store
 from weft.runtime.backoff import Backoff
 from weft.runtime.http import Handler, status_of
+from weft.runtime.join_wire import named_by
 from weft.runtime.logs import Log
 from weft.runtime.store import wire
 from weft.runtime.tasks import background
-from weft.runtime.unix import listen_privately
+from weft.runtime.unix import check_caller, listen_privately
 
 log = Log("store-server")
 
 T = TypeVar("T")
 
+# Limits of what a node may send. A body holds a commit of 100 writes with room to spare.
 MAX_BODY = 4 << 20
 MAX_KEY = 1024
 MAX_REVISION = 2**62
 MAX_TTL = 86_400.0
-# Seconds after which a watcher that does not read is left.
-_STALLED = 30.0
+# Seconds after which a watch is closed whose client does not read; it would buffer changes without end.
+_STALLED_S = 30.0
 
 
 class StoreServer:
-    """The store as an application of its own; see `runtime.store_wire` for the calls."""
+    """The HTTP application; `runtime.store.wire` defines its calls."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -47,18 +53,20 @@ class StoreServer:
     def app(self) -> web.Application:
         app = web.Application(middlewares=[_errors_as_faults], client_max_size=MAX_BODY)
         calls: dict[str, Handler] = {
-            "read": _answering(wire.KeyRequest, self._read),
-            "list": _answering(wire.KeyRequest, self._list),
-            "commit": _answering(wire.CommitRequest, self._commit),
-            "grant": _answering(wire.GrantRequest, self._grant),
-            "keep-alive": _answering(wire.LeaseRequest, self._keep_alive),
-            "revoke": _answering(wire.LeaseRequest, self._revoke),
+            "read": _handler(wire.KeyRequest, self._read),
+            "list": _handler(wire.KeyRequest, self._list),
+            "commit": _handler(wire.CommitRequest, self._commit),
+            "grant": _handler(wire.GrantRequest, self._grant),
+            "keep-alive": _handler(wire.LeaseRequest, self._keep_alive),
+            "revoke": _handler(wire.LeaseRequest, self._revoke),
             "watch": self._watch,
         }
         for name, handler in calls.items():
             app.router.add_post(f"{wire.PREFIX}/{name}", handler)
         app.on_shutdown.append(self._end_watches)
         return app
+
+    # Reads need no authorization: every agent mirrors the whole store.
 
     async def _read(self, _: NodeName, request: wire.KeyRequest) -> Entry | None:
         return await self._store.read(_checked(request.key))
@@ -67,45 +75,48 @@ class StoreServer:
         return await self._store.list(_checked(request.key))
 
     async def _commit(self, node: NodeName, request: wire.CommitRequest) -> Revision:
-        for part in (*request.compares, *request.writes):
-            _checked(part.prefix if isinstance(part, PrefixUnchangedSince | DeleteAll) else part.key)
+        # The store trusts its callers, so everything that comes from a node is checked here.
+        for operation in (*request.compares, *request.writes):
+            _checked(operation.prefix if isinstance(operation, PrefixUnchangedSince | DeleteAll) else operation.key)
         for compare in request.compares:
             _check_revision(compare.since if isinstance(compare, PrefixUnchangedSince) else compare.revision)
-        return await NodeStore(self._store, node).commit(request.compares, request.writes)
+        return await NodeAuthorizer(self._store, node).commit(request.compares, request.writes)
 
     async def _grant(self, node: NodeName, request: wire.GrantRequest) -> LeaseId:
         if not 0 < request.ttl <= MAX_TTL:
-            raise Invalid(f"a lease lives up to {MAX_TTL:.0f} s, not {request.ttl}", field="ttl")
-        return await NodeStore(self._store, node).grant(request.ttl)
+            raise Invalid(f"the TTL of a lease is at most {MAX_TTL:.0f} s, not {request.ttl}", field="ttl")
+        return await NodeAuthorizer(self._store, node).grant(request.ttl)
 
     async def _keep_alive(self, node: NodeName, request: wire.LeaseRequest) -> None:
-        await NodeStore(self._store, node).keep_alive(request.lease)
+        await NodeAuthorizer(self._store, node).keep_alive(request.lease)
 
     async def _revoke(self, node: NodeName, request: wire.LeaseRequest) -> None:
-        await NodeStore(self._store, node).revoke(request.lease)
+        await NodeAuthorizer(self._store, node).revoke(request.lease)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        node_of(request)
-        asked = await _decoded(request, wire.WatchRequest)
-        prefix = _checked(asked.prefix)
-        _check_revision(asked.since)
+        authenticate_node(request)
+        watch = await _decoded(request, wire.WatchRequest)
+        prefix = _checked(watch.prefix)
+        _check_revision(watch.since)
         stream = web.StreamResponse(headers={"Content-Type": wire.MEDIA_TYPE})
         await stream.prepare(request)
         task = asyncio.current_task()
         assert task is not None
+        # Remembered for shutdown: aiohttp would wait for an open watch until its timeout.
         self._watchers.add(task)
         try:
             async with (
-                aclosing(self._store.watch(prefix, asked.since)) as changes,
-                background(_show_life(stream), name="signs of life"),
+                aclosing(self._store.watch(prefix, watch.since)) as changes,
+                background(_send_heartbeats(stream), name="heartbeat"),
             ):
-                await _write(stream, wire.SIGN_OF_LIFE)  # the watch stands
+                await _write(stream, wire.HEARTBEAT_FRAME)  # the client knows now that the watch is established
                 async for change in changes:
                     await _write(stream, wire.framed(wire.Frame(change=change)))
         except WeftError as error:
+            # The status is sent already, so the error is a frame of the stream.
             await _write(stream, wire.framed(wire.Frame(fault=wire.fault_of(error))))
         except (ConnectionError, TimeoutError):
-            pass  # the watcher has gone; it comes back by itself
+            pass  # the client disconnected; it reconnects by itself
         finally:
             self._watchers.discard(task)
         return stream
@@ -124,12 +135,12 @@ async def serving_store(
     tls: ssl.SSLContext | None = None,
     grace: float = 2.0,
 ) -> AsyncIterator[None]:
-    """Serve the store while the block runs: on a socket that only our user may open, and to nodes with certificates.
+    """Serve the store while the block runs: on a unix socket that only our user may open, and on TCP with mutual TLS.
 
-    `tls` must demand client certificates; without it nothing but the socket is served.
+    `tls` must require client certificates; without it only the unix socket is served.
     """
     if addresses and (tls is None or tls.verify_mode is not ssl.CERT_REQUIRED):
-        raise Invalid("the store is served on TCP only with TLS that demands client certificates")
+        raise Invalid("the store is served on TCP only with TLS that requires client certificates")
     runner = web.AppRunner(StoreServer(store).app(), access_log=None, handle_signals=False, shutdown_timeout=grace)
     await runner.setup()
     async with AsyncExitStack() as undo:
@@ -137,6 +148,7 @@ async def serving_store(
         try:
             if unix is not None:
                 listener = listen_privately(unix)
+                # A socket file without a server would look like a refused connection instead of a missing store.
                 undo.callback(unix.unlink, missing_ok=True)
                 await web.SockSite(runner, listener).start()
             for host, port in addresses:
@@ -146,15 +158,49 @@ async def serving_store(
         yield
 
 
-def _answering(
+def _handler(
     kind: type[T], call: Callable[[NodeName, T], Awaitable[object]]
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
-        node = node_of(request)
-        answer = await call(node, await _decoded(request, kind))
-        return web.Response(body=wire.encode(answer), content_type=wire.MEDIA_TYPE)
+        node = authenticate_node(request)
+        reply = await call(node, await _decoded(request, kind))
+        return web.Response(body=wire.encode(reply), content_type=wire.MEDIA_TYPE)
 
     return handle
+
+
+def authenticate_node(request: web.Request) -> NodeName:
+    """The name of the node that sent a request, or `Denied`."""
+    transport = request.transport
+    if transport is None:
+        raise Denied("the connection is closed")
+    if transport.get_extra_info("sslcontext") is not None:
+        # Verified by the TLS handshake: the server's context requires a certificate of our CA.
+        name = _certificate_name(transport.get_extra_info("peercert"))
+    else:
+        check_peer(transport.get_extra_info("socket"))
+        name = request.headers.get(wire.NODE_HEADER, "")
+    try:
+        return NodeName(check_name(name, field="node", limit=MAX_LONG_NAME))
+    except Invalid as error:
+        raise Denied(f"the client names no node: {error.message}") from error
+
+
+def _certificate_name(certificate: object) -> str:
+    """The name in a certificate as `ssl.SSLSocket.getpeercert` returns it; empty without a node SAN or CN."""
+    if not isinstance(certificate, dict):
+        return ""
+    return named_by(
+        (value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"),
+        (value for rdn in certificate.get("subject", ()) for kind, value in rdn if kind == "commonName"),
+    )
+
+
+def check_peer(peer: socket.socket | None) -> None:
+    """`Denied` unless the peer of a unix socket is root or our own user (`SO_PEERCRED`)."""
+    if peer is None or peer.family != socket.AF_UNIX:
+        raise Denied("nodes must connect over TLS with a certificate, or over the unix socket")
+    check_caller(peer)
 
 
 @web.middleware
@@ -167,7 +213,7 @@ async def _errors_as_faults(request: web.Request, handler: Handler) -> web.Strea
         return _fault(Invalid(error.reason), error.status)
     except (asyncio.CancelledError, ConnectionError):
         raise
-    except Exception:  # the outermost loop of a request: told in the log, not to the caller
+    except Exception:  # the outermost frame of a request: details go to the log, not to the client
         log.failure("request failed", path=request.path)
         return _fault(WeftError("internal error: see the log of netmaster"), 500)
 
@@ -180,7 +226,7 @@ async def _decoded(request: web.Request, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(await request.read(), type=kind)
     except msgspec.MsgspecError as error:
-        raise Malformed(f"the request is not readable: {error}") from error
+        raise Malformed(f"malformed request: {error}") from error
 
 
 def _checked(key: StoreKey) -> StoreKey:
@@ -194,13 +240,14 @@ def _check_revision(revision: Revision) -> None:
         raise Invalid(f"{revision} is not a revision", field="revision")
 
 
-async def _show_life(stream: web.StreamResponse) -> None:
+async def _send_heartbeats(stream: web.StreamResponse) -> None:
+    # An idle watch and a dead server look the same to the client without these.
     pace = Backoff(first=wire.HEARTBEAT, cap=wire.HEARTBEAT)
     while True:
         await pace.pause()
-        await _write(stream, wire.SIGN_OF_LIFE)
+        await _write(stream, wire.HEARTBEAT_FRAME)
 
 
 async def _write(stream: web.StreamResponse, data: bytes) -> None:
-    async with asyncio.timeout(_STALLED):
+    async with asyncio.timeout(_STALLED_S):
         await stream.write(data)

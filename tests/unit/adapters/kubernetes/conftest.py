@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.support.kube_script import Scripted, scripted_server
 
-from weft.adapters.kubernetes.credentials import Access
+from weft.adapters.kubernetes.credentials import ClientConfig
 
 
 @pytest.fixture
@@ -17,5 +17,5 @@ async def server() -> AsyncIterator[Scripted]:
 
 
 @pytest.fixture
-def access(server: Scripted) -> Access:
-    return Access(servers=(server.url,), token="secret")
+def client_config(server: Scripted) -> ClientConfig:
+    return ClientConfig(servers=(server.url,), token="secret")

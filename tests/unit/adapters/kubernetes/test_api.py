@@ -1,4 +1,4 @@
-"""Requests to the API: rights that rotate, several servers, and what refusals mean."""
+"""The API client: credentials that rotate, failover between servers, and errors by status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp import web
 from tests.support.kube_script import Scripted
 
 from weft.adapters.kubernetes.api import Api
-from weft.adapters.kubernetes.credentials import Access
+from weft.adapters.kubernetes.credentials import ClientConfig
 from weft.cni.files import place_file
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.lab.servers.certificates import Authority
@@ -19,20 +19,20 @@ from weft.runtime import http_failover
 from weft.runtime.http import server_tls, serving
 
 
-async def test_a_token_that_was_replaced_is_read_anew(server: Scripted, access: Access, tmp_path: Path) -> None:
-    """Tokens of service accounts live for an hour: an agent with an expired one would be stuck."""
+async def test_a_replaced_token_is_reloaded(server: Scripted, client_config: ClientConfig, tmp_path: Path) -> None:
+    """Service account tokens live for an hour: an agent with an expired one would fail forever."""
     file = tmp_path / "token"
     file.write_text("first\n")
     server.objects["/x"] = {}
-    async with Api(replace(access, token=file)) as api:
+    async with Api(replace(client_config, token=file)) as api:
         await api.get("/x")
         file.write_text("second\n")
         await api.get("/x")
     assert server.tokens == ["Bearer first", "Bearer second"]
 
 
-async def test_a_token_that_rotates_between_reading_and_asking_is_tried_once_more(
-    server: Scripted, access: Access, tmp_path: Path
+async def test_a_token_that_rotates_during_a_request_is_retried_once(
+    server: Scripted, client_config: ClientConfig, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
     file.write_text("old")
@@ -43,15 +43,15 @@ async def test_a_token_that_rotates_between_reading_and_asking_is_tried_once_mor
 
     server.accepts = accepts
     server.objects["/x"] = {}
-    async with Api(replace(access, token=file)) as api:
+    async with Api(replace(client_config, token=file)) as api:
         await api.get("/x")
     assert server.tokens == ["Bearer old", "Bearer new"]
 
 
-async def test_another_server_answers_when_one_is_away(server: Scripted, access: Access) -> None:
+async def test_a_dead_server_causes_failover(server: Scripted, client_config: ClientConfig) -> None:
     server.objects["/x"] = {}
     dead = f"http://127.0.0.1:{free_port()}"
-    async with Api(replace(access, servers=(dead, server.url))) as api:
+    async with Api(replace(client_config, servers=(dead, server.url))) as api:
         assert await api.get("/x") == b"{}"
 
 
@@ -59,36 +59,36 @@ async def test_another_server_answers_when_one_is_away(server: Scripted, access:
     ("code", "kind"),
     [(400, Invalid), (401, Denied), (403, Denied), (404, NotFound), (409, Conflict), (410, Compacted), (422, Invalid)],
 )
-async def test_refusals_become_errors_of_ours(
-    server: Scripted, access: Access, code: int, kind: type[WeftError]
+async def test_statuses_map_to_errors(
+    server: Scripted, client_config: ClientConfig, code: int, kind: type[WeftError]
 ) -> None:
     server.lists["/x"] = [code]
-    async with Api(access) as api:
+    async with Api(client_config) as api:
         with pytest.raises(kind, match=str(code)):
             await api.get("/x")
 
 
-async def test_a_server_in_trouble_is_tried_again_until_the_deadline(
-    server: Scripted, access: Access, monkeypatch: pytest.MonkeyPatch
+async def test_a_failing_server_is_retried_until_the_deadline(
+    server: Scripted, client_config: ClientConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_failover, "PATIENCE", 0.3)
+    monkeypatch.setattr(http_failover, "RETRY_TIMEOUT_S", 0.3)
     server.lists["/x"] = [500]
-    async with Api(access) as api:
+    async with Api(client_config) as api:
         with pytest.raises(Unavailable):
             await api.get("/x")
-    assert len(server.asked) > 1
+    assert len(server.requests) > 1
 
 
-async def test_a_ca_that_was_replaced_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The API server shows a certificate of a new authority, and then the file has that."""
-    monkeypatch.setattr(http_failover, "PATIENCE", 0.2)
+async def test_a_replaced_ca_is_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server gets a certificate of a new CA, and then the CA file is replaced."""
+    monkeypatch.setattr(http_failover, "RETRY_TIMEOUT_S", 0.2)
     old, new = (Authority(tmp_path / name).issue("server", subject="/CN=kube") for name in ("old", "new"))
     ca = tmp_path / "ca.crt"
     place_file(ca, old.ca.read_bytes(), mode=0o600)
     address = ("127.0.0.1", free_port())
     app = web.Application()
     app.router.add_get("/", answer)
-    async with Api(Access(servers=(f"https://127.0.0.1:{address[1]}",), ca=ca)) as api:
+    async with Api(ClientConfig(servers=(f"https://127.0.0.1:{address[1]}",), ca=ca)) as api:
         async with serving(app, (address,), tls=server_tls(old.cert, old.key)):
             assert await api.get("/") == b"{}"
         async with serving(app, (address,), tls=server_tls(new.cert, new.key)):
@@ -102,7 +102,7 @@ async def answer(_: web.Request) -> web.Response:
     return web.json_response({})
 
 
-async def test_a_token_that_is_not_there_says_so(access: Access, tmp_path: Path) -> None:
-    async with Api(replace(access, token=tmp_path / "none")) as api:
+async def test_a_missing_token_is_reported(client_config: ClientConfig, tmp_path: Path) -> None:
+    async with Api(replace(client_config, token=tmp_path / "none")) as api:
         with pytest.raises(Unavailable, match="token"):
             await api.get("/x")

@@ -1,4 +1,4 @@
-"""Objects of the API become the documents that are kept of them (W46, W47)."""
+"""Decoding of Kubernetes objects into stored documents, and the cluster-wide informers (W46, W47)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from tests.support.kube_script import HANG, Scripted, event, listing
 
-from weft.adapters.kubernetes.cluster_informers import ClusterDeclarations, read_namespace, read_service
-from weft.adapters.kubernetes.credentials import Access
-from weft.adapters.kubernetes.policies import read_policy
-from weft.adapters.kubernetes.slices import read_endpoints, read_slice, read_slice_v1beta1
+from weft.adapters.kubernetes.cluster_informers import KubeInformers, decode_namespace, decode_service
+from weft.adapters.kubernetes.credentials import ClientConfig
+from weft.adapters.kubernetes.policies import decode_policy
+from weft.adapters.kubernetes.slices import decode_endpoints, decode_slice, decode_slice_v1beta1
 from weft.domain import kinds
 from weft.domain.errors import Invalid
 from weft.domain.kinds import Kind
@@ -29,21 +29,21 @@ def data(**members: Any) -> bytes:
 
 
 def test_a_namespace() -> None:
-    assert read_namespace(data(metadata={"labels": {"a": "b"}})) == KubeNamespace(name="x", labels={"a": "b"})
+    assert decode_namespace(data(metadata={"labels": {"a": "b"}})) == KubeNamespace(name="x", labels={"a": "b"})
 
 
 class TestPolicies:
-    def test_absent_and_empty_stay_apart(self) -> None:
-        policy = read_policy(data(spec={"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{}]}))
+    def test_absent_and_empty_rules_are_distinct(self) -> None:
+        policy = decode_policy(data(spec={"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{}]}))
         assert (policy.namespace, policy.name, policy.fault, policy.dry_run) == ("ns", "x", "", False)
         assert policy.spec.egress is None
         assert policy.spec.ingress is not None
         assert len(policy.spec.ingress) == 1
         assert policy.spec.ingress[0].from_ is None
-        assert read_policy(data(spec={"podSelector": {}, "ingress": []})).spec.ingress == ()
+        assert decode_policy(data(spec={"podSelector": {}, "ingress": []})).spec.ingress == ()
 
     def test_dry_runs(self) -> None:
-        dry = read_policy(data(metadata={"annotations": {"weft/dry-run": "true"}}, spec={"podSelector": {}}))
+        dry = decode_policy(data(metadata={"annotations": {"weft/dry-run": "true"}}, spec={"podSelector": {}}))
         assert dry.dry_run
         assert dry.policy.dry_run
 
@@ -56,24 +56,24 @@ class TestPolicies:
             {"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["192.168.0.0/16"]}}]},
         ],
     )
-    def test_a_rule_that_cannot_be_read_allows_nothing(self, rule: Any) -> None:
-        """Left out, it would widen what the policy allows; refused, the policy would not isolate any more."""
+    def test_an_undecodable_rule_allows_nothing(self, rule: Any) -> None:
+        """Ignoring the unknown member would widen the rule; rejecting the policy would end the isolation."""
         good = {"ports": [{"port": 443}]}
-        policy = read_policy(data(spec={"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [rule, good]}))
+        policy = decode_policy(data(spec={"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [rule, good]}))
         assert policy.spec.ingress is not None
         assert [rule.ports for rule in policy.spec.ingress if rule.ports] == [policy.spec.ingress[0].ports]
         assert len(policy.spec.ingress) == 1
         assert policy.spec.isolates_ingress
         assert policy.fault.startswith("ingress[0]: ")
 
-    def test_a_selector_that_cannot_be_read_protects_nobody(self) -> None:
+    def test_an_undecodable_selector_is_rejected(self) -> None:
         for selector in ({"matchExpressions": [{"key": "a", "operator": "Near"}]}, 5):
             with pytest.raises((Invalid, msgspec.ValidationError)):
-                read_policy(data(spec={"podSelector": selector}))
+                decode_policy(data(spec={"podSelector": selector}))
 
 
 class TestServices:
-    def test_members_and_who_may_ask(self) -> None:
+    def test_members_and_sharing(self) -> None:
         ports = [{"name": "http", "port": 80, "targetPort": "web", "nodePort": 30080}]
         spec = {
             "clusterIP": "10.96.0.9",
@@ -81,7 +81,7 @@ class TestServices:
             "ports": ports,
             "selector": {"a": "b"},
         }
-        found = read_service(data(spec=spec))
+        found = decode_service(data(spec=spec))
         assert (found.namespace, found.name, found.tenant, found.shared) == ("ns", "x", "default", False)
         assert found.service.spec.cluster_ips == ("10.96.0.9", "fd00::9")
         assert found.service.spec.ports[0].node_port == 30080
@@ -90,27 +90,27 @@ class TestServices:
             {"labels": {"k8s-app": "kube-dns"}},
             {"annotations": {"weft/shared": "true"}},
         ):
-            assert read_service(data(metadata=metadata, spec=spec)).shared
+            assert decode_service(data(metadata=metadata, spec=spec)).shared
 
-    def test_where_names_are_asked_for(self) -> None:
-        metadata = {"labels": {"k8s-app": "kube-dns"}, "annotations": {"weft/names": "true"}}
-        found = read_service(data(metadata=metadata, spec={}))
-        assert (found.names, found.shared) == (True, False)
+    def test_the_dns_service(self) -> None:
+        metadata = {"labels": {"k8s-app": "kube-dns"}, "annotations": {"weft/dns": "true"}}
+        found = decode_service(data(metadata=metadata, spec={}))
+        assert (found.cluster_dns, found.shared) == (True, False)
 
-    def test_a_server_of_old_has_one_address(self) -> None:
-        assert read_service(data(spec={"clusterIP": "10.96.0.9"})).service.spec.cluster_ips == ("10.96.0.9",)
-        assert read_service(data(spec={"clusterIP": "None"})).service.spec.cluster_ips == ("None",)
+    def test_an_old_server_has_a_single_cluster_ip(self) -> None:
+        assert decode_service(data(spec={"clusterIP": "10.96.0.9"})).service.spec.cluster_ips == ("10.96.0.9",)
+        assert decode_service(data(spec={"clusterIP": "None"})).service.spec.cluster_ips == ("None",)
 
-    def test_what_a_label_leaves_to_somebody_else_is_so_marked(self) -> None:
-        """As kube-proxy reads them: the labels count, whatever their values."""
-        assert not read_service(data(spec={})).foreign
+    def test_a_service_with_another_proxy_is_marked_foreign(self) -> None:
+        """As in kube-proxy: the labels count, whatever their values."""
+        assert not decode_service(data(spec={})).foreign
         for label in ("service-proxy-name", "headless"):
             metadata = {"labels": {f"service.kubernetes.io/{label}": ""}}
-            assert read_service(data(metadata=metadata, spec={})).foreign
+            assert decode_service(data(metadata=metadata, spec={})).foreign
 
-    def test_two_services_of_one_name_are_two(self) -> None:
+    def test_services_of_the_same_name_in_two_namespaces_are_distinct(self) -> None:
         """W46: services were keyed without their namespace."""
-        first, second = (read_service(data(metadata={"namespace": name}, spec={})) for name in ("a", "b"))
+        first, second = (decode_service(data(metadata={"namespace": name}, spec={})) for name in ("a", "b"))
         assert kinds.KUBE_SERVICE.key_parts(first) != kinds.KUBE_SERVICE.key_parts(second)
 
 
@@ -118,10 +118,10 @@ OF_X = {"labels": {"kubernetes.io/service-name": "x"}, "name": "x-1"}
 
 
 class TestSlices:
-    def test_one_that_is_not_for_balancing_is_so_marked(self) -> None:
+    def test_a_slice_with_another_proxy_is_marked_foreign(self) -> None:
         for label, foreign in (("other", False), ("service.kubernetes.io/headless", True)):
             metadata = {**OF_X, "labels": {"kubernetes.io/service-name": "x", label: ""}}
-            found = read_slice(data(metadata=metadata, addressType="IPv4", endpoints=[]))
+            found = decode_slice(data(metadata=metadata, addressType="IPv4", endpoints=[]))
             assert found is not None
             assert found.foreign == foreign
 
@@ -133,7 +133,7 @@ class TestSlices:
             "targetRef": {"uid": "u"},
         }
         ports = [{"name": "http", "port": 8080, "protocol": "TCP"}]
-        found = read_slice(data(metadata=OF_X, addressType="IPv4", endpoints=[endpoint], ports=ports))
+        found = decode_slice(data(metadata=OF_X, addressType="IPv4", endpoints=[endpoint], ports=ports))
         assert found is not None
         assert (found.service_name, found.name) == ("x", "x-1")
         assert found.slice.endpoints == (
@@ -142,33 +142,33 @@ class TestSlices:
         assert found.slice.ports == (SlicePort(name="http", port=8080),)
 
     def test_v1beta1_has_the_node_in_its_topology(self) -> None:
-        """1.20 has no other form."""
+        """1.20 has no other version."""
         endpoint = {"addresses": ["10.1.0.5"], "topology": {"kubernetes.io/hostname": "n1"}}
-        found = read_slice_v1beta1(data(metadata=OF_X, addressType="IPv4", endpoints=[endpoint], ports=None))
+        found = decode_slice_v1beta1(data(metadata=OF_X, addressType="IPv4", endpoints=[endpoint], ports=None))
         assert found is not None
         assert found.slice.endpoints is not None
         assert found.slice.endpoints[0].node_name == "n1"
-        assert read_slice_v1beta1(data(metadata=OF_X, addressType="FQDN")) is None
+        assert decode_slice_v1beta1(data(metadata=OF_X, addressType="FQDN")) is None
 
-    def test_endpoints_of_old_servers(self) -> None:
+    def test_endpoints_of_a_server_without_slices(self) -> None:
         subset = {
             "addresses": [{"ip": "10.1.0.5", "nodeName": "n1", "hostname": "a"}],
             "notReadyAddresses": [{"ip": "10.1.0.6"}],
             "ports": [{"name": "http", "port": 80}],
         }
-        found = read_endpoints(data(subsets=[subset]))
+        found = decode_endpoints(data(subsets=[subset]))
         assert found is not None
         assert found.service_name == found.name == "x"
         ready = [(each.addresses[0], each.conditions.ready, each.hostname) for each in found.slice.endpoints or ()]
         assert ready == [("10.1.0.5", True, "a"), ("10.1.0.6", False, "")]
-        assert read_endpoints(data()) is not None
+        assert decode_endpoints(data()) is not None
 
-    def test_a_slice_of_nobody_is_left_out(self) -> None:
-        assert read_slice(data(addressType="IPv4", endpoints=[])) is None
+    def test_a_slice_without_a_service_is_skipped(self) -> None:
+        assert decode_slice(data(addressType="IPv4", endpoints=[])) is None
 
 
-class Kept:
-    """A keeper that takes notes."""
+class RecordingHandler:
+    """A `ResourceHandler` that records its calls."""
 
     def __init__(self) -> None:
         self.names: dict[str, set[tuple[str, ...]]] = {}
@@ -183,7 +183,7 @@ class Kept:
         self.names[kind.name].discard(kind.key_parts(document))
 
 
-async def test_all_kinds_are_followed_at_once(server: Scripted, access: Access) -> None:
+async def test_all_kinds_are_watched_at_once(server: Scripted, client_config: ClientConfig) -> None:
     policies, slices = "/apis/networking.k8s.io/v1/networkpolicies", "/apis/discovery.k8s.io/v1beta1/endpointslices"
     as_json: Callable[[bytes], Any] = msgspec.json.decode
     of_x = as_json(data(metadata=OF_X, addressType="IPv4", endpoints=[]))
@@ -195,11 +195,11 @@ async def test_all_kinds_are_followed_at_once(server: Scripted, access: Access) 
     }
     server.watches[policies] = [[event("ADDED", as_json(data(spec={"podSelector": {}}))), HANG]]
     server.watches[slices] = [[event("DELETED", of_x), HANG]]
-    kept = Kept()
-    async with ClusterDeclarations(access) as declarations, background(declarations.run(kept), name="declarations"):
+    recorded = RecordingHandler()
+    async with KubeInformers(client_config) as informers, background(informers.run(recorded), name="informers"):
         await until(
             lambda: (
-                kept.names
+                recorded.names
                 == {
                     "kubeNamespace": {("x",)},
                     "kubePolicy": {("ns", "x")},
@@ -208,4 +208,4 @@ async def test_all_kinds_are_followed_at_once(server: Scripted, access: Access) 
                 }
             )
         )
-        assert declarations.faults == []
+        assert informers.faults == []

@@ -1,4 +1,4 @@
-"""Whatever a server says: an object is read, or refused by an error that a watch knows to pass over."""
+"""Decoders return a storable object or raise an error that the reflector handles, whatever the server sends."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.adapters.kubernetes.api import refusal
-from weft.adapters.kubernetes.cluster_informers import read_namespace, read_service
+from weft.adapters.kubernetes.api import error_from_status
+from weft.adapters.kubernetes.cluster_informers import decode_namespace, decode_service
 from weft.adapters.kubernetes.objects import Pod
-from weft.adapters.kubernetes.pods import facts_of
-from weft.adapters.kubernetes.policies import read_policy
-from weft.adapters.kubernetes.slices import read_endpoints, read_slice, read_slice_v1beta1
+from weft.adapters.kubernetes.pods import pod_info
+from weft.adapters.kubernetes.policies import decode_policy
+from weft.adapters.kubernetes.slices import decode_endpoints, decode_slice, decode_slice_v1beta1
 from weft.domain import codec
 from weft.domain.errors import WeftError
 from weft.domain.model import Value
@@ -37,20 +37,22 @@ NAMED = st.fixed_dictionaries({"metadata": st.just({"name": "x", "namespace": "n
 DOCUMENTS = st.one_of(st.binary(max_size=40), st.one_of(TREES, NAMED).map(msgspec.json.encode))
 
 
-def read_pod(data: bytes) -> Value | None:
-    facts_of(msgspec.json.decode(data, type=Pod))
+def decode_pod(data: bytes) -> Value | None:
+    pod_info(msgspec.json.decode(data, type=Pod))
     return None
 
 
 @pytest.mark.parametrize(
-    "read",
-    [read_namespace, read_service, read_policy, read_slice, read_slice_v1beta1, read_endpoints, read_pod],
-    ids=lambda read: read.__name__,
+    "decode",
+    [decode_namespace, decode_service, decode_policy, decode_slice, decode_slice_v1beta1, decode_endpoints, decode_pod],
+    ids=lambda decode: decode.__name__,
 )
 @given(data=DOCUMENTS)
-def test_a_reader_gives_what_can_be_kept_or_refuses(read: Callable[[bytes], Value | None], data: bytes) -> None:
+def test_a_decoder_returns_a_storable_object_or_rejects_it(
+    decode: Callable[[bytes], Value | None], data: bytes
+) -> None:
     try:
-        document = read(data)
+        document = decode(data)
         if document is not None:
             check(document)
     except (msgspec.MsgspecError, WeftError, ValueError):
@@ -60,5 +62,5 @@ def test_a_reader_gives_what_can_be_kept_or_refuses(read: Callable[[bytes], Valu
 
 
 @given(status=st.integers(100, 599), body=DOCUMENTS)
-def test_a_refusal_is_always_one_of_our_errors(status: int, body: bytes) -> None:
-    assert isinstance(refusal(status, body), WeftError)
+def test_any_status_maps_to_a_weft_error(status: int, body: bytes) -> None:
+    assert isinstance(error_from_status(status, body), WeftError)

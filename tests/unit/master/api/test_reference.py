@@ -1,4 +1,4 @@
-"""The generated pages say what the code does."""
+"""The generated reference pages are up to date and complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for receipts: until the last node has answered, or with the names of those who have not."""
+"""Waiting for realization: until the last node has acknowledged, or with the pending nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.domain.errors import Behind, Malformed, Unavailable
 from weft.domain.ids import NodeName, StoreKey
 from weft.domain.store_types import Compare, Delete, Put, Revision, Write
 from weft.lab.waiting import soon, until
-from weft.master.api.sync_wait import Receipts, WaitOptions, read_patience
+from weft.master.api.sync_wait import SyncWait, WaitOptions, read_wait_options
 from weft.master.metrics import Metrics
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import background
@@ -25,7 +25,7 @@ SHORT = WaitOptions(0.1)
 
 
 class AwayStore(MemoryStore):
-    """Refuses wishes while it is `away`."""
+    """Rejects commits while it is `away`."""
 
     away = False
 
@@ -36,29 +36,29 @@ class AwayStore(MemoryStore):
 
 
 class Bench:
-    """A master that waits, and nodes that answer when they are told to."""
+    """A master that waits, and nodes that acknowledge when the test says so."""
 
     def __init__(self, store: AwayStore) -> None:
         self.store = store
         self.cluster = Cluster()
         self.mirror = Mirror(store, self.cluster)
-        self.receipts = Receipts(store, self.cluster, self.mirror)
+        self.sync_wait = SyncWait(store, self.cluster, self.mirror)
 
     async def join(self, *names: NodeName) -> None:
         for name in names:
             node = Put(kinds.NODE.store_key(name), codec.encode(model.Node(name=name)))
             await self.store.commit([], [node, Put(kinds.alive_node(name), b"{}")])
 
-    async def answer(self, name: NodeName, *faults: str, revision: Revision | None = None) -> None:
-        told = model.Receipt(revision=self.cluster.receipt_wish if revision is None else revision, faults=faults)
-        await self.store.commit([], [Put(kinds.receipt_of(name), codec.encode(told))])
+    async def acknowledge(self, name: NodeName, *faults: str, revision: Revision | None = None) -> None:
+        status = model.SyncStatus(revision=self.cluster.sync_request if revision is None else revision, faults=faults)
+        await self.store.commit([], [Put(kinds.applied_key(name), codec.encode(status))])
 
     async def delete(self, *keys: str) -> None:
         await self.store.commit([], [Delete(StoreKey(key)) for key in keys])
 
-    async def wished(self) -> None:
-        """Return when the wish is known."""
-        await until(lambda: self.cluster.receipt_wish > 0)
+    async def requested(self) -> None:
+        """Return when the mirror has the sync request."""
+        await until(lambda: self.cluster.sync_request > 0)
 
 
 @pytest.fixture
@@ -70,107 +70,107 @@ async def bench() -> AsyncIterator[Bench]:
             yield made
 
 
-async def test_a_cluster_without_nodes_is_settled(bench: Bench) -> None:
-    revision = await soon(bench.receipts.settle(LONG))
-    assert revision == bench.cluster.receipt_wish
+async def test_a_cluster_without_nodes_is_in_sync(bench: Bench) -> None:
+    revision = await soon(bench.sync_wait.wait_for_sync(LONG))
+    assert revision == bench.cluster.sync_request
 
 
-async def test_it_returns_when_the_last_node_has_answered(bench: Bench) -> None:
+async def test_it_returns_when_the_last_node_has_acknowledged(bench: Bench) -> None:
     await bench.join(A, B)
-    waiting = asyncio.ensure_future(bench.receipts.settle(LONG))
-    await bench.wished()
-    await bench.answer(B)
-    await until(lambda: B in bench.cluster.receipts)
+    waiting = asyncio.ensure_future(bench.sync_wait.wait_for_sync(LONG))
+    await bench.requested()
+    await bench.acknowledge(B)
+    await until(lambda: B in bench.cluster.sync_statuses)
     assert not waiting.done()
-    await bench.answer(A, revision=bench.cluster.receipt_wish - 1)
-    await until(lambda: A in bench.cluster.receipts)
+    await bench.acknowledge(A, revision=bench.cluster.sync_request - 1)
+    await until(lambda: A in bench.cluster.sync_statuses)
     assert not waiting.done()
-    await bench.answer(A)
-    assert await soon(waiting) == bench.cluster.receipt_wish
+    await bench.acknowledge(A)
+    assert await soon(waiting) == bench.cluster.sync_request
 
 
-async def test_at_the_deadline_the_laggards_are_named_with_what_they_said(bench: Bench) -> None:
+async def test_at_the_deadline_the_pending_nodes_are_listed_with_their_reasons(bench: Bench) -> None:
     await bench.join(A, B)
-    await bench.answer(B, "the datapath does not follow: no", revision=1)
+    await bench.acknowledge(B, "datapath out of sync: no", revision=1)
     with pytest.raises(Behind) as late:
-        await soon(bench.receipts.settle(SHORT))
-    assert "a (alive), b (not ready; the datapath does not follow: no)" in late.value.message
-    assert "stands" in late.value.message
-    wish = bench.cluster.receipt_wish
+        await soon(bench.sync_wait.wait_for_sync(SHORT))
+    assert "a (Ready), b (NotReady; datapath out of sync: no)" in late.value.message
+    assert "is committed" in late.value.message
+    request = bench.cluster.sync_request
     assert late.value.details == {
-        "revision": wish,
-        "laggards": [
-            {"node": "a", "state": "alive", "realisedRevision": 0, "lag": wish, "reasons": []},
+        "revision": request,
+        "pendingNodes": [
+            {"node": "a", "state": "Ready", "appliedRevision": 0, "lag": request, "reasons": []},
             {
                 "node": "b",
-                "state": "not ready",
-                "realisedRevision": 1,
-                "lag": wish - 1,
-                "reasons": ["the datapath does not follow: no"],
+                "state": "NotReady",
+                "appliedRevision": 1,
+                "lag": request - 1,
+                "reasons": ["datapath out of sync: no"],
             },
         ],
     }
 
 
-async def test_silent_nodes_can_be_left_out_also_when_they_fall_silent_meanwhile(bench: Bench) -> None:
+async def test_unreachable_nodes_can_be_ignored_also_those_that_become_unreachable_meanwhile(bench: Bench) -> None:
     await bench.join(A, B)
     await bench.delete(kinds.alive_node(A))
-    with pytest.raises(Behind, match=r"a \(silent\)"):
-        await soon(bench.receipts.settle(SHORT))
-    waiting = asyncio.ensure_future(bench.receipts.settle(WaitOptions(60, skip_silent=True)))
-    await bench.wished()
+    with pytest.raises(Behind, match=r"a \(Unreachable\)"):
+        await soon(bench.sync_wait.wait_for_sync(SHORT))
+    waiting = asyncio.ensure_future(bench.sync_wait.wait_for_sync(WaitOptions(60, ignore_unreachable=True)))
+    await bench.requested()
     await bench.delete(kinds.alive_node(B))
     await soon(waiting)
 
 
-async def test_nodes_that_come_and_go_meanwhile_count_as_they_are(bench: Bench) -> None:
+async def test_nodes_that_join_and_leave_during_the_wait_are_respected(bench: Bench) -> None:
     await bench.join(A)
-    waiting = asyncio.ensure_future(bench.receipts.settle(LONG))
-    await bench.wished()
+    waiting = asyncio.ensure_future(bench.sync_wait.wait_for_sync(LONG))
+    await bench.requested()
     await bench.join(B)
-    await bench.answer(A)
-    await until(lambda: A in bench.cluster.receipts)
+    await bench.acknowledge(A)
+    await until(lambda: A in bench.cluster.sync_statuses)
     assert not waiting.done()
     await bench.delete(kinds.NODE.store_key(B))
     await soon(waiting)
 
 
-async def test_many_wait_at_once(bench: Bench) -> None:
+async def test_concurrent_waits(bench: Bench) -> None:
     await bench.join(A)
-    waiting = [asyncio.ensure_future(bench.receipts.settle(LONG)) for _ in range(50)]
-    await until(lambda: bench.cluster.receipt_wish >= 50)
-    await bench.answer(A)
+    waiting = [asyncio.ensure_future(bench.sync_wait.wait_for_sync(LONG)) for _ in range(50)]
+    await until(lambda: bench.cluster.sync_request >= 50)
+    await bench.acknowledge(A)
     await soon(asyncio.gather(*waiting))
 
 
-async def test_a_store_that_takes_no_wish_says_that_the_write_stands(bench: Bench) -> None:
+async def test_a_store_that_rejects_the_sync_request_reports_that_the_write_is_committed(bench: Bench) -> None:
     bench.store.away = True
-    with pytest.raises(Behind, match="stands"):
-        await bench.receipts.settle(LONG)
+    with pytest.raises(Behind, match="is committed"):
+        await bench.sync_wait.wait_for_sync(LONG)
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "-1", "nan", "inf", "61", "1e9"])
-def test_a_wait_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_wait_is_rejected(text: str) -> None:
     with pytest.raises(Malformed) as refused:
-        read_patience({"wait": text})
+        read_wait_options({"wait": text})
     assert refused.value.field == "wait"
 
 
-def test_patience_is_read_from_the_query() -> None:
-    assert read_patience({}) is None
-    assert read_patience({"wait": "0.5"}) == WaitOptions(0.5)
-    assert read_patience({"wait": "60", "skip-silent": "1"}) == WaitOptions(60, skip_silent=True)
-    assert read_patience({"skip-silent": "true"}) is None
+def test_wait_options_are_read_from_the_query() -> None:
+    assert read_wait_options({}) is None
+    assert read_wait_options({"wait": "0.5"}) == WaitOptions(0.5)
+    assert read_wait_options({"wait": "60", "ignore-unreachable": "1"}) == WaitOptions(60, ignore_unreachable=True)
+    assert read_wait_options({"ignore-unreachable": "true"}) is None
     with pytest.raises(Malformed) as refused:
-        read_patience({"wait": "1", "skip-silent": "maybe"})
-    assert refused.value.field == "skip-silent"
+        read_wait_options({"wait": "1", "ignore-unreachable": "maybe"})
+    assert refused.value.field == "ignore-unreachable"
 
 
-async def test_nodes_are_counted_by_state(bench: Bench) -> None:
+async def test_the_metric_counts_nodes_by_state(bench: Bench) -> None:
     await bench.join(A, B, NodeName("c"))
-    await bench.answer(A, "the datapath does not follow: no")
+    await bench.acknowledge(A, "datapath out of sync: no")
     await bench.delete(kinds.alive_node(B))
-    await until(lambda: A in bench.cluster.receipts and bench.cluster.is_silent(B))
-    told = Metrics().expose(bench.cluster).decode()
-    for state in ("alive", "not ready", "silent"):
-        assert f'weft_nodes{{state="{state}"}} 1.0' in told
+    await until(lambda: A in bench.cluster.sync_statuses and bench.cluster.is_unreachable(B))
+    text = Metrics().expose(bench.cluster).decode()
+    for state in ("ready", "not_ready", "unreachable"):
+        assert f'weft_nodes{{state="{state}"}} 1.0' in text

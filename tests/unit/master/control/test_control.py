@@ -1,4 +1,4 @@
-"""What the control plane makes of commits: many at once succeed, doubt moves the fence, a restore shuts all."""
+"""Commits of the control plane: concurrent ones succeed, an unknown result makes it step down, a restore blocks all."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import background
 
 RED = TenantName("red")
-ALWAYS = RevisionEquals(StoreKey("nobody"), NEVER)
+ALWAYS = RevisionEquals(StoreKey("absent"), NEVER)
 
 
 class MuteStore(MemoryStore):
-    """Carries out commits and, while it is mute, tells nobody."""
+    """Commits, but returns no result while it is `mute`."""
 
     mute = False
 
@@ -38,14 +38,14 @@ class Bench:
 
     def __init__(self, store: MuteStore) -> None:
         self.store = store
-        self.doubts = 0
+        self.step_downs = 0
         self.mirror = Mirror(store, cluster := Cluster())
         self.control = ControlPlane(
-            store=store, cluster=cluster, mirror=self.mirror, fence=lambda: ALWAYS, mark_dirty=self._doubt
+            store=store, cluster=cluster, mirror=self.mirror, fence=lambda: ALWAYS, step_down=self._step_down
         )
 
-    def _doubt(self) -> None:
-        self.doubts += 1
+    def _step_down(self) -> None:
+        self.step_downs += 1
 
     async def put_network(self, number: int) -> model.Network:
         subnet = f"10.0.{number}.0/24"
@@ -63,22 +63,22 @@ async def bench() -> AsyncIterator[Bench]:
             yield made
 
 
-async def test_many_networks_at_once_all_succeed_with_tags_of_their_own(bench: Bench) -> None:
-    """Each looks at all the others, so only one of those under way can be committed at a time."""
+async def test_concurrent_networks_all_succeed_with_distinct_tags(bench: Bench) -> None:
+    """Each plan reads all networks, so only one of the concurrent commits can succeed at a time."""
     made = await asyncio.gather(*(bench.put_network(number) for number in range(60)))
     assert {network.tags.vni for network in made if network.tags} == set(range(1, 61))
 
 
-async def test_an_unknown_outcome_is_reported_before_the_caller_hears_of_it(bench: Bench) -> None:
+async def test_an_unknown_result_steps_down_before_the_caller_gets_the_error(bench: Bench) -> None:
     bench.store.mute = True
     with pytest.raises(Unavailable, match="no answer"):
         await bench.put_network(1)
-    assert bench.doubts == 1
+    assert bench.step_downs == 1
     bench.store.mute = False
     assert (await bench.put_network(1)).tags == model.NetworkTags(vlan=1, vni=1)
 
 
-async def test_nothing_is_decided_while_a_restore_is_under_way_even_before_its_mark_is_known(bench: Bench) -> None:
+async def test_no_change_is_committed_during_a_restore_even_before_the_mirror_has_its_mark(bench: Bench) -> None:
     await bench.store.commit([], [Put(kinds.RESTORE_KEY, b"running")])
     assert not bench.control.cluster.restoring
     with pytest.raises(Unavailable, match="restore"):

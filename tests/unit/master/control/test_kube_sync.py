@@ -1,4 +1,4 @@
-"""What Kubernetes declares is in the store: whoever leads, whatever was there before, in whatever order it comes."""
+"""The store converges to the Kubernetes objects, whatever it had before and in whatever order they arrive."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from weft.domain.desired.placement import TENANT_LABEL
 from weft.domain.errors import Invalid, Unavailable
 from weft.domain.ids import DEFAULT_TENANT, StoreKey, TenantName
 from weft.domain.kinds import Kind
-from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice, ServiceSpec
+from weft.domain.loadbalancer.kube_objects import EndpointSlice, KubeService, KubeSlice, ServiceObject, ServiceSpec
 from weft.domain.policy.compile.kube_objects import KubeNamespace, KubePolicy
 from weft.domain.policy.model.netpol import EgressRule, IpBlock, PolicyPeer, PolicySpec
 from weft.domain.selectors import LabelSelector
 from weft.domain.store_types import LARGEST_VALUE, NEVER, Compare, Delete, Put, Revision, RevisionEquals, Write
 from weft.domain.transaction import put
 from weft.master.control.control import ControlPlane
-from weft.master.control.kube_sync import MOST_BYTES, MOST_WRITES, KubeDesired, batches, keep, plan_writes
+from weft.master.control.kube_sync import MAX_BYTES, MAX_WRITES, KubeDesired, batches, plan_batch, write_batch
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import background
 
@@ -41,7 +41,7 @@ def policy(space: str, name: str) -> KubePolicy:
 
 def service(space: str, name: str = "web", *, tenant: str = "default", address: str = "10.96.0.1") -> KubeService:
     spec = ServiceSpec(cluster_ips=(address,))
-    return KubeService(tenant=TenantName(tenant), namespace=space, name=name, service=DeclaredService(spec=spec))
+    return KubeService(tenant=TenantName(tenant), namespace=space, name=name, service=ServiceObject(spec=spec))
 
 
 def slice_of(space: str, name: str = "web", *, tenant: str = "default") -> KubeSlice:
@@ -50,18 +50,18 @@ def slice_of(space: str, name: str = "web", *, tenant: str = "default") -> KubeS
 
 
 class Scene:
-    """A cluster, and what is declared for it. `settle` commits as a leader does."""
+    """A cluster, and its desired Kubernetes objects. `sync` commits as a leader does."""
 
     def __init__(self) -> None:
         self.world = FakeCluster()
         self.world.put(model.Tenant(name=TenantName("blue")))
-        self.declared = KubeDesired(self.world.cluster)
+        self.desired = KubeDesired(self.world.cluster)
 
-    def settle(self) -> int:
-        """How many writes it took."""
+    def sync(self) -> int:
+        """Returns the number of writes."""
         count = 0
-        for batch in batches(self.declared.take()):
-            self.world.carry_out(plan_writes(batch, self.world.reading()))
+        for batch in batches(self.desired.take_writes()):
+            self.world.carry_out(plan_batch(batch, self.world.reading()))
             count += len(batch)
         return count
 
@@ -71,72 +71,72 @@ class Scene:
 
 def test_services_belong_to_the_tenant_of_their_namespace() -> None:
     scene = Scene()
-    scene.declared.replace(kinds.KUBE_SERVICE, [service("ns"), service("other")])
-    scene.declared.replace(kinds.KUBE_SLICE, [slice_of("ns")])
-    assert scene.settle() == 0  # whose they are is not known yet
-    scene.declared.replace(kinds.KUBE_NAMESPACE, [namespace("ns", "blue"), namespace("other")])
-    scene.settle()
+    scene.desired.replace(kinds.KUBE_SERVICE, [service("ns"), service("other")])
+    scene.desired.replace(kinds.KUBE_SLICE, [slice_of("ns")])
+    assert scene.sync() == 0  # their tenant is not known yet
+    scene.desired.replace(kinds.KUBE_NAMESPACE, [namespace("ns", "blue"), namespace("other")])
+    scene.sync()
     assert scene.stored()[2:] == [service("ns", tenant="blue"), service("other"), slice_of("ns", tenant="blue")]
-    scene.declared.put(kinds.KUBE_NAMESPACE, namespace("ns"))
-    scene.settle()
+    scene.desired.put(kinds.KUBE_NAMESPACE, namespace("ns"))
+    scene.sync()
     assert scene.stored()[2:] == [service("ns"), service("other"), slice_of("ns")]
 
 
-def test_a_service_that_is_heard_of_before_its_namespace_waits_for_it() -> None:
+def test_a_service_that_arrives_before_its_namespace_waits_for_it() -> None:
     scene = Scene()
     for kind in KINDS:
-        scene.declared.replace(kind, [])
-    scene.declared.put(kinds.KUBE_SERVICE, service("new"))
-    assert scene.settle() == 0
-    scene.declared.put(kinds.KUBE_NAMESPACE, namespace("new", "blue"))
-    scene.settle()
+        scene.desired.replace(kind, [])
+    scene.desired.put(kinds.KUBE_SERVICE, service("new"))
+    assert scene.sync() == 0
+    scene.desired.put(kinds.KUBE_NAMESPACE, namespace("new", "blue"))
+    scene.sync()
     assert scene.stored()[1:] == [service("new", tenant="blue")]
 
 
-def test_nothing_is_deleted_before_a_whole_listing() -> None:
+def test_nothing_is_deleted_before_a_full_list() -> None:
     scene = Scene()
     scene.world.carry_out(scene.world.reading().plan([put(kinds.KUBE_POLICY, policy("ns", "old"))]))
-    scene.declared.replace(kinds.KUBE_NAMESPACE, [])
-    assert scene.settle() == 0
-    scene.declared.replace(kinds.KUBE_POLICY, [policy("ns", "new")])
-    scene.settle()
+    scene.desired.replace(kinds.KUBE_NAMESPACE, [])
+    assert scene.sync() == 0
+    scene.desired.replace(kinds.KUBE_POLICY, [policy("ns", "new")])
+    scene.sync()
     assert scene.stored() == [policy("ns", "new")]
 
 
-def test_what_is_so_already_is_not_written_again() -> None:
+def test_unchanged_objects_are_not_written_again() -> None:
     scene = Scene()
     for _ in range(2):
-        scene.declared.replace(kinds.KUBE_NAMESPACE, [namespace("ns")])
-        scene.declared.replace(kinds.KUBE_SERVICE, [service("ns")])
-        count = scene.settle()
+        scene.desired.replace(kinds.KUBE_NAMESPACE, [namespace("ns")])
+        scene.desired.replace(kinds.KUBE_SERVICE, [service("ns")])
+        count = scene.sync()
     assert count == 0
-    scene.declared.put(kinds.KUBE_SERVICE, service("ns"))
-    assert scene.settle() == 0
+    scene.desired.put(kinds.KUBE_SERVICE, service("ns"))
+    assert scene.sync() == 0
 
 
-def test_what_cannot_be_kept_harms_nothing_else() -> None:
+def test_an_invalid_object_affects_no_other() -> None:
     scene = Scene()
-    scene.declared.replace(kinds.KUBE_POLICY, [policy("ns", "a/b"), policy("ns", "good")])
-    scene.settle()
+    scene.desired.replace(kinds.KUBE_POLICY, [policy("ns", "a/b"), policy("ns", "good")])
+    scene.sync()
     assert scene.stored() == [policy("ns", "good")]
 
 
-def test_commits_are_such_as_any_store_takes() -> None:
-    many = [put(kinds.KUBE_POLICY, policy("ns", f"p{number}")) for number in range(MOST_WRITES * 2 + 1)]
-    assert [len(batch) for batch in batches(iter(many))] == [MOST_WRITES, MOST_WRITES, 1]
-    large = [Put(each.key, b"x" * (MOST_BYTES // 2)) for each in many[:4]]
+def test_batches_respect_the_limits_of_every_store() -> None:
+    many = [put(kinds.KUBE_POLICY, policy("ns", f"p{number}")) for number in range(MAX_WRITES * 2 + 1)]
+    assert [len(batch) for batch in batches(iter(many))] == [MAX_WRITES, MAX_WRITES, 1]
+    large = [Put(each.key, b"x" * (MAX_BYTES // 2)) for each in many[:4]]
     assert [len(batch) for batch in batches(iter([*large, Delete(many[4].key)]))] == [2, 3]
     assert not list(batches(iter([])))
 
 
 class PickyStore(MemoryStore):
-    """Takes no document that has `refused` in it, and is away after so many commits."""
+    """Rejects documents that contain `rejected`, and is unavailable after so many commits."""
 
-    refused = b"no-such-document"
+    rejected = b"no-such-document"
     away_after = 1_000_000
 
     async def commit(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Revision:
-        if any(isinstance(each, Put) and self.refused in each.value for each in writes):
+        if any(isinstance(each, Put) and self.rejected in each.value for each in writes):
             raise Invalid("request is too large")
         self.away_after -= 1
         if self.away_after < 0:
@@ -144,20 +144,20 @@ class PickyStore(MemoryStore):
         return await super().commit(compares, writes)
 
 
-class Keeping:
-    """A leader that keeps policies in a store."""
+class Writer:
+    """A leader that writes policies to a store."""
 
     def __init__(self, store: PickyStore) -> None:
         self.store = store
         self.mirror = Mirror(store, cluster := Cluster())
         self.written: list[str] = []
-        never = RevisionEquals(StoreKey("nobody"), NEVER)
+        never = RevisionEquals(StoreKey("absent"), NEVER)
         self.control = ControlPlane(
-            store=store, cluster=cluster, mirror=self.mirror, fence=lambda: never, mark_dirty=lambda: None
+            store=store, cluster=cluster, mirror=self.mirror, fence=lambda: never, step_down=lambda: None
         )
 
-    async def keep(self, *policies: KubePolicy) -> None:
-        await keep(self.control, [put(kinds.KUBE_POLICY, each) for each in policies], written=self._written)
+    async def write(self, *policies: KubePolicy) -> None:
+        await write_batch(self.control, [put(kinds.KUBE_POLICY, each) for each in policies], written=self._written)
 
     def _written(self, batch: Sequence[Put | Delete]) -> None:
         self.written += [each.key.rpartition("/")[2] for each in batch]
@@ -167,9 +167,9 @@ class Keeping:
 
 
 @pytest.fixture
-async def keeping() -> AsyncIterator[Keeping]:
+async def writer() -> AsyncIterator[Writer]:
     async with PickyStore() as store:
-        made = Keeping(store)
+        made = Writer(store)
         async with background(made.mirror.run(), name="mirror"):
             await made.mirror.wait_for(NEVER, within=10)
             yield made
@@ -183,11 +183,11 @@ def wide(name: str, cidrs: int) -> KubePolicy:
     )
 
 
-async def test_a_policy_larger_than_any_store_takes_is_kept_without_its_rules(keeping: Keeping) -> None:
-    """It protects the same pods in the same directions, and allows nothing; others in its commit are as declared."""
+async def test_a_policy_too_large_for_a_store_is_written_without_its_rules(writer: Writer) -> None:
+    """It isolates the same pods in the same directions, and allows nothing; others in its batch are unchanged."""
     huge = wide("huge", LARGEST_VALUE // 30)
-    await keeping.keep(policy("ns", "a"), huge, policy("ns", "z"))
-    stored = keeping.stored()
+    await writer.write(policy("ns", "a"), huge, policy("ns", "z"))
+    stored = writer.stored()
     assert (stored["a"], stored["z"]) == (policy("ns", "a"), policy("ns", "z"))
     kept = stored["huge"]
     assert "divide it" in kept.fault
@@ -195,27 +195,27 @@ async def test_a_policy_larger_than_any_store_takes_is_kept_without_its_rules(ke
     assert (kept.spec.isolates_ingress, kept.spec.isolates_egress) == (True, True)
     assert not kept.spec.ingress
     assert not kept.spec.egress
-    assert keeping.written == ["a", "huge", "z"]
-    await keeping.keep(huge)
-    assert keeping.written == ["a", "huge", "z"]  # it is so already: nobody is told twice
+    assert writer.written == ["a", "huge", "z"]
+    await writer.write(huge)
+    assert writer.written == ["a", "huge", "z"]  # stored already: no second write, no second Event
 
 
-async def test_what_the_store_alone_refuses_keeps_nothing_else_out(keeping: Keeping) -> None:
-    keeping.store.refused = b"10.0.0.1/32"
-    await keeping.keep(policy("ns", "a"), wide("b", 2), policy("ns", "z"))
-    assert keeping.stored().keys() == {"a", "b", "z"}
-    assert keeping.stored()["b"].fault == "request is too large"
-    keeping.store.refused = b'"odd"'
-    await keeping.keep(policy("ns", "odd"), policy("ns", "c"))  # it has no rules to go without
-    assert keeping.stored().keys() == {"a", "b", "c", "z"}
+async def test_a_write_that_only_the_store_rejects_keeps_no_other_out(writer: Writer) -> None:
+    writer.store.rejected = b"10.0.0.1/32"
+    await writer.write(policy("ns", "a"), wide("b", 2), policy("ns", "z"))
+    assert writer.stored().keys() == {"a", "b", "z"}
+    assert writer.stored()["b"].fault == "request is too large"
+    writer.store.rejected = b'"odd"'
+    await writer.write(policy("ns", "odd"), policy("ns", "c"))  # it has no rules to remove
+    assert writer.stored().keys() == {"a", "b", "c", "z"}
 
 
-async def test_what_was_written_is_told_also_when_the_store_goes_away_between(keeping: Keeping) -> None:
-    keeping.store.refused = b"10.0.0.1/32"
-    keeping.store.away_after = 1
+async def test_committed_writes_are_reported_when_the_store_fails_in_between(writer: Writer) -> None:
+    writer.store.rejected = b"10.0.0.1/32"
+    writer.store.away_after = 1
     with pytest.raises(Unavailable):
-        await keeping.keep(policy("ns", "a"), wide("b", 2), policy("ns", "z"))
-    assert keeping.written == ["a"]
+        await writer.write(policy("ns", "a"), wide("b", 2), policy("ns", "z"))
+    assert writer.written == ["a"]
 
 
 NAMES = ["a", "b"]
@@ -223,23 +223,23 @@ TENANTS = ["", "blue", "default"]
 
 
 @given(st.data())
-def test_the_store_is_as_declared_whatever_the_order(data: st.DataObject) -> None:
-    """Listings, news, moves of namespaces between tenants and new leaders, and settling at any time between."""
+def test_the_store_converges_in_any_order(data: st.DataObject) -> None:
+    """Full lists, watch events, Namespaces that change tenants, new leaders, and syncs at any time in between."""
     scene = Scene()
     wanted: dict[Any, dict[Any, model.Value]] = {kind: {} for kind in KINDS}
     listed: set[Any] = set()
 
-    def tell(kind: Any, value: model.Value, *, gone: bool) -> None:
+    def send_event(kind: Any, value: model.Value, *, deleted: bool) -> None:
         key = kind.key_parts(value)
-        if gone:
+        if deleted:
             wanted[kind].pop(key, None)
         else:
             wanted[kind][key] = value
         if kind in listed:
-            (scene.declared.remove if gone else scene.declared.put)(kind, value)
+            (scene.desired.remove if deleted else scene.desired.put)(kind, value)
 
     for _ in range(data.draw(st.integers(1, 25))):
-        step = data.draw(st.sampled_from(["list", "tell", "settle", "new leader"]))
+        step = data.draw(st.sampled_from(["list", "event", "sync", "new leader"]))
         kind = data.draw(st.sampled_from(KINDS))
         space = data.draw(st.sampled_from(NAMES))
         value: model.Value
@@ -254,24 +254,24 @@ def test_the_store_is_as_declared_whatever_the_order(data: st.DataObject) -> Non
         match step:
             case "list":
                 listed.add(kind)
-                scene.declared.replace(kind, list(wanted[kind].values()))
-            case "tell":
-                tell(kind, value, gone=data.draw(st.booleans()))
-            case "settle":
-                scene.settle()
+                scene.desired.replace(kind, list(wanted[kind].values()))
+            case "event":
+                send_event(kind, value, deleted=data.draw(st.booleans()))
+            case "sync":
+                scene.sync()
             case _:
-                scene.declared = KubeDesired(scene.world.cluster)
+                scene.desired = KubeDesired(scene.world.cluster)
                 listed.clear()
     for kind in KINDS:
         if kind not in listed:
-            scene.declared.replace(kind, list(wanted[kind].values()))
+            scene.desired.replace(kind, list(wanted[kind].values()))
     for name in NAMES:
         if kinds.KUBE_NAMESPACE in listed:
-            tell(kinds.KUBE_NAMESPACE, namespace(name), gone=False)
+            send_event(kinds.KUBE_NAMESPACE, namespace(name), deleted=False)
     if kinds.KUBE_NAMESPACE not in listed:
         every = [wanted[kinds.KUBE_NAMESPACE].setdefault((name,), namespace(name)) for name in NAMES]
-        scene.declared.replace(kinds.KUBE_NAMESPACE, every)
-    scene.settle()
+        scene.desired.replace(kinds.KUBE_NAMESPACE, every)
+    scene.sync()
     homes = {each.name: each.labels.get(TENANT_LABEL, DEFAULT_TENANT) for each in _namespaces(wanted)}
     expected = {kind: set(map(kind.key_parts, values.values())) for kind, values in wanted.items()}
     for kind in (kinds.KUBE_SERVICE, kinds.KUBE_SLICE):

@@ -1,4 +1,4 @@
-"""A clock that is set, by a minute or by years, makes nobody older: silence is measured by a clock that only runs."""
+"""Setting the system clock collects no node: unreachability is measured with the monotonic clock."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from weft.lab.waiting import eventually
 YEARS = 10 * 365 * 86_400.0
 
 
-async def silences(rest: Rest) -> dict[str, float]:
-    """Since when each node that is shown silent is so."""
+async def unreachable_nodes(rest: Rest) -> dict[str, float]:
+    """The unreachable nodes, each with its `unreachableSince`."""
     entries = await rest.state()
     nodes = {key.partition("/")[2]: entry["o"] for key, entry in entries.items() if key.startswith("nodes/")}
-    return {name: node["silentSince"] for name, node in nodes.items() if node.get("silentSince")}
+    return {name: node["unreachableSince"] for name, node in nodes.items() if node.get("unreachableSince")}
 
 
 @pytest.mark.parametrize("jump", [YEARS, -YEARS])
-async def test_a_clock_that_is_set_collects_nobody(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+async def test_setting_the_clock_collects_no_node(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     offset = 0.0
     monkeypatch.setattr("weft.master.control.node_gc.time", SimpleNamespace(time=lambda: time.time() + offset))
     began = time.time()
     async with MemoryStore() as store, running_master("--offline-limit", "3600", store=store) as rest:
         await store.commit([], [put(kinds.NODE, model.Node(name=NodeName("first")))])
-        await eventually(lambda: silences(rest), lambda seen: set(seen) == {"first"})
+        await eventually(lambda: unreachable_nodes(rest), lambda seen: set(seen) == {"first"})
         offset = jump
         await store.commit([], [put(kinds.NODE, model.Node(name=NodeName("second")))])
-        seen = await eventually(lambda: silences(rest), lambda seen: "second" in seen)
-        assert set(seen) == {"first", "second"}, "the first one has been silent for seconds, not for years"
+        seen = await eventually(lambda: unreachable_nodes(rest), lambda seen: "second" in seen)
+        assert set(seen) == {"first", "second"}, "the first one has been unreachable for seconds, not for years"
         assert all(abs(since - began) < 3600 for since in seen.values())

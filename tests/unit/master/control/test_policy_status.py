@@ -1,4 +1,4 @@
-"""Who declares a policy hears what has become of it."""
+"""Events on NetworkPolicies: realized, not realized, or with unsupported rules."""
 
 from __future__ import annotations
 
@@ -20,82 +20,84 @@ from weft.runtime.tasks import background
 
 
 class Scene:
-    """Two nodes, which carry out what is written when the test lets them; `told` is reason and message by name."""
+    """Two nodes, whose sync returns when the test lets it; `recorded` has name, reason and message of each Event."""
 
     def __init__(self) -> None:
         world = FakeCluster()
         for name in ("one", "two"):
             node = model.Node(name=NodeName(name))
             world.carry_out(world.reading().plan([put(kinds.NODE, node)]))
-        self.told: list[tuple[str, str, str]] = []
+        self.recorded: list[tuple[str, str, str]] = []
         self.late = ""
-        self.asked = 0
-        self.may_settle = asyncio.Event()
-        self.in_force = PolicyStatus(world.cluster, self, settle=self.settle)
+        self.syncs = 0
+        self.may_sync = asyncio.Event()
+        self.policy_status = PolicyStatus(world.cluster, self, wait_for_sync=self.wait_for_sync)
 
-    async def settle(self) -> None:
-        self.asked += 1
-        await self.may_settle.wait()
+    async def wait_for_sync(self) -> None:
+        self.syncs += 1
+        await self.may_sync.wait()
         if self.late:
             raise Behind(self.late)
 
-    def tell_of_policy(self, *, namespace: str, name: str, uid: str, reason: str, message: str, fault: bool) -> None:
+    def record_policy_event(
+        self, *, namespace: str, name: str, uid: str, reason: str, message: str, warning: bool
+    ) -> None:
         assert namespace == "shop"
-        assert fault == (reason != "InForce")
-        self.told.append((name, reason, message))
+        assert warning == (reason != "Realized")
+        self.recorded.append((name, reason, message))
 
-    async def hears(self, *told: tuple[str, str, str]) -> None:
-        await until(lambda: sorted(self.told) == sorted(told))
-        self.told.clear()
+    async def expect(self, *events: tuple[str, str, str]) -> None:
+        await until(lambda: sorted(self.recorded) == sorted(events))
+        self.recorded.clear()
 
 
 def written(name: str, *, fault: str = "") -> Put:
     return put(kinds.KUBE_POLICY, KubePolicy(namespace="shop", name=name, fault=fault))
 
 
-async def test_policies_are_told_when_all_nodes_have_them_in_force() -> None:
+async def test_events_are_recorded_when_all_nodes_have_realized_the_policies() -> None:
     scene = Scene()
-    async with background(scene.in_force.run(), name="in force"):
-        scene.in_force.written([written("a"), written("b", fault="ingress[0]: no such member")])
-        await until(lambda: scene.asked == 1)
-        assert scene.told == []
-        scene.in_force.written([written("c"), written("d")])
-        scene.may_settle.set()
-        broken = "in force on 2 nodes, but these rules are not understood and allow nothing: ingress[0]: no such member"
-        expected = [("b", "NotUnderstood", broken), *((name, "InForce", "in force on 2 nodes") for name in "acd")]
-        await scene.hears(*expected)
-        assert scene.asked == 2  # what came meanwhile was asked about together
+    async with background(scene.policy_status.run(), name="policy status"):
+        scene.policy_status.written([written("a"), written("b", fault="ingress[0]: no such member")])
+        await until(lambda: scene.syncs == 1)
+        assert scene.recorded == []
+        scene.policy_status.written([written("c"), written("d")])
+        scene.may_sync.set()
+        message = "realized on 2 nodes, but these rules are not supported and allow nothing: ingress[0]: no such member"
+        expected = [("b", "UnsupportedRules", message), *((name, "Realized", "realized on 2 nodes") for name in "acd")]
+        await scene.expect(*expected)
+        assert scene.syncs == 2  # policies written meanwhile share one sync
 
 
-async def test_other_documents_and_deleted_policies_are_not_asked_about() -> None:
+async def test_other_documents_and_deleted_policies_get_no_events() -> None:
     scene = Scene()
-    async with background(scene.in_force.run(), name="in force"):
-        scene.in_force.written([Put(kinds.KUBE_NAMESPACE.store_key("shop"), b"{}"), Delete(written("x").key)])
-        scene.in_force.written([written("a"), written("b")])
-        await until(lambda: scene.asked == 1)
-        scene.in_force.written([Delete(written("a").key)])
-        scene.may_settle.set()
-        await scene.hears(("b", "InForce", "in force on 2 nodes"))
+    async with background(scene.policy_status.run(), name="policy status"):
+        scene.policy_status.written([Put(kinds.KUBE_NAMESPACE.store_key("shop"), b"{}"), Delete(written("x").key)])
+        scene.policy_status.written([written("a"), written("b")])
+        await until(lambda: scene.syncs == 1)
+        scene.policy_status.written([Delete(written("a").key)])
+        scene.may_sync.set()
+        await scene.expect(("b", "Realized", "realized on 2 nodes"))
 
 
-async def test_a_node_that_is_behind_is_told_of_once_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_status, "AGAIN_FIRST_S", 0.01)
+async def test_a_node_that_is_behind_causes_one_warning_and_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_status, "RETRY_FIRST_S", 0.01)
     scene = Scene()
-    scene.may_settle.set()
-    scene.late = "not in force on two (silent)"
-    async with background(scene.in_force.run(), name="in force"):
-        scene.in_force.written([written("a")])
-        await until(lambda: scene.asked > 2)
-        await scene.hears(("a", "NotInForce", scene.late))
+    scene.may_sync.set()
+    scene.late = "not realized on two (Unreachable)"
+    async with background(scene.policy_status.run(), name="policy status"):
+        scene.policy_status.written([written("a")])
+        await until(lambda: scene.syncs > 2)
+        await scene.expect(("a", "NotRealized", scene.late))
         scene.late = ""
-        await scene.hears(("a", "InForce", "in force on 2 nodes"))
+        await scene.expect(("a", "Realized", "realized on 2 nodes"))
 
 
-async def test_a_policy_that_is_changed_while_nodes_are_asked_is_asked_about_anew() -> None:
+async def test_a_policy_that_changes_during_a_sync_needs_another_sync() -> None:
     scene = Scene()
-    async with background(scene.in_force.run(), name="in force"):
-        scene.in_force.written([written("a", fault="old")])
-        await until(lambda: scene.asked == 1)
-        scene.in_force.written([written("a")])
-        scene.may_settle.set()
-        await scene.hears(("a", "InForce", "in force on 2 nodes"))
+    async with background(scene.policy_status.run(), name="policy status"):
+        scene.policy_status.written([written("a", fault="old")])
+        await until(lambda: scene.syncs == 1)
+        scene.policy_status.written([written("a")])
+        scene.may_sync.set()
+        await scene.expect(("a", "Realized", "realized on 2 nodes"))

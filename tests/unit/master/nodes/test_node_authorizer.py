@@ -1,4 +1,4 @@
-"""What a node may do with the store, decided at the very moment of the commit."""
+"""Authorization of a node's writes, which must still hold at the moment of the commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.domain.errors import Denied, NotFound, Stale
 from weft.domain.ids import EndpointId, NetworkName, NodeName, StoreKey, TenantName
 from weft.domain.model import Block, Endpoint
 from weft.domain.store_types import NEVER, Compare, Delete, LeaseId, Put, Revision, RevisionEquals, Write
-from weft.master.nodes.node_authorizer import NodeStore, lease_key
+from weft.master.nodes.node_authorizer import NodeAuthorizer, lease_key
 
 ME, OTHER = NodeName("node-1"), NodeName("node-2")
 E = StoreKey("endpoints/red/blue/e")
@@ -53,25 +53,25 @@ async def store() -> AsyncIterator[Racing]:
 
 
 @pytest.fixture
-def mine(store: Racing) -> NodeStore:
-    return NodeStore(store, ME)
+def mine(store: Racing) -> NodeAuthorizer:
+    return NodeAuthorizer(store, ME)
 
 
-async def test_what_is_its_own_is_written(store: Racing, mine: NodeStore) -> None:
+async def test_a_node_writes_what_it_owns(store: Racing, mine: NodeAuthorizer) -> None:
     revision = await mine.commit([RevisionEquals(E, NEVER)], [Put(E, endpoint(ME))])
     entry = await store.read(E)
     assert entry is not None
     assert entry.revision == revision
 
 
-async def test_what_is_not_is_denied_and_not_written(store: Racing, mine: NodeStore) -> None:
+async def test_other_writes_are_denied_and_not_committed(store: Racing, mine: NodeAuthorizer) -> None:
     with pytest.raises(Denied):
         await mine.commit([], [Put(STATUS, b""), Put(StoreKey("leader"), b"")])
     assert await store.read(STATUS) is None
 
 
-async def test_an_endpoint_that_moves_away_in_the_last_moment_is_not_overwritten(
-    store: Racing, mine: NodeStore
+async def test_an_endpoint_that_changes_owner_before_the_commit_is_not_overwritten(
+    store: Racing, mine: NodeAuthorizer
 ) -> None:
     await mine.commit([], [Put(E, endpoint(ME))])
     store.others = [Put(E, endpoint(OTHER))]
@@ -82,27 +82,29 @@ async def test_an_endpoint_that_moves_away_in_the_last_moment_is_not_overwritten
     assert entry.value == endpoint(OTHER)
 
 
-async def test_a_change_in_the_last_moment_that_alters_no_right_is_no_hindrance(store: Racing, mine: NodeStore) -> None:
+async def test_a_concurrent_change_that_keeps_the_owner_is_retried(store: Racing, mine: NodeAuthorizer) -> None:
     await mine.commit([], [Put(E, endpoint(ME))])
     store.others = [Put(E, endpoint(ME, interface="v1")), Put(E, endpoint(ME, interface="v2"))]
     await mine.commit([], [Delete(E)])
     assert await store.read(E) is None
 
 
-async def test_what_changes_for_ever_is_given_up(store: Racing, mine: NodeStore) -> None:
+async def test_endless_conflicts_are_given_up(store: Racing, mine: NodeAuthorizer) -> None:
     await mine.commit([], [Put(E, endpoint(ME))])
     store.others = [Put(E, endpoint(ME, interface=f"v{n}")) for n in range(100)]
     with pytest.raises(Stale):
         await mine.commit([], [Delete(E)])
 
 
-async def test_the_nodes_own_compare_that_does_not_hold_is_stale_at_once(store: Racing, mine: NodeStore) -> None:
+async def test_a_failed_compare_of_the_node_is_stale_at_once(store: Racing, mine: NodeAuthorizer) -> None:
     with pytest.raises(Stale):
         await mine.commit([RevisionEquals(E, 77)], [Put(E, endpoint(ME))])
     assert store.commits == 0
 
 
-async def test_what_another_took_a_moment_ago_is_stale_and_not_denied(store: Racing, mine: NodeStore) -> None:
+async def test_a_key_that_another_node_has_just_claimed_is_stale_not_denied(
+    store: Racing, mine: NodeAuthorizer
+) -> None:
     """Two nodes that take the same free block: the later one looks again, and takes the next."""
     block = StoreKey("blocks/red/blue/0a010100")
     await store.commit([], [Put(block, codec.encode(Block(owner=OTHER)))])
@@ -112,8 +114,8 @@ async def test_what_another_took_a_moment_ago_is_stale_and_not_denied(store: Rac
         await mine.commit([], [Put(block, codec.encode(Block(owner=ME)))])
 
 
-async def test_a_lease_is_its_nodes_own(store: Racing, mine: NodeStore) -> None:
-    theirs = NodeStore(store, OTHER)
+async def test_a_lease_belongs_to_its_node(store: Racing, mine: NodeAuthorizer) -> None:
+    theirs = NodeAuthorizer(store, OTHER)
     lease = await mine.grant(60)
     for refused in (
         theirs.keep_alive(lease),
@@ -128,7 +130,7 @@ async def test_a_lease_is_its_nodes_own(store: Racing, mine: NodeStore) -> None:
     assert await store.read(STATUS) is None
 
 
-async def test_a_lease_of_the_masters_is_out_of_reach(store: Racing, mine: NodeStore) -> None:
+async def test_a_masters_lease_is_denied(store: Racing, mine: NodeAuthorizer) -> None:
     lease = await store.grant(60)
     with pytest.raises(NotFound):
         await mine.keep_alive(lease)
@@ -136,10 +138,10 @@ async def test_a_lease_of_the_masters_is_out_of_reach(store: Racing, mine: NodeS
     await store.keep_alive(lease)
 
 
-async def test_a_lease_leaves_nothing_behind(store: Racing, mine: NodeStore) -> None:
+async def test_a_revoked_lease_leaves_no_keys(store: Racing, mine: NodeAuthorizer) -> None:
     lease = await mine.grant(60)
     assert await store.read(lease_key(lease)) is not None
-    await NodeStore(store, ME).revoke(lease)
+    await NodeAuthorizer(store, ME).revoke(lease)
     assert await store.read(lease_key(lease)) is None
     await mine.revoke(lease)
     with pytest.raises(NotFound):

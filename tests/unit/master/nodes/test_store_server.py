@@ -1,4 +1,4 @@
-"""Who may call the store's server, and what it makes of bad requests."""
+"""Authentication of nodes by the store server, and its handling of bad requests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import AsyncIterator
+import struct
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 
 from weft.adapters.stores.memory import open_store
 from weft.adapters.stores.remote import open_store as open_remote
@@ -21,10 +23,10 @@ from weft.domain.ids import StoreKey
 from weft.lab.servers.certificates import Authority
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import soon
-from weft.master.nodes.store_server import MAX_BODY, serving_store
+from weft.master.nodes.store_server import MAX_BODY, authenticate_node, check_peer, serving_store
 from weft.ports.store import PrefixUnchangedSince, Put, RevisionEquals, Store
 from weft.runtime import http_failover
-from weft.runtime.http import server_tls
+from weft.runtime.http import server_tls, serving
 from weft.runtime.store import wire
 from weft.runtime.store.mirror import EVERYTHING
 
@@ -33,7 +35,7 @@ STATUS = StoreKey("status/nodes/node-1/x")
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_failover, "PATIENCE", 1.0)
+    monkeypatch.setattr(http_failover, "RETRY_TIMEOUT_S", 1.0)
 
 
 @pytest.fixture
@@ -65,14 +67,14 @@ class TestSocket:
         assert stat.S_IMODE(status.st_mode) == 0o600
         assert status.st_uid == os.geteuid()
 
-    async def test_a_caller_must_name_its_node(self, unix: Path) -> None:
+    async def test_a_client_must_name_its_node(self, unix: Path) -> None:
         for name in (None, "", "no name", "a/b", "../x", "x" * 300):
             status, fault = await post(unix, "list", wire.encode(wire.KeyRequest(EVERYTHING)), node=name)
             assert status == 403
             assert fault is not None
             assert fault.code == "denied"
 
-    async def test_it_takes_the_place_of_a_dead_servers(self, store: Store, tmp_path: Path) -> None:
+    async def test_it_replaces_the_socket_of_a_dead_server(self, store: Store, tmp_path: Path) -> None:
         path = tmp_path / "store.sock"
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
@@ -80,12 +82,12 @@ class TestSocket:
             await remote.commit([], [Put(STATUS, b"")])
         assert not path.exists()
 
-    async def test_a_socket_that_cannot_be_made_is_reported(self, store: Store) -> None:
+    async def test_a_socket_that_cannot_be_created_is_reported(self, store: Store) -> None:
         with pytest.raises(Unavailable):
             async with serving_store(store, unix=Path("/dev/null/store.sock")):
                 pass
 
-    async def test_what_goes_wrong_while_it_serves_passes_unchanged(self, store: Store, tmp_path: Path) -> None:
+    async def test_an_error_of_the_block_passes_unchanged(self, store: Store, tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             async with serving_store(store, unix=tmp_path / "store.sock"):
                 raise TimeoutError("something else took too long")
@@ -103,9 +105,7 @@ class TestTls:
         async with serving_store(store, addresses=(("127.0.0.1", port),), tls=tls):
             yield f"https://127.0.0.1:{port}"
 
-    async def test_the_certificate_says_who_calls_whatever_the_header(
-        self, endpoint: str, authority: Authority
-    ) -> None:
+    async def test_the_certificate_overrides_the_header(self, endpoint: str, authority: Authority) -> None:
         files = authority.issue("node", subject="/O=weft/CN=node-1")
         async with open_remote(
             [endpoint], node="node-2", ca=str(files.ca), cert=str(files.cert), key=str(files.key)
@@ -124,7 +124,7 @@ class TestTls:
             with pytest.raises(Denied):
                 await soon(anext(remote.watch(EVERYTHING, 1)))
 
-    async def test_a_certificate_of_another_authority_is_not_let_in(
+    async def test_a_certificate_of_another_ca_is_rejected(
         self, endpoint: str, authority: Authority, tmp_path: Path
     ) -> None:
         foreign = Authority(tmp_path / "foreign").issue("node", subject="/CN=node-1")
@@ -134,7 +134,7 @@ class TestTls:
             with pytest.raises(Unavailable):
                 await remote.list(EVERYTHING)
 
-    async def test_a_server_of_another_authority_is_not_trusted(
+    async def test_a_server_of_another_ca_is_not_trusted(
         self, endpoint: str, authority: Authority, tmp_path: Path
     ) -> None:
         files, foreign = authority.issue("node", subject="/CN=node-1"), Authority(tmp_path / "foreign")
@@ -156,14 +156,14 @@ class TestTls:
 class TestBadRequests:
     @pytest.mark.parametrize("call", ["read", "list", "commit", "watch", "grant", "keep-alive", "revoke"])
     @pytest.mark.parametrize("body", [b"", b"\xc1", b"hello", wire.encode({"nonsense": 1}), wire.encode([1, 2])])
-    async def test_what_cannot_be_read_is_malformed(self, unix: Path, call: str, body: bytes) -> None:
+    async def test_an_undecodable_request_is_malformed(self, unix: Path, call: str, body: bytes) -> None:
         status, fault = await post(unix, call, body)
         assert status == 400
         assert fault is not None
         assert fault.code == "malformed"
 
     @pytest.mark.parametrize("key", ["x" * 2000, "a\nb", "\x00", "ä", "a\x7f"])
-    async def test_odd_keys_are_invalid(self, unix: Path, key: str) -> None:
+    async def test_bad_keys_are_invalid(self, unix: Path, key: str) -> None:
         requests = {
             "read": wire.KeyRequest(StoreKey(key)),
             "list": wire.KeyRequest(StoreKey(key)),
@@ -177,7 +177,7 @@ class TestBadRequests:
             assert fault.field == "key"
 
     @pytest.mark.parametrize("revision", [-1, 2**63, 2**64 - 1])
-    async def test_odd_revisions_are_invalid(self, unix: Path, revision: int) -> None:
+    async def test_bad_revisions_are_invalid(self, unix: Path, revision: int) -> None:
         for call, request in (
             ("watch", wire.WatchRequest(STATUS, revision)),
             ("commit", wire.CommitRequest((RevisionEquals(STATUS, revision),), ())),
@@ -187,15 +187,95 @@ class TestBadRequests:
             assert status == 422
 
     @pytest.mark.parametrize("ttl", [0.0, -1.0, 1e9, float("inf"), float("nan")])
-    async def test_odd_leases_are_invalid(self, unix: Path, ttl: float) -> None:
+    async def test_bad_ttls_are_invalid(self, unix: Path, ttl: float) -> None:
         status, _ = await post(unix, "grant", wire.encode(wire.GrantRequest(ttl)))
         assert status == 422
 
-    async def test_a_huge_body_is_refused(self, unix: Path) -> None:
+    async def test_a_huge_body_is_rejected(self, unix: Path) -> None:
         request = wire.CommitRequest((), (Put(STATUS, bytes(MAX_BODY)),))
         status, _ = await post(unix, "commit", wire.encode(request))
         assert status == 413
 
-    async def test_an_unknown_call_is_refused(self, unix: Path) -> None:
+    async def test_an_unknown_call_is_rejected(self, unix: Path) -> None:
         status, _ = await post(unix, "drop-everything", b"")
         assert status == 404
+
+
+class Peer(socket.socket):
+    """A connection whose peer has a uid of our choice."""
+
+    def __init__(self, family: socket.AddressFamily, uid: int) -> None:
+        super().__init__(family)
+        self._uid = uid
+
+    def getsockopt(self, level: int, name: int, size: int = 0) -> bytes:  # type: ignore[override]
+        assert (level, name) == (socket.SOL_SOCKET, socket.SO_PEERCRED)
+        return struct.pack("3i", 4711, self._uid, 0)
+
+
+@pytest.mark.parametrize("uid", [0, os.geteuid()])
+def test_root_and_our_own_user_are_accepted_on_the_unix_socket(uid: int) -> None:
+    with Peer(socket.AF_UNIX, uid) as peer:
+        check_peer(peer)
+
+
+def test_another_user_is_denied_on_the_unix_socket() -> None:
+    with Peer(socket.AF_UNIX, os.geteuid() + 1) as peer, pytest.raises(Denied):
+        check_peer(peer)
+
+
+def test_plain_tcp_is_denied() -> None:
+    with Peer(socket.AF_INET, 0) as peer, pytest.raises(Denied):
+        check_peer(peer)
+    with pytest.raises(Denied):
+        check_peer(None)
+
+
+def test_a_real_unix_connection_of_our_own_user_is_accepted() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        check_peer(one)
+
+
+async def authenticated_name(directory: Path, *, subject: str, uris: Sequence[str] = ()) -> str:
+    """The node name that a server derives from a client certificate with these names."""
+
+    async def name(request: web.Request) -> web.Response:
+        try:
+            return web.Response(text=authenticate_node(request))
+        except Denied as error:
+            return web.Response(text=error.message, status=403)
+
+    authority = Authority(directory)
+    server = authority.issue("server", subject="/CN=server")
+    caller = authority.issue("caller", subject=subject, names=[f"URI:{uri}" for uri in uris])
+    address = ("127.0.0.1", free_port())
+    app = web.Application()
+    app.router.add_get("/", name)
+    tls = ssl.create_default_context(cafile=authority.ca)
+    tls.load_cert_chain(caller.cert, caller.key)
+    async with (
+        serving(app, (address,), tls=server_tls(server.cert, server.key, client_ca=authority.ca)),
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as session,
+        session.get(f"https://127.0.0.1:{address[1]}/") as answer,
+    ):
+        return await answer.text()
+
+
+@pytest.mark.parametrize(
+    ("subject", "uris", "node"),
+    [
+        ("/CN=one", [], "one"),
+        ("/CN=one", ["spiffe://somewhere/two"], "one"),
+        ("/CN=one", ["weft:name:two"], "two"),
+        ("/", ["weft:name:" + "n" * 256], "n" * 256),
+    ],
+)
+async def test_the_client_certificate_names_the_node(tmp_path: Path, subject: str, uris: list[str], node: str) -> None:
+    """By our URI SAN, else by the common name."""
+    assert await authenticated_name(tmp_path, subject=subject, uris=uris) == node
+
+
+@pytest.mark.parametrize("uris", [[], ["weft:name:one", "weft:name:two"], ["weft:name:"]])
+async def test_a_certificate_with_no_node_name_or_several_is_denied(tmp_path: Path, uris: list[str]) -> None:
+    assert "names no node" in await authenticated_name(tmp_path, subject="/O=weft", uris=uris)

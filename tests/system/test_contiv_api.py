@@ -1,4 +1,4 @@
-"""The calls of the plugins, and the clean-up by force (contiv 2.4, 2.5; W14, W15, W17, W18)."""
+"""Contiv's plugin API and the forced cleanup (contiv 2.4, 2.5; W14, W15, W17, W18)."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ class TestAddresses:
         assert (await release(blue, "blue.default", "10.1.1.1")).accepted() == "success"
         assert (await blue.oper("networks", "default:blue"))["allocatedIPAddresses"] == "10.1.1.2"
 
-    async def test_names_with_dots_are_told_apart(self, blue: Rest) -> None:
+    async def test_names_with_dots_are_resolved(self, blue: Rest) -> None:
         """`blue.t.1` is network `blue` of tenant `t.1`."""
         assert (await alloc(blue, "blue.t.1")).accepted()["IPv4Address"] == "10.1.1.1/24"
         assert (await blue.oper("networks", "t.1:blue"))["allocatedIPAddresses"] == "10.1.1.1"
         assert "allocatedIPAddresses" not in await blue.oper("networks", "default:blue")
 
-    async def test_a_group_gives_from_its_pool(self, blue: Rest) -> None:
+    async def test_a_group_allocates_from_its_pool(self, blue: Rest) -> None:
         assert (await alloc(blue, "blue:web.default")).accepted()["IPv4Address"] == "10.1.1.10/24"
         (await alloc(blue, "blue:none.default")).refused(404)
         (await alloc(blue, "blue:web.default", PreferredIPv4Address="10.1.1.9")).refused(
             422, field="PreferredIPv4Address"
         )
 
-    async def test_a_pool_names_its_network(self, blue: Rest) -> None:
+    async def test_a_pool_selects_its_network(self, blue: Rest) -> None:
         answer = (await blue.post(ALLOC, {"AddressPool": "10.1.1.0/24:t.1"})).accepted()
         assert answer == {"NetworkID": "blue.t.1", "IPv4Address": "10.1.1.1/24"}
         assert (await blue.post(ALLOC, {"AddressPool": "10.1.1.7/24"})).accepted()["NetworkID"] == "blue.default"
@@ -71,8 +71,8 @@ class TestAddresses:
         (await blue.post(ALLOC, {"AddressPool": "pool"})).refused(422, field="AddressPool")
         (await blue.post(ALLOC, {})).refused(422, field="NetworkID")
 
-    async def test_swarm_asks_for_a_gateway_before_it_makes_the_network(self) -> None:
-        """The first address of the pool is told, and nothing is taken (contiv 2.4)."""
+    async def test_swarm_requests_a_gateway_before_it_creates_the_network(self) -> None:
+        """The first address of the pool is returned, and nothing is allocated (contiv 2.4)."""
         async with running_master("--mode", "swarm-mode") as rest:
             before = await rest.state()
             answer = (await rest.post(ALLOC, {"AddressPool": "10.7.0.0/24"})).accepted()
@@ -84,14 +84,14 @@ class TestAddresses:
 
     async def test_a_requested_address_must_be_free(self, blue: Rest) -> None:
         """W17: the original gave it twice."""
-        wish = {"PreferredIPv4Address": "10.1.1.5"}
-        assert (await alloc(blue, "blue.default", **wish)).accepted()["IPv4Address"] == "10.1.1.5/24"
-        (await alloc(blue, "blue.default", **wish)).refused(409, field="PreferredIPv4Address")
-        (await alloc(blue, "blue.t.1", **wish)).accepted()
+        preferred = {"PreferredIPv4Address": "10.1.1.5"}
+        assert (await alloc(blue, "blue.default", **preferred)).accepted()["IPv4Address"] == "10.1.1.5/24"
+        (await alloc(blue, "blue.default", **preferred)).refused(409, field="PreferredIPv4Address")
+        (await alloc(blue, "blue.t.1", **preferred)).accepted()
         for odd in ("10.1.1.0", "10.1.1.255", "10.1.1.254", "10.1.1.10", "10.2.0.1", "fd00::1", "x"):
             (await alloc(blue, "blue.default", PreferredIPv4Address=odd)).refused(422, field="PreferredIPv4Address")
 
-    async def test_docker_names_pools_in_its_own_way(self, blue: Rest) -> None:
+    async def test_dockers_form_of_a_pool_is_accepted(self, blue: Rest) -> None:
         """W18: the release carries `net.tenant|pool`, and the answer is JSON."""
         given = (await alloc(blue, "blue.default|10.1.1.0/24")).accepted()
         assert given["NetworkID"] == "blue.default|10.1.1.0/24"
@@ -102,7 +102,7 @@ class TestAddresses:
         for network in ("networks/default:blue", "endpointGroups/default:web"):
             assert "allocatedIPAddresses" not in await blue.oper(*network.split("/"))
 
-    async def test_an_address_asked_for_ahead_goes_to_its_endpoint(self, blue: Rest) -> None:
+    async def test_a_reserved_address_is_assigned_to_its_endpoint(self, blue: Rest) -> None:
         """As Docker does it: ask, create with the address, delete, release."""
         (await alloc(blue, "blue.default", PreferredIPv4Address="10.1.1.7")).accepted()
         created = (await blue.create_endpoint("e1", network="blue", address="10.1.1.7/24")).accepted()
@@ -111,12 +111,12 @@ class TestAddresses:
         (await blue.delete_endpoint("e1", network="blue")).accepted()
         assert (await release(blue, "blue.default", "10.1.1.7")).accepted() == "success"
 
-    async def test_releasing_what_is_free_is_fine(self, blue: Rest) -> None:
+    async def test_releasing_a_free_address_succeeds(self, blue: Rest) -> None:
         assert (await release(blue, "blue.default", "10.1.1.77")).accepted() == "success"
         (await release(blue, "none.default", "10.1.1.77")).refused(404)
         (await release(blue, "blue.default", "")).refused(422, field="IPv4Address")
 
-    async def test_what_was_reserved_keeps_its_network_and_group(self, blue: Rest) -> None:
+    async def test_a_reservation_prevents_deletion_of_its_network_and_group(self, blue: Rest) -> None:
         (await alloc(blue, "blue.t.1")).accepted()
         (await blue.delete("networks", "t.1:blue")).refused(409)
         (await alloc(blue, "blue:web.default")).accepted()
@@ -153,13 +153,13 @@ class TestEndpoints:
         assert (await blue.post(CREATE, call)).accepted()["EndpointConfig"] == created
         assert await blue.state() == before
 
-    async def test_delete_gives_back_what_was_there(self, blue: Rest) -> None:
+    async def test_delete_returns_the_endpoint(self, blue: Rest) -> None:
         created = (await blue.create_endpoint("e1", network="blue")).accepted()
         assert (await blue.delete_endpoint("e1", network="blue")).accepted() == created
         (await blue.delete_endpoint("e1", network="blue")).refused(404)
         (await blue.delete_endpoint("../e1", network="blue")).refused(422, field="EndpointID")
 
-    async def test_dangling_references_are_refused_and_nothing_is_written(self, blue: Rest) -> None:
+    async def test_dangling_references_are_rejected_and_nothing_is_written(self, blue: Rest) -> None:
         """O22 and its like."""
         before = await blue.state()
         (await blue.create_endpoint("e1", network="blue", group="none")).refused(422, field="ServiceName")
@@ -171,13 +171,13 @@ class TestEndpoints:
             (await blue.create_endpoint(name, network="blue")).refused(422, field="EndpointID")
         assert await blue.state() == before
 
-    async def test_a_group_of_another_network_is_refused(self, blue: Rest) -> None:
+    async def test_a_group_of_another_network_is_rejected(self, blue: Rest) -> None:
         network = {"networkName": "red", "encap": "vxlan", "subnet": "10.2.0.0/24"}
         await blue.put("networks", tenantName="default", **network)
         (await blue.create_endpoint("e1", network="red", group="web")).refused(409, field="ServiceName")
 
     @pytest.mark.parametrize("named", ["EndpointID", "ContainerID", "IPAddress"])
-    async def test_labels_come_with_the_start_and_go_with_the_end(self, blue: Rest, named: str) -> None:
+    async def test_labels_are_set_on_start_and_removed_on_die(self, blue: Rest, named: str) -> None:
         """W15: nothing is kept of a container that has died, whether or not it provided a service."""
         call = {"TenantName": "default", "NetworkName": "blue", "EndpointID": "e1", "ConfigEP": {"Container": "c1"}}
         await blue.post(CREATE, call)
@@ -189,8 +189,8 @@ class TestEndpoints:
         (await blue.post(UPDATE, start | {"Event": "die"})).accepted()
         assert await blue.state() == before
 
-    async def test_a_start_may_overtake_its_endpoint(self, blue: Rest) -> None:
-        """A node answers the runtime before it tells of the endpoint, and the start may be told in between."""
+    async def test_a_start_event_may_precede_its_endpoint(self, blue: Rest) -> None:
+        """An agent returns ADD before it publishes the endpoint; the start event may arrive in between."""
         start = {"Event": "start", "Tenant": "default", "EndpointID": "e1", "Labels": {"app": "web"}}
         started = asyncio.create_task(blue.post(UPDATE, start))
         await blue.oper("networks", "default:blue")
@@ -198,7 +198,7 @@ class TestEndpoints:
         (await started).accepted()
         assert (await blue.oper("endpoints", "e1"))["labels"] == {"app": "web"}
 
-    async def test_an_update_that_names_nobody_is_refused(self, blue: Rest) -> None:
+    async def test_an_update_without_an_endpoint_is_rejected(self, blue: Rest) -> None:
         (await blue.post(UPDATE, {"Event": "start"})).refused(422, field="EndpointID")
         for event in ("start", "die"):
             (await blue.post(UPDATE, {"Event": event, "EndpointID": "e1"})).refused(404)
@@ -237,7 +237,9 @@ class TestCleanUp:
         ("what", "name", "left"),
         [("net", "blue", ["e4"]), ("group", "web", ["e2", "e3", "e4"]), ("ep", "e2", ["e1", "e3", "e4"])],
     )
-    async def test_endpoints_go_by_network_group_or_id(self, blue: Rest, what: str, name: str, left: list[str]) -> None:
+    async def test_endpoints_are_force_deleted_by_network_group_or_id(
+        self, blue: Rest, what: str, name: str, left: list[str]
+    ) -> None:
         await blue.create_endpoint("e1", network="blue", group="web")
         await blue.create_endpoint("e2", network="blue")
         await blue.create_endpoint("e3", network="blue")
@@ -246,12 +248,12 @@ class TestCleanUp:
         assert len(removed) == 4 - len(left)
         assert [each["endpointID"] for each in (await blue.get("endpoints")).accepted()] == left
 
-    async def test_what_is_not_there_is_said(self, blue: Rest) -> None:
+    async def test_an_unknown_selection_is_not_found(self, blue: Rest) -> None:
         for path, status in (("net/none", 404), ("group/none", 404), ("ep/none", 404), ("all/x", 400)):
             (await blue.send("DELETE", f"/debug/epcleanup/tenant/default/{path}")).refused(status)
         assert (await blue.send("DELETE", "/debug/epcleanup/tenant/default/net/blue")).accepted() == {"removed": []}
 
-    async def test_a_part_that_failed_is_said(self) -> None:
+    async def test_failed_deletes_are_reported(self) -> None:
         """W14: the original answered success whatever happened."""
         async with Stubborn() as store, running_master(store=store) as rest:
             await put_networks(rest)

@@ -1,4 +1,4 @@
-"""A real netmaster beside an API server: what is declared there is shown here, also after either was away."""
+"""Kubernetes sync with a real netmaster and a scripted API server, over restarts of both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMESPACES = "/api/v1/namespaces"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 SERVICES = "/api/v1/services"
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
-DECLARED = {"kubeNamespaces": "shop", "kubePolicies": "deny", "kubeServices": "web"}
+OBJECTS = {"kubeNamespaces": "shop", "kubePolicies": "deny", "kubeServices": "web"}
 
 
 def thing(name: str, namespace: str = "", **members: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ async def shows(rest: Rest, plural: str, *expected: str) -> None:
     await eventually(lambda: names(rest, plural), lambda found: found == list(expected))
 
 
-async def test_declarations_are_kept_over_the_ends_of_both(tmp_path: Path) -> None:
+async def test_kubernetes_objects_stay_in_sync_over_restarts_of_both(tmp_path: Path) -> None:
     async with scripted_server() as server:
         fill(server, thing("deny", "shop", spec={"podSelector": {}}))
         new = thing("later", "shop", spec={"podSelector": {}})
@@ -64,54 +64,54 @@ async def test_declarations_are_kept_over_the_ends_of_both(tmp_path: Path) -> No
             async with client(master.url) as rest:
                 await shows(rest, "kubePolicies", "deny")
                 await shows(rest, "kubeNamespaces", "new", "shop")
-                assert "weft_master_orchestrator_faults 0.0" in (await rest.send("GET", "/metrics")).body
-    # The API server is away: nothing is forgotten, and everything else is served.
+                assert "weft_kube_informer_errors 0.0" in (await rest.send("GET", "/metrics")).body
+    # Without the API server nothing is deleted, and everything else is served.
     master = MasterProcess(tmp_path, "--mode", "kubernetes", "--contiv-json", str(contiv))
     async with master, client(master.url) as rest:
         assert await names(rest, "kubePolicies") == ["deny"]
         await eventually(
-            lambda: rest.send("GET", "/metrics"), lambda told: "weft_master_orchestrator_faults 4.0" in told.body
+            lambda: rest.send("GET", "/metrics"), lambda reply: "weft_kube_informer_errors 4.0" in reply.body
         )
         (await rest.put("tenants", tenantName="red")).accepted()
 
 
-async def test_what_kubernetes_declared_goes_when_it_is_told_to_and_not_by_itself(tmp_path: Path) -> None:
-    """A netmaster in the wrong mode opens nothing that policies close; whoever has left Kubernetes says so."""
+async def test_kubernetes_objects_are_purged_on_request_only(tmp_path: Path) -> None:
+    """A netmaster in the wrong mode must not lift the isolation of policies."""
     async with scripted_server() as server:
         fill(server, thing("deny", "shop", spec={"podSelector": {}}))
         contiv = tmp_path / "contiv.json"
         contiv.write_text(f'{{"K8S_API_SERVER": "{server.url}", "K8S_TOKEN": "word"}}')
         async with MasterProcess(tmp_path, "--contiv-json", str(contiv), "--mode", "kubernetes") as master:
             async with client(master.url) as rest:
-                for plural, name in DECLARED.items():
+                for plural, name in OBJECTS.items():
                     await shows(rest, plural, name)
                 assert "--mode" in (await rest.send("DELETE", "/api/v1/kubernetes")).refused(409)
             master.kill()
             await master.start("--mode", "cni")
             async with client(master.url) as rest:
                 (await rest.put("tenants", tenantName="red")).accepted()
-                for plural, name in DECLARED.items():
+                for plural, name in OBJECTS.items():
                     assert await names(rest, plural) == [name]
-                assert "netctl forget-kubernetes" in master.log.read_text()
+                assert "netctl purge-kubernetes" in master.log.read_text()
                 netctl = (sys.executable, "-m", "weft.ctl.netctl.main", "--netmaster", master.url)
-                forgotten = await run(*netctl, "forget-kubernetes")
-                assert forgotten == (0, "forgot 3 documents\n")
-                for plural in DECLARED:
+                purged = await run(*netctl, "purge-kubernetes")
+                assert purged == (0, "purged 3 objects\n")
+                for plural in OBJECTS:
                     assert await names(rest, plural) == []
                 assert [each["key"] for each in (await rest.get("tenants")).accepted()] == ["default", "red"]
                 again = (await rest.send("DELETE", "/api/v1/kubernetes")).accepted()
-                assert again == {"forgotten": 0}
+                assert again == {"purged": 0}
 
 
 def wide(name: str, cidrs: int) -> dict[str, Any]:
-    """A policy that lets the pods of `shop` speak to so many addresses."""
+    """A policy that allows the pods of `shop` egress to so many addresses."""
     blocks = [{"ipBlock": {"cidr": f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}/32"}} for n in range(cidrs)]
     return thing(name, "shop", spec={"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"to": blocks}]})
 
 
-async def test_a_policy_too_large_for_the_store_keeps_no_other_out(tmp_path: Path) -> None:
-    """By etcd's own limit, by that of gRPC before it, and by ours: it is kept without rules, its owner is told, and
-    netmaster leads on."""
+async def test_a_policy_too_large_for_the_store_blocks_no_other(tmp_path: Path) -> None:
+    """By etcd's limit, by that of gRPC before it, and by ours: it is stored without rules, an Event reports it, and
+    netmaster stays the leader."""
     small_requests = ("--max-request-bytes", "200000")
     async with scripted_server() as server, running_etcd(tmp_path / "etcd", options=small_requests) as etcd:
         policies = [wide("etcd", 6_000), wide("grpc", 22_000), wide("ours", 40_000)]
@@ -127,15 +127,15 @@ async def test_a_policy_too_large_for_the_store_keeps_no_other_out(tmp_path: Pat
             for each in large:
                 assert "larg" in each["fault"] or "divide it" in each["fault"]
                 assert each["spec"] == {"podSelector": {}, "policyTypes": ["Egress"]}
-            await until(lambda: {"etcd", "grpc", "ours"} <= told(server, "NotUnderstood"))
-            await until(lambda: "other" in told(server, "InForce"))
+            await until(lambda: {"etcd", "grpc", "ours"} <= events(server, "UnsupportedRules"))
+            await until(lambda: "other" in events(server, "Realized"))
             log = master.log.read_text()
     assert "leadership lost" not in log
     assert log.count("leading address") == 1
 
 
-def told(server: Scripted, reason: str) -> set[str]:
-    """The policies of which events tell this."""
+def events(server: Scripted, reason: str) -> set[str]:
+    """The policies with an Event of this reason."""
     return {
         body["involvedObject"]["name"]
         for method, _, body in server.posted

@@ -1,4 +1,4 @@
-"""`GET /api/v1/trace` and `POST /api/v1/policydiff` on the state that REST made, and `weft trace` on top of them."""
+"""`GET /api/v1/trace` and `POST /api/v1/policydiff` on the state that REST created, and `weft trace` on top of them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ async def test_a_flow_is_explained(shop: Rest) -> None:
     assert (await trace(shop, "web-1", "client-1", "tcp/81")).accepted()["allowed"]
 
 
-async def test_addresses_and_the_world_can_be_asked_about(shop: Rest) -> None:
+async def test_addresses_and_external_peers_can_be_traced(shop: Rest) -> None:
     assert (await trace(shop, "10.1.1.2", "10.1.1.1", "tcp/80")).accepted()["source"] == "default:net:client-1"
     assert not (await trace(shop, "192.0.2.1", "web-1", "udp/53")).accepted()["allowed"]
 
 
-async def test_the_answer_follows_every_change(shop: Rest) -> None:
-    """W24: a rule that is gone no longer counts; one that comes does, without asking anew for the whole state."""
+async def test_a_trace_reflects_every_change(shop: Rest) -> None:
+    """W24: a deleted rule no longer counts and an added one does, without rebuilding the whole state."""
     assert not (await trace(shop, "client-1", "web-1", "icmp")).accepted()["allowed"]
     (await shop.delete("rules", "default:p:rest")).accepted()
     assert (await trace(shop, "client-1", "web-1", "icmp")).accepted()["allowed"]
@@ -81,18 +81,18 @@ async def test_a_dry_run_reports_and_never_decides(shop: Rest) -> None:
         ("client-1", "web-1", "tcp", 422, "port"),
         ("client-1", "web-1", "tcp/70000", 422, "port"),
         ("client-1", "web-1", "nonsense/80", 422, "protocol"),
-        ("client-1", "nobody", "tcp/80", 404, None),
+        ("client-1", "missing", "tcp/80", 404, None),
         ("client-1", "", "tcp/80", 400, "dst"),
         ("-1", "web-1", "tcp/80", 422, "src"),
     ],
 )
-async def test_questions_that_make_no_sense(
+async def test_invalid_queries_are_rejected(
     shop: Rest, src: str, dst: str, service: str, status: int, field: str | None
 ) -> None:
     (await trace(shop, src, dst, service)).refused(status, field=field)
 
 
-async def test_a_diff_tells_what_a_change_would_do_and_does_nothing(shop: Rest) -> None:
+async def test_a_diff_reports_the_effect_of_a_change_without_making_it(shop: Rest) -> None:
     before = await shop.state()
     changes = [{"delete": "rules", "key": "default:p:web"}]
     [change] = (await shop.post("/api/v1/policydiff", {"changes": changes})).accepted()
@@ -125,11 +125,11 @@ async def test_later_proposals_build_on_earlier_ones(shop: Rest) -> None:
         ([{"put": "rules", "object": {"tenantName": "default", "policyName": "p", **DENY_ALL, "port": 70000}}], 422),
     ],
 )
-async def test_bad_proposals_are_refused(shop: Rest, changes: list[object], status: int) -> None:
+async def test_bad_proposals_are_rejected(shop: Rest, changes: list[object], status: int) -> None:
     (await shop.post("/api/v1/policydiff", {"changes": changes})).refused(status)
 
 
-async def test_weft_trace_tells_it_to_people(shop: Rest) -> None:
+async def test_weft_trace_prints_the_verdict(shop: Rest) -> None:
     command = [sys.executable, "-m", "weft.cli", "trace", "--netmaster", shop.url]
     for service, code, text in (("tcp/80", 0, "ALLOWED"), ("tcp/81", 1, "nearest rule that would allow it")):
         process = await asyncio.create_subprocess_exec(
