@@ -1,54 +1,121 @@
-"""The `weft` command: finds the subcommand, and imports only that one."""
+"""The `weft` command: dispatches to a subcommand.
+
+Each subcommand is imported when it runs, so that `weft --help` and `weft trace` do not load the agent or the lab.
+The imports stand in functions, where import-linter sees them.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from weft import __version__
 from weft.domain.errors import WeftError
 
 
 class Subcommand(NamedTuple):
-    """What a subcommand does, and where: `module:function`, which takes arguments and gives the exit code."""
+    """A subcommand: takes its arguments and returns the exit code."""
 
-    where: str
-    about: str
+    run: Callable[[Sequence[str]], int]
+    summary: str
 
 
+def _capture(argv: Sequence[str]) -> int:
+    from weft.ctl.weft import capture
+
+    return capture.main(argv)
+
+
+def _doctor(argv: Sequence[str]) -> int:
+    from weft.ctl.weft import doctor
+
+    return doctor.main(argv)
+
+
+def _drops(argv: Sequence[str]) -> int:
+    from weft.ctl.weft import drops
+
+    return drops.main(argv)
+
+
+# weft.cni stands on its own: it must run on a host before any other part of Weft does.
+def _install_cni(argv: Sequence[str]) -> int:
+    from weft.cni import install
+
+    return install.main(argv)
+
+
+def _lab(argv: Sequence[str]) -> int:
+    from weft.lab import main as lab
+
+    return lab.main(argv)
+
+
+def _shell(argv: Sequence[str]) -> int:
+    from weft.ctl.weft import shell
+
+    return shell.main(argv)
+
+
+def _trace(argv: Sequence[str]) -> int:
+    from weft.ctl.weft import trace
+
+    return trace.main(argv)
+
+
+def _uninstall_node(argv: Sequence[str]) -> int:
+    from weft.agent import uninstall
+
+    return uninstall.main(argv)
+
+
+def _up(argv: Sequence[str]) -> int:
+    from weft.ctl.weft import up
+
+    return up.main(argv)
+
+
+# Both of weft.lab import the drivers, netmaster and aiohttp, which take most of a second.
+def _verify(argv: Sequence[str]) -> int:
+    from weft.lab.verify import main as verify
+
+    return verify.main(argv)
+
+
+# In the order of `weft --help`.
 SUBCOMMANDS = {
-    "lab": Subcommand("weft.lab.main:main", "show Weft at work on this machine"),
-    "up": Subcommand("weft.ctl.weft.up:main", "run netmaster and netplugin together on this machine"),
-    "doctor": Subcommand("weft.ctl.weft.doctor:main", "check this node, and say what to do"),
-    "capture": Subcommand("weft.ctl.weft.capture:main", "write the packets of a workload to a file"),
-    "shell": Subcommand("weft.ctl.weft.shell:main", "run a command inside a tenant's network space"),
-    "drops": Subcommand("weft.ctl.weft.drops:main", "what was refused on this node, and why"),
-    "trace": Subcommand("weft.ctl.weft.trace:main", "whether a flow would pass, and why; --packet tries it out"),
-    "oracle": Subcommand("weft.lab.verify.main:main", "judge the policy engine by a table of right answers"),
-    "install-cni": Subcommand("weft.cni.install:main", "install the CNI plugin and its configuration"),
-    "uninstall-node": Subcommand("weft.agent.uninstall:main", "take everything of Weft off this machine"),
+    "capture": Subcommand(_capture, "capture the packets of a workload to a pcap file"),
+    "doctor": Subcommand(_doctor, "check this node and suggest fixes"),
+    "drops": Subcommand(_drops, "show dropped packets of this node and the rules that dropped them"),
+    "install-cni": Subcommand(_install_cni, "install the CNI plugin and its configuration"),
+    "lab": Subcommand(_lab, "run a demo cluster on this machine"),
+    "shell": Subcommand(_shell, "run a command in a tenant's network namespace"),
+    "trace": Subcommand(_trace, "explain the policy verdict of a flow; --packet also sends a probe"),
+    "uninstall-node": Subcommand(_uninstall_node, "remove everything of Weft from this machine"),
+    "up": Subcommand(_up, "run netmaster, netplugin and netdns on this machine"),
+    "verify": Subcommand(_verify, "verify policy verdicts against a table of expected results"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand. The exit code is its own, or 2 when it was refused."""
+    """Run one subcommand and return its exit code, or 2 if it fails with a `WeftError`."""
+    listing = (f"  {name:14} {subcommand.summary}" for name, subcommand in SUBCOMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="weft",
-        description="Weft: container networking, and how to look into it.",
-        epilog="\n".join(["commands:", *(f"  {name:14} {each.about}" for name, each in sorted(SUBCOMMANDS.items()))]),
+        description="Weft: container networking. Run, install and diagnose it.",
+        epilog="\n".join(["commands:", *listing]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"weft {__version__}")
     parser.add_argument("command", choices=sorted(SUBCOMMANDS), metavar="COMMAND", help="one of the commands below")
+    # Not argparse subparsers: those would import every subcommand to know its flags.
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="see weft COMMAND --help")
     args = parser.parse_args(argv)
-    module, _, function = SUBCOMMANDS[args.command].where.partition(":")
-    run = cast("Callable[[Sequence[str]], int]", getattr(importlib.import_module(module), function))
     try:
-        return run(args.arguments)
+        return SUBCOMMANDS[args.command].run(args.arguments)
+    # Subcommands handle the errors that have exit codes of their own; 2 is argparse's code for a usage error too.
     except WeftError as error:
         print(f"weft {args.command}: {error.message}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The REST client: where the netmaster is, who we are, and what its answers mean."""
+"""The REST client of netctl: finds netmaster, authenticates, and translates errors."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weft.ctl.failures import Behind, CommandError, Failure, FileFault, Unreachable, Usage
 from weft.ctl.files import CONFIG_FILE, read_token
-from weft.ctl.http import NotHttp, Reply, decode_reply, encode_request, exchange
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-# One object as the netmaster tells it.
+    from weft.ctl.http import Reply
+
+# One object as REST returns it.
 Row = Mapping[str, object]
 
-# Rows asked for at once: a long list comes in parts, each within its own deadline.
+# Objects per page: a long list comes in pages, each with its own deadline.
 PAGE = 1000
 
-# Seconds for which to wait until a write is in force, where none are named.
+# Seconds that --wait without a value waits.
 DEFAULT_WAIT = 10.0
 
+# A pattern instead of urllib.parse, which is slow to import. The path may not contain blanks or control characters: it
+# becomes part of the request line.
 _URL = re.compile(r"(https?)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(/[!-~]*)?")
 _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
+# RFC 3986 unreserved characters, and the colon.
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:")
-_FOREIGN_TEXT = 256
+# Longest quotation of a reply that is not from netmaster, such as a proxy's HTML page.
+_MAX_QUOTED = 256
 
 
 class Connection(NamedTuple):
-    """How to reach the netmaster, as told by flags and environment."""
+    """How to reach netmaster, from flags and environment."""
 
     url: str
     insecure: bool = False
@@ -40,21 +45,22 @@ class Connection(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """For how long, and for whom, to wait until a write is in force."""
+    """How long to wait until nodes have applied a write, and whether unreachable nodes count."""
 
     seconds: float
-    skip_silent: bool = False
+    ignore_unreachable: bool = False
 
     @property
     def query(self) -> Mapping[str, str]:
-        return {"wait": f"{self.seconds:g}"} | ({"skip-silent": "1"} if self.skip_silent else {})
+        return {"wait": f"{self.seconds:g}"} | ({"ignore-unreachable": "1"} if self.ignore_unreachable else {})
 
 
 class Client:
-    """Talks to one netmaster. Every request has its own deadline and its own connection."""
+    """A client of one netmaster. Every request has its own deadline and its own connection."""
 
     def __init__(self, connection: Connection, *, environment: Mapping[str, str]) -> None:
         match = _URL.fullmatch(connection.url)
+        # Port 0 is rejected here: connecting to it would fail with a misleading error.
         if not match or int(match[3] or 1) not in range(1, 65536):
             raise Usage(
                 f"--netmaster {connection.url!r} is not an address: write http://HOST:PORT or https://HOST:PORT"
@@ -64,8 +70,8 @@ class Client:
         self._secure = scheme == "https"
         self._port = int(port or (443 if self._secure else 80))
         self._base = (base or "").rstrip("/")
-        # A token on a plain connection that leaves this machine could be read on the way.
-        self._trusted = self._secure or bool(_LOOPBACK.fullmatch(self._authority))
+        # A token sent in clear text to another machine could be intercepted.
+        self._may_send_token = self._secure or bool(_LOOPBACK.fullmatch(self._authority))
         self._environment = environment
 
     def request(
@@ -78,49 +84,55 @@ class Client:
         if_match: str = "",
         wait: Wait | None = None,
     ) -> Reply:
-        """A successful answer (2xx); `CommandError` for any other, `Unreachable` when none came.
+        """Send a request and return its 2xx reply; `CommandError` for another status, `Unreachable` without a reply.
 
-        With `wait` the netmaster answers when what was written is in force, and `Behind` says that it is not.
+        With `wait` netmaster replies when the nodes have applied the write; `Behind` if some have not in time.
         """
-        headers = {"Host": f"{self._authority}:{self._port}", "Accept": "application/json"}
+        headers = {"Accept": "application/json"}
         if body:
             headers["Content-Type"] = "application/json"
         if if_match:
             headers["If-Match"] = if_match
-        if self._trusted and (token := read_token(self._environment)):
+        if self._may_send_token and (token := read_token(self._environment)):
             headers["Authorization"] = f"Bearer {token}"
         target = self._base + path
-        if asked := {**(query or {}), **(wait.query if wait else {})}:
-            target += "?" + "&".join(f"{name}={quote(value)}" for name, value in asked.items())
+        if parameters := {**(query or {}), **(wait.query if wait else {})}:
+            target += "?" + "&".join(f"{name}={quote(value)}" for name, value in parameters.items())
+        # netmaster uses up the wait before it replies, so it does not count against the request's own timeout.
         timeout = self._connection.timeout + (wait.seconds if wait else 0.0)
-        reply = self._exchange(encode_request(method, target, headers=headers, body=body), timeout=timeout)
+        reply = self._exchange(method, target, headers=headers, body=body, timeout=timeout)
         if not 200 <= reply.status < 300:
-            raise self._refusal(reply)
+            raise self._error(reply)
         return reply
 
     def rows(self, path: str, *, query: Mapping[str, str]) -> Iterator[Row]:
-        """Every object of a list, page after page."""
+        """All objects of a list, page by page."""
         page: dict[str, str] = {**query, "limit": str(PAGE)}
         while True:
             reply = self.request("GET", path, query=page)
             yield from decode_rows(reply)
-            if not (following := reply.headers.get("x-continue")):
+            if not (token := reply.headers.get("x-continue")):
                 return
-            page["continue"] = following
+            page["continue"] = token
 
-    def _exchange(self, request: bytes, *, timeout: float) -> Reply:
+    def _exchange(self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout: float) -> Reply:
+        # Imported here because http.client is slow to import, and --help or a usage error sends nothing.
+        from weft.ctl.http import InvalidReply, exchange  # noqa: PLC0415
+
         host = self._authority.strip("[]")
         tls = self._tls() if self._secure else None
         try:
-            return decode_reply(exchange(host, self._port, request=request, timeout=timeout, tls=tls))
+            return exchange(
+                method, target, host=host, port=self._port, headers=headers, body=body, timeout=timeout, tls=tls
+            )
         except TimeoutError as error:
             raise Unreachable(
-                f"no answer from netmaster at {self._connection.url} within {timeout:g} s: "
+                f"no reply from netmaster at {self._connection.url} within {timeout:g} s: "
                 "is it overloaded or behind a firewall? give it more time with --timeout"
             ) from error
-        except NotHttp as error:
+        except InvalidReply as error:
             raise Unreachable(
-                f"netmaster at {self._connection.url}: {error}; do scheme (http or https) and port fit?"
+                f"netmaster at {self._connection.url}: {error}; are scheme (http or https) and port right?"
             ) from error
         except OSError as error:
             raise self._unreachable(error) from error
@@ -129,16 +141,17 @@ class Client:
         if untrusted := getattr(error, "verify_message", ""):
             return Unreachable(
                 f"the certificate of netmaster at {self._connection.url} is not trusted: {untrusted}; "
-                "name its authority with --cacert FILE"
+                "give its CA with --cacert FILE"
             )
-        reason = "the host name is not known" if isinstance(error, socket.gaierror) else error.strerror or str(error)
+        reason = "unknown host name" if isinstance(error, socket.gaierror) else error.strerror or str(error)
         return Unreachable(
             f"cannot reach netmaster at {self._connection.url}: {reason}; is it running? set --netmaster or NETMASTER"
         )
 
     def _tls(self) -> SSLContext:
-        import ssl  # noqa: PLC0415 - a quarter of the budget, and most commands talk to loopback without it
+        import ssl  # noqa: PLC0415 - needed for the types of errors only with https
 
+        # An explicit --insecure accepts any certificate, for labs with self-signed ones.
         if self._connection.insecure:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
@@ -149,61 +162,62 @@ class Client:
         except OSError as error:
             raise FileFault(f"--cacert {self._connection.cacert}: {error.strerror or error}") from error
 
-    def _refusal(self, reply: Reply) -> Failure:
-        message, field, code = _reason(reply)
+    def _error(self, reply: Reply) -> Failure:
+        message, field, code = _parse_error(reply)
+        # By code and not by status 504, which a proxy may send too.
         if code == Behind.code:
             return Behind(message)
         if reply.status == 401:
             message += f"; give a token in NETCTL_TOKEN or in {CONFIG_FILE}"
-            if not self._trusted:
+            if not self._may_send_token:
                 message += " (it is sent only over https or to this machine)"
         if reply.status == 412:
-            message += "; someone else changed it meanwhile: run the command again"
+            message += "; it was changed concurrently: run the command again"
         return CommandError(message, field=field)
 
 
 def quote(text: str) -> str:
-    """The text as one segment of a path, or one value of a query; the colon of keys stays as it is."""
+    """Percent-encode a path segment or a query value. The colon stays: it separates the members of keys."""
     octets = text.encode(errors="surrogateescape")
     return "".join(chr(octet) if octet in _UNRESERVED else f"%{octet:02X}" for octet in octets)
 
 
 def decode_json(reply: Reply) -> object:
-    """The JSON value in an answer, or `CommandError` when it holds something else."""
+    """The JSON value of a reply; `CommandError` if it is not JSON."""
     try:
         value: object = json.loads(reply.body)
     except ValueError as error:
-        raise CommandError(f"the answer is not JSON: {_foreign(reply.body)!r}; is this a netmaster?") from error
+        raise CommandError(f"the reply is not JSON: {_quoted(reply.body)!r}; is this a netmaster?") from error
     return value
 
 
 def decode_row(reply: Reply) -> Row:
-    """The JSON object in an answer, or `CommandError` when it holds something else."""
+    """The JSON object of a reply; `CommandError` if it is something else."""
     value = decode_json(reply)
     if not isinstance(value, dict):
-        raise CommandError(f"the answer is not a JSON object: {_foreign(reply.body)!r}; is this a netmaster?")
+        raise CommandError(f"the reply is not a JSON object: {_quoted(reply.body)!r}; is this a netmaster?")
     return value
 
 
 def decode_rows(reply: Reply) -> list[Row]:
-    """The JSON list of objects in an answer, or `CommandError` when it holds something else."""
+    """The JSON list of objects of a reply; `CommandError` if it is something else."""
     value = decode_json(reply)
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        raise CommandError(f"the answer is not a list of JSON objects: {_foreign(reply.body)!r}; is this a netmaster?")
+        raise CommandError(f"the reply is not a list of JSON objects: {_quoted(reply.body)!r}; is this a netmaster?")
     return value
 
 
-def _reason(reply: Reply) -> tuple[str, str, str]:
-    """The message, field and code of an error body, or the best that can be said of a foreign one."""
+def _parse_error(reply: Reply) -> tuple[str, str, str]:
+    """The message, field and code of an error. A reply that is not netmaster's is quoted."""
     try:
-        fault = json.loads(reply.body)
-        return str(fault["message"]), str(fault.get("field") or ""), str(fault.get("code") or "")
+        error = json.loads(reply.body)
+        return str(error["message"]), str(error.get("field") or ""), str(error.get("code") or "")
     except (ValueError, TypeError, KeyError, AttributeError):
-        text = _foreign(reply.body)
-        return f"the server answered {reply.status} {reply.reason}" + (f": {text}" if text else ""), "", ""
+        text = _quoted(reply.body)
+        return f"the server replied {reply.status} {reply.reason}" + (f": {text}" if text else ""), "", ""
 
 
-def _foreign(body: bytes) -> str:
-    """Text that no netmaster of ours wrote: one short line, without control characters."""
+def _quoted(body: bytes) -> str:
+    """Untrusted text as one short line without control characters, which could alter the terminal."""
     text = " ".join(body.decode(errors="replace").split())
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:_FOREIGN_TEXT])
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_QUOTED])

@@ -1,4 +1,4 @@
-"""How a command can fail, and the exit code that says so (contiv 3)."""
+"""The failures of commands and their exit codes (docs/compatibility/contiv.md, section 3)."""
 
 from __future__ import annotations
 
@@ -6,41 +6,43 @@ from weft.domain.errors import WeftError
 
 
 class Failure(WeftError):
-    """A command ended without doing what was asked; the message tells the person at the terminal what to do."""
+    """A command failed; the message says what to do."""
 
+    # Scripts depend on these codes; docs/reference/netctl.md lists them.
     exit_code = 3
 
 
 class Usage(Failure):
-    """The command line itself is wrong; nothing was sent."""
+    """The command line is invalid; nothing was sent."""
 
     code = "usage"
     exit_code = 1
 
 
 class Unreachable(Failure):
-    """No netmaster answered. A request that changes something may have been carried out all the same."""
+    """No reply from netmaster or the agent. A write may have been executed nevertheless."""
 
     code = "unreachable"
     exit_code = 2
 
 
 class CommandError(Failure):
-    """The netmaster answered, and its answer is no."""
+    """The server rejected the request."""
 
     code = "refused"
     exit_code = 3
 
 
 class Behind(Failure):
-    """It was written, and stands, but was not in force on every node in time."""
+    """The write was committed, but some nodes did not apply it in time."""
 
+    # The code that netmaster sends with 504, as in weft.domain.errors.
     code = "behind"
     exit_code = 5
 
 
 class FileFault(Failure):
-    """A file, or the output itself, could not be read or written."""
+    """A file or the standard output cannot be read or written."""
 
     code = "file"
     exit_code = 4

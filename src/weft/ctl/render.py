@@ -1,4 +1,4 @@
-"""What people and scripts see: aligned tables, names, and JSON."""
+"""Formats output: aligned tables, names, and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Column(NamedTuple):
-    """A column of a table: its title, the JSON member it shows, and what stands for a zero, which REST leaves out."""
+    """A column of a table: its title, its JSON member, and the text for a missing member, since REST omits zeros."""
 
     title: str
     member: str
@@ -19,8 +19,9 @@ class Column(NamedTuple):
 
 
 def table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """Titles, a dashed line, and one line per row, aligned by spaces; the same on a terminal and in a pipe."""
+    """Format rows as aligned columns; the same on a terminal and in a pipe."""
     lines = [[column.title for column in columns], ["-" * len(column.title) for column in columns]]
+    # Two spaces between columns and no trailing blanks, so that awk and diff work on the output.
     lines += [[_cell(row.get(column.member), absent=column.absent) for column in columns] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     return "".join(
@@ -29,7 +30,7 @@ def table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
 
 
 def card(columns: Sequence[Column], row: Row) -> str:
-    """One object as lines of `Title: value`, the values aligned."""
+    """Format one object as lines `Title: value`, the values aligned."""
     width = max(len(column.title) for column in columns) + 1
     return "".join(
         f"{column.title + ':':{width}} {_cell(row.get(column.member), absent=column.absent)}".rstrip() + "\n"
@@ -43,7 +44,7 @@ def names(member: str, rows: Iterable[Row]) -> str:
 
 
 def json_array(rows: Iterable[Row]) -> str:
-    """A JSON array with one object per line, so that both `jq` and `grep` can read it."""
+    """A JSON array with one object per line, for `jq` and for `grep`."""
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     return f"[\n{lines}\n]\n" if lines else "[]\n"
 
@@ -54,6 +55,7 @@ def json_document(value: object) -> str:
 
 
 def _cell(value: object, *, absent: str) -> str:
+    # REST omits members with zero values (Go's omitempty in Contiv), so a missing number is printed as 0.
     if value is None:
         return absent
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A small real HTTP server that answers as it is told and remembers what it was asked, and netctl pointed at it."""
+"""An HTTP stub server with given replies that records its requests, and netctl pointed at it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from weft.ctl.netctl.main import run
 
 
-class Asked(NamedTuple):
-    """One request as it arrived."""
+class ReceivedRequest(NamedTuple):
+    """A request that the stub received."""
 
     method: str
     target: str
@@ -32,20 +32,20 @@ class Asked(NamedTuple):
 
 
 class Stub:
-    """A server on a free loopback port. What it was not told to answer is answered 404, as the netmaster would."""
+    """A server on a free loopback port. It replies 404 to unknown requests, as netmaster does."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.requests: list[ReceivedRequest] = []
         self._answers: dict[str, tuple[int, bytes, Mapping[str, str]]] = {}
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
-                asked = Asked(self.command, self.path, dict(self.headers), self.rfile.read(length))
-                stub.asked.append(asked)
-                missing = json.dumps({"code": "not-found", "message": f"{asked.target} does not exist"}).encode()
-                status, body, headers = stub._answers.get(asked.line, (404, missing, {}))
+                request = ReceivedRequest(self.command, self.path, dict(self.headers), self.rfile.read(length))
+                stub.requests.append(request)
+                missing = json.dumps({"code": "not-found", "message": f"{request.target} does not exist"}).encode()
+                status, body, headers = stub._answers.get(request.line, (404, missing, {}))
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
@@ -65,13 +65,13 @@ class Stub:
         return f"http://127.0.0.1:{self.server.server_port}"
 
     def answers(self, line: str, body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        """From now on answer this request (`GET /path?query`) with a JSON body, or with bytes as they are."""
+        """Reply to this request (`GET /path?query`) with a JSON body, or with bytes as they are."""
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         self._answers[line] = (status, raw, headers or {})
 
 
-class Outcome(NamedTuple):
-    """How a command ended."""
+class CommandResult(NamedTuple):
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -86,7 +86,7 @@ class Outcome(NamedTuple):
 class Netctl(Protocol):
     """Runs netctl in this process, pointed at the stub, with a home directory of its own."""
 
-    def __call__(self, *words: str, environment: Mapping[str, str] | None = None) -> Outcome: ...
+    def __call__(self, *words: str, environment: Mapping[str, str] | None = None) -> CommandResult: ...
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def stub() -> Iterator[Stub]:
 
 @pytest.fixture
 def netctl(stub: Stub, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Netctl:
-    def call(*words: str, environment: Mapping[str, str] | None = None) -> Outcome:
+    def call(*words: str, environment: Mapping[str, str] | None = None) -> CommandResult:
         given = {"NETMASTER": stub.url, "HOME": str(tmp_path), **(environment or {})}
         try:
             code = run(words, environment=given)
@@ -110,6 +110,6 @@ def netctl(stub: Stub, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Net
             assert isinstance(leaving.code, int)
             code = leaving.code
         captured = capfd.readouterr()
-        return Outcome(code, captured.out, captured.err)
+        return CommandResult(code, captured.out, captured.err)
 
     return call

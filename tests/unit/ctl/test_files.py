@@ -34,7 +34,7 @@ def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
-def test_a_token_that_others_may_read_is_not_used(tmp_path: Path, mode: int) -> None:
+def test_a_token_that_other_users_can_read_is_rejected(tmp_path: Path, mode: int) -> None:
     config(tmp_path, '{"token": "secret"}', mode=mode)
     with pytest.raises(FileFault, match="chmod 600"):
         read_token({"HOME": str(tmp_path)})
@@ -43,18 +43,18 @@ def test_a_token_that_others_may_read_is_not_used(tmp_path: Path, mode: int) -> 
 @pytest.mark.parametrize(
     "text", ["", "[]", '"secret"', "{", '{"token": 7}', '{"token": "two words"}', '{"token": "a\\nb"}']
 )
-def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_is_reported(tmp_path: Path, text: str) -> None:
     config(tmp_path, text)
     with pytest.raises(FileFault, match=r"config\.json"):
         read_token({"HOME": str(tmp_path)})
 
 
-def test_a_token_cannot_smuggle_a_header() -> None:
+def test_a_token_cannot_inject_a_header() -> None:
     with pytest.raises(FileFault, match="NETCTL_TOKEN"):
         read_token({"NETCTL_TOKEN": "a\r\nX-Evil: 1"})
 
 
-def test_a_written_document_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_written_document_has_mode_0600(tmp_path: Path) -> None:
     path = tmp_path / "backup.json"
     write_document(str(path), b"one")
     write_document(str(path), b"two")
@@ -63,7 +63,7 @@ def test_a_written_document_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+def test_unusable_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(FileFault, match="cannot write"):
         write_document(str(tmp_path / "no" / "backup.json"), b"")
     with pytest.raises(FileFault, match="cannot read"):

@@ -1,1 +1,1 @@
-"""TODO"""
+"""netctl: the command table, its parser, the actions, and the reference page."""

@@ -1,7 +1,6 @@
-"""What the commands do: each action takes a parsed call and yields the text to print.
+"""The actions of netctl's commands: each takes a parsed command line and yields the text to print.
 
-Actions that differ only in the kind of object are made from the kind (`lists(NETWORK)`), so the table of commands
-names what happens.
+Factories such as `lists(NETWORK)` make the actions that differ only in the kind of object.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from weft.ctl.failures import Usage
 from weft.ctl.files import read_document, write_document
 from weft.ctl.netctl.kinds import API, FLOW_CHANGES, GLOBAL, INCOMING, NODE, OUTGOING, POLICY, RULE, TENANT, Kind
 
+# Members of a reply that a PUT must not send back.
 _ADDED_BY_SERVER = frozenset({"key", "links", "link-sets"})
+# Members that a rule of this direction does not use (O13).
 _NOT_FOR = {
     "in": {"toEndpointGroup": "--to-group", "toNetwork": "--to-network"},
     "out": {
@@ -30,29 +31,29 @@ _NOT_FOR = {
 
 
 class Call(NamedTuple):
-    """A command line that was understood: JSON members by name, the switches that were set, and for how many seconds
-    to wait, where it says so."""
+    """A parsed command line: JSON members, switches, and the seconds of --wait."""
 
-    given: Mapping[str, object]
+    members: Mapping[str, object]
     switches: frozenset[str]
     client: Client
     seconds: float = 0.0
 
     @property
     def wait(self) -> Wait | None:
-        """How to wait until a write is in force everywhere."""
-        return Wait(self.seconds, skip_silent="skip-silent" in self.switches) if self.seconds else None
+        """How to wait until the nodes have applied a write; None without --wait."""
+        return Wait(self.seconds, ignore_unreachable="ignore-unreachable" in self.switches) if self.seconds else None
 
 
 Action = Callable[[Call], Iterator[str]]
 
 
 def saves(kind: Kind) -> Action:
-    """Create the object, or change it where it exists already, as Contiv does; print its key."""
+    """Create the object or, as Contiv does, change an existing one; print its key."""
 
     def save(call: Call) -> Iterator[str]:
-        key = kind.spell_key(call.given)
-        call.client.request("POST", kind.path(key), body=_encode(call.given), wait=call.wait)
+        key = kind.spell_key(call.members)
+        call.client.request("POST", kind.path(key), body=_encode(call.members), wait=call.wait)
+        # The key and nothing else, for scripts.
         yield f"{key}\n"
 
     return save
@@ -62,7 +63,7 @@ def removes(kind: Kind) -> Action:
     """Delete the object; print its key."""
 
     def remove(call: Call) -> Iterator[str]:
-        key = kind.spell_key(call.given)
+        key = kind.spell_key(call.members)
         call.client.request("DELETE", kind.path(key), wait=call.wait)
         yield f"{key}\n"
 
@@ -70,21 +71,22 @@ def removes(kind: Kind) -> Action:
 
 
 def inspects(kind: Kind) -> Action:
-    """Print the object's configuration and its state."""
+    """Print the object's configuration and operational state."""
 
     def inspect(call: Call) -> Iterator[str]:
-        reply = call.client.request("GET", kind.inspect_path(kind.spell_key(call.given)))
+        reply = call.client.request("GET", kind.inspect_path(kind.spell_key(call.members)))
         yield render.json_document(decode_json(reply))
 
     return inspect
 
 
 def lists(kind: Kind) -> Action:
-    """Print all objects of a tenant, or of all tenants; an unknown tenant is an error."""
+    """Print the objects of a tenant or of all tenants; an unknown tenant is an error."""
 
     def list_(call: Call) -> Iterator[str]:
-        tenant = "" if "all" in call.switches else str(call.given.get("tenantName", ""))
+        tenant = "" if "all" in call.switches else str(call.members.get("tenantName", ""))
         rows = list(call.client.rows(kind.path(), query={"tenantName": tenant} if tenant else {}))
+        # REST returns an empty list for an unknown tenant; reading the tenant makes it an error.
         if tenant and not rows:
             call.client.request("GET", TENANT.path(tenant))
         if "quiet" in call.switches:
@@ -98,7 +100,7 @@ def lists(kind: Kind) -> Action:
 
 
 def list_nodes(call: Call) -> Iterator[str]:
-    """Print all nodes, each with how it is and how far it has come."""
+    """Print all nodes with their state and applied revision."""
     rows = list(call.client.rows(NODE.path(), query={}))
     if "quiet" in call.switches:
         yield render.names(NODE.name, rows)
@@ -108,45 +110,45 @@ def list_nodes(call: Call) -> Iterator[str]:
         yield render.table(NODE.columns, ({**row, **_status(row), "state": _state(row)} for row in rows))
 
 
-def settle(call: Call) -> Iterator[str]:
-    """Wait until every node has carried out all that was written; print the revision that is in force."""
-    wait = call.wait or Wait(DEFAULT_WAIT, skip_silent="skip-silent" in call.switches)
-    settled = decode_row(call.client.request("POST", f"{API}/settle", wait=wait))
-    yield f"{settled.get('revision', '')}\n"
+def wait_for_nodes(call: Call) -> Iterator[str]:
+    """Wait until every node has applied all writes so far; print the applied revision."""
+    wait = call.wait or Wait(DEFAULT_WAIT, ignore_unreachable="ignore-unreachable" in call.switches)
+    synced = decode_row(call.client.request("POST", f"{API}/sync", wait=wait))
+    yield f"{synced.get('revision', '')}\n"
 
 
 def create_policy(call: Call) -> Iterator[str]:
-    """Create a policy, or change whether it is a dry run."""
-    given = {**call.given, "dryRun": True} if "dry-run" in call.switches else call.given
-    yield from saves(POLICY)(call._replace(given=given))
+    """Create a policy, or set whether it is a dry run."""
+    members = {**call.members, "dryRun": True} if "dry-run" in call.switches else call.members
+    yield from saves(POLICY)(call._replace(members=members))
 
 
 def add_rule(call: Call) -> Iterator[str]:
-    """Add a rule; members that the direction leaves without a meaning are refused before anything is sent."""
-    direction = str(call.given["direction"])
+    """Add a rule; flags that do not apply to its direction are an error before anything is sent."""
+    direction = str(call.members["direction"])
     for member, flag in _NOT_FOR.get(direction, {}).items():
-        if call.given.get(member):
-            raise Usage(f"{flag} has no meaning in a rule with direction {direction}: leave it out")
+        if call.members.get(member):
+            raise Usage(f"{flag} does not apply to a rule with direction {direction}: leave it out")
     if "preview" in call.switches:
-        yield from _preview(call, [{"put": RULE.plural, "object": dict(call.given)}])
+        yield from _preview(call, [{"put": RULE.plural, "object": dict(call.members)}])
     else:
         yield from saves(RULE)(call)
 
 
 def remove_rule(call: Call) -> Iterator[str]:
-    """Remove a rule, or show what that would change."""
+    """Remove a rule or, with --preview, print what that would change."""
     if "preview" in call.switches:
-        yield from _preview(call, [{"delete": RULE.plural, "key": RULE.spell_key(call.given)}])
+        yield from _preview(call, [{"delete": RULE.plural, "key": RULE.spell_key(call.members)}])
     else:
         yield from removes(RULE)(call)
 
 
 def diff_policy(call: Call) -> Iterator[str]:
-    """Print what the changes in a file would newly allow or block."""
+    """Print the flows whose verdict the changes in a file would change."""
     try:
-        changes = json.loads(read_document(str(call.given["file"])))
+        changes = json.loads(read_document(str(call.members["file"])))
     except ValueError as error:
-        raise Usage(f"{call.given['file']}: not JSON: {error}") from error
+        raise Usage(f"{call.members['file']}: not JSON: {error}") from error
     yield from _preview(call, changes)
 
 
@@ -156,18 +158,19 @@ def _preview(call: Call, changes: object) -> Iterator[str]:
     if "json" in call.switches:
         yield render.json_array(rows)
     elif not rows:
-        yield "nothing would be newly allowed or blocked\n"
+        yield "no verdict would change\n"
     else:
         shown = ({**row, "verdict": "allowed" if row.get("allowed") else "blocked"} for row in rows)
         yield render.table(FLOW_CHANGES, shown)
 
 
 def list_rules(call: Call) -> Iterator[str]:
-    """Print the rules of a policy in two tables, the lowest priority first; an unknown policy is an error."""
-    query = {"tenantName": str(call.given["tenantName"]), "policyName": str(call.given["policyName"])}
+    """Print the rules of a policy by direction, the lowest priority first; an unknown policy is an error."""
+    query = {"tenantName": str(call.members["tenantName"]), "policyName": str(call.members["policyName"])}
+    # Sorted here: REST pages by key, and priorities are not part of it.
     rules = sorted(call.client.rows(RULE.path(), query=query), key=_priority)
     if not rules:
-        call.client.request("GET", POLICY.path(POLICY.spell_key(call.given)))
+        call.client.request("GET", POLICY.path(POLICY.spell_key(call.members)))
     if "quiet" in call.switches:
         yield render.names(RULE.name, rules)
     elif "json" in call.switches:
@@ -184,20 +187,20 @@ def show_global(call: Call) -> Iterator[str]:
 
 
 def inspect_global(call: Call) -> Iterator[str]:
-    """Print the settings of the cluster and what is in use."""
+    """Print the settings of the cluster and the tags in use."""
     yield render.json_document(decode_json(call.client.request("GET", GLOBAL.inspect_path("global"))))
 
 
 def set_global(call: Call) -> Iterator[str]:
-    """Change the settings that were given and no others (W25), if nobody else changed them meanwhile."""
-    if not call.given:
+    """Change only the given settings (W25). If-Match detects a concurrent change."""
+    if not call.members:
         raise Usage("nothing to set: give at least one option; see netctl global set --help")
     reply = call.client.request("GET", GLOBAL.path("global"))
-    kept = {member: value for member, value in decode_row(reply).items() if member not in _ADDED_BY_SERVER}
+    current = {member: value for member, value in decode_row(reply).items() if member not in _ADDED_BY_SERVER}
     call.client.request(
         "PUT",
         GLOBAL.path("global"),
-        body=_encode({**kept, **call.given}),
+        body=_encode({**current, **call.members}),
         if_match=reply.headers.get("etag", ""),
         wait=call.wait,
     )
@@ -205,7 +208,8 @@ def set_global(call: Call) -> Iterator[str]:
 
 
 def show_version(call: Call) -> Iterator[str]:
-    """Print the versions of netctl and of the netmaster; the first also when there is no netmaster."""
+    """Print the versions of netctl and netmaster; netctl's also if netmaster is unreachable."""
+    # Before the request, which may fail.
     yield f"Client version: {__version__}\n"
     server = decode_row(call.client.request("GET", "/version"))
     yield f"Server version: {server.get('Version', '')}\n"
@@ -214,35 +218,36 @@ def show_version(call: Call) -> Iterator[str]:
 
 
 def backup(call: Call) -> Iterator[str]:
-    """Write the whole state to a file, whole or not at all, or to the standard output."""
+    """Write the state of the cluster to a file, atomically, or to the standard output."""
     document = call.client.request("GET", f"{API}/backup").body
-    if path := str(call.given.get("file", "")):
+    if path := str(call.members.get("file", "")):
         write_document(path, document)
         yield f"{path}\n"
     else:
+        # `_print` encodes with the same handler, so the bytes stay as they are.
         yield document.decode(errors="surrogateescape")
 
 
 def restore(call: Call) -> Iterator[str]:
-    """Put a backup in place of the netmaster's state."""
-    document = read_document(str(call.given["file"]))
+    """Replace the state of the cluster by a backup."""
+    document = read_document(str(call.members["file"]))
     query = {"force": "1"} if "force" in call.switches else {}
     reply = call.client.request("POST", f"{API}/restore", query=query, body=document, wait=call.wait)
     restored = decode_row(reply)
     yield f"restored {restored.get('restored', 0)} objects\n"
 
 
-def forget_kubernetes(call: Call) -> Iterator[str]:
-    """Have the netmaster forget what Kubernetes declared."""
+def purge_kubernetes(call: Call) -> Iterator[str]:
+    """Delete the objects that were synced from Kubernetes."""
     reply = call.client.request("DELETE", f"{API}/kubernetes", wait=call.wait)
-    yield f"forgot {decode_row(reply).get('forgotten', 0)} documents\n"
+    yield f"purged {decode_row(reply).get('purged', 0)} objects\n"
 
 
 def print_completion(call: Call) -> Iterator[str]:
-    """Print a script that teaches a shell to complete netctl's words."""
-    from weft.ctl.netctl.completion import completion_script  # noqa: PLC0415 - made from the table that names this action
+    """Print the completion script of a shell, which `make docs` generates from the command table."""
+    from importlib.resources import files  # noqa: PLC0415 - slow to import, and only this command needs it
 
-    yield completion_script(str(call.given["shell"]))
+    yield (files("weft.ctl.completions") / f"netctl.{call.members['shell']}").read_text(encoding="utf-8")
 
 
 def _encode(members: Mapping[str, object]) -> bytes:
@@ -255,12 +260,13 @@ def _status(node: Row) -> Row:
 
 
 def _state(node: Row) -> str:
-    since, status = node.get("silentSince"), _status(node)
+    since, status = node.get("unreachableSince"), _status(node)
+    # An unreachable node's own status is outdated, so this comes first.
     if isinstance(since, int | float) and since:
-        return time.strftime("silent since %Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
-    state, reasons = status.get("state", "alive"), status.get("reasons")
-    if state == "not ready" and isinstance(reasons, list):
-        return f"not ready: {'; '.join(map(str, reasons))}"
+        return time.strftime("Unreachable since %Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
+    state, reasons = status.get("state", "Ready"), status.get("reasons")
+    if state == "NotReady" and isinstance(reasons, list):
+        return f"NotReady: {'; '.join(map(str, reasons))}"
     return str(state)
 
 

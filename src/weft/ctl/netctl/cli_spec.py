@@ -1,4 +1,4 @@
-"""The parts a command line is made of, as values."""
+"""The types of the command table: nouns, commands, arguments and flags."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from typing import Literal, NamedTuple
 
 from weft.ctl.netctl.actions import Action
 
-ResourceVersion = Literal["text", "number", "list", "switch", "wait"]
+# A `list` flag may be repeated; the JSON member becomes an array.
+FlagForm = Literal["text", "number", "list", "switch", "wait"]
 
 
 class Flag(NamedTuple):
-    """An option. `member` is the JSON member it sets; a switch sets none, but is named by its first name. A wait takes
-    its seconds only after `=`, as in `--wait=5`, and may stand without them: then `default` counts.
+    """An option. `member` is the JSON member it sets; a switch sets none and is identified by its first name.
 
-    `values` are offered by help and completion; whether a value is right, the netmaster decides.
+    A flag of the form `wait` takes a value only after `=`, as in `--wait=5`, and has a default without it.
+    `values` are for help and completion only: netmaster validates them.
     """
 
     names: tuple[str, ...]
     text: str
     member: str = ""
-    form: ResourceVersion = "text"
+    form: FlagForm = "text"
     default: str | int | None = None
     required: bool = False
     values: tuple[str, ...] = ()
@@ -32,17 +33,18 @@ class Flag(NamedTuple):
 
     @property
     def takes_value(self) -> bool:
-        """Whether the next word is its value, unless that is joined by `=`."""
+        """Whether it needs a value, as the next word or after `=`."""
         return self.form not in {"switch", "wait"}
 
     @property
     def shown(self) -> str:
-        """What stands for the value in help texts."""
+        """The placeholder of the value in help texts."""
+        # `--encap vlan|vxlan` documents the values without a further column.
         return self.placeholder or "|".join(self.values) or self.word.replace("-", "_").upper()
 
 
 class Argument(NamedTuple):
-    """A word that must stand in the line (unless `optional`); `member` is the JSON member it sets."""
+    """A positional argument; `member` is the JSON member it sets."""
 
     member: str
     shown: str
@@ -52,17 +54,25 @@ class Argument(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A leaf: `names` are its verb and aliases."""
+    """A verb of a noun, or a command without a noun. `names` are the name and its aliases.
+
+    `hidden` are former names that still work but are not documented.
+    """
 
     names: tuple[str, ...]
     text: str
     run: Action
     arguments: tuple[Argument, ...] = ()
     flags: tuple[Flag, ...] = ()
+    hidden: tuple[str, ...] = ()
+
+    def is_called(self, name: str) -> bool:
+        """Whether a word of the command line means this command."""
+        return name in self.names or name in self.hidden
 
 
 class Noun(NamedTuple):
-    """A word with verbs below it; `names` are the word and its aliases."""
+    """A kind of object with its verbs; `names` are the word and its aliases."""
 
     names: tuple[str, ...]
     text: str

@@ -1,6 +1,6 @@
-"""Every command of netctl, as one table: words, arguments, flags, and what each does (contiv 3).
+"""The command table of netctl: nouns, verbs, arguments, flags and actions (docs/compatibility/contiv.md, section 3).
 
-Parser, help, completion and reference are made from it. ACI and `login` are left out on purpose.
+Parser, help, completion and reference come from it. ACI and `login` are not supported.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from weft.ctl.netctl.actions import inspects, lists, removes, saves
 from weft.ctl.netctl.cli_spec import Argument, Command, Flag, Noun
 from weft.ctl.netctl.kinds import Kind
 
+# Flags that many commands share. The short names are Contiv's.
 _TENANT = Flag(("--tenant", "-t"), "the tenant", member="tenantName", default="default")
-_ALL = Flag(("--all", "-a"), "of all tenants", form="switch")
+_ALL = Flag(("--all", "-a"), "all tenants", form="switch")
 _JSON = Flag(("--json", "-j"), "print JSON instead of a table", form="switch")
-_PREVIEW = Flag(("--preview",), "only show what it would newly allow or block", form="switch")
+_PREVIEW = Flag(("--preview",), "only show which verdicts would change", form="switch")
 _QUIET = Flag(("--quiet", "-q"), "print names only", form="switch")
 _WAIT = (
     Flag(
         ("--wait",),
-        f"return when it is in force on every node; --wait=5 gives up after 5 seconds, --wait after {DEFAULT_WAIT:g}",
+        f"return when every node has applied it; --wait=5 gives up after 5 seconds, --wait after {DEFAULT_WAIT:g}",
         form="wait",
         placeholder="SECONDS",
     ),
-    Flag(("--skip-silent",), "with --wait: not for nodes that are silent", form="switch"),
+    Flag(("--ignore-unreachable",), "with --wait: do not wait for unreachable nodes", form="switch"),
 )
 
 _POLICY = Argument("policyName", "POLICY", "name of the policy")
 _RULE = Argument("ruleId", "RULE", "id of the rule, unique in its policy")
 
+# The last argument of a kind's commands: its own name.
 _NAMES = {
     kinds.TENANT: Argument("tenantName", "TENANT", "name of the tenant"),
     kinds.NETWORK: Argument("networkName", "NETWORK", "name of the network"),
@@ -57,11 +59,12 @@ def _inspect(kind: Kind, text: str) -> Command:
 
 
 def _list(kind: Kind, text: str, *, in_tenants: bool = True) -> Command:
+    # Endpoints are listed by tenant too, although their key has none.
     scope = (_TENANT, _ALL) if in_tenants else ()
     return Command(("ls", "list"), text, lists(kind), (), (*scope, _JSON, _QUIET))
 
 
-# Words with verbs.
+# Nouns with their verbs.
 NOUNS = (
     Noun(
         ("group",),
@@ -76,14 +79,15 @@ NOUNS = (
                     Flag(("--networkprofile", "-n"), "attach a netprofile", "netProfile", placeholder="NAME"),
                     Flag(
                         ("--ip-pool", "-r"),
-                        "addresses of the network kept for this group",
+                        "addresses of the network reserved for this group",
                         "ipPool",
                         placeholder="FIRST-LAST",
                     ),
-                    Flag(("--epg-tag", "--tag"), "tag by which other systems know it", "cfgdTag", placeholder="TAG"),
+                    # Stored for Contiv clients; nothing else reads it.
+                    Flag(("--epg-tag", "--tag"), "tag for other systems", "cfgdTag", placeholder="TAG"),
                     Flag(
                         ("--pkt-tag",),
-                        "VLAN tag of its own, on a network of encap vlan",
+                        "its own VLAN id, in a network with encap vlan",
                         "pktTag",
                         "number",
                         placeholder="TAG",
@@ -97,7 +101,7 @@ NOUNS = (
     ),
     Noun(
         ("endpoint", "ep"),
-        "attachments of workloads to networks",
+        "network attachments of workloads",
         (
             _inspect(kinds.ENDPOINT, "Show an endpoint"),
             _list(kinds.ENDPOINT, "List endpoints"),
@@ -107,12 +111,13 @@ NOUNS = (
         ("node",),
         "machines that run the agent",
         (
-            Command(("ls", "list"), "List nodes with how they are", actions.list_nodes, (), (_JSON, _QUIET)),
+            Command(("ls", "list"), "List nodes with their state", actions.list_nodes, (), (_JSON, _QUIET)),
             Command(
-                ("settle",),
-                "Wait until all that was written so far is in force on every node",
-                actions.settle,
+                ("wait",),
+                "Wait until every node has applied all changes so far",
+                actions.wait_for_nodes,
                 flags=_WAIT,
+                hidden=("settle",),  # its former name
             ),
         ),
     ),
@@ -148,22 +153,23 @@ NOUNS = (
                     Flag(("--encap", "-e"), "encapsulation", "encap", default="vxlan", values=("vlan", "vxlan")),
                     Flag(
                         ("--pkt-tag", "-p"),
-                        "VLAN tag or VXLAN id on the wire; chosen by the netmaster unless given",
+                        "VLAN id or VNI; netmaster chooses it by default",
                         "pktTag",
                         "number",
                         placeholder="TAG",
                     ),
                     Flag(
                         ("--subnet", "-s"),
-                        "IPv4 subnet, or the part FIRST-LAST/LENGTH of one",
+                        "IPv4 subnet, or a range FIRST-LAST/LENGTH of one",
                         "subnet",
                         required=True,
                         placeholder="CIDR",
                     ),
                     Flag(("--gateway", "-g"), "IPv4 gateway", "gateway", placeholder="ADDRESS"),
+                    # Contiv's short flags; argparse matches `-s6` as a whole before it tries `-s` with the value 6.
                     Flag(("--subnetv6", "-s6"), "IPv6 subnet", "ipv6Subnet", placeholder="CIDR"),
                     Flag(("--gatewayv6", "-g6"), "IPv6 gateway", "ipv6Gateway", placeholder="ADDRESS"),
-                    Flag(("--nw-tag", "--tag"), "tag by which other systems know it", "cfgdTag", placeholder="TAG"),
+                    Flag(("--nw-tag", "--tag"), "tag for other systems", "cfgdTag", placeholder="TAG"),
                 ),
             ),
             _remove(kinds.NETWORK, "Delete a network"),
@@ -173,7 +179,7 @@ NOUNS = (
     ),
     Noun(
         ("tenant",),
-        "customers, whose names and addresses never meet",
+        "isolated owners of virtual networks",
         (
             _create(
                 kinds.TENANT,
@@ -181,7 +187,7 @@ NOUNS = (
                 flags=(
                     Flag(
                         ("--external-range",),
-                        "where services of the tenant may be asked from outside; may be repeated",
+                        "source addresses outside that may reach the tenant's services (may be repeated)",
                         "externalRanges",
                         "list",
                         placeholder="CIDR",
@@ -189,7 +195,7 @@ NOUNS = (
                 ),
             ),
             _remove(kinds.TENANT, "Delete a tenant"),
-            _inspect(kinds.TENANT, "Show a tenant with what belongs to it"),
+            _inspect(kinds.TENANT, "Show a tenant with its objects"),
             _list(kinds.TENANT, "List tenants", in_tenants=False),
         ),
     ),
@@ -204,12 +210,12 @@ NOUNS = (
                 (_POLICY,),
                 (
                     _TENANT,
-                    Flag(("--dry-run",), "its rules are evaluated and reported, but never decide", form="switch"),
+                    Flag(("--dry-run",), "evaluate and report its rules, but do not enforce them", form="switch"),
                     *_WAIT,
                 ),
             ),
             _remove(kinds.POLICY, "Delete a policy with its rules"),
-            _inspect(kinds.POLICY, "Show a policy with the endpoints it governs"),
+            _inspect(kinds.POLICY, "Show a policy with its endpoints"),
             _list(kinds.POLICY, "List policies"),
             Command(
                 ("rule-add",),
@@ -219,6 +225,7 @@ NOUNS = (
                 (
                     _TENANT,
                     Flag(("--priority", "-p"), "1 to 100; higher wins", "priority", "number", default=1),
+                    # Values are not `choices` of argparse: netmaster rejects others with a better message.
                     Flag(("--direction", "-d"), "seen from the group", "direction", default="in", values=("in", "out")),
                     Flag(("--from-group", "-g"), "source group (in)", "fromEndpointGroup", placeholder="GROUP"),
                     Flag(("--to-group", "-e"), "destination group (out)", "toEndpointGroup", placeholder="GROUP"),
@@ -228,12 +235,12 @@ NOUNS = (
                     Flag(("--to-ip-address", "-s"), "destination address", "toIpAddress", placeholder="CIDR"),
                     Flag(
                         ("--protocol", "-l"),
-                        "protocol or its number; any unless given",
+                        "protocol or its number; any by default",
                         "protocol",
                         values=("tcp", "udp", "icmp"),
                     ),
-                    Flag(("--port", "-P"), "destination port; any unless given", "port", "number"),
-                    Flag(("--action", "-j"), "what happens", "action", default="allow", values=("allow", "deny")),
+                    Flag(("--port", "-P"), "destination port; any by default", "port", "number"),
+                    Flag(("--action", "-j"), "allow or deny", "action", default="allow", values=("allow", "deny")),
                     _PREVIEW,
                     *_WAIT,
                 ),
@@ -244,7 +251,7 @@ NOUNS = (
             ),
             Command(
                 ("diff",),
-                "Show what changes would newly allow or block, without making them",
+                "Show which verdicts a set of changes would change, without applying them",
                 actions.diff_policy,
                 (
                     Argument(
@@ -264,15 +271,15 @@ NOUNS = (
                 "Show the settings",
                 actions.show_global,
                 flags=(
-                    _TENANT._replace(text="accepted for old scripts; settings have no tenant", default=None),
-                    _ALL._replace(text="accepted for old scripts; settings have no tenant"),
+                    _TENANT._replace(text="ignored; accepted for Contiv scripts", default=None),
+                    _ALL._replace(text="ignored; accepted for Contiv scripts"),
                     _JSON,
                 ),
             ),
-            Command(("inspect",), "Show the settings and what is in use", actions.inspect_global),
+            Command(("inspect",), "Show the settings and the tags in use", actions.inspect_global),
             Command(
                 ("set",),
-                "Change the settings that are given, and no others",
+                "Change the given settings only",
                 actions.set_global,
                 flags=(
                     Flag(
@@ -311,6 +318,7 @@ NOUNS = (
                         required=True,
                         placeholder="CIDR",
                     ),
+                    # Text and not a number, as in Contiv's schema.
                     Flag(("--as",), "AS number of the node", "as", required=True),
                     Flag(("--neighbor-as",), "AS number of the router", "neighbor-as", required=True, placeholder="AS"),
                     Flag(("--neighbor",), "address of the router", "neighbor", required=True, placeholder="ADDRESS"),
@@ -323,7 +331,7 @@ NOUNS = (
     ),
     Noun(
         ("service",),
-        "addresses that balance over providers",
+        "load-balanced virtual IPs",
         (
             _create(
                 kinds.SERVICE,
@@ -332,7 +340,7 @@ NOUNS = (
                     Flag(("--network", "-s"), "network of its address", "networkName", required=True),
                     Flag(
                         ("--selector", "-l"),
-                        "label that its providers carry (may be repeated)",
+                        "label of its backends (may be repeated)",
                         "selectors",
                         "list",
                         required=True,
@@ -340,43 +348,43 @@ NOUNS = (
                     ),
                     Flag(
                         ("--port", "-p"),
-                        "port of the service, port of its providers, and TCP or UDP (may be repeated)",
+                        "port of the service, port of its backends, and TCP or UDP (may be repeated)",
                         "ports",
                         "list",
                         required=True,
                         placeholder="PORT:PORT:PROTOCOL",
                     ),
-                    Flag(("--preferred-ip", "--ip"), "address asked for", "ipAddress", placeholder="ADDRESS"),
-                    Flag(("--preferred-ipv6",), "IPv6 address asked for", "ipv6Address", placeholder="ADDRESS"),
+                    Flag(("--preferred-ip", "--ip"), "requested VIP", "ipAddress", placeholder="ADDRESS"),
+                    Flag(("--preferred-ipv6",), "requested IPv6 VIP", "ipv6Address", placeholder="ADDRESS"),
                 ),
             ),
             _remove(kinds.SERVICE, "Delete a service"),
             _list(kinds.SERVICE, "List services"),
-            _inspect(kinds.SERVICE, "Show a service with its address and providers"),
+            _inspect(kinds.SERVICE, "Show a service with its VIP and backends"),
         ),
     ),
 )
 
-# Words that are commands themselves.
+# Commands without a noun.
 COMMANDS = (
-    Command(("version",), "Show the versions of netctl and of the netmaster", actions.show_version),
+    Command(("version",), "Show the versions of netctl and netmaster", actions.show_version),
     Command(
         ("backup",),
-        "Save the whole state of the cluster",
+        "Save the state of the cluster",
         actions.backup,
-        (Argument("file", "FILE", "where to; the standard output unless given", optional=True),),
+        (Argument("file", "FILE", "file to write; the standard output by default", optional=True),),
     ),
     Command(
         ("restore",),
-        "Put a saved state back",
+        "Restore a saved state",
         actions.restore,
-        (Argument("file", "FILE", "what backup wrote; - is the standard input"),),
+        (Argument("file", "FILE", "file that backup wrote; - is the standard input"),),
         (Flag(("--force",), "replace a state that is not empty", form="switch"), *_WAIT),
     ),
     Command(
-        ("forget-kubernetes",),
-        "Take out of the store what Kubernetes declared, after mode kubernetes is left",
-        actions.forget_kubernetes,
+        ("purge-kubernetes",),
+        "Delete the objects synced from Kubernetes, after netmaster has left mode kubernetes",
+        actions.purge_kubernetes,
         (),
         _WAIT,
     ),
@@ -384,14 +392,14 @@ COMMANDS = (
         ("completion",),
         "Print a completion script, for bash: source <(netctl completion bash)",
         actions.print_completion,
-        (Argument("shell", "SHELL", "whose script", values=("bash", "zsh", "fish")),),
+        (Argument("shell", "SHELL", "the shell", values=("bash", "zsh", "fish")),),
     ),
 )
 
-# Flags of every command; the words in brackets are the environment variables that serve instead.
+# Flags of every command; the environment variables in brackets are used without the flag.
 GLOBAL_FLAGS = (
-    Flag(("--netmaster",), "where the netmaster is (NETMASTER)", placeholder="URL", default="http://127.0.0.1:9999"),
-    Flag(("--insecure",), "do not check the netmaster's certificate (INSECURE)", form="switch"),
-    Flag(("--cacert",), "certificates to check it against (NETCTL_CACERT)", placeholder="FILE"),
-    Flag(("--timeout",), "how long each request may take", default=30, placeholder="SECONDS"),
+    Flag(("--netmaster",), "URL of netmaster (NETMASTER)", placeholder="URL", default="http://127.0.0.1:9999"),
+    Flag(("--insecure",), "do not verify netmaster's certificate (INSECURE)", form="switch"),
+    Flag(("--cacert",), "CA certificates to verify it with (NETCTL_CACERT)", placeholder="FILE"),
+    Flag(("--timeout",), "timeout of each request", default=30, placeholder="SECONDS"),
 )

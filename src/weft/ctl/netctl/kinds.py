@@ -1,4 +1,4 @@
-"""The kinds of objects netctl speaks of: their paths, keys and columns (contiv 2.2 and 3)."""
+"""The kinds of objects of netctl: REST paths, keys and columns (docs/compatibility/contiv.md, 2.2 and 3)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from weft.ctl.render import Column
 API = "/api/v1"
 
 
+# A NamedTuple and not a dataclass: dataclasses is slow to import.
 class Kind(NamedTuple):
-    """A kind of object. The last member of its key is its own name; `tenantName` before it places it in a tenant."""
+    """A kind of object. The last member of its key is its name; a `tenantName` before it makes it tenant-scoped."""
 
     word: str
     plural: str
@@ -21,7 +22,7 @@ class Kind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The member that holds an object's own name."""
+        """The JSON member with an object's own name."""
         return self.key[-1]
 
     @property
@@ -29,15 +30,15 @@ class Kind(NamedTuple):
         return "tenantName" in self.key[:-1]
 
     def spell_key(self, members: Mapping[str, object]) -> str:
-        """The key of an object, as it stands in paths: its key members joined by colons."""
+        """The key of an object in REST paths: its key members joined by colons."""
         return ":".join(str(members[member]) for member in self.key)
 
     def path(self, key: str = "") -> str:
-        """Where one object is, or all of them."""
+        """The REST path of one object, or of the list."""
         return f"{API}/{self.plural}/{quote(key)}/" if key else f"{API}/{self.plural}/"
 
     def inspect_path(self, key: str) -> str:
-        """Where one object is shown together with what became of it."""
+        """The REST path of one object with its operational state."""
         return f"{API}/inspect/{self.plural}/{quote(key)}/"
 
 
@@ -78,6 +79,7 @@ GROUP = Kind(
     ),
 )
 
+# Contiv's plural of policy is "policys" in REST.
 POLICY = Kind(
     "policy",
     "policys",
@@ -87,14 +89,16 @@ POLICY = Kind(
 
 RULE = Kind("rule", "rules", ("tenantName", "policyName", "ruleId"))
 
+# Columns of `policy diff` and --preview.
 FLOW_CHANGES = (
-    Column("Becomes", "verdict"),
+    Column("Verdict", "verdict"),
     Column("From", "sources"),
     Column("To", "targets"),
     Column("Services", "services"),
-    Column("By rule", "decidedBy"),
+    Column("Decided by", "decidedBy"),
 )
 
+# Contiv's titles and their order; scripts parse them.
 INCOMING = (
     Column("Rule", "ruleId"),
     Column("Priority", "priority"),
@@ -145,6 +149,7 @@ SERVICE = Kind(
     ),
 )
 
+# REST writes Bgps with a capital, as Contiv does.
 BGP = Kind(
     "bgp",
     "Bgps",
@@ -198,7 +203,8 @@ NODE = Kind(
         Column("Control address", "ctrlIp"),
         Column("Tunnel address", "vtepIp"),
         Column("Version", "version"),
-        Column("Realised", "realisedRevision", "0"),
+        # Zero until the node has applied its first revision.
+        Column("Applied rev", "appliedRevision", "0"),
         Column("Lag", "lag", "0"),
         Column("State", "state"),
     ),

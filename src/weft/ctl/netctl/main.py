@@ -1,4 +1,4 @@
-"""The entry point of netctl: understand the line, do it, print, and leave with the right exit code."""
+"""The entry point of netctl: parses the command line, runs the command, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from weft.ctl.failures import Failure, FileFault
 from weft.ctl.netctl.actions import Call
 from weft.ctl.netctl.parser import parse
 
-_INTERRUPTED = 130
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main() -> int:
-    """Run netctl with this process's own arguments."""
+    """Run netctl with the arguments of this process."""
     return run(sys.argv[1:], environment=os.environ)
 
 
 def run(words: Sequence[str], *, environment: Mapping[str, str]) -> int:
-    """Carry out one command line; what went wrong stands on the standard error, in one line."""
+    """Run one command line. A failure is printed to the standard error in one line."""
     try:
         parsed = parse(words, environment=environment)
         client = Client(parsed.connection, environment=environment)
-        for text in parsed.command.run(Call(parsed.given, parsed.switches, client, parsed.seconds)):
+        # Actions yield text piece by piece, so that `version` prints before its request fails.
+        for text in parsed.command.run(Call(parsed.members, parsed.switches, client, parsed.seconds)):
             _print(text)
     except Failure as failure:
         field = f" (field {failure.field})" if failure.field and failure.field not in failure.message else ""
@@ -36,12 +37,12 @@ def run(words: Sequence[str], *, environment: Mapping[str, str]) -> int:
 
 
 def _print(text: str) -> None:
-    """Write UTF-8, whatever the locale: most of the output is JSON or goes to a program."""
+    """Write UTF-8 regardless of the locale: most output is JSON or is read by a program."""
     try:
         sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
         sys.stdout.flush()
     except OSError as error:
-        # The interpreter would try, and complain, again at its end.
+        # At exit the interpreter flushes again and would print a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise FileFault(f"cannot write the output: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""From words to a call: argparse, built only for the one command that the line names."""
+"""Parses command lines with argparse. A parser is built only for the command that is called, which is faster."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from weft.ctl.failures import Usage
 from weft.ctl.netctl.cli_spec import Command, Flag, Noun
 from weft.ctl.netctl.commands import COMMANDS, GLOBAL_FLAGS, NOUNS
 
+# Contiv's variables, and NETCTL_CACERT.
 _ENVIRONMENT = {"netmaster": "NETMASTER", "insecure": "INSECURE", "cacert": "NETCTL_CACERT"}
 _TRUE = frozenset({"1", "t", "true", "y", "yes"})
-_LONGEST_TIMEOUT = 86400
-_LONGEST_WAIT = 60
+_MAX_TIMEOUT = 86400
+# The limit of netmaster, which holds a connection open meanwhile.
+_MAX_WAIT = 60
 
 
 class Parsed(NamedTuple):
-    """A command with what was given to it, and how to reach the netmaster."""
+    """A command with its JSON members and switches, and how to reach netmaster."""
 
     command: Command
-    given: Mapping[str, object]
+    members: Mapping[str, object]
     switches: frozenset[str]
     connection: Connection
-    # For how long to wait until it is in force; 0 for not at all.
+    # Seconds of --wait; 0 without it.
     seconds: float
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argparse parser whose complaints are `Usage` and whose flags are never abbreviated."""
+    """An argparse parser that raises `Usage` and does not accept abbreviated flags."""
 
     def __init__(self, prog: str, *, description: str = "", add_help: bool = True) -> None:
-        # The width is fixed because asking for the terminal's costs the import of shutil on every start.
+        # A fixed width: argparse would import shutil to read the terminal's, at every start.
         super().__init__(
             prog=prog,
             description=description,
@@ -47,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(words: Sequence[str], *, environment: Mapping[str, str]) -> Parsed:
-    """Understand a command line, or raise `Usage`. Help and `--version` print and leave with `SystemExit(0)`."""
+    """Parse a command line; `Usage` if it is invalid. Help and `--version` print and raise `SystemExit(0)`."""
     options, line = _split_global_flags(words)
     prog, command, rest = _find_command(line)
     parser = _Parser(prog, description=f"{command.text}.")
@@ -62,27 +64,26 @@ def parse(words: Sequence[str], *, environment: Mapping[str, str]) -> Parsed:
     for flag in command.flags:
         _add_flag(parser, flag, default=flag.default)
     _add_global_flags(parser)
-    parser.parse_args(list(_spelled_out(rest, command.flags)), options)
+    # Into the same namespace, so that flags before the command count too.
+    parser.parse_args(list(_with_default_waits(rest, command.flags)), options)
     values = vars(options)
     members = {argument.member: argument.shown for argument in command.arguments}
     members |= {flag.member: flag.names[0] for flag in command.flags if flag.member}
     for member, shown in members.items():
-        # An empty tenant would mean all of them, and an empty name the whole list.
+        # An empty tenant would mean all tenants, and an empty name the path of the list.
         if values[member] == "":
             parser.error(f"{shown} must not be empty")
     return Parsed(
         command=command,
-        given={member: values[member] for member in members if values.get(member) is not None},
+        members={member: values[member] for member in members if values.get(member) is not None},
         switches=frozenset(flag.word for flag in command.flags if flag.form == "switch" and values[flag.word]),
         connection=_connection(options, environment),
-        seconds=_seconds(values["wait"], flag="--wait", longest=_LONGEST_WAIT)
-        if values.get("wait") is not None
-        else 0.0,
+        seconds=_seconds(values["wait"], flag="--wait", maximum=_MAX_WAIT) if values.get("wait") is not None else 0.0,
     )
 
 
 def _split_global_flags(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The flags before the first word, and all that follows."""
+    """The global flags before the command, and the rest of the line."""
     parser = _Parser("netctl", add_help=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--version", "-v", action="version", version=f"netctl version {__version__}")
@@ -90,17 +91,17 @@ def _split_global_flags(words: Sequence[str]) -> tuple[argparse.Namespace, list[
     parser.add_argument("rest", nargs=argparse.REMAINDER)
     options = parser.parse_args(words)
     if options.help:
-        _leave_with_menu("netctl COMMAND", (*NOUNS, *COMMANDS))
+        _print_menu("netctl COMMAND", (*NOUNS, *COMMANDS))
     rest: list[str] = options.rest
     return options, rest
 
 
 def _find_command(words: Sequence[str]) -> tuple[str, Command, Sequence[str]]:
-    """The command a line begins with, how it is called in full, and the words after it."""
+    """The full name of the command that the line begins with, the command, and the words after it."""
     if not words:
         raise Usage("a command is missing; see netctl --help")
     for command in COMMANDS:
-        if words[0] in command.names:
+        if command.is_called(words[0]):
             return f"netctl {command.names[0]}", command, words[1:]
     for noun in NOUNS:
         if words[0] in noun.names:
@@ -109,24 +110,26 @@ def _find_command(words: Sequence[str]) -> tuple[str, Command, Sequence[str]]:
         raise _unknown("netctl", words[0], [name for entry in (*NOUNS, *COMMANDS) for name in entry.names])
     prog = f"netctl {noun.names[0]}"
     if words[1:2] in (["-h"], ["--help"]):
-        _leave_with_menu(f"{prog} VERB", noun.commands)
+        _print_menu(f"{prog} VERB", noun.commands)
     if len(words) == 1:
         raise Usage(f"a verb is missing; see {prog} --help")
     for command in noun.commands:
-        if words[1] in command.names:
+        if command.is_called(words[1]):
             return f"{prog} {command.names[0]}", command, words[2:]
     raise _unknown(prog, words[1], [name for command in noun.commands for name in command.names])
 
 
 def _unknown(prog: str, word: str, known: Sequence[str]) -> Usage:
-    import difflib  # noqa: PLC0415 - only a mistake needs it
+    # A typo is more likely than an unknown command.
+    import difflib  # noqa: PLC0415 - slow to import, and only an error needs it
 
     near = difflib.get_close_matches(word, known, n=1)
-    return Usage(f"{word!r} is not a command" + (f", {near[0]!r} is" if near else "") + f"; see {prog} --help")
+    suggestion = f", did you mean {near[0]!r}?" if near else ""
+    return Usage(f"{word!r} is not a command{suggestion}; see {prog} --help")
 
 
 def _add_flag(parser: argparse.ArgumentParser, flag: Flag, *, default: object) -> None:
-    text = flag.text if flag.default is None else f"{flag.text}; {flag.default} unless given"
+    text = flag.text if flag.default is None else f"{flag.text} (default {flag.default})"
     dest = flag.member or flag.word
     if flag.form == "switch":
         parser.add_argument(*flag.names, dest=dest, action="store_true", default=default or False, help=text)
@@ -140,49 +143,50 @@ def _add_flag(parser: argparse.ArgumentParser, flag: Flag, *, default: object) -
         nargs="?" if flag.form == "wait" else None,
         default=default,
         required=flag.required,
-        help=text.replace("%", "%%"),
+        help=text.replace("%", "%%"),  # argparse formats help texts with %
     )
 
 
 def _add_global_flags(parser: argparse.ArgumentParser) -> None:
-    # Both parsers know them, and neither writes a default over what the other has read.
+    # Both parsers accept them; SUPPRESS keeps one from overwriting with its default what the other has parsed.
     for flag in GLOBAL_FLAGS:
         _add_flag(parser, flag, default=argparse.SUPPRESS)
 
 
 def _connection(options: argparse.Namespace, environment: Mapping[str, str]) -> Connection:
-    given = {word: environment[variable] for word, variable in _ENVIRONMENT.items() if environment.get(variable)}
-    given |= {flag.word: vars(options)[flag.word] for flag in GLOBAL_FLAGS if flag.word in options}
+    values = {word: environment[variable] for word, variable in _ENVIRONMENT.items() if environment.get(variable)}
+    values |= {flag.word: vars(options)[flag.word] for flag in GLOBAL_FLAGS if flag.word in options}
     defaults = {flag.word: flag.default for flag in GLOBAL_FLAGS}
     return Connection(
-        url=str(given.get("netmaster", defaults["netmaster"])),
-        insecure=str(given.get("insecure", "")).lower() in _TRUE,
-        cacert=str(given.get("cacert", "")),
-        timeout=_seconds(str(given.get("timeout", defaults["timeout"])), flag="--timeout", longest=_LONGEST_TIMEOUT),
+        url=str(values.get("netmaster", defaults["netmaster"])),
+        insecure=str(values.get("insecure", "")).lower() in _TRUE,
+        cacert=str(values.get("cacert", "")),
+        timeout=_seconds(str(values.get("timeout", defaults["timeout"])), flag="--timeout", maximum=_MAX_TIMEOUT),
     )
 
 
-def _spelled_out(words: Sequence[str], flags: Sequence[Flag]) -> Iterator[str]:
-    """The words, where flags that may stand without their value have it: argparse would take the next word for it."""
+def _with_default_waits(words: Sequence[str], flags: Sequence[Flag]) -> Iterator[str]:
+    """The words with a value for each bare `--wait`: argparse would take the next word for its value."""
     bare = {name: f"{name}={DEFAULT_WAIT:g}" for flag in flags if flag.form == "wait" for name in flag.names}
-    literal = False
+    only_arguments = False
     for word in words:
-        literal = literal or word == "--"
-        yield word if literal else bare.get(word, word)
+        only_arguments = only_arguments or word == "--"
+        yield word if only_arguments else bare.get(word, word)
 
 
-def _seconds(text: str, *, flag: str, longest: int) -> float:
+def _seconds(text: str, *, flag: str, maximum: int) -> float:
     try:
         seconds = float(text)
     except ValueError as error:
         raise Usage(f"{flag} {text!r} is not a number of seconds") from error
-    if not 0 < seconds <= longest:
-        raise Usage(f"{flag} {text} is out of range: give more than 0 and at most {longest} seconds")
+    # Written so that nan fails too.
+    if not 0 < seconds <= maximum:
+        raise Usage(f"{flag} {text} is out of range: give more than 0 and at most {maximum} seconds")
     return seconds
 
 
-def _leave_with_menu(line: str, entries: Sequence[Noun | Command]) -> NoReturn:
-    """Print the words that may come next, as `--help` does, and leave."""
+def _print_menu(line: str, entries: Sequence[Noun | Command]) -> NoReturn:
+    """Print the commands or verbs of a level, as `--help` does, and exit."""
     words = [(", ".join(entry.names), entry.text) for entry in entries]
     flags = [
         (f"{flag.names[0]} {flag.shown}" if flag.takes_value else flag.names[0], flag.text) for flag in GLOBAL_FLAGS

@@ -1,4 +1,4 @@
-"""The reference of netctl in Markdown, written from the table of commands: `python -m weft.ctl.netctl.reference`."""
+"""Writes the reference page of netctl from the command table: `python -m weft.ctl.netctl.reference`."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from weft.ctl.netctl.commands import COMMANDS, GLOBAL_FLAGS, NOUNS
 _START = f"""\
 # netctl
 
-The command line of the netmaster. This page is made from the program's own table of commands by
-`make docs`; a test keeps it up to date.
+The command line of netmaster. `make docs` generates this page from the command table, and a test checks that it is up
+to date.
 
 `netctl [flags] NOUN VERB [flags] [arguments]`: every command has `--help`. Lists are tables, on a terminal and in a
-pipe alike; `--json` prints a JSON array with one object per line, `--quiet` names only. `inspect` prints indented JSON:
-`Config` is what was asked for, `Oper` what became of it. Commands that create, change or delete print the key of the
-object, such as `default:blue`. As in Contiv, `create` also changes an object that exists, where its kind may change.
+pipe; `--json` prints a JSON array with one object per line, `--quiet` prints names only. `inspect` prints indented
+JSON: `Config` is the configuration, `Oper` the operational state. Commands that create, change or delete print the key
+of the object, such as `default:blue`. As in Contiv, `create` also changes an existing object, if its kind is mutable.
 
 ## Exit codes
 
 | code | meaning |
 |---|---|
-| 0 | done |
-| 1 | the command line is wrong; nothing was sent |
-| 2 | no netmaster answered in time |
-| 3 | the netmaster refused; the message says why |
-| 4 | a file, or the output, could not be read or written |
-| 5 | it was written, but is not in force on every node: `--wait` ran out, and the message names the nodes |
+| 0 | success |
+| 1 | the command line is invalid; nothing was sent |
+| 2 | no reply from netmaster in time |
+| 3 | netmaster rejected the request; the message says why |
+| 4 | a file or the output cannot be read or written |
+| 5 | the change was committed, but `--wait` timed out before every node applied it; the message names the nodes |
 
-## Who you are
+## Authentication
 
-A token is taken from `NETCTL_TOKEN`, else from `{CONFIG_FILE}` (`{{"token": "…"}}`, mode 0600), and is sent only
-over https or to this machine.
+The token is taken from `NETCTL_TOKEN`, else from `{CONFIG_FILE}` (`{{"token": "…"}}`, mode 0600), and is sent only
+over https or to a loopback address.
 
-## Completion
+## Shell completion
 
-| shell | how |
+| shell | setup |
 |---|---|
 | bash | `source <(netctl completion bash)` in `~/.bashrc` |
 | zsh | `netctl completion zsh > _netctl` in a directory of `$fpath` |
@@ -48,7 +48,7 @@ over https or to this machine.
 
 
 def reference() -> str:
-    """The whole page."""
+    """The text of the page."""
     return "\n".join((_START, *_flag_lines(GLOBAL_FLAGS), *_command_sections()))
 
 
@@ -76,12 +76,13 @@ def _command_lines(command: Command, *, prog: str) -> Iterator[str]:
 
 
 def _flag_lines(flags: tuple[Flag, ...]) -> Iterator[str]:
-    yield "| flag | meaning | unless given |"
+    yield "| flag | meaning | default |"
     yield "|---|---|---|"
     for flag in flags:
         value = f" {flag.shown}" if flag.takes_value else f"[={flag.shown}]" if flag.form == "wait" else ""
+        # A bar would end the cell of the Markdown table.
         names = ", ".join(f"`{name}{value}`".replace("|", "\\|") for name in flag.names)
-        default = "must be given" if flag.required else f"`{flag.default}`" if flag.default is not None else ""
+        default = "required" if flag.required else f"`{flag.default}`" if flag.default is not None else ""
         yield f"| {names} | {flag.text} | {default} |"
     yield ""
 

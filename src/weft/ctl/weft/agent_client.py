@@ -1,4 +1,4 @@
-"""Asks the agent of this machine, on loopback."""
+"""A client of the REST API of this node's agent, on loopback."""
 
 from __future__ import annotations
 
@@ -13,49 +13,52 @@ from urllib.parse import urlencode
 
 from weft.ctl.client import decode_row
 from weft.ctl.failures import CommandError, Unreachable, Usage
-from weft.ctl.http import NotHttp, Reply, decode_reply, encode_request, exchange
+from weft.ctl.http import InvalidReply, Reply, exchange
 
 DEFAULT_ADDRESS = "127.0.0.1:9090"
-_WITHIN_S = 10.0
+# Longer than the agent's keepalive on a stream, which it sends as an empty line.
+_TIMEOUT_S = 10.0
 
 
 def add_agent_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag `--agent`, which every command has that asks the agent."""
+    """Add the flag `--agent` to a command."""
+    # netplugin reads the same variable, so a changed address works in its environment without a flag.
     default = os.environ.get("CONTIV_NETPLUGIN_REST_ADDRESS", DEFAULT_ADDRESS)
-    parser.add_argument("--agent", default=default, metavar="HOST:PORT", help=f"where netplugin's REST is ({default})")
+    parser.add_argument("--agent", default=default, metavar="HOST:PORT", help=f"netplugin's REST address ({default})")
 
 
 def inspect_agent(address: str) -> dict[str, Any]:
-    """What the agent says of its node (`GET /inspect/driver`)."""
-    return cast("dict[str, Any]", decode_row(ask_agent(address, "/inspect/driver")))
+    """The state of the node (`GET /inspect/driver`)."""
+    return cast("dict[str, Any]", decode_row(get_agent(address, "/inspect/driver")))
 
 
-def ask_agent(address: str, path: str, **query: str) -> Reply:
-    """The agent's answer to a GET, which must be a good one. Empty members of the query are left out."""
+def get_agent(address: str, path: str, **query: str) -> Reply:
+    """Send a GET and return its reply; `CommandError` unless the status is 200. Empty parameters are omitted."""
     host, port = _split(address)
-    request = encode_request("GET", _target(path, query), headers={"Host": address}, body=b"")
     try:
-        reply = decode_reply(exchange(host, port, request=request, timeout=_WITHIN_S, tls=None))
-    except (OSError, NotHttp) as error:
+        reply = exchange("GET", _target(path, query), host=host, port=port, headers={}, timeout=_TIMEOUT_S)
+    except (OSError, InvalidReply) as error:
         raise _unreachable(address, error) from error
     if reply.status != 200:
-        raise _refused(address, reply)
+        raise _command_error(address, reply)
     return reply
 
 
 def follow_agent(address: str, path: str, **query: str) -> Iterator[dict[str, Any]]:
-    """The objects that the agent sends line by line, until it ends the stream or has been silent for too long."""
+    """Yield the objects of a JSON lines stream until the agent ends it; `Unreachable` if it stalls."""
     host, port = _split(address)
-    connection = HTTPConnection(host, port, timeout=_WITHIN_S)
+    connection = HTTPConnection(host, port, timeout=_TIMEOUT_S)
     try:
         with closing(connection):
-            connection.request("GET", _target(path, query), headers={"Host": address})
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise _refused(address, Reply(answer.status, answer.reason, {}, answer.read()))
-            while line := answer.readline():
+            connection.request("GET", _target(path, query))
+            response = connection.getresponse()
+            if response.status != 200:
+                raise _command_error(address, Reply(response.status, response.reason, {}, response.read()))
+            while line := response.readline():
+                # Empty lines keep the connection alive.
                 if line.strip():
                     yield json.loads(line)
+    # ValueError: a line that was cut when the agent died.
     except (OSError, HTTPException, ValueError) as error:
         raise _unreachable(address, error) from error
 
@@ -68,17 +71,17 @@ def _split(address: str) -> tuple[str, int]:
 
 
 def _target(path: str, query: Mapping[str, str]) -> str:
-    given = urlencode({name: value for name, value in query.items() if value})
-    return f"{path}?{given}" if given else path
+    parameters = urlencode({name: value for name, value in query.items() if value})
+    return f"{path}?{parameters}" if parameters else path
 
 
 def _unreachable(address: str, error: Exception) -> Unreachable:
     return Unreachable(f"cannot reach the agent at {address}: {error}; is netplugin running here?")
 
 
-def _refused(address: str, reply: Reply) -> CommandError:
+def _command_error(address: str, reply: Reply) -> CommandError:
     try:
         reason = str(json.loads(reply.body)["message"])
     except (ValueError, TypeError, KeyError):
         reason = f"{reply.status} {reply.reason}"
-    return CommandError(f"the agent at {address} answered: {reason}")
+    return CommandError(f"the agent at {address} replied: {reason}")

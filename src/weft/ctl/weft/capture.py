@@ -1,9 +1,13 @@
-"""`weft capture POD`: the packets of a workload, taken at its host end, as a capture file."""
+"""`weft capture POD`: captures the packets of a workload on its host-side interface, as a pcap file.
+
+The format is classic pcap with nanosecond timestamps (draft-ietf-opsawg-pcap).
+"""
 
 from __future__ import annotations
 
 import argparse
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,37 +16,45 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from weft.ctl.failures import Failure, FileFault, Usage
-from weft.ctl.weft import pcap
 from weft.ctl.weft.agent_client import add_agent_flag, inspect_agent
 from weft.domain.errors import Conflict, NotFound
 from weft.domain.ids import TenantName
 from weft.drivers import datapath_tools
 
-_ALL_PROTOCOLS = 0x0003
+_ETH_P_ALL = 0x0003
+_PCAP_MAGIC_NS = 0xA1B23C4D
+_LINKTYPE_ETHERNET = 1
+# The maximum of tcpdump and libpcap (MAXIMUM_SNAPLEN).
+_SNAPLEN = 262_144
 _KEYS = ("endpointID", "containerID", "containerName")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Ends after so many packets or seconds, or at Ctrl-C; what was seen until then is in the file."""
-    parser = argparse.ArgumentParser(prog="weft capture", description="Write the packets of a workload to a file.")
-    parser.add_argument("pod", metavar="POD", help="endpoint id, container id or its beginning, pod, or namespace/pod")
-    parser.add_argument("--write", "-w", default="-", metavar="FILE", help="where to; - is the standard output (-)")
-    parser.add_argument("--count", "-c", type=_positive, default=10_000, help="packets at most (10000)")
-    parser.add_argument("--seconds", "-s", type=_positive, default=60, help="seconds at most (60)")
+    """Capture until a number of packets or seconds, or Ctrl-C. Every packet is written at once."""
+    parser = argparse.ArgumentParser(
+        prog="weft capture", description="Capture the packets of a workload to a pcap file."
+    )
+    parser.add_argument("pod", metavar="POD", help="endpoint id, container id or its prefix, pod, or namespace/pod")
+    parser.add_argument("--write", "-w", default="-", metavar="FILE", help="output file; - is the standard output (-)")
+    parser.add_argument("--count", "-c", type=_positive, default=10_000, help="maximum number of packets (10000)")
+    parser.add_argument("--seconds", "-s", type=_positive, default=60, help="maximum number of seconds (60)")
     add_agent_flag(parser)
     args = parser.parse_args(argv)
     try:
         if args.write == "-" and sys.stdout.isatty():
-            raise Usage("a capture is no text: write it to a file with --write, or into a pipe")
+            raise Usage("refusing to write binary data to a terminal: use --write FILE or a pipe")
         node = inspect_agent(args.agent)
         port = find_port(node["ports"], args.pod)
-        datapath_tools(node["datapath"]).enter_host_ends(Path(node["runDir"]) / "netns", TenantName(port["tenant"]))
-        packets = _packets(port["device"], count=args.count, seconds=args.seconds)
-        seen = _write(packets, args.write)
+        # The host-side interface is in the tenant netns (linux) or in the host's (ovs).
+        datapath_tools(node["datapath"]).enter_host_side_netns(
+            Path(node["runDir"]) / "netns", TenantName(port["tenant"])
+        )
+        records = _capture(port["device"], count=args.count, seconds=args.seconds)
+        captured = _write(records, args.write)
     except Failure as failure:
         print(f"weft capture: {failure.message}", file=sys.stderr)
         return failure.exit_code
-    print(f"weft capture: {seen} packets of {port['endpointID']} on {port['device']}", file=sys.stderr)
+    print(f"weft capture: {captured} packets of {port['endpointID']} on {port['device']}", file=sys.stderr)
     return 0
 
 
@@ -54,14 +66,17 @@ def _positive(text: str) -> int:
 
 
 def find_port(ports: Sequence[Mapping[str, Any]], text: str) -> Mapping[str, Any]:
-    """The one workload of this node that is meant; `NotFound` for none, `Conflict` for several."""
-    wired = [port for port in ports if port["device"]]
-    exact = [port for port in wired if text in {port[key] for key in _KEYS} | {port["containerName"].partition("/")[2]}]
-    found = exact or [port for port in wired if text and port["containerID"].startswith(text)]
+    """The workload of this node that a text identifies; `NotFound` for none, `Conflict` for several."""
+    plugged = [port for port in ports if port["device"]]
+    # A pod may be given without its namespace. An exact match wins over a container id with that prefix.
+    exact = [
+        port for port in plugged if text in {port[key] for key in _KEYS} | {port["containerName"].partition("/")[2]}
+    ]
+    found = exact or [port for port in plugged if text and port["containerID"].startswith(text)]
     if not found:
-        raise NotFound(f"{text!r} is not on this node; it has {_names(wired) or 'no workload'}")
+        raise NotFound(f"{text!r} is not on this node; it has {_names(plugged) or 'no workload'}")
     if len(found) > 1:
-        raise Conflict(f"{text!r} may mean several: {_names(found)}")
+        raise Conflict(f"{text!r} is ambiguous: {_names(found)}")
     return found[0]
 
 
@@ -69,41 +84,54 @@ def _names(ports: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(sorted(str(port["endpointID"]) for port in ports))
 
 
-def _write(packets: Iterator[bytes], path: str) -> int:
-    """Write the packets as they come; how many there were."""
+def _write(records: Iterator[bytes], path: str) -> int:
+    """Write the file; the number of packets."""
     try:
         if path == "-":
-            return _copy(packets, sys.stdout.buffer)
+            return _copy(records, sys.stdout.buffer)
         with Path(path).open("wb") as file:
-            return _copy(packets, file)
+            return _copy(records, file)
     except OSError as error:
         raise FileFault(f"{path}: {error.strerror}") from error
 
 
-def _copy(packets: Iterator[bytes], file: BinaryIO) -> int:
-    file.write(pcap.file_header())
+def _copy(records: Iterator[bytes], file: BinaryIO) -> int:
+    file.write(pcap_header())
     file.flush()
-    seen = 0
+    written = 0
     with suppress(KeyboardInterrupt):
-        for packet in packets:
-            file.write(packet)
+        for record in records:
+            file.write(record)
+            # Flushed each time, for a reader at the other end of a pipe.
             file.flush()
-            seen += 1
-    return seen
+            written += 1
+    return written
 
 
-def _packets(device: str, *, count: int, seconds: float) -> Iterator[bytes]:
-    """What passes a device of the calling thread's namespace, both ways, as records of a capture file."""
+def _capture(device: str, *, count: int, seconds: float) -> Iterator[bytes]:
+    """The packets of a device of the calling thread's namespace, in both directions, as pcap records."""
     deadline = time.monotonic() + seconds
-    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS)) as tap:
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL)) as tap:
         tap.bind((device, 0))
         for _ in range(count):
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 return
-            tap.settimeout(left)
+            # One deadline for the capture, not one per packet.
+            tap.settimeout(remaining)
             try:
-                data = tap.recv(pcap.LONGEST)
+                data = tap.recv(_SNAPLEN)
             except TimeoutError:
                 return
-            yield pcap.record(data, length=len(data), at_ns=time.time_ns())
+            yield pcap_record(data, at_ns=time.time_ns())
+
+
+def pcap_header() -> bytes:
+    """The header of a pcap file."""
+    return struct.pack("=IHHiIII", _PCAP_MAGIC_NS, 2, 4, 0, 0, _SNAPLEN, _LINKTYPE_ETHERNET)
+
+
+def pcap_record(data: bytes, *, at_ns: int) -> bytes:
+    """A packet with its record header. Packets are never truncated, so both lengths are equal."""
+    seconds, nanoseconds = divmod(at_ns, 1_000_000_000)
+    return struct.pack("=IIII", seconds, nanoseconds, len(data), len(data)) + data

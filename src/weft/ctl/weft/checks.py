@@ -1,4 +1,4 @@
-"""The checks of `weft doctor`: each looks at one thing, and says what to do when it is not well."""
+"""The checks of `weft doctor`: each checks one thing and suggests a fix if it fails."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ from weft.ctl.weft.agent_client import inspect_agent
 from weft.domain.errors import WeftError
 from weft.ports.datapath import DatapathTools
 
-_ENCAPSULATION = {4: 50, 6: 70}
+# Bytes of the outer IP, UDP and VXLAN headers and the inner Ethernet header, by IP version of the underlay.
+_VXLAN_OVERHEAD = {4: 50, 6: 70}
 _SMALL_PACKET = 100
-_AT_ONCE = 16
-_MENDS = "netplugin mends this by itself within a minute; if it stays, see its log"
+_MAX_PROBES = 16
+_SELF_REPAIR = "netplugin repairs this within a minute; if it persists, check its log"
+# STATUS exists since CNI 1.1.0.
 _STATUS = b'{"cniVersion":"1.1.0","name":"weft","type":"weft-cni"}'
 
 
 class Health(StrEnum):
-    """How a thing is. A warning is worth a look and stops nothing by itself."""
+    """The result of a check. A warning may be intended and does not make the node fail."""
 
-    WELL = "ok"
+    OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
 
 
 class Check(NamedTuple):
-    """What was looked at, how it is, and what to do about it."""
+    """A check with its result, and a hint for a fix."""
 
     name: str
     health: Health
@@ -46,118 +48,122 @@ class Check(NamedTuple):
     hint: str = ""
 
 
-def _verdict(name: str, faults: list[str], *, well: str, hint: str, health: Health = Health.FAILED) -> Iterator[Check]:
+def _results(name: str, faults: list[str], *, ok: str, hint: str, health: Health = Health.FAILED) -> Iterator[Check]:
     if not faults:
-        yield Check(name, Health.WELL, well)
+        yield Check(name, Health.OK, ok)
     for fault in faults:
         yield Check(name, health, fault, hint)
 
 
-def examine(agent: str, tools: DatapathTools, *, conf_dir: Path, switch: Path, within: float) -> Iterator[Check]:
-    """All checks, those of the machine first. What needs an agent that is away is left out."""
+def check_all(agent: str, tools: DatapathTools, *, conf_dir: Path, switch: Path, within: float) -> Iterator[Check]:
+    """Run all checks, those of the machine first. Without an agent, its checks are skipped."""
+    # Without the agent first: these explain why it does not start.
     yield from check_machine(tools)
     yield from check_switch(tools, switch)
     yield from check_networks(conf_dir)
     try:
         node = inspect_agent(agent)
     except Failure as failure:
-        yield Check("agent", Health.FAILED, failure.message, "start netplugin, or see its log")
+        yield Check("agent", Health.FAILED, failure.message, "start netplugin, or check its log")
         return
     yield from check_agent(node)
     yield from check_cni(Path(node["cniSocket"]), within=within)
-    yield from check_names(node)
-    yield from check_spaces(node)
+    yield from check_dns(node)
+    yield from check_tenants(node)
     yield from check_peers(node, within=within)
 
 
 def check_machine(tools: DatapathTools) -> Iterator[Check]:
-    """Whether the kernel does what we need, and whether others stand in our way."""
+    """Whether the kernel has the features that Weft needs, and whether a firewall interferes."""
+    # Both need root: they create a network namespace and read the ruleset.
     try:
-        lacking, hazards = tools.probe(), tools.hazards()
+        missing, conflicts = tools.probe(), tools.find_conflicts()
     except WeftError as error:
         yield Check("kernel", Health.FAILED, error.message, "run weft doctor as root")
         return
-    yield from _verdict(
+    yield from _results(
         "kernel",
-        lacking,
-        well="veth, vxlan and nftables work",
+        missing,
+        ok="veth, vxlan and nftables work",
         hint="load the modules veth, vxlan, nf_tables and nft_fwd_netdev, and macvlan for Open vSwitch",
     )
-    yield from _verdict(
+    yield from _results(
         "firewall",
-        hazards,
-        well="no foreign chain drops by default",
-        hint="see that it lets the tunnels' UDP port in, and what is forwarded for workloads",
+        conflicts,
+        ok="no other base chain drops by default",
+        hint="allow the VXLAN UDP port, and forwarded traffic of workloads, in that firewall",
         health=Health.WARNING,
     )
 
 
 def check_switch(tools: DatapathTools, switch: Path) -> Iterator[Check]:
-    """Whether the switch, where the datapath needs one, is there and as it must be."""
-    for found in tools.examine(switch):
-        health = Health.WELL if not found.remedy else Health.FAILED if found.stops_us else Health.WARNING
-        yield Check(found.name, health, found.text, found.remedy)
+    """Whether Open vSwitch, if the datapath uses it, runs and is configured correctly."""
+    for result in tools.check_switch(switch):
+        health = Health.OK if not result.remedy else Health.FAILED if result.is_fatal else Health.WARNING
+        yield Check(result.name, health, result.text, result.remedy)
 
 
 def check_networks(conf_dir: Path) -> Iterator[Check]:
-    """Whether the runtimes' lists of plugins can work with ours in them."""
+    """Whether other plugins in the CNI network lists are compatible with ours."""
     try:
-        chains = [chain for chain in read_chains(conf_dir) if chain.names(NAMES)]
+        chains = [chain for chain in read_chains(conf_dir) if chain.calls(NAMES)]
     except OSError as error:
         yield Check("networks", Health.FAILED, f"{conf_dir} cannot be read: {error}", "run weft doctor as root")
         return
-    yield from _verdict(
+    yield from _results(
         "networks",
         [fault for chain in chains if (fault := chain.fault(NAMES))],
-        well=f"{len(chains)} networks in {conf_dir} call our plugin",
-        hint="take them out of the list: no port is mapped, no rate limited and no packet filtered by them",
+        ok=f"{len(chains)} networks in {conf_dir} call our plugin",
+        hint="remove them from the list: they have no effect on ports of this datapath",
     )
 
 
 def check_agent(node: Mapping[str, Any]) -> Iterator[Check]:
-    """Whether the agent is ready and hears the store."""
+    """Whether the agent is ready and connected to the store."""
     name, count = node["node"], len(node["ports"])
-    yield from _verdict(
-        "agent", list(node["reasons"]), well=f"{name} is ready with {count} workloads", hint="see the log of netplugin"
+    yield from _results(
+        "agent", list(node["reasons"]), ok=f"{name} is ready with {count} workloads", hint="check netplugin's log"
     )
-    store = [] if node["storeInTouch"] else ["the store does not hear this node"]
-    yield from _verdict(
+    store = [] if node["storeConnected"] else ["not connected to the store"]
+    yield from _results(
         "store",
         store,
-        well=f"in touch, revision {node['realisedRevision']} is in force",
-        hint="see that netmaster or etcd runs and is reached from here (--netmaster, --etcd-endpoints)",
+        ok=f"connected, revision {node['appliedRevision']} is applied",
+        hint="check that netmaster or etcd runs and is reachable from here (--netmaster, --etcd-endpoints)",
     )
 
 
-def check_spaces(node: Mapping[str, Any]) -> Iterator[Check]:
-    """Whether the tenants' spaces are as they should be, and the kernel and the ledger agree."""
-    faults = [f"tenant {space['tenant']}: {fault}" for space in node["spaces"] for fault in space["faults"]]
-    yield from _verdict("spaces", faults, well=f"{len(node['spaces'])} tenants are as they should be", hint=_MENDS)
-    yield from _verdict("leaks", list(node["leaks"]), well="kernel and ledger agree", hint=_MENDS)
+def check_tenants(node: Mapping[str, Any]) -> Iterator[Check]:
+    """Whether the tenant netns are configured correctly, and the kernel matches the attachment store."""
+    tenants = node["tenantNamespaces"]
+    faults = [f"tenant {netns['tenant']}: {fault}" for netns in tenants for fault in netns["faults"]]
+    yield from _results("tenants", faults, ok=f"{len(tenants)} tenant namespaces are ok", hint=_SELF_REPAIR)
+    inconsistencies = list(node["inconsistencies"])
+    yield from _results("attachments", inconsistencies, ok="kernel and attachment store agree", hint=_SELF_REPAIR)
 
 
-def check_names(node: Mapping[str, Any]) -> Iterator[Check]:
-    """Whether netdns is there and follows the agent; what it was told before it goes on answering."""
-    if node["names"] != "off":
-        yield from _verdict(
-            "names",
-            ["netdns does not follow the agent"] if node["names"] == "away" else [],
-            well="netdns answers for every tenant here",
-            hint="start netdns, or see its log; without names give netplugin --names-socket none",
+def check_dns(node: Mapping[str, Any]) -> Iterator[Check]:
+    """Whether netdns is connected to the agent. Without it netdns keeps answering from its cached zones."""
+    if node["dns"] != "disabled":
+        yield from _results(
+            "dns",
+            ["netdns is not connected to the agent"] if node["dns"] == "unreachable" else [],
+            ok="netdns answers for every tenant here",
+            hint="start netdns, or check its log; to run without DNS give netplugin --dns-socket none",
         )
 
 
 def check_cni(path: Path, *, within: float) -> Iterator[Check]:
-    """Whether runtimes are answered on the agent's socket."""
+    """Whether the agent's CNI socket answers STATUS."""
     call = Call(environment={"CNI_COMMAND": "STATUS"}, stdin=_STATUS, deadline=within)
     try:
         answer = _call(path, call, within=within)
     except (OSError, Unreadable) as error:
-        yield Check("cni", Health.FAILED, f"{path} does not answer: {error}", "see the log of netplugin")
+        yield Check("cni", Health.FAILED, f"{path} does not answer: {error}", "check netplugin's log")
         return
     error_object = CniError.decode(answer.stdout) if answer.exit_code else None
-    faults = [error_object.message if error_object else "STATUS was refused"] if answer.exit_code else []
-    yield from _verdict("cni", faults, well=f"{path} answers", hint="see the log of netplugin")
+    faults = [error_object.message if error_object else "STATUS failed"] if answer.exit_code else []
+    yield from _results("cni", faults, ok=f"{path} answers", hint="check netplugin's log")
 
 
 def _call(path: Path, call: Call, *, within: float) -> Answer:
@@ -170,34 +176,37 @@ def _call(path: Path, call: Call, *, within: float) -> Answer:
 
 
 def check_peers(node: Mapping[str, Any], *, within: float) -> Iterator[Check]:
-    """Whether full packets of workloads get to every other node uncut."""
+    """Whether the path MTU to every other node is large enough for encapsulated packets of workloads."""
     own = str(node["vtepIp"])
-    size = int(node["mtu"]) + _ENCAPSULATION[ip_address(own).version]
+    size = int(node["mtu"]) + _VXLAN_OVERHEAD[ip_address(own).version]
     peers = [peer for peer in node["peers"] if peer["vtepIp"]]
+    # Other nodes cannot reach a tunnel endpoint on loopback, the default of a machine without an address.
     if ip_address(own).is_loopback and peers:
-        yield Check("tunnels", Health.FAILED, f"our tunnels end at {own}", "give netplugin --vtep-ip")
+        yield Check("tunnels", Health.FAILED, f"the local tunnel endpoint is {own}", "set --vtep-ip of netplugin")
         return
-    with ThreadPoolExecutor(max_workers=_AT_ONCE) as threads:
+    # Concurrently: a node without a reply takes the whole timeout, twice.
+    with ThreadPoolExecutor(max_workers=_MAX_PROBES) as threads:
         yield from threads.map(partial(_check_peer, own, size, within), peers)
 
 
 def _check_peer(own: str, size: int, within: float, peer: Mapping[str, Any]) -> Check:
     name = f"peer {peer['node']}"
-    if peer["state"] == "silent":
-        return Check(name, Health.WARNING, "its agent is silent", "see netplugin on that machine")
+    if peer["state"] == "unreachable":
+        return Check(name, Health.WARNING, "its agent is unreachable", "check netplugin on that node")
     target = str(peer["vtepIp"])
     try:
         if mtu_probe.answers(target, size=size, source=own, within=within):
-            return Check(name, Health.WELL, f"packets of {size} bytes reach {target} uncut")
+            return Check(name, Health.OK, f"path MTU ok: packets of {size} bytes reach {target}")
+        # Distinguishes a small path MTU from a peer that does not answer ICMP at all.
         small = mtu_probe.answers(target, size=_SMALL_PACKET, source=own, within=within)
     except OSError as error:
-        return Check(name, Health.FAILED, f"nothing can be sent to {target}: {error.strerror}", "see the routes")
+        return Check(name, Health.FAILED, f"cannot send to {target}: {error.strerror}", "check the routes")
     if small:
-        hint = "give all machines between the same MTU, or lower that of our interface and restart netplugin"
-        return Check(name, Health.FAILED, f"small packets reach {target}, those of {size} bytes do not", hint)
-    return Check(name, Health.WARNING, f"{target} does not answer echo requests", "see cables, routes and firewalls")
+        hint = "raise the MTU on the path, or lower it on this node's underlay interface and restart netplugin"
+        return Check(name, Health.FAILED, f"path MTU too small: packets of {size} bytes do not reach {target}", hint)
+    return Check(name, Health.WARNING, f"{target} does not answer echo requests", "check links, routes and firewalls")
 
 
 def as_json(checks: list[Check]) -> str:
-    """The checks for a program."""
+    """The checks as JSON."""
     return json.dumps([check._asdict() for check in checks], indent=2)

@@ -1,4 +1,4 @@
-"""One echo request of an exact size that routers must not cut (RFC 792, RFC 4443): does a full packet get through?"""
+"""Path MTU probe: an ICMP echo request of an exact size that must not be fragmented (RFC 792, RFC 4443)."""
 
 from __future__ import annotations
 
@@ -8,50 +8,54 @@ import struct
 import time
 from ipaddress import ip_address
 
-_PROBE = 3  # IP_PMTUDISC_PROBE: never cut, and do not believe what was remembered of the path
+# linux/in.h. IP_PMTUDISC_PROBE sets DF and ignores the cached path MTU, which could be outdated.
+_IP_PMTUDISC_PROBE = 3
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER = 10, 23
 _V4_HEADER, _V6_HEADER, _ICMP_HEADER = 20, 40, 8
-_REQUEST = {4: 8, 6: 128}
-_REPLY = {4: 0, 6: 129}
-_RECEIVE = 65_536
+# ICMP and ICMPv6 types, by IP version.
+_ECHO_REQUEST = {4: 8, 6: 128}
+_ECHO_REPLY = {4: 0, 6: 129}
+_RECEIVE_BYTES = 65_536
 
 
 def answers(target: str, *, size: int, source: str, within: float) -> bool:
-    """Whether a packet of this size, IP header included, is answered. `OSError` when it cannot even leave.
+    """Whether an echo request of this size, IP header included, is answered. `OSError` if it cannot be sent.
 
-    Needs the right to open raw sockets.
+    Needs CAP_NET_RAW.
     """
     version = ip_address(target).version
     family, protocol = (
         (socket.AF_INET, socket.IPPROTO_ICMP) if version == 4 else (socket.AF_INET6, socket.IPPROTO_ICMPV6)
     )
     deadline = time.monotonic() + within
-    mark = os.urandom(4)
+    # In place of identifier and sequence number: a raw socket receives the replies to every ping of the host.
+    identifier = os.urandom(4)
     with socket.socket(family, socket.SOCK_RAW, protocol) as raw:
         if version == 4:
-            raw.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PROBE)
+            raw.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE)
         else:
-            raw.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PROBE)
+            raw.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _IP_PMTUDISC_PROBE)
         raw.bind((source, 0))
-        raw.sendto(_request(version, mark, size), (target, 0))
-        while (left := deadline - time.monotonic()) > 0:
-            raw.settimeout(left)
+        raw.sendto(_request(version, identifier, size), (target, 0))
+        while (remaining := deadline - time.monotonic()) > 0:
+            raw.settimeout(remaining)
             try:
-                data, _ = raw.recvfrom(_RECEIVE)
+                data, _ = raw.recvfrom(_RECEIVE_BYTES)
             except TimeoutError:
                 return False
+            # IPv4 raw sockets deliver the IP header too, IPv6 ones do not.
             message = data[(data[0] & 0x0F) * 4 :] if version == 4 else data
-            if message[:1] == bytes([_REPLY[version]]) and message[4:_ICMP_HEADER] == mark:
+            if message[:1] == bytes([_ECHO_REPLY[version]]) and message[4:_ICMP_HEADER] == identifier:
                 return True
     return False
 
 
-def _request(version: int, mark: bytes, size: int) -> bytes:
+def _request(version: int, identifier: bytes, size: int) -> bytes:
     header = _V4_HEADER if version == 4 else _V6_HEADER
     body = bytes(max(size - header - _ICMP_HEADER, 0))
-    unsigned = struct.pack("!BBH", _REQUEST[version], 0, 0) + mark + body
+    unsigned = struct.pack("!BBH", _ECHO_REQUEST[version], 0, 0) + identifier + body
     if version == 6:
-        return unsigned  # the kernel puts the checksum in
+        return unsigned  # the kernel computes the ICMPv6 checksum
     return unsigned[:2] + struct.pack("!H", checksum(unsigned)) + unsigned[4:]
 
 

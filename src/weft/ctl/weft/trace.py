@@ -1,7 +1,7 @@
-"""`weft trace SRC DST PROTO/PORT`: whether a flow would pass, which rule decides, and what would change it.
+"""`weft trace SRC DST PROTO/PORT`: explains the policy verdict of a flow, and which rule would change it.
 
-With `--packet` the agent of this node is asked instead of netmaster, and a real packet is sent (`packet_trace`). With
-`--datapath` the agent asks its datapath what it would do, and nothing is sent; Open vSwitch can be asked.
+With `--packet` this node's agent explains it instead of netmaster, and a probe is sent (`packet_trace`). With
+`--datapath` the agent also traces the flow in its datapath (`ofproto/trace`, so Open vSwitch only) and sends nothing.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ from typing import Any, cast
 from weft.ctl import render
 from weft.ctl.client import Client, Connection, decode_row
 from weft.ctl.failures import Failure
-from weft.ctl.weft.agent_client import add_agent_flag, ask_agent
+from weft.ctl.weft.agent_client import add_agent_flag, get_agent
 
 EXIT_BLOCKED = 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when the flow is allowed, 1 when it is blocked; what cannot be asked ends with netctl's codes 2 to 4.
+    """Return 0 if the flow is allowed and 1 if it is blocked; a failure returns netctl's codes 2 to 4.
 
-    With the datapath: 0 when both say the same, 1 when they differ.
-    With a packet: 0 when engine and packet agree, 1 when they differ, 6 when nothing was seen of it.
+    With `--datapath`: 0 if engine and datapath agree, 1 if they differ.
+    With `--packet`: 0 if engine and packet agree, 1 if they differ, 6 if the packet is lost.
     """
-    parser = argparse.ArgumentParser(prog="weft trace", description="Ask the policy engine about one flow.")
+    parser = argparse.ArgumentParser(prog="weft trace", description="Explain the policy verdict of a flow.")
     parser.add_argument("source", metavar="SRC", help="an endpoint (key, id, container id or name) or an address")
     parser.add_argument("target", metavar="DST", help="as SRC")
     parser.add_argument("service", metavar="PROTO/PORT", help="tcp/80, udp/53, icmp …")
-    parser.add_argument("--tenant", "-t", default="default", help="whose address is meant (default)")
-    parser.add_argument("--ipv6", "-6", action="store_const", const="6", help="ask about IPv6")
-    parser.add_argument("--json", "-j", action="store_true", help="print the whole explanation as JSON")
+    parser.add_argument("--tenant", "-t", default="default", help="tenant of an address (default)")
+    parser.add_argument("--ipv6", "-6", action="store_const", const="6", help="trace IPv6")
+    parser.add_argument("--json", "-j", action="store_true", help="print the explanation as JSON")
     parser.add_argument("--netmaster", default=os.environ.get("NETMASTER", "http://127.0.0.1:9999"), metavar="URL")
-    parser.add_argument("--packet", action="store_true", help="send a real packet from SRC, a workload of this node")
-    parser.add_argument("--datapath", action="store_true", help="ask the datapath of SRC's node, which is this one")
+    parser.add_argument("--packet", action="store_true", help="send a probe from SRC, a workload of this node")
+    parser.add_argument(
+        "--datapath", action="store_true", help="trace the flow in the datapath of this node, which must run SRC"
+    )
     add_agent_flag(parser)
     args = parser.parse_args(argv)
     try:
@@ -44,11 +46,12 @@ def main(argv: Sequence[str]) -> int:
         return _trace_packet(args) if args.packet else _trace(args)
     except Failure as failure:
         print(f"weft trace: {failure.message}", file=sys.stderr)
+        # 1 means blocked here, not a usage error.
         return max(failure.exit_code, 2)
 
 
 def _trace_packet(args: argparse.Namespace) -> int:
-    from weft.ctl.weft.packet_trace import trace_packet  # noqa: PLC0415  it needs much that a question to netmaster does not
+    from weft.ctl.weft.packet_trace import trace_packet  # noqa: PLC0415  slow to import
 
     code, document, text = trace_packet(args)
     print(render.json_document(document) if args.json else text)
@@ -57,20 +60,20 @@ def _trace_packet(args: argparse.Namespace) -> int:
 
 def _trace_datapath(args: argparse.Namespace) -> int:
     query = {"src": args.source, "dst": args.target, "service": args.service, "version": args.ipv6 or ""}
-    traced = cast("dict[str, Any]", decode_row(ask_agent(args.agent, "/trace", **query, datapath="1")))
-    explanation, foretold = traced["explanation"], traced["datapath"]
-    agree = explanation["allowed"] is foretold["passes"]
-    agree = agree and (foretold["passes"] or foretold["by"] == explanation["decidedBy"])
+    traced = cast("dict[str, Any]", decode_row(get_agent(args.agent, "/trace", **query, datapath="1")))
+    explanation, datapath = traced["explanation"], traced["datapath"]
+    agree = explanation["allowed"] is datapath["passes"]
+    # For a drop the rule must be the same too; for a passing flow the datapath names a port instead.
+    agree = agree and (datapath["passes"] or datapath["by"] == explanation["decidedBy"])
     if args.json:
-        print(render.json_document({"engine": explanation, "datapath": foretold, "agree": agree}))
+        print(render.json_document({"engine": explanation, "datapath": datapath, "agree": agree}))
     else:
         verdict = "ALLOWED" if explanation["allowed"] else "BLOCKED"
-        fate = (
-            f"leaves by {foretold['by']}" if foretold["passes"] else f"refused by {foretold['by']}: {foretold['why']}"
-        )
+        passes = f"forwarded through {datapath['by']}"
+        drops = f"dropped by {datapath['by']}: {datapath['reason']}"
         print(f"{explanation['source']} -> {explanation['target']} {explanation['service']}")
         print(f"  engine: {verdict} by {explanation['decidedBy']}")
-        print(f"  datapath: {fate}")
+        print(f"  datapath: {passes if datapath['passes'] else drops}")
         print(f"  they {'AGREE' if agree else 'DIFFER'}")
     return 0 if agree else EXIT_BLOCKED
 
@@ -81,14 +84,15 @@ def _trace(args: argparse.Namespace) -> int:
         query["version"] = args.ipv6
     client = Client(Connection(url=args.netmaster), environment=os.environ)
     explanation = decode_row(client.request("GET", "/api/v1/trace", query=query))
-    print(render.json_document(explanation) if args.json else "\n".join(_story(explanation)))
+    print(render.json_document(explanation) if args.json else "\n".join(_format(explanation)))
     return 0 if explanation.get("allowed") else EXIT_BLOCKED
 
 
-def _story(explanation: Mapping[str, Any]) -> Iterator[str]:
+def _format(explanation: Mapping[str, Any]) -> Iterator[str]:
     verdict = "ALLOWED" if explanation.get("allowed") else "BLOCKED"
     yield f"{explanation['source']} -> {explanation['target']} {explanation['service']}: {verdict}"
     yield f"  decided by {explanation['decidedBy']}"
+    # In the order in which a packet meets them.
     for name in ("egress", "ingress"):
         side = cast("Mapping[str, Any]", explanation[name])
         word = "allows" if side.get("allowed") else "blocks"
@@ -96,7 +100,7 @@ def _story(explanation: Mapping[str, Any]) -> Iterator[str]:
         for rule in side.get("considered", ()):
             yield f"    {_rule(rule)}"
         if side.get("dryRun"):
-            yield f"    with dry runs in force: {side['dryRun']['rule']} would {side['dryRun']['action']}"
+            yield f"    with dry-run rules enforced: {side['dryRun']['rule']} would {side['dryRun']['action']}"
     if nearest := explanation.get("nearest"):
         change = "block" if explanation.get("allowed") else "allow"
         yield f"  nearest rule that would {change} it: {nearest['rule']}, but {' and '.join(nearest['misses'])}"
@@ -104,5 +108,5 @@ def _story(explanation: Mapping[str, Any]) -> Iterator[str]:
 
 def _rule(rule: Mapping[str, Any]) -> str:
     dry = " (dry run)" if rule.get("dryRun") else ""
-    said = "matches" if not rule.get("misses") else "no: " + " and ".join(rule["misses"])
-    return f"{rule['rule']} {rule['action']} priority {rule['priority']}{dry}: {said}"
+    match = "matches" if not rule.get("misses") else "no match: " + " and ".join(rule["misses"])
+    return f"{rule['rule']} {rule['action']} priority {rule['priority']}{dry}: {match}"

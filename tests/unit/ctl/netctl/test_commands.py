@@ -1,4 +1,4 @@
-"""What each command asks of the netmaster, and what it prints."""
+"""The request that each command sends, and its output."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ API = "/api/v1"
 
 def test_create_posts_the_object_and_prints_its_key(netctl: Netctl, stub: Stub) -> None:
     stub.answers(f"POST {API}/networks/t1:blue/", {"key": "t1:blue"})
-    outcome = netctl("network", "create", "-t", "t1", "--subnet", "10.1.1.0/24", "blue")
-    assert (outcome.code, outcome.out) == (0, "t1:blue\n")
-    assert stub.asked[0].headers["Content-Type"] == "application/json"
-    assert stub.asked[0].json() == {
+    result = netctl("network", "create", "-t", "t1", "--subnet", "10.1.1.0/24", "blue")
+    assert (result.code, result.out) == (0, "t1:blue\n")
+    assert stub.requests[0].headers["Content-Type"] == "application/json"
+    assert stub.requests[0].json() == {
         "tenantName": "t1",
         "networkName": "blue",
         "nwType": "data",
@@ -46,8 +46,8 @@ def test_create_posts_the_object_and_prints_its_key(netctl: Netctl, stub: Stub) 
 )
 def test_rm_deletes(netctl: Netctl, stub: Stub, line: str, path: str, key: str) -> None:
     stub.answers(f"DELETE {API}/{path}", key)
-    outcome = netctl(*line.split())
-    assert (outcome.code, outcome.out, outcome.err) == (0, f"{key}\n", "")
+    result = netctl(*line.split())
+    assert (result.code, result.out, result.err) == (0, f"{key}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_rm_deletes(netctl: Netctl, stub: Stub, line: str, path: str, key: str) 
 def test_inspect_prints_indented_json(netctl: Netctl, stub: Stub, line: str, path: str) -> None:
     shown = {"Config": {"key": "x"}, "Oper": {"numEndpoints": 2}}
     stub.answers(f"GET {API}/inspect/{path}", shown)
-    outcome = netctl(*line.split())
-    assert outcome.code == 0
-    assert outcome.out == json.dumps(shown, indent=2) + "\n"
+    result = netctl(*line.split())
+    assert result.code == 0
+    assert result.out == json.dumps(shown, indent=2) + "\n"
 
 
 LISTS: list[tuple[str, str, dict[str, object], str, str]] = [
@@ -145,12 +145,12 @@ CLUSTER_LISTS: list[tuple[str, str, dict[str, object], str, str]] = [
             "vtepIp": "192.0.2.1",
             "vxlanPort": 4789,
             "version": "0.1.0",
-            "status": {"state": "alive", "realisedRevision": 17, "lag": 3, "reasons": []},
+            "status": {"state": "Ready", "appliedRevision": 17, "lag": 3, "reasons": []},
         },
         "n1",
-        "Node  Control address  Tunnel address  Version  Realised  Lag  State\n"
-        "----  ---------------  --------------  -------  --------  ---  -----\n"
-        "n1    192.0.2.1        192.0.2.1       0.1.0    17        3    alive\n",
+        "Node  Control address  Tunnel address  Version  Applied rev  Lag  State\n"
+        "----  ---------------  --------------  -------  -----------  ---  -----\n"
+        "n1    192.0.2.1        192.0.2.1       0.1.0    17           3    Ready\n",
     ),
     (
         "bgp ls",
@@ -194,15 +194,15 @@ def test_a_long_list_comes_in_pages(netctl: Netctl, stub: Stub) -> None:
 def test_an_empty_list_of_a_tenant_that_exists_is_an_empty_table(netctl: Netctl, stub: Stub) -> None:
     stub.answers(f"GET {API}/policys/?tenantName=t1&limit=1000", [])
     stub.answers(f"GET {API}/tenants/t1/", {"tenantName": "t1"})
-    outcome = netctl("policy", "ls", "-t", "t1")
-    assert (outcome.code, outcome.lines[2:]) == (0, [])
+    result = netctl("policy", "ls", "-t", "t1")
+    assert (result.code, result.lines[2:]) == (0, [])
 
 
 def test_a_list_of_an_unknown_tenant_is_an_error(netctl: Netctl, stub: Stub) -> None:
     stub.answers(f"GET {API}/policys/?tenantName=t1&limit=1000", [])
-    outcome = netctl("policy", "ls", "-t", "t1")
-    assert (outcome.code, outcome.out) == (3, "")
-    assert "t1" in outcome.err
+    result = netctl("policy", "ls", "-t", "t1")
+    assert (result.code, result.out) == (3, "")
+    assert "t1" in result.err
 
 
 RULES = [
@@ -255,17 +255,17 @@ def test_rule_ls_of_an_unknown_policy_is_an_error(netctl: Netctl, stub: Stub) ->
         ("out", "--from-ip-address"),
     ],
 )
-def test_rule_add_refuses_what_the_direction_gives_no_meaning(
+def test_rule_add_rejects_flags_that_do_not_apply_to_the_direction(
     netctl: Netctl, stub: Stub, direction: str, flag: str
 ) -> None:
-    """O13: refused before anything is sent."""
-    outcome = netctl("policy", "rule-add", "p", "1", "-d", direction, flag, "x")
-    assert outcome.code == 1
-    assert flag in outcome.err
-    assert not stub.asked
+    """O13: rejected before anything is sent."""
+    result = netctl("policy", "rule-add", "p", "1", "-d", direction, flag, "x")
+    assert result.code == 1
+    assert flag in result.err
+    assert not stub.requests
 
 
-def test_rule_add_leaves_the_rest_to_the_netmaster(netctl: Netctl, stub: Stub) -> None:
+def test_rule_add_leaves_other_validation_to_netmaster(netctl: Netctl, stub: Stub) -> None:
     stub.answers(f"POST {API}/rules/default:p:1/", {})
     assert netctl("policy", "rule-add", "p", "1", "-d", "in", "-s", "10.1.1.1", "-g", "web").code == 0
     assert netctl("policy", "rule-add", "p", "1", "-d", "sideways", "-e", "web").code == 0
@@ -297,12 +297,12 @@ def test_global_info(netctl: Netctl, stub: Stub) -> None:
     assert json.loads(netctl("global", "info", "--json", "-t", "x", "-a").out) == GLOBAL
 
 
-def test_global_set_changes_only_what_was_given(netctl: Netctl, stub: Stub) -> None:
+def test_global_set_changes_only_the_given_settings(netctl: Netctl, stub: Stub) -> None:
     """W25: the original always sent a private subnet, and so changed it back to its default."""
     stub.answers(f"GET {API}/globals/global/", GLOBAL, headers={"ETag": '"7"'})
     stub.answers(f"PUT {API}/globals/global/", GLOBAL)
     assert netctl("global", "set", "--vlan-range", "1-100").code == 0
-    put = stub.asked[-1]
+    put = stub.requests[-1]
     assert put.headers["If-Match"] == '"7"'
     assert put.json() == {
         "name": "global",
@@ -314,32 +314,32 @@ def test_global_set_changes_only_what_was_given(netctl: Netctl, stub: Stub) -> N
     }
 
 
-def test_global_set_with_nothing_given_is_a_usage_error(netctl: Netctl, stub: Stub) -> None:
+def test_global_set_without_settings_is_a_usage_error(netctl: Netctl, stub: Stub) -> None:
     """W25."""
-    outcome = netctl("global", "set")
-    assert outcome.code == 1
-    assert not stub.asked
+    result = netctl("global", "set")
+    assert result.code == 1
+    assert not stub.requests
 
 
-def test_global_set_says_when_somebody_was_faster(netctl: Netctl, stub: Stub) -> None:
+def test_global_set_reports_a_concurrent_change(netctl: Netctl, stub: Stub) -> None:
     stub.answers(f"GET {API}/globals/global/", GLOBAL, headers={"ETag": '"7"'})
     stub.answers(f"PUT {API}/globals/global/", {"code": "mismatch", "message": "global is at 8"}, status=412)
-    outcome = netctl("global", "set", "--vlan-range", "1-100")
-    assert outcome.code == 3
-    assert "run the command again" in outcome.err
+    result = netctl("global", "set", "--vlan-range", "1-100")
+    assert result.code == 3
+    assert "run the command again" in result.err
 
 
-def test_version_prints_both_sides(netctl: Netctl, stub: Stub) -> None:
+def test_version_prints_client_and_server(netctl: Netctl, stub: Stub) -> None:
     stub.answers("GET /version", {"Version": "9.9", "GitCommit": "abc", "BuildTime": "today"})
-    outcome = netctl("version")
-    assert outcome.out.startswith("Client version: ")
-    assert "Server version: 9.9\nServer commit:  abc\nServer built:   today\n" in outcome.out
+    result = netctl("version")
+    assert result.out.startswith("Client version: ")
+    assert "Server version: 9.9\nServer commit:  abc\nServer built:   today\n" in result.out
 
 
 def test_the_clients_own_version_needs_no_netmaster(netctl: Netctl, stub: Stub) -> None:
-    outcome = netctl("--version")
-    assert (outcome.code, outcome.lines[0][:2]) == (0, ["netctl", "version"])
-    assert not stub.asked
+    result = netctl("--version")
+    assert (result.code, result.lines[0][:2]) == (0, ["netctl", "version"])
+    assert not stub.requests
     offline = netctl("version", "--netmaster", "http://127.0.0.1:1")
     assert (offline.code, offline.lines[0][:2]) == (2, ["Client", "version:"])
 
@@ -353,59 +353,60 @@ def test_backup_to_a_file_and_back(netctl: Netctl, stub: Stub, tmp_path: Path) -
     assert netctl("backup").out == document.decode()
     assert netctl("backup", path).out == f"{path}\n"
     assert netctl("restore", path).out == "restored 1 objects\n"
-    assert stub.asked[-1].body == document
+    assert stub.requests[-1].body == document
     assert netctl("restore", "--force", path).out == "restored 2 objects\n"
 
 
-def test_backup_and_restore_of_files_that_cannot_be_used(netctl: Netctl, stub: Stub, tmp_path: Path) -> None:
+def test_backup_and_restore_report_unusable_files(netctl: Netctl, stub: Stub, tmp_path: Path) -> None:
     stub.answers(f"GET {API}/backup", {})
     assert netctl("backup", str(tmp_path / "no" / "x")).code == 4
     assert netctl("restore", str(tmp_path / "missing")).code == 4
-    assert not [asked for asked in stub.asked if asked.method == "POST"]
+    assert not [request for request in stub.requests if request.method == "POST"]
 
 
 def test_completion_needs_no_netmaster(netctl: Netctl, stub: Stub) -> None:
-    outcome = netctl("completion", "fish")
-    assert outcome.out.startswith("# fish completion")
-    assert not stub.asked
+    result = netctl("completion", "fish")
+    assert "complete -c netctl" in result.out
+    assert not stub.requests
 
 
-def test_node_ls_tells_since_when_a_node_is_silent(netctl: Netctl, stub: Stub) -> None:
-    stub.answers(f"GET {API}/nodes/?limit=1000", [{"name": "n1", "silentSince": 1_700_000_000.5}])
-    assert netctl("node", "ls").out.endswith("silent since 2023-11-14 22:13:20 UTC\n")
+def test_node_ls_shows_since_when_a_node_is_unreachable(netctl: Netctl, stub: Stub) -> None:
+    stub.answers(f"GET {API}/nodes/?limit=1000", [{"name": "n1", "unreachableSince": 1_700_000_000.5}])
+    assert netctl("node", "ls").out.endswith("Unreachable since 2023-11-14 22:13:20 UTC\n")
 
 
-def test_node_ls_tells_why_a_node_is_not_ready(netctl: Netctl, stub: Stub) -> None:
+def test_node_ls_shows_why_a_node_is_not_ready(netctl: Netctl, stub: Stub) -> None:
     status = {
-        "state": "not ready",
-        "realisedRevision": 17,
+        "state": "NotReady",
+        "appliedRevision": 17,
         "lag": 0,
-        "reasons": ["the datapath does not follow: no", "x"],
+        "reasons": ["datapath out of sync: no", "x"],
     }
     stub.answers(f"GET {API}/nodes/?limit=1000", [{"name": "n1", "status": status}])
-    assert netctl("node", "ls").out.endswith("not ready: the datapath does not follow: no; x\n")
+    assert netctl("node", "ls").out.endswith("NotReady: datapath out of sync: no; x\n")
 
 
 @pytest.mark.parametrize(
     ("line", "request_line"),
     [
         ("tenant create --wait t1", "POST /tenants/t1/?wait=10"),
-        ("tenant rm t1 --wait=0.5 --skip-silent", "DELETE /tenants/t1/?wait=0.5&skip-silent=1"),
+        ("tenant rm t1 --wait=0.5 --ignore-unreachable", "DELETE /tenants/t1/?wait=0.5&ignore-unreachable=1"),
         ("net create --wait=3 -s 10.1.1.0/24 blue", "POST /networks/default:blue/?wait=3"),
         ("policy create p --wait", "POST /policys/default:p/?wait=10"),
         ("policy rule-add --wait p 1", "POST /rules/default:p:1/?wait=10"),
         ("policy rule-rm p 1 --wait=60", "DELETE /rules/default:p:1/?wait=60"),
         ("group create --wait blue web", "POST /endpointGroups/default:web/?wait=10"),
         ("netprofile create --wait gold", "POST /netprofiles/default:gold/?wait=10"),
-        ("node settle", "POST /settle?wait=10"),
-        ("node settle --wait=2 --skip-silent", "POST /settle?wait=2&skip-silent=1"),
+        ("node wait", "POST /sync?wait=10"),
+        ("node settle", "POST /sync?wait=10"),
+        ("node wait --wait=2 --ignore-unreachable", "POST /sync?wait=2&ignore-unreachable=1"),
     ],
 )
-def test_a_write_waits_when_it_is_told_to(netctl: Netctl, stub: Stub, line: str, request_line: str) -> None:
+def test_a_write_waits_with_the_flag(netctl: Netctl, stub: Stub, line: str, request_line: str) -> None:
     method, path = request_line.split(" ")
     stub.answers(f"{method} {API}{path}", {"revision": 4})
-    outcome = netctl(*line.split())
-    assert (outcome.code, outcome.err) == (0, "")
+    result = netctl(*line.split())
+    assert (result.code, result.err) == (0, "")
 
 
 def test_global_and_restore_wait_too(netctl: Netctl, stub: Stub, tmp_path: Path) -> None:
@@ -418,11 +419,11 @@ def test_global_and_restore_wait_too(netctl: Netctl, stub: Stub, tmp_path: Path)
     assert netctl("restore", "--force", "--wait=5", str(saved)).out == "restored 2 objects\n"
 
 
-def test_a_write_that_is_not_in_force_everywhere_has_a_code_of_its_own(netctl: Netctl, stub: Stub) -> None:
-    fault = {"code": "behind", "message": "written, but not in force on b (silent)", "field": "", "details": {}}
-    stub.answers(f"POST {API}/tenants/t1/?wait=10", fault, status=504)
-    outcome = netctl("tenant", "create", "t1", "--wait")
-    assert (outcome.code, outcome.out) == (5, "")
-    assert outcome.err == "netctl: written, but not in force on b (silent)\n"
+def test_a_write_that_some_nodes_have_not_applied_has_its_own_exit_code(netctl: Netctl, stub: Stub) -> None:
+    error = {"code": "behind", "message": "written, but not in force on b (Unreachable)", "field": "", "details": {}}
+    stub.answers(f"POST {API}/tenants/t1/?wait=10", error, status=504)
+    result = netctl("tenant", "create", "t1", "--wait")
+    assert (result.code, result.out) == (5, "")
+    assert result.err == "netctl: written, but not in force on b (Unreachable)\n"
     stub.answers(f"POST {API}/tenants/t1/?wait=10", b"<html>a proxy gave up</html>", status=504)
     assert netctl("tenant", "create", "t1", "--wait").code == 3

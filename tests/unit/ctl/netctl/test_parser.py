@@ -1,4 +1,4 @@
-"""From words to calls: flags, shorthands, aliases, defaults, and what is refused (contiv 3)."""
+"""The parser of netctl: flags, short flags, aliases, defaults and usage errors (contiv 3)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LEAVES = [f"{noun.names[0]} {command.names[0]}" for noun in NOUNS for command in
 LEAVES += [command.names[0] for command in COMMANDS]
 
 
-def understood(line: str, environment: Mapping[str, str] | None = None) -> Parsed:
+def parsed(line: str, environment: Mapping[str, str] | None = None) -> Parsed:
     return parse(line.split(), environment=environment or {})
 
 
 @pytest.mark.parametrize(
-    ("line", "given"),
+    ("line", "members"),
     [
         (
             "network create blue --subnet 10.1.1.0/24",
@@ -123,14 +123,14 @@ def understood(line: str, environment: Mapping[str, str] | None = None) -> Parse
         ("restore -", {"file": "-"}),
     ],
 )
-def test_flags_and_arguments_become_json_members(line: str, given: Mapping[str, object]) -> None:
-    assert dict(understood(line).given) == given
+def test_flags_and_arguments_become_json_members(line: str, members: Mapping[str, object]) -> None:
+    assert dict(parsed(line).members) == members
 
 
-def test_switches_have_shorthands() -> None:
-    assert understood("group ls -a -j -q").switches == {"all", "json", "quiet"}
-    assert understood("group list --all").switches == {"all"}
-    assert understood("restore --force x").switches == {"force"}
+def test_switches_have_short_flags() -> None:
+    assert parsed("group ls -a -j -q").switches == {"all", "json", "quiet"}
+    assert parsed("group list --all").switches == {"all"}
+    assert parsed("restore --force x").switches == {"force"}
 
 
 def test_every_noun_and_verb_of_the_original_is_there() -> None:
@@ -151,29 +151,36 @@ def test_every_noun_and_verb_of_the_original_is_there() -> None:
     ours = {
         "endpoint ls",
         "node ls",
-        "node settle",
+        "node wait",
         "policy diff",
         "backup",
         "restore",
         "completion",
-        "forget-kubernetes",
+        "purge-kubernetes",
     }
     assert set(LEAVES) == original | ours
+
+
+def test_hidden_aliases_work_and_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parsed("node settle").command is parsed("node wait").command
+    with pytest.raises(SystemExit):
+        parsed("node --help")
+    assert "settle" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("line", LEAVES)
 def test_every_command_has_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Building the parser is also the proof that no two flags of a command share a name."""
     with pytest.raises(SystemExit) as leaving:
-        understood(f"{line} --help")
+        parsed(f"{line} --help")
     assert leaving.value.code == 0
     assert f"usage: netctl {line} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("line", "words"), [("-h", ("network, net", "backup")), ("network --help", ("rm, delete",))])
-def test_menus_name_what_may_come_next(line: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_menus_list_the_next_words(line: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
-        understood(line)
+        parsed(line)
     assert leaving.value.code == 0
     menu = capsys.readouterr().out
     assert all(word in menu for word in (*words, "--netmaster URL"))
@@ -184,8 +191,8 @@ def test_menus_name_what_may_come_next(line: str, words: tuple[str, ...], capsys
     [
         ("", "a command is missing"),
         ("network", "a verb is missing"),
-        ("netwrok ls", "'network' is"),
-        ("network crate x", "'create' is"),
+        ("netwrok ls", "did you mean 'network'?"),
+        ("network crate x", "did you mean 'create'?"),
         ("external-contracts ls", "not a command"),
         ("network create blue", "--subnet"),
         ("network create --subnet 10.1.1.0/24", "NETWORK"),
@@ -203,32 +210,32 @@ def test_menus_name_what_may_come_next(line: str, words: tuple[str, ...], capsys
         ("--timeout soon network ls", "not a number"),
     ],
 )
-def test_a_wrong_line_is_refused_with_the_way_to_help(line: str, reason: str) -> None:
-    with pytest.raises(Usage) as refusal:
-        understood(line)
-    assert reason in refusal.value.message
-    assert refusal.value.exit_code == 1
+def test_an_invalid_line_is_a_usage_error(line: str, reason: str) -> None:
+    with pytest.raises(Usage) as failure:
+        parsed(line)
+    assert reason in failure.value.message
+    assert failure.value.exit_code == 1
 
 
 @pytest.mark.parametrize("words", [["tenant", "rm", ""], ["network", "ls", "-t", ""], ["backup", ""]])
-def test_an_empty_name_is_refused(words: list[str]) -> None:
+def test_an_empty_name_is_a_usage_error(words: list[str]) -> None:
     with pytest.raises(Usage, match="must not be empty"):
         parse(words, environment={})
 
 
 def test_connection_defaults() -> None:
-    connection = understood("network ls").connection
+    connection = parsed("network ls").connection
     assert connection == ("http://127.0.0.1:9999", False, "", 30.0)
 
 
 def test_connection_from_the_environment() -> None:
     environment = {"NETMASTER": "https://m:1", "INSECURE": "true", "NETCTL_CACERT": "ca.pem"}
-    assert understood("network ls", environment).connection == ("https://m:1", True, "ca.pem", 30.0)
+    assert parsed("network ls", environment).connection == ("https://m:1", True, "ca.pem", 30.0)
 
 
 @pytest.mark.parametrize("off", ["", "0", "false", "no"])
 def test_insecure_can_be_switched_off_in_the_environment(off: str) -> None:
-    assert not understood("network ls", {"INSECURE": off}).connection.insecure
+    assert not parsed("network ls", {"INSECURE": off}).connection.insecure
 
 
 @pytest.mark.parametrize(
@@ -239,9 +246,9 @@ def test_insecure_can_be_switched_off_in_the_environment(off: str) -> None:
         "--netmaster=http://a:1 --timeout=5 network ls --insecure --cacert=x",
     ],
 )
-def test_flags_of_every_command_stand_before_or_after_it_and_beat_the_environment(line: str) -> None:
+def test_global_flags_stand_before_or_after_the_command_and_override_the_environment(line: str) -> None:
     environment = {"NETMASTER": "https://m:1", "NETCTL_CACERT": "y"}
-    assert understood(line, environment).connection == ("http://a:1", True, "x", 5.0)
+    assert parsed(line, environment).connection == ("http://a:1", True, "x", 5.0)
 
 
 @pytest.mark.parametrize(
@@ -254,21 +261,21 @@ def test_flags_of_every_command_stand_before_or_after_it_and_beat_the_environmen
         ("tenant create t1 --wait=60", 60),
     ],
 )
-def test_the_seconds_of_a_wait_stand_behind_an_equals_sign_or_not_at_all(line: str, seconds: float) -> None:
-    parsed = understood(line)
-    assert (parsed.seconds, parsed.given) == (seconds, {"tenantName": "t1"})
+def test_the_value_of_wait_follows_an_equals_sign(line: str, seconds: float) -> None:
+    command_line = parsed(line)
+    assert (command_line.seconds, command_line.members) == (seconds, {"tenantName": "t1"})
 
 
 @pytest.mark.parametrize("wait", ["--wait=", "--wait=soon", "--wait=0", "--wait=-1", "--wait=61", "--wait=nan"])
-def test_a_wait_that_is_none_is_refused(wait: str) -> None:
+def test_an_invalid_wait_is_a_usage_error(wait: str) -> None:
     with pytest.raises(Usage, match="--wait"):
-        understood(f"tenant create t1 {wait}")
+        parsed(f"tenant create t1 {wait}")
 
 
-def test_what_only_reads_does_not_wait() -> None:
+def test_reading_commands_have_no_wait() -> None:
     with pytest.raises(Usage):
-        understood("network ls --wait")
+        parsed("network ls --wait")
 
 
-def test_after_two_dashes_a_word_is_a_word() -> None:
-    assert understood("tenant create -- --wait").given == {"tenantName": "--wait"}
+def test_words_after_two_dashes_are_arguments() -> None:
+    assert parsed("tenant create -- --wait").members == {"tenantName": "--wait"}

@@ -1,4 +1,4 @@
-"""Whether a packet's fate is what the engine said."""
+"""`weft trace --packet`: whether engine and packet agree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.ctl.weft.packet_trace import Fate, Seen, judge, tell
+from weft.ctl.weft.packet_trace import ProbeResult, ProbeStatus, agrees, format_comparison
 from weft.ctl.weft.trace import main
 
 RULE = "contiv/default/p/1"
@@ -18,31 +18,33 @@ def explanation(*, allowed: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "seen", "agree"),
+    ("allowed", "result", "agree"),
     [
-        (True, Seen(Fate.ANSWERED, "SYN-ACK"), True),
-        (True, Seen(Fate.ARRIVED, "wp1"), True),
-        (True, Seen(Fate.LEFT, "wx1"), True),
-        (True, Seen(Fate.REFUSED, RULE, "why"), False),
-        (True, Seen(Fate.REFUSED, "weft/stranger", "why"), False),
-        (False, Seen(Fate.REFUSED, RULE, "why"), True),
-        (False, Seen(Fate.REFUSED, "weft/spoofed", "why"), False),
-        (False, Seen(Fate.ARRIVED, "wp1"), False),
-        (False, Seen(Fate.LEFT, "wx1"), False),
-        (False, Seen(Fate.ANSWERED, "RST"), False),
-        (True, Seen(Fate.UNSEEN), None),
-        (False, Seen(Fate.UNSEEN), None),
+        (True, ProbeResult(ProbeStatus.ANSWERED, "SYN-ACK"), True),
+        (True, ProbeResult(ProbeStatus.DELIVERED, "wp1"), True),
+        (True, ProbeResult(ProbeStatus.FORWARDED, "wx1"), True),
+        (True, ProbeResult(ProbeStatus.DROPPED, RULE, "why"), False),
+        (True, ProbeResult(ProbeStatus.DROPPED, "weft/unknown-identity", "why"), False),
+        (False, ProbeResult(ProbeStatus.DROPPED, RULE, "why"), True),
+        (False, ProbeResult(ProbeStatus.DROPPED, "weft/spoofed", "why"), False),
+        (False, ProbeResult(ProbeStatus.DELIVERED, "wp1"), False),
+        (False, ProbeResult(ProbeStatus.FORWARDED, "wx1"), False),
+        (False, ProbeResult(ProbeStatus.ANSWERED, "RST"), False),
+        (True, ProbeResult(ProbeStatus.LOST), None),
+        (False, ProbeResult(ProbeStatus.LOST), None),
     ],
 )
-def test_they_agree_only_down_to_the_rule(allowed: bool, seen: Seen, agree: bool | None) -> None:
-    assert judge(explanation(allowed=allowed), seen) is agree
+def test_they_agree_only_if_the_same_rule_decides(allowed: bool, result: ProbeResult, agree: bool | None) -> None:
+    assert agrees(explanation(allowed=allowed), result) is agree
     end = {"address": "10.1.1.1"}
-    *_, packet, verdict = tell({"explanation": explanation(allowed=allowed), "source": end, "target": end}, seen)
-    assert str(seen) in packet
-    assert seen.by in packet
+    *_, packet, verdict = format_comparison(
+        {"explanation": explanation(allowed=allowed), "source": end, "target": end}, result
+    )
+    assert str(result) in packet
+    assert result.by in packet
     assert verdict.strip() == {True: "they AGREE", False: "they DIFFER", None: "they cannot be compared"}[agree]
 
 
-def test_an_agent_that_is_away_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_agent_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["a", "b", "tcp/80", "--packet", "--agent", "127.0.0.1:1"]) == 2
     assert "is netplugin running here?" in capsys.readouterr().err
