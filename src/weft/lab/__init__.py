@@ -1,1 +1,1 @@
-"""The lab: Weft at work on one machine. The demo, the test bed and the way to study a bug."""
+"""The lab: a cluster in network namespaces of one machine, for the demo, the tests and the study of bugs."""

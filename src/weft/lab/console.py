@@ -1,4 +1,4 @@
-"""How `weft lab` tells: each step is printed and done."""
+"""Prints the steps of `weft lab` and runs them."""
 
 from __future__ import annotations
 
@@ -15,44 +15,48 @@ from weft.lab.waiting import DEADLINE
 
 
 class DemoFailed(SystemExit):
-    """The lab cannot show what it promises."""
+    """A step of the demo did not have the result that it promises."""
 
 
 class Demo:
-    """Prints each step, and does it."""
+    """Prints each step and runs it."""
 
     def __init__(self, console: Console, lab: NetLab) -> None:
         self.console = console
         self.lab = lab
 
-    def say(self, title: str, text: str = "") -> None:
+    def heading(self, title: str, text: str = "") -> None:
+        """Begin a section of the demo."""
         self.console.rule(f"[bold]{title}", align="left")
         if text:
-            self.tell(text)
+            self.print(text)
 
-    def tell(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.console.print(text, highlight=False)
 
     async def run(self, line: str, *, on: Host | None = None) -> None:
-        """One of our commands, as a user would run it. `weft trace` says by its exit code whether a flow is blocked."""
+        """Run one of our commands as a user would, on a host if given; `DemoFailed` if it fails."""
         prompt = f"{on.name} $" if on else "$"
         self.console.print(f"[bold green]{prompt}[/] {line}", highlight=False, soft_wrap=True)
         program, *words = line.split()
         module = {"netctl": "weft.ctl.netctl.main", "weft": "weft.cli"}[program]
-        there = ["weft.lab.run_in_netns", str(on.machine), str(on.boot_id)] if on else []
+        wrapper = ["weft.lab.run_in_netns", str(on.netns), str(on.boot_id)] if on else []
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", *there, module, *words,
+            sys.executable, "-m", *wrapper, module, *words,
             env={**os.environ, "NETMASTER": self.lab.master.url},
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
+        # A child process, not a call: the demo runs what a user would run.
         output, _ = await asyncio.wait_for(process.communicate(), DEADLINE)
         self.console.print(output.decode(), highlight=False, markup=False, end="", soft_wrap=True)
+        # `weft trace` exits with 1 for a blocked flow, which the demo shows on purpose.
         if process.returncode and not line.startswith("weft trace"):
-            raise DemoFailed(f"weft lab: {line!r} ended with code {process.returncode}")
+            raise DemoFailed(f"weft lab: {line!r} failed with exit code {process.returncode}")
 
     async def attach(self, name: str, host: Host, tenant: str, group: str) -> Pod:
+        """Attach a pod and print its address and how long ADD took."""
         began = monotonic()
         pod = await host.pod(name, tenant=tenant, network="net", group=group)
         took = (monotonic() - began) * 1000
-        self.tell(f"[bold green]+[/] {name} on {host.name}: {pod.address()} ({took:.0f} ms)")
+        self.print(f"[bold green]+[/] {name} on {host.name}: {pod.address()} ({took:.0f} ms)")
         return pod

@@ -1,4 +1,4 @@
-"""A host of the lab: its agent, its netdns, its runtime and its pods."""
+"""A host of the lab with its agent, its netdns, its CNI runtime and its pods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.lab.cni.libcni import Libcni, Output, execute_here
 from weft.lab.cni.network_lists import NetworkList, read_network
 from weft.lab.cni.result_cache import Attachment, ResultCache
 from weft.lab.dig import dig, dig_in_full
-from weft.lab.partition import Partition
+from weft.lab.partition import PartitionProxy
 from weft.lab.servers.openvswitch import Switch
 from weft.lab.servers.processes import Child
 from weft.lab.traffic import TCP, IPAddress, Transport
@@ -31,33 +31,36 @@ _CONFIG = {"cniVersion": "1.1.0", "name": NETWORK, "type": PROGRAM}
 
 
 class Host:
-    """A machine of the lab. Its directory is its disk."""
+    """A host of the lab. Its directory `home` is its disk and survives a reboot."""
 
-    def __init__(self, name: str, home: Path, *, address: str, door: Partition, flags: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, home: Path, *, address: str, store_proxy: PartitionProxy, flags: Sequence[str]
+    ) -> None:
         self.name = name
         self.home = home
         self.address = address
-        self.door = door
-        self.cable = ""
-        # Its network namespace.
-        self.machine = Path()
+        self.store_proxy = store_proxy
+        # The underlay's end of the host's veth; `NetLab.connect` sets it and `netns` at each boot.
+        self.underlay_veth = ""
+        self.netns = Path()
         self.boot_id = home / "boot_id"
         self.socket = home / "cni.sock"
         self.tenants = NamespaceDirectory(home / "run" / "netns")
         self.network: NetworkList = read_network(home / "net.d", NETWORK)
         self.cni = Libcni(search_path=[home / "bin"], cache=ResultCache(home / "cache"), execute=self.execute)
         self.program = home / "bin" / PROGRAM
-        # What its agent is told when it is next launched, beside its place.
+        # Further flags for the next start of its agent.
         self.flags = flags
-        # Its Open vSwitch, where it has one.
+        # Its Open vSwitch, with datapath ovs.
         self.switch: Switch | None = None
-        self._netns = NamespaceDirectory(home / "pods")
+        self._pods = NamespaceDirectory(home / "pods")
+        # Namespaces of pods that are held open, by pod.
         self._open: dict[str, Namespace] = {}
         self._agent: Child | None = None
-        self._names: Child | None = None
-        # Its resolvers; none until somebody writes it.
+        self._netdns: Child | None = None
+        # Upstream resolvers for netdns; tests write the file.
         self.resolv_conf = home / "resolv.conf"
-        for directory in (self.tenants, self._netns):
+        for directory in (self.tenants, self._pods):
             directory.prepare()
 
     @property
@@ -67,34 +70,35 @@ class Host:
         return self._agent
 
     @property
-    def names(self) -> Child:
+    def netdns(self) -> Child:
         """netdns's process, which must have been started."""
-        assert self._names is not None
-        return self._names
+        assert self._netdns is not None
+        return self._netdns
 
     async def start(self) -> None:
-        """Start the agent with whatever there is, and return when it is ready for pods."""
-        self.launch_names()
+        """Start netdns, the switch and the agent with the state on disk; return when the agent is ready."""
+        self.start_netdns()
+        # Before netplugin, which would otherwise retry with a backoff until the switch is there.
         if self.switch is not None:
-            self.switch.netns = self.machine
+            self.switch.netns = self.netns
             self.switch.start()
         self.launch()
         await self.ready()
 
-    def launch_names(self) -> None:
-        """Start netdns, unless it runs. Nobody waits for it."""
-        if self._names is None:
+    def start_netdns(self) -> None:
+        """Start netdns unless it runs; do not wait until it is ready."""
+        if self._netdns is None:
             flags = (f"--run-dir={self.home / 'run'}", f"--resolv-conf={self.resolv_conf}")
-            self._names = self._run("weft.dns.main", *flags, log="netdns.log")
+            self._netdns = self._run("weft.dns.main", *flags, log="netdns.log")
 
-    def kill_names(self) -> None:
-        """End netdns as kill -9 does; ended already is fine."""
-        if self._names is not None:
-            with self._names:
-                self._names = None
+    def kill_netdns(self) -> None:
+        """Kill netdns with SIGKILL; idempotent."""
+        if self._netdns is not None:
+            with self._netdns:
+                self._netdns = None
 
     def launch(self) -> None:
-        """Start the agent."""
+        """Start the agent, again if it runs."""
         self.kill()
         own = {
             "host": self.name,
@@ -108,68 +112,73 @@ class Host:
         self._agent = self._run("weft.agent.main", *flags, *self.flags, log="netplugin.log")
 
     def _run(self, module: str, *flags: str, log: str) -> Child:
-        """One of our programs, as on this machine."""
-        machine = (str(self.machine), str(self.boot_id))
-        return Child.python("weft.lab.run_in_netns", *machine, module, *flags, log=self.home / log)
+        """Run one of our programs on this host."""
+        return Child.python(
+            "weft.lab.run_in_netns", str(self.netns), str(self.boot_id), module, *flags, log=self.home / log
+        )
 
     async def ready(self) -> None:
-        """Return when the agent says that it could serve ADD; `TimeoutError` with its reason when that takes long."""
+        """Return when CNI STATUS succeeds; `TimeoutError` after the deadline."""
+        # STATUS also fails while the socket does not exist yet, with the shim's own error.
         backoff = Backoff(first=0.02, cap=0.2, within=DEADLINE)
         while True:
             try:
                 await self.cni.status(self.network)
             except CniError as error:
                 if not self.agent.running:
-                    raise AssertionError(f"netplugin on {self.name} has ended") from error
+                    log = (self.home / "netplugin.log").read_text(errors="replace")[-2000:]
+                    raise AssertionError(f"netplugin on {self.name} has ended:\n{log}") from error
                 await backoff.pause()
             else:
                 return
 
     def kill(self) -> None:
-        """End the agent as kill -9 does; ended already is fine. What it made goes on."""
+        """Kill the agent with SIGKILL; idempotent. Its datapath keeps forwarding."""
         if self._agent is not None:
             with self._agent:
                 self._agent = None
 
     def close(self) -> None:
-        """Agent, netdns and switch are gone and no pod is held open."""
+        """Kill agent, netdns and switch, and close the namespaces of pods."""
         self.kill()
-        self.kill_names()
+        self.kill_netdns()
         if self.switch is not None:
             self.switch.close()
+        # An open file descriptor would keep the namespace alive.
         for namespace in self._open.values():
             namespace.close()
         self._open.clear()
 
     def lose_kernel_state(self) -> None:
-        """What a machine loses when its power does, besides its own namespace."""
+        """Drop what a reboot loses, except the host's own network namespace."""
         self.close()
-        (self.home / "run" / "names").unlink(missing_ok=True)
-        for directory in (self.tenants, self._netns):
+        # On a real host /run is a tmpfs.
+        (self.home / "run" / "zones").unlink(missing_ok=True)
+        for directory in (self.tenants, self._pods):
             for name in directory.names():
                 directory.delete(name)
 
     async def execute(self, program: Path, *, environment: Mapping[str, str], stdin: bytes) -> Output:
-        """Run a plugin as this host's runtime does."""
+        """Run a plugin with this host's CNI socket."""
         own = {"WEFT_CNI_SOCKET": str(self.socket), "WEFT_CNI_LOG": str(self.home / "cni.log")}
         return await execute_here(program, environment={**environment, **own}, stdin=stdin)
 
     async def call(self, verb: str, config: Mapping[str, object] = _CONFIG, /, **variables: str) -> Output:
-        """Run the plugin by hand. Variables are named without `CNI_`, in small letters; the rest is left out."""
+        """Run the plugin directly. `variables` are CNI_* in lower case without the prefix; others are unset."""
         named = {f"CNI_{name.upper()}": value for name, value in ({"command": verb} | variables).items()}
         return await self.execute(self.program, environment=named, stdin=json.dumps(config).encode())
 
     def make_netns(self, name: str) -> Path:
-        """An empty network namespace for a pod, as a runtime makes it; one that stands is taken."""
+        """Create a network namespace for a pod, as a runtime does; idempotent."""
         if name not in self._open:
-            self._open[name] = self._netns.create(name)
-        return self._netns.path / name
+            self._open[name] = self._pods.create(name)
+        return self._pods.path / name
 
     def remove_netns(self, name: str) -> None:
-        """A pod's namespace is gone, whatever was in it; gone already is fine."""
+        """Delete a pod's namespace with all its devices; idempotent."""
         if namespace := self._open.pop(name, None):
             namespace.close()
-        self._netns.delete(name)
+        self._pods.delete(name)
 
     def attachment(
         self,
@@ -183,12 +192,13 @@ class Host:
         ifname: str = "eth0",
         **capabilities: object,
     ) -> Attachment:
-        """How the runtime calls a pod's interface, and what it says about it. Labels choose where it belongs.
+        """The runtime's request for a pod's interface. Contiv's labels select tenant, network and group.
 
-        Further capabilities go by their names in JSON.
+        `capabilities` become runtimeConfig.
         """
         labels = {"tenant": tenant, "network": network, "net-group": group}
         args = [(f"io.contiv.{key}", value) for key, value in labels.items() if value]
+        # What every Kubernetes runtime passes; `weft drops` and `capture` name the pod by it.
         args += [("K8S_POD_NAMESPACE", "lab"), ("K8S_POD_NAME", name)]
         path = netns or str(self.make_netns(name))
         return Attachment(
@@ -200,17 +210,17 @@ class Host:
         )
 
     async def pod(self, name: str, **choices: Any) -> Pod:
-        """A new pod, attached; see `attachment` for what can be chosen. `CniError` when that is refused."""
+        """Create and attach a pod; see `attachment` for the options. `CniError` if ADD fails."""
         attachment = self.attachment(name, **choices)
         return self.attached(attachment, await self.cni.add(self.network, attachment))
 
     def attached(self, attachment: Attachment, result: Result) -> Pod:
-        """A pod whose ADD was answered."""
+        """A pod from the result of its ADD."""
         return Pod(self, attachment, self._open[attachment.container], result)
 
 
 class Pod:
-    """An attached pod: a namespace with an interface, and what ADD answered."""
+    """An attached pod: its network namespace and the result of ADD."""
 
     def __init__(self, host: Host, attachment: Attachment, namespace: Namespace, result: Result) -> None:
         self.host = host
@@ -227,41 +237,47 @@ class Pod:
         return Path(self.attachment.netns)
 
     def address(self, family: int = 4) -> IPAddress:
-        """Its address of a family, as ADD told."""
-        return next(each.address.ip for each in self.result.addresses if each.address.version == family)
+        """Its address of a family, from the result of ADD."""
+        return next(item.address.ip for item in self.result.addresses if item.address.version == family)
 
-    def place(self, family: int = 4) -> traffic.Place:
-        """Where its packets come from and go to."""
-        return traffic.Place(self.namespace, self.address(family))
+    def place(self, family: int = 4) -> traffic.NetnsAddress:
+        """Its namespace and address, as source or destination of packets."""
+        return traffic.NetnsAddress(self.namespace, self.address(family))
 
     async def reaches(self, other: Pod, *, port: int = 80, transport: Transport = TCP, family: int = 4) -> bool:
-        """Whether the other pod, and no one else, hears and answers this one."""
+        """Whether the first packet to the other pod arrives; see `traffic.reaches`."""
         return await traffic.reaches(self.place(family), other.place(family), port=port, transport=transport)
 
+    async def eventually_reaches(
+        self, other: Pod, *, port: int = 80, transport: Transport = TCP, family: int = 4
+    ) -> bool:
+        """The same with retries; see `traffic.eventually_reaches`."""
+        return await traffic.eventually_reaches(self.place(family), other.place(family), port=port, transport=transport)
+
     async def never_reaches(self, other: Pod, *, port: int = 80, transport: Transport = TCP, family: int = 4) -> bool:
-        """Whether nothing from this pod comes to the other one."""
+        """Whether no packet to the other pod arrives; see `traffic.never_reaches`."""
         return await traffic.never_reaches(self.place(family), other.place(family), port=port, transport=transport)
 
     async def dig(self, *question: str, family: int = 4) -> list[str]:
-        """What the first name server of a family that ADD told answers; see `dig +short`."""
+        """Query the first name server of a family in the result of ADD; see `dig +short`."""
         return await dig(self.namespace, *question, server=self._name_server(family))
 
     async def dig_in_full(self, *question: str, family: int = 4) -> str:
-        """All that `dig` says of the answer."""
+        """The same, with the full output of `dig`."""
         return await dig_in_full(self.namespace, *question, server=self._name_server(family))
 
     def _name_server(self, family: int) -> str:
-        return next(each for each in self.result.dns.nameservers if ip_address(each).version == family)
+        return next(server for server in self.result.dns.nameservers if ip_address(server).version == family)
 
     async def check(self) -> None:
-        """CHECK; `CniError` with what differs."""
+        """Call CHECK; `CniError` if the interface differs."""
         await self.host.cni.check(self.host.network, self.attachment)
 
     async def detach(self) -> None:
-        """DEL; the namespace stays."""
+        """Call DEL; the namespace stays."""
         await self.host.cni.delete(self.host.network, self.attachment)
 
     async def remove(self) -> None:
-        """DEL, then the namespace goes, as when a pod ends."""
+        """Call DEL, then delete the namespace, as when a pod ends."""
         await self.detach()
         self.host.remove_netns(self.name)

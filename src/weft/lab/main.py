@@ -1,4 +1,4 @@
-"""`weft lab`: a small cluster on this machine, told step by step: real programs, real namespaces, real packets."""
+"""`weft lab`: runs a demo cluster on this machine, with the real programs in network namespaces."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from weft.lab.namespaces import step_apart
+from weft.lab.namespaces import enter_private_namespaces
 from weft.lab.netlab import open_lab
-from weft.lab.scenario import tell
+from weft.lab.scenario import run_scenario
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
@@ -20,18 +20,21 @@ EXIT_INTERRUPTED = 130
 
 async def _run(console: Console, store: str) -> None:
     async with open_lab(store=store) as lab:
-        await tell(console, lab)
+        await run_scenario(console, lab)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Show Weft at work; everything is cleaned up at the end, after Ctrl-C too."""
-    parser = argparse.ArgumentParser(prog="weft lab", description="Show Weft at work on this machine. Needs root.")
-    parser.add_argument("--store", choices=("embedded", "etcd"), default="embedded", help="embedded, or a real etcd")
+    """Run the demo; everything is cleaned up at the end, after Ctrl-C too."""
+    parser = argparse.ArgumentParser(prog="weft lab", description="Run a demo cluster on this machine. Needs root.")
+    parser.add_argument(
+        "--store", choices=("embedded", "etcd"), default="embedded", help="store of the cluster (embedded)"
+    )
     args = parser.parse_args(argv)
     if os.geteuid() != 0:
-        sys.stderr.write("weft lab: it makes network namespaces, which takes root: run it as root\n")
+        print("weft lab: creating network namespaces needs root: run it as root", file=sys.stderr)
         return EXIT_REFUSED
-    step_apart()
+    # Before the event loop: setns and unshare affect only the calling thread.
+    enter_private_namespaces()
     try:
         asyncio.run(_run(Console(), args.store))
     except KeyboardInterrupt:

@@ -1,6 +1,6 @@
-"""Namespaces for a process or a thread: what it makes in them is seen by nobody else, and gone with it.
+"""Private network and mount namespaces for a process or a thread.
 
-For a whole process that holds whatever ends it.
+The kernel removes what was made in them when the last process in them ends, even after kill -9.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from weft.domain.errors import DatapathFault
-from weft.kernel.netlink.link import LOOPBACK, alter_link
-from weft.kernel.netlink.socket import ROUTE, NetlinkSocket
+from weft.kernel.netlink.link import LOOPBACK_IFINDEX, change_link
+from weft.kernel.netlink.socket import NetlinkSocket
 from weft.kernel.netns import CLONE_NEWNET, Namespace
+from weft.kernel.uapi.netlink import NETLINK_ROUTE
 
 CLONE_FS, CLONE_NEWNS = 0x00000200, 0x00020000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 1 << 18
@@ -25,40 +26,41 @@ _LIBC.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 _MNT_DETACH = 2
 
 
-def step_apart() -> None:
-    """Move the calling thread, and all it starts from now on, into network and mount namespaces of its own."""
+def enter_private_namespaces() -> None:
+    """Move the calling thread, and all that it starts from now on, into new network and mount namespaces."""
     unshare(CLONE_NEWNET | CLONE_NEWNS)
+    # Private, or systemd's shared root would propagate our mounts to the rest of the machine.
     mount(None, Path("/"), flags=MS_REC | MS_PRIVATE)
-    raise_loopback()
+    bring_up_loopback()
 
 
 @contextmanager
-def stepped_apart() -> Iterator[None]:
-    """The same while the block runs; the thread comes back afterwards, and all that was made is gone."""
+def private_namespaces() -> Iterator[None]:
+    """The same inside the block; the thread returns to its former namespaces afterwards."""
     directory = Path.cwd()
     with ExitStack() as back:
         for kind in ("net", "mnt"):
             fd = os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
             back.callback(os.close, fd)
             back.callback(_return_to, fd)
-        step_apart()
+        enter_private_namespaces()
         yield
-    os.chdir(directory)  # entering a mount namespace leads to its root
+    os.chdir(directory)  # setns(2) to a mount namespace changes the working directory to its root
 
 
 def _return_to(fd: int) -> None:
-    unshare(CLONE_FS)  # the kernel lets nobody change mounts who shares a working directory with another thread
-    _check(_LIBC.setns(fd, 0), "come back")
+    unshare(CLONE_FS)  # setns(2) to a mount namespace fails with EINVAL while fs_struct is shared with another thread
+    _check(_LIBC.setns(fd, 0), "return to the former namespace")
 
 
-def raise_loopback() -> None:
-    """Bring up loopback in the calling thread's namespace."""
-    with Namespace.current() as here, NetlinkSocket(ROUTE, namespace=here) as netlink:
-        netlink.send_batch([alter_link(LOOPBACK, up=True)])
+def bring_up_loopback() -> None:
+    """Bring up the loopback device of the calling thread's network namespace."""
+    with Namespace.current() as here, NetlinkSocket(NETLINK_ROUTE, namespace=here) as netlink:
+        netlink.send_batch([change_link(LOOPBACK_IFINDEX, up=True)])
 
 
 def unshare(flags: int) -> None:
-    """Leave what is shared with other threads, by the kernel's flags."""
+    """Call unshare(2) with CLONE_* flags."""
     _check(_LIBC.unshare(flags), "unshare")
 
 
@@ -72,7 +74,7 @@ def enter(namespace: Path) -> None:
 
 
 def mount(source: Path | None, target: Path, *, flags: int = 0, kind: str | None = None) -> None:
-    """Mount something in the calling thread's mount namespace."""
+    """Call mount(2) in the calling thread's mount namespace."""
     _check(
         _LIBC.mount(
             None if source is None else os.fsencode(source),
@@ -86,7 +88,7 @@ def mount(source: Path | None, target: Path, *, flags: int = 0, kind: str | None
 
 
 def unmount(target: Path) -> None:
-    """Take a mount away, whoever still uses it."""
+    """Detach a mount, even if it is busy."""
     _check(_LIBC.umount2(os.fsencode(target), _MNT_DETACH), f"unmount {target}")
 
 

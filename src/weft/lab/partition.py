@@ -1,4 +1,4 @@
-"""A door between a host of the lab and its store: shut, nothing passes, as when a cable is cut."""
+"""A proxy between a host of the lab and its store that simulates a network partition."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_PIECE = 65_536
+_CHUNK = 65_536
 
 # A unix socket, or host and port.
-Place = Path | tuple[str, int]
+StreamAddress = Path | tuple[str, int]
 
 
-class Partition:
-    """Passes connections on from one place to another while the block runs, unless it is shut."""
+class PartitionProxy:
+    """Listens on one address and forwards connections to another inside the block, unless blocked."""
 
-    def __init__(self, place: Place, *, to: Place) -> None:
-        self._place = place
+    def __init__(self, listen: StreamAddress, *, to: StreamAddress) -> None:
+        self._listen = listen
         self._to = to
-        self._open = True
+        self._blocked = False
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
-    async def shut(self) -> None:
-        """Break all connections and let no new one through."""
-        self._open = False
-        await self._break_all()
+    async def block(self) -> None:
+        """Abort all connections and reject new ones."""
+        self._blocked = True
+        await self._abort_all()
 
-    def open(self) -> None:
-        """Let connections through again."""
-        self._open = True
+    def unblock(self) -> None:
+        """Forward connections again."""
+        self._blocked = False
 
     async def __aenter__(self) -> Self:
-        if isinstance(self._place, Path):
-            self._server = await asyncio.start_unix_server(self._serve, self._place)
+        if isinstance(self._listen, Path):
+            self._server = await asyncio.start_unix_server(self._serve, self._listen)
         else:
-            self._server = await asyncio.start_server(self._serve, *self._place)
+            self._server = await asyncio.start_server(self._serve, *self._listen)
         return self
 
     async def __aexit__(
@@ -44,10 +44,11 @@ class Partition:
     ) -> None:
         assert self._server is not None
         self._server.close()
-        await self._break_all()
+        # Before wait_closed(): from Python 3.12 on it waits for all connections to end.
+        await self._abort_all()
         await self._server.wait_closed()
 
-    async def _break_all(self) -> None:
+    async def _abort_all(self) -> None:
         for connection in self._connections:
             connection.cancel()
         if self._connections:
@@ -58,27 +59,28 @@ class Partition:
         assert this is not None
         self._connections.add(this)
         try:
-            if self._open:
-                await self._pass_on(reader, writer)
+            if not self._blocked:
+                await self._forward(reader, writer)
         except (OSError, asyncio.CancelledError):
-            pass  # either side has gone, or the door was shut
+            pass  # one side has closed, or the proxy was blocked
         finally:
             self._connections.discard(this)
+            # Not close(): that would flush data of before the partition.
             writer.transport.abort()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if isinstance(self._to, Path):
-            far_reader, far_writer = await asyncio.open_unix_connection(self._to)
+            upstream_reader, upstream_writer = await asyncio.open_unix_connection(self._to)
         else:
-            far_reader, far_writer = await asyncio.open_connection(*self._to)
+            upstream_reader, upstream_writer = await asyncio.open_connection(*self._to)
         try:
-            await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+            await asyncio.gather(_pump(reader, upstream_writer), _pump(upstream_reader, writer))
         finally:
-            far_writer.transport.abort()
+            upstream_writer.transport.abort()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(_PIECE):
+    while data := await reader.read(_CHUNK):
         writer.write(data)
         await writer.drain()
     raise ConnectionResetError("one side has closed")

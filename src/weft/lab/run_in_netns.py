@@ -1,6 +1,6 @@
-"""Runs one of our programs as on a machine of its own: `python -m weft.lab.run_in_netns NETNS BOOT-ID MODULE ARGUMENT…`.
+"""Runs a Python module as on a separate host: `python -m weft.lab.run_in_netns NETNS BOOT-ID MODULE ARGUMENT…`.
 
-The process enters the network namespace, sees the file BOOT-ID as the kernel's, and becomes the module.
+The process enters the network namespace, mounts the file BOOT-ID over the kernel's, and runs the module.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def main() -> None:
-    """Never returns but by the module's own end."""
+    """Run the module; return when it ends."""
     namespace, boot_id, module, *arguments = sys.argv[1:]
     enter(Path(namespace))
-    unshare(CLONE_NEWNS)  # mounts that are shared stay so: tenants' namespaces outlive this process
+    # Mount propagation stays as it is: pins of tenant netns must outlive this process.
+    unshare(CLONE_NEWNS)
+    # The agent detects a reboot by the boot id.
     mount(Path(boot_id), _BOOT_ID, flags=MS_BIND)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""What `weft lab` tells. Each step is checked: a lab that would show something untrue ends with an error."""
+"""The scenario of `weft lab`. Every step verifies its result with packets, and a wrong result ends the demo."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ POLICY = (
     "netctl policy rule-add -t blue -d in -j deny -p 1 web-only rest",
     "netctl group create -t blue -p web-only net web",
 )
-QUESTIONS = ("weft trace blue-1 blue-web tcp/22", "netctl policy rule-rm -t blue web-only rest --preview")
-OPEN_UP = "netctl policy rule-rm -t blue web-only rest --wait"
-CLOSE_AGAIN = "netctl policy rule-add -t blue -d in -j deny -p 1 web-only rest --wait"
+POLICY_QUERIES = ("weft trace blue-1 blue-web tcp/22", "netctl policy rule-rm -t blue web-only rest --preview")
+ALLOW_ALL = "netctl policy rule-rm -t blue web-only rest --wait"
+DENY_REST = "netctl policy rule-add -t blue -d in -j deny -p 1 web-only rest --wait"
 # Name, host, tenant, group.
 PODS = (
     ("blue-1", "one", "blue", ""),
@@ -45,97 +45,106 @@ PODS = (
 WEB, WEB_PORT = "blue-web", 80
 
 
-async def tell(console: Console, lab: NetLab) -> None:
-    """The whole story."""
-    story = Demo(console, lab)
-    story.say("A cluster", "netmaster with its store, and two hosts with their agents, joined by an underlay")
+async def run_scenario(console: Console, lab: NetLab) -> None:
+    """Run all steps; `DemoFailed` if one has another result than promised."""
+    demo = Demo(console, lab)
+    demo.heading("Cluster", "Starting netmaster with its store, and two hosts with agents on a shared underlay.")
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     hosts = {"one": one, "two": two}
-    story.say("Two tenants with the same subnet")
+    demo.heading("Two tenants with the same subnet")
     for line in (*OBJECTS, *POLICY):
-        await story.run(line)
-    story.say("Pods, attached by the CNI program as a container runtime does it")
-    pods = {name: await story.attach(name, hosts[host], tenant, group) for name, host, tenant, group in PODS}
-    story.say("Who reaches whom, by real packets", "The same addresses in both tenants, and they never meet.")
-    await _show_reach(story, pods)
-    story.say("Policy, from the first packet on", "blue-web is in group web, whose policy lets in tcp/80 and udp/5000.")
-    await _show_policy(story, one, pods)
-    story.say("A service", "One name, an address of each family: all pods with the label app=shop answer.")
-    await show_services(story, hosts, pods["blue-1"])
-    story.say("kill -9 both agents and netmaster, start them again: nothing is lost")
-    await _kill_under_traffic(story, one, two, pods)
-    await _show_reach(story, pods)
+        await demo.run(line)
+    demo.heading("Pods", "Attached with CNI ADD, as a container runtime does.")
+    pods = {name: await demo.attach(name, hosts[host], tenant, group) for name, host, tenant, group in PODS}
+    demo.heading("Connectivity", "Measured with TCP. Both tenants use the same addresses and are isolated.")
+    await _show_connectivity(demo, pods)
+    demo.heading("Network policy", "Group web, with pod blue-web, allows ingress on tcp/80 and udp/5000 only.")
+    await _show_policy(demo, one, pods)
+    demo.heading(
+        "Services", "The name shop has one IPv4 and one IPv6 VIP. Its backends are the pods with label app=shop."
+    )
+    await show_services(demo, hosts, pods["blue-1"])
+    demo.heading("Restart", "kill -9 netmaster and both agents under traffic, then start them again.")
+    await _restart_under_traffic(demo, one, two, pods)
+    await _show_connectivity(demo, pods)
     for pod in pods.values():
+        # CHECK compares with the result of ADD, from before the restart.
         await pod.check()
         await pod.remove()
-    story.say("All pods are gone, and with this process everything else")
+    demo.heading("Done", "CHECK succeeded for every pod, and DEL removed them. The lab leaves nothing on this machine.")
 
 
-async def _show_answer(story: Demo, source: Pod, target: Pod, *, port: int, passes: bool) -> None:
-    """Whether a question comes through; it must be as promised."""
-    held = await (source.reaches if passes else source.never_reaches)(target, port=port)
-    words = "[green]is answered[/]" if passes else "[red]is refused[/]"
-    story.tell(f"{source.name} asks {target.name} at tcp/{port}: {words}")
-    if not held:
-        raise DemoFailed(f"weft lab: tcp/{port} of {target.name} is not as promised")
+async def _show_tcp(demo: Demo, source: Pod, target: Pod, *, port: int, allowed: bool) -> None:
+    """Print whether TCP passes; `DemoFailed` if it is not as expected.
+
+    The first packet decides: policy applies to it, and no retry is needed.
+    """
+    as_expected = await (source.reaches if allowed else source.never_reaches)(target, port=port)
+    verdict = "[green]allowed[/]" if allowed else "[red]denied[/]"
+    demo.print(f"{source.name} -> {target.name} tcp/{port}: {verdict}")
+    if not as_expected:
+        raise DemoFailed(f"weft lab: tcp/{port} to {target.name} should be {'allowed' if allowed else 'denied'}")
 
 
-async def _show_reach(story: Demo, pods: dict[str, Pod]) -> None:
-    """A table of who reaches whom by TCP; it must be: within a tenant always, between tenants never."""
+async def _show_connectivity(demo: Demo, pods: dict[str, Pod]) -> None:
+    """Print the TCP connectivity of all pairs: within a tenant everything passes, between tenants nothing."""
     pairs = list(permutations(pods, 2))
-    # Each pair has a port of its own, as equal addresses of two tenants would hear each other's questions; but the
-    # web pod takes only one, so those who may ask it do so one after the other.
-    web = [pair for pair in pairs if _is_kin(*pair) and pair[1] == WEB]
+    # Pairs run concurrently, each with its own port: pods of two tenants share addresses, and a common port would not
+    # show which of them a connection came from. Policy allows only one port of the web pod, so its pairs run in turn.
+    web = [pair for pair in pairs if _same_tenant(*pair) and pair[1] == WEB]
     others = [pair for pair in pairs if pair not in web]
-    asked = (_is_as_promised(pods, *pair, port=port) for port, pair in enumerate(others, start=1000))
-    right = dict(zip(others, await asyncio.gather(*asked), strict=True))
-    right |= {pair: await _is_as_promised(pods, *pair, port=WEB_PORT) for pair in web}
+    checks = (_is_as_expected(pods, *pair, port=port) for port, pair in enumerate(others, start=1000))
+    as_expected = dict(zip(others, await asyncio.gather(*checks), strict=True))
+    as_expected |= {pair: await _is_as_expected(pods, *pair, port=WEB_PORT) for pair in web}
     table = Table("from \\ to", *(f"{name}\non {pod.host.name}" for name, pod in pods.items()))
     for source, pod in pods.items():
         cells = ["·" if source == target else _cell(source, target) for target in pods]
         table.add_row(f"{source} {pod.address()}", *cells)
-    if not all(right.values()):
-        raise DemoFailed(f"weft lab: not as promised: {[pair for pair, held in right.items() if not held]}")
-    story.console.print(table)
+    if wrong := [pair for pair, expected in as_expected.items() if not expected]:
+        raise DemoFailed(f"weft lab: unexpected connectivity: {wrong}")
+    demo.console.print(table)
 
 
-async def _is_as_promised(pods: dict[str, Pod], source: str, target: str, *, port: int) -> bool:
-    ask = pods[source].reaches if _is_kin(source, target) else pods[source].never_reaches
-    return await ask(pods[target], port=port)
+async def _is_as_expected(pods: dict[str, Pod], source: str, target: str, *, port: int) -> bool:
+    # Eventually: the pods were attached a moment ago, and a host may not have the route of a remote pod yet.
+    check = pods[source].eventually_reaches if _same_tenant(source, target) else pods[source].never_reaches
+    return await check(pods[target], port=port)
 
 
-async def _show_policy(story: Demo, one: Host, pods: dict[str, Pod]) -> None:
+async def _show_policy(demo: Demo, one: Host, pods: dict[str, Pod]) -> None:
     source, target = pods["blue-1"], pods[WEB]
-    await _show_answer(story, source, target, port=WEB_PORT, passes=True)
-    await _show_answer(story, source, target, port=22, passes=False)
-    await story.run("weft drops --tenant blue --pod blue-web", on=one)
-    await story.run("weft drops --tenant blue --counters", on=one)
-    for line in QUESTIONS:
-        await story.run(line)
-    await story.run(OPEN_UP)
-    await _show_answer(story, source, target, port=22, passes=True)
-    await story.run(CLOSE_AGAIN)
-    await _show_answer(story, source, target, port=22, passes=False)
+    await _show_tcp(demo, source, target, port=WEB_PORT, allowed=True)
+    await _show_tcp(demo, source, target, port=22, allowed=False)
+    demo.print("The drops include probes of the table above: red-2 has the address of blue-web.")
+    await demo.run("weft drops --tenant blue --pod blue-web", on=one)
+    await demo.run("weft drops --tenant blue --counters", on=one)
+    for line in POLICY_QUERIES:
+        await demo.run(line)
+    await demo.run(ALLOW_ALL)
+    await _show_tcp(demo, source, target, port=22, allowed=True)
+    await demo.run(DENY_REST)
+    await _show_tcp(demo, source, target, port=22, allowed=False)
 
 
-async def _kill_under_traffic(story: Demo, one: Host, two: Host, pods: dict[str, Pod]) -> None:
+async def _restart_under_traffic(demo: Demo, one: Host, two: Host, pods: dict[str, Pod]) -> None:
     stop = asyncio.Event()
     running = asyncio.ensure_future(stream(pods["blue-1"].place(), pods["blue-web"].place(), port=5000, stop=stop))
-    for each in (one, two, story.lab.master):
-        each.kill()
-    await asyncio.gather(story.lab.master.start(), one.start(), two.start())
+    # All at once: the worst case, in which nothing is left that could report what is running.
+    for process in (one, two, demo.lab.master):
+        process.kill()
+    await asyncio.gather(demo.lab.master.start(), one.start(), two.start())
     stop.set()
     sent, arrived = await running
-    story.console.print(f"{arrived} of {sent} packets between the hosts arrived meanwhile", highlight=False)
+    demo.print(f"{arrived} of {sent} packets between the hosts arrived during the restart")
+    # The datapath forwards without the agents, so not a single packet may be missing.
     if arrived != sent:
         raise DemoFailed("weft lab: packets were lost")
-    await story.run("netctl endpoint ls -a")
+    await demo.run("netctl endpoint ls -a")
 
 
-def _is_kin(source: str, target: str) -> bool:
-    """Whether two pods are of one tenant."""
+def _same_tenant(source: str, target: str) -> bool:
     return source.partition("-")[0] == target.partition("-")[0]
 
 
 def _cell(source: str, target: str) -> str:
-    return "[green]yes[/]" if _is_kin(source, target) else "[red]never[/]"
+    return "[green]yes[/]" if _same_tenant(source, target) else "[red]no[/]"

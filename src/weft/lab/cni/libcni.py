@@ -1,7 +1,8 @@
-"""A small typed libcni: does with plugins what container runtimes do, so that tests call ours as runtimes will.
+"""A small typed libcni: calls CNI plugins as container runtimes do.
 
-ADD goes through a list in order and hands each result on; DEL goes backwards; the final result is kept in a cache for
-CHECK, DEL and GC. Errors of plugins are `CniError`s. Calls for different attachments may run at once.
+ADD calls the plugins of a list in order and passes each result to the next; DEL calls them in reverse. The final
+result is cached for CHECK, DEL and GC. Errors of plugins are `CniError`s. Calls for different attachments may run
+concurrently.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from weft.lab.cni.network_lists import NetworkList, PluginConfig
 from weft.lab.cni.result_cache import Attachment, Cached, ResultCache
 from weft.runtime.backoff import Backoff
 
-# Seconds within which a plugin must have answered.
+# Seconds after which a plugin is killed.
 DEADLINE = 90.0
 
-# How long a plugin that is just being replaced is tried again (C-119).
+# How long ETXTBSY is retried, while an installer replaces the plugin (C-119).
 BUSY_SECONDS = 6.0
 
-# The network that runtimes attach first, as `lo`.
+# The network that runtimes attach first, as `lo`; built into containerd and CRI-O, so it has no file.
 LOOPBACK = NetworkList(
     name="cni-loopback",
     version=SpecVersion.V0_3_1,
@@ -40,12 +41,12 @@ LOOPBACK = NetworkList(
 
 Members = dict[str, object]
 
-# What GC and STATUS are about: their variables are there, and empty.
+# For GC and STATUS, whose variables are set but empty.
 _NO_ATTACHMENT = Attachment(container="", netns="", ifname="")
 
 
 class Output(NamedTuple):
-    """How a plugin ended and what it printed."""
+    """The exit code and the output of a plugin."""
 
     exit_code: int
     stdout: bytes
@@ -53,13 +54,13 @@ class Output(NamedTuple):
 
 
 class Execute(Protocol):
-    """Runs a plugin to its end. A lab gives one that enters a host's namespaces first."""
+    """Runs a plugin until it ends. The lab's hosts add their own environment."""
 
     async def __call__(self, program: Path, *, environment: Mapping[str, str], stdin: bytes) -> Output: ...
 
 
 async def execute_here(program: Path, *, environment: Mapping[str, str], stdin: bytes) -> Output:
-    """Run a plugin on this machine, killed at the deadline; tried again while its file is being written (C-119)."""
+    """Run a plugin, killed at the deadline; retried while its file is being written (C-119)."""
     backoff = Backoff(cap=1.0, within=BUSY_SECONDS)
     while True:
         try:
@@ -79,6 +80,7 @@ async def execute_here(program: Path, *, environment: Mapping[str, str], stdin: 
             async with asyncio.timeout(DEADLINE):
                 stdout, stderr = await process.communicate(stdin)
         finally:
+            # After the deadline, or if this task is cancelled; a process that has ended is not there to kill.
             with suppress(ProcessLookupError):
                 process.kill()
             exit_code = await process.wait()
@@ -86,7 +88,7 @@ async def execute_here(program: Path, *, environment: Mapping[str, str], stdin: 
 
 
 class Libcni:
-    """A runtime's side of CNI."""
+    """The runtime's side of CNI."""
 
     def __init__(self, *, search_path: Sequence[Path], cache: ResultCache, execute: Execute = execute_here) -> None:
         self._search_path = search_path
@@ -94,7 +96,7 @@ class Libcni:
         self._execute = execute
 
     async def add(self, network: NetworkList, attachment: Attachment) -> Result:
-        """Attach; the first error ends it and leaves the cleaning to `delete` (C-110)."""
+        """Attach. The first error aborts it, and the caller cleans up with `delete` (C-110)."""
         result: Members | None = None
         for plugin in network.plugins:
             output = await self._call(Verb.ADD, network, plugin, attachment=attachment, prev_result=result)
@@ -104,9 +106,10 @@ class Libcni:
         return parse_result(result, version=network.version)
 
     async def check(self, network: NetworkList, attachment: Attachment) -> None:
-        """Ask all plugins, in order, whether the attachment is as it was made; the cache must know it (C-111)."""
+        """Call CHECK of all plugins in order; needs the cached result of ADD (C-111)."""
         if network.version < SpecVersion.V0_4_0:
             raise CniError(Code.INCOMPATIBLE_VERSION, f"version {network.version} does not allow CHECK")
+        # The list disables CHECK for plugins that fail it; libcni reports success then.
         if network.disable_check:
             return
         cached = self._cache.read(network.name, attachment)
@@ -116,8 +119,9 @@ class Libcni:
             await self._call(Verb.CHECK, network, plugin, attachment=attachment, prev_result=dict(cached.result))
 
     async def delete(self, network: NetworkList, attachment: Attachment) -> None:
-        """Detach, the last plugin first. A cache that cannot be read does not keep anything attached (C-111, C-116)."""
+        """Detach, the last plugin first. An unreadable cache entry does not prevent it (C-111, C-116)."""
         prev_result = None
+        # Before 0.4.0 the specification passes no prevResult to DEL.
         if network.version >= SpecVersion.V0_4_0:
             with suppress(CniError):
                 cached = self._cache.read(network.name, attachment)
@@ -127,9 +131,9 @@ class Libcni:
         self._cache.remove(network.name, attachment)
 
     async def gc(self, network: NetworkList, valid: Iterable[AttachmentId] | None) -> None:
-        """Detach what is cached and not valid, then let each plugin collect (C-117). All errors come as one group.
+        """Detach cached attachments that are not valid, then call GC of each plugin (C-117); errors come as one group.
 
-        Without a list nothing counts as valid here, and the plugins get no list.
+        Without a list, no attachment is valid, and the plugins get no list.
         """
         if network.disable_gc:
             return
@@ -142,7 +146,8 @@ class Libcni:
                 except CniError as error:
                     errors.append(error)
         if network.version >= SpecVersion.V1_1_0:
-            listed = [{"containerID": each.container, "ifname": each.ifname} for each in keep or ()]
+            listed = [{"containerID": item.container, "ifname": item.ifname} for item in keep or ()]
+            # The specification and libcni disagree on the name, so libcni sends both.
             lists = {} if keep is None else {"cni.dev/valid-attachments": listed, "cni.dev/attachments": listed}
             for plugin in network.plugins:
                 try:
@@ -153,13 +158,14 @@ class Libcni:
             raise ExceptionGroup(f"garbage of {network.name} remains", errors)
 
     async def status(self, network: NetworkList) -> None:
-        """Ask each plugin whether it could serve ADD; the first that could not is the answer (C-118)."""
+        """Call STATUS of each plugin; the first error is raised (C-118)."""
+        # Plugins before 1.1.0 do not know STATUS and count as ready.
         if network.version >= SpecVersion.V1_1_0:
             for plugin in network.plugins:
                 await self._call(Verb.STATUS, network, plugin)
 
     async def versions(self, kind: str) -> tuple[str, ...]:
-        """The versions that a plugin says it supports, asked as podman asks."""
+        """The versions that a plugin supports, queried as podman does."""
         unused = dict.fromkeys(("CNI_NETNS", "CNI_IFNAME", "CNI_PATH"), "dummy")
         output = await self._run(
             kind, {"CNI_COMMAND": Verb.VERSION, **unused}, json.dumps({"cniVersion": NEWEST}).encode()
@@ -169,13 +175,14 @@ class Libcni:
     async def add_pod(self, networks: Sequence[NetworkList], pod: Attachment) -> list[Result]:
         """Attach a pod to several networks, in order: `LOOPBACK` as lo, the others as eth0, eth1 and so on."""
         return [
-            await self.add(network, each) for network, each in zip(networks, _interfaces(networks, pod), strict=True)
+            await self.add(network, interface)
+            for network, interface in zip(networks, _interfaces(networks, pod), strict=True)
         ]
 
     async def delete_pod(self, networks: Sequence[NetworkList], pod: Attachment) -> None:
         """Detach a pod from the same networks, the last one first."""
-        for network, each in reversed(list(zip(networks, _interfaces(networks, pod), strict=True))):
-            await self.delete(network, each)
+        for network, interface in reversed(list(zip(networks, _interfaces(networks, pod), strict=True))):
+            await self.delete(network, interface)
 
     async def _call(
         self,
@@ -187,9 +194,10 @@ class Libcni:
         prev_result: Members | None = None,
         more: Mapping[str, object] | None = None,
     ) -> bytes:
-        """One plugin called with its own members and what the runtime adds to them (C-112, C-113)."""
+        """Call one plugin with its own configuration and the runtime's additions (C-112, C-113)."""
         config: Members = {name: value for name, value in plugin.members.items() if not _is_reserved(name)}
         config |= {"name": network.name, "cniVersion": network.version}
+        # A plugin gets only the capabilities that it declares.
         if runtime := {name: value for name, value in attachment.capabilities.items() if name in plugin.capabilities}:
             config["runtimeConfig"] = runtime
         if prev_result is not None:
@@ -209,8 +217,9 @@ class Libcni:
         output = await self._execute(self._find(kind), environment=environment, stdin=stdin)
         if output.exit_code == 0:
             return output
-        said = output.stderr.decode(errors="replace").strip() or f"exit code {output.exit_code}"
-        raise CniError.decode(output.stdout) or CniError(Code.FAILED, f"plugin {kind} failed", details=said)
+        details = output.stderr.decode(errors="replace").strip() or f"exit code {output.exit_code}"
+        # A plugin that crashes prints no error object.
+        raise CniError.decode(output.stdout) or CniError(Code.FAILED, f"plugin {kind} failed", details=details)
 
     def _find(self, kind: str) -> Path:
         for folder in self._search_path:
@@ -220,7 +229,7 @@ class Libcni:
 
 
 def _is_reserved(name: str) -> bool:
-    """Whether a member is for the runtime: to read (`capabilities`) or to set (C-022)."""
+    """Whether only the runtime reads or sets a member (C-022)."""
     return name in {"capabilities", "runtimeConfig", "prevResult"} or name.startswith("cni.dev/")
 
 
@@ -239,7 +248,7 @@ def _interfaces(networks: Sequence[NetworkList], pod: Attachment) -> list[Attach
 
 
 def _result_members(stdout: bytes, version: SpecVersion) -> Members:
-    """The result as JSON; a result that names no version is of the list's, and `null` is a result (C-120)."""
+    """The result as JSON; the list's version is the default, and `null` is valid (C-120)."""
     value = _decode(stdout)
     if value is not None and not isinstance(value, dict):
         raise CniError(Code.NOT_DECODED, "the plugin's result is not an object")

@@ -1,4 +1,4 @@
-"""The results a runtime keeps between ADD and DEL, in the files and the form of libcni (`cniCacheV1`, C-116)."""
+"""The runtime's cache of ADD results, in libcni's file format (`cniCacheV1`, C-116)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KIND = "cniCacheV1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """One interface of one container, and what the runtime says about it to the plugins."""
+    """One interface of one container, with the runtime's parameters for the plugins."""
 
     container: str
     netns: str
@@ -28,7 +28,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cached:
-    """What ADD left: the attachment, the list it was made with, and the final result as JSON."""
+    """A cache entry of an ADD: the attachment, the network list, and the final result as JSON."""
 
     network: str
     attachment: Attachment
@@ -43,11 +43,12 @@ class ResultCache:
         self._folder = folder / "results"
 
     def write(self, cached: Cached) -> None:
-        """Keep the result of an ADD."""
+        """Store the result of an ADD."""
         attachment = cached.attachment
         document = {
             "kind": KIND,
             "containerId": attachment.container,
+            # libcni stores the list as base64 and the result as plain JSON.
             "config": base64.b64encode(cached.source).decode(),
             "ifName": attachment.ifname,
             "networkName": cached.network,
@@ -60,21 +61,22 @@ class ResultCache:
         self._file(cached.network, attachment).write_text(json.dumps(document))
 
     def read(self, network: str, attachment: Attachment) -> Cached | None:
-        """What was kept; None when nothing was, code 6 when it cannot be read."""
+        """The entry of an attachment, or None; `CniError` with code 6 if it is unreadable."""
         file = self._file(network, attachment)
         return _parse(file) if file.exists() else None
 
     def remove(self, network: str, attachment: Attachment) -> None:
-        """Forget an attachment; forgotten already is fine."""
+        """Delete the entry of an attachment; idempotent."""
         self._file(network, attachment).unlink(missing_ok=True)
 
     def all(self, network: str) -> Iterator[Cached]:
-        """Everything that was kept for a network and can be read."""
+        """The readable entries of a network."""
+        # The glob also matches networks whose names begin with this one and a dash.
         for file in sorted(self._folder.glob(f"{network}-*")):
             try:
                 cached = _parse(file)
             except CniError:
-                continue  # as libcni does: what it cannot read it cannot delete
+                continue  # as libcni does: GC cannot detach what it cannot read
             if cached.network == network:
                 yield cached
 

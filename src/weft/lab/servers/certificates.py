@@ -1,4 +1,4 @@
-"""A certificate authority for tests, by the `openssl` program."""
+"""A certificate authority for tests, made with `openssl`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Certificate:
 
 
 class Authority:
-    """Issues certificates for 127.0.0.1, localhost and further names, good for servers and clients."""
+    """Issues certificates for servers and clients, for 127.0.0.1, localhost and further names."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -31,13 +31,14 @@ class Authority:
         )  # fmt: skip
 
     def issue(self, file: str, *, subject: str, names: Sequence[str] = ()) -> Certificate:
-        """A certificate for a subject such as `/CN=node-1`, in files of this name.
+        """Issue a certificate for a subject such as `/CN=node-1`.
 
-        Further names of a server are told as openssl wants them, such as `IP:192.0.2.1`.
+        `names` are further subject alternative names in openssl's form, such as `IP:192.0.2.1`.
         """
         cert, key, request = (self._directory / f"{file}.{kind}" for kind in ("pem", "key", "csr"))
         extensions = self._directory / "extensions"
         all_names = ",".join(("IP:127.0.0.1", "DNS:localhost", *names))
+        # Go and OpenSSL ignore the common name of a server and need a subject alternative name.
         extensions.write_text(f"subjectAltName={all_names}\nextendedKeyUsage=serverAuth,clientAuth\n")
         _openssl(
             "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",

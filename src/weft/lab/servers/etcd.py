@@ -1,4 +1,4 @@
-"""A real etcd on loopback: one member or several, plain or with TLS, killed and started again at will."""
+"""etcd on loopback: one member or several, with or without TLS, to be killed and restarted by tests."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from weft.lab.servers.processes import Child, free_port
 from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff
 
-# Elections in a fifth of the usual time: a killed member is back soon, and leases of one second are possible.
-_QUICK = ("--heartbeat-interval", "20", "--election-timeout", "200")
+# A fifth of the default timeouts: a killed member recovers soon, and leases of one second are possible.
+_FAST_ELECTION = ("--heartbeat-interval", "20", "--election-timeout", "200")
 
 
 class Member:
-    """One etcd process and its data; the data outlive the process."""
+    """An etcd process and its data directory, which outlives the process."""
 
     def __init__(self, name: str, directory: Path, *, tls: Certificate | None) -> None:
         self.name = name
         scheme = "http" if tls is None else "https"
         self.endpoint = f"{scheme}://127.0.0.1:{free_port()}"
         self.peer = f"{scheme}://127.0.0.1:{free_port()}"
+        # Health checks without TLS and without a client certificate.
         self._metrics = f"http://127.0.0.1:{free_port()}"
         self._log = directory / f"{name}.log"
         self._process: Child | None = None
         self._command = [
-            "etcd", "--name", name, "--data-dir", str(directory / name), *_QUICK,
+            "etcd", "--name", name, "--data-dir", str(directory / name), *_FAST_ELECTION,
             "--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint,
             "--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer,
             "--listen-metrics-urls", self._metrics, "--log-level", "error",
@@ -42,22 +43,22 @@ class Member:
             self._command += ["--client-cert-auth", "--peer-client-cert-auth"]
 
     def join(self, members: Sequence[Member], options: Sequence[str]) -> None:
-        """Make it one of a cluster, before it is first started."""
+        """Add it to a cluster, before its first start."""
         self._command += ["--initial-cluster", ",".join(f"{each.name}={each.peer}" for each in members), *options]
 
     def start(self) -> None:
-        """Start it with whatever data it has."""
+        """Start it, again if it runs."""
         self.kill()
         self._process = Child(self._command, log=self._log)
 
     def kill(self) -> None:
-        """End it as kill -9 does; ended already is fine."""
+        """Kill it with SIGKILL; idempotent."""
         if self._process is not None:
             with self._process:
                 self._process = None
 
     async def ready(self) -> None:
-        """Return when it answers and knows a leader."""
+        """Return when it is healthy, which includes that it knows a leader."""
         backoff = Backoff(first=0.01, cap=0.05, within=DEADLINE)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
             while not await self._healthy(session):
@@ -87,7 +88,7 @@ class Etcd:
         return tuple(member.endpoint for member in self.members)
 
     async def restart(self) -> None:
-        """Kill every member, and return when all are back."""
+        """Kill and restart every member; return when all are healthy."""
         for member in self.members:
             member.start()
         await self.ready()
@@ -97,10 +98,11 @@ class Etcd:
             await member.ready()
 
 
-async def demand_passwords(endpoint: str, *, user: str, password: str, tls: ssl.SSLContext | None = None) -> None:
-    """Have etcd ask for a password: the user gets all of it."""
+async def enable_authentication(endpoint: str, *, user: str, password: str, tls: ssl.SSLContext | None = None) -> None:
+    """Enable authentication; the user gets the root role."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls or True)) as session:
         for path, request in (
+            # etcd enables authentication only with a user root that has the role root.
             ("user/add", {"name": "root", "password": password}),
             ("user/grant", {"user": "root", "role": "root"}),
             ("user/add", {"name": user, "password": password}),
@@ -115,9 +117,10 @@ async def demand_passwords(endpoint: str, *, user: str, password: str, tls: ssl.
 async def running_etcd(
     directory: Path, *, members: int = 1, tls: Certificate | None = None, options: Sequence[str] = ()
 ) -> AsyncIterator[Etcd]:
-    """An etcd that answers, with its data in the directory; it is killed at the end of the block."""
+    """Run an etcd cluster inside the block, with its data in the directory."""
     with ExitStack() as ending:
         cluster = Etcd(directory, members=members, tls=tls, options=options)
+        # All before any is ready: a single member of a cluster has no quorum.
         for member in cluster.members:
             ending.callback(member.kill)
             member.start()

@@ -1,7 +1,7 @@
-"""netmaster for tests: in this very process on a store in memory, or as the real program; and a client for its REST.
+"""netmaster for tests, in this process with a memory store or as the real program, and a REST client.
 
-Both listen on a free port of loopback and answer when the block begins. Unless told otherwise there is no
-`default-net`, so that the first network a test makes gets the first tag.
+Both listen on a free loopback port and are ready when the block begins. `running_master` creates no `default-net` by
+default, so that a test's first network gets the first VNI.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from weft.adapters.stores.memory import MemoryStore
 from weft.domain import kinds
+from weft.drivers import MemoryStoreSettings, open_store
 from weft.lab.servers.certificates import Certificate
 from weft.lab.servers.processes import Child, free_port
 from weft.lab.waiting import DEADLINE, until
@@ -39,7 +39,7 @@ API = "/api/v1"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What netmaster said; `body` is the decoded JSON, or the text where it is none."""
+    """A reply of netmaster; `body` is the decoded JSON, or the text of another content type."""
 
     status: int
     body: Any
@@ -51,7 +51,7 @@ class Answer:
         return self.body
 
     def refused(self, status: int, *, field: str | None = None) -> str:
-        """The reason of a refusal, which must have this status, our four members and, where given, this field."""
+        """The message of an error, which must have this status, our four members and, if given, this field."""
         assert self.status == status, f"{self.status}: {self.body}"
         assert set(self.body) == {"code", "message", "field", "details"}
         assert field is None or self.body["field"] == field, self.body
@@ -65,7 +65,7 @@ class Answer:
 
 
 class Rest:
-    """A client of one netmaster. Objects are named by their plural in REST and their colon-joined key."""
+    """A client of one netmaster. Objects are identified by their REST plural and their colon-joined key."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url = url
@@ -74,8 +74,9 @@ class Rest:
     async def send(
         self, method: str, path: str, *, data: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Any request, with the path as it is."""
+        """Send any request; the path is not encoded again."""
         body = None if data is None else BytesIO(data)
+        # encoded=True: tests send malformed paths on purpose.
         url = URL(self.url + path, encoded=True)
         async with self.session.request(method, url, data=body, headers=headers) as response:
             raw = await response.read()
@@ -111,7 +112,7 @@ class Rest:
         return await self.send("DELETE", f"{API}/{plural}/{key}/", headers=headers)
 
     async def post(self, path: str, body: object) -> Answer:
-        """A call with JSON, such as a plugin's."""
+        """POST JSON, such as a plugin's call."""
         return await self.send("POST", path, data=msgspec.json.encode(body), headers=_json(None))
 
     async def create_endpoint(
@@ -127,7 +128,7 @@ class Rest:
         return await self.post("/plugin/deleteEndpoint", call)
 
     async def state(self) -> dict[str, Any]:
-        """Everything the store keeps, by key: equal before and after a request that wrote nothing."""
+        """All entries of the store by key: equal before and after a request that writes nothing."""
         entries: dict[str, Any] = (await self.send("GET", f"{API}/backup")).accepted()["entries"]
         return entries
 
@@ -146,21 +147,22 @@ class Rest:
                 if (await self.send("GET", path)).status == 200:
                     return
             except aiohttp.ClientConnectionError:
-                pass  # it does not listen yet
+                pass  # not listening yet
             await backoff.pause()
 
 
-async def until_told(send: Callable[[], Awaitable[Answer]]) -> Answer:
-    """The first answer that says what became of a request, which is sent again for as long as nobody knows."""
+async def retry_until_answered(send: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Send a request again until its reply is definite: neither 503 nor a lost connection."""
     backoff = Backoff(first=0.01, cap=0.2, within=2 * DEADLINE)
     while True:
         try:
             answer = await send()
+            # 503 without our error members is a bug, not a reason to retry.
             if answer.status != 503:
                 return answer
             answer.refused(503)
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
-            pass  # the master is gone, or went away in the middle of its answer
+            pass  # netmaster was killed, before or during its reply
         await backoff.pause()
 
 
@@ -170,7 +172,7 @@ def _json(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 @asynccontextmanager
 async def client(url: str, *, ca: Path | None = None, token: str = "") -> AsyncIterator[Rest]:
-    """A client whose every request has a deadline, and the token where there is one; over TLS it trusts the CA."""
+    """A client with a deadline for each request, a bearer token if given, and the CA to trust with TLS."""
     timeout = aiohttp.ClientTimeout(total=DEADLINE)
     connector = aiohttp.TCPConnector(ssl=True if ca is None else ssl.create_default_context(cafile=str(ca)))
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -180,18 +182,20 @@ async def client(url: str, *, ca: Path | None = None, token: str = "") -> AsyncI
 
 @asynccontextmanager
 async def running_master(*flags: str, store: Store | None = None, ready: bool = True) -> AsyncIterator[Rest]:
-    """A netmaster in this process and loop, with the flags given. Without `store` it has an empty one.
+    """Run netmaster in this process and event loop, by default with an empty memory store.
 
-    The block begins when it is ready, or, without `ready`, when it listens.
+    The block begins when it is ready or, with `ready=False`, when it listens.
     """
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="netmaster-"))
+        # A socket cannot be bound to port 0 here: the address must be known before the server listens.
         own = ("--external-address", f"127.0.0.1:{free_port()}", "--default-subnet", "none", "--data-dir", folder)
         settings = read_master_settings([*own, *flags], {})
         address = format_host_port(settings.external)
         if store is None:
-            store = await stack.enter_async_context(MemoryStore())
+            store = await stack.enter_async_context(open_store(MemoryStoreSettings()))
         rest = await stack.enter_async_context(client(f"http://{address}"))
+        # In this process, so that a test can look into the store and a debugger into netmaster.
         netmaster = Netmaster(settings, store)
         await stack.enter_async_context(background(netmaster.run(asyncio.Event()), name=f"netmaster {address}"))
         await (rest.ready() if ready else rest.alive())
@@ -199,8 +203,10 @@ async def running_master(*flags: str, store: Store | None = None, ready: bool = 
 
 
 class MasterProcess:
-    """The program netmaster, on the embedded store below a directory unless told otherwise; killed at the end of the
-    block. With a certificate it listens by TLS."""
+    """netmaster as a child process, by default with the embedded store; killed at the end of the block.
+
+    With a certificate it serves TLS.
+    """
 
     def __init__(self, directory: Path, *flags: str, tls: Certificate | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -220,22 +226,22 @@ class MasterProcess:
         return self._child.pid
 
     async def start(self, *flags: str) -> None:
-        """Start it with whatever state it has, and return when it is ready. Further flags are kept for later starts."""
+        """Start it with the state on disk, and return when it is ready. The flags are kept for later starts."""
         self.kill()
         self._flags = (*self._flags, *flags)
         self._child = Child.python("weft.master.main", *self._flags, log=self.log)
         async with client(self.url, ca=self._ca) as rest:
             await rest.ready()
 
-    def stop(self) -> None:
-        """Hold it still, as a machine under great strain would, until `go_on`."""
+    def pause(self) -> None:
+        """Stop its execution (SIGSTOP) until `resume`, as an overloaded machine would."""
         os.kill(self.pid, signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
     async def end(self) -> int:
-        """Ask it to end, as an init system does; its exit code, which must come before the deadline."""
+        """Terminate it (SIGTERM) as systemd does, and return its exit code."""
         child = self._child
         assert child is not None
         os.kill(child.pid, signal.SIGTERM)
@@ -244,7 +250,7 @@ class MasterProcess:
         return child.exit_code
 
     def kill(self) -> None:
-        """End it as kill -9 does; ended already is fine."""
+        """Kill it with SIGKILL; idempotent."""
         if self._child is not None:
             with self._child:
                 self._child = None

@@ -1,7 +1,7 @@
-"""A real Open vSwitch for a host of the lab: a database and a switch of its own, in the host's network namespace.
+"""Open vSwitch for a host of the lab: ovsdb-server and ovs-vswitchd in the host's network namespace.
 
-It forwards in its own process (`datapath_type=netdev`), so the kernel needs no module for it. Both daemons are gone
-with the one who started them, whatever ends it; the database outlives them, as on a disk.
+It uses the userspace datapath (`datapath_type=netdev`), which needs no kernel module. Both daemons end with their
+parent process; the database file outlives them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 
 
 class Switch:
-    """The daemons, and what the switch's own tools say about them. `netns` is where they run; nowhere else if empty."""
+    """The daemons and the command line tools of one switch. Without `netns` they run in the caller's namespace."""
 
     def __init__(self, directory: Path, *, netns: Path | None = None) -> None:
         self.directory = directory
@@ -34,12 +34,13 @@ class Switch:
             self.run("ovsdb-tool", "create", str(directory / "conf.db"), str(_SCHEMA))
 
     def start(self) -> None:
-        """Both run and know each other when this returns; what runs already goes on."""
+        """Start both daemons and wait until they are connected; idempotent."""
         self.start_database()
         self.start_daemon()
 
     def start_database(self) -> None:
         if self._server is None:
+            # A killed server leaves its socket behind, and clients would connect to nothing.
             (self.directory / "db.sock").unlink(missing_ok=True)
             self._server = self._spawn(
                 "ovsdb-server",
@@ -48,50 +49,53 @@ class Switch:
                 f"--unixctl={self.directory / 'ovsdb.ctl'}",
             )
             self.configure("init", wait=False)
-            # Without it the checksums that workloads leave to their devices are never made.
+            # Pods leave TCP checksums to their veth (offload); only with userspace TSO does the switch compute them.
             self.configure("set", "Open_vSwitch", ".", "other_config:userspace-tso-enable=true", wait=False)
 
     def start_daemon(self, *, wait: bool = True) -> None:
         if self._daemon is None:
             control = f"--unixctl={self.directory / 'vswitchd.ctl'}"
+            # --disable-system: only the userspace datapath; the kernel one would need its module.
             self._daemon = self._spawn("ovs-vswitchd", self.database, "--disable-system", control)
             if wait:
+                # Any change with --wait returns only after ovs-vswitchd has processed the database.
                 self.configure("set", "Open_vSwitch", ".", f"external_ids:lab={uuid.uuid4()}")
 
     def kill_database(self) -> None:
-        """End ovsdb-server as kill -9 does; ended already is fine."""
+        """Kill ovsdb-server with SIGKILL; idempotent."""
         if self._server is not None:
             with self._server:
                 self._server = None
 
     def kill_daemon(self) -> None:
-        """The same with ovs-vswitchd: its flows and its connections are forgotten."""
+        """Kill ovs-vswitchd; flows and conntrack entries are lost with the process."""
         if self._daemon is not None:
             with self._daemon:
                 self._daemon = None
 
-    def held_still(self) -> AbstractContextManager[None]:
-        """While the block runs ovs-vswitchd does nothing."""
+    def paused(self) -> AbstractContextManager[None]:
+        """Pause ovs-vswitchd inside the block."""
         assert self._daemon is not None
-        return self._daemon.held_still()
+        return self._daemon.paused()
 
     def close(self) -> None:
+        # The daemon first: without its database it would log errors.
         self.kill_daemon()
         self.kill_database()
 
     def configure(self, *arguments: str, wait: bool = True) -> str:
-        """What `ovs-vsctl` says; by its end the switch has done it, if it is to be waited for."""
+        """Run `ovs-vsctl`; with `wait`, until ovs-vswitchd has applied the change."""
         flags = () if wait else ("--no-wait",)
         return self.run(
             "ovs-vsctl", f"--db={self.database}", "--retry", f"--timeout={DEADLINE:.0f}", *flags, *arguments
         )
 
     def flows(self, verb: str, bridge: str, *arguments: str) -> str:
-        """What `ovs-ofctl` says about a bridge."""
+        """Run `ovs-ofctl` on a bridge."""
         return self.run("ovs-ofctl", "-O", "OpenFlow14", verb, self.management(bridge), *arguments)
 
     def dump_flows(self, bridge: str) -> list[str]:
-        """The flows of a bridge in `ovs-ofctl`'s words, without counts, sorted."""
+        """The flows of a bridge as `ovs-ofctl` prints them, without counters, sorted."""
         text = self.run("ovs-ofctl", "-O", "OpenFlow14", "--no-stats", "dump-flows", self.management(bridge))
         return sorted(line.strip() for line in text.splitlines() if "actions=" in line)
 
@@ -99,11 +103,11 @@ class Switch:
         return f"unix:{self.directory / bridge}.mgmt"
 
     def command(self, *arguments: str) -> str:
-        """What `ovs-appctl` says of a running ovs-vswitchd."""
+        """Run `ovs-appctl` on ovs-vswitchd."""
         return self.run("ovs-appctl", "-t", str(self.directory / "vswitchd.ctl"), *arguments)
 
     def run(self, *command: str) -> str:
-        """The output of one of the switch's tools, which must succeed."""
+        """The output of a tool, which must succeed."""
         done = subprocess.run(
             command,
             capture_output=True,
@@ -123,7 +127,7 @@ class Switch:
 
 @contextmanager
 def running_switch(directory: Path, *, netns: Path | None = None) -> Iterator[Switch]:
-    """A switch that answers, without bridges; its daemons are gone at the end of the block."""
+    """Run a switch without bridges inside the block."""
     switch = Switch(directory, netns=netns)
     try:
         switch.start()

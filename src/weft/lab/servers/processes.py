@@ -1,4 +1,4 @@
-"""Child processes for tests: started with a deadline, and gone with the test, whatever happens to it."""
+"""Child processes that the kernel kills with their parent."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from weft.lab.waiting import DEADLINE
 
 __all__ = ["DEADLINE", "Child", "free_port"]
 
+# Linux uses 32768 to 60999 by default (ip_local_port_range).
 _OUTSIDE_EPHEMERAL = range(20_000, 32_000)
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on.
+    """A free TCP port of 127.0.0.1.
 
-    Outside the range from which the kernel takes ports for outgoing connections, so that a server which is killed and
-    started again finds its port still free.
+    It is outside the kernel's ephemeral range, so that no outgoing connection takes it while a server restarts.
     """
+    # Another process may still take the port before the server does; with 12,000 of them that is rare.
     while True:
         port = random.choice(_OUTSIDE_EPHEMERAL)
         with socket.socket() as probe:
@@ -40,12 +41,13 @@ def free_port() -> int:
 
 
 class Child:
-    """A running process whose standard output is ours to read. Killed at the end of the block, or when we die."""
+    """A child process with a pipe for its standard output. Killed at the end of the block, or when the parent dies."""
 
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str] | None = None, log: Path | None = None
     ) -> None:
         with ExitStack() as files:
+            # pdeathsig: no cleanup code runs when a test run is killed.
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "--", *command],
                 stdin=subprocess.DEVNULL,
@@ -59,7 +61,7 @@ class Child:
 
     @classmethod
     def python(cls, module: str, *arguments: str, log: Path | None = None) -> Self:
-        """This Python, running a module as a program."""
+        """Run a Python module as a program."""
         return cls([sys.executable, "-m", module, *arguments], log=log)
 
     @property
@@ -72,12 +74,12 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """What it ended with; None while it runs, -n when signal n ended it."""
+        """Its exit code: None while it runs, -n after signal n."""
         return self._process.poll()
 
     @contextmanager
-    def held_still(self) -> Iterator[None]:
-        """While the block runs it does nothing, as on a machine under great strain."""
+    def paused(self) -> Iterator[None]:
+        """Stop its execution (SIGSTOP) inside the block, as an overloaded machine would."""
         self._process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -85,8 +87,9 @@ class Child:
             self._process.send_signal(signal.SIGCONT)
 
     def read_line(self, *, within: float = DEADLINE) -> str:
-        """The next line it prints; `TimeoutError` or `EOFError` when none comes."""
+        """The next line of its output; `TimeoutError` or `EOFError` if there is none."""
         while b"\n" not in self._unread:
+            # Not readline() on the pipe: it has no timeout.
             ready, _, _ = select.select([self._output], [], [], within)
             if not ready:
                 raise TimeoutError(f"process {self.pid} printed nothing for {within} s")
@@ -98,17 +101,18 @@ class Child:
         return line.decode()
 
     async def next_line(self) -> str:
-        """As `read_line`, while the event loop goes on."""
+        """As `read_line`, without blocking the event loop."""
         return await asyncio.to_thread(self.read_line)
 
     def read_rest(self) -> list[str]:
-        """All whole lines that a process which has ended printed and nobody read."""
+        """The unread complete lines of a process that has ended."""
         *lines, _ = (self._unread + self._output.read()).split(b"\n")
         self._unread = b""
         return [line.decode() for line in lines]
 
     def kill(self) -> None:
-        """End it as kill -9 does; ended already is fine."""
+        """Kill it with SIGKILL; idempotent."""
+        # Wait, so that no zombie stays and the port is free.
         self._process.kill()
         self._process.wait(DEADLINE)
 

@@ -1,4 +1,7 @@
-"""Many questions at once: one packet for each, which must arrive or be counted as refused. Nobody waits for silence."""
+"""Sends one packet for each of many flows at once and reports which of them arrive.
+
+Every packet either arrives or is counted as denied, so nothing waits for a timeout to learn that a flow is blocked.
+"""
 
 from __future__ import annotations
 
@@ -10,158 +13,159 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple, Self
 
-from weft.lab.traffic import TCP, UDP, Place, Transport
+from weft.lab.traffic import TCP, UDP, NetnsAddress, Transport
 from weft.lab.waiting import DEADLINE
 
-# After this long a kernel repeats its SYN, which would be counted twice.
-_SAID_AGAIN_S = 1.0
-# So what is not known by then is asked anew.
+# Linux retransmits a SYN after this long (TCP_TIMEOUT_INIT); the denied counter would count it twice.
+_SYN_RETRANSMIT_S = 1.0
+# So a round ends before that, and flows without a result are probed again.
 _ROUND_S = 0.8
 _ROUNDS = 10
-_LOOK_AGAIN_S = 0.002
-# For `SO_LINGER`: a connection that is closed is reset, so that nothing of it is on the way for long.
-_AT_ONCE = struct.pack("ii", 1, 0)
+_POLL_S = 0.002
+# SO_LINGER with timeout 0: close() sends RST, so no FIN handshake is in flight when the next round begins.
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
-class Question(NamedTuple):
-    """Whether the first packet from one place to another arrives."""
+class Probe(NamedTuple):
+    """The first packet of a flow."""
 
-    source: Place
-    target: Place
+    source: NetnsAddress
+    target: NetnsAddress
     transport: Transport
     port: int
 
 
-class Answers(NamedTuple):
-    """The questions whose packets arrived, and how many packets neither arrived nor were refused."""
+class ProbeResults(NamedTuple):
+    """The probes that arrived, and how many packets neither arrived nor were counted as denied."""
 
-    arrived: frozenset[Question]
-    vanished: int
+    arrived: frozenset[Probe]
+    lost: int
 
 
 class Listeners:
-    """The sockets that listen, opened when they are first needed."""
+    """Listening sockets, opened on first use and reused by later rounds."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[Place, Transport, int], tuple[socket.socket, ExitStack]] = {}
+        self._open: dict[tuple[NetnsAddress, Transport, int], tuple[socket.socket, ExitStack]] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in self._open.values():
-            each[1].close()
+        for _listener, closing in self._open.values():
+            closing.close()
 
-    def at(self, place: Place, transport: Transport, port: int) -> socket.socket:
-        """The socket that hears what comes for an address and port."""
-        key = (place, transport, port)
+    def at(self, address: NetnsAddress, transport: Transport, port: int) -> socket.socket:
+        """The socket that listens on an address and port."""
+        key = (address, transport, port)
         if key not in self._open:
             with ExitStack() as closing:
-                ear = closing.enter_context(place.listening(port, transport))
-                self._open[key] = ear, closing.pop_all()
+                listener = closing.enter_context(address.listening(port, transport))
+                self._open[key] = listener, closing.pop_all()
         return self._open[key][0]
 
-    def forget(self, place: Place) -> None:
-        """Close all that listen at a place, which is going away."""
-        for key in [key for key in self._open if key[0] == place]:
+    def close_at(self, address: NetnsAddress) -> None:
+        """Close all sockets of an address that is removed."""
+        for key in [key for key in self._open if key[0] == address]:
             self._open.pop(key)[1].close()
 
 
-def ask(questions: Sequence[Question], ears: Listeners, *, count_refused: Callable[[], int]) -> Answers:
-    """Ask all at once. `count_refused` says how many packets the datapath has refused so far."""
-    answers = Answers(frozenset(), len(questions))
+def send_probes(probes: Sequence[Probe], listeners: Listeners, *, count_denied: Callable[[], int]) -> ProbeResults:
+    """Send all probes at once, again while packets are lost. `count_denied` reads the datapath's denied counter."""
+    results = ProbeResults(frozenset(), len(probes))
     for _ in range(_ROUNDS):
-        answers = _ask_once(questions, ears, count_refused)
-        if not answers.vanished:
+        results = _send_round(probes, listeners, count_denied)
+        if not results.lost:
             break
-    return answers
+    return results
 
 
-def _ask_once(questions: Sequence[Question], ears: Listeners, count_refused: Callable[[], int]) -> Answers:
-    arrived: dict[Question, socket.socket | None] = {}
-    with _listening(questions, ears) as heard, ExitStack() as callers:
-        asked = dict(_open_callers(questions, callers))
-        refused_before = count_refused()
+def _send_round(probes: Sequence[Probe], listeners: Listeners, count_denied: Callable[[], int]) -> ProbeResults:
+    arrived: dict[Probe, socket.socket | None] = {}
+    with _listening(probes, listeners) as receive, ExitStack() as closing:
+        sent = dict(_open_clients(probes, closing))
+        denied_before = count_denied()
         began = time.monotonic()
-        for caller, question in asked.values():
-            _speak(caller, question)
-        vanished = len(questions)
-        while vanished > 0 and time.monotonic() < began + _ROUND_S:
-            quiet = True
-            for key, connection in heard():
-                quiet = False
-                if key in asked:
-                    arrived[asked[key][1]] = connection
+        for client, probe in sent.values():
+            _send(client, probe)
+        lost = len(probes)
+        while lost > 0 and time.monotonic() < began + _ROUND_S:
+            idle = True
+            for key, connection in receive():
+                idle = False
+                if key in sent:
+                    arrived[sent[key][1]] = connection
                 elif connection is not None:
-                    connection.close()  # somebody of an earlier round
-            if quiet:
-                vanished = len(questions) - len(arrived) - (count_refused() - refused_before)
-        if time.monotonic() > began + _SAID_AGAIN_S:
-            vanished = len(questions) - len(arrived)  # the count is worth nothing
+                    connection.close()  # a client of an earlier round
+            if idle:
+                # Reading the counter is slow, so only when no packet is waiting.
+                lost = len(probes) - len(arrived) - (count_denied() - denied_before)
+        if time.monotonic() > began + _SYN_RETRANSMIT_S:
+            lost = len(probes) - len(arrived)  # the counter may include retransmitted SYNs
     for connection in arrived.values():
         if connection is not None:
             _await_reset(connection)
-    return Answers(frozenset(arrived), vanished)
+    return ProbeResults(frozenset(arrived), lost)
 
 
-# A packet as its target sees it: where it came to, and the address and port it came from.
-_Key = tuple[Place, Transport, int, tuple[str, int]]
+# A packet as its receiver sees it: the destination, and the source address and port.
+_Key = tuple[NetnsAddress, Transport, int, tuple[str, int]]
 
 
-def _open_callers(
-    questions: Iterable[Question], closing: ExitStack
-) -> Iterator[tuple[_Key, tuple[socket.socket, Question]]]:
-    for question in questions:
-        caller = closing.enter_context(question.source.open_caller(question.transport))
-        if question.transport is TCP:
-            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        own = (str(question.source.address), caller.getsockname()[1])
-        yield (question.target, question.transport, question.port, own), (caller, question)
+def _open_clients(probes: Iterable[Probe], closing: ExitStack) -> Iterator[tuple[_Key, tuple[socket.socket, Probe]]]:
+    for probe in probes:
+        client = closing.enter_context(probe.source.open_client(probe.transport))
+        if probe.transport is TCP:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        source = (str(probe.source.address), client.getsockname()[1])
+        yield (probe.target, probe.transport, probe.port, source), (client, probe)
 
 
-def _speak(caller: socket.socket, question: Question) -> None:
-    there = (str(question.target.address), question.port)
-    if question.transport is UDP:
-        caller.sendto(b"?", there)
+def _send(client: socket.socket, probe: Probe) -> None:
+    destination = (str(probe.target.address), probe.port)
+    if probe.transport is UDP:
+        client.sendto(b"?", destination)
     else:
         with suppress(BlockingIOError):
-            caller.connect(there)
+            client.connect(destination)
 
 
 @contextmanager
 def _listening(
-    questions: Iterable[Question], ears: Listeners
+    probes: Iterable[Probe], listeners: Listeners
 ) -> Iterator[Callable[[], list[tuple[_Key, socket.socket | None]]]]:
-    """A function that waits a moment and says what was heard; connections come with their sockets."""
+    """A function that polls all listeners and returns what arrived; TCP connections come with their sockets."""
     with selectors.DefaultSelector() as selector:
-        for place in {(each.target, each.transport, each.port) for each in questions}:
-            selector.register(ears.at(*place), selectors.EVENT_READ, place)
+        for destination in {(probe.target, probe.transport, probe.port) for probe in probes}:
+            selector.register(listeners.at(*destination), selectors.EVENT_READ, destination)
 
-        def heard() -> list[tuple[_Key, socket.socket | None]]:
-            found: list[tuple[_Key, socket.socket | None]] = []
-            for ready, _ in selector.select(_LOOK_AGAIN_S):
+        def receive() -> list[tuple[_Key, socket.socket | None]]:
+            received: list[tuple[_Key, socket.socket | None]] = []
+            for ready, _ in selector.select(_POLL_S):
                 target, transport, port = ready.data
-                ear = ready.fileobj
-                assert isinstance(ear, socket.socket)
+                listener = ready.fileobj
+                assert isinstance(listener, socket.socket)
                 with suppress(BlockingIOError):
                     while True:
-                        connection, (host, from_port, *_) = ear.accept() if transport is TCP else _receive(ear)
-                        found.append(((target, transport, port, (host, from_port)), connection))
-            return found
+                        connection, (host, from_port, *_) = (
+                            listener.accept() if transport is TCP else _receive_datagram(listener)
+                        )
+                        received.append(((target, transport, port, (host, from_port)), connection))
+            return received
 
-        yield heard
+        yield receive
 
 
-def _receive(ear: socket.socket) -> tuple[None, tuple[str, int]]:
-    _, (host, port, *_) = ear.recvfrom(64)
+def _receive_datagram(listener: socket.socket) -> tuple[None, tuple[str, int]]:
+    _, (host, port, *_) = listener.recvfrom(64)
     return None, (host, port)
 
 
 def _await_reset(connection: socket.socket) -> None:
-    """Return when the caller's reset has come: then nothing is on its way any more.
+    """Return when the client's RST has arrived: then no packet of the connection is in flight.
 
-    Nobody repeats a reset that is lost, as any packet may be. But what is said to a caller that is gone is repeated,
-    and its kernel answers by another.
+    TCP does not retransmit a lost RST. But it retransmits data sent to a client that is gone, and the client's kernel
+    answers that with another RST.
     """
     with connection, suppress(ConnectionResetError):
         connection.settimeout(_ROUND_S)

@@ -43,7 +43,7 @@ def a_result(call: Called) -> Output:
 
 
 class Plugins:
-    """Plugins in this process: they remember their calls and answer as told."""
+    """Plugins in this process that record their calls and reply with given results."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -95,9 +95,7 @@ def names(result: Result) -> list[str]:
 
 
 class TestAdd:
-    async def test_plugins_are_called_in_order_and_hand_their_results_on(
-        self, libcni: Libcni, plugins: Plugins
-    ) -> None:
+    async def test_plugins_are_called_in_order_with_the_previous_result(self, libcni: Libcni, plugins: Plugins) -> None:
         """C-110, C-120: none for the first; a result without version is of the list's."""
         assert names(await libcni.add(network(), POD)) == ["one", "two", "three"]
         assert [call.kind for call in plugins.calls] == ["one", "two", "three"]
@@ -121,7 +119,7 @@ class TestAdd:
             "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=p",
         }
 
-    async def test_the_first_error_ends_it(self, libcni: Libcni, plugins: Plugins, cache: ResultCache) -> None:
+    async def test_the_first_error_aborts_it(self, libcni: Libcni, plugins: Plugins, cache: ResultCache) -> None:
         """C-110."""
         plugins.answer = failing("two", CniError(Code.TRY_LATER, "not yet"))
         with pytest.raises(CniError, match="not yet") as failed:
@@ -130,22 +128,20 @@ class TestAdd:
         assert [call.kind for call in plugins.calls] == ["one", "two"]
         assert cache.read("blue", POD) is None
 
-    async def test_the_request_is_the_plugins_own_members_and_the_runtimes(
-        self, libcni: Libcni, plugins: Plugins
-    ) -> None:
+    async def test_the_request_has_the_members_of_plugin_and_runtime(self, libcni: Libcni, plugins: Plugins) -> None:
         """C-022, C-023, C-112: `capabilities` and members that only a runtime may set do not get through."""
         written = {"type": "one", "colour": "blue", "capabilities": {"mac": True}}
         reserved = {"prevResult": {}, "runtimeConfig": {"ips": []}, "cni.dev/attachments": []}
         await libcni.add(network(plugins=[written | reserved]), POD)
         assert plugins.calls[0].config == {"type": "one", "colour": "blue", "name": "blue", "cniVersion": "1.1.0"}
 
-    async def test_capabilities_are_what_is_declared_and_supplied(self, libcni: Libcni, plugins: Plugins) -> None:
+    async def test_a_plugin_gets_the_capabilities_it_declares(self, libcni: Libcni, plugins: Plugins) -> None:
         """C-113."""
-        declared = {"mac": True, "ips": True, "dns": False}
+        capabilities = {"mac": True, "ips": True, "dns": False}
         pod = Attachment(
             container="c1", netns="/run/netns/a", capabilities={"mac": "02:00:00:00:00:01", "dns": {}, "bandwidth": {}}
         )
-        await libcni.add(network(plugins=[{"type": "one", "capabilities": declared}, {"type": "two"}]), pod)
+        await libcni.add(network(plugins=[{"type": "one", "capabilities": capabilities}, {"type": "two"}]), pod)
         assert plugins.calls[0].config["runtimeConfig"] == {"mac": "02:00:00:00:00:01"}
         assert "runtimeConfig" not in plugins.calls[1].config
 
@@ -170,7 +166,7 @@ class TestAdd:
         with pytest.raises(CniError, match="plugin one failed; it broke"):
             await libcni.add(network(), POD)
 
-    async def test_a_plugin_that_is_nowhere_is_an_error(self, libcni: Libcni) -> None:
+    async def test_a_missing_plugin_is_an_error(self, libcni: Libcni) -> None:
         with pytest.raises(CniError, match="no plugin four"):
             await libcni.add(network(plugins=[{"type": "four"}]), POD)
 
@@ -205,9 +201,7 @@ class TestDelete:
         await libcni.delete(network("0.3.1"), POD)
         assert not any("prevResult" in call.config for call in plugins.calls)
 
-    async def test_without_or_with_a_broken_cache_it_goes_on(
-        self, libcni: Libcni, plugins: Plugins, tmp_path: Path
-    ) -> None:
+    async def test_it_works_without_a_readable_cache(self, libcni: Libcni, plugins: Plugins, tmp_path: Path) -> None:
         """C-116, C-064."""
         await libcni.delete(network(), POD)
         await libcni.add(network(), POD)
@@ -217,9 +211,7 @@ class TestDelete:
         assert [call.kind for call in plugins.calls] == ["three", "two", "one"]
         assert not any("prevResult" in call.config for call in plugins.calls)
 
-    async def test_a_failed_one_is_kept_for_the_next_time(
-        self, libcni: Libcni, plugins: Plugins, cache: ResultCache
-    ) -> None:
+    async def test_a_failed_one_stays_cached(self, libcni: Libcni, plugins: Plugins, cache: ResultCache) -> None:
         await libcni.add(network(), POD)
         plugins.answer = failing("two", CniError(Code.TRY_LATER, "not yet"))
         with pytest.raises(CniError):
@@ -228,7 +220,7 @@ class TestDelete:
 
 
 class TestCheck:
-    async def test_plugins_are_asked_in_order_with_the_final_result(self, libcni: Libcni, plugins: Plugins) -> None:
+    async def test_plugins_are_called_in_order_with_the_final_result(self, libcni: Libcni, plugins: Plugins) -> None:
         """C-111."""
         await libcni.add(network(), POD)
         plugins.take()
@@ -240,7 +232,7 @@ class TestCheck:
         ]
         assert all(len(call.config["prevResult"]["interfaces"]) == 3 for call in plugins.calls)
 
-    async def test_it_can_be_switched_off(self, libcni: Libcni, plugins: Plugins) -> None:
+    async def test_it_can_be_disabled(self, libcni: Libcni, plugins: Plugins) -> None:
         """C-111."""
         await libcni.check(network(disableCheck=True), POD)
         assert plugins.calls == []
@@ -269,7 +261,9 @@ class TestGc:
             await libcni.add(to, Attachment(container=container, netns="/run/netns/a"))
         plugins.take()
 
-    async def test_what_is_cached_and_not_valid_is_detached_first(self, libcni: Libcni, plugins: Plugins) -> None:
+    async def test_cached_attachments_that_are_not_valid_are_detached_first(
+        self, libcni: Libcni, plugins: Plugins
+    ) -> None:
         """C-117, C-095: then each plugin gets the list, under both spellings."""
         single = network(plugins=[{"type": "one"}])
         await self.attach(libcni, plugins, "c1", "c2", "c3", to=single)
@@ -297,7 +291,7 @@ class TestGc:
         await libcni.gc(network(), [])
         assert [call.config["cni.dev/valid-attachments"] for call in plugins.calls] == [[], [], []]
 
-    async def test_it_can_be_switched_off(self, libcni: Libcni, plugins: Plugins) -> None:
+    async def test_it_can_be_disabled(self, libcni: Libcni, plugins: Plugins) -> None:
         """C-117."""
         await self.attach(libcni, plugins, "c1", to=network())
         await libcni.gc(network(disableGC=True), [])
@@ -329,12 +323,12 @@ class TestStatusAndVersion:
         for name in ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"):
             assert plugins.calls[0].environment[name] == ""
 
-    async def test_old_versions_are_not_asked(self, libcni: Libcni, plugins: Plugins) -> None:
+    async def test_old_versions_have_no_status(self, libcni: Libcni, plugins: Plugins) -> None:
         """C-092."""
         await libcni.status(network("1.0.0"))
         assert plugins.calls == []
 
-    async def test_versions_are_asked_for_with_dummies(self, libcni: Libcni, plugins: Plugins) -> None:
+    async def test_versions_are_queried_with_dummies(self, libcni: Libcni, plugins: Plugins) -> None:
         """C-008: as podman does."""
         plugins.answer = lambda call: Output(0, b'{"cniVersion":"1.1.0","supportedVersions":["0.4.0","1.0.0"]}', b"")
         assert await libcni.versions("one") == ("0.4.0", "1.0.0")
@@ -359,7 +353,7 @@ class TestExecution:
         program = self.program(tmp_path, "exec true")
         assert (await execute_here(program, environment={}, stdin=b"x" * 1_000_000)).exit_code == 0
 
-    async def test_a_busy_file_is_tried_again(self, tmp_path: Path) -> None:
+    async def test_a_busy_file_is_retried(self, tmp_path: Path) -> None:
         """C-119."""
         program = tmp_path / "plugin"
         shutil.copy("/bin/true", program)

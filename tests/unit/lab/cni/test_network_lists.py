@@ -18,10 +18,10 @@ def network(folder: Path | None = None, /, **members: object) -> NetworkList:
     )
 
 
-def refusal(**members: object) -> CniError:
-    with pytest.raises(CniError) as refused:
+def error_of(**members: object) -> CniError:
+    with pytest.raises(CniError) as failure:
         network(**members)
-    return refused.value
+    return failure.value
 
 
 def test_a_list_has_all_keys_of_the_specification() -> None:
@@ -30,7 +30,7 @@ def test_a_list_has_all_keys_of_the_specification() -> None:
     assert (read.name, read.version, read.disable_check, read.disable_gc) == ("blue", "1.1.0", True, True)
 
 
-def test_members_of_plugins_are_kept_as_they_are() -> None:
+def test_members_of_plugins_are_unchanged() -> None:
     """C-023."""
     plugin = {"type": "weft-cni", "colour": {"deep": [1, None]}, "capabilities": {"ips": True, "mac": False}}
     read = network(plugins=[plugin]).plugins[0]
@@ -41,7 +41,7 @@ def test_members_of_plugins_are_kept_as_they_are() -> None:
 @pytest.mark.parametrize("plugins", [[{}], [{"type": ""}], [{"type": "../x"}], [7], {}, "x"])
 def test_a_plugin_needs_a_type_that_is_no_path(plugins: object) -> None:
     """C-021."""
-    assert refusal(plugins=plugins).code == Code.BAD_CONFIG
+    assert error_of(plugins=plugins).code == Code.BAD_CONFIG
 
 
 @pytest.mark.parametrize(
@@ -55,33 +55,33 @@ def test_a_plugin_needs_a_type_that_is_no_path(plugins: object) -> None:
         (..., ..., "0.1.0"),
     ],
 )
-def test_the_highest_version_that_both_speak_is_chosen(version: object, versions: object, chosen: str) -> None:
+def test_the_highest_common_version_is_chosen(version: object, versions: object, chosen: str) -> None:
     """C-026."""
     assert network(cniVersion=version, cniVersions=versions).version == chosen
 
 
 @pytest.mark.parametrize("versions", [[7], ["new"], "1.1.0", ["1"], [None]])
-def test_what_is_no_version_is_refused(versions: object) -> None:
+def test_an_invalid_version_is_rejected(versions: object) -> None:
     """C-026."""
-    assert refusal(cniVersions=versions).code in {Code.NOT_DECODED, Code.BAD_CONFIG}
+    assert error_of(cniVersions=versions).code in {Code.NOT_DECODED, Code.BAD_CONFIG}
 
 
-def test_a_list_that_is_too_new_is_refused() -> None:
-    assert refusal(cniVersion="2.0.0").code == Code.INCOMPATIBLE_VERSION
+def test_a_list_that_is_too_new_is_rejected() -> None:
+    assert error_of(cniVersion="2.0.0").code == Code.INCOMPATIBLE_VERSION
 
 
 @pytest.mark.parametrize(
     ("value", "read"), [("true", True), ("TRUE", True), ("False", False), (True, True), (..., False)]
 )
-def test_truth_may_be_written_as_text(value: object, read: bool) -> None:
+def test_a_boolean_may_be_text(value: object, read: bool) -> None:
     """C-027."""
     assert network(disableCheck=value).disable_check is read
 
 
 @pytest.mark.parametrize("value", ["yes", 2, [], "1"])
-def test_other_truths_are_refused(value: object) -> None:
+def test_other_values_are_no_boolean(value: object) -> None:
     """C-027."""
-    assert refusal(disableGC=value).code == Code.BAD_CONFIG
+    assert error_of(disableGC=value).code == Code.BAD_CONFIG
 
 
 def test_more_plugins_come_from_the_folder_of_the_network(tmp_path: Path) -> None:
@@ -97,19 +97,19 @@ def test_more_plugins_come_from_the_folder_of_the_network(tmp_path: Path) -> Non
 
 def test_only_inlined_plugins_need_to_be_there() -> None:
     """C-028."""
-    assert refusal(plugins=..., loadOnlyInlinedPlugins=True).code == Code.BAD_CONFIG
+    assert error_of(plugins=..., loadOnlyInlinedPlugins=True).code == Code.BAD_CONFIG
 
 
 @pytest.mark.parametrize("plugins", [[], ...])
 def test_a_network_has_plugins(plugins: object) -> None:
     """C-029."""
-    assert refusal(plugins=plugins).code == Code.BAD_CONFIG
+    assert error_of(plugins=plugins).code == Code.BAD_CONFIG
 
 
 @pytest.mark.parametrize("name", ["", ..., "../x", 7])
 def test_a_network_has_a_name(name: object) -> None:
     """C-012."""
-    assert refusal(name=name).code == Code.BAD_CONFIG
+    assert error_of(name=name).code == Code.BAD_CONFIG
 
 
 def test_lists_come_before_single_files(tmp_path: Path) -> None:

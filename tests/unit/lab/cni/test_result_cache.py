@@ -16,7 +16,7 @@ ATTACHMENT = Attachment(
 CACHED = Cached(network="blue", attachment=ATTACHMENT, source=b"{}", result={"cniVersion": "1.0.0"})
 
 
-def test_what_was_kept_comes_back_until_it_is_removed(tmp_path: Path) -> None:
+def test_an_entry_is_read_until_it_is_removed(tmp_path: Path) -> None:
     """C-116."""
     cache = ResultCache(tmp_path)
     assert cache.read("blue", ATTACHMENT) is None
@@ -43,7 +43,7 @@ def test_files_have_the_form_of_libcni(tmp_path: Path) -> None:
     }
 
 
-def test_networks_whose_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
+def test_networks_with_a_common_prefix_are_distinguished(tmp_path: Path) -> None:
     cache = ResultCache(tmp_path)
     cache.write(CACHED)
     cache.write(Cached(network="blue-2", attachment=ATTACHMENT, source=b"{}", result={}))
@@ -51,11 +51,11 @@ def test_networks_whose_names_begin_alike_are_told_apart(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"kind":"cniCacheV1"}', '{"kind":"x","result":{}}'])
-def test_what_cannot_be_read_says_so(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_entry_is_an_error(tmp_path: Path, text: str) -> None:
     cache = ResultCache(tmp_path)
     cache.write(CACHED)
     (tmp_path / "results" / "blue-c1-eth0").write_text(text)
-    with pytest.raises(CniError) as refused:
+    with pytest.raises(CniError) as failure:
         cache.read("blue", ATTACHMENT)
-    assert refused.value.code in {Code.NOT_DECODED, Code.BAD_CONFIG}
+    assert failure.value.code in {Code.NOT_DECODED, Code.BAD_CONFIG}
     assert list(cache.all("blue")) == []

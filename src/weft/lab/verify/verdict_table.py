@@ -1,8 +1,8 @@
-"""Tables of right answers for NetworkPolicy, and the way through them.
+"""Reads a table of expected NetworkPolicy verdicts and replays its cases in a policy engine.
 
-The file is JSON, gzipped or plain: cases made of steps. The actions of a step change policies, its `resources` are the
-namespaces and pods that the step's other actions lead to, and every row of `expected` must hold then. One engine goes
-through all steps of a case, so its incremental side is judged too.
+The file is JSON, gzipped or plain: cases made of steps. The actions of a step change policies. Its `resources` are all
+namespaces and pods after the step, and every row of `expected` must hold then. One engine replays all steps of a case,
+so incremental updates are verified too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from weft.domain.policy.model.identities import IdentityKey, Namespace, Pod
 from weft.domain.policy.model.netpol import read_network_policy
 from weft.domain.policy.model.protocols import protocol_number
 
+# Recognized by content: the file name is the user's choice.
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -61,7 +62,10 @@ class _Ref(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class _Action(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pascal"):
-    """One member is set. What happens to pods and labels is told by the step's resources, so it needs no form here."""
+    """Exactly one member is set.
+
+    Members typed `object` are ignored: the step's `resources` already hold the pods and labels that they lead to.
+    """
 
     create_policy: _PolicyDocument | None = None
     update_policy: _PolicyDocument | None = None
@@ -75,8 +79,8 @@ class _Action(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="p
     delete_pod: object = None
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
-    """A right answer, in words: `allowed` or `blocked` at each end and in all."""
+class ExpectedVerdict(msgspec.Struct, frozen=True, array_like=True):
+    """A row of a table: `allowed` or `blocked` at the destination, at the source, and combined."""
 
     source: str
     target: str
@@ -87,16 +91,16 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     combined: str
 
 
-class _Step(msgspec.Struct, frozen=True):
+class _StepDocument(msgspec.Struct, frozen=True):
     resources: _Resources
-    expected: tuple[Row, ...]
+    expected: tuple[ExpectedVerdict, ...]
     actions: tuple[_Action, ...] | None = None
 
 
 class Case(msgspec.Struct, frozen=True):
     """Steps that build on each other."""
 
-    steps: tuple[_Step, ...]
+    steps: tuple[_StepDocument, ...]
     description: str = ""
 
 
@@ -104,22 +108,22 @@ class _Table(msgspec.Struct, frozen=True):
     cases: tuple[Case, ...]
 
 
-class Moment(NamedTuple):
-    """The cluster after a step, what of it is another than before, and the rows that hold now."""
+class Step(NamedTuple):
+    """The engine after a step of a case, what the step changed, and the verdicts expected now."""
 
     name: str
     is_first: bool
     engine: Engine
-    touched: Affected
-    rows: tuple[Row, ...]
+    affected: Affected
+    rows: tuple[ExpectedVerdict, ...]
 
-    def flow(self, row: Row) -> Flow:
-        """What a row is about. A port with a name is looked up at the target, as a client does."""
+    def flow(self, row: ExpectedVerdict) -> Flow:
+        """The flow of a row. A named port is resolved at the destination pod, as Kubernetes does."""
         protocol = protocol_number(row.protocol)
         port = row.port if isinstance(row.port, int) else self._named_port(row, protocol)
         return self.engine.directory.flow(row.source, row.target, protocol=protocol, port=port)
 
-    def _named_port(self, row: Row, protocol: int) -> int:
+    def _named_port(self, row: ExpectedVerdict, protocol: int) -> int:
         target = self.engine.directory.get(IdentityKey(row.target))
         for port in target.ports if target else ():
             if (port.name, port.protocol) == (row.port, protocol):
@@ -128,7 +132,7 @@ class Moment(NamedTuple):
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
-    """The cases of a file; `Malformed` when it is no table."""
+    """Read the cases of a file; `Malformed` if it is not a table of cases."""
     try:
         raw = path.read_bytes()
         return msgspec.json.decode(gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw, type=_Table).cases
@@ -136,44 +140,48 @@ def read_cases(path: Path) -> tuple[Case, ...]:
         raise Malformed(f"{path} is not a readable table of cases: {error}") from error
 
 
-def walk(case: Case, node_of: Callable[[str], str]) -> Iterator[Moment]:
-    """Go through the steps of a case. `node_of` says on which node a pod runs; rows without sense are left out."""
+def walk(case: Case, node_of: Callable[[str], str]) -> Iterator[Step]:
+    """Replay the steps of a case. `node_of` maps a pod to its node."""
+    # Policies are remembered because the table does not delete them with their namespace.
     engine, policies, before = Engine(), set[tuple[str, str]](), _Resources()
     for number, step in enumerate(case.steps, start=1):
-        touched = [
-            *(each for action in step.actions or () for each in _carry_out(action, engine, policies)),
-            *_follow(engine, before=before, after=step.resources, node_of=node_of),
+        affected = [
+            *(change for action in step.actions or () for change in _apply_action(action, engine, policies)),
+            *_apply_resources(engine, before=before, after=step.resources, node_of=node_of),
         ]
         before = step.resources
-        yield Moment(
+        yield Step(
             name=f"{case.description}, step {number}",
             is_first=number == 1,
             engine=engine,
-            touched=reduce(or_, touched, Affected()),
+            affected=reduce(or_, affected, Affected()),
+            # The table marks flows that cannot exist, such as to a port that the pod does not have, as invalid.
             rows=tuple(row for row in step.expected if not row.combined.startswith("invalid")),
         )
 
 
-def _carry_out(action: _Action, engine: Engine, policies: set[tuple[str, str]]) -> Iterator[Affected]:
+def _apply_action(action: _Action, engine: Engine, policies: set[tuple[str, str]]) -> Iterator[Affected]:
     if document := action.create_policy or action.update_policy:
         policy = read_network_policy(document.policy)
         yield engine.put(policy)
         policies.add((policy.metadata.namespace, policy.metadata.name))
     if deleted := action.delete_policy:
         yield engine.remove_network_policy(deleted.namespace, deleted.name)
-    if ended := action.delete_namespace:
+    if deleted_namespace := action.delete_namespace:
+        # Kubernetes deletes the policies of a namespace with it; the table has no actions for that.
         for namespace, name in policies:
-            if namespace == ended.namespace:
+            if namespace == deleted_namespace.namespace:
                 yield engine.remove_network_policy(namespace, name)
 
 
-def _follow(
+def _apply_resources(
     engine: Engine, *, before: _Resources, after: _Resources, node_of: Callable[[str], str]
 ) -> Iterator[Affected]:
     for name in before.namespaces.keys() - after.namespaces.keys():
         yield engine.remove_namespace(name)
     for name, labels in after.namespaces.items():
         yield engine.put(Namespace(name=name, labels=labels or {}))
+    # Pods that stay are put again too: the engine must treat an unchanged object as no change.
     kept = {pod.key for pod in after.pods}
     for pod in before.pods:
         if pod.key not in kept:
@@ -186,7 +194,7 @@ def _follow(
                 labels=pod.labels or {},
                 ips=(pod.ip,),
                 ports=tuple(
-                    PodPort(each.port_name, protocol_number(each.protocol), each.port) for each in pod.ports or ()
+                    PodPort(port.port_name, protocol_number(port.protocol), port.port) for port in pod.ports or ()
                 ),
                 node=node_of(pod.key),
             )
