@@ -3,6 +3,7 @@
 #   make lab     show it working on this machine        make test    all tests
 #   make check   the fast half of the tests (no root)   make e2e     slower tests, as a user installs and runs it
 #   make bench   every figure, with its peer            make soak    the long runs
+#   make figures the last bench run into docs/figures.md
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +12,7 @@ READY := $(VENV)/.ready
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 
-.PHONY: lab check test e2e soak bench docs format clean
+.PHONY: lab check test e2e soak bench figures docs format clean
 
 lab: $(READY)
 	scripts/install-system-packages lab
@@ -22,6 +23,7 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	scripts/check-vocabulary
 	$(PYTEST) tests/unit
 
 test: check
@@ -48,11 +50,16 @@ bench: $(READY)
 	scripts/install-system-packages etcd kubernetes lab bench
 	$(BIN)/python -m bench $(BENCH)
 
+figures: $(READY)
+	$(BIN)/python -m bench.report $(if $(wildcard build/bench.json),--merge build/bench.json) > docs/figures.md
+
 docs: $(READY)
 	$(BIN)/python -m weft.ctl.netctl.reference > docs/reference/netctl.md
+	$(BIN)/python -m weft.ctl.netctl.completion src/weft/ctl/completions
 	$(BIN)/python -m weft.master.api.reference objects > docs/reference/objects.md
 	$(BIN)/python -m weft.master.api.reference rest > docs/reference/rest.md
 	$(BIN)/python -m weft.adapters.ovs.pipeline.tables > docs/reference/ovs-tables.md
+	$(BIN)/python -m weft.adapters.netns.nft.reference > docs/reference/nft-tables.md
 	scripts/write-manifest > packaging/kubernetes/weft.yaml
 
 format: $(READY)

@@ -1,1 +1,1 @@
-"""Every performance figure, with its peer beside it: `make bench`, or `make bench BENCH=part` for one part."""
+"""Benchmarks, each compared with a peer: `make bench`, or `make bench BENCH=part` for one part."""

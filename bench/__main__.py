@@ -1,4 +1,4 @@
-"""`python -m bench [PART]`: run the parts, print a table, and keep the figures in build/bench.json."""
+"""`python -m bench [PART]`: run the parts, print a table, and write the figures to build/bench.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULTS = Path("build/bench.json")
 
 
 def main(words: list[str]) -> int:
-    """Run what was named, or everything there is."""
+    """Run the named parts, or all."""
     unknown = set(words) - set(PARTS)
     if unknown:
         print(f"bench: {', '.join(sorted(unknown))}: no such part; there are {', '.join(PARTS)}", file=sys.stderr)
@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
 
 
 def show(part: str, figures: dict[str, Figure]) -> None:
-    """The part as a table."""
+    """Print a part as a table."""
     width = max(map(len, figures))
     print(f"\n{part}\n{'figure':{width}}  {'ours':>10}  {'peer':>10}  {'ratio':>7}  {'target':>8}  unit        met")
     for name, each in figures.items():

@@ -1,4 +1,4 @@
-"""Switches without us: one that is told of ports only, and what a person would build for tracked packets."""
+"""Open vSwitch without Weft: a switch that only gets ports, and a hand-written pipeline with conntrack."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _PIPELINE = (
 
 
 class BareSwitch:
-    """A switch on a machine whose devices are all there and up; their other ends are in a namespace each."""
+    """A switch on a machine whose veth devices exist and are up, with one peer namespace each."""
 
     def __init__(self, directory: Path, stack: ExitStack, *, ports: int) -> None:
-        spaces = NamespaceDirectory(directory)
-        spaces.prepare()
-        machine = stack.enter_context(spaces.create("machine"))
-        self._switch = stack.enter_context(running_switch(directory / "ovs", netns=spaces.path / "machine"))
+        namespaces = NamespaceDirectory(directory)
+        namespaces.prepare()
+        machine = stack.enter_context(namespaces.create("machine"))
+        self._switch = stack.enter_context(running_switch(directory / "ovs", netns=namespaces.path / "machine"))
         for number in range(ports):
-            stack.enter_context(spaces.create(f"pod{number}"))
+            stack.enter_context(namespaces.create(f"pod{number}"))
             ip(
                 machine,
-                f"link add b{number} type veth peer name eth0 netns {spaces.path}/pod{number}",
+                f"link add b{number} type veth peer name eth0 netns {namespaces.path}/pod{number}",
                 f"link set b{number} up",
             )
         database = open_database(self._switch.directory)
@@ -44,43 +44,43 @@ class BareSwitch:
         self._added = 0
 
     def add(self, ports: int) -> float:
-        """Milliseconds from the commit of ports until the switch has given them numbers."""
+        """Milliseconds from the commit of ports until the switch has assigned their ofports."""
         names = [*islice(self._names, ports)]
         self._added += ports
         began = time.perf_counter()
-        self._bridge.add({name: {} for name in names})
+        self._bridge.add_ports({name: {} for name in names})
         return (time.perf_counter() - began) * 1e3
 
     def fill(self, ports: int) -> None:
-        """The switch has so many ports."""
+        """Add ports up to this number."""
         if ports > self._added:
             self.add(ports - self._added)
 
 
 class HandMade:
-    """Pods on bridges of Open vSwitch that track every connection, by four flows."""
+    """Pods on Open vSwitch bridges that track every connection, with four flows."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
         self._stack = stack
-        self._spaces = NamespaceDirectory(directory / "spaces")
-        self._spaces.prepare()
+        self._namespaces = NamespaceDirectory(directory / "netns")
+        self._namespaces.prepare()
         self._underlay = stack.enter_context(Namespace.current())
 
     def one_host(self) -> Pair:
-        """Two pods on a bridge."""
+        """Create two pods on one bridge."""
         host, switch = self._host("plain")
         pods = [self._pod(host, switch, f"plain{number}", address=f"10.98.0.{number}") for number in (1, 2)]
         return Pair(pods[0], pods[1], "10.98.0.2")
 
     def two_hosts(self) -> Pair:
-        """A pod on either end of a tunnel of the kernel's between two bridges."""
+        """Create a pod on either side of a kernel VXLAN tunnel between two bridges."""
         pods = []
         for number, other in ((1, 2), (2, 1)):
             host, switch = self._host(f"tunnel{number}")
             ip(
                 self._underlay,
-                f"link add hand{number} type veth peer name eth0 netns {self._spaces.path}/tunnel{number}",
+                f"link add hand{number} type veth peer name eth0 netns {self._namespaces.path}/tunnel{number}",
                 f"link set hand{number} master underlay up",
             )
             ip(
@@ -94,8 +94,8 @@ class HandMade:
             pods.append(self._pod(host, switch, f"far{number}", address=f"10.99.0.{number}"))
         return Pair(pods[0], pods[1], "10.99.0.2")
 
-    def beside(self, machine: Path, switch: Switch) -> Pair:
-        """Two pods on a bridge of a switch that has others."""
+    def on_switch(self, machine: Path, switch: Switch) -> Pair:
+        """Create two pods on a bridge of a switch that has other bridges."""
         host = self._stack.enter_context(Namespace.open(machine))
         self._make_bridge(switch)
         pods = [self._pod(host, switch, f"beside{number}", address=f"10.97.0.{number}") for number in (1, 2)]
@@ -103,7 +103,7 @@ class HandMade:
 
     @staticmethod
     def put_flows(switch: Switch) -> bool:
-        """Put the flows into the bridge at once; False when the switch does not answer."""
+        """Install the flows of the bridge; False if the switch does not answer."""
         command = ["ovs-ofctl", "add-flows", switch.management("hand"), "-"]
         flows = "\n".join(_PIPELINE)
         return (
@@ -112,9 +112,9 @@ class HandMade:
         )
 
     def _host(self, name: str) -> tuple[Namespace, Switch]:
-        host = self._stack.enter_context(self._spaces.create(name))
+        host = self._stack.enter_context(self._namespaces.create(name))
         place = self._directory / f"{name}-ovs"
-        switch = self._stack.enter_context(running_switch(place, netns=self._spaces.path / name))
+        switch = self._stack.enter_context(running_switch(place, netns=self._namespaces.path / name))
         self._make_bridge(switch)
         return host, switch
 
@@ -123,8 +123,8 @@ class HandMade:
         assert self.put_flows(switch)
 
     def _pod(self, host: Namespace, switch: Switch, name: str, *, address: str) -> Path:
-        path = self._spaces.path / name
-        pod = self._stack.enter_context(self._spaces.create(name))
+        path = self._namespaces.path / name
+        pod = self._stack.enter_context(self._namespaces.create(name))
         ip(host, f"link add {name} mtu 1450 type veth peer name eth0 netns {path}", f"link set {name} up")
         ip(pod, f"addr add {address}/24 dev eth0", "link set eth0 mtu 1450 up")
         switch.configure("add-port", "hand", name)

@@ -1,8 +1,8 @@
-"""Figures of CNI: what a runtime waits for, beside Debian's Go plugins `bridge` and `host-local`.
+"""CNI latency and throughput, compared with Debian's Go plugins `bridge` and `host-local`.
 
-The driver is `cni_peer.py` of the shared folder beside the checkout. It runs ours and theirs by turns, in host
-namespaces of their own, counts the CPU time of everything that has a part in a call (of ours netmaster and netplugin
-too), and looks into each pod. Pods of ours speak once attached, and their first packets must arrive (`bench.node`).
+The driver is `cni_peer.py` in the shared folder beside the checkout. It alternates between both plugins in separate
+host namespaces, counts the CPU time of all processes involved (for ours netmaster and netplugin too), and checks each
+pod. Our pods send a packet once they are attached, and it must arrive (`bench.node`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 from bench.figures import Figure, Skipped, figure
 from bench.node import CNI_ARGS
 from weft.cni.install import PROGRAM, build_program, install
-from weft.lab.namespaces import stepped_apart
+from weft.lab.namespaces import private_namespaces
 
 CHECKOUT = Path(__file__).parents[1]
 DRIVER = CHECKOUT.parent / "shared" / "bench" / "cni_peer.py"
 PEERS = Path("/usr/lib/cni")
 WITHIN = 900
-# Pods on every node before it is measured.
+# Pods on every node before the measurement.
 PACKETS = 24
 MANY = 500
 RULES = 50
@@ -36,14 +36,14 @@ PEER = "peer: Debian's bridge + host-local"
 PYTHON = "/usr/bin/python3"
 STARTS = 40
 
-Outcome = dict[str, Any]
+Measurement = dict[str, Any]
 
 
 class Bench:
-    """A folder with both shims and the configuration of ours."""
+    """A folder with both shims and our CNI configuration."""
 
     def __init__(self, directory: Path, *, rules: int = 0) -> None:
-        """With `rules` every pod of ours is in a group that has so many."""
+        """With `rules` every pod is in a group with this number of rules."""
         self._directory = directory
         self._rules = rules
         self._nodes = 0
@@ -54,14 +54,14 @@ class Bench:
             folder = directory / shim
             install(bin_dir=folder, conf_dir=folder, program=program, config=None, force=False)
 
-    def beside_theirs(self, shim: str, *, pods: int, at_once: int, rounds: int) -> Outcome:
-        """Ours and theirs."""
+    def compare_with_peer(self, shim: str, *, pods: int, at_once: int, rounds: int) -> Measurement:
+        """Measure ours and the peer."""
         home, command = self._node(shim, present=PACKETS)
         theirs = ["--compare", "builtin:bridge", "--compare-cni-path", str(PEERS)]
         return self._drive([*self._ours(home, command, shim), *theirs], home, pods, at_once, rounds)
 
-    def many_beside_few(self, *, pods: int, rounds: int) -> Outcome:
-        """Ours with many pods on the node, and ours with few."""
+    def compare_many_with_few(self, *, pods: int, rounds: int) -> Measurement:
+        """Measure ours with many pods on the node, and with few."""
         many, command = self._node("c", present=MANY)
         few, other_command = self._node("c", present=PACKETS)
         others = ["--compare", str(self._config), "--compare-setup", other_command]
@@ -81,8 +81,8 @@ class Bench:
             "--setup", command, "--ready-path", f"{home}/ready", "--setup-timeout", "120",
         ]  # fmt: skip
 
-    def _drive(self, words: Sequence[str], home: Path, pods: int, at_once: int, rounds: int) -> Outcome:
-        """What the driver measures; `home` is that of the node which the shims speak to unless told otherwise."""
+    def _drive(self, words: Sequence[str], home: Path, pods: int, at_once: int, rounds: int) -> Measurement:
+        """Run the driver; `home` is the node that the shims use by default."""
         numbers = ["-n", str(pods), "-c", str(at_once), "--rounds", str(rounds), "--ops", "ADD,DEL"]
         if self._rules:
             numbers += ["--cni-args", CNI_ARGS]
@@ -93,8 +93,8 @@ class Bench:
         )  # fmt: skip
         if done.returncode:
             raise SystemExit(f"bench: {DRIVER.name}: {done.stdout.decode()[-2000:]}{done.stderr.decode()[-2000:]}")
-        outcome: Outcome = json.loads(done.stdout)
-        return outcome
+        measured: Measurement = json.loads(done.stdout)
+        return measured
 
 
 def run() -> dict[str, Figure]:
@@ -103,61 +103,64 @@ def run() -> dict[str, Figure]:
 
 
 def run_with_rules() -> dict[str, Figure]:
-    """What a runtime waits for when every pod has rules; the peers have none."""
+    """Measure with rules for every pod; the peer has none."""
     with _bench(rules=RULES) as bench:
-        alone = bench.beside_theirs("c", pods=40, at_once=1, rounds=9)
-        together = bench.beside_theirs("c", pods=80, at_once=8, rounds=9)
+        alone = bench.compare_with_peer("c", pods=40, at_once=1, rounds=9)
+        together = bench.compare_with_peer("c", pods=80, at_once=8, rounds=9)
     with_rules = f"{RULES} rules per pod"
     return {
         f"ADD p50, one at a time, {with_rules}": _latency(alone, "ADD", target=0.4),
         f"DEL p50, one at a time, {with_rules}": _latency(alone, "DEL", target=0.4),
-        f"pods attached, 8 at once, {with_rules}": _rate(together, ("ADD",), target=3.0),
-        f"pods attached and taken off, 8 at once, {with_rules}": _rate(together, ("ADD", "DEL"), target=2.0),
+        f"ADD rate, 8 at once, {with_rules}": _rate(together, ("ADD",), target=3.0),
+        f"ADD+DEL churn, 8 at once, {with_rules}": _rate(together, ("ADD", "DEL"), target=2.0),
     }
 
 
 @contextmanager
 def _bench(*, rules: int = 0) -> Iterator[Bench]:
     if os.geteuid() != 0:
-        raise Skipped("it makes network namespaces, which takes root")
+        raise Skipped("creating network namespaces needs root")
     for needed in (DRIVER, PEERS / "bridge"):
         if not needed.exists():
             raise Skipped(f"{needed} is missing")
-    with tempfile.TemporaryDirectory(prefix="weft-bench-", ignore_cleanup_errors=True) as directory, stepped_apart():
+    with (
+        tempfile.TemporaryDirectory(prefix="weft-bench-", ignore_cleanup_errors=True) as directory,
+        private_namespaces(),
+    ):
         yield Bench(Path(directory), rules=rules)
 
 
 def _measure(bench: Bench) -> dict[str, Figure]:
-    alone = bench.beside_theirs("c", pods=60, at_once=1, rounds=6)
-    together = bench.beside_theirs("c", pods=120, at_once=8, rounds=6)
+    alone = bench.compare_with_peer("c", pods=60, at_once=1, rounds=6)
+    together = bench.compare_with_peer("c", pods=120, at_once=8, rounds=6)
     starts = _starts()
-    python = bench.beside_theirs("python", pods=40, at_once=1, rounds=4)
+    python = bench.compare_with_peer("python", pods=40, at_once=1, rounds=4)
     starts += _starts()
-    present = bench.many_beside_few(pods=60, rounds=6)
+    present = bench.compare_many_with_few(pods=60, rounds=6)
     return {
         "ADD p50, one at a time": _latency(alone, "ADD", target=0.4),
         "DEL p50, one at a time": _latency(alone, "DEL", target=0.4),
         "ADD p50, one at a time, Python shim": _latency(python, "ADD", target=1.0),
-        "start of a Python that does nothing": _floor(starts, python),
+        "start of the Python interpreter": _floor(starts, python),
         "ADD CPU, one at a time": _cpu(alone, "ADD"),
         "ADD CPU, 8 at once": _cpu(together, "ADD"),
         "DEL CPU, 8 at once": _cpu(together, "DEL"),
-        "pods attached, 8 at once": _rate(together, ("ADD",), target=3.0),
-        "pods attached and taken off, 8 at once": _rate(together, ("ADD", "DEL"), target=2.0),
+        "ADD rate, 8 at once": _rate(together, ("ADD",), target=3.0),
+        "ADD+DEL churn, 8 at once": _rate(together, ("ADD", "DEL"), target=2.0),
         f"ADD p50 with {MANY} pods on the node": _latency(present, "ADD", target=1.15, note=f"peer: with {PACKETS}"),
     }
 
 
-def _latency(outcome: Outcome, verb: str, *, target: float, note: str = PEER) -> Figure:
-    ours, peer = (outcome[side]["ops"][verb]["p50_ms"] for side in "ab")
-    ratio = outcome["ratio_a_over_b"][verb]["p50_ms"]["median"]
+def _latency(measured: Measurement, verb: str, *, target: float, note: str = PEER) -> Figure:
+    ours, peer = (measured[side]["ops"][verb]["p50_ms"] for side in "ab")
+    ratio = measured["ratio_a_over_b"][verb]["p50_ms"]["median"]
     return figure(
         ours, peer=peer, unit="ms", target=target * peer, note=f"{note}; median of the rounds' ratios {ratio}"
     )
 
 
 def _starts() -> list[float]:
-    """Milliseconds of each of some starts of what runs the Python shim, as the shim is started and ended."""
+    """The start-up times of the Python interpreter in milliseconds, started and ended like the Python shim."""
     found = []
     for _ in range(STARTS):
         began = time.perf_counter()
@@ -167,19 +170,19 @@ def _starts() -> list[float]:
     return found
 
 
-def _floor(starts: Sequence[float], outcome: Outcome) -> Figure:
-    """What is left of the peer's time when Python has started: nobody's shim in Python takes less."""
+def _floor(starts: Sequence[float], measured: Measurement) -> Figure:
+    """The lower bound of any shim in Python, next to the peer's ADD."""
     return figure(
-        median(starts), peer=outcome["b"]["ops"]["ADD"]["p50_ms"], unit="ms", note="peer: ADD of bridge + host-local"
+        median(starts), peer=measured["b"]["ops"]["ADD"]["p50_ms"], unit="ms", note="peer: ADD of bridge + host-local"
     )
 
 
-def _cpu(outcome: Outcome, verb: str) -> Figure:
-    ours, peer = (outcome[side]["ops"][verb]["cpu_ms_per_op"] for side in "ab")
-    return figure(ours, peer=peer, unit="ms CPU", note=f"{PEER}; all processes of either side")
+def _cpu(measured: Measurement, verb: str) -> Figure:
+    ours, peer = (measured[side]["ops"][verb]["cpu_ms_per_op"] for side in "ab")
+    return figure(ours, peer=peer, unit="ms CPU", note=f"{PEER}; all processes involved")
 
 
-def _rate(outcome: Outcome, verbs: Sequence[str], *, target: float) -> Figure:
-    """Pods per second through all the verbs."""
-    ours, peer = (1 / sum(1 / outcome[side]["ops"][verb]["ops_per_s"] for verb in verbs) for side in "ab")
+def _rate(measured: Measurement, verbs: Sequence[str], *, target: float) -> Figure:
+    """Pods per second through all the given verbs."""
+    ours, peer = (1 / sum(1 / measured[side]["ops"][verb]["ops_per_s"] for verb in verbs) for side in "ab")
     return figure(ours, peer=peer, unit="1/s", target=target * peer, more_is_better=True, note=PEER)

@@ -1,7 +1,7 @@
-"""Figures of the control plane: endpoints created and deleted per second, by REST and at the store, and its memory.
+"""Control plane: endpoints created and deleted per second, by REST and at the store, and memory.
 
-Every netmaster is a process of its own, and so is the load. Rounds with no endpoints present and with 5,000 take turns;
-medians are told. The peer of REST is the floor measured in the same run: a bare handler with one commit of equal size.
+Every netmaster is a separate process, and so is the load. Rounds with no endpoints and with 5,000 endpoints alternate;
+medians are reported. The peer of REST is a bare handler with one commit of equal size, measured in the same run.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from weft.ports.store import Delete, Store
 
 ROUNDS = 5
 PRESENT = 5_000
-# Requests in a round, by how many are under way at once.
+# Requests in a round, by concurrency.
 COUNTS = {1: 150, 8: 600}
 CREATE = '{"TenantName":"default","NetworkName":"bench","EndpointID":"e%d","ConfigEP":{"Host":"h1","Container":"c"}}'
 DELETE = '{"TenantName":"default","NetworkName":"bench","EndpointID":"e%d"}'
 FLOOR = '{"number":%d}'
-# etcd's own defaults; tests hurry it.
+# etcd's own defaults; tests use shorter ones.
 USUAL_PACE = ("--heartbeat-interval", "100", "--election-timeout", "1000")
 TARGETS = {("etcd", 1): 300.0, ("etcd", 8): 1000.0, ("sqlite", 8): 1000.0}
 STORE_TARGETS = {1: 700.0, 8: 1800.0}
 
-RateLimits = defaultdict[tuple[Any, ...], list[float]]
+Rates = defaultdict[tuple[Any, ...], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A netmaster that is measured, with so many endpoints present."""
+    """A netmaster under test, with this number of endpoints."""
 
     store: str
     present: int
@@ -65,7 +65,7 @@ def run() -> dict[str, Figure]:
 
 
 async def _measure(directory: Path) -> dict[str, Figure]:
-    rates: RateLimits = defaultdict(list)
+    rates: Rates = defaultdict(list)
     async with AsyncExitStack() as stack:
         url = await _start_etcd(stack, _new(directory, "port-etcd"))
         await _measure_stores(rates, url, _new(directory, "port") / "port.db")
@@ -81,8 +81,8 @@ async def _start_etcd(stack: AsyncExitStack, directory: Path) -> str:
     return etcd.endpoints[0]
 
 
-async def _measure_rest(rates: RateLimits, store: str, stack: AsyncExitStack, directory: Path) -> float:
-    """All rounds of one store, with nothing else running; the memory of the netmaster with 5,000 endpoints."""
+async def _measure_rest(rates: Rates, store: str, stack: AsyncExitStack, directory: Path) -> float:
+    """Run all rounds of one store, with nothing else running; return netmaster's memory with 5,000 endpoints."""
     benches = []
     where = str(directory / "floor.db")
     for present in (0, PRESENT):
@@ -121,7 +121,7 @@ async def _prepare(bench: Bench) -> None:
 
 @contextmanager
 def _floor(kind: str, where: str) -> Iterator[int]:
-    """The floor's process; its port."""
+    """Run the floor process; its port."""
     port = free_port()
     with Child.python("bench.floor", str(port), kind, where) as child:
         child.read_line()
@@ -137,8 +137,8 @@ def _post(port: int, path: str, body: str, first: int, count: int, at_once: int)
     return count / float(done.stdout)
 
 
-async def _measure_stores(rates: RateLimits, etcd: str, sqlite: Path) -> None:
-    """Commits of the same form at the store port, in this process."""
+async def _measure_stores(rates: Rates, etcd: str, sqlite: Path) -> None:
+    """Measure equal commits at the store interface, in this process."""
     for name, settings in (
         ("etcd", EtcdStoreSettings(endpoints=(etcd,), root="/port/")),
         ("sqlite", SqliteStoreSettings(path=str(sqlite))),
@@ -169,7 +169,7 @@ async def _commits(store: Store, what: str, *, first: int, count: int, at_once: 
     return count / (time.perf_counter() - began)
 
 
-def _figures(rates: RateLimits, memory: dict[str, float]) -> dict[str, Figure]:
+def _figures(rates: Rates, memory: dict[str, float]) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     for store in ("etcd", "sqlite"):
         for at_once in COUNTS:
@@ -189,7 +189,7 @@ def _figures(rates: RateLimits, memory: dict[str, float]) -> dict[str, Figure]:
             for what in ("create", "delete"):
                 figures[f"store {what}, {store}, {at_once} at once"] = figure(
                     median(rates[f"port {what}", store, at_once]), unit="1/s", more_is_better=True,
-                    target=STORE_TARGETS[at_once] if store == "etcd" else None, note="commits at the store port",
+                    target=STORE_TARGETS[at_once] if store == "etcd" else None, note="commits at the store interface",
                 )  # fmt: skip
     for store, megabytes in memory.items():
         figures[f"netmaster memory, {store}, 5,000 endpoints"] = figure(

@@ -1,7 +1,7 @@
-"""Figures of the policy engine in a cluster of 10,000 pods, 1,000 namespaces and 5,000 policies.
+"""The policy engine with 10,000 pods, 1,000 namespaces and 5,000 policies.
 
-The measuring runs in a process of its own, so that its memory is that of the engine and of nothing else. Times are by
-the wall clock, as a user waits; each figure notes the machine's load, since a busy machine shows in them.
+It runs in a separate process, so that the memory is the engine's own. Times are wall-clock times; each figure notes
+the machine's load, which affects them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from typing import ParamSpec
 
 import msgspec
 from tests.support.cluster_samples import large_cluster
-from tests.support.policy_oracle import Judge, Question
+from tests.support.policy_oracle import FlowSpec, PolicyOracle
 
 from bench.figures import Figure, figure
-from weft.domain.policy.engine.engine import Engine
-from weft.domain.policy.engine.facts import Fact
+from weft.domain.policy.engine.engine import Engine, PolicyObject
 from weft.domain.policy.explain.diff import diff
 from weft.domain.policy.explain.explain import explain
 from weft.domain.policy.model.identities import Pod
 from weft.domain.policy.model.netpol import NetworkPolicy
 
 PODS, NAMESPACES, POLICIES = 10_000, 1_000, 5_000
-VERDICTS, LABEL_CHANGES, JUDGED = 5_000, 2_000, 20
+VERDICTS, LABEL_CHANGES, ORACLE_VERDICTS = 5_000, 2_000, 20
 WITHIN = 900
 
 P = ParamSpec("P")
 
 
 def run() -> dict[str, Figure]:
-    """Measure in a fresh process."""
+    """Measure in a new process."""
     answer = subprocess.run(
         [sys.executable, "-m", "bench.engine"],
         capture_output=True,
@@ -48,36 +47,36 @@ def run() -> dict[str, Figure]:
 
 def measure() -> dict[str, Figure]:
     rng = Random(1)
-    facts = large_cluster(rng, pods=PODS, namespaces=NAMESPACES, policies=POLICIES)
+    objects = large_cluster(rng, pods=PODS, namespaces=NAMESPACES, policies=POLICIES)
     start = time.perf_counter()
-    engine = Engine(facts)
+    engine = Engine(objects)
     compiled = time.perf_counter() - start
     explained = explain_all(engine, rng)
-    judged = judge_some(facts, engine, rng)
-    changed = change_labels(facts, engine, rng)
-    # The other state of the diff is not part of what an engine needs.
+    oracle_times = evaluate_with_oracle(objects, engine, rng)
+    changed = change_labels(objects, engine, rng)
+    # The second state of the diff does not belong to the engine's memory.
     memory = resident_megabytes()
-    compared = remove_one_policy(facts, engine)
+    compared = remove_one_policy(objects, engine)
     return {
         "verdict with explanation, p99": figure(
             percentile(explained, 99) * 1e3,
-            peer=percentile(judged, 50) * 1e3,
+            peer=percentile(oracle_times, 50) * 1e3,
             unit="ms",
             target=10,
-            note=f"{VERDICTS} flows between random pods; peer: the slow evaluator, median of {JUDGED}, no explanation",
+            note=f"{VERDICTS} flows between random pods; peer: the policy oracle, median of {ORACLE_VERDICTS}",
         ),
         "one label change, p99": figure(
             percentile(changed, 99) * 1e3,
             peer=compiled * 1e3,
             unit="ms",
             target=20,
-            note=f"{LABEL_CHANGES} pods change sets; peer: computing everything anew, as without the dependency index",
+            note=f"{LABEL_CHANGES} pods change sets; peer: a full recompute, as without the dependency index",
         ),
         "full compile": figure(
             compiled,
             unit="s",
             target=10,
-            note="no peer: the slow evaluator compiles nothing, it pays at every question",
+            note="no peer: the policy oracle compiles nothing and scans all objects for every flow",
         ),
         "memory": figure(
             memory,
@@ -85,26 +84,26 @@ def measure() -> dict[str, Figure]:
             target=200,
             note="resident, the cluster's objects and the evaluator's lists included; no peer",
         ),
-        "diff of one policy removed": figure(compared, unit="s", note="no peer offers it, no target is set"),
+        "diff of one policy removed": figure(compared, unit="s", note="no peer, no target"),
     }
 
 
 def explain_all(engine: Engine, rng: Random) -> list[float]:
-    def ask(source: str, target: str) -> None:
+    def explain_flow(source: str, target: str) -> None:
         explain(engine, engine.directory.flow(source, target, protocol=6, port=8080))
 
     keys = list(engine.workloads)
-    return [seconds(ask, rng.choice(keys), rng.choice(keys)) for _ in range(VERDICTS)]
+    return [seconds(explain_flow, rng.choice(keys), rng.choice(keys)) for _ in range(VERDICTS)]
 
 
-def judge_some(facts: list[Fact], engine: Engine, rng: Random) -> list[float]:
-    judge, keys = Judge(facts), list(engine.workloads)
-    questions = [Question(rng.choice(keys), rng.choice(keys), 6, 8080, 4) for _ in range(JUDGED)]
-    return [seconds(judge.answer, question) for question in questions]
+def evaluate_with_oracle(objects: list[PolicyObject], engine: Engine, rng: Random) -> list[float]:
+    oracle, keys = PolicyOracle(objects), list(engine.workloads)
+    flow_specs = [FlowSpec(rng.choice(keys), rng.choice(keys), 6, 8080, 4) for _ in range(ORACLE_VERDICTS)]
+    return [seconds(oracle.verdict, flow_spec) for flow_spec in flow_specs]
 
 
-def change_labels(facts: list[Fact], engine: Engine, rng: Random) -> list[float]:
-    pods = [fact for fact in facts if isinstance(fact, Pod)]
+def change_labels(objects: list[PolicyObject], engine: Engine, rng: Random) -> list[float]:
+    pods = [value for value in objects if isinstance(value, Pod)]
     changed = [
         msgspec.structs.replace(pod, labels={**pod.labels, "app": f"app-{rng.randrange(7)}"})
         for pod in rng.choices(pods, k=LABEL_CHANGES)
@@ -112,8 +111,8 @@ def change_labels(facts: list[Fact], engine: Engine, rng: Random) -> list[float]
     return [seconds(engine.put, pod) for pod in changed]
 
 
-def remove_one_policy(facts: list[Fact], engine: Engine) -> float:
-    policy = next(fact for fact in facts if isinstance(fact, NetworkPolicy))
+def remove_one_policy(objects: list[PolicyObject], engine: Engine) -> float:
+    policy = next(value for value in objects if isinstance(value, NetworkPolicy))
     after = engine.copy()
     after.remove_network_policy(policy.metadata.namespace, policy.metadata.name)
     return seconds(diff, engine, after)

@@ -1,4 +1,4 @@
-"""How a figure is told: ours, the peer's from the same run, their ratio, the target and whether it is met."""
+"""A figure: our value, the peer's from the same run, their ratio, the target and whether it is met."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NotRequired, TypedDict
 
 
 class Skipped(Exception):
-    """A part cannot be measured here, and why."""
+    """The reason why a part cannot be measured here."""
 
 
 class Figure(TypedDict):
-    """One number with its anchor. `ratio` is ours by the peer's; `met` is None where there is no target."""
+    """One value with its peer. `ratio` is ours by the peer's; `met` is None without a target."""
 
     ours: float
     peer: float | None
@@ -33,7 +33,7 @@ def figure(
     target: float | None = None,
     more_is_better: bool = False,
 ) -> Figure:
-    """A figure whose target is an upper bound, or a lower one where more is better."""
+    """A figure whose target is an upper bound, or a lower bound if more is better."""
     met = None if target is None else (ours >= target if more_is_better else ours <= target)
     return Figure(
         ours=round(ours, 4),
@@ -47,10 +47,10 @@ def figure(
 
 
 def paired_figure(ours: Sequence[float], peers: Sequence[float], *, unit: str, most: float, note: str) -> Figure:
-    """A figure of measurements that were made in pairs, which may be so many times the peer's.
+    """A figure of paired measurements, with a target of `most` times the peer's.
 
-    The ratio is the median of the pairs' own ratios: a machine that is slower for a while is so for both of a pair.
+    The ratio is the median of the pairs' ratios: a temporarily slow machine affects both values of a pair.
     """
     ratio = median(our / peer for our, peer in zip(ours, peers, strict=True))
-    told = figure(median(ours), peer=median(peers), unit=unit, target=most * median(peers), note=note)
-    return {**told, "ratio": round(ratio, 6), "met": ratio <= most}
+    result = figure(median(ours), peer=median(peers), unit=unit, target=most * median(peers), note=note)
+    return {**result, "ratio": round(ratio, 6), "met": ratio <= most}

@@ -1,4 +1,4 @@
-"""The floor under REST: a bare handler that does one commit of the same size, and nothing else.
+"""The lower bound for REST: a bare handler that does one commit of the same size.
 
 `python -m bench.floor PORT etcd URL` or `python -m bench.floor PORT sqlite PATH`.
 """
@@ -21,7 +21,7 @@ CLAIM = b'{"v":1,"o":{"holder":"endpoint:default:bench:floor"}}'
 
 
 async def same_commit(store: Store, number: int) -> None:
-    """As creating an endpoint: absent document and claim, unchanged network, group and block; two writes."""
+    """The commit of an endpoint creation: absent document and claim, unchanged network, group and block; two writes."""
     document, claim = StoreKey(f"endpoints/default/bench/f{number}"), StoreKey(f"claims/addresses/d/b/{number:08x}")
     unchanged = [
         RevisionEquals(StoreKey(f"floor/{name}"), NEVER) for name in ("network", "group", "block", "leader", "restore")

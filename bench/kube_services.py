@@ -1,7 +1,7 @@
-"""Many services of Kubernetes: how soon a change of one is in force, and what an agent takes to keep them all.
+"""Many Kubernetes Services: the latency of a change, and the memory of an agent.
 
-A real API server declares them, netmaster and two agents carry them out. A pod asks a service without pause, whose
-slice is changed from one of two other pods to the other: from the request to the first answer of the other one.
+With a real API server, netmaster and two agents. A pod queries a service continuously, whose EndpointSlice alternates
+between two backends: the latency is from the API request to the first answer of the new backend.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from tests.support.kubernetes.fake_cluster import SERVICES, SLICES, PaperCluster, open_paper_cluster
-from tests.support.responders import answering, ask
+from tests.support.kubernetes.kubeletless_cluster import SERVICES, SLICES, KubeletlessCluster, open_kubeletless_cluster
+from tests.support.responders import answering, query
 
 from bench.figures import Figure, figure
 from bench.memory import resident_mb
 from weft.lab.hosts import Pod
-from weft.lab.namespaces import stepped_apart
+from weft.lab.namespaces import private_namespaces
 from weft.lab.netlab import open_lab
 from weft.lab.waiting import DEADLINE, eventually
 
@@ -33,49 +33,51 @@ _PORT = 8080
 
 
 def run(programs: Path) -> dict[str, Figure]:
-    """The caller is root; `programs` has a kube-apiserver."""
-    with stepped_apart():
+    """Measure as root; `programs` contains a kube-apiserver."""
+    with private_namespaces():
         return asyncio.run(_measure(programs))
 
 
 async def _measure(programs: Path) -> dict[str, Figure]:
-    async with open_lab() as lab, open_paper_cluster(lab, programs=programs) as kube:
+    async with open_lab() as lab, open_kubeletless_cluster(lab, programs=programs) as kube:
         one, two = lab.hosts["one"], lab.hosts["two"]
-        asks, left, right = [
-            await kube.pod(host, name) for host, name in ((one, "asks"), (one, "left"), (two, "right"))
+        client, left, right = [
+            await kube.pod(host, name) for host, name in ((one, "client"), (one, "left"), (two, "right"))
         ]
-        await _declare_all(kube)
-        address = await kube.service("asked", left, target_port=_PORT)
+        await _create_services(kube)
+        address = await kube.service("service", left, target_port=_PORT)
         async with answering({each.name: each.place() for each in (left, right)}, port=_PORT):
-            await _until_answered(asks, address, left.name)
-            times = [await _change(kube, asks, address, to=(right, left)[number % 2]) for number in range(CHANGES)]
+            await _wait_for_backend(client, address, left.name)
+            times = [await _change(kube, client, address, to=(right, left)[number % 2]) for number in range(CHANGES)]
         memory = max(resident_mb(host.agent.pid) for host in (one, two))
     times = times[NOT_COUNTED:]
     name, worst = f"{MANY} services, {MANY * ENDPOINTS} endpoints", f"{max(times):.0f} at worst"
     note = f"from the request to the API server until an answer; p50 {median(times):.0f} of {len(times)}, {worst}"
     return {
-        f"a change in force, {name}, p99": figure(_p99(times), unit="ms", target=TARGET_MS, note=note),
-        f"agent, {name}": figure(memory, unit="MB RSS", target=TARGET_MB, note="the larger of two, after all changes"),
+        f"service change to packet, {name}, p99": figure(_p99(times), unit="ms", target=TARGET_MS, note=note),
+        f"agent memory, {name}": figure(
+            memory, unit="MB RSS", target=TARGET_MB, note="the larger of two, after all changes"
+        ),
     }
 
 
-async def _declare_all(kube: PaperCluster) -> None:
-    """All services that nobody asks, each with endpoints of its own, and return when the store has them."""
+async def _create_services(kube: KubeletlessCluster) -> None:
+    """Create all idle services, each with its own endpoints, and wait until the store has them."""
     numbers = iter(range(MANY))
 
     async def work() -> None:
         for number in numbers:
-            await _declare(kube, number)
+            await _create_service(kube, number)
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-    await eventually(lambda: _kept(kube), lambda found: found >= MANY, within=DEADLINE)
+    await eventually(lambda: _count_slices(kube), lambda found: found >= MANY, within=DEADLINE)
 
 
-async def _kept(kube: PaperCluster) -> int:
+async def _count_slices(kube: KubeletlessCluster) -> int:
     return len((await kube.lab.rest.get("kubeSlices")).accepted())
 
 
-async def _declare(kube: PaperCluster, number: int) -> None:
+async def _create_service(kube: KubeletlessCluster, number: int) -> None:
     name = f"many-{number}"
     ports = [{"name": "web", "port": 80, "targetPort": _PORT}]
     await kube.api.create(SERVICES, {"metadata": {"name": name}, "spec": {"ports": ports}})
@@ -83,30 +85,30 @@ async def _declare(kube: PaperCluster, number: int) -> None:
         {"addresses": [f"10.224.{number % 200 + 20}.{number // 200 * ENDPOINTS + each + 1}"], "nodeName": "two"}
         for each in range(ENDPOINTS)
     ]
-    piece: dict[str, Any] = {
+    endpoint_slice: dict[str, Any] = {
         "metadata": {"name": f"{name}-1", "labels": {"kubernetes.io/service-name": name}},
         "addressType": "IPv4",
         "endpoints": endpoints,
         "ports": [{"name": "web", "port": _PORT, "protocol": "TCP"}],
     }
-    await kube.api.create(SLICES, piece)
+    await kube.api.create(SLICES, endpoint_slice)
 
 
-async def _change(kube: PaperCluster, asks: Pod, address: str, *, to: Pod) -> float:
-    """Milliseconds until another pod answers for the service."""
+async def _change(kube: KubeletlessCluster, client: Pod, address: str, *, to: Pod) -> float:
+    """Milliseconds until the new backend answers."""
     began = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(kube.serve_by("asked", to))
-        await _until_answered(asks, address, to.name)
+        tasks.create_task(kube.set_backends("service", to))
+        await _wait_for_backend(client, address, to.name)
     return (time.perf_counter() - began) * 1e3
 
 
-async def _until_answered(asks: Pod, address: str, name: str) -> None:
+async def _wait_for_backend(client: Pod, address: str, name: str) -> None:
     for _ in count():
         with suppress(OSError):
-            if (await ask(asks.place(), address, 80)).who == name:
+            if (await query(client.place(), address, 80)).responder == name:
                 return
-        await asyncio.sleep(0.001)  # the one that answers is in this process too
+        await asyncio.sleep(0.001)  # a rate limit: the backends run in this process too
 
 
 def _p99(times: Sequence[float]) -> float:

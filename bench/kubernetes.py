@@ -1,9 +1,8 @@
-"""Figures of a real Kubernetes cluster: one node with our plugin, and one with Debian's `bridge` and `host-local`.
+"""A real Kubernetes cluster: one node with our plugin, and one with Debian's `bridge` and `host-local`.
 
-Both nodes are the same otherwise, kubelet and containerd included, and pods come to them by turns: to ours, to theirs,
-to theirs, to ours, and so on. The ratio is the median of those of four neighbours in time, since a machine's mood lasts
-longer. What a sandbox took is read from containerd's own log. Then the services of a cluster without kubelets
-(`bench.kube_services`).
+Otherwise both nodes are the same, with kubelet and containerd. Pods are created in the order ours, peer, peer, ours.
+The ratio is the median over groups of four neighbours in time, because the machine's speed varies more slowly. The
+duration of a sandbox is from containerd's log. Services are measured without kubelets (`bench.kube_services`).
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from typing import Any
 from tests.support.kubernetes.cluster import PODS, WITHIN, Cluster, holds, open_cluster
 from tests.support.kubernetes.documents import IMAGE
 from tests.support.kubernetes.node import Node
-from tests.support.runtimes import take_own_disk
+from tests.support.runtimes import mount_private_directories
 
 from bench import kube_services
 from bench.figures import Figure, Skipped, figure
-from weft.lab.namespaces import stepped_apart
+from weft.lab.namespaces import private_namespaces
 from weft.lab.netlab import open_lab
 from weft.lab.waiting import eventually
 
 CHECKOUT = Path(__file__).parents[1]
 OURS, THEIRS = "ours", "theirs"
-# Pods that come alone to each node; the first ones meet cold caches.
+# Pods created one at a time on each node; the first ones have cold caches.
 ALONE, NOT_COUNTED = 24, 2
-# How many pods come at once, and in how many rounds.
+# Concurrently created pods, and rounds.
 CROWDS = {20: 4, 100: 2}
 TARGET = 1.05
 PEER = "peer: the same node with Debian's bridge + host-local, ABBA"
@@ -64,8 +63,8 @@ def run() -> dict[str, Figure]:
             raise Skipped(f"{_FOLDER / needed} is missing")
     built = subprocess.run([CHECKOUT / "scripts" / "build-kubernetes"], capture_output=True, text=True, check=True)
     programs = Path(built.stdout.strip())
-    with stepped_apart():
-        take_own_disk()
+    with private_namespaces():
+        mount_private_directories()
         figures = asyncio.run(_measure_pods(programs))
     return {**figures, **kube_services.run(programs)}
 
@@ -80,7 +79,7 @@ async def _measure_pods(programs: Path) -> dict[str, Figure]:
 
 
 def _use_bridge(node: Node) -> None:
-    """From now on containerd calls the others' plugins: it takes the first list of the folder."""
+    """Make containerd call the peer's plugins: it uses the first configuration list."""
     for plugin in _PLUGINS:
         (node.root / "opt/cni/bin" / plugin).write_bytes((_FOLDER / plugin).read_bytes())
         (node.root / "opt/cni/bin" / plugin).chmod(0o755)
@@ -88,47 +87,49 @@ def _use_bridge(node: Node) -> None:
 
 
 async def _measure_alone(cluster: Cluster) -> dict[str, Figure]:
-    """One pod at a time, here and there by turns."""
+    """One pod at a time, alternating between the nodes."""
     for number in range(ALONE + NOT_COUNTED):
         for node in _order(number):
-            await _come_and_go(cluster, node, [f"alone-{number}"])
+            await _create_and_delete(cluster, node, [f"alone-{number}"])
     ours, theirs = (_sandbox_times(cluster.nodes[node])[NOT_COUNTED:] for node in (OURS, THEIRS))
     return _compared("RunPodSandbox", ours, theirs, unit="ms", note=f"{ALONE} each, by containerd's log")
 
 
 async def _measure_together(cluster: Cluster) -> dict[str, Figure]:
-    """Many pods at once, on one node and then on the other."""
+    """Many concurrent pods, on one node and then on the other."""
     figures: dict[str, Figure] = {}
     for crowd, rounds in CROWDS.items():
         times: dict[str, list[float]] = {OURS: [], THEIRS: []}
         for number in range(rounds):
             for node in _order(number):
                 names = [f"crowd-{each}" for each in range(crowd)]
-                times[node].append(await _come_and_go(cluster, node, names))
-        note = f"rounds: {_told(times[OURS])} and {_told(times[THEIRS])}"
+                times[node].append(await _create_and_delete(cluster, node, names))
+        note = f"rounds: {_format_times(times[OURS])} and {_format_times(times[THEIRS])}"
         figures |= _compared(f"{crowd} pods at once, all ready", times[OURS], times[THEIRS], unit="s", note=note)
     return figures
 
 
 def _order(number: int) -> tuple[str, str]:
-    """Who is first in a round: each as often, and between two turns of one side lie as many of the other's."""
+    """The order of nodes in a round: ABBA."""
     return (OURS, THEIRS) if number % 2 == 0 else (THEIRS, OURS)
 
 
 def _compared(name: str, ours: list[float], theirs: list[float], *, unit: str, note: str) -> dict[str, Figure]:
-    """The medians of both sides, and the median of ratios, by which the target is judged.
+    """The medians of both sides, and the median ratio, which is compared with the target.
 
-    Each ratio is that of two rounds together, in which each side was first once.
+    Each ratio is of two rounds together, in which each side was first once.
     """
     ratios = [sum(ours[at : at + 2]) / sum(theirs[at : at + 2]) for at in range(0, len(ours), 2)]
     return {
         f"{name}, p50": figure(median(ours), peer=median(theirs), unit=unit, note=f"{PEER}; {note}"),
-        f"{name}, ratio": figure(median(ratios), unit="x", target=TARGET, note=f"of two rounds each: {_told(ratios)}"),
+        f"{name}, ratio": figure(
+            median(ratios), unit="x", target=TARGET, note=f"of two rounds each: {_format_times(ratios)}"
+        ),
     }
 
 
-async def _come_and_go(cluster: Cluster, node: str, names: list[str]) -> float:
-    """Seconds from the first request until all of the pods are ready; they are gone afterwards."""
+async def _create_and_delete(cluster: Cluster, node: str, names: list[str]) -> float:
+    """Seconds from the first request until all pods are ready; they are deleted afterwards."""
     path = f"{PODS}?labelSelector=on%3D{node}"
     began = time.perf_counter()
     await asyncio.gather(*(cluster.api.create(PODS, _pod(name, node)) for name in names))
@@ -151,21 +152,21 @@ def _pod(name: str, node: str) -> dict[str, Any]:
 
 
 def _sandbox_times(node: Node) -> list[float]:
-    """Milliseconds that containerd took for each sandbox so far, in the order of their coming."""
+    """Milliseconds that containerd took for each sandbox so far, in order."""
     began: dict[str, datetime] = {}
     times = []
     for line in (node.home / "containerd.log").read_text().splitlines():
         if found := _RETURNS.search(line):
-            times.append((_moment(found[1]) - began.pop(found[2])).total_seconds() * 1e3)
+            times.append((_parse_time(found[1]) - began.pop(found[2])).total_seconds() * 1e3)
         elif found := _BEGINS.search(line):
-            began[found[2]] = _moment(found[1])
+            began[found[2]] = _parse_time(found[1])
     return times
 
 
-def _moment(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     seconds, _, fraction = text.removesuffix("Z").partition(".")
     return datetime.fromisoformat(f"{seconds}.{fraction:0<6.6}+00:00")
 
 
-def _told(times: list[float]) -> str:
+def _format_times(times: list[float]) -> str:
     return ", ".join(f"{each:.2f}" for each in times)

@@ -1,4 +1,4 @@
-"""What several parts do with a lab: pods attached in numbers, agents started anew, packets sent by turns."""
+"""Helpers for labs: attach many pods, restart agents, measure round trips and throughput."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ _CREATE = '{"TenantName":"default","NetworkName":"full","EndpointID":"e%d","Conf
 
 
 class Pair(NamedTuple):
-    """Two pods between which packets go: where the asker is, where the answerer is, and its address."""
+    """Two pods: the namespaces of client and server, and the server's address."""
 
-    asker: Path
-    answerer: Path
+    client: Path
+    server: Path
     address: str
 
 
-def pair_of(asker: Pod, answerer: Pod) -> Pair:
-    return Pair(asker.netns, answerer.netns, str(answerer.address()))
+def pair_of(client: Pod, server: Pod) -> Pair:
+    return Pair(client.netns, server.netns, str(server.address()))
 
 
-def take_turns(
+def measure_alternating(
     places: dict[str, tuple[Pair, Pair]], *, rounds: int = ROUNDS
 ) -> dict[tuple[str, int, str], list[float]]:
-    """Round trips (`ask`) and bulk TCP (`send`) between both pairs of each place; what is beside each other in time
-    is so in the lists of both sides.
+    """Measure round trips (`ping`) and TCP throughput (`send`) of both pairs of each place, alternating. Values at
+    the same index of both lists are neighbours in time.
     """
     found: defaultdict[tuple[str, int, str], list[float]] = defaultdict(list)
     for number in range(rounds):
         for place, pairs in places.items():
             for side, times in enumerate(round_trips(*pairs)):
-                found[place, side, "ask"] += times
+                found[place, side, "ping"] += times
             for side in (0, 1) if number % 2 == 0 else (1, 0):
                 found[place, side, "send"].append(float(_packets("send", pairs[side])))
     return found
 
 
 def round_trips(ours: Pair, peer: Pair) -> tuple[list[float], list[float]]:
-    """Microseconds, of batches that were made by turns."""
-    batches = [tuple(map(float, line.split())) for line in _packets("ask", ours, peer).splitlines()]
+    """Round-trip times in microseconds, of alternating batches."""
+    batches = [tuple(map(float, line.split())) for line in _packets("ping", ours, peer).splitlines()]
     return [first for first, _ in batches], [second for _, second in batches]
 
 
-async def open_answerers(places: dict[str, tuple[Pair, Pair]], stack: ExitStack) -> None:
-    """All who are asked answer until the stack is closed."""
+async def start_servers(places: dict[str, tuple[Pair, Pair]], stack: ExitStack) -> None:
+    """Run all servers until the stack is closed."""
     for pair in (pair for pairs in places.values() for pair in pairs):
-        child = Child.python("bench.packets", "answer", str(pair.answerer), pair.address)
+        child = Child.python("bench.packets", "serve", str(pair.server), pair.address)
         await stack.enter_context(child).next_line()
 
 
 def _packets(what: str, *pairs: Pair) -> str:
-    places = [word for pair in pairs for word in (str(pair.asker), pair.address)]
+    places = [word for pair in pairs for word in (str(pair.client), pair.address)]
     command = [sys.executable, "-m", "bench.packets", what, *places]
     done = subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE, cwd=CHECKOUT, text=True)
     return done.stdout
@@ -81,7 +81,7 @@ def ip(namespace: Namespace, *lines: str) -> None:
 
 
 async def attach(host: Host, name: str, turns: asyncio.Semaphore) -> None:
-    """As a runtime does it: what may succeed later is tried again."""
+    """ADD with retries on "try again later", like a runtime."""
     async with turns:
         backoff = Backoff(within=DEADLINE)
         while True:
@@ -102,7 +102,7 @@ def create_remote(url: str, count: int) -> None:
 
 
 async def restart(host: Host) -> float:
-    """Seconds from the start of the agent until it would serve ADD."""
+    """Seconds from the start of the agent until STATUS succeeds."""
     host.kill()
     began = time.perf_counter()
     host.launch()

@@ -1,7 +1,7 @@
-"""A cheap load generator: prebuilt requests on keep-alive connections, in a process of its own.
+"""A cheap load generator: prebuilt requests on keep-alive connections, in a separate process.
 
 `python -m bench.load PORT PATH FIRST COUNT CONNECTIONS` posts COUNT bodies, read as a template from standard input with
-`%d` for the number, and prints how long it took. An answer other than 200 ends it.
+`%d` for the number, and prints the seconds it took. A status other than 200 is an error.
 """
 
 from __future__ import annotations

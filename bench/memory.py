@@ -1,4 +1,4 @@
-"""How much memory a process has."""
+"""Memory of a process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def resident_mb(pid: int) -> float:
-    """What the kernel calls its resident set."""
+    """The resident set size of a process."""
     found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) / 1024

@@ -1,8 +1,8 @@
-"""A node to be measured: netmaster and netplugin in the network namespace this is started in, until it is ended.
+"""A node under test: netmaster and netplugin in the current network namespace, until terminated.
 
-`python -m bench.node HOME PROGRAM PODS RULES` attaches so many pods by PROGRAM, sees that the first packet of each
-arrives, and then makes the file `ready` in the folder HOME. Where RULES is not 0 there is a group with so many rules of
-its own, to which these pods belong.
+`python -m bench.node HOME PROGRAM PODS RULES` attaches PODS pods with PROGRAM, checks that the first packet of each
+arrives, and then creates the file `ready` in HOME. If RULES is not 0, the pods belong to a group with this number of
+rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.lab.waiting import DEADLINE
 from weft.runtime.backoff import Backoff
 
 GROUP = "guarded"
-# What makes a pod one of the group's.
+# CNI arguments that put a pod into the group.
 CNI_ARGS = f"IgnoreUnknown=1;{GROUP_LABEL}={GROUP}"
 CONFIG = {"cniVersion": "1.1.0", "name": "weft", "type": PROGRAM}
 AT_ONCE = 8
@@ -33,11 +33,11 @@ ARRIVES_WITHIN_S = 5.0
 
 
 class Node:
-    """The runtime's side of a node: pods are attached by the program itself."""
+    """The runtime's side of a node: calls the CNI program itself."""
 
-    def __init__(self, home: Path, program: Path, *, guarded: bool) -> None:
+    def __init__(self, home: Path, program: Path, *, with_rules: bool) -> None:
         self._home = home
-        self._args = {"args": CNI_ARGS} if guarded else {}
+        self._args = {"args": CNI_ARGS} if with_rules else {}
         self._program = program
         self._namespaces = NamespaceDirectory(home / "pods")
         self._namespaces.prepare()
@@ -57,7 +57,7 @@ class Node:
         return Child.python("weft.agent.main", *flags, log=self._home / "netplugin.log")
 
     async def call(self, verb: str, **variables: str) -> Output:
-        """One call of the program."""
+        """Call the program once."""
         named = {"command": verb, "path": str(self._program.parent), **variables}
         environment = {f"CNI_{name.upper()}": value for name, value in named.items()}
         own = {"WEFT_CNI_SOCKET": str(self._home / "cni.sock"), "WEFT_CNI_LOG": str(self._home / "cni.log")}
@@ -72,7 +72,7 @@ class Node:
             await backoff.pause()
 
     async def attach(self, name: str) -> tuple[Namespace, str]:
-        """A new pod: its namespace and its address."""
+        """Attach a new pod; return its namespace and address."""
         namespace = self._namespaces.create(name)
         netns = str(self._namespaces.path / name)
         done = await self.call("ADD", containerid=name, netns=netns, ifname="eth0", **self._args)
@@ -82,32 +82,32 @@ class Node:
         return namespace, address.partition("/")[0]
 
     async def attach_all(self, count: int) -> None:
-        """Attach pods, each of which speaks to the first one at once: not one of these packets may be lost."""
+        """Attach pods, each of which sends one packet to the first pod at once; none may be lost."""
         first, address = await self.attach("pod-0")
         others = {f"pod-{number}" for number in range(1, count)}
-        with first, first.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as ear:
-            ear.setblocking(False)
-            ear.bind((address, PORT))
-            hearing = asyncio.ensure_future(_hear(ear, others))
-            await asyncio.gather(*(self._attach_and_speak(name, address) for name in sorted(others)))
-            await asyncio.wait([hearing], timeout=ARRIVES_WITHIN_S)
-            if not hearing.done():
+        with first, first.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+            listener.setblocking(False)
+            listener.bind((address, PORT))
+            receiving = asyncio.ensure_future(_receive(listener, others))
+            await asyncio.gather(*(self._attach_and_send(name, address) for name in sorted(others)))
+            await asyncio.wait([receiving], timeout=ARRIVES_WITHIN_S)
+            if not receiving.done():
                 raise SystemExit(f"bench.node: the first packets of {sorted(others)} were lost")
 
-    async def _attach_and_speak(self, name: str, to: str) -> None:
+    async def _attach_and_send(self, name: str, to: str) -> None:
         namespace, _ = await self.attach(name)
-        with namespace, namespace.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as mouth:
-            mouth.sendto(name.encode(), (to, PORT))
+        with namespace, namespace.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(name.encode(), (to, PORT))
 
 
-async def _hear(ear: socket.socket, names: set[str]) -> None:
-    """Take each name out of the set that is heard, until none is left."""
+async def _receive(listener: socket.socket, names: set[str]) -> None:
+    """Remove each received name from the set, until it is empty."""
     while names:
-        names.discard((await asyncio.get_running_loop().sock_recv(ear, 64)).decode())
+        names.discard((await asyncio.get_running_loop().sock_recv(listener, 64)).decode())
 
 
 async def _write_rules(url: str, count: int) -> None:
-    """A group to which nobody speaks but on `PORT` and on as many ports after it as there are rules left."""
+    """A group that denies ingress, except on `PORT` and as many following ports as there are rules."""
     owner = {"tenantName": DEFAULT_TENANT, "policyName": GROUP}
     async with client(url) as rest:
         (await rest.put("policys", **owner)).accepted()
@@ -120,7 +120,7 @@ async def _write_rules(url: str, count: int) -> None:
 
 
 async def serve(home: Path, program: Path, *, pods: int, rules: int) -> None:
-    node = Node(home, program, guarded=bool(rules))
+    node = Node(home, program, with_rules=bool(rules))
     async with MasterProcess(home, "--store-socket", f"{home}/store.sock") as master:
         if rules:
             await _write_rules(master.url, rules)

@@ -1,7 +1,6 @@
-"""Figures of the ovs datapath (userspace `netdev`): beside a bare switch, and beside a `ct` pipeline made by hand.
+"""The ovs datapath (userspace `netdev`), compared with a bare switch and with a hand-written `ct` pipeline.
 
-Ours and the peer take turns, and medians are told. An ADD is what a runtime waits for: from exec of `weft-cni` to its
-end.
+Ours and the peer alternate, and medians are reported. The latency of an ADD is from exec of `weft-cni` to its exit.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from tests.support.sequence_stream import Stream
 from bench import rule_changes
 from bench.bare_switch import BareSwitch, HandMade
 from bench.figures import Figure, Skipped, figure
-from bench.labs import AT_ONCE, NETWORK, attach, open_answerers, pair_of, restart, take_turns
+from bench.labs import AT_ONCE, NETWORK, attach, measure_alternating, pair_of, restart, start_servers
 from weft.adapters.ovs.openflow.client import OpenFlow
 from weft.adapters.ovs.openflow.fields import match
 from weft.adapters.ovs.openflow.flows import Flow
 from weft.cni.errors import Code
 from weft.kernel.netns import Namespace
 from weft.lab.hosts import Host
-from weft.lab.namespaces import stepped_apart
+from weft.lab.namespaces import private_namespaces
 from weft.lab.netlab import NetLab, open_lab
 from weft.lab.servers.openvswitch import running_switch
-from weft.lab.traffic import Place
+from weft.lab.traffic import NetnsAddress
 from weft.lab.waiting import DEADLINE, until
 
 FLOWS = 10_000
-# Pods on the node: so far one at a time, and when the agent is started anew.
+# Pods on the node: up to this number one at a time, and for agent restarts.
 ALONE, LOCAL = 100, 200
-# So many are there when pods and ports of a bare switch with as many come by turns.
+# Pods, and ports of the bare switch, when both are measured alternately.
 BEYOND = (100, 200, 300)
 TURNS, REST_S = 20, 0.2
 ROUNDS = 5
@@ -54,16 +53,16 @@ _GROUP = "guarded"
 
 def run() -> dict[str, Figure]:
     if os.geteuid() != 0:
-        raise Skipped("it makes network namespaces, which takes root")
+        raise Skipped("creating network namespaces needs root")
     if shutil.which("ovs-vswitchd") is None:
-        raise Skipped("there is no Open vSwitch on this machine")
-    with stepped_apart():
+        raise Skipped("Open vSwitch is not installed")
+    with private_namespaces():
         figures = _measure_flows() | asyncio.run(_measure())
     return figures | rule_changes.run(datapath="ovs")
 
 
 def _measure_flows() -> dict[str, Figure]:
-    """Many flows in one bundle, into a bridge that has none."""
+    """Many flows in one bundle, into an empty bridge."""
     flows = [
         Flow(4, 800, match({"reg0": 1, "eth_type": 0x800, "ip_dst": (number, 0xFFFFFFFF)})) for number in range(FLOWS)
     ]
@@ -88,7 +87,7 @@ def _measure_flows() -> dict[str, Figure]:
             times.append(time.perf_counter() - began)
             openflow.close()
     return {
-        "10,000 flows from nothing": figure(
+        "full sync of 10,000 flows": figure(
             median(times), unit="s", target=0.5, note=f"one bundle, median of {ROUNDS}, fastest {min(times):.2f}"
         )
     }
@@ -98,8 +97,8 @@ async def _measure() -> dict[str, Figure]:
     async with open_lab(datapath="ovs", shim="c") as lab:
         await lab.network(NETWORK, subnet="10.7.0.0/16", gateway="10.7.0.1")
         (await lab.rest.put("policys", tenantName="default", policyName="guard")).accepted()
-        shut = {**_RULE, "ruleId": "shut", "priority": 1, "action": "deny", "protocol": "tcp", "port": 1}
-        (await lab.rest.put("rules", **shut)).accepted()
+        closed = {**_RULE, "ruleId": "closed", "priority": 1, "action": "deny", "protocol": "tcp", "port": 1}
+        (await lab.rest.put("rules", **closed)).accepted()
         await lab.group(_GROUP, network=NETWORK, policies=["guard"])
         one, two = await lab.host("one"), await lab.host("two")
         figures = await _measure_packets(lab, one, two)
@@ -115,7 +114,7 @@ async def _measure() -> dict[str, Figure]:
                 present = count + TURNS
                 if count == LOCAL:
                     figures |= await _measure_restart(one)
-                figures |= await asyncio.to_thread(_measure_beyond, one, bare, count)
+                figures |= await asyncio.to_thread(_measure_at, one, bare, count)
         return figures
 
 
@@ -140,68 +139,73 @@ async def _measure_packets(lab: NetLab, one: Host, two: Host) -> dict[str, Figur
             "one host": (pair_of(here, near), hand.one_host()),
             "two hosts": (pair_of(here, far), hand.two_hosts()),
         }
-        await open_answerers(places, stack)
-        found = await asyncio.to_thread(take_turns, places, rounds=ROUNDS)
+        await start_servers(places, stack)
+        found = await asyncio.to_thread(measure_alternating, places, rounds=ROUNDS)
     figures = {}
     for place in places:
-        ours, peer = (median(found[place, side, "ask"]) for side in (0, 1))
-        note = "64 bytes by TCP, both ends on one core; peer: ct by hand"
+        ours, peer = (median(found[place, side, "ping"]) for side in (0, 1))
+        note = "64 bytes by TCP, both ends on one core; peer: hand-written ct pipeline"
         figures[f"round trip, {place}"] = figure(ours, peer=peer, unit="us", target=peer / 0.9, note=note)
         ours, peer = (median(found[place, side, "send"]) for side in (0, 1))
-        figures[f"bulk TCP, {place}"] = figure(
-            ours, peer=peer, unit="MB/s", target=0.9 * peer, more_is_better=True, note="one stream; peer: ct by hand"
+        figures[f"TCP throughput, {place}"] = figure(
+            ours,
+            peer=peer,
+            unit="MB/s",
+            target=0.9 * peer,
+            more_is_better=True,
+            note="one stream; peer: hand-written ct pipeline",
         )
     return figures
 
 
 async def _measure_switch_restart(lab: NetLab, host: Host) -> dict[str, Figure]:
-    """Packets lost when ovs-vswitchd is killed and started, beside a person's bridge on the same switch.
+    """Packets lost when ovs-vswitchd is killed and restarted, compared with a plain bridge on the same switch.
 
-    Somebody puts the flows of that bridge back as soon as the switch answers.
+    The flows of that bridge are reinstalled as soon as the switch answers.
     """
     assert host.switch is not None
     switch, lost = host.switch, []
     pods = [await host.pod(f"restarted-{number}", network=NETWORK) for number in (1, 2)]
     with ExitStack() as stack:
         hand = HandMade(lab.directory / "beside", stack)
-        pair = hand.beside(host.machine, switch)
+        pair = hand.on_switch(host.netns, switch)
         theirs = [
-            Place(stack.enter_context(Namespace.open(path)), ip_address(address))
-            for path, address in ((pair.asker, "10.97.0.1"), (pair.answerer, pair.address))
+            NetnsAddress(stack.enter_context(Namespace.open(path)), ip_address(address))
+            for path, address in ((pair.client, "10.97.0.1"), (pair.server, pair.address))
         ]
         for number in range(SWITCH_RESTARTS):
             ends = ((pods[0].place(), pods[1].place()), (theirs[0], theirs[1]))
-            with ExitStack() as speaking:
-                streams = [speaking.enter_context(Stream(*each, port=5000 + number, rate=RATE)) for each in ends]
-                await _flow(streams)
+            with ExitStack() as sending:
+                streams = [sending.enter_context(Stream(*each, port=5000 + number, rate=RATE)) for each in ends]
+                await _wait_for_packets(streams)
                 await asyncio.to_thread(switch.kill_daemon)
                 switch.start_daemon(wait=False)
                 while not await asyncio.to_thread(hand.put_flows, switch):
                     pass
-                await _flow(streams)
+                await _wait_for_packets(streams)
                 for each in streams:
                     each.stop()
-                await asyncio.sleep(REST_S)  # for what is under way
+                await asyncio.sleep(REST_S)  # packets in flight; their loss is no event
                 lost.append([each.count_missing() for each in streams])
         switch.configure("del-br", "hand")
     for pod in pods:
         await pod.remove()
     lost_here, lost_there = (median(each) for each in zip(*lost, strict=True))
     return {
-        "packets lost at a restart of ovs-vswitchd": figure(
+        "packets lost in an ovs-vswitchd restart": figure(
             lost_here, peer=lost_there, unit="packets", target=lost_there, note=f"of {RATE} a second; {lost}"
         )
     }
 
 
-async def _flow(streams: Sequence[Stream]) -> None:
-    """Return when a good deal more of each has arrived."""
+async def _wait_for_packets(streams: Sequence[Stream]) -> None:
+    """Return when half a second's worth of packets of each stream has arrived."""
     wanted = [each.arrived + RATE // 2 for each in streams]
     await until(lambda: all(each.arrived > count for each, count in zip(streams, wanted, strict=True)))
 
 
 def _measure_many(host: Host) -> dict[str, Figure]:
-    """Pods that come eight at once, to a node that has hardly any."""
+    """Eight concurrent ADDs, on a nearly empty node."""
     names = [f"many-{number}" for number in range(ALONE - 4)]
     for name in names:
         host.make_netns(name)
@@ -210,7 +214,7 @@ def _measure_many(host: Host) -> dict[str, Figure]:
         times = [*threads.map(lambda name: _add(host, name), names)]
         rate = len(names) / (time.perf_counter() - began)
     return {
-        "pods attached, 8 at once": figure(
+        "ADD rate, 8 at once": figure(
             rate,
             unit="1/s",
             target=60.0,
@@ -221,22 +225,22 @@ def _measure_many(host: Host) -> dict[str, Figure]:
 
 
 def _measure_alone(host: Host) -> dict[str, Figure]:
-    """One pod after another."""
+    """One ADD after another."""
     times = [_add(host, f"alone-{number}") for number in range(2, ALONE)]
     note = f"p50 of the last 20: {median(times[-20:]):.1f}, fastest {min(times):.1f}"
-    return {"ADD p50, one at a time, to 100 pods": figure(median(times), unit="ms", target=25.0, note=note)}
+    return {"ADD p50, one at a time, up to 100 pods": figure(median(times), unit="ms", target=25.0, note=note)}
 
 
-def _measure_beyond(host: Host, bare: BareSwitch, count: int) -> dict[str, Figure]:
-    """A pod and a port of a bare switch by turns, where there are so many of either, and both switches at rest.
+def _measure_at(host: Host, bare: BareSwitch, count: int) -> dict[str, Figure]:
+    """An ADD and a port of a bare switch alternately, with this number of pods and ports, and both switches idle.
 
-    A switch goes on looking at its ports when it has told the number of a new one. Without a rest the peer, whose turn
-    is after the longer one, would find its own done with that, and we would not.
+    A switch keeps reconfiguring its ports after it has assigned an ofport. Without a pause the peer, which is measured
+    after our longer turn, would find its switch idle, and we would not.
     """
     bare.fill(count)
     ours, peer = [], []
     for number in range(TURNS):
-        time.sleep(REST_S)
+        time.sleep(REST_S)  # idle is no observable state
         ours.append(_add(host, f"beyond-{count}-{number}"))
         time.sleep(REST_S)
         peer.append(bare.add(1))
@@ -249,7 +253,7 @@ def _measure_beyond(host: Host, bare: BareSwitch, count: int) -> dict[str, Figur
 
 
 def _add(host: Host, name: str) -> float:
-    """Milliseconds that a runtime waits for an ADD; where it is told to try again it does so at once."""
+    """The latency of an ADD in milliseconds, with immediate retries on "try again later"."""
     named = {
         "COMMAND": "ADD",
         "CONTAINERID": name,

@@ -1,12 +1,12 @@
-"""Packets for measuring, in processes of their own: `python -m bench.packets ROLE NETNS ADDRESS [NETNS ADDRESS]`.
+"""Traffic in separate processes: `python -m bench.packets ROLE NETNS ADDRESS [NETNS ADDRESS]`.
 
-The role `answer` prints a line when it listens, and serves one caller after another. The role `send` prints how many
-megabytes per second arrive.
+The role `serve` prints a line when it listens, and serves one connection after another. The role `send` prints the TCP
+throughput in megabytes per second.
 
-The role `ask` has two places to ask at, and prints the median round trip of a 64-byte question at each in microseconds,
-one line for each pair of batches. All ends are pinned to the same core, so that the cost of the path shows and not that
-of waking another core up. The batches take milliseconds and turns (first, second, second, first): a machine that is
-slower for a while is so for both batches of a pair.
+The role `ping` has two servers, and prints the median TCP round trip of 64 bytes to each in microseconds, one line per
+pair of batches. All ends are pinned to the same core, so that the path is measured and not the wake-up of another core.
+The batches take milliseconds and alternate (first, second, second, first): a temporarily slow machine affects both
+batches of a pair.
 """
 
 from __future__ import annotations
@@ -24,93 +24,93 @@ from weft.lab.namespaces import enter
 
 PORT = 4243
 CORE = 0
-QUESTION = b"?" * 64
+PAYLOAD = b"?" * 64
 PAIRS, ROUND_TRIPS = 40, 150
 WARM_UP, WARM_UP_OF_BATCH = 1_000, 15
 BULK_S = 1.0
 CHUNK = bytes(1 << 20)
-ASK, SEND = b"a", b"s"
+PING, SEND = b"a", b"s"
 WITHIN_S = 20.0
 
 
-def answer(address: str) -> None:
+def serve(address: str) -> None:
     every_core = os.sched_getaffinity(0)
     with socket.create_server((address, PORT)) as listener:
         print("ready", flush=True)
         while True:
-            caller, _ = listener.accept()
-            with caller:
-                if caller.recv(1) == ASK:
+            connection, _ = listener.accept()
+            with connection:
+                if connection.recv(1) == PING:
                     os.sched_setaffinity(0, {CORE})
-                    _give_back(_quick(caller))
+                    _echo(_low_latency(connection))
                     os.sched_setaffinity(0, every_core)
                 else:
-                    _swallow(caller)
+                    _discard(connection)
 
 
-def _give_back(fd: int) -> None:
-    while data := os.read(fd, len(QUESTION)):
+def _echo(fd: int) -> None:
+    while data := os.read(fd, len(PAYLOAD)):
         os.write(fd, data)
 
 
-def _swallow(caller: socket.socket) -> None:
-    """Take everything, then say how much it was."""
+def _discard(connection: socket.socket) -> None:
+    """Read until EOF, then send the number of bytes."""
     buffer = bytearray(len(CHUNK))
     total = 0
-    while count := caller.recv_into(buffer):
+    while count := connection.recv_into(buffer):
         total += count
-    caller.sendall(total.to_bytes(8, "big"))
+    connection.sendall(total.to_bytes(8, "big"))
 
 
-def ask(places: Sequence[tuple[Path, str]]) -> list[list[float]]:
+def ping(places: Sequence[tuple[Path, str]]) -> list[list[float]]:
     os.sched_setaffinity(0, {CORE})
     with ExitStack() as stack:
-        called = []
+        connections = []
         for namespace, address in places:
             enter(namespace)
-            called.append(_quick(stack.enter_context(_call(address, ASK))))
-        for fd in called:
+            connections.append(_low_latency(stack.enter_context(_connect(address, PING))))
+        for fd in connections:
             _round_trip(fd, count=WARM_UP)
-        return [_pair(called, backwards=number % 2 == 1) for number in range(PAIRS)]
+        return [_pair(connections, backwards=number % 2 == 1) for number in range(PAIRS)]
 
 
-def _pair(called: Sequence[int], *, backwards: bool) -> list[float]:
-    """The round trips of a batch at each place, asked in this order or the other."""
-    found = [_round_trip(fd, count=ROUND_TRIPS) for fd in (reversed(called) if backwards else called)]
+def _pair(connections: Sequence[int], *, backwards: bool) -> list[float]:
+    """The median round trip of a batch to each server, in this order or the reverse."""
+    found = [_round_trip(fd, count=ROUND_TRIPS) for fd in (reversed(connections) if backwards else connections)]
     return found[::-1] if backwards else found
 
 
 def _round_trip(fd: int, *, count: int) -> float:
-    """The median of so many; what the batch before it left in the caches is not measured."""
+    """The median round trip; the first ones warm up the caches and are not counted."""
     times = []
     for _ in range(WARM_UP_OF_BATCH + count):
         began = time.perf_counter_ns()
-        os.write(fd, QUESTION)
-        os.read(fd, len(QUESTION))
+        os.write(fd, PAYLOAD)
+        os.read(fd, len(PAYLOAD))
         times.append(time.perf_counter_ns() - began)
     return median(times[WARM_UP_OF_BATCH:]) / 1e3
 
 
 def send(address: str) -> float:
-    with _call(address, SEND) as called:
+    with _connect(address, SEND) as connection:
         began = time.perf_counter()
         while time.perf_counter() - began < BULK_S:
-            called.sendall(CHUNK)
-        called.shutdown(socket.SHUT_WR)
-        total = int.from_bytes(called.recv(8), "big")
+            connection.sendall(CHUNK)
+        connection.shutdown(socket.SHUT_WR)
+        total = int.from_bytes(connection.recv(8), "big")
         return total / (time.perf_counter() - began) / 1e6
 
 
-def _call(address: str, what: bytes) -> socket.socket:
-    called = socket.create_connection((address, PORT), timeout=WITHIN_S)
-    # The kernel's default may be one that paces, which measures its pace.
-    called.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
-    called.sendall(what)
-    return called
+def _connect(address: str, what: bytes) -> socket.socket:
+    connection = socket.create_connection((address, PORT), timeout=WITHIN_S)
+    # The default congestion control may pace packets, which would be measured instead.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+    connection.sendall(what)
+    return connection
 
 
-def _quick(connection: socket.socket) -> int:
-    """Its descriptor, blocking, and without waiting for more to send."""
+def _low_latency(connection: socket.socket) -> int:
+    """The descriptor of a blocking socket with TCP_NODELAY."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setblocking(True)
     return connection.fileno()
@@ -119,13 +119,13 @@ def _quick(connection: socket.socket) -> int:
 if __name__ == "__main__":
     _, role, *words = sys.argv
     places = [(Path(namespace), address) for namespace, address in zip(words[::2], words[1::2], strict=True)]
-    if role == "ask":
-        for pair in ask(places):
+    if role == "ping":
+        for pair in ping(places):
             print(*pair)
     else:
         ((inside, target),) = places
         enter(inside)
-        if role == "answer":
-            answer(target)
+        if role == "serve":
+            serve(target)
         else:
             print(send(target))

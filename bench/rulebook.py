@@ -1,8 +1,8 @@
-"""A tenant with many rules, as the store tells a node of it: groups, a policy for each, and a workload in each.
+"""A tenant with many rules, as a node receives it from the store: groups, each with a policy and a workload.
 
-A group's policy shuts all of it but some ports, each of which is open to one other group, or to a range of addresses.
-The workload of the first group answers and that of the second asks. Every group has one on this node and one elsewhere,
-so that none of the rules is without effect here.
+A group's policy denies all ingress but some ports, each of which is allowed from one other group, or from an address
+range. The workload of the first group is the server, that of the second the client. Every group has a workload on this
+node and one on another, so that every rule is relevant on this node.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from weft.domain.ids import EndpointId, GroupName, NetworkName, NodeName, Policy
 from weft.domain.store_types import Change, Entry, Event, Listing
 
 GROUPS, RULES_EACH = 1_000, 10
-# The first of the ports that are open; it is so to the next group.
+# The first allowed port, for the next group.
 OPEN = 4243
 HERE, ELSEWHERE = NodeName("here"), NodeName("elsewhere")
 _NETWORK = NetworkName("net")
 _LOCAL, _REMOTE, _RANGES = 0x0A000001, 0x0A010000, 0x0A800000  # 10.0.0.1, 10.1.0.0, 10.128.0.0
-# Between the beginnings of two ranges of 16 addresses, so that no two become one.
+# The distance of two ranges of 16 addresses, so that none are merged.
 _RANGE_STEP = 32
 
-# The rule of a group that has a number, from 1 on.
+# Makes rule `number` (from 1) of a group.
 MakeRule = Callable[[int, int], model.Rule]
 
 
 class Rulebook:
-    """The objects, and the policy that follows from them on this node."""
+    """The objects, and their compiled policy on this node."""
 
     def __init__(self, rules: int, make_rule: MakeRule) -> None:
         self._cluster = Cluster()
@@ -43,21 +43,21 @@ class Rulebook:
         entries = (Entry(_key(each), encode(each), 1) for each in _objects(rules, make_rule))
         self._cluster.replace(Listing(tuple(entries), 1))
 
-    def enter(self) -> Difference[StateItem]:
-        """Everything, as when the first workload of the tenant comes."""
+    def full_sync(self) -> Difference[StateItem]:
+        """The complete state, as for the first workload of the tenant."""
         ours = [each for each in self._cluster.all(kinds.ENDPOINT, TENANT) if each.host == HERE]
         self._policy = TenantPolicy(self._cluster, TENANT, node=HERE, attached=ours)
         return self._refresh()
 
     def put(self, rule: model.Rule) -> Difference[StateItem]:
-        """What comes of a rule that the store tells of."""
-        return self._tell(rule, encode(rule))
+        """The state changes of a new rule."""
+        return self._apply(rule, encode(rule))
 
     def drop(self, rule: model.Rule) -> Difference[StateItem]:
-        """The same when it is gone."""
-        return self._tell(rule, None)
+        """The state changes of a deleted rule."""
+        return self._apply(rule, None)
 
-    def _tell(self, rule: model.Rule, value: bytes | None) -> Difference[StateItem]:
+    def _apply(self, rule: model.Rule, value: bytes | None) -> Difference[StateItem]:
         self._revision += 1
         key = _key(rule)
         self._cluster.apply(Change(self._revision, (Event(key, value),)))
@@ -65,21 +65,21 @@ class Rulebook:
         return self._refresh()
 
     def _refresh(self) -> Difference[StateItem]:
-        return self._policy.refresh()  # type: ignore[return-value]  # a policy part is a part
+        return self._policy.refresh()  # type: ignore[return-value]  # a policy item is a state item
 
 
 def exact_rule(group: int, number: int) -> model.Rule:
-    """Opens a port of a group to another group."""
-    return _opening(group, number, from_endpoint_group=_name((group + number) % GROUPS))
+    """Allows a port of a group from another group."""
+    return _allow_rule(group, number, from_endpoint_group=_name((group + number) % GROUPS))
 
 
 def range_rule(group: int, number: int) -> model.Rule:
-    """Opens a port of a group to a range of addresses that no other rule speaks of."""
+    """Allows a port of a group from an address range of no other rule."""
     block = Address(4, _RANGES + (group * RULES_EACH + number) * _RANGE_STEP)
-    return _opening(group, number, from_ip_address=f"{block}/28")
+    return _allow_rule(group, number, from_ip_address=f"{block}/28")
 
 
-def _opening(group: int, number: int, **remote: str) -> model.Rule:
+def _allow_rule(group: int, number: int, **remote: str) -> model.Rule:
     return model.Rule(
         tenant=TENANT,
         policy=PolicyName(_name(group)),
@@ -93,13 +93,13 @@ def _opening(group: int, number: int, **remote: str) -> model.Rule:
     )
 
 
-def _shutting(group: int) -> model.Rule:
+def _deny_rule(group: int) -> model.Rule:
     policy = PolicyName(_name(group))
     return model.Rule(tenant=TENANT, policy=policy, rule_id=RuleId("0"), direction="in", action="deny")
 
 
 def _objects(rules: int, make_rule: MakeRule) -> Iterator[model.Value]:
-    """The network, the groups, and as many policies as it takes for so many rules."""
+    """The network, the groups, and the policies for this number of rules."""
     yield model.Network(tenant=TENANT, name=_NETWORK, encap="vxlan", subnet="10.0.0.0/9")
     for group in range(GROUPS):
         has_policy = group * RULES_EACH < rules
@@ -110,7 +110,7 @@ def _objects(rules: int, make_rule: MakeRule) -> Iterator[model.Value]:
         yield _endpoint(group, _REMOTE + group, ELSEWHERE)
         if has_policy:
             yield model.Policy(tenant=TENANT, name=PolicyName(_name(group)))
-            yield _shutting(group)
+            yield _deny_rule(group)
             yield from (make_rule(group, number) for number in range(1, RULES_EACH))
         yield _endpoint(group, _LOCAL + group, HERE)
 

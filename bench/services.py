@@ -1,7 +1,7 @@
-"""Figures of services on the linux datapath: what a connection to one costs, and what a change of one takes.
+"""Services on the linux datapath: the cost of a connection to a service, and of a change.
 
-Few services and many, service and backend take turns, and medians are told. Changes are timed from the news of the
-store to the kernel that has carried them out, on one node whose tenant has all the services.
+Few and many services, and service and direct backend, alternate, and medians are reported. Changes are timed from the
+store event to the applied kernel state, on one node whose tenant has all services.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from tests.support.policy_testbed import TENANT, Pod, PolicyTestbed, open_ward
+from tests.support.policy_testbed import TENANT, Pod, PolicyTestbed, open_testbed
 
 from bench import dns
 from bench.figures import Figure, Skipped, figure
@@ -32,10 +32,10 @@ from weft.domain.desired.diff import Difference
 from weft.domain.desired.state import StateItem
 from weft.domain.ids import EndpointId, NetworkName, NodeName, ServiceName
 from weft.domain.loadbalancer.state import FrontendKey
-from weft.domain.loadbalancer.table import BalancingTable, Target, pool_of
+from weft.domain.loadbalancer.table import LoadBalancerTable, Target, pool_of
 from weft.domain.policy.model.protocols import TCP, UDP
 from weft.domain.store_types import Change, Entry, Event, Listing
-from weft.lab.namespaces import stepped_apart
+from weft.lab.namespaces import private_namespaces
 
 FEW, SOME, MANY = 100, 5_000, 30_000
 PROVIDERS = 2
@@ -45,13 +45,13 @@ CHANGES, STARTS = 300, 5
 VIPS, PODS = 0x0A600000, 0x0A800000  # 10.96.0.0, 10.128.0.0
 PORT, TARGET_PORT = 80, 8080
 NETWORK = NetworkName("net")
-_ENDS_AT_ONCE = struct.pack("ii", 1, 0)
+_LINGER_RST = struct.pack("ii", 1, 0)
 
 
 class Served(NamedTuple):
-    """A tenant on a node of its own, with real pods behind all its services."""
+    """A tenant on its own node, with real pods as backends of all its services."""
 
-    ward: PolicyTestbed
+    testbed: PolicyTestbed
     client: Pod
     backend: Pod
     services: int
@@ -59,15 +59,15 @@ class Served(NamedTuple):
 
 def run() -> dict[str, Figure]:
     if os.geteuid() != 0:
-        raise Skipped("it makes network namespaces, which takes root")
-    with tempfile.TemporaryDirectory() as directory, stepped_apart(), ExitStack() as stack:
+        raise Skipped("creating network namespaces needs root")
+    with tempfile.TemporaryDirectory() as directory, private_namespaces(), ExitStack() as stack:
         few, many, changing = (
-            stack.enter_context(open_ward(_folder(directory, name))) for name in ("few", "many", "changing")
+            stack.enter_context(open_testbed(_folder(directory, name))) for name in ("few", "many", "changing")
         )
         served = _serve(many, MANY)
         return {
             **_measure_first_packets(_serve(few, FEW), served),
-            **_measure_calls(served),
+            **_measure_connections(served),
             **_measure_changes(changing),
             **dns.run(),
         }
@@ -79,19 +79,19 @@ def _folder(directory: str, name: str) -> Path:
     return folder
 
 
-def _serve(ward: PolicyTestbed, services: int) -> Served:
-    client, backend = ward.pod(1), ward.pod(2)
-    table = BalancingTable(TENANT)
+def _serve(testbed: PolicyTestbed, services: int) -> Served:
+    client, backend = testbed.pod(1), testbed.pod(2)
+    table = LoadBalancerTable(TENANT)
     pool = pool_of([Target(backend.address(4), TARGET_PORT)])
     for number in range(services):
         vip = Address(4, VIPS + number)
         table.put(f"s{number}", {FrontendKey(vip, UDP, PORT): pool, FrontendKey(vip, TCP, PORT): pool})
-    ward.datapath.apply(_parts(table))
-    return Served(ward, client, backend, services)
+    testbed.datapath.apply(_state_items(table))
+    return Served(testbed, client, backend, services)
 
 
-def _parts(table: BalancingTable) -> Difference[StateItem]:
-    return table.refresh()  # type: ignore[return-value]  # a service part is a part
+def _state_items(table: LoadBalancerTable) -> Difference[StateItem]:
+    return table.refresh()  # type: ignore[return-value]  # a service item is a state item
 
 
 def _measure_first_packets(few: Served, many: Served) -> dict[str, Figure]:
@@ -110,30 +110,32 @@ def _measure_first_packets(few: Served, many: Served) -> dict[str, Figure]:
 
 
 def _first_packets(served: Served, turns: Iterator[int]) -> list[float]:
-    """Microseconds from sending to having been received, each by a socket and to a service of its own."""
+    """Microseconds from send to receive, each with a new socket to another service."""
     times = []
-    with served.backend.open_socket(4, socket.SOCK_DGRAM, port=TARGET_PORT) as ear:
-        ear.settimeout(5)
+    with served.backend.open_socket(4, socket.SOCK_DGRAM, port=TARGET_PORT) as listener:
+        listener.settimeout(5)
         for _ in range(FIRST_PACKETS):
             vip = Address(4, VIPS + next(turns) * 7919 % served.services)
-            with served.client.open_socket(4, socket.SOCK_DGRAM) as caller:
+            with served.client.open_socket(4, socket.SOCK_DGRAM) as connection:
                 where = (str(vip), PORT)
                 began = time.perf_counter_ns()
-                caller.sendto(b"?", where)
-                ear.recv(64)
+                connection.sendto(b"?", where)
+                listener.recv(64)
                 times.append((time.perf_counter_ns() - began) / 1e3)
     return times
 
 
-def _measure_calls(served: Served) -> dict[str, Figure]:
+def _measure_connections(served: Served) -> dict[str, Figure]:
     through, direct = [], []
     where = str(Address(4, VIPS + 7)), PORT
-    with served.backend.open_socket(4, socket.SOCK_STREAM, port=TARGET_PORT) as ear:
-        ear.listen(64)
-        ear.settimeout(5)
+    with served.backend.open_socket(4, socket.SOCK_STREAM, port=TARGET_PORT) as listener:
+        listener.listen(64)
+        listener.settimeout(5)
         for _ in range(ROUNDS):
-            through.append(_calls(served.client, ear, where))
-            direct.append(_calls(served.client, ear, (str(served.backend.address(4)), TARGET_PORT)))
+            through.append(_connections_per_second(served.client, listener, where))
+            direct.append(
+                _connections_per_second(served.client, listener, (str(served.backend.address(4)), TARGET_PORT))
+            )
     ours, peer = median(through), median(direct)
     return {
         "connections through a service": figure(
@@ -142,52 +144,52 @@ def _measure_calls(served: Served) -> dict[str, Figure]:
     }
 
 
-def _calls(client: Pod, ear: socket.socket, where: tuple[str, int]) -> float:
-    """Connections per second, one after the other, each reset at its end."""
+def _connections_per_second(client: Pod, listener: socket.socket, where: tuple[str, int]) -> float:
+    """Sequential TCP connections per second, each closed with RST."""
     began = time.perf_counter()
     for _ in range(CALLS):
-        with client.open_socket(4, socket.SOCK_STREAM) as caller:
-            caller.settimeout(5)
-            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ENDS_AT_ONCE)
-            caller.connect(where)
-            ear.accept()[0].close()
+        with client.open_socket(4, socket.SOCK_STREAM) as connection:
+            connection.settimeout(5)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RST)
+            connection.connect(where)
+            listener.accept()[0].close()
     return CALLS / (time.perf_counter() - began)
 
 
-def _measure_changes(ward: PolicyTestbed) -> dict[str, Figure]:
-    starts = [_start(ward) for _ in range(STARTS)]
+def _measure_changes(testbed: PolicyTestbed) -> dict[str, Figure]:
+    starts = [_start(testbed) for _ in range(STARTS)]
     cluster = _cluster(MANY)
-    topic = Services(cluster, node=NodeName("one"), journal=AttachmentStore())
-    ward.datapath.apply(topic.refresh({TENANT}))
-    times = [_change(ward, cluster, topic, number) for number in range(CHANGES)]
-    note = f"{PROVIDERS} endpoints to a service; from the store's news to the kernel"
+    feature = Services(cluster, node=NodeName("one"), attachment_store=AttachmentStore())
+    testbed.datapath.apply(feature.refresh({TENANT}))
+    times = [_change(testbed, cluster, feature, number) for number in range(CHANGES)]
+    note = f"{PROVIDERS} endpoints per service; from the store's event to the kernel"
     return {
-        f"{SOME} services from nothing": figure(median(starts), unit="s", target=1.0, note=note),
+        f"full sync of {SOME} services": figure(median(starts), unit="s", target=1.0, note=note),
         f"endpoint change, {MANY} services, median": figure(median(times), unit="ms", note=note),
         f"endpoint change, {MANY} services, p99": figure(_p99(times), unit="ms", target=50.0, note=note),
     }
 
 
-def _start(ward: PolicyTestbed) -> float:
-    topic = Services(_cluster(SOME), node=NodeName("one"), journal=AttachmentStore())
+def _start(testbed: PolicyTestbed) -> float:
+    feature = Services(_cluster(SOME), node=NodeName("one"), attachment_store=AttachmentStore())
     began = time.perf_counter()
-    difference = topic.refresh({TENANT})
-    ward.datapath.apply(difference)
+    difference = feature.refresh({TENANT})
+    testbed.datapath.apply(difference)
     took = time.perf_counter() - began
-    ward.datapath.apply(Difference((), difference.put))
+    testbed.datapath.apply(Difference((), difference.put))
     return took
 
 
-def _change(ward: PolicyTestbed, cluster: Cluster, topic: Services, number: int) -> float:
-    """One endpoint provides no more, or does so again."""
+def _change(testbed: PolicyTestbed, cluster: Cluster, feature: Services, number: int) -> float:
+    """Remove an endpoint from its service, or add it again."""
     labels = {} if number % 2 == 0 else {"app": f"a{number - 1}"}
     endpoint = _endpoint(number // 2 * 2, 0, labels=labels)
     key = kinds.ENDPOINT.store_key(*endpoint.key)
     value = encode(endpoint)
     began = time.perf_counter()
     cluster.apply(Change(number + 2, (Event(key, value),)))
-    topic.follow(key)
-    ward.datapath.apply(topic.refresh({TENANT}))
+    feature.follow(key)
+    testbed.datapath.apply(feature.refresh({TENANT}))
     return (time.perf_counter() - began) * 1e3
 
 
@@ -198,7 +200,7 @@ def _cluster(services: int) -> Cluster:
         values += [(kinds.ENDPOINT, _endpoint(number, each)) for each in range(PROVIDERS)]
     cluster = Cluster()
     entries = (
-        Entry(kind.store_key(*kind.key_parts(value)), encode(value), 1)  # type: ignore[arg-type]  # each of its kind
+        Entry(kind.store_key(*kind.key_parts(value)), encode(value), 1)  # type: ignore[arg-type]  # each value matches its kind
         for kind, value in values
     )
     cluster.replace(Listing(tuple(entries), 1))

@@ -51,7 +51,7 @@ def kubernetes() -> Path:
 
 
 @pytest.fixture(scope="session")
-def kubernetes_judge() -> Path:
+def kubernetes_e2e() -> Path:
     """The same directory, where the Kubernetes project's own tests are too; built when they are not there yet."""
     return Path(build("build-kubernetes", "e2e.test", "agnhost"))
 

@@ -1,4 +1,4 @@
-"""Cgroups of tests: no namespace takes them along, so those of a test that was killed go with the next one."""
+"""Cgroups of killed test runs are removed by the next run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def places(name: str) -> list[Path]:
     return [*Path("/sys/fs/cgroup").glob(f"{name}*"), *Path("/sys/fs/cgroup").glob(f"*/{name}*")]
 
 
-async def test_what_a_killed_test_has_left_goes_with_the_next() -> None:
+async def test_cgroups_of_a_killed_test_are_removed_by_the_next() -> None:
     if os.geteuid() != 0:
         pytest.skip("containers need root")
     ended = await asyncio.create_subprocess_exec("true")

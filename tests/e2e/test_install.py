@@ -1,4 +1,4 @@
-"""Weft as a user gets it: built, installed into an empty environment, and run on the README's own commands."""
+"""Weft as a user installs it: built, installed into an empty environment, and run with the README's commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 DEADLINE = 600
 
-# The commands run in a network namespace of their own, so that the default port is free and nothing else is met.
+# The commands run in their own network namespace, so that the default port is free.
 SCRIPT = """
 set -euo pipefail
 ip link set lo up
@@ -25,13 +25,13 @@ say() {{ printf '\\n$ %s\\n' "$1"; }}
 
 
 def readme_commands() -> list[str]:
-    """The lines behind `$` in the README, without their remarks."""
+    """The lines after `$` in the README, without comments."""
     lines = re.findall(r"^\$ (.*)$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
     return [re.sub(r"\s+# .*$", "", line) for line in lines]
 
 
 def as_step(command: str) -> str:
-    """A step of the script; `weft trace` says by its exit code whether the flow is blocked, which is not a failure."""
+    """A step of the script; the exit code of `weft trace` reports a denied flow, which is not a failure."""
     if command.startswith("netmaster"):
         wait = "for i in $(seq 300); do netctl version >/dev/null 2>&1 && break; sleep 0.1; done"
         return f"say '{command}'\n{command} 2> netmaster.log\nMASTER=$!\ntrap 'kill $MASTER' EXIT\n{wait}"
@@ -41,7 +41,7 @@ def as_step(command: str) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new environment with nothing but Weft and what it needs at run time."""
+    """A new environment with Weft and its runtime dependencies only."""
     venv = tmp_path_factory.mktemp("installed") / "venv"
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=DEADLINE)
@@ -68,10 +68,10 @@ def test_the_commands_of_the_readme_work(installed: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(DEADLINE)
-def test_the_lab_tells_its_story_to_the_end(installed: Path) -> None:
+def test_the_lab_demo_completes(installed: Path) -> None:
     done = subprocess.run(
         [str(installed / "bin" / "weft"), "lab"], capture_output=True, text=True, check=False, timeout=DEADLINE
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    for told in ("dig +short shop AAAA", "shop-3 on two", "nothing is lost"):
-        assert told in done.stdout
+    for expected in ("dig +short shop AAAA", "shop-3 on two", "nothing is lost"):
+        assert expected in done.stdout

@@ -1,4 +1,4 @@
-"""Pods of a real Kubernetes cluster whose nodes have containerd 2: unlike Debian's older one it asks for our STATUS."""
+"""A Kubernetes cluster with containerd 2, which calls STATUS, unlike Debian's older version."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.support.kubernetes.cluster import WITHIN, Cluster, holds
 from tests.support.kubernetes.documents import pod
-from tests.support.kubernetes.namespaces import cluster_apart
+from tests.support.kubernetes.namespaces import isolated_cluster
 
-from weft.lab.traffic import reaches
+from weft.lab.traffic import eventually_reaches
 from weft.lab.waiting import eventually, until
 
 
@@ -19,24 +19,24 @@ async def is_ready(cluster: Cluster, node: str) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-async def test_pods_come_and_go_and_a_node_without_agent_is_not_ready(kubernetes: Path, containerd_2: Path) -> None:
-    """Its STATUS is what kubelet takes for the node's network, so people see at once that the agent is away."""
-    async with cluster_apart(kubernetes, containerd=containerd_2) as cluster:
+async def test_pods_work_and_a_node_without_agent_is_not_ready(kubernetes: Path, containerd_2: Path) -> None:
+    """kubelet reports the result of STATUS as the node's network readiness."""
+    async with isolated_cluster(kubernetes, containerd=containerd_2) as cluster:
         one, two = [await cluster.node(name, "--node-ttl", "30") for name in ("one", "two")]
-        told = (await cluster.api.get("/api/v1/nodes/one"))["status"]["nodeInfo"]["containerRuntimeVersion"]
-        assert told.startswith("containerd://2.")
+        version = (await cluster.api.get("/api/v1/nodes/one"))["status"]["nodeInfo"]["containerRuntimeVersion"]
+        assert version.startswith("containerd://2.")
         await cluster.apply(pod("a", node="one"), pod("b", node="two"))
         a, b = [cluster.place(await cluster.pod_ready(name)) for name in "ab"]
-        assert await reaches(a, b, port=9000)
-        assert await cluster.heard("a", str(b.address)) == ["b"]
+        assert await eventually_reaches(a, b, port=9000)
+        assert await cluster.fetch_names("a", str(b.address)) == ["b"]
 
-        async def away() -> bool:
+        async def is_not_ready() -> bool:
             return not await is_ready(cluster, "two")
 
         two.kill()
-        await eventually(away, bool, within=WITHIN)
+        await eventually(is_not_ready, bool, within=WITHIN)
         assert await is_ready(cluster, "one")
-        assert await reaches(a, b, port=9000)
+        assert await eventually_reaches(a, b, port=9000)
         await two.start()
         await cluster.ready("two")
         for name in "ab":

@@ -1,4 +1,4 @@
-"""The image that packaging/Containerfile describes, built from nothing and brought into a cluster by our manifest."""
+"""The image of packaging/Containerfile, built from scratch and deployed with our manifest."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from tests.support.kubernetes.documents import deployment
 from tests.support.kubernetes.installed import manifest_for, netctl, own_pods
-from tests.support.kubernetes.namespaces import cluster_apart
+from tests.support.kubernetes.namespaces import isolated_cluster
 
-from weft.lab.traffic import reaches
+from weft.lab.traffic import eventually_reaches
 
 NODES = ("one", "two")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-async def test_a_cluster_runs_on_the_image_that_we_ship(kubernetes: Path, shipped_image: Path) -> None:
-    """netmaster, agents and netdns run from it, its CNI program is what nodes get, and pods reach each other."""
-    async with cluster_apart(kubernetes, bare=True) as cluster:
+async def test_a_cluster_runs_on_the_shipped_image(kubernetes: Path, shipped_image: Path) -> None:
+    """netmaster, agents and netdns run from it, nodes get its CNI plugin, and pods reach each other."""
+    async with isolated_cluster(kubernetes, bare=True) as cluster:
         for name in NODES:
             node = await cluster.bare_node(name)
             await node.import_image(shipped_image)
@@ -33,4 +33,4 @@ async def test_a_cluster_runs_on_the_image_that_we_ship(kubernetes: Path, shippe
         await cluster.apply(deployment("web", replicas=4))
         places = [cluster.place(each) for each in await cluster.pods_ready("web", count=4)]
         for one, other in itertools.permutations(places, 2):
-            assert await reaches(one, other, port=9000)
+            assert await eventually_reaches(one, other, port=9000)

@@ -1,4 +1,4 @@
-"""Weft in a bare cluster with an etcd as its store: netmaster keeps nothing on its node, and may be anywhere."""
+"""Weft in a bare cluster with etcd as its store: netmaster is stateless and may run on any node."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from tests.support.kubernetes.documents import deployment
-from tests.support.kubernetes.installed import bring_image, manifest_for, netctl, own_pods
-from tests.support.kubernetes.namespaces import cluster_apart
+from tests.support.kubernetes.installed import import_weft_image, manifest_for, netctl, own_pods
+from tests.support.kubernetes.namespaces import isolated_cluster
 
-from weft.lab.partition import Partition
+from weft.lab.partition import PartitionProxy
 from weft.lab.servers.etcd import running_etcd
 from weft.lab.servers.processes import free_port
-from weft.lab.traffic import reaches
+from weft.lab.traffic import eventually_reaches
 
 NODES = ("one", "two")
 CONTROLS = "node-role.kubernetes.io/control-plane"
@@ -21,18 +21,18 @@ CONTROLS = "node-role.kubernetes.io/control-plane"
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-async def test_a_netmaster_moves_to_another_node_with_nothing_in_its_hands(kubernetes: Path) -> None:
-    """What was declared is there, pods start and reach each other, and no node has had to join."""
-    async with cluster_apart(kubernetes, bare=True) as cluster:
+async def test_a_stateless_netmaster_moves_to_another_node(kubernetes: Path) -> None:
+    """The objects are still there, pods start and reach each other, and no node had to enroll."""
+    async with isolated_cluster(kubernetes, bare=True) as cluster:
         lab = cluster.lab
         etcd_port = free_port()
         async with (
             running_etcd(lab.directory / "store") as etcd,
-            Partition((lab.address, etcd_port), to=("127.0.0.1", int(etcd.endpoints[0].rpartition(":")[2]))),
+            PartitionProxy((lab.address, etcd_port), to=("127.0.0.1", int(etcd.endpoints[0].rpartition(":")[2]))),
         ):
             for name in NODES:
                 await cluster.bare_node(name)
-            await bring_image(cluster)
+            await import_weft_image(cluster)
             await cluster.kubectl("label", "node", "one", f"{CONTROLS}=")
             manifest = manifest_for(cluster, etcd=f"http://{lab.address}:{etcd_port}")
             await cluster.kubectl("apply", "-f", str(manifest))
@@ -49,9 +49,9 @@ async def test_a_netmaster_moves_to_another_node_with_nothing_in_its_hands(kuber
             await cluster.apply(deployment("web", replicas=4))
             places = [cluster.place(each) for each in await cluster.pods_ready("web", count=4)]
             for one, other in itertools.permutations(places, 2):
-                assert await reaches(one, other, port=9000)
-            assert not [node for node in cluster.nodes.values() if _has_joined(node.root)]
+                assert await eventually_reaches(one, other, port=9000)
+            assert not [node for node in cluster.nodes.values() if _is_enrolled(node.root)]
 
 
-def _has_joined(root: Path) -> bool:
+def _is_enrolled(root: Path) -> bool:
     return (root / "var" / "lib" / "weft" / "membership" / "node.pem").exists()

@@ -1,7 +1,7 @@
-"""An agent that ends and comes back disturbs nobody: no packet is lost, and none passes that policy forbids.
+"""An agent restart loses no packet and lets no denied packet pass.
 
-CVE-2023-27595: filters vanished while the agent restarted. Every packet here is the first of a new connection, so each
-of them meets the rules that are in force at its moment.
+CVE-2023-27595: filters were removed while the agent restarted. Every packet is the first of a new connection, so each
+is evaluated against the current rules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RULES = 60
 
 
 async def write_rules(lab: NetLab) -> None:
-    """A group to which friends may speak on some ports, and nobody else on any."""
+    """A group that `friends` may reach on some ports, and no other pod on any."""
     (await lab.rest.put("policys", tenantName="default", policyName="guard")).accepted()
     await lab.group("friend", network="net")
     await lab.group("guarded", network="net", policies=["guard"])
@@ -43,13 +43,13 @@ async def write_rules(lab: NetLab) -> None:
 
 
 async def terminate(host: Host) -> None:
-    """End the agent as an init system does it."""
+    """Stop the agent with SIGTERM, as an init system does."""
     os.kill(host.agent.pid, signal.SIGTERM)
     await until(lambda: not host.agent.running)
 
 
 async def kill(host: Host) -> None:
-    """End the agent as kill -9 does."""
+    """Stop the agent with SIGKILL."""
     host.kill()
 
 
@@ -57,14 +57,14 @@ async def kill(host: Host) -> None:
 @ON_OVS_TOO
 @pytest.mark.parametrize("end", [terminate, kill])
 async def test_no_packet_is_lost_and_none_leaks(lab: NetLab, end: Callable[[Host], Awaitable[None]]) -> None:
-    """To a pod from one on the same host and from one on the other, while first this agent and then that restarts."""
+    """From pods on the same and on the other host, while first one agent and then the other restarts."""
     await lab.network("net", subnet="10.1.0.0/16")
     await write_rules(lab)
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     near, far = [await host.pod(f"friend-{host.name}", group="friend", network="net") for host in (one, two)]
     target = await one.pod("target", group="guarded", network="net")
     for friend in (near, far):
-        assert await friend.reaches(target, port=OPEN, transport=UDP)
+        assert await friend.eventually_reaches(target, port=OPEN, transport=UDP)
     with ExitStack() as stack:
 
         def stream(source: Pod, port: int) -> Stream:

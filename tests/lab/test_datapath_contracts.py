@@ -1,4 +1,4 @@
-"""Both datapaths keep the same contract."""
+"""Both datapaths pass the same contract tests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from weft.testing.datapath_contract import VTEP, DatapathContract
 
 class TestLinux(DatapathContract):
     @pytest.fixture
-    def settings(self, apart: None, tmp_path: Path) -> DatapathSettings:
-        return LinuxDatapathSettings(directory=tmp_path / "spaces", vtep=VTEP, vxlan_port=4789)
+    def settings(self, isolated: None, tmp_path: Path) -> DatapathSettings:
+        return LinuxDatapathSettings(directory=tmp_path / "netns", vtep=VTEP, vxlan_port=4789)
 
 
 class TestOvs(DatapathContract):
     @pytest.fixture
-    def settings(self, apart: None, tmp_path: Path) -> Iterator[DatapathSettings]:
+    def settings(self, isolated: None, tmp_path: Path) -> Iterator[DatapathSettings]:
         with running_switch(tmp_path / "ovs") as switch:
-            yield OvsDatapathSettings(
-                switch=switch.directory, directory=tmp_path / "spaces", vtep=VTEP, vxlan_port=4789
-            )
+            yield OvsDatapathSettings(switch=switch.directory, directory=tmp_path / "netns", vtep=VTEP, vxlan_port=4789)

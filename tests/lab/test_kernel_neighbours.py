@@ -1,4 +1,4 @@
-"""Neighbours, proxied addresses and forwarding entries, judged by `ip neigh` and `bridge fdb`."""
+"""Neighbours, proxied addresses and FDB entries, compared with `ip neigh` and `bridge fdb`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weft.domain.addresses import Address, parse_address
-from weft.kernel.netlink.link import Device, Vxlan, alter_link, create_bridge, create_vxlan
+from weft.kernel.netlink.link import Device, Vxlan, change_link, create_bridge, create_vxlan
 from weft.kernel.netlink.neigh import (
-    Forwarding,
+    FdbEntry,
     Neighbour,
     Proxy,
-    drop_forwarding,
+    drop_fdb_entry,
     drop_neighbour,
     drop_proxy,
-    put_forwarding,
+    put_fdb_entry,
     put_neighbour,
     put_proxy,
-    read_forwardings,
+    read_fdb,
     read_neighbours,
     read_proxies,
 )
@@ -42,9 +42,9 @@ NEIGHBOURS = [
 ]
 PROXIES = [Proxy(link=BRIDGE, address=at("10.1.0.9")), Proxy(link=BRIDGE, address=at("fd01::9"))]
 FORWARDINGS = [
-    Forwarding(link=TUNNEL, mac=MAC, remote=at("192.0.2.2")),
-    Forwarding(link=TUNNEL, mac=OTHER_MAC, remote=at("192.0.2.3")),
-    Forwarding(link=TUNNEL, mac=MAC),
+    FdbEntry(link=TUNNEL, mac=MAC, remote=at("192.0.2.2")),
+    FdbEntry(link=TUNNEL, mac=OTHER_MAC, remote=at("192.0.2.3")),
+    FdbEntry(link=TUNNEL, mac=MAC),
 ]
 
 
@@ -53,72 +53,72 @@ def devices(here: TenantNetns) -> None:
     here.send(
         create_bridge(Device(name="br0", index=BRIDGE)),
         create_vxlan(Device(name="wx1", index=TUNNEL), Vxlan(vni=77, port=4789, local=at("127.0.0.1"))),
-        alter_link(BRIDGE, up=True),
-        alter_link(TUNNEL, up=True, master=BRIDGE),
+        change_link(BRIDGE, up=True),
+        change_link(TUNNEL, up=True, master=BRIDGE),
     )
 
 
-def test_neighbours_are_there_for_good(here: TenantNetns) -> None:
+def test_neighbours_are_permanent(here: TenantNetns) -> None:
     here.send(*map(put_neighbour, NEIGHBOURS * 2))
-    judged = {
+    shown_by_ip = {
         (entry["dev"], entry["dst"], entry["lladdr"])
         for entry in here.ask("ip", "-j", "neigh", "show", "nud", "permanent")
     }
-    assert judged == {("br0", "10.1.0.2", MAC), ("br0", "fd01::2", MAC), ("wx1", "10.1.0.2", OTHER_MAC)}
+    assert shown_by_ip == {("br0", "10.1.0.2", MAC), ("br0", "fd01::2", MAC), ("wx1", "10.1.0.2", OTHER_MAC)}
     assert set(read_neighbours(here.route)) == set(NEIGHBOURS)
     here.send(*map(drop_neighbour, NEIGHBOURS * 2))
     assert read_neighbours(here.route) == []
 
 
-def test_a_neighbour_gets_another_mac(here: TenantNetns) -> None:
+def test_the_mac_of_a_neighbour_changes(here: TenantNetns) -> None:
     moved = Neighbour(link=BRIDGE, address=at("10.1.0.2"), mac=OTHER_MAC)
     here.send(put_neighbour(NEIGHBOURS[0]), put_neighbour(moved))
     assert read_neighbours(here.route) == [moved]
 
 
-def test_what_the_kernel_learnt_is_not_read(here: TenantNetns) -> None:
+def test_learned_neighbours_are_not_read(here: TenantNetns) -> None:
     here.ask("ip", "neigh", "add", "10.1.0.3", "lladdr", MAC, "dev", "br0", "nud", "reachable")
     assert read_neighbours(here.route) == []
 
 
 def test_proxied_addresses(here: TenantNetns) -> None:
     here.send(*map(put_proxy, PROXIES * 2))
-    judged = {(entry["dev"], entry["dst"]) for entry in here.ask("ip", "-j", "neigh", "show", "proxy")}
-    assert judged == {("br0", "10.1.0.9"), ("br0", "fd01::9")}
+    shown_by_ip = {(entry["dev"], entry["dst"]) for entry in here.ask("ip", "-j", "neigh", "show", "proxy")}
+    assert shown_by_ip == {("br0", "10.1.0.9"), ("br0", "fd01::9")}
     assert set(read_proxies(here.route)) == set(PROXIES)
     assert read_neighbours(here.route) == []
     here.send(*map(drop_proxy, PROXIES * 2))
     assert read_proxies(here.route) == []
 
 
-def test_forwarding_of_the_tunnel_and_of_the_bridge(here: TenantNetns) -> None:
-    here.send(*map(put_forwarding, FORWARDINGS * 2))
+def test_fdb_entries_of_a_tunnel_and_of_a_bridge(here: TenantNetns) -> None:
+    here.send(*map(put_fdb_entry, FORWARDINGS * 2))
     entries = here.ask("bridge", "-j", "fdb", "show", "dev", "wx1")
     remote = {entry["mac"]: entry["dst"] for entry in entries if "dst" in entry}
     assert remote == {MAC: "192.0.2.2", OTHER_MAC: "192.0.2.3"}
     assert [entry["state"] for entry in entries if entry["mac"] == MAC and "master" in entry] == ["static"]
-    assert set(read_forwardings(here.route)) == set(FORWARDINGS)
-    here.send(*map(drop_forwarding, FORWARDINGS * 2))
-    assert read_forwardings(here.route) == []
+    assert set(read_fdb(here.route)) == set(FORWARDINGS)
+    here.send(*map(drop_fdb_entry, FORWARDINGS * 2))
+    assert read_fdb(here.route) == []
 
 
-def test_a_mac_moves_to_another_machine(here: TenantNetns) -> None:
-    moved = Forwarding(link=TUNNEL, mac=MAC, remote=at("192.0.2.9"))
-    here.send(put_forwarding(FORWARDINGS[0]), put_forwarding(moved))
-    assert read_forwardings(here.route) == [moved]
+def test_an_fdb_entry_moves_to_another_vtep(here: TenantNetns) -> None:
+    moved = FdbEntry(link=TUNNEL, mac=MAC, remote=at("192.0.2.9"))
+    here.send(put_fdb_entry(FORWARDINGS[0]), put_fdb_entry(moved))
+    assert read_fdb(here.route) == [moved]
 
 
-def test_a_groups_mac_may_be_at_several_machines(here: TenantNetns) -> None:
-    two = [Forwarding(link=TUNNEL, mac=GROUP_MAC, remote=at(remote)) for remote in ("192.0.2.2", "192.0.2.9")]
-    here.send(*map(put_forwarding, two * 2))
-    assert set(read_forwardings(here.route)) == set(two)
-    here.send(drop_forwarding(two[0]))
-    assert read_forwardings(here.route) == two[1:]
+def test_a_multicast_mac_has_several_vteps(here: TenantNetns) -> None:
+    two = [FdbEntry(link=TUNNEL, mac=GROUP_MAC, remote=at(remote)) for remote in ("192.0.2.2", "192.0.2.9")]
+    here.send(*map(put_fdb_entry, two * 2))
+    assert set(read_fdb(here.route)) == set(two)
+    here.send(drop_fdb_entry(two[0]))
+    assert read_fdb(here.route) == two[1:]
 
 
-def test_dropping_what_was_on_a_device_that_is_gone(here: TenantNetns) -> None:
+def test_dropping_entries_of_a_deleted_device(here: TenantNetns) -> None:
     here.send(
         drop_neighbour(Neighbour(link=4711, address=at("10.1.0.2"), mac=MAC)),
         drop_proxy(Proxy(link=4711, address=at("fd01::9"))),
-        drop_forwarding(Forwarding(link=4711, mac=MAC, remote=at("192.0.2.2"))),
+        drop_fdb_entry(FdbEntry(link=4711, mac=MAC, remote=at("192.0.2.2"))),
     )

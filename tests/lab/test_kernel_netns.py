@@ -1,4 +1,4 @@
-"""Namespaces: pinned, found again, entered and left."""
+"""Network namespaces: pin, open, enter and leave."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 
 
-def test_a_lab_test_sees_nothing_of_the_machines_network(here: TenantNetns) -> None:
+def test_a_lab_test_is_isolated_from_the_machine(here: TenantNetns) -> None:
     assert [link["ifname"] for link in here.ask("ip", "-j", "link")] == ["lo"]
 
 
-def test_a_namespace_stands_without_any_process_until_it_is_deleted(directory: NamespaceDirectory) -> None:
+def test_a_pinned_namespace_exists_without_a_process_until_it_is_deleted(directory: NamespaceDirectory) -> None:
     with directory.create("blue") as made:
         identity = made.identity
     with directory.open("blue") as found:
@@ -34,7 +34,7 @@ def test_a_namespace_stands_without_any_process_until_it_is_deleted(directory: N
         directory.open("blue")
 
 
-def test_creating_and_deleting_twice_is_as_good_as_once(directory: NamespaceDirectory) -> None:
+def test_create_and_delete_are_idempotent(directory: NamespaceDirectory) -> None:
     with directory.create("blue") as first, directory.create("blue") as second:
         assert first.identity == second.identity
     directory.delete("blue")
@@ -42,13 +42,13 @@ def test_creating_and_deleting_twice_is_as_good_as_once(directory: NamespaceDire
     directory.delete("never-there")
 
 
-def test_every_namespace_is_another_one(directory: NamespaceDirectory) -> None:
+def test_namespaces_are_distinct(directory: NamespaceDirectory) -> None:
     with directory.create("blue") as blue, directory.create("red") as red, Namespace.current() as here:
         assert len({blue.identity, red.identity, here.identity}) == 3
     assert directory.names() == {"blue", "red"}
 
 
-def test_what_a_crash_left_half_made_is_not_found_but_can_be_finished(directory: NamespaceDirectory) -> None:
+def test_an_unmounted_pin_after_a_crash_is_not_listed_and_can_be_created(directory: NamespaceDirectory) -> None:
     (directory.path / "half").touch()
     assert directory.names() == frozenset()
     with pytest.raises(NotFound):
@@ -57,18 +57,18 @@ def test_what_a_crash_left_half_made_is_not_found_but_can_be_finished(directory:
     assert directory.names() == {"half"}
 
 
-def test_a_directory_that_was_never_prepared_is_empty(tmp_path: Path) -> None:
+def test_an_unprepared_directory_is_empty(tmp_path: Path) -> None:
     assert NamespaceDirectory(tmp_path / "none").names() == frozenset()
 
 
-def test_preparing_again_keeps_what_is_pinned(directory: NamespaceDirectory) -> None:
+def test_preparing_again_keeps_pinned_namespaces(directory: NamespaceDirectory) -> None:
     directory.create("blue").close()
     NamespaceDirectory(directory.path).prepare()
     assert directory.names() == {"blue"}
 
 
-def test_deleting_reaches_other_mount_namespaces(directory: NamespaceDirectory) -> None:
-    """A container started meanwhile must not keep a tenant's namespace alive."""
+def test_deletion_propagates_to_other_mount_namespaces(directory: NamespaceDirectory) -> None:
+    """A container started later must not keep a tenant netns alive."""
     directory.create("blue").close()
     pinned = str(directory.path / "blue")
     wait = "echo ready; exec sleep 600"
@@ -81,7 +81,7 @@ def test_deleting_reaches_other_mount_namespaces(directory: NamespaceDirectory) 
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../blue", "a/b", ".hidden"])
-def test_a_name_never_leads_out_of_the_directory(directory: NamespaceDirectory, name: str) -> None:
+def test_a_name_cannot_escape_the_directory(directory: NamespaceDirectory, name: str) -> None:
     for act in (directory.create, directory.open, directory.delete):
         with pytest.raises(Invalid):
             act(name)
@@ -97,15 +97,15 @@ def test_only_network_namespaces_are_opened(tmp_path: Path) -> None:
             Namespace.open(path)
 
 
-def test_work_inside_happens_on_another_thread_and_its_outcome_comes_back(there: TenantNetns) -> None:
+def test_run_executes_on_another_thread_and_returns_the_result(there: TenantNetns) -> None:
     with Namespace.current() as here:
         before = here.identity
 
-    def look() -> tuple[object, object]:
+    def read() -> tuple[object, object]:
         with Namespace.current() as inside:
             return inside.identity, threading.get_ident()
 
-    identity, thread = there.namespace.run(look)
+    identity, thread = there.namespace.run(read)
     assert identity == there.namespace.identity != before
     assert thread != threading.get_ident()
     with pytest.raises(ZeroDivisionError):
@@ -114,7 +114,7 @@ def test_work_inside_happens_on_another_thread_and_its_outcome_comes_back(there:
         assert here.identity == before
 
 
-def test_a_socket_opened_inside_belongs_there_and_we_are_back(there: TenantNetns) -> None:
+def test_a_socket_is_opened_in_the_namespace_and_the_thread_returns(there: TenantNetns) -> None:
     with Namespace.current() as here:
         before = here.identity
     with (
@@ -123,13 +123,13 @@ def test_a_socket_opened_inside_belongs_there_and_we_are_back(there: TenantNetns
     ):
         inside.bind(("0.0.0.0", 0))
         inside.listen()
-        outside.bind(("0.0.0.0", inside.getsockname()[1]))  # the same port is free here
+        outside.bind(("0.0.0.0", inside.getsockname()[1]))  # the same port is free in our namespace
         outside.listen()
     with Namespace.current() as here:
         assert here.identity == before
 
 
-def test_a_socket_that_cannot_be_opened_leaves_us_at_home_too(there: TenantNetns) -> None:
+def test_the_thread_returns_if_the_socket_cannot_be_opened(there: TenantNetns) -> None:
     with Namespace.current() as here:
         with pytest.raises(DatapathFault):
             there.namespace.open_socket(socket.AF_NETLINK, socket.SOCK_RAW, 99)
@@ -150,7 +150,7 @@ def test_an_unknown_sysctl_is_named(there: TenantNetns) -> None:
         there.namespace.write_sysctls({"net/ipv4/conf/nowhere/rp_filter": "1"})
 
 
-def test_what_has_its_value_already_is_not_written(there: TenantNetns) -> None:
-    """In a container `/proc/sys` may be read-only; this value cannot be written by anyone."""
+def test_an_unchanged_sysctl_is_not_written(there: TenantNetns) -> None:
+    """In a container `/proc/sys` may be read-only; this value is read-only everywhere."""
     count = there.namespace.run(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text).strip()
     there.namespace.write_sysctls({"net/netfilter/nf_conntrack_count": count})

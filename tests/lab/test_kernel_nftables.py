@@ -1,4 +1,4 @@
-"""The ruleset through the library and through the program, which is each other's judge."""
+"""The ruleset through libnftables and through the nft program: both must agree."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def nft(request: pytest.FixtureRequest, there: TenantNetns) -> Iterator[Nftables
         yield opened
 
 
-def tables(space: TenantNetns) -> list[str]:
-    return [item["table"]["name"] for item in space.ask("nft", "-j", "list tables")["nftables"] if "table" in item]
+def tables(netns: TenantNetns) -> list[str]:
+    return [item["table"]["name"] for item in netns.ask("nft", "-j", "list tables")["nftables"] if "table" in item]
 
 
 def test_commands_take_effect_inside_only(nft: Nftables, here: TenantNetns, there: TenantNetns) -> None:
@@ -45,22 +45,22 @@ def test_commands_take_effect_inside_only(nft: Nftables, here: TenantNetns, ther
     assert (tables(there), tables(here)) == (["weft"], [])
 
 
-def test_all_commands_or_none(nft: Nftables, there: TenantNetns) -> None:
+def test_commands_are_atomic(nft: Nftables, there: TenantNetns) -> None:
     with pytest.raises(DatapathFault, match="No such file or directory"):
         nft.run("add table inet one\nadd rule inet two incoming accept\nadd table inet three")
     assert tables(there) == []
 
 
 @pytest.mark.parametrize(
-    "commands", ["wish upon a star", "add table inet weft {", "add rule inet nowhere incoming accept"]
+    "commands", ["no such command", "add table inet weft {", "add rule inet nowhere incoming accept"]
 )
-def test_a_fault_comes_with_nfts_own_words(nft: Nftables, commands: str) -> None:
+def test_a_fault_has_the_message_of_nft(nft: Nftables, commands: str) -> None:
     with pytest.raises(DatapathFault) as fault:
         nft.run(commands)
     assert "Error: " in fault.value.message
 
 
-def test_what_was_made_is_read_back(nft: Nftables) -> None:
+def test_created_objects_are_read_back(nft: Nftables) -> None:
     nft.run(TABLE)
     nft.run("add element inet weft blocked { 10.0.0.1, 10.0.0.2 }")
     listed = nft.read("list table inet weft")
@@ -68,13 +68,13 @@ def test_what_was_made_is_read_back(nft: Nftables) -> None:
     assert sorted(listed[1]["set"]["elem"]) == ["10.0.0.1", "10.0.0.2"]
 
 
-def test_reading_and_writing_take_turns(nft: Nftables) -> None:
+def test_reads_and_writes_alternate(nft: Nftables) -> None:
     for number in range(5):
         nft.run(f"add table inet weft{number}")
         assert len(nft.read("list tables")) == number + 1
 
 
-def test_reading_what_is_not_there_is_a_fault(nft: Nftables) -> None:
+def test_reading_a_missing_table_is_a_fault(nft: Nftables) -> None:
     with pytest.raises(DatapathFault, match="No such file or directory"):
         nft.read("list table inet weft")
 
@@ -84,14 +84,14 @@ def test_the_library_is_preferred(there: TenantNetns) -> None:
         assert isinstance(opened, NftablesLibrary)
 
 
-def test_without_the_library_the_program_serves(there: TenantNetns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_program_is_used(there: TenantNetns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nftables, "_LIBRARY", "libnowhere.so.1")
     with open_nftables(there.namespace) as opened:
         opened.run("add table inet weft")
     assert tables(there) == ["weft"]
 
 
-def test_without_both_it_says_so(there: TenantNetns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_both_the_error_names_them(there: TenantNetns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nftables, "_LIBRARY", "libnowhere.so.1")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(DatapathFault, match="neither"):

@@ -1,4 +1,4 @@
-"""Policy and connections: what was opened lives exactly as long as it may be opened (CVE rows about stale state)."""
+"""Policy and established connections: they pass exactly as long as policy allows them (CVEs about stale state)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.support.modes import BOTH_MODES
-from tests.support.policy_testbed import Pod, PolicyTestbed, row
+from tests.support.policy_testbed import Pod, PolicyTestbed, policy_entry
 
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, TCP, UDP
 from weft.domain.policy.model.rules import Direction
@@ -28,83 +28,83 @@ PORT = 8080
 def talk(one: Pod, two: Pod, family: int) -> Iterator[tuple[socket.socket, socket.socket]]:
     """An open TCP connection from one to two, both ends."""
     with (
-        two.open_socket(family, socket.SOCK_STREAM, port=PORT) as ear,
+        two.open_socket(family, socket.SOCK_STREAM, port=PORT) as listener,
         one.open_socket(family, socket.SOCK_STREAM) as caller,
     ):
-        ear.listen()
-        assert caller.connect_ex(ear.getsockname()[:2]) in (0, errno.EINPROGRESS)
-        assert select.select([ear], [], [], DEADLINE)[0]
-        answerer, _ = ear.accept()
+        listener.listen()
+        assert caller.connect_ex(listener.getsockname()[:2]) in (0, errno.EINPROGRESS)
+        assert select.select([listener], [], [], DEADLINE)[0]
+        answerer, _ = listener.accept()
         with answerer:
             answerer.setblocking(False)
             assert select.select([], [caller], [], DEADLINE)[1]
             yield caller, answerer
 
 
-def hears(listener: socket.socket) -> bytes:
-    """What comes to a socket, which must be soon."""
+def receives(listener: socket.socket) -> bytes:
+    """Receive from a socket, which must be soon."""
     assert select.select([listener], [], [], DEADLINE)[0]
     return listener.recv(1 << 16)
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_rule_that_goes_cuts_a_live_connection_and_one_that_comes_mends_it(ward: PolicyTestbed, family: int) -> None:
-    """Neither end gets anything through; TCP tries again and goes on when it may."""
-    one, two = ward.pod(1), ward.pod(2)
-    guard = row(Direction.INGRESS, two, None, DENY)
-    permission = row(Direction.INGRESS, two, one, ALLOW, protocol=TCP, ports=(PORT, PORT))
-    ward.put(guard, permission)
+def test_rules_apply_to_live_connections(testbed: PolicyTestbed, family: int) -> None:
+    """Neither end receives data; TCP retransmits, and continues when it is allowed again."""
+    one, two = testbed.pod(1), testbed.pod(2)
+    guard = policy_entry(Direction.INGRESS, two, None, DENY)
+    permission = policy_entry(Direction.INGRESS, two, one, ALLOW, protocol=TCP, ports=(PORT, PORT))
+    testbed.put(guard, permission)
     with talk(one, two, family) as (caller, answerer):
         caller.send(b"question")
-        assert hears(answerer) == b"question"
-        ward.drop(permission)
+        assert receives(answerer) == b"question"
+        testbed.drop(permission)
         caller.send(b"more")
-        assert ward.fate(answerer, one.address(family)) == DENY
+        assert testbed.packet_result(answerer, one.address(family)) == DENY
         answerer.send(b"answer")
-        assert ward.fate(caller, two.address(family)) == DENY
-        ward.put(permission)
-        assert hears(answerer) == b"more"
-        assert hears(caller) == b"answer"
+        assert testbed.packet_result(caller, two.address(family)) == DENY
+        testbed.put(permission)
+        assert receives(answerer) == b"more"
+        assert receives(caller) == b"answer"
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_answers_need_no_rule_of_their_own(ward: PolicyTestbed, family: int) -> None:
-    one, two = ward.pod(1), ward.pod(2)
-    ward.put(
-        row(Direction.INGRESS, one, None, DENY),
-        row(Direction.EGRESS, two, None, DENY),
+def test_replies_need_no_rule(testbed: PolicyTestbed, family: int) -> None:
+    one, two = testbed.pod(1), testbed.pod(2)
+    testbed.put(
+        policy_entry(Direction.INGRESS, one, None, DENY),
+        policy_entry(Direction.EGRESS, two, None, DENY),
     )
     with talk(one, two, family) as (caller, answerer):
         answerer.send(b"answer")
-        assert hears(caller) == b"answer"
-    assert ward.ask(two, one, TCP, PORT, family=family) == DENY
+        assert receives(caller) == b"answer"
+    assert testbed.probe(two, one, TCP, PORT, family=family) == DENY
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_answers_alone_end_with_the_permission_too(ward: PolicyTestbed, family: int) -> None:
-    """UDP from a server that goes on sending, to a client that says nothing any more."""
-    one, two = ward.pod(1), ward.pod(2)
+def test_one_way_replies_stop_when_the_rule_is_removed(testbed: PolicyTestbed, family: int) -> None:
+    """UDP from a server that keeps sending to a client that does not."""
+    one, two = testbed.pod(1), testbed.pod(2)
     with (
         two.open_socket(family, socket.SOCK_DGRAM, port=PORT) as server,
         one.open_socket(family, socket.SOCK_DGRAM) as client,
     ):
         client.sendto(b"subscribe", server.getsockname()[:2])
-        assert hears(server) == b"subscribe"
+        assert receives(server) == b"subscribe"
         server.sendto(b"news", client.getsockname()[:2])
-        assert hears(client) == b"news"
-        ward.put(row(Direction.EGRESS, one, None, DENY))
+        assert receives(client) == b"news"
+        testbed.put(policy_entry(Direction.EGRESS, one, None, DENY))
         server.sendto(b"more news", client.getsockname()[:2])
-        assert ward.fate(client, two.address(family)) == DENY
+        assert testbed.packet_result(client, two.address(family)) == DENY
 
 
 @pytest.mark.parametrize(("family", "control"), [(4, ICMP), (6, ICMPV6)])
-def test_errors_about_a_connection_belong_to_it(ward: PolicyTestbed, family: int, control: int) -> None:
-    """Also where ICMP as such is refused."""
-    one, two = ward.pod(1), ward.pod(2)
-    ward.put(row(Direction.EGRESS, two, None, DENY), row(Direction.INGRESS, one, None, DENY))
-    assert ward.ask(two, one, control, family=family) == DENY
+def test_icmp_errors_belong_to_their_connection(testbed: PolicyTestbed, family: int, control: int) -> None:
+    """Also if ICMP itself is denied."""
+    one, two = testbed.pod(1), testbed.pod(2)
+    testbed.put(policy_entry(Direction.EGRESS, two, None, DENY), policy_entry(Direction.INGRESS, one, None, DENY))
+    assert testbed.probe(two, one, control, family=family) == DENY
     with one.open_socket(family, socket.SOCK_DGRAM) as caller:
-        caller.connect((str(two.address(family)), 9))  # nobody listens there
+        caller.connect((str(two.address(family)), 9))  # no process listens there
         caller.send(b"?")
         assert select.select([caller], [], [], DEADLINE)[0]
         with pytest.raises(ConnectionRefusedError):
@@ -113,12 +113,12 @@ def test_errors_about_a_connection_belong_to_it(ward: PolicyTestbed, family: int
 
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("size", [4000, 60_000])
-def test_fragments_are_judged_as_the_whole_they_are(ward: PolicyTestbed, family: int, size: int) -> None:
-    """Only the first fragment has ports; none passes without it, and none is refused where the whole may pass."""
-    one, two = ward.pod(1), ward.pod(2)
-    ward.put(
-        row(Direction.INGRESS, two, None, DENY),
-        row(Direction.INGRESS, two, one, ALLOW, protocol=UDP, ports=(PORT, PORT)),
+def test_fragments_are_reassembled_before_policy(testbed: PolicyTestbed, family: int, size: int) -> None:
+    """Only the first fragment has ports; none passes without it, and all pass if the datagram is allowed."""
+    one, two = testbed.pod(1), testbed.pod(2)
+    testbed.put(
+        policy_entry(Direction.INGRESS, two, None, DENY),
+        policy_entry(Direction.INGRESS, two, one, ALLOW, protocol=UDP, ports=(PORT, PORT)),
     )
     with (
         two.open_socket(family, socket.SOCK_DGRAM, port=PORT) as open_door,
@@ -127,85 +127,87 @@ def test_fragments_are_judged_as_the_whole_they_are(ward: PolicyTestbed, family:
     ):
         content = bytes(size)
         caller.sendto(content, closed_door.getsockname()[:2])
-        assert ward.fate(closed_door, one.address(family)) == DENY
+        assert testbed.packet_result(closed_door, one.address(family)) == DENY
         caller.sendto(content, open_door.getsockname()[:2])
-        assert hears(open_door) == content
+        assert receives(open_door) == content
 
 
-def test_a_live_connection_is_judged_once_for_each_policy(ward: PolicyTestbed) -> None:
-    """What passes is counted when it is judged; what is refused is counted each time."""
-    one, two, three = ward.pod(1), ward.pod(2), ward.pod(3)
-    ward.put(row(Direction.INGRESS, two, None, ALLOW))
+def test_a_live_connection_is_evaluated_once_per_epoch(testbed: PolicyTestbed) -> None:
+    """Allowed packets are counted once per evaluation, denied ones each time."""
+    one, two, three = testbed.pod(1), testbed.pod(2), testbed.pod(3)
+    testbed.put(policy_entry(Direction.INGRESS, two, None, ALLOW))
     with talk(one, two, 4) as (caller, answerer):
         for _ in range(20):
             caller.send(b"question")
-            hears(answerer)
-        assert ward.count(ALLOW) == 1
-        ward.put(row(Direction.INGRESS, three, None, DENY))
+            receives(answerer)
+        assert testbed.count(ALLOW) == 1
+        testbed.put(policy_entry(Direction.INGRESS, three, None, DENY))
         caller.send(b"question")
-        hears(answerer)
-        assert ward.count(ALLOW) == 2
+        receives(answerer)
+        assert testbed.count(ALLOW) == 2
     for _ in range(5):
-        assert ward.ask(one, three, UDP, 53) == DENY
-    assert ward.count(DENY) == 5
+        assert testbed.probe(one, three, UDP, 53) == DENY
+    assert testbed.count(DENY) == 5
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_who_gets_an_address_inherits_no_connection(ward: PolicyTestbed, family: int) -> None:
-    """An answer to the one who has left is a first packet for the one who has come."""
-    one, two = ward.pod(1), ward.pod(2)
-    ward.put(row(Direction.EGRESS, two, None, DENY))
+def test_a_reused_address_inherits_no_connection(testbed: PolicyTestbed, family: int) -> None:
+    """A reply to the former owner is a first packet for the new one."""
+    one, two = testbed.pod(1), testbed.pod(2)
+    testbed.put(policy_entry(Direction.EGRESS, two, None, DENY))
     with two.open_socket(family, socket.SOCK_DGRAM, port=PORT) as server:
         with one.open_socket(family, socket.SOCK_DGRAM, port=PORT) as client:
             client.sendto(b"?", server.getsockname()[:2])
-            hears(server)
+            receives(server)
             server.sendto(b"!", client.getsockname()[:2])
-            assert hears(client) == b"!"
-        ward.unplug(one)
-        again = ward.pod(1)
+            assert receives(client) == b"!"
+        testbed.unplug(one)
+        again = testbed.pod(1)
         with again.open_socket(family, socket.SOCK_DGRAM, port=PORT) as client:
             server.sendto(b"!", client.getsockname()[:2])
-            assert ward.fate(client, two.address(family)) == DENY
+            assert testbed.packet_result(client, two.address(family)) == DENY
 
 
-def test_no_packet_is_lost_while_policy_changes(ward: PolicyTestbed) -> None:
-    """A stream in both directions, while rules come and go that do not concern it."""
-    one, two, three = ward.pod(1), ward.pod(2), ward.pod(3)
-    ward.put(row(Direction.INGRESS, two, None, DENY), row(Direction.INGRESS, two, one, ALLOW, protocol=UDP))
-    other = row(Direction.INGRESS, three, None, DENY)
+def test_no_packet_is_lost_while_policy_changes(testbed: PolicyTestbed) -> None:
+    """A stream in both directions, while unrelated rules are added and removed."""
+    one, two, three = testbed.pod(1), testbed.pod(2), testbed.pod(3)
+    testbed.put(
+        policy_entry(Direction.INGRESS, two, None, DENY), policy_entry(Direction.INGRESS, two, one, ALLOW, protocol=UDP)
+    )
+    other = policy_entry(Direction.INGRESS, three, None, DENY)
     with (
         two.open_socket(4, socket.SOCK_DGRAM, port=PORT) as server,
         one.open_socket(4, socket.SOCK_DGRAM) as client,
     ):
         for number in range(200):
             client.sendto(b"?", server.getsockname()[:2])
-            (ward.drop if number % 2 else ward.put)(other)
-            assert hears(server) == b"?"
+            (testbed.drop if number % 2 else testbed.put)(other)
+            assert receives(server) == b"?"
             server.sendto(b"!", client.getsockname()[:2])
-            assert hears(client) == b"!"
-    assert ward.datapath.drops() == []
+            assert receives(client) == b"!"
+    assert testbed.datapath.drops() == []
 
 
-def test_errors_about_a_connection_that_may_be_no_more_are_refused(ward: PolicyTestbed) -> None:
-    """ICMP errors carry what their sender likes: no way around the rules for two who once talked."""
-    one, two = ward.pod(1), ward.pod(2)
+def test_icmp_errors_of_a_denied_connection_are_dropped(testbed: PolicyTestbed) -> None:
+    """The content of an ICMP error is up to its sender: it must not bypass policy for a former connection."""
+    one, two = testbed.pod(1), testbed.pod(2)
     with (
         two.open_socket(4, socket.SOCK_DGRAM, port=PORT) as server,
         one.open_socket(4, socket.SOCK_DGRAM, port=1234) as client,
         two.open_socket(4, socket.SOCK_RAW, ICMP) as forger,
-        one.open_socket(4, socket.SOCK_RAW, ICMP) as hearer,
+        one.open_socket(4, socket.SOCK_RAW, ICMP) as raw_socket,
     ):
         client.sendto(b"?", server.getsockname()[:2])
-        hears(server)
+        receives(server)
         ends = b"".join(address.number.to_bytes(4, "big") for address in (one.address(4), two.address(4)))
         about = struct.pack(">BBHHHBBH", 0x45, 0, 29, 1, 0, 64, UDP, 0) + ends + struct.pack(">HHHH", 1234, PORT, 9, 0)
         error = with_checksum(struct.pack(">BBHI", 3, 3, 0, 0) + about)
         forger.sendto(error, (str(one.address(4)), 0))
-        assert ward.fate(hearer, two.address(4)) == 0
-        hears(hearer)
-        ward.put(row(Direction.EGRESS, one, None, DENY))
+        assert testbed.packet_result(raw_socket, two.address(4)) == 0
+        receives(raw_socket)
+        testbed.put(policy_entry(Direction.EGRESS, one, None, DENY))
         forger.sendto(error, (str(one.address(4)), 0))
-        assert ward.fate(hearer, two.address(4)) == DENY
+        assert testbed.packet_result(raw_socket, two.address(4)) == DENY
 
 
 def with_checksum(message: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The table of a space through its life: read back, tampered with, restarted, and filled to the brim."""
+"""The nft table of a tenant netns: read back, tampered with, restarted, and with very many entries."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import subprocess
 
 import pytest
 from tests.support.modes import BRIDGE_IN_SOAK
-from tests.support.policy_testbed import TENANT, PolicyTestbed, row, tallies_of
+from tests.support.policy_testbed import TENANT, PolicyTestbed, counters_of, policy_entry
 
 from weft.adapters.netns.nft.entries import Entry
-from weft.adapters.netns.nft.policy_maps import entries_of
+from weft.adapters.netns.nft.policy_maps import policy_map_entries
 from weft.domain.addresses import Address, Range
 from weft.domain.desired.diff import Difference
 from weft.domain.policy.model.protocols import TCP, UDP
@@ -25,7 +25,7 @@ from weft.domain.policy.policymap.policy_state import (
     CidrIdentity,
     IpIdentity,
     PolicyEntry,
-    PolicyPart,
+    PolicyItem,
     VerdictCounter,
 )
 from weft.lab.waiting import DEADLINE
@@ -36,214 +36,227 @@ ALLOW, DENY = 0x111, VERDICT_DENY | 0x222
 PORT = 8080
 
 
-def nft(ward: PolicyTestbed, command: str) -> None:
-    ward.space.namespace.run(lambda: subprocess.run(["nft", command], check=True, timeout=DEADLINE))
+def nft(testbed: PolicyTestbed, command: str) -> None:
+    testbed.netns.namespace.run(lambda: subprocess.run(["nft", command], check=True, timeout=DEADLINE))
 
 
-def policy_entries(ward: PolicyTestbed) -> set[Entry]:
-    return {entry for entry in ward.space.table.read() if not entry.name.startswith(("ports", "segments"))}
+def policy_entries(testbed: PolicyTestbed) -> set[Entry]:
+    return {
+        entry
+        for entry in testbed.netns.table.read()
+        if not entry.name.startswith(("l3_spoofguard", "hairpin_self", "same_bridge"))
+    }
 
 
-def entries(parts: set[PolicyPart]) -> set[Entry]:
-    return {entry for part in parts for entry in entries_of(part)}
+def entries(items: set[PolicyItem]) -> set[Entry]:
+    return {entry for item in items for entry in policy_map_entries(item)}
 
 
-def some_parts(chance: random.Random) -> set[PolicyPart]:
-    """Parts of every form that may be there together."""
-    parts: set[PolicyPart] = set()
+def random_items(chance: random.Random) -> set[PolicyItem]:
+    """State items of every form that may exist together."""
+    items: set[PolicyItem] = set()
     for family, top in ((4, (1 << 32) - 1), (6, (1 << 128) - 1)):
         for base in (0, top // 3, top - 40):
             cuts = sorted(chance.sample(range(42), chance.randint(2, 8)))
             for first, after in itertools.pairwise(cuts):
                 if chance.random() < 0.7:
-                    parts.add(CidrIdentity(TENANT, Range(family, base + first, base + after - 1), chance.randint(1, 3)))
+                    items.add(CidrIdentity(TENANT, Range(family, base + first, base + after - 1), chance.randint(1, 3)))
         for number in chance.sample(range(20), 8):
-            parts.add(IpIdentity(TENANT, Address(family, number), WORKLOAD | chance.randint(1, 3)))
+            items.add(IpIdentity(TENANT, Address(family, number), WORKLOAD | chance.randint(1, 3)))
     for direction in Direction:
         for remote in (None, 1, 2):
             local = WORKLOAD | chance.randint(1, 3)
-            outcome = chance.choice((ALLOW, DENY))
-            parts.add(PolicyEntry(TENANT, direction, local, remote, outcome))
-            parts.add(PolicyEntry(TENANT, direction, local, remote, outcome, chance.choice((TCP, UDP))))
+            verdict_id = chance.choice((ALLOW, DENY))
+            items.add(PolicyEntry(TENANT, direction, local, remote, verdict_id))
+            items.add(PolicyEntry(TENANT, direction, local, remote, verdict_id, chance.choice((TCP, UDP))))
             for port in chance.sample(range(100), 3):
                 ports = (port * 600, port * 600 + chance.choice((0, 1, 599)))
-                parts.add(PolicyEntry(TENANT, direction, local, remote, outcome, TCP, ports))
-    return parts | set(tallies_of(list(parts)))
+                items.add(PolicyEntry(TENANT, direction, local, remote, verdict_id, TCP, ports))
+    return items | set(counters_of(list(items)))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_applied_step_by_step_is_read_back(ward: PolicyTestbed, seed: int) -> None:
+def test_changes_applied_step_by_step_are_read_back(testbed: PolicyTestbed, seed: int) -> None:
     chance = random.Random(seed)
-    there: set[PolicyPart] = set()
+    there: set[PolicyItem] = set()
     for _ in range(20):
-        wanted = some_parts(chance)
-        ward.datapath.apply(Difference(tuple(wanted - there), tuple(there - wanted)))
-        assert policy_entries(ward) == entries(wanted)
+        wanted = random_items(chance)
+        testbed.datapath.apply(Difference(tuple(wanted - there), tuple(there - wanted)))
+        assert policy_entries(testbed) == entries(wanted)
         there = wanted
 
 
-def test_converge_makes_any_policy_of_any_other(ward: PolicyTestbed) -> None:
+def test_converge_changes_any_policy_into_any_other(testbed: PolicyTestbed) -> None:
     chance = random.Random(7)
     for _ in range(10):
-        wanted = some_parts(chance)
-        everything = ward.parts([], tuple(wanted))
-        assert ward.datapath.converge(everything).repaired
-        assert policy_entries(ward) == entries(wanted)
-        assert ward.datapath.converge(everything).repaired == ()
+        wanted = random_items(chance)
+        everything = testbed.items([], tuple(wanted))
+        assert testbed.datapath.converge(everything).repaired
+        assert policy_entries(testbed) == entries(wanted)
+        assert testbed.datapath.converge(everything).repaired == ()
 
 
-def test_a_change_is_made_also_where_others_have_made_half_of_it(ward: PolicyTestbed) -> None:
-    """What is gone already is dropped, and what has another value gets the one that is wanted."""
+def test_a_change_succeeds_if_others_have_made_half_of_it(testbed: PolicyTestbed) -> None:
+    """A missing element is deleted without error, and an element with another value gets the desired one."""
     address = Address(4, 0x0A000063)
     old, new = IpIdentity(TENANT, address, 5), IpIdentity(TENANT, address, 6)
     other = VerdictCounter(TENANT, ALLOW)
-    ward.put(old, other)
-    nft(ward, "delete element inet weft who_asks4 { 10.0.0.99 }")
-    ward.datapath.apply(Difference((new,), (old, other)))
-    assert policy_entries(ward) == entries({new})
-    ward.datapath.apply(Difference((old,), ()))
-    assert policy_entries(ward) == entries({old})
+    testbed.put(old, other)
+    nft(testbed, "delete element inet weft ip_identity_src4 { 10.0.0.99 }")
+    testbed.datapath.apply(Difference((new,), (old, other)))
+    assert policy_entries(testbed) == entries({new})
+    testbed.datapath.apply(Difference((old,), ()))
+    assert policy_entries(testbed) == entries({old})
 
 
 TAMPERINGS = {
     "everything flushed": "flush ruleset",
     "the table deleted": "delete table inet weft",
     "the rules flushed": "flush table inet weft",
-    "a door opened": "insert rule inet weft forward accept",
-    "a chain taken": "flush chain inet weft stamp",
-    "a map emptied": "flush map inet weft ingress_any_all",
-    "an element added": "add element inet weft ports4 { wp1 . 0x02020a000001 . 10.0.0.77 }",
+    "an accept rule inserted": "insert rule inet weft forward accept",
+    "a chain flushed": "flush chain inet weft ct_mark_accept",
+    "a map flushed": "flush map inet weft ingress_any_all",
+    "an element added": "add element inet weft l3_spoofguard4 { wp1 . 0x02020a000001 . 10.0.0.77 }",
     "the policy of a hook changed": "chain inet weft forward { policy accept; }",
     "another table in its place": (
-        "delete table inet weft; table inet weft { map who_asks4 { type inet_service : mark; }; chain refuse { }; }"
+        "delete table inet weft; "
+        "table inet weft { map ip_identity_src4 { type inet_service : mark; }; chain log_drop { }; }"
     ),
 }
 
 
 @pytest.mark.parametrize("tampering", ["everything flushed", "the table deleted", "the rules flushed"])
 @pytest.mark.parametrize("family", [4, 6])
-def test_nothing_passes_until_it_is_mended(ward: PolicyTestbed, fwdmode: str, tampering: str, family: int) -> None:
-    """Fail closed, though nothing of ours is there that could refuse: the kernel itself does not forward it."""
+def test_nothing_passes_until_drift_is_repaired(
+    testbed: PolicyTestbed, fwdmode: str, tampering: str, family: int
+) -> None:
+    """Fail closed without any rule of ours: the kernel itself does not forward."""
     if fwdmode == "bridge":
         pytest.skip("a bridge goes on carrying frames within its network")
-    one, two = ward.pod(1), ward.pod(2)
-    wanted = ward.parts([one, two])
-    assert ward.ask(one, two, UDP, PORT, family=family) == 0
+    one, two = testbed.pod(1), testbed.pod(2)
+    wanted = testbed.items([one, two])
+    assert testbed.probe(one, two, UDP, PORT, family=family) == 0
     with (
-        two.open_socket(family, socket.SOCK_DGRAM, port=PORT) as ear,
-        one.open_socket(family, socket.SOCK_DGRAM) as mouth,
+        two.open_socket(family, socket.SOCK_DGRAM, port=PORT) as listener,
+        one.open_socket(family, socket.SOCK_DGRAM) as sender,
     ):
-        nft(ward, TAMPERINGS[tampering])
-        mouth.sendto(b"meanwhile", ear.getsockname()[:2])
-        ward.datapath.converge(wanted)
-        mouth.sendto(b"afterwards", ear.getsockname()[:2])
-        assert ward.fate(ear, one.address(family)) == 0
-        assert ear.recv(64) == b"afterwards"
+        nft(testbed, TAMPERINGS[tampering])
+        sender.sendto(b"meanwhile", listener.getsockname()[:2])
+        testbed.datapath.converge(wanted)
+        sender.sendto(b"afterwards", listener.getsockname()[:2])
+        assert testbed.packet_result(listener, one.address(family)) == 0
+        assert listener.recv(64) == b"afterwards"
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
-def test_what_others_break_is_noticed_and_mended(ward: PolicyTestbed, tampering: str) -> None:
-    one, two = ward.pod(1), ward.pod(2)
-    guard, door = row(Direction.INGRESS, two, None, DENY), row(Direction.INGRESS, two, one, ALLOW, protocol=TCP)
-    ward.put(guard, door)
-    wanted = ward.parts([one, two], (guard, door))
-    ward.datapath.converge(wanted)
-    assert not ward.datapath.has_drifted()
-    nft(ward, TAMPERINGS[tampering])
-    assert ward.datapath.has_drifted()
-    ward.datapath.converge(wanted)
-    assert not ward.datapath.has_drifted()
-    assert ward.ask(one, two, UDP, PORT) == DENY
-    assert ward.ask(one, two, TCP, PORT) == 0
-    assert ward.datapath.converge(wanted).repaired == ()
+def test_drift_is_detected_and_repaired(testbed: PolicyTestbed, tampering: str) -> None:
+    one, two = testbed.pod(1), testbed.pod(2)
+    deny, allow = (
+        policy_entry(Direction.INGRESS, two, None, DENY),
+        policy_entry(Direction.INGRESS, two, one, ALLOW, protocol=TCP),
+    )
+    testbed.put(deny, allow)
+    wanted = testbed.items([one, two], (deny, allow))
+    testbed.datapath.converge(wanted)
+    assert not testbed.datapath.has_drifted()
+    nft(testbed, TAMPERINGS[tampering])
+    assert testbed.datapath.has_drifted()
+    testbed.datapath.converge(wanted)
+    assert not testbed.datapath.has_drifted()
+    assert testbed.probe(one, two, UDP, PORT) == DENY
+    assert testbed.probe(one, two, TCP, PORT) == 0
+    assert testbed.datapath.converge(wanted).repaired == ()
 
 
-def test_our_own_changes_disturb_nobody(ward: PolicyTestbed) -> None:
-    one = ward.pod(1)
-    ward.put(row(Direction.EGRESS, one, None, DENY))
-    ward.drop(row(Direction.EGRESS, one, None, DENY))
-    ward.unplug(one)
-    assert not ward.datapath.has_drifted()
+def test_own_changes_are_no_drift(testbed: PolicyTestbed) -> None:
+    one = testbed.pod(1)
+    testbed.put(policy_entry(Direction.EGRESS, one, None, DENY))
+    testbed.drop(policy_entry(Direction.EGRESS, one, None, DENY))
+    testbed.unplug(one)
+    assert not testbed.datapath.has_drifted()
 
 
-def test_a_restart_keeps_connections_and_counts(ward: PolicyTestbed) -> None:
-    one, two = ward.pod(1), ward.pod(2)
-    guard, door = row(Direction.INGRESS, two, None, DENY), row(Direction.INGRESS, two, one, ALLOW, protocol=UDP)
-    ward.put(guard, door)
+def test_a_restart_keeps_connections_and_counters(testbed: PolicyTestbed) -> None:
+    one, two = testbed.pod(1), testbed.pod(2)
+    deny, allow = (
+        policy_entry(Direction.INGRESS, two, None, DENY),
+        policy_entry(Direction.INGRESS, two, one, ALLOW, protocol=UDP),
+    )
+    testbed.put(deny, allow)
     with (
         two.open_socket(4, socket.SOCK_DGRAM, port=PORT) as server,
         one.open_socket(4, socket.SOCK_DGRAM, port=PORT) as client,
     ):
-        assert ward.ask(one, two, TCP, PORT) == DENY
+        assert testbed.probe(one, two, TCP, PORT) == DENY
         for _ in range(5):
             client.sendto(b"?", server.getsockname()[:2])
-            _hear(server)
-            ward.restart()
+            _receive(server)
+            testbed.restart()
             server.sendto(b"!", client.getsockname()[:2])
-            _hear(client)
-            assert ward.datapath.converge(ward.parts([one, two], (guard, door))).repaired == ()
-        assert ward.datapath.drops() == []
-    assert ward.count(DENY) >= 1
-    assert ward.count(ALLOW) >= 5
+            _receive(client)
+            assert testbed.datapath.converge(testbed.items([one, two], (deny, allow))).repaired == ()
+        assert testbed.datapath.drops() == []
+    assert testbed.count(DENY) >= 1
+    assert testbed.count(ALLOW) >= 5
 
 
-def _hear(listener: socket.socket) -> None:
+def _receive(listener: socket.socket) -> None:
     assert select.select([listener], [], [], DEADLINE)[0]
     listener.recv(1)
 
 
-def test_what_was_stamped_before_a_restart_is_judged_after_it(ward: PolicyTestbed) -> None:
-    """The policy may have changed while nobody was there to see: no old stamp is ever valid again."""
-    one, two = ward.pod(1), ward.pod(2)
+def test_connections_of_an_earlier_process_are_evaluated_again(testbed: PolicyTestbed) -> None:
+    """Policy may have changed while no agent ran: no old epoch is ever valid again."""
+    one, two = testbed.pod(1), testbed.pod(2)
     with (
         two.open_socket(4, socket.SOCK_DGRAM, port=PORT) as server,
         one.open_socket(4, socket.SOCK_DGRAM, port=PORT) as client,
     ):
         client.sendto(b"?", server.getsockname()[:2])
-        _hear(server)
-        ward.restart()
-        ward.datapath.converge(ward.parts([one, two], (row(Direction.EGRESS, one, None, DENY),)))
+        _receive(server)
+        testbed.restart()
+        testbed.datapath.converge(testbed.items([one, two], (policy_entry(Direction.EGRESS, one, None, DENY),)))
         client.sendto(b"?", server.getsockname()[:2])
-        assert ward.fate(server, one.address(4)) == DENY
+        assert testbed.packet_result(server, one.address(4)) == DENY
 
 
-def test_a_change_writes_the_rules_of_a_start(ward: PolicyTestbed) -> None:
-    """A start says them in nft's own language, a change in the kernel's: they differ in the stamp alone."""
-    by_start = listed_rules(ward)
-    ward.pod(1)
-    by_change = listed_rules(ward)
+def test_a_change_writes_the_same_rules_as_a_start(testbed: PolicyTestbed) -> None:
+    """A start writes them as nft commands, a change as netlink requests: only the epoch differs."""
+    by_start = listed_rules(testbed)
+    testbed.pod(1)
+    by_change = listed_rules(testbed)
     assert by_start != by_change
     before, after = (
-        sorted({word for line in rules for word in STAMPS.findall(line)}) for rules in (by_start, by_change)
+        sorted({word for line in rules for word in EPOCH_MARKS.findall(line)}) for rules in (by_start, by_change)
     )
     assert len(before) == len(after) == 2
     renamed = dict(zip(after, before, strict=True))
-    assert [STAMPS.sub(lambda found: renamed[found[0]], line) for line in by_change] == by_start
+    assert [EPOCH_MARKS.sub(lambda found: renamed[found[0]], line) for line in by_change] == by_start
 
 
-STAMPS = re.compile(r"0x[4-7][0-9a-f]{7}\b")
+EPOCH_MARKS = re.compile(r"0x[4-7][0-9a-f]{7}\b")
 
 
-def listed_rules(ward: PolicyTestbed) -> list[str]:
-    """The rules of the table, in their order."""
+def listed_rules(testbed: PolicyTestbed) -> list[str]:
+    """The rules of the table, in order."""
     command = ["nft", "list", "table", "inet", "weft"]
-    done = ward.space.namespace.run(
+    done = testbed.netns.namespace.run(
         lambda: subprocess.run(command, text=True, capture_output=True, check=True, timeout=DEADLINE)
     )
     return [line for line in done.stdout[done.stdout.index("\tchain ") :].splitlines() if line.startswith("\t\t")]
 
 
-def test_twenty_thousand_rows_in_one_transaction(ward: PolicyTestbed) -> None:
-    one, two = ward.pod(1), ward.pod(2)
+def test_twenty_thousand_entries_in_one_transaction(testbed: PolicyTestbed) -> None:
+    one, two = testbed.pod(1), testbed.pod(2)
     others = [
         PolicyEntry(
             TENANT, Direction.INGRESS, two.number, WORKLOAD | 1000 + number // 10, ALLOW, TCP, (number % 10 + 1,) * 2
         )
         for number in range(20_000)
     ]
-    ward.put(row(Direction.INGRESS, two, None, DENY), *others)
-    assert ward.ask(one, two, TCP, PORT) == DENY
-    ward.put(row(Direction.INGRESS, two, one, ALLOW, protocol=TCP, ports=(PORT, PORT)))
-    assert ward.ask(one, two, TCP, PORT) == 0
-    ward.drop(*others)
-    assert len(policy_entries(ward)) < 100
+    testbed.put(policy_entry(Direction.INGRESS, two, None, DENY), *others)
+    assert testbed.probe(one, two, TCP, PORT) == DENY
+    testbed.put(policy_entry(Direction.INGRESS, two, one, ALLOW, protocol=TCP, ports=(PORT, PORT)))
+    assert testbed.probe(one, two, TCP, PORT) == 0
+    testbed.drop(*others)
+    assert len(policy_entries(testbed)) < 100

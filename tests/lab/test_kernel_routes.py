@@ -1,4 +1,4 @@
-"""Addresses, routes and rules, judged by `ip`, and read back as they were put."""
+"""Addresses, routes and rules, compared with `ip`, and read back."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from weft.domain.addresses import Address, parse_address
-from weft.kernel.netlink.link import LOOPBACK, Device, alter_link, alter_protocols, create_bridge
+from weft.kernel.netlink.link import LOOPBACK_IFINDEX, Device, change_address_settings, change_link, create_bridge
 from weft.kernel.netlink.route import (
-    BLACKHOLE,
-    LOCAL,
-    PROHIBIT,
-    UNREACHABLE,
     LinkAddress,
     Prefix,
     Route,
@@ -29,6 +25,7 @@ from weft.kernel.netlink.route import (
     read_routes,
     read_rules,
 )
+from weft.kernel.uapi.rtnetlink import RTN_BLACKHOLE, RTN_LOCAL, RTN_PROHIBIT, RTN_UNREACHABLE
 from weft.lab.servers.processes import DEADLINE
 
 if TYPE_CHECKING:
@@ -50,13 +47,13 @@ def prefix(text: str) -> Prefix:
 def bridge(here: TenantNetns) -> None:
     here.send(
         create_bridge(Device(name="br0", index=BRIDGE)),
-        alter_protocols(BRIDGE, link_local=False),
-        alter_link(BRIDGE, up=True),
+        change_address_settings(BRIDGE, link_local=False),
+        change_link(BRIDGE, up=True),
     )
 
 
-def routes_by_ip(space: TenantNetns, family: int) -> dict[str, Any]:
-    routes = space.ask("ip", "-j", f"-{family}", "-d", "route", "show", "table", "all", "proto", "87")
+def routes_by_ip(netns: TenantNetns, family: int) -> dict[str, Any]:
+    routes = netns.ask("ip", "-j", f"-{family}", "-d", "route", "show", "table", "all", "proto", "87")
     return {route["dst"]: route for route in routes}
 
 
@@ -73,39 +70,39 @@ ROUTES = [
     Route(to=prefix("0.0.0.0/0"), via=at("10.9.0.1"), link=BRIDGE),
     Route(to=prefix("10.10.0.0/24"), via=at("192.0.2.1"), on_link=True, link=BRIDGE, mtu=1400, metric=7),
     Route(to=prefix("10.11.0.0/24"), via=at("fe80::9"), on_link=True, link=BRIDGE),
-    Route(to=prefix("10.12.0.0/16"), kind=BLACKHOLE),
-    Route(to=prefix("10.13.0.0/16"), kind=UNREACHABLE, table=5000),
-    Route(to=prefix("10.14.0.0/16"), kind=PROHIBIT),
-    Route(to=prefix("10.15.0.1/32"), kind=LOCAL, link=LOOPBACK),
+    Route(to=prefix("10.12.0.0/16"), kind=RTN_BLACKHOLE),
+    Route(to=prefix("10.13.0.0/16"), kind=RTN_UNREACHABLE, table=5000),
+    Route(to=prefix("10.14.0.0/16"), kind=RTN_PROHIBIT),
+    Route(to=prefix("10.15.0.1/32"), kind=RTN_LOCAL, link=LOOPBACK_IFINDEX),
     Route(to=prefix("10.16.0.0/16"), link=BRIDGE, source=at("10.1.0.1")),
     Route(to=prefix("fd09::1/128"), link=BRIDGE),
     Route(to=prefix("::/0"), via=at("fd09::1"), on_link=True, link=BRIDGE),
     Route(to=prefix("fd10::/64"), via=at("fe80::9"), link=BRIDGE, mtu=1400, metric=7, table=5000),
-    Route(to=prefix("fd12::/64"), kind=BLACKHOLE),
-    Route(to=prefix("fd15::1/128"), kind=LOCAL, link=LOOPBACK),
+    Route(to=prefix("fd12::/64"), kind=RTN_BLACKHOLE),
+    Route(to=prefix("fd15::1/128"), kind=RTN_LOCAL, link=LOOPBACK_IFINDEX),
 ]
 
 
-def test_addresses_are_there_as_put(here: TenantNetns) -> None:
+def test_addresses_are_added_as_requested(here: TenantNetns) -> None:
     here.send(*map(put_address, ADDRESSES))
     (link,) = here.ask("ip", "-j", "-d", "address", "show", "dev", "br0")
-    judged = {f"{each['local']}/{each['prefixlen']}": each for each in link["addr_info"]}
-    assert judged.keys() == {str(each.prefix) for each in ADDRESSES}
+    shown_by_ip = {f"{each['local']}/{each['prefixlen']}": each for each in link["addr_info"]}
+    assert shown_by_ip.keys() == {str(each.prefix) for each in ADDRESSES}
     for each in ADDRESSES:
-        assert judged[str(each.prefix)].get("noprefixroute", False) is not each.prefix_route
-        assert "tentative" not in judged[str(each.prefix)], "a v6 address serves at once"
+        assert shown_by_ip[str(each.prefix)].get("noprefixroute", False) is not each.prefix_route
+        assert "tentative" not in shown_by_ip[str(each.prefix)], "an IPv6 address is usable at once"
     assert set(read_addresses(here.route, link=BRIDGE)) == set(ADDRESSES)
 
 
-def test_addresses_can_be_put_and_dropped_again(here: TenantNetns) -> None:
+def test_adding_and_deleting_addresses_is_idempotent(here: TenantNetns) -> None:
     here.send(*map(put_address, ADDRESSES * 2))
     here.send(*map(drop_address, ADDRESSES * 2))
     assert here.ask("ip", "-j", "address", "show", "dev", "br0")[0]["addr_info"] == []
     assert read_addresses(here.route, link=BRIDGE) == []
 
 
-def test_a_new_address_takes_packets_at_once(here: TenantNetns) -> None:
-    """In v6 the kernel's own route to it comes later: without ours, one packet in twenty was lost here."""
+def test_a_new_address_receives_the_first_packet(here: TenantNetns) -> None:
+    """The kernel adds its local IPv6 route asynchronously: without ours, one packet in twenty was lost."""
     with (
         socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as receiver,
         socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender,
@@ -113,18 +110,18 @@ def test_a_new_address_takes_packets_at_once(here: TenantNetns) -> None:
         receiver.bind(("::", 0))
         receiver.settimeout(DEADLINE)
         for number in range(1, 101):
-            address = LinkAddress(link=LOOPBACK, prefix=Prefix(Address(6, (0xFD << 120) + number), 128))
+            address = LinkAddress(link=LOOPBACK_IFINDEX, prefix=Prefix(Address(6, (0xFD << 120) + number), 128))
             here.send(put_address(address), put_route(local_route(address)))
             sender.sendto(b"hello", (str(address.prefix.address), receiver.getsockname()[1]))
             assert receiver.recv(100) == b"hello"
 
 
-def test_a_device_that_is_not_there_has_no_addresses(here: TenantNetns) -> None:
+def test_a_missing_device_has_no_addresses(here: TenantNetns) -> None:
     here.send(drop_address(LinkAddress(link=4711, prefix=prefix("10.1.0.1/16"))))
     assert read_addresses(here.route, link=4711) == []
 
 
-def test_routes_are_there_as_put(here: TenantNetns) -> None:
+def test_routes_are_added_as_requested(here: TenantNetns) -> None:
     here.send(put_address(ADDRESSES[0]), *map(put_route, ROUTES))
     v4, v6 = routes_by_ip(here, 4), routes_by_ip(here, 6)
     assert len(v4) + len(v6) == len(ROUTES)
@@ -145,7 +142,7 @@ def test_routes_are_there_as_put(here: TenantNetns) -> None:
     assert set(read_routes(here.route)) == set(ROUTES)
 
 
-def test_routes_can_be_put_and_dropped_again(here: TenantNetns) -> None:
+def test_adding_and_deleting_routes_is_idempotent(here: TenantNetns) -> None:
     here.send(put_address(ADDRESSES[0]))
     for _ in range(2):
         here.send(*map(put_route, ROUTES))
@@ -158,18 +155,16 @@ def test_routes_can_be_put_and_dropped_again(here: TenantNetns) -> None:
 @pytest.mark.parametrize(
     ("to", "first", "second"), [("10.9.0.0/24", "10.1.0.2", "10.1.0.3"), ("fd09::/64", "fd01::2", "fd01::3")]
 )
-def test_a_route_takes_the_place_of_another_to_the_same_destination(
-    here: TenantNetns, to: str, first: str, second: str
-) -> None:
+def test_a_route_replaces_another_to_the_same_destination(here: TenantNetns, to: str, first: str, second: str) -> None:
     here.send(*map(put_address, ADDRESSES))
     old, new = (Route(to=prefix(to), via=at(via), link=BRIDGE) for via in (first, second))
     here.send(put_route(old), put_route(new))
     assert read_routes(here.route) == [new]
     here.send(drop_route(old))
-    assert read_routes(here.route) == [new], "the other one was meant"
+    assert read_routes(here.route) == [new], "the old route is not the one to delete"
 
 
-def test_routes_of_others_are_neither_read_nor_dropped(here: TenantNetns) -> None:
+def test_foreign_routes_are_neither_read_nor_deleted(here: TenantNetns) -> None:
     here.ask("ip", "route", "add", "10.20.0.0/16", "dev", "br0")
     here.ask("ip", "-6", "route", "add", "fd20::/64", "dev", "br0")
     ours = [Route(to=prefix("10.20.0.0/16"), link=BRIDGE), Route(to=prefix("fd20::/64"), link=BRIDGE)]
@@ -178,7 +173,7 @@ def test_routes_of_others_are_neither_read_nor_dropped(here: TenantNetns) -> Non
     assert set(ours) <= set(read_routes(here.route, protocol=0))
 
 
-def test_dropping_a_route_of_a_device_that_is_gone(here: TenantNetns) -> None:
+def test_deleting_a_route_of_a_deleted_device(here: TenantNetns) -> None:
     here.send(drop_route(Route(to=prefix("10.9.0.0/24"), link=4711)))
     here.send(drop_route(Route(to=prefix("fd09::/64"), link=4711)))
 
@@ -192,7 +187,7 @@ RULES = [
 ]
 
 
-def test_rules_are_there_as_put_and_others_are_not_ours(here: TenantNetns) -> None:
+def test_rules_are_added_and_foreign_rules_are_not_read(here: TenantNetns) -> None:
     here.send(*map(put_rule, RULES * 2))
     v4 = {rule["priority"]: rule for rule in here.ask("ip", "-j", "-4", "rule")}
     v6 = {rule["priority"]: rule for rule in here.ask("ip", "-j", "-6", "rule")}

@@ -1,4 +1,4 @@
-"""Connections to services, by packets: who answers, who is refused, and what is remembered (contiv 10.7)."""
+"""Connections to services, by packets: load balancing, rejection and affinity (contiv 10.7)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from tests.support.modes import BOTH_MODES
-from tests.support.policy_testbed import TENANT, Pod, PolicyTestbed, row
+from tests.support.policy_testbed import TENANT, Pod, PolicyTestbed, policy_entry
 
 from weft.adapters.netns.nft import table
 from weft.adapters.netns.nft.service_maps import service_entries
@@ -24,7 +24,7 @@ from weft.domain.addresses import Address, parse_address
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.state import Gateway, StateItem
 from weft.domain.loadbalancer.state import FrontendKey
-from weft.domain.loadbalancer.table import BalancingTable, Target, pool_of
+from weft.domain.loadbalancer.table import LoadBalancerTable, Target, pool_of
 from weft.domain.policy.model.protocols import ICMP, SCTP, TCP, UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import VERDICT_DENY
@@ -40,11 +40,11 @@ KINDS = {TCP: socket.SOCK_STREAM, UDP: socket.SOCK_DGRAM}
 
 
 class Services:
-    """The balancing table of the ward's tenant, carried out at once."""
+    """The load balancer table of the testbed's tenant, applied at once."""
 
-    def __init__(self, ward: PolicyTestbed) -> None:
-        self._ward = ward
-        self._table = BalancingTable(TENANT)
+    def __init__(self, testbed: PolicyTestbed) -> None:
+        self._testbed = testbed
+        self._table = LoadBalancerTable(TENANT)
 
     def put(
         self,
@@ -58,58 +58,58 @@ class Services:
     ) -> None:
         targets = (Target(pod.address(family), target_port) for pod in pods)
         self._table.put(name, {FrontendKey(VIPS[family], protocol, PORT): pool_of(targets, affinity=affinity)})
-        self._ward.datapath.apply(self._table.refresh())  # type: ignore[arg-type]  # a service part is a part
+        self._testbed.datapath.apply(self._table.refresh())  # type: ignore[arg-type]  # a service item is a state item
 
     def remove(self, name: str = "web") -> None:
         self._table.remove(name)
-        self._ward.datapath.apply(self._table.refresh())  # type: ignore[arg-type]  # a service part is a part
+        self._testbed.datapath.apply(self._table.refresh())  # type: ignore[arg-type]  # a service item is a state item
 
     @property
-    def parts(self) -> set[StateItem]:
-        return set(self._table.parts())
+    def items(self) -> set[StateItem]:
+        return set(self._table.state_items())
 
 
 @pytest.fixture
-def services(ward: PolicyTestbed) -> Services:
-    """Nothing is served yet. Without an address of its own the kernel tells nobody of v6 that they are refused."""
-    ward.datapath.apply(Difference((GATEWAY,), ()))
-    return Services(ward)
+def services(testbed: PolicyTestbed) -> Services:
+    """No services yet. Without an address of its own the kernel sends no ICMPv6 errors."""
+    testbed.datapath.apply(Difference((GATEWAY,), ()))
+    return Services(testbed)
 
 
 @contextmanager
 def answering(pods: Sequence[Pod], protocol: int, *, family: int) -> Iterator[dict[socket.socket, Pod]]:
     """Sockets of the pods where the service's connections should end."""
     with ExitStack() as closing:
-        ears = {}
+        listeners = {}
         for pod in pods:
-            ear = closing.enter_context(pod.open_socket(family, KINDS[protocol], port=TARGET_PORT))
+            listener = closing.enter_context(pod.open_socket(family, KINDS[protocol], port=TARGET_PORT))
             if protocol == TCP:
-                ear.listen(64)
-            ears[ear] = pod
-        yield ears
+                listener.listen(64)
+            listeners[listener] = pod
+        yield listeners
 
 
-def heard(ears: dict[socket.socket, Pod]) -> socket.socket:
-    """One of those that have been asked; somebody must be."""
-    found, _, _ = select.select(list(ears), [], [], DEADLINE)
-    assert found, "nobody was asked"
-    ear: socket.socket = found[0]
-    return ear
+def readable_listener(listeners: dict[socket.socket, Pod]) -> socket.socket:
+    """A listener that is readable; there must be one."""
+    found, _, _ = select.select(list(listeners), [], [], DEADLINE)
+    assert found, "no listener is readable"
+    listener: socket.socket = found[0]
+    return listener
 
 
-def ask(client: Pod, ears: dict[socket.socket, Pod], protocol: int, *, family: int) -> tuple[Pod, Address]:
-    """Ask the service once by a socket of its own: who was asked, and by whom; the answer has come from the service."""
+def probe(client: Pod, listeners: dict[socket.socket, Pod], protocol: int, *, family: int) -> tuple[Pod, Address]:
+    """Connect to the service once from a new socket; return backend and source. The reply came from the VIP."""
     where = (str(VIPS[family]), PORT)
     with client.open_socket(family, KINDS[protocol]) as caller:
         if protocol == UDP:
             caller.sendto(b"?", where)
-            ear = heard(ears)
-            _, source = ear.recvfrom(64)
-            ear.sendto(b"!", source)
+            listener = readable_listener(listeners)
+            _, source = listener.recvfrom(64)
+            listener.sendto(b"!", source)
         else:
             assert caller.connect_ex(where) in (0, errno.EINPROGRESS)
-            ear = heard(ears)
-            connection, source = ear.accept()
+            listener = readable_listener(listeners)
+            connection, source = listener.accept()
             with connection:
                 connection.sendall(b"!")
         assert select.select([caller], [], [], DEADLINE)[0], "no answer came"
@@ -117,11 +117,11 @@ def ask(client: Pod, ears: dict[socket.socket, Pod], protocol: int, *, family: i
         assert answer == b"!"
         if protocol == UDP:
             assert origin[:2] == where
-        return ears[ear], parse_address(source[0], field="source")
+        return listeners[listener], parse_address(source[0], field="source")
 
 
 def refused(client: Pod, protocol: int, *, family: int, port: int = PORT) -> bool:
-    """Whether the client is told at once that nobody is there."""
+    """Return whether the client gets an error at once."""
     with client.open_socket(family, KINDS[protocol]) as caller:
         started = caller.connect_ex((str(VIPS[family]), port))
         if protocol == UDP:
@@ -130,76 +130,78 @@ def refused(client: Pod, protocol: int, *, family: int, port: int = PORT) -> boo
             assert started == errno.EINPROGRESS
         poll = select.poll()
         poll.register(caller, select.POLLERR | select.POLLHUP)
-        assert poll.poll(DEADLINE * 1000), "nothing was told"
+        assert poll.poll(DEADLINE * 1000), "no error was reported"
         return caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
 
 
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("protocol", [TCP, UDP])
-def test_a_service_balances_over_its_backends(
-    ward: PolicyTestbed, services: Services, family: int, protocol: int
+def test_a_service_spreads_connections_over_its_backends(
+    testbed: PolicyTestbed, services: Services, family: int, protocol: int
 ) -> None:
-    """S1: every backend gets its share, sees who really asks, and answers as the service."""
-    client, *backends = (ward.pod(number) for number in range(1, 5))
+    """S1: every backend gets its share and sees the client's address; replies come from the VIP."""
+    client, *backends = (testbed.pod(number) for number in range(1, 5))
     services.put(family, protocol, backends)
-    with answering(backends, protocol, family=family) as ears:
-        asked = [ask(client, ears, protocol, family=family) for _ in range(90)]
-    assert {source for _, source in asked} == {client.address(family)}
-    shares = Counter(pod.number for pod, _ in asked)
+    with answering(backends, protocol, family=family) as listeners:
+        probed = [probe(client, listeners, protocol, family=family) for _ in range(90)]
+    assert {source for _, source in probed} == {client.address(family)}
+    shares = Counter(pod.number for pod, _ in probed)
     assert len(shares) == 3
-    assert min(shares.values()) >= 10  # by lot it is 30: fewer than 10 come once in a million times
+    assert min(shares.values()) >= 10  # the mean is 30; fewer than 10 has a probability of one in a million
 
 
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("protocol", [TCP, UDP])
 def test_a_pod_reaches_itself_through_a_service(
-    ward: PolicyTestbed, services: Services, family: int, protocol: int
+    testbed: PolicyTestbed, services: Services, family: int, protocol: int
 ) -> None:
-    pod = ward.pod(1)
+    pod = testbed.pod(1)
     services.put(family, protocol, [pod])
-    with answering([pod], protocol, family=family) as ears:
-        asked, source = ask(pod, ears, protocol, family=family)
-    assert asked is pod
+    with answering([pod], protocol, family=family) as listeners:
+        probed, source = probe(pod, listeners, protocol, family=family)
+    assert probed is pod
     assert source != pod.address(family)
 
 
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("protocol", [TCP, UDP])
-def test_who_asks_in_vain_is_told_at_once(ward: PolicyTestbed, services: Services, family: int, protocol: int) -> None:
-    """A service without backends, and a port that a service has not."""
-    client, backend = ward.pod(1), ward.pod(2)
+def test_a_frontend_without_backends_rejects_at_once(
+    testbed: PolicyTestbed, services: Services, family: int, protocol: int
+) -> None:
+    """A service without backends, and a port that the service does not have."""
+    client, backend = testbed.pod(1), testbed.pod(2)
     services.put(family, protocol, [])
     assert refused(client, protocol, family=family)
     services.put(family, protocol, [backend])
     assert refused(client, protocol, family=family, port=PORT + 1)
-    with answering([backend], protocol, family=family) as ears:
-        assert ask(client, ears, protocol, family=family)[0] is backend
+    with answering([backend], protocol, family=family) as listeners:
+        assert probe(client, listeners, protocol, family=family)[0] is backend
 
 
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("protocol", [TCP, UDP])
-def test_a_client_stays_with_its_backend(ward: PolicyTestbed, services: Services, family: int, protocol: int) -> None:
-    """Session affinity: whoever comes and goes, until its own backend goes."""
-    client, *backends = (ward.pod(number) for number in range(1, 6))
+def test_a_client_stays_with_its_backend(
+    testbed: PolicyTestbed, services: Services, family: int, protocol: int
+) -> None:
+    """Session affinity: other backends may change, until its own is removed."""
+    client, *backends = (testbed.pod(number) for number in range(1, 6))
     services.put(family, protocol, backends[:3], affinity=600)
-    with answering(backends, protocol, family=family) as ears:
-        first, _ = ask(client, ears, protocol, family=family)
+    with answering(backends, protocol, family=family) as listeners:
+        first, _ = probe(client, listeners, protocol, family=family)
         for pool in (backends, [first, backends[3]], [first], backends):
             services.put(family, protocol, pool, affinity=600)
-            assert {ask(client, ears, protocol, family=family)[0].number for _ in range(5)} == {first.number}
+            assert {probe(client, listeners, protocol, family=family)[0].number for _ in range(5)} == {first.number}
         others = [pod for pod in backends if pod is not first]
         services.put(family, protocol, others, affinity=600)
-        second = {ask(client, ears, protocol, family=family)[0].number for _ in range(5)}
+        second = {probe(client, listeners, protocol, family=family)[0].number for _ in range(5)}
         assert len(second) == 1
         assert second < {pod.number for pod in others}
 
 
 @pytest.mark.parametrize("affinity", [0, 600])
-def test_nobody_is_turned_away_while_backends_come_and_go(
-    ward: PolicyTestbed, services: Services, affinity: int
-) -> None:
-    """S3: every connection finds a backend, whatever changes under it."""
-    client, *backends = (ward.pod(number) for number in range(1, 5))
+def test_no_connection_fails_while_backends_change(testbed: PolicyTestbed, services: Services, affinity: int) -> None:
+    """S3: every connection reaches a backend during the changes."""
+    client, *backends = (testbed.pod(number) for number in range(1, 5))
     services.put(4, TCP, backends, affinity=affinity)
     done = threading.Event()
 
@@ -209,98 +211,100 @@ def test_nobody_is_turned_away_while_backends_come_and_go(
                 return
             services.put(4, TCP, backends[: number % 3 + 1], affinity=affinity)
 
-    with ThreadPoolExecutor(1) as other, answering(backends, TCP, family=4) as ears:
+    with ThreadPoolExecutor(1) as other, answering(backends, TCP, family=4) as listeners:
         changing = other.submit(change)
         try:
             for _ in range(300):
-                ask(client, ears, TCP, family=4)
+                probe(client, listeners, TCP, family=4)
         finally:
             done.set()
         changing.result(DEADLINE)
 
 
-def test_a_silent_client_is_forgotten_in_time(ward: PolicyTestbed, services: Services) -> None:
-    client, *backends = (ward.pod(number) for number in range(1, 10))
+def test_affinity_expires(testbed: PolicyTestbed, services: Services) -> None:
+    client, *backends = (testbed.pod(number) for number in range(1, 10))
     services.put(4, UDP, backends, affinity=1)
-    with answering(backends, UDP, family=4) as ears:
+    with answering(backends, UDP, family=4) as listeners:
         met: set[int] = set()
         deadline = time.monotonic() + DEADLINE
         while len(met) < 2 and time.monotonic() < deadline:
-            met.add(ask(client, ears, UDP, family=4)[0].number)
+            met.add(probe(client, listeners, UDP, family=4)[0].number)
             select.select([], [], [], 1.2)
     assert len(met) == 2
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_flow_of_udp_leaves_a_backend_that_is_gone(ward: PolicyTestbed, services: Services, family: int) -> None:
-    """A client that never stops sending from one socket is not bound to its first backend for ever."""
-    client, one, two = (ward.pod(number) for number in range(1, 4))
+def test_a_udp_flow_leaves_a_removed_backend(testbed: PolicyTestbed, services: Services, family: int) -> None:
+    """A client that keeps sending from one socket is not pinned to its first backend."""
+    client, one, two = (testbed.pod(number) for number in range(1, 4))
     where = (str(VIPS[family]), PORT)
     with (
-        answering([one, two], UDP, family=family) as ears,
+        answering([one, two], UDP, family=family) as listeners,
         client.open_socket(family, socket.SOCK_DGRAM) as caller,
     ):
         for backend in (one, two, one):
             services.put(family, UDP, [backend])
             caller.sendto(b"?", where)
-            ear = heard(ears)
-            assert ears[ear] is backend
-            ear.recvfrom(64)
+            listener = readable_listener(listeners)
+            assert listeners[listener] is backend
+            listener.recvfrom(64)
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_flow_of_udp_follows_a_backend_to_another_port(ward: PolicyTestbed, services: Services, family: int) -> None:
-    """The backend is the same pod as before, and yet another one."""
-    client, backend = ward.pod(1), ward.pod(2)
+def test_a_udp_flow_follows_a_backend_to_another_port(testbed: PolicyTestbed, services: Services, family: int) -> None:
+    """The backend is the same pod with another port."""
+    client, backend = testbed.pod(1), testbed.pod(2)
     where = (str(VIPS[family]), PORT)
     with client.open_socket(family, socket.SOCK_DGRAM) as caller:
         for port in (8080, 9090, 8080):
             services.put(family, UDP, [backend], target_port=port)
-            with backend.open_socket(family, socket.SOCK_DGRAM, port=port) as ear:
-                ear.settimeout(DEADLINE)
+            with backend.open_socket(family, socket.SOCK_DGRAM, port=port) as listener:
+                listener.settimeout(DEADLINE)
                 caller.sendto(b"?", where)
-                assert ear.recv(64) == b"?"
+                assert listener.recv(64) == b"?"
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_flow_of_udp_leaves_a_backend_that_went_unseen(ward: PolicyTestbed, services: Services, family: int) -> None:
-    """The same when it went while no agent was there."""
-    client, one, two = (ward.pod(number) for number in range(1, 4))
+def test_a_udp_flow_leaves_a_backend_removed_during_a_restart(
+    testbed: PolicyTestbed, services: Services, family: int
+) -> None:
+    """The same if it was removed while no agent was running."""
+    client, one, two = (testbed.pod(number) for number in range(1, 4))
     where = (str(VIPS[family]), PORT)
     services.put(family, UDP, [one])
     with (
-        answering([one, two], UDP, family=family) as ears,
+        answering([one, two], UDP, family=family) as listeners,
         client.open_socket(family, socket.SOCK_DGRAM) as caller,
     ):
         caller.sendto(b"?", where)
-        heard(ears).recvfrom(64)
-        ward.restart()
-        other = BalancingTable(TENANT)
+        readable_listener(listeners).recvfrom(64)
+        testbed.restart()
+        other = LoadBalancerTable(TENANT)
         other.put("web", {FrontendKey(VIPS[family], UDP, PORT): pool_of([Target(two.address(family), TARGET_PORT)])})
         other.refresh()
-        ward.datapath.converge(ward.parts([client, one, two]) | set(other.parts()) | {GATEWAY})
+        testbed.datapath.converge(testbed.items([client, one, two]) | set(other.state_items()) | {GATEWAY})
         caller.sendto(b"?", where)
-        assert ears[heard(ears)] is two
+        assert listeners[readable_listener(listeners)] is two
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_uses_are_counted_by_client_and_provider(ward: PolicyTestbed, services: Services, family: int) -> None:
-    """W45: in both directions, with every address in its place."""
-    client, backend = ward.pod(1), ward.pod(2)
+def test_stats_are_counted_by_client_and_backend(testbed: PolicyTestbed, services: Services, family: int) -> None:
+    """W45: in both directions, with the right addresses."""
+    client, backend = testbed.pod(1), testbed.pod(2)
     services.put(family, UDP, [backend])
-    with answering([backend], UDP, family=family) as ears:
+    with answering([backend], UDP, family=family) as listeners:
         for _ in range(3):
-            ask(client, ears, UDP, family=family)
-    (use,) = ward.datapath.service_uses()
+            probe(client, listeners, UDP, family=family)
+    (use,) = testbed.datapath.service_flows()
     assert (use.tenant, use.client, use.provider) == (TENANT, client.address(family), backend.address(family))
-    assert use.front == FrontendKey(VIPS[family], UDP, PORT)
+    assert use.frontend == FrontendKey(VIPS[family], UDP, PORT)
     assert use.packets_in == use.packets_out == 3
-    assert use.octets_in == use.octets_out == 3 * (29 if family == 4 else 49)
+    assert use.bytes_in == use.bytes_out == 3 * (29 if family == 4 else 49)
 
 
-def test_a_ping_of_a_service_is_refused_at_once(ward: PolicyTestbed, services: Services) -> None:
-    """An address that is nothing but fronts answers no echo: who asks is told so."""
-    client, backend = ward.pod(1), ward.pod(2)
+def test_a_ping_of_a_vip_is_rejected_at_once(testbed: PolicyTestbed, services: Services) -> None:
+    """A VIP answers no echo request: the client gets an ICMP error."""
+    client, backend = testbed.pod(1), testbed.pod(2)
     services.put(4, TCP, [backend])
     with client.open_socket(4, socket.SOCK_RAW, ICMP) as caller:
         caller.sendto(struct.pack(">BBHHH", 8, 0, 0xF7FD, 1, 1), (str(VIPS[4]), 0))
@@ -309,32 +313,37 @@ def test_a_ping_of_a_service_is_refused_at_once(ward: PolicyTestbed, services: S
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_policy_judges_who_answers_in_the_end(ward: PolicyTestbed, services: Services, family: int) -> None:
-    """The port that rules speak about is the backend's, whatever that of the service is."""
-    client, backend = ward.pod(1), ward.pod(2)
-    everything = row(Direction.INGRESS, backend, None, DENY)
-    ward.put(everything, row(Direction.INGRESS, backend, client, ALLOW, protocol=TCP, ports=(TARGET_PORT, TARGET_PORT)))
+def test_policy_is_evaluated_for_the_backend(testbed: PolicyTestbed, services: Services, family: int) -> None:
+    """Rules match the backend's port, whatever the service's port is."""
+    client, backend = testbed.pod(1), testbed.pod(2)
+    everything = policy_entry(Direction.INGRESS, backend, None, DENY)
+    testbed.put(
+        everything,
+        policy_entry(Direction.INGRESS, backend, client, ALLOW, protocol=TCP, ports=(TARGET_PORT, TARGET_PORT)),
+    )
     services.put(family, TCP, [backend])
-    with answering([backend], TCP, family=family) as ears:
-        assert ask(client, ears, TCP, family=family)[0] is backend
-        ward.drop(row(Direction.INGRESS, backend, client, ALLOW, protocol=TCP, ports=(TARGET_PORT, TARGET_PORT)))
-        ward.put(row(Direction.INGRESS, backend, client, ALLOW, protocol=TCP, ports=(PORT, PORT)))
+    with answering([backend], TCP, family=family) as listeners:
+        assert probe(client, listeners, TCP, family=family)[0] is backend
+        testbed.drop(
+            policy_entry(Direction.INGRESS, backend, client, ALLOW, protocol=TCP, ports=(TARGET_PORT, TARGET_PORT))
+        )
+        testbed.put(policy_entry(Direction.INGRESS, backend, client, ALLOW, protocol=TCP, ports=(PORT, PORT)))
         with client.open_socket(family, socket.SOCK_STREAM) as caller:
             caller.connect_ex((str(VIPS[family]), PORT))
-            (ear,) = ears
-            assert ward.fate(ear, client.address(family)) == DENY
+            (listener,) = listeners
+            assert testbed.packet_result(listener, client.address(family)) == DENY
 
 
-def test_a_service_that_is_gone_is_unreachable(ward: PolicyTestbed, services: Services) -> None:
+def test_a_removed_service_is_unreachable(testbed: PolicyTestbed, services: Services) -> None:
     """S7: nothing of it is left in the kernel."""
-    client, backend = ward.pod(1), ward.pod(2)
+    client, backend = testbed.pod(1), testbed.pod(2)
     for protocol in (TCP, UDP, SCTP):
         services.put(4, protocol, [backend], affinity=60, name=str(protocol))
-    wanted = {entry for part in services.parts for entry in service_entries(part)}  # type: ignore[arg-type]
-    assert wanted <= ward.space.table.read()
+    wanted = {entry for item in services.items for entry in service_entries(item)}  # type: ignore[arg-type]
+    assert wanted <= testbed.netns.table.read()
     for protocol in (TCP, UDP, SCTP):
         services.remove(str(protocol))
-    assert not wanted & ward.space.table.read()
+    assert not wanted & testbed.netns.table.read()
     with client.open_socket(4, socket.SOCK_STREAM) as caller:
         caller.connect_ex((str(VIPS[4]), PORT))
         poll = select.poll()
@@ -343,33 +352,33 @@ def test_a_service_that_is_gone_is_unreachable(ward: PolicyTestbed, services: Se
         assert caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
-def test_services_are_found_again_and_mended(ward: PolicyTestbed, services: Services) -> None:
-    """S6: a process with no memory mends what differs, and flows go on."""
-    client, backend = ward.pod(1), ward.pod(2)
+def test_services_are_read_back_and_repaired(testbed: PolicyTestbed, services: Services) -> None:
+    """S6: a restarted process repairs drift without breaking flows."""
+    client, backend = testbed.pod(1), testbed.pod(2)
     services.put(4, TCP, [backend])
-    wanted = ward.parts([client, backend]) | services.parts | {GATEWAY}
-    ward.restart()
-    assert ward.datapath.converge(wanted).repaired == ()
-    ward.space.nftables.run("flush table inet weft; flush map inet weft services4; flush map inet weft spreads4")
-    assert ward.datapath.converge(wanted).repaired
-    with answering([backend], TCP, family=4) as ears:
-        assert ask(client, ears, TCP, family=4)[0] is backend
+    wanted = testbed.items([client, backend]) | services.items | {GATEWAY}
+    testbed.restart()
+    assert testbed.datapath.converge(wanted).repaired == ()
+    testbed.netns.nftables.run("flush table inet weft; flush map inet weft services4; flush map inet weft lb_slots4")
+    assert testbed.datapath.converge(wanted).repaired
+    with answering([backend], TCP, family=4) as listeners:
+        assert probe(client, listeners, TCP, family=4)[0] is backend
 
 
-def test_a_table_made_anew_gets_everything_back(
-    ward: PolicyTestbed, services: Services, monkeypatch: pytest.MonkeyPatch
+def test_a_rebuilt_table_gets_everything_back(
+    testbed: PolicyTestbed, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else has changed it, and yet nothing of what it had is taken for granted."""
-    client, backend = ward.pod(1), ward.pod(2)
+    """Without drift, but after a rebuild no entry counts as confirmed."""
+    client, backend = testbed.pod(1), testbed.pod(2)
     services.put(4, TCP, [backend])
-    deny = row(Direction.INGRESS, backend, None, DENY)
-    ward.put(deny)
-    wanted = ward.parts([client, backend], [deny]) | services.parts | {GATEWAY}
-    ward.datapath.converge(wanted)
-    assert ward.datapath.converge(wanted).repaired == ()
+    deny = policy_entry(Direction.INGRESS, backend, None, DENY)
+    testbed.put(deny)
+    wanted = testbed.items([client, backend], [deny]) | services.items | {GATEWAY}
+    testbed.datapath.converge(wanted)
+    assert testbed.datapath.converge(wanted).repaired == ()
     monkeypatch.setattr(table, "BASE", "add rule inet weft nowhere drop\n")
-    assert ward.datapath.converge(wanted).repaired
-    with client.open_socket(4, socket.SOCK_STREAM) as caller, answering([backend], TCP, family=4) as ears:
+    assert testbed.datapath.converge(wanted).repaired
+    with client.open_socket(4, socket.SOCK_STREAM) as caller, answering([backend], TCP, family=4) as listeners:
         caller.connect_ex((str(VIPS[4]), PORT))
-        (ear,) = ears
-        assert ward.fate(ear, client.address(4)) == DENY
+        (listener,) = listeners
+        assert testbed.packet_result(listener, client.address(4)) == DENY

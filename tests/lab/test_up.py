@@ -68,19 +68,19 @@ def _is_gone(pid: int) -> bool:
         return True
 
 
-async def test_all_work_and_end_together_when_told(apart: None, tmp_path: Path) -> None:
+async def test_all_programs_run_and_stop_together(isolated: None, tmp_path: Path) -> None:
     with weft_up(tmp_path) as up:
         await until(up.is_ready)
         programs = up.children()
         assert programs.keys() == MODULES.keys()
-        await until(lambda: "netdns follows" in (tmp_path / "log").read_text())
+        await until(lambda: "netdns in sync" in (tmp_path / "log").read_text())
         os.kill(up.child.pid, signal.SIGTERM)
         await until(lambda: not up.child.running)
         assert up.child.exit_code == 0
         assert all(map(_is_gone, programs.values()))
 
 
-async def test_when_one_dies_the_others_are_ended_and_the_code_tells(apart: None, tmp_path: Path) -> None:
+async def test_when_one_dies_the_others_stop_and_its_exit_code_is_returned(isolated: None, tmp_path: Path) -> None:
     with weft_up(tmp_path) as up:
         await until(up.is_ready)
         programs = up.children()
@@ -92,14 +92,14 @@ async def test_when_one_dies_the_others_are_ended_and_the_code_tells(apart: None
     assert "netmaster has ended with -9" in (tmp_path / "log").read_text()
 
 
-async def test_a_bad_setting_of_one_ends_all(apart: None, tmp_path: Path) -> None:
+async def test_an_invalid_setting_of_one_stops_all(isolated: None, tmp_path: Path) -> None:
     with weft_up(tmp_path, "--rest-address=192.0.2.1:9090") as up:
         await until(lambda: not up.child.running)
         assert up.child.exit_code == 22
     assert "is not on loopback" in (tmp_path / "log").read_text()
 
 
-async def test_nothing_is_left_when_it_is_killed_itself(apart: None, tmp_path: Path) -> None:
+async def test_no_program_survives_sigkill_of_weft_up(isolated: None, tmp_path: Path) -> None:
     with weft_up(tmp_path) as up:
         await until(up.is_ready)
         programs = up.children()

@@ -1,7 +1,7 @@
-"""An auditor of the stored state: reads keys and JSON with nothing of the domain's code, and names what is wrong.
+"""An auditor of the stored state: parses keys and JSON without the domain code, and reports violations.
 
-Whatever happened before, this must hold at every revision: no address, tag or id has two holders; every claim has its
-holder and every holder its claim (or its node's block); nothing is left of what was deleted.
+Invariants at every revision: no address, tag or ID has two holders; every claim has its holder, and every holder its
+claim (or a block of its node); nothing refers to a deleted object.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Document = dict[str, Any]
 
 
 def audit(entries: Mapping[str, bytes]) -> list[str]:
-    """Everything that is wrong with this state; nothing for a sound one."""
+    """The violations in this state; empty for a valid one."""
     return list(_Auditor(entries).faults())
 
 
 class _Network:
-    """A network's addresses as numbers by family, from its document alone."""
+    """The addresses of a network as integers by family, from its document alone."""
 
     def __init__(self, document: Document) -> None:
         self.usable: dict[int, range] = {}
@@ -42,13 +42,13 @@ class _Network:
 
 @lru_cache(maxsize=10_000)
 def _usable(text: str) -> range:
-    """The numbers of `address/length` or `first-last/length` that hosts can have."""
+    """The usable host addresses of `address/length` or `first-last/length`, as integers."""
     span, _, length = text.rpartition("/")
     first, _, last = span.partition("-")
-    whole = ip_network(f"{first}/{length}", strict=False)
-    low, high = (_number(first), _number(last)) if last else (int(whole[0]), int(whole[-1]))
-    top = int(whole[-1]) - (1 if whole.version == 4 else 0)
-    return range(max(low, int(whole[0]) + 1), min(high, top) + 1)
+    subnet = ip_network(f"{first}/{length}", strict=False)
+    low, high = (_number(first), _number(last)) if last else (int(subnet[0]), int(subnet[-1]))
+    top = int(subnet[-1]) - (1 if subnet.version == 4 else 0)
+    return range(max(low, int(subnet[0]) + 1), min(high, top) + 1)
 
 
 class _Auditor:
@@ -70,18 +70,18 @@ class _Auditor:
         yield from self._numbers()
 
     def _parents(self) -> Iterator[str]:
-        """Nothing is there without what it belongs to."""
+        """Every object has its parent."""
         for folder in ("endpoints", "services", "groups"):
             for key, document in self._folders[folder].items():
                 if (key[0], document["networkName"]) not in self._networks:
-                    yield f"{folder} {key}: its network is gone"
+                    yield f"{folder} {key}: its network does not exist"
         for key, document in self._folders["endpoints"].items():
             group = document.get("serviceName")
             if group and (key[0], group) not in self._folders["groups"]:
-                yield f"endpoint {key}: its group {group} is gone"
+                yield f"endpoint {key}: its group {group} does not exist"
         for key in self._folders["networks"]:
             if (key[0],) not in self._folders["tenants"]:
-                yield f"network {key}: its tenant is gone"
+                yield f"network {key}: its tenant does not exist"
 
     def _held(self) -> Iterator[tuple[Key, str, str, Document]]:
         """(network, address, holder as claims name it, its document) for every address in use."""
@@ -96,28 +96,28 @@ class _Auditor:
                     yield network, document[member], f"serviceLB:{':'.join(key)}", document
 
     def _address_holders(self) -> Iterator[str]:
-        """Every address in use has one holder, may be had by it, and is backed by its claim or its node's block."""
+        """Every address in use has one holder that may use it, and is backed by a claim or by a block of its node."""
         seen: dict[tuple[Key, str], str] = {}
         for network, address, holder, document in self._held():
             if other := seen.get((network, address)):
-                yield f"{address} of {network} is with {holder} and with {other}"
+                yield f"{address} of {network} is held by {holder} and by {other}"
             seen[network, address] = holder
             number, version = _number(address), _version(address)
             if network not in self._networks:
                 continue
             if number not in self._networks[network].usable[version] or number in self._networks[network].gateways:
-                yield f"{address} of {network} is with {holder}, but nobody may have it"
+                yield f"{address} of {network} is held by {holder}, but it is not a usable address"
             yield from self._pool_faults(network, address, holder, document)
             claim = self._claims.get((*network, _hex(address)))
             block = self._block_of(network, address)
             if claim is None:
                 if not block or not block.get("owner") or block["owner"] != document.get("homingHost"):
-                    yield f"{address} of {network} is with {holder}, without a claim and outside its node's blocks"
+                    yield f"{address} of {network} is held by {holder}, without a claim and outside its node's blocks"
             elif claim["holder"] != holder:
-                yield f"{address} of {network} is with {holder}, but claimed by {claim['holder']}"
+                yield f"{address} of {network} is held by {holder}, but claimed by {claim['holder']}"
 
     def _pool_faults(self, network: Key, address: str, holder: str, document: Document) -> Iterator[str]:
-        """An address of a group's pool is with a member of the group; members have no other."""
+        """Addresses of a group's pool are held by members of the group; members hold no other."""
         if _version(address) != 4:
             return
         own = document.get("serviceName", "") if holder.startswith("endpoint:") else ""
@@ -127,15 +127,15 @@ class _Auditor:
             first, _, last = group["ipPool"].partition("-")
             inside = _number(first) <= _number(address) <= _number(last or first)
             if inside != (name == own):
-                yield f"{address} of {network} is with {holder}, which does not go with the pool of group {name}"
+                yield f"{address} of {network} is held by {holder}, which violates the pool of group {name}"
 
     def _address_claims(self) -> Iterator[str]:
-        """Every claim has its holder; in a large pool it lies in a block that is nobody's own."""
+        """Every claim has its owner; in a large pool it lies in a shared block."""
         held = {(*network, _hex(address)): holder for network, address, holder, _ in self._held()}
         for key, claim in self._claims.items():
             network, address = key[:2], _address(key[2])
             if network not in self._networks:
-                yield f"claim on {address} of {network}: the network is gone"
+                yield f"claim on {address} of {network}: the network does not exist"
                 continue
             if not claim["holder"].startswith("reserved:") and held.get(key) != claim["holder"]:
                 yield f"claim on {address} of {network}: its holder {claim['holder']} does not have it"
@@ -151,11 +151,11 @@ class _Auditor:
         return self._folders["blocks"].get((*network, f"{first:0{width}x}"))
 
     def _blocks(self) -> Iterator[str]:
-        """Blocks lie in large pools; a node's own has only addresses that may be given out."""
+        """Blocks exist in large pools only; a node's own block has only usable addresses."""
         for key, document in self._folders["blocks"].items():
             network, address = key[:2], _address(key[2])
             if network not in self._networks:
-                yield f"block {address} of {network}: the network is gone"
+                yield f"block {address} of {network}: the network does not exist"
                 continue
             version, first = _version(address), _number(address)
             if not self._networks[network].is_large(version):
@@ -163,21 +163,21 @@ class _Auditor:
             if document.get("owner"):
                 usable = self._networks[network].usable[version]
                 if first not in usable or first + BLOCK - 1 not in usable:
-                    yield f"block {address} of {network} is {document['owner']}'s, but not wholly usable"
+                    yield f"block {address} of {network} is {document['owner']}'s, but contains unusable addresses"
                 if (document["owner"],) not in self._folders["nodes"]:
                     yield f"block {address} of {network} is {document['owner']}'s, which does not exist"
 
     def _numbers(self) -> Iterator[str]:
-        """Every tag and id has one holder, which exists and has it; and every holder has its claim."""
-        wanted: dict[Key, str] = {}
+        """Every tag and ID has one existing holder, and every holder has its claim."""
+        expected: dict[Key, str] = {}
         for key, number, holder in self._numbered():
-            if (key, number) in wanted:
-                yield f"{key} {number} is with {holder} and with {wanted[key, number]}"
-            wanted[key, number] = holder
+            if (key, number) in expected:
+                yield f"{key} {number} is held by {holder} and by {expected[key, number]}"
+            expected[key, number] = holder
         claimed = {key: claim["holder"] for key, claim in self._folders["claims"].items() if key[0] != "addresses"}
-        for pair in sorted(wanted.keys() | claimed.keys()):
-            if wanted.get(pair) != claimed.get(pair):
-                yield f"{pair} is with {wanted.get(pair)}, but claimed by {claimed.get(pair)}"
+        for pair in sorted(expected.keys() | claimed.keys()):
+            if expected.get(pair) != claimed.get(pair):
+                yield f"{pair} is held by {expected.get(pair)}, but claimed by {claimed.get(pair)}"
 
     def _numbered(self) -> Iterator[tuple[str, str, str]]:
         for key, document in self._folders["networks"].items():

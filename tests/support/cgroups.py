@@ -1,4 +1,4 @@
-"""Cgroups for containers of tests: they alone are of no namespace that would take them along."""
+"""Cgroups for containers in tests. Unlike the rest of a lab, cgroups are not removed with a namespace."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _INHERITED = ("cpuset.cpus", "cpuset.mems")
 
 @asynccontextmanager
 async def own_cgroup(name: str) -> AsyncIterator[str]:
-    """A name for cgroups directly below the root, which are gone afterwards. Their processes must be gone by then.
+    """A name for cgroups directly below the root, which are removed afterwards. Their processes must have exited.
 
-    It must begin with `weft-` and the number of this process: what one that was killed has left is removed here.
+    It begins with `weft-` and our PID, so that cgroups of killed test runs can be recognized and removed.
     """
     _remove_orphans()
     try:
@@ -26,18 +26,18 @@ async def own_cgroup(name: str) -> AsyncIterator[str]:
 
 
 def make_cgroup(name: str) -> None:
-    """Make it in every hierarchy, able to hold processes and further cgroups."""
+    """Create it in every hierarchy, able to hold processes and child cgroups."""
     hierarchies = [_ROOT] if (_ROOT / "cgroup.procs").exists() else [each for each in _ROOT.iterdir() if each.is_dir()]
     for hierarchy in hierarchies:
         cgroup = hierarchy / name
         cgroup.mkdir(exist_ok=True)
-        for setting in _INHERITED:  # the first version of cgroups leaves them empty, and then nobody may enter
+        for setting in _INHERITED:  # cgroup v1 leaves them empty, and then no process can join
             if (cgroup / setting).exists() and not (cgroup / setting).read_text().strip():
                 (cgroup / setting).write_text((hierarchy / setting).read_text())
 
 
 def _remove_orphans() -> None:
-    """Cgroups of processes that are no more. One with containers that still run stays, the kernel sees to that."""
+    """Remove cgroups of dead test runs. The kernel refuses to remove one with running processes."""
     for directory in (*_ROOT.glob("weft-*"), *_ROOT.glob("*/weft-*")):
         owner = directory.name.split("-")[1]
         if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
@@ -45,7 +45,7 @@ def _remove_orphans() -> None:
 
 
 def _remove_all(name: str) -> bool:
-    """Whether none is left. One cannot be removed before its last process is quite gone."""
+    """Whether all are removed. A cgroup cannot be removed before its last process has exited."""
     found = [*_ROOT.glob(f"{name}/**/"), *_ROOT.glob(f"*/{name}/**/")]
     for directory in sorted(found, reverse=True):
         with suppress(OSError):

@@ -1,8 +1,8 @@
-"""Pods come and go while agents, shims, netmaster and the store are killed -9; afterwards nothing is lost or doubled.
+"""Pod churn while agents, shims, netmaster and the store are killed; afterwards nothing is lost or doubled.
 
 `python -m tests.support.chaos --kills 100`, as root; with `--datapath ovs` the daemons of Open vSwitch are killed too.
-It ends with an error when an address was given twice, or when kernel, rules, ledgers, store and what runtimes were told
-do not agree in the end.
+It fails if an address was allocated twice, or if kernel, rules, attachment logs, store and the ADD results do not agree
+in the end.
 """
 
 from __future__ import annotations
@@ -17,57 +17,57 @@ from contextlib import suppress
 
 from tests.support import inventory
 from tests.support.inventory import Held
-from tests.support.rulebooks import group_of, rules_hold, write_rules
+from tests.support.policy_rules import assert_rules_enforced, group_of, write_rules
 
 from weft.cni.errors import CniError
 from weft.lab.hosts import Host, Pod
-from weft.lab.namespaces import step_apart
+from weft.lab.namespaces import enter_private_namespaces
 from weft.lab.netlab import NetLab, open_lab
 from weft.lab.servers.openvswitch import Switch
 from weft.lab.waiting import DEADLINE, until
 from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.tasks import background
 
-# Pods that come and go on each host, in each of two networks.
+# Concurrent pods per host, in each of two networks.
 SLOTS = 4
 _TENANT = "default"
 _NETWORKS = ("default-net", "small")
 
 
 class Slot:
-    """A place for one pod at a time, at the hands of a runtime that may be killed itself."""
+    """Attaches and detaches one pod at a time; its shim may be killed."""
 
-    def __init__(self, siege: Siege, host: Host, name: str, network: str, group: str) -> None:
+    def __init__(self, chaos: ChaosRun, host: Host, name: str, network: str, group: str) -> None:
         self.host = host
         self.calling: asyncio.Task[object] | None = None
         self.pod: Pod | None = None
-        self._siege = siege
+        self._chaos = chaos
         self._name = name
         self._network = network
         self._group = group
 
     async def run(self) -> None:
-        """Attach and detach until the siege is over; what is attached last stays so."""
-        while not self._siege.over:
+        """Attach and detach until the run is over; the last pod stays attached."""
+        while not self._chaos.over:
             try:
                 self.pod = await self._call(lambda: self.host.pod(self._name, network=self._network, group=self._group))
             except (CniError, asyncio.CancelledError, OSError):
-                self._siege.outcomes["ADD without an answer"] += 1
+                self._chaos.results["ADD without an answer"] += 1
                 await self._detach()
                 continue
-            self._siege.outcomes["ADD"] += 1
-            self._siege.take(self._held(self.pod))
-            if not self._siege.over:
+            self._chaos.results["ADD"] += 1
+            self._chaos.record_add(self._held(self.pod))
+            if not self._chaos.over:
                 await self.remove()
 
     async def remove(self) -> None:
-        """Nothing is attached any more."""
+        """Detach the pod, if any."""
         if self.pod is not None:
-            self._siege.give_back(self._held(self.pod))
+            self._chaos.record_del(self._held(self.pod))
         await self._detach()
 
     async def _detach(self) -> None:
-        """DEL as often as it takes, as runtimes do it, and a fresh namespace for the next pod."""
+        """Retry DEL until it succeeds, as runtimes do, and create a new namespace for the next pod."""
         self.pod = None
         attachment = self.host.attachment(self._name)
         backoff = Backoff(cap=0.5, within=2 * DEADLINE)
@@ -78,11 +78,11 @@ class Slot:
                 await backoff.pause()
             else:
                 break
-        self._siege.outcomes["DEL"] += 1
+        self._chaos.results["DEL"] += 1
         self.host.remove_netns(self._name)
 
     async def _call(self, call: Callable[[], Awaitable[Pod | None]]) -> Pod | None:
-        """A call of the plugin, which whoever wants to kill the shim may cancel."""
+        """Call the plugin; cancellation stands for a killed shim."""
         self.calling = asyncio.ensure_future(call())
         try:
             return await asyncio.shield(self.calling)
@@ -95,38 +95,38 @@ class Slot:
 
 
 class Witness:
-    """Reads the kernels again and again, without our own code: no address may be spoken for by two ports.
+    """Polls the kernels without our own code: no address may have anti-spoofing entries on two ports.
 
-    Hosts are read one after the other, so what goes from one to the next in between is seen at both. Twice in a row
-    that cannot be: a released address rests.
+    Hosts are read one after the other, so an address that moves in between is seen on both. That cannot happen
+    twice in a row: a released address has a cooldown.
     """
 
     def __init__(self, lab: NetLab) -> None:
         self.readings = 0
-        # Held while the kernels, and the switches, are being read.
+        # Held while the kernels and switches are read.
         self.turn = asyncio.Lock()
         self._lab = lab
         self._suspects: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
-        """Look for as long as the siege goes on."""
+        """Poll until the run is over."""
         while True:
             async with self.turn:
                 doubled = await asyncio.to_thread(self._doubled)
-            assert not doubled & self._suspects, f"spoken for by two ports: {doubled & self._suspects}"
+            assert not doubled & self._suspects, f"allowed on two ports: {doubled & self._suspects}"
             self._suspects = doubled
             self.readings += 1
 
     def _doubled(self) -> set[tuple[str, str]]:
         spoken: Counter[tuple[str, str]] = Counter()
         for host in self._lab.hosts.values():
-            with suppress(FileNotFoundError):  # the tenant's last pod has just left, and its namespace with it
-                spoken.update((held.tenant, held.address) for held in inventory.allowed_to_speak(host))
+            with suppress(FileNotFoundError):  # the tenant netns was deleted with its last pod
+                spoken.update((held.tenant, held.address) for held in inventory.spoofguard_addresses(host))
         return {address for address, ports in spoken.items() if ports > 1}
 
 
-class Siege:
-    """A lab under attack, and what its runtimes were told."""
+class ChaosRun:
+    """A lab under chaos, and the ADD results of its runtimes."""
 
     def __init__(self, lab: NetLab, *, dice: random.Random, rules: int) -> None:
         self.lab = lab
@@ -134,11 +134,11 @@ class Siege:
         self.rules = rules
         self.dice = dice
         self.over = False
-        self.outcomes: Counter[str] = Counter()
+        self.results: Counter[str] = Counter()
         self.killed: Counter[str] = Counter()
-        # Kills in the middle of an operation.
+        # Kills during an operation.
         self.inside = 0
-        self.told: set[Held] = set()
+        self.attached: set[Held] = set()
         self.slots = [
             Slot(self, host, f"{host.name}-{network}-{number}", network, group_of(network) if rules else "")
             for host in lab.hosts.values()
@@ -146,24 +146,24 @@ class Siege:
             for number in range(SLOTS)
         ]
 
-    def take(self, held: set[Held]) -> None:
-        """A runtime was told that its pod has these addresses."""
+    def record_add(self, held: set[Held]) -> None:
+        """Record the addresses of an ADD result."""
         taken = {each.address for each in held}
-        others = {each for each in self.told if each.address in taken}
-        assert not others, f"{held} was given already: {others}"
-        self.told |= held
+        others = {each for each in self.attached if each.address in taken}
+        assert not others, f"{held} was allocated already: {others}"
+        self.attached |= held
 
-    def give_back(self, held: set[Held]) -> None:
-        self.told -= held
+    def record_del(self, held: set[Held]) -> None:
+        self.attached -= held
 
     async def kill_one(self) -> None:
-        """Kill something, in the middle of an operation if one comes soon, and start it again."""
+        """Kill a process, during an operation if one starts soon, and restart it."""
         victims = {"shim": 4, "agent": 3, "master": 1} | ({"store": 1} if self.lab.etcd else {})
         victims |= {"switch": 1, "switch's database": 1} if self.lab.datapath == "ovs" else {}
         victim = self.dice.choices(list(victims), weights=list(victims.values()))[0]
         host = self.dice.choice(list(self.lab.hosts.values()))
         await until(lambda: any(slot.calling for slot in self.slots if slot.host is host))
-        await wait_event(asyncio.Event(), within=self.dice.uniform(0, 0.01))  # somewhere in the middle of it
+        await wait_event(asyncio.Event(), within=self.dice.uniform(0, 0.01))  # a random point of the operation
         busy = [slot.calling for slot in self.slots if slot.host is host and slot.calling]
         if victim == "shim" and not busy:
             return
@@ -182,23 +182,25 @@ class Siege:
             async with self.witness.turn:
                 await asyncio.to_thread(_restart, host.switch, victim)
 
-    async def judge(self) -> None:
-        """Everything agrees, by an independent reader, with pods attached and then without."""
-        await inventory.settled(self.lab)
+    async def verify(self) -> None:
+        """Assert that all state agrees, read without our own code, with pods attached and then without."""
+        await inventory.wait_consistent(self.lab)
         stored = inventory.stored(await self.lab.rest.state())
-        assert stored == self.told, f"told but not stored {self.told - stored}, the reverse {stored - self.told}"
+        assert stored == self.attached, (
+            f"attached but not stored {self.attached - stored}, the reverse {stored - self.attached}"
+        )
         if self.rules:
-            await rules_hold([slot.pod for slot in self.slots if slot.pod is not None], rules=self.rules)
+            await assert_rules_enforced([slot.pod for slot in self.slots if slot.pod is not None], rules=self.rules)
         for slot in self.slots:
             if slot.pod is not None:
                 await slot.pod.check()
             await slot.remove()
-        await inventory.settled(self.lab)
+        await inventory.wait_consistent(self.lab)
         assert inventory.stored(await self.lab.rest.state()) == set()
 
 
 def _restart(switch: Switch, daemon: str) -> None:
-    """Kill one of its daemons, and return when it answers again."""
+    """Kill one of its daemons, and return when it is running again."""
     if daemon == "switch":
         switch.kill_daemon()
         switch.start_daemon()
@@ -207,46 +209,46 @@ def _restart(switch: Switch, daemon: str) -> None:
         switch.start_database()
 
 
-async def besiege(*, kills: int, store: str, datapath: str, seed: int, rules: int = 0) -> None:
-    """The whole siege, with so many rules in force."""
+async def run_chaos(*, kills: int, store: str, datapath: str, seed: int, rules: int = 0) -> None:
+    """Run chaos with this number of kills and rules."""
     async with open_lab(store=store, datapath=datapath) as lab:
         try:
             await lab.network("small", subnet="10.9.0.0/24", ipv6Subnet="2001:db8:9::/64")
             if rules:
                 await write_rules(lab, rules=rules, networks=_NETWORKS)
             await asyncio.gather(lab.host("one"), lab.host("two"))
-            siege = Siege(lab, dice=random.Random(seed), rules=rules)
-            async with background(siege.witness.run(), name="witness"), asyncio.TaskGroup() as running:
-                for slot in siege.slots:
+            chaos = ChaosRun(lab, dice=random.Random(seed), rules=rules)
+            async with background(chaos.witness.run(), name="witness"), asyncio.TaskGroup() as running:
+                for slot in chaos.slots:
                     running.create_task(slot.run())
                 try:
-                    while siege.killed.total() < kills:
-                        await siege.kill_one()
+                    while chaos.killed.total() < kills:
+                        await chaos.kill_one()
                 finally:
-                    siege.over = True  # also when something is wrong: slots take a cancellation for a killed shim
-            await siege.judge()
+                    chaos.over = True  # also on errors: slots treat cancellation as a killed shim
+            await chaos.verify()
             sys.stdout.write(
-                f"killed {dict(siege.killed)}, {siege.inside} inside an operation; {dict(siege.outcomes)};"
-                f" the kernels were read {siege.witness.readings} times\n"
+                f"killed {dict(chaos.killed)}, {chaos.inside} inside an operation; {dict(chaos.results)};"
+                f" the kernels were read {chaos.witness.readings} times\n"
             )
-            assert siege.inside * 2 >= kills
+            assert chaos.inside * 2 >= kills
         except BaseException:
-            lab.tell_logs()
+            lab.print_logs()
             raise
 
 
 def main() -> None:
-    """The command."""
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.chaos")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--store", choices=("embedded", "etcd"), default="etcd")
     parser.add_argument("--datapath", choices=("linux", "ovs"), default="linux")
-    parser.add_argument("--rules", type=int, default=0, help="how many rules are in force")
+    parser.add_argument("--rules", type=int, default=0, help="number of enforced rules")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     args = parser.parse_args()
     sys.stdout.write(f"seed {args.seed}\n")
-    step_apart()
-    asyncio.run(besiege(kills=args.kills, store=args.store, datapath=args.datapath, seed=args.seed, rules=args.rules))
+    enter_private_namespaces()
+    asyncio.run(run_chaos(kills=args.kills, store=args.store, datapath=args.datapath, seed=args.seed, rules=args.rules))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Random clusters: small ones that hold every form of policy, and large ones of a wanted size.
+"""Random clusters: small ones with every form of policy, and large ones of a requested size.
 
-Everything follows from the `random.Random` that is given, so a failure is repeated by its seed. The worlds of names,
-labels, addresses and ports are small on purpose: things meet, overlap and dangle often.
+Everything derives from the given `random.Random`, so the seed reproduces a failure. The pools of names, labels,
+addresses and ports are small on purpose: objects often collide, overlap, or refer to something that does not exist.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from collections.abc import Callable, Hashable, Sequence
 from random import Random
 from typing import TypeVar
 
-from tests.support.policy_oracle import Question
+from tests.support.policy_oracle import FlowSpec
 
 from weft.domain.errors import Invalid, NotFound
 from weft.domain.ids import EndpointId, GroupName, NetworkName, PolicyName, RuleId, TenantName
 from weft.domain.model import Endpoint, Group, Network, PodPort, Policy, Rule
-from weft.domain.policy.engine.engine import Affected, Engine
-from weft.domain.policy.engine.facts import Fact
+from weft.domain.policy.engine.engine import Affected, Engine, PolicyObject
 from weft.domain.policy.model.identities import ApiServer, Host, Namespace, Pod
 from weft.domain.policy.model.netpol import (
     EgressRule,
@@ -57,69 +56,69 @@ _WORLD = ["192.0.2.7", "203.0.113.9", "10.1.0.250", "2001:db8::7", "fd01::ffff"]
 T = TypeVar("T")
 
 
-def random_cluster(rng: Random) -> list[Fact]:
-    """A small cluster in which both vocabularies meet and some references dangle."""
-    facts: dict[Hashable, Fact] = {}
+def random_cluster(rng: Random) -> list[PolicyObject]:
+    """A small cluster with Contiv and Kubernetes policies, and some dangling references."""
+    objects: dict[Hashable, PolicyObject] = {}
     for make, most in _MAKERS.items():
         for _ in range(rng.randint(most // 2, most)):
-            fact = make(rng)
-            facts[key_of(fact)] = fact
-    return list(facts.values())
+            value = make(rng)
+            objects[key_of(value)] = value
+    return list(objects.values())
 
 
-def random_fact(rng: Random) -> Fact:
-    """An object of a small cluster: a new one, or another with the key of one it holds."""
+def random_object(rng: Random) -> PolicyObject:
+    """An object of a small cluster: a new one, or a changed one with an existing key."""
     return rng.choices(list(_MAKERS), weights=list(_MAKERS.values()))[0](rng)
 
 
-def key_of(fact: Fact) -> Hashable:
-    """What two objects share when one replaces the other."""
-    match fact:
+def key_of(value: PolicyObject) -> Hashable:
+    """The key under which an object replaces another."""
+    match value:
         case Pod():
-            return Pod, fact.namespace, fact.name
+            return Pod, value.namespace, value.name
         case NetworkPolicy():
-            return NetworkPolicy, fact.metadata.namespace, fact.metadata.name
+            return NetworkPolicy, value.metadata.namespace, value.metadata.name
         case Namespace():
-            return Namespace, fact.name
+            return Namespace, value.name
         case Host():
-            return Host, fact.node
+            return Host, value.node
         case ApiServer():
             return ApiServer
         case Policy():
-            return Policy, fact.tenant, fact.name
+            return Policy, value.tenant, value.name
         case Rule():
-            return Rule, fact.tenant, fact.policy, fact.rule_id
+            return Rule, value.tenant, value.policy, value.rule_id
         case Endpoint() | Group() | Network():
-            return type(fact), fact.key
+            return type(value), value.key
 
 
-def remove_fact(engine: Engine, fact: Fact) -> Affected:
-    """Take the object with this one's key out of the engine."""
-    match fact:
+def remove_object(engine: Engine, value: PolicyObject) -> Affected:
+    """Remove the object with this key from the engine."""
+    match value:
         case Pod():
-            return engine.remove_pod(fact.namespace, fact.name)
+            return engine.remove_pod(value.namespace, value.name)
         case NetworkPolicy():
-            return engine.remove_network_policy(fact.metadata.namespace, fact.metadata.name)
+            return engine.remove_network_policy(value.metadata.namespace, value.metadata.name)
         case Namespace():
-            return engine.remove_namespace(fact.name)
+            return engine.remove_namespace(value.name)
         case Host():
-            return engine.remove_host(fact.node)
+            return engine.remove_host(value.node)
         case ApiServer():
             return engine.remove_api_server()
         case Policy():
-            return engine.remove_policy((fact.tenant, fact.name))
+            return engine.remove_policy((value.tenant, value.name))
         case Rule():
-            return engine.remove_rule((fact.tenant, fact.policy, fact.rule_id))
+            return engine.remove_rule((value.tenant, value.policy, value.rule_id))
         case Endpoint():
-            return engine.remove_endpoint(fact.key)
+            return engine.remove_endpoint(value.key)
         case Group():
-            return engine.remove_group(fact.key)
+            return engine.remove_group(value.key)
         case Network():
-            return engine.remove_network(fact.key)
+            return engine.remove_network(value.key)
 
 
-def random_question(rng: Random, engine: Engine) -> Question | None:
-    """A flow between two ends of the cluster or the world; None where they have no common address family."""
+def random_flow(rng: Random, engine: Engine) -> FlowSpec | None:
+    """A flow between two identities; None if they have no common address family."""
     workloads = list(engine.workloads)
     ends = [*workloads, *workloads, *workloads, *_WORLD, *(f"host:{node}" for node in _NODES if node), "apiserver"]
     source, target = rng.choice(ends), rng.choice(ends)
@@ -131,7 +130,7 @@ def random_question(rng: Random, engine: Engine) -> Question | None:
         )
     except (Invalid, NotFound):
         return None
-    return Question(source, target, flow.protocol, flow.port, flow.version)
+    return FlowSpec(source, target, flow.protocol, flow.port, flow.version)
 
 
 def _maybe(rng: Random, value: T) -> T | None:
@@ -271,7 +270,7 @@ def _random_policy(rng: Random) -> Policy:
 
 
 def _random_rule(rng: Random) -> Rule:
-    inward = rng.random() < 0.5
+    ingress = rng.random() < 0.5
     group = rng.choice([*_GROUPS, *[""] * 6])
     network = "" if group else rng.choice([*_NETWORKS, *[""] * 6])
     address = "" if network else rng.choice([*_SPANS, *[""] * len(_SPANS)])
@@ -279,22 +278,22 @@ def _random_rule(rng: Random) -> Rule:
         tenant=_random_tenant(rng),
         policy=rng.choice(_POLICIES),
         rule_id=RuleId(str(rng.randint(1, 12))),
-        direction="in" if inward else "out",
+        direction="in" if ingress else "out",
         priority=rng.choice([1, 1, 2, 50, 100]),
-        from_endpoint_group=group if inward else "",
-        from_network=network if inward else "",
-        from_ip_address=address if inward else "",
-        to_endpoint_group="" if inward else group,
-        to_network="" if inward else network,
-        to_ip_address=rng.choice(["", "", "", *_SPANS[:2]]) if inward else address,
+        from_endpoint_group=group if ingress else "",
+        from_network=network if ingress else "",
+        from_ip_address=address if ingress else "",
+        to_endpoint_group="" if ingress else group,
+        to_network="" if ingress else network,
+        to_ip_address=rng.choice(["", "", "", *_SPANS[:2]]) if ingress else address,
         protocol=rng.choice(["", "", "tcp", "tcp", "tcp", "udp", "icmp", "47", "132"]),
         port=rng.choice([0, 0, 0, *_PORTS]),
         action="allow" if rng.random() < 0.5 else "deny",
     )
 
 
-# How each kind of object is made, and how many a small cluster has at most.
-_MAKERS: dict[Callable[[Random], Fact], int] = {
+# The generator of each kind, and how many of it a small cluster has at most.
+_MAKERS: dict[Callable[[Random], PolicyObject], int] = {
     _random_namespace: 3,
     _random_pod: 8,
     _random_network_policy: 5,
@@ -308,8 +307,8 @@ _MAKERS: dict[Callable[[Random], Fact], int] = {
 }
 
 
-def large_cluster(rng: Random, *, pods: int, namespaces: int, policies: int) -> list[Fact]:
-    """A cluster of a wanted size, shaped as large clusters are: applications of a few pods that open to each other."""
+def large_cluster(rng: Random, *, pods: int, namespaces: int, policies: int) -> list[PolicyObject]:
+    """A cluster of the requested size, shaped like real ones: applications of a few pods that allow each other."""
     names = [f"ns-{number}" for number in range(namespaces)]
     stages = ["dev", "test", "prod"]
     return [

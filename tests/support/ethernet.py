@@ -1,4 +1,4 @@
-"""Frames as they are on a pod's interface: said by hand, and heard."""
+"""Build, send and capture Ethernet frames on an interface."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VLAN: Final = 0x8100
 IPV4: Final = 0x0800
 REQUEST, REPLY = 1, 2
 BROADCAST: Final = "ff:ff:ff:ff:ff:ff"
-_EVERYTHING = 3
+_ETH_P_ALL = 3
 _SOL_PACKET, _PACKET_ADD_MEMBERSHIP, _PACKET_AUXDATA = 263, 1, 8
 _MEMBERSHIP, _PROMISCUOUS = struct.Struct("=iHxxxxxxxxxx"), 1
 _SIOCGIFINDEX, _INDEXED = 0x8933, struct.Struct("=16si20x")
@@ -44,7 +44,7 @@ def arp(operation: int, *, sender: tuple[str, Address], target: tuple[str, Addre
 
 
 def datagram(source: Address, target: Address) -> bytes:
-    """An IPv4 packet of UDP that has no content."""
+    """An empty UDP datagram in an IPv4 packet."""
     form, ends = struct.Struct(">BBHHHBBH"), pack_address(source) + pack_address(target)
     start = (0x45, 0, form.size + len(ends) + _UDP_HEADER.size, 0, 0, 64, socket.IPPROTO_UDP)
     checksum = 0xFFFF - sum(struct.unpack(">10H", form.pack(*start, 0) + ends)) % 0xFFFF
@@ -52,8 +52,10 @@ def datagram(source: Address, target: Address) -> bytes:
 
 
 @contextmanager
-def wire_of(namespace: Namespace, kind: int = _EVERYTHING, *, interface: str = "eth0") -> Iterator[socket.socket]:
-    """A pod's interface, or a machine's, as frames: all of them, whomever they are for."""
+def open_packet_socket(
+    namespace: Namespace, kind: int = _ETH_P_ALL, *, interface: str = "eth0"
+) -> Iterator[socket.socket]:
+    """A promiscuous packet socket on an interface of a namespace."""
     with namespace.open_socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(kind)) as opened:
         opened.bind((interface, kind))
         _, index = _INDEXED.unpack(fcntl.ioctl(opened, _SIOCGIFINDEX, _INDEXED.pack(interface.encode(), 0)))
@@ -62,13 +64,13 @@ def wire_of(namespace: Namespace, kind: int = _EVERYTHING, *, interface: str = "
         yield opened
 
 
-def hears(ear: socket.socket, wanted: Callable[[bytes], bool], *, within: float = QUIET_S) -> bool:
-    """Whether a frame that fits comes in time; what the pod says itself does not count."""
+def receives(sock: socket.socket, wanted: Callable[[bytes], bool], *, within: float = QUIET_S) -> bool:
+    """Whether a matching frame arrives in time; frames that the pod sends do not count."""
     deadline = time.monotonic() + within
-    while (left := deadline - time.monotonic()) > 0:
-        ear.settimeout(left)
+    while (remaining := deadline - time.monotonic()) > 0:
+        sock.settimeout(remaining)
         try:
-            data, (_, _, direction, *_) = ear.recvfrom(65_536)
+            data, (_, _, direction, *_) = sock.recvfrom(65_536)
         except TimeoutError:
             return False
         if direction != socket.PACKET_OUTGOING and wanted(data):
@@ -81,18 +83,18 @@ def tagged(tag: int, content: bytes) -> bytes:
     return content[:12] + struct.pack(">HH", VLAN, tag) + content[12:]
 
 
-def tag_heard(ear: socket.socket, wanted: Callable[[bytes], bool], *, within: float) -> int | None:
-    """The VLAN tag of the next frame that fits and has one; the kernel tells it beside the frame."""
-    ear.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
+def received_vlan_tag(sock: socket.socket, wanted: Callable[[bytes], bool], *, within: float) -> int | None:
+    """The VLAN tag of the next matching tagged frame, from the kernel's ancillary data."""
+    sock.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
     deadline = time.monotonic() + within
-    while (left := deadline - time.monotonic()) > 0:
-        ear.settimeout(left)
+    while (remaining := deadline - time.monotonic()) > 0:
+        sock.settimeout(remaining)
         try:
-            data, beside, _, _ = ear.recvmsg(65_536, 64)
+            data, ancillary, _, _ = sock.recvmsg(65_536, 64)
         except TimeoutError:
             return None
-        for _, kind, told in beside:
-            _, _, _, _, _, tag, _ = _AUXDATA.unpack(told)
+        for _, kind, auxdata in ancillary:
+            _, _, _, _, _, tag, _ = _AUXDATA.unpack(auxdata)
             if kind == _PACKET_AUXDATA and tag and wanted(data):
                 return int(tag)
     return None
@@ -103,5 +105,5 @@ def is_arp(data: bytes) -> bool:
 
 
 def is_from(mac: str) -> Callable[[bytes], bool]:
-    """Whether a frame is of who has this MAC."""
+    """Match frames with this source MAC."""
     return lambda data: data[6:12] == pack_mac(mac)

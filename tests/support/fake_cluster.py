@@ -1,4 +1,4 @@
-"""A cluster on which pure decisions are carried out, without a store, a loop or a clock."""
+"""An in-memory cluster that applies transactions, without a store, an event loop or a clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT = TenantName("default")
 
 
 class FakeCluster:
-    """Every key with its value and revision, and the cluster that is made of them. It has the tenant `default`."""
+    """Keys with values and revisions, and the `Cluster` built from them. It has the tenant `default`."""
 
     def __init__(self) -> None:
         self.cluster = Cluster()
@@ -35,11 +35,11 @@ class FakeCluster:
         self.put(model.Tenant(name=DEFAULT))
 
     def reading(self) -> ReadSet:
-        """What a decision sees that is made now."""
+        """The read set of a transaction that starts now."""
         return ReadSet(self.cluster, self.revision)
 
     def carry_out(self, plan: Transaction) -> None:
-        """Commit as a store does: `Stale`, and nothing happens, when a compare does not hold."""
+        """Commit as a store does: raise `Stale` and change nothing if a compare fails."""
         for compare in plan.compares:
             if not self._holds(compare):
                 raise Stale(f"{compare} does not hold")
@@ -73,7 +73,7 @@ class FakeCluster:
         )
 
     def put(self, value: T) -> T:
-        """Create or change an object; what is stored then."""
+        """Create or change an object; return the stored value."""
         kind = kind_of(value)
         self.carry_out(changes.plan_put(self.reading(), kind, value))
         stored = self.cluster.get(kind, *kind.key_parts(value))
@@ -112,18 +112,18 @@ class FakeCluster:
 
 
 def kind_of(value: T) -> Kind[T]:
-    """The kind an object is of."""
-    return next(kind for kind in kinds.ALL if kind.type is type(value))  # type: ignore[misc]
+    """The kind of an object."""
+    return next(kind for kind in kinds.ALL if kind.type is type(value))
 
 
 def network(name: str = "blue", /, subnet: str = "10.1.1.0/24", **members: object) -> model.Network:
-    """A vxlan network of the tenant `default`, unless told otherwise."""
-    given = {"tenant": DEFAULT, "name": name, "encap": "vxlan", "subnet": subnet} | members
-    return model.Network(**given)  # type: ignore[arg-type]
+    """A vxlan network of the tenant `default` by default."""
+    fields = {"tenant": DEFAULT, "name": name, "encap": "vxlan", "subnet": subnet} | members
+    return model.Network(**fields)  # type: ignore[arg-type]
 
 
 def group(name: str = "web", /, **members: object) -> model.Group:
-    """A group on the network `blue` of the tenant `default`, unless told otherwise."""
+    """A group on the network `blue` of the tenant `default` by default."""
     return model.Group(**({"tenant": DEFAULT, "name": name, "network": "blue"} | members))  # type: ignore[arg-type]
 
 
@@ -132,9 +132,9 @@ def policy(name: str = "p", /, **members: object) -> model.Policy:
 
 
 def rule(rule_id: str = "1", /, **members: object) -> model.Rule:
-    """A rule of the policy `p` that allows everything in, unless told otherwise."""
-    given = {"tenant": DEFAULT, "policy": "p", "rule_id": rule_id, "direction": "in", "action": "allow"} | members
-    return model.Rule(**given)  # type: ignore[arg-type]
+    """A rule of the policy `p` that allows everything in by default."""
+    fields = {"tenant": DEFAULT, "policy": "p", "rule_id": rule_id, "direction": "in", "action": "allow"} | members
+    return model.Rule(**fields)  # type: ignore[arg-type]
 
 
 def profile(name: str = "gold", /, **members: object) -> model.Profile:
@@ -142,15 +142,15 @@ def profile(name: str = "gold", /, **members: object) -> model.Profile:
 
 
 def service(name: str = "s", /, **members: object) -> model.Service:
-    """A service on the network `blue`, unless told otherwise."""
-    given = {"tenant": DEFAULT, "name": name, "network": "blue", "selectors": ("app=web",), "ports": ("80:8080:TCP",)}
-    return model.Service(**(given | members))  # type: ignore[arg-type]
+    """A service on the network `blue` by default."""
+    fields = {"tenant": DEFAULT, "name": name, "network": "blue", "selectors": ("app=web",), "ports": ("80:8080:TCP",)}
+    return model.Service(**(fields | members))  # type: ignore[arg-type]
 
 
 def endpoint(
     name: str, *, network: str = "blue", group: str = "", address: str = "", address_v6: str = ""
 ) -> model.Endpoint:
-    """An endpoint of the tenant `default` as it is asked for."""
+    """An endpoint of the tenant `default`, as requested."""
     return model.Endpoint(
         tenant=DEFAULT,
         network=NetworkName(network),

@@ -1,22 +1,26 @@
-"""A node on paper: the agent's own use cases on a store in memory, above a datapath that only takes notes."""
+"""A node with a fake datapath: the agent's own CNI verbs on a store in memory."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import cast
 
+from tests.support.agents import make_store_side
 from tests.support.fake_cluster import FakeCluster, network
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.agent.cni.attachments import Attachments
 from weft.agent.cni.pods import PodWorkloads
+from weft.agent.dataplane.desired_state import DesiredState, make_features
 from weft.agent.dataplane.executor import DatapathExecutor
-from weft.agent.dataplane.reconciler import Reconciler
+from weft.agent.dataplane.reconciler import NetnsObserver, Reconciler
+from weft.agent.dns_publisher import DnsPublisher
 from weft.agent.store.attachment_store import AttachmentStore
 from weft.agent.store.evictions import Evictions
-from weft.agent.store.node_ipam import NodeIpam
+from weft.cni.chains import Chains
 from weft.cni.request import AttachmentId, Request, parse_request
 from weft.domain import model
 from weft.domain.cluster import Cluster
@@ -36,13 +40,13 @@ NODE = NodeName("one")
 _CONFIG = b'{"cniVersion":"1.1.0","name":"weft","type":"weft-cni"%s}'
 
 
-class PaperDatapath:
-    """Notes what it is told. It refuses what it is told to refuse, and waits where it is told to wait."""
+class FakeDatapath:
+    """Records what it is given. It fails and waits where a test says so."""
 
     def __init__(self) -> None:
         self.plugged: dict[AttachmentId, EndpointConfig] = {}
-        # What else there is.
-        self._parts: set[StateItem] = set()
+        # State items other than ports.
+        self._items: set[StateItem] = set()
         # The containers that cannot be unplugged.
         self.refused: set[str] = set()
         # Why the next plug of a container fails.
@@ -52,84 +56,105 @@ class PaperDatapath:
         # Set when a plug has begun.
         self.plugging = threading.Event()
 
-    def plug(self, wiring: EndpointConfig, policy: Difference[StateItem] = NO_CHANGE) -> None:
+    def plug(self, config: EndpointConfig, changes: Difference[StateItem] = NO_CHANGE) -> None:
         self.plugging.set()
         if not self.may_plug.wait(DEADLINE):
-            raise DatapathFault("nobody let it go on")
-        if fault := self.faults.pop(_id_of(wiring).container, None):
+            raise DatapathFault("the test did not release the plug")
+        if fault := self.faults.pop(_id_of(config).container, None):
             raise fault
-        self.plugged[_id_of(wiring)] = wiring
-        self.apply(policy)
+        self.plugged[_id_of(config)] = config
+        self.apply(changes)
 
-    def plug_together(self, pluggings: Sequence[PlugRequest]) -> Iterator[WeftError | None]:
-        return one_by_one(lambda each: self.plug(each.wiring, each.policy), pluggings)
+    def plug_batch(self, requests: Sequence[PlugRequest]) -> Iterator[WeftError | None]:
+        return one_by_one(lambda each: self.plug(each.config, each.changes), requests)
 
-    def unplug(self, wiring: EndpointConfig, policy: Difference[StateItem] = NO_CHANGE) -> None:
-        if wiring.netns.rpartition("/")[2] in self.refused:
-            raise DatapathFault(f"{wiring.netns} is stuck")
-        self.plugged.pop(_id_of(wiring), None)
-        self.apply(policy)
+    def unplug(self, config: EndpointConfig, changes: Difference[StateItem] = NO_CHANGE) -> None:
+        if config.netns.rpartition("/")[2] in self.refused:
+            raise DatapathFault(f"{config.netns} is stuck")
+        self.plugged.pop(_id_of(config), None)
+        self.apply(changes)
 
-    def check(self, wiring: EndpointConfig) -> list[str]:
-        return [] if _id_of(wiring) in self.plugged else ["nothing is plugged"]
+    def check(self, config: EndpointConfig) -> list[str]:
+        return [] if _id_of(config) in self.plugged else ["nothing is plugged"]
 
     def apply(self, difference: Difference[StateItem]) -> None:
-        self._parts.difference_update(difference.drop)
-        self._parts.update(difference.put)
+        self._items.difference_update(difference.drop)
+        self._items.update(difference.put)
 
-    def settle(self) -> None: ...
+    def flush_datapath_cache(self) -> None: ...
 
-    def converge(self, wanted: Set[StateItem]) -> DriftReport:
-        """Finds what it was not told, ports aside: those come and go by plugging."""
-        before, self._parts = self._parts, {part for part in wanted if not isinstance(part, Port)}
-        plugged = {wiring.port for wiring in self.plugged.values()}
-        missing = {part for part in wanted if isinstance(part, Port)} - plugged
-        return DriftReport(repaired=tuple(f"{part}" for part in before ^ self._parts), missing=frozenset(missing))
-
-
-def _id_of(wiring: EndpointConfig) -> AttachmentId:
-    return AttachmentId(wiring.netns.rpartition("/")[2], wiring.interface)
+    def converge(self, desired: Set[StateItem]) -> DriftReport:
+        """Repairs everything but ports, which come and go by plugging."""
+        before, self._items = self._items, {item for item in desired if not isinstance(item, Port)}
+        plugged = {config.port for config in self.plugged.values()}
+        missing = {item for item in desired if isinstance(item, Port)} - plugged
+        return DriftReport(repaired=tuple(f"{item}" for item in before ^ self._items), missing=frozenset(missing))
 
 
-class PaperNode:
-    """See the module. The namespace of a container is named after it."""
+def _id_of(config: EndpointConfig) -> AttachmentId:
+    return AttachmentId(config.netns.rpartition("/")[2], config.interface)
+
+
+class FakeNode:
+    """See the module. The netns of a container is named after it."""
 
     def __init__(
-        self, store: MemoryStore, kernel: DatapathExecutor, datapath: PaperDatapath, *, pods: Pods | None = None
+        self,
+        store: MemoryStore,
+        kernel: DatapathExecutor,
+        datapath: FakeDatapath,
+        *,
+        pods: Pods | None = None,
+        chains: Chains | None = None,
+        dns_socket: Path | None = None,
+        observers: Sequence[NetnsObserver] = (),
     ) -> None:
         self.store = store
         self.datapath = datapath
-        self.journal = AttachmentStore()
+        self.attachment_store = AttachmentStore()
         self.cluster = Cluster()
-        self.reconciler = Reconciler(self.cluster, node=NODE, journal=self.journal, kernel=kernel)
-        self.evictions = Evictions(self.reconciler, cluster=self.cluster, journal=self.journal)
-        self.mirror = Mirror(store, self.evictions)
-        self.holdings = NodeIpam(
+        self.features = make_features(self.cluster, node=NODE, attachment_store=self.attachment_store)
+        self.desired = DesiredState(
+            self.cluster, node=NODE, attachment_store=self.attachment_store, features=self.features
+        )
+        self.dns = (
+            DnsPublisher(socket=dns_socket, cluster=self.cluster, node=NODE, policies=self.features.policies.by_tenant)
+            if dns_socket
+            else None
+        )
+        dns = (self.dns,) if self.dns else ()
+        self.reconciler = Reconciler(self.desired, kernel=kernel, netns_observers=(*dns, *observers))
+        self.evictions = Evictions(cluster=self.cluster, attachment_store=self.attachment_store)
+        self.mirror = Mirror(store, self.cluster, self.desired, self.evictions, *dns)
+        self.store_side = make_store_side(
             store,
             node=model.Node(name=NODE),
             cluster=self.cluster,
             mirror=self.mirror,
-            journal=self.journal,
+            attachment_store=self.attachment_store,
             ttl=DEADLINE,
             limit=DEADLINE,
         )
         self.attachments = Attachments(
             cluster=self.cluster,
-            holdings=self.holdings,
-            journal=self.journal,
+            lease=self.store_side.lease,
+            allocator=self.store_side.allocator,
+            publisher=self.store_side.publisher,
+            attachment_store=self.attachment_store,
             kernel=kernel,
             reconciler=self.reconciler,
             mtu=1450,
             workloads=PodWorkloads(self.cluster, pods) if pods else None,
+            chains=chains,
         )
 
     async def call(self, verb: str, container: str = "", members: bytes = b"", *, uid: str = "") -> bytes:
-        """A request as a runtime makes it for eth0 of a container; `members` go into the configuration."""
+        """A request for eth0 of a container as a runtime makes it; `members` are added to the configuration."""
         return await self.attachments.serve(request_of(verb, container, members, uid=uid))
 
 
 def request_of(verb: str, container: str = "", members: bytes = b"", *, uid: str = "") -> Request:
-    """What `PaperNode.call` asks for. The pod of a container is called as it is, in the namespace `paper`."""
+    """The request of `FakeNode.call`. The pod of a container has its name, in the namespace `paper`."""
     named = {"COMMAND": verb, "CONTAINERID": container, "IFNAME": "eth0", "NETNS": f"/paper/{container}", "PATH": "/"}
     named["ARGS"] = f"K8S_POD_NAMESPACE=paper;K8S_POD_NAME={container}" if container else ""
     if uid:
@@ -138,10 +163,16 @@ def request_of(verb: str, container: str = "", members: bytes = b"", *, uid: str
 
 
 @asynccontextmanager
-async def paper_node(
-    *, subnet: str = "10.1.0.0/16", pods: Pods | None = None, also: Sequence[model.Value] = ()
-) -> AsyncIterator[PaperNode]:
-    """A node that is ready, with `default-net` of the tenant `default` and whatever else is named."""
+async def fake_node(
+    *,
+    subnet: str = "10.1.0.0/16",
+    pods: Pods | None = None,
+    chains: Chains | None = None,
+    also: Sequence[model.Value] = (),
+    dns_socket: Path | None = None,
+    observe: Callable[[FakeDatapath], NetnsObserver] | None = None,
+) -> AsyncIterator[FakeNode]:
+    """A node that is ready, with `default-net` of the tenant `default` and the objects in `also`."""
     world = FakeCluster()
     world.put(network("default-net", subnet))
     for value in also:
@@ -149,11 +180,13 @@ async def paper_node(
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(MemoryStore())
         await store.commit([], [Put(StoreKey(key), value) for key, value in world.entries.items()])
-        datapath = PaperDatapath()
+        datapath = FakeDatapath()
         thread = stack.enter_context(WorkerThread("kernel"))
-        node = PaperNode(store, DatapathExecutor(cast("Datapath", datapath), thread), datapath, pods=pods)
+        kernel = DatapathExecutor(cast("Datapath", datapath), thread)
+        observers = [observe(datapath)] if observe else []
+        node = FakeNode(store, kernel, datapath, pods=pods, chains=chains, dns_socket=dns_socket, observers=observers)
         await stack.enter_async_context(background(node.mirror.run(), name="mirror"))
-        await stack.enter_async_context(background(node.holdings.run(), name="holdings"))
-        await until(lambda: node.holdings.connected)
+        await stack.enter_async_context(background(node.store_side.run(), name="node lease"))
+        await until(lambda: node.store_side.lease.connected)
         node.attachments.ready.set()
         yield node

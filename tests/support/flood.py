@@ -1,4 +1,4 @@
-"""A flood of packets from a thread of its own, and taps that see every packet which comes to a namespace."""
+"""A packet flood from its own thread, and taps that capture every packet that arrives in a namespace."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _IP_PROTOCOLS = frozenset({0x0800, 0x86DD})
 _OUTGOING = 4
 _HEADERS_BYTES = 128
 _TAP_BYTES = 1 << 22
-# A flood leaves the machine to others for a moment after each wave.
-_BREATH_S = 0.0003
+# Pause after each round, so that a flood does not starve the machine.
+_PAUSE_S = 0.0003
 
 
-class Shot(NamedTuple):
-    """A datagram that is sent again and again."""
+class FloodDatagram(NamedTuple):
+    """A datagram that is sent in every round."""
 
-    mouth: socket.socket
+    sender: socket.socket
     address: str
     port: int
 
 
 class Flood:
-    """Sends all its shots in waves while the block runs. What has no way yet is tried again."""
+    """Sends all its datagrams in rounds while the block runs. Errors such as "no route" are ignored."""
 
     def __init__(self) -> None:
-        # May be exchanged at any time.
-        self.shots: tuple[Shot, ...] = ()
-        # How often all of them were sent.
-        self.waves = 0
+        # May be replaced at any time.
+        self.datagrams: tuple[FloodDatagram, ...] = ()
+        # The number of complete rounds.
+        self.rounds = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flood", daemon=True)
 
@@ -51,15 +51,15 @@ class Flood:
         self._thread.join(DEADLINE)
 
     def _run(self) -> None:
-        while not self._over.wait(_BREATH_S):
-            for mouth, address, port in self.shots:
+        while not self._over.wait(_PAUSE_S):
+            for sender, address, port in self.datagrams:
                 with suppress(OSError):
-                    mouth.sendto(b"flood", (address, port))
-            self.waves += 1
+                    sender.sendto(b"flood", (address, port))
+            self.rounds += 1
 
 
 class Tap:
-    """Sees what comes to a namespace by any device, also by one that is yet to be made."""
+    """Captures packets of every device in a namespace, also of devices created later."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._socket = namespace.open_socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ALL_PROTOCOLS))
@@ -74,8 +74,8 @@ class Tap:
     ) -> None:
         self._socket.close()
 
-    def seen(self) -> list[Packet]:
-        """The IP packets that have come since the last call."""
+    def packets(self) -> list[Packet]:
+        """The IP packets since the last call."""
         found = []
         with suppress(BlockingIOError):
             while True:

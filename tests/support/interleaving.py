@@ -1,8 +1,8 @@
 """Many actors on one store, and a scheduler that owns every turn and the clock: a seed repeats a run exactly.
 
-Actors are ordinary coroutines. Each of their calls to the store waits for its turn; when nobody can go on, the
-scheduler chooses what happens next: a call goes through, is refused, goes through unheard or long after its caller gave
-up, a piece of news arrives, or the clock moves to the next timer. No time passes otherwise, and none is slept.
+Actors are ordinary coroutines. Each of their calls to the store waits for its turn; when no actor can go on, the
+scheduler chooses what happens next: a call succeeds, fails, succeeds with its answer lost or long after its caller gave
+up, a watch event arrives, or the clock moves to the next timer. No time passes otherwise, and none is slept.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from weft.ports.store import Change, Compare, Entry, LeaseId, Listing, Revision,
 
 T = TypeVar("T")
 
-# Seconds after which a call goes through whose caller gave up.
+# Delays in seconds of calls whose caller timed out.
 DELAYS = (0.0, 1.0, 5.0, 25.0)
 
 
 class Fault(Enum):
-    """What becomes of a call to the store."""
+    """The fault injected into a call to the store."""
 
     DONE = "done"
     REFUSED = "refused"
-    UNHEARD = "unheard"
+    ANSWER_LOST = "answer lost"
     LATE = "late"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultProfile:
-    """How a run is: the chances of each fate but `DONE`, of the clock moving while others wait, and of lost history."""
+    """Probabilities of the faults of a run, of the clock moving while actors wait, and of a compacted history."""
 
     refused: float
-    unheard: float
+    answer_lost: float
     late: float
     clock: float
     compacted: float
 
     @classmethod
     def random(cls, rng: Random) -> FaultProfile:
-        """Calm or stormy; runs that differ in kind find more than runs that are all alike."""
-        storm = rng.choice((0.0, 0.01, 0.05, 0.15))
+        """A random profile with few or many faults: varied runs find more."""
+        rate = rng.choice((0.0, 0.01, 0.05, 0.15))
         return cls(
-            refused=storm * rng.random(),
-            unheard=storm * rng.random(),
-            late=storm * rng.random(),
+            refused=rate * rng.random(),
+            answer_lost=rate * rng.random(),
+            late=rate * rng.random(),
             clock=rng.choice((0.02, 0.1, 0.3)),
-            compacted=storm * rng.random(),
+            compacted=rate * rng.random(),
         )
 
 
@@ -66,85 +66,85 @@ class _Turn(NamedTuple):
 
 
 class Scheduler:
-    """Runs coroutines on a loop of its own. `check` is called after every step and raises when something is wrong.
+    """Runs coroutines on its own event loop. `check` is called after every step and raises on a violation.
 
-    It begins calm: every call goes through, everyone is equally quick, and the clock moves when nothing else can.
+    It begins without faults: every call succeeds, all actors are equally fast, and the clock moves only when idle.
     """
 
-    def __init__(self, rng: Random, weather: FaultProfile) -> None:
+    def __init__(self, rng: Random, profile: FaultProfile) -> None:
         self.rng = rng
-        self.weather = weather
+        self.profile = profile
         self.now = 0.0
         self.history: list[str] = []
         self.check: Callable[[], None] = lambda: None
         self._waiting: list[_Turn] = []
         self._pace: dict[str, float] = {}
         self._stragglers: set[asyncio.Task[None]] = set()
-        self._calm = True
+        self._faults_enabled = False
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run to the end; what goes wrong carries the history of the last steps."""
+        """Run to the end; an error carries the history of the last steps."""
         try:
             with asyncio.Runner(loop_factory=lambda: _Loop(self)) as runner:
                 try:
                     return runner.run(main)
                 finally:
-                    self._calm = True
+                    self._faults_enabled = False
                     self.check = lambda: None
         except BaseException as error:
             error.add_note("\n".join(self.history[-200:]))
             raise
 
     async def turn(self, actor: str, what: str) -> None:
-        """Wait until the scheduler lets this actor go on."""
+        """Wait until the scheduler resumes this actor."""
         turn = _Turn(actor, what, asyncio.get_running_loop().create_future())
         self._waiting.append(turn)
         await turn.go
 
     def chance(self, probability: float) -> bool:
-        return not self._calm and self.rng.random() < probability
+        return self._faults_enabled and self.rng.random() < probability
 
-    def fate(self) -> Fault:
-        """What becomes of the call whose turn it is."""
-        for fate, probability in (
-            (Fault.REFUSED, self.weather.refused),
-            (Fault.UNHEARD, self.weather.unheard),
-            (Fault.LATE, self.weather.late),
+    def next_fault(self) -> Fault:
+        """The fault of the call whose turn it is."""
+        for fault, probability in (
+            (Fault.REFUSED, self.profile.refused),
+            (Fault.ANSWER_LOST, self.profile.answer_lost),
+            (Fault.LATE, self.profile.late),
         ):
             if self.chance(probability):
-                return fate
+                return fault
         return Fault.DONE
 
-    def straggle(self, actor: str, what: str, act: Callable[[], Awaitable[object]]) -> None:
-        """Have a call go through at some later turn, when its caller no longer listens."""
+    def apply_late(self, actor: str, what: str, act: Callable[[], Awaitable[object]]) -> None:
+        """Apply a call at a later turn, after its caller has timed out."""
 
-        async def go_through() -> None:
+        async def apply() -> None:
             await asyncio.sleep(self.rng.choice(DELAYS))
             await self.turn(f"{actor} late", what)
             with suppress(WeftError):
                 await act()
 
-        task = asyncio.create_task(go_through(), name=f"{actor} late")
+        task = asyncio.create_task(apply(), name=f"{actor} late")
         self._stragglers.add(task)
         task.add_done_callback(self._stragglers.discard)
 
-    def storm(self) -> None:
-        """From here on the weather is as it was given."""
-        self._calm = False
+    def enable_faults(self) -> None:
+        """From here on the fault profile applies."""
+        self._faults_enabled = True
 
-    async def calm_down(self) -> None:
-        """From here on all is calm again; returns when the calls on the way have gone through."""
-        self._calm = True
+    async def disable_faults(self) -> None:
+        """From here on no call fails; returns when all late calls have arrived."""
+        self._faults_enabled = False
         while self._stragglers:
             await asyncio.wait(self._stragglers)
 
     def step(self, until_timer: float | None) -> None:
-        """Nobody can go on: choose what happens next."""
+        """No actor can run: choose the next step."""
         self.check()
         self._waiting = [turn for turn in self._waiting if not turn.go.done()]
-        if not self._waiting or (until_timer is not None and self.chance(self.weather.clock)):
+        if not self._waiting or (until_timer is not None and self.chance(self.profile.clock)):
             if until_timer is None:
-                raise AssertionError("nothing can happen any more")
+                raise AssertionError("deadlock: no actor and no timer can run")
             self.now += until_timer
             return
         (chosen,) = self.rng.choices(self._waiting, [self._pace_of(turn.actor) for turn in self._waiting])
@@ -153,8 +153,8 @@ class Scheduler:
         chosen.go.set_result(None)
 
     def _pace_of(self, actor: str) -> float:
-        """Some are thirty times slower than others; once all is calm, none is."""
-        if self._calm:
+        """Some actors are thirty times slower than others, while faults are enabled."""
+        if not self._faults_enabled:
             return 1.0
         if actor not in self._pace:
             self._pace[actor] = 10 ** -self.rng.uniform(0.0, 1.5)
@@ -173,7 +173,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.SelectSelector):
-    """Where a loop would sleep until the next timer, the scheduler is asked instead."""
+    """Calls the scheduler where an event loop would sleep until the next timer."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
@@ -186,13 +186,13 @@ class _Selector(selectors.SelectSelector):
 
 
 class ScheduledStore:
-    """The store as one actor has it: every call waits for its turn and meets its fate; all are refused while `cut`."""
+    """The store as one actor sees it: every call waits for its turn and may fail; all fail while `partitioned`."""
 
     def __init__(self, store: Store, scheduler: Scheduler, actor: str) -> None:
         self._store = store
         self._scheduler = scheduler
         self._actor = actor
-        self.cut = False
+        self.partitioned = False
 
     async def read(self, key: StoreKey) -> Entry | None:
         return await self._call(f"read {key}", lambda: self._store.read(key))
@@ -207,10 +207,10 @@ class ScheduledStore:
     async def watch(self, prefix: StoreKey, since: Revision) -> AsyncGenerator[Change, None]:
         async with aclosing(self._store.watch(prefix, since)) as changes:
             async for change in changes:
-                await self._scheduler.turn(f"{self._actor} watch", f"news of revision {change.revision}")
-                if self._scheduler.chance(self._scheduler.weather.compacted):
-                    raise Compacted("the scheduler has forgotten history")
-                if self.cut or self._scheduler.fate() is not Fault.DONE:
+                await self._scheduler.turn(f"{self._actor} watch", f"change of revision {change.revision}")
+                if self._scheduler.chance(self._scheduler.profile.compacted):
+                    raise Compacted("the scheduler has compacted the history")
+                if self.partitioned or self._scheduler.next_fault() is not Fault.DONE:
                     raise Unavailable("the watch was cut")
                 yield change
 
@@ -235,30 +235,32 @@ class ScheduledStore:
         try:
             await self._scheduler.turn(self._actor, what)
         except asyncio.CancelledError:
-            if not self.cut and self._scheduler.chance(0.5):
-                self._scheduler.straggle(self._actor, what, act)  # it was on its way when its caller gave up
+            if not self.partitioned and self._scheduler.chance(0.5):
+                self._scheduler.apply_late(self._actor, what, act)  # it was in flight when its caller timed out
             raise
-        fate = self._fate()
-        self._note(fate.value)
-        if fate is Fault.LATE:
-            self._scheduler.straggle(self._actor, what, act)
-        if fate in {Fault.LATE, Fault.REFUSED}:
+        fault = self._next_fault()
+        self._note(fault.value)
+        if fault is Fault.LATE:
+            self._scheduler.apply_late(self._actor, what, act)
+        if fault in {Fault.LATE, Fault.REFUSED}:
             raise Unavailable(f"{what}: no answer")
         try:
             answer = await act()
         except WeftError as error:
             self._note(type(error).__name__)
-            if fate is Fault.UNHEARD:
+            if fault is Fault.ANSWER_LOST:
                 raise Unavailable(f"{what}: no answer") from error
             raise
-        if fate is Fault.UNHEARD:
+        if fault is Fault.ANSWER_LOST:
             raise Unavailable(f"{what}: no answer")
         return answer
 
-    def _fate(self) -> Fault:
-        if not self.cut:
-            return self._scheduler.fate()
-        return Fault.LATE if self._scheduler.chance(0.3) else Fault.REFUSED  # the last words before the cut arrive
+    def _next_fault(self) -> Fault:
+        if not self.partitioned:
+            return self._scheduler.next_fault()
+        return (
+            Fault.LATE if self._scheduler.chance(0.3) else Fault.REFUSED
+        )  # requests sent before the partition still arrive
 
     def _note(self, outcome: str) -> None:
         if outcome != Fault.DONE.value:
@@ -269,8 +271,8 @@ def _describe(write: Write) -> str:
     return f"{type(write).__name__} {getattr(write, 'key', None) or getattr(write, 'prefix', '')}"
 
 
-def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing, from code that is none."""
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never waits, for synchronous code."""
     try:
         coroutine.send(None)
     except StopIteration as stop:

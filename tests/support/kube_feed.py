@@ -1,4 +1,4 @@
-"""Kubernetes' services without Kubernetes: what an API server would say, written into the store."""
+"""Kubernetes Services without Kubernetes: writes into the store what Kubernetes sync would."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from weft.domain import codec, kinds
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.kube_objects import DeclaredService, EndpointSlice, KubeService, KubeSlice
+from weft.domain.loadbalancer.kube_objects import EndpointSlice, KubeService, KubeSlice, ServiceObject
 from weft.domain.store_types import Delete, DeleteAll, Put, Write
 from weft.drivers import EtcdStoreSettings, open_store
 from weft.lab.hosts import Pod
@@ -18,12 +18,12 @@ from weft.lab.netlab import NetLab
 from weft.ports.store import Store
 
 NAMESPACE = "lab"
-# Where backends are asked.
+# Port of the backends.
 TARGET_PORT = 8080
 
 
 class KubeFeed:
-    """Writes services of one tenant, and waits until every node has carried that out."""
+    """Writes Services of one tenant, and waits until every node has applied them."""
 
     def __init__(self, lab: NetLab, store: Store, tenant: str) -> None:
         self._lab = lab
@@ -52,7 +52,7 @@ class KubeFeed:
             namespace=NAMESPACE,
             name=name,
             shared=shared,
-            service=msgspec.convert(service, DeclaredService),
+            service=msgspec.convert(service, ServiceObject),
         )
         writes: list[Write] = [
             Put(kinds.KUBE_SERVICE.store_key(self._tenant, NAMESPACE, name), codec.encode(document)),
@@ -77,7 +77,7 @@ class KubeFeed:
             yield Put(key, codec.encode(document))
 
     async def remove(self, name: str) -> None:
-        """No such service any more."""
+        """Delete the Service."""
         await self._commit(
             [
                 Delete(kinds.KUBE_SERVICE.store_key(self._tenant, NAMESPACE, name)),
@@ -86,19 +86,19 @@ class KubeFeed:
         )
 
     async def remove_all(self) -> None:
-        """No service of the tenant any more."""
+        """Delete all Services of the tenant."""
         await self._commit(
             [DeleteAll(kind.store_prefix(self._tenant)) for kind in (kinds.KUBE_SERVICE, kinds.KUBE_SLICE)]
         )
 
     async def _commit(self, writes: Iterable[Write]) -> None:
         await self._store.commit([], [*writes])
-        (await self._lab.rest.send("POST", "/api/v1/settle?wait=60")).accepted()
+        (await self._lab.rest.send("POST", "/api/v1/sync?wait=60")).accepted()
 
 
 @asynccontextmanager
 async def kube_feed(lab: NetLab, tenant: str) -> AsyncIterator[KubeFeed]:
-    """A feed for a tenant of a lab on etcd; what it has written is gone in the end."""
+    """A feed for a tenant of a lab on etcd; its objects are deleted at the end."""
     assert lab.etcd is not None
     async with open_store(EtcdStoreSettings(endpoints=lab.etcd.endpoints)) as store:
         feed = KubeFeed(lab, store, tenant)

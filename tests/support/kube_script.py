@@ -1,4 +1,4 @@
-"""An API server that says what a test has written for it, line by line: for what a real one does rarely."""
+"""A scripted API server: returns lists and watch events that a test provides, for rare behaviour of a real one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.lab.servers.processes import free_port
 
 # A step of a script: the stream stays open, until the test ends.
 HANG = object()
-# A step of a script: the connection is cut.
+# A step of a script: the connection is closed.
 ABORT = object()
 
 
@@ -24,11 +24,11 @@ class Scripted:
     """Lists and watches by path. A watch is a list of steps: events, raw bytes, `HANG` or `ABORT`."""
 
     url: str = ""
-    # For each path the answers to lists, in turn; the last one stays. An int is a status.
+    # For each path the replies to lists, in turn; the last one repeats. An int is a status.
     lists: dict[str, list[Any]] = field(default_factory=dict)
     watches: dict[str, list[list[Any]]] = field(default_factory=dict)
     objects: dict[str, Any] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     posted: list[tuple[str, str, Any]] = field(default_factory=list)
     accepts: Callable[[str], bool] = bool
@@ -38,17 +38,17 @@ class Scripted:
         token = request.headers.get("Authorization", "none")
         self.tokens.append(token)
         if not self.accepts(token):
-            return status(401, "who are you")
+            return status(401, "unauthorized")
         if request.method != "GET":
             body = msgspec.json.decode(await request.read())
             known = {name for _, path, each in self.posted if (name := each.get("metadata", {}).get("name"))}
             if request.method == "POST" and body["metadata"]["name"] in known:
-                return status(409, "it is there")
+                return status(409, "already exists")
             self.posted.append((request.method, request.path, body))
             return web.json_response({})
         if "watch" in request.query:
             return await self._watch(request)
-        self.asked.append(f"list {request.path} {request.query.get('continue', '')}".strip())
+        self.requests.append(f"list {request.path} {request.query.get('continue', '')}".strip())
         if request.path in self.objects:
             return web.json_response(self.objects[request.path])
         answers = self.lists.get(request.path)
@@ -58,7 +58,7 @@ class Scripted:
         return status(answer, "refused") if isinstance(answer, int) else web.json_response(answer)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(f"watch {request.path} from {request.query['resourceVersion']}")
+        self.requests.append(f"watch {request.path} from {request.query['resourceVersion']}")
         assert request.query["allowWatchBookmarks"] == "true"
         scripts = self.watches.get(request.path)
         steps = scripts.pop(0) if scripts else [HANG]
@@ -111,7 +111,7 @@ def pod(name: str, version: int = 1, *, namespace: str = "default", **members: A
 
 @asynccontextmanager
 async def scripted_server() -> AsyncIterator[Scripted]:
-    """A server, running, whose script is still empty."""
+    """A running server with an empty script."""
     scripted = Scripted()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", scripted.handle)

@@ -1,4 +1,4 @@
-"""The real netdns beside tenants' spaces, and pods in them that ask it. `dig` is the judge."""
+"""The real netdns process, and pods in tenant netns that query it with `dig`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from weft.agent.dns.control_client import tell
 from weft.domain.errors import Unavailable
 from weft.kernel.netns import Namespace
 from weft.lab.dig import dig, dig_in_full
 from weft.lab.servers.processes import DEADLINE, Child
 from weft.runtime.backoff import Backoff
-from weft.runtime.dns_control import Message, Report, StatusQuery
+from weft.runtime.dns_control import Message, Report, StatusQuery, send_once
 
 GATEWAYS = ("10.1.0.1", "10.2.0.1", "fd00:1::1")
 POD = "10.1.0.5"
@@ -20,7 +19,7 @@ POD_V6 = "fd00:1::5"
 
 
 class Pod:
-    """A namespace that is wired to a tenant's space as the datapath does it in routing mode."""
+    """A pod netns, connected to a tenant netns as the datapath does it in routing mode."""
 
     def __init__(self, namespace: Namespace, *, tenant: Namespace) -> None:
         self.namespace = namespace
@@ -52,13 +51,13 @@ def _ip(namespace: Namespace, *arguments: str) -> None:
 
 
 class Netdns:
-    """The process, with no more rights than its systemd unit gives it. Its spaces are those of the test."""
+    """The process, with the capabilities that its systemd unit gives it."""
 
     def __init__(self, home: Path) -> None:
-        self.door = home / "dns.sock"
+        self.socket = home / "dns.sock"
         self.resolv_conf = home / "resolv.conf"
         self.log = home / "netdns.log"
-        flags = {"run-dir": home, "socket": self.door, "resolv-conf": self.resolv_conf, "log-level": "DEBUG"}
+        flags = {"run-dir": home, "socket": self.socket, "resolv-conf": self.resolv_conf, "log-level": "DEBUG"}
         self._command = (
             "unshare", "--mount", "--propagation", "slave",
             "setpriv", "--bounding-set", "-all,+sys_admin,+net_bind_service", "--no-new-privs",
@@ -67,22 +66,22 @@ class Netdns:
         self.process: Child | None = None
 
     async def start(self) -> None:
-        """Return when it lets agents in."""
+        """Return when it accepts control connections."""
         self.process = Child(self._command, log=self.log)
         backoff = Backoff(within=DEADLINE)
         while True:
             try:
-                await tell(self.door, StatusQuery())
+                await send_once(self.socket, StatusQuery())
             except Unavailable:
                 await backoff.pause()
             else:
                 return
 
-    async def tell(self, message: Message) -> Report:
-        return await tell(self.door, message)
+    async def send(self, message: Message) -> Report:
+        return await send_once(self.socket, message)
 
     def kill(self) -> None:
-        """End it as kill -9 does."""
+        """Kill it with SIGKILL."""
         if self.process:
             self.process.__exit__(None, None, None)
             self.process = None

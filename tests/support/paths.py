@@ -1,4 +1,4 @@
-"""Where things are: the checkout, its pages, and the shared folder that lies beside it on our own machines."""
+"""Paths of the checkout, its documentation, and the shared folder beside it on our own machines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The second evaluator of policy: slow, obvious, and written from the definitions alone.
+"""A reference implementation of policy: slow, simple, and written from the specifications alone.
 
-It shares with the engine nothing but the types of its input, keeps no index and compiles nothing: every question walks
-over all objects. Where the two disagree, one of them is wrong; tests on generated clusters look for that.
+It shares only the input types with the engine. It has no index and compiles nothing: every query scans all objects.
+Where the two disagree, one of them is wrong; property tests on random clusters look for that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
 from weft.domain.model import Endpoint, Group, Network, PodPort, Policy, Rule
-from weft.domain.policy.engine.facts import Fact
+from weft.domain.policy.engine.engine import PolicyObject
 from weft.domain.policy.model.identities import ApiServer, Host, Namespace, Pod
 from weft.domain.policy.model.netpol import NetworkPolicy, PolicyPeer, PolicyPort
 from weft.domain.selectors import LabelSelector
@@ -21,7 +21,7 @@ _NUMBERS = {"TCP": _TCP, "UDP": _UDP, "SCTP": _SCTP, "tcp": _TCP, "udp": _UDP}
 
 
 class _End(NamedTuple):
-    """One end of a flow, with everything that a definition asks about it."""
+    """One end of a flow, with everything that a specification refers to."""
 
     address: str
     tenant: str = ""
@@ -31,8 +31,8 @@ class _End(NamedTuple):
     pod: Pod | None = None
 
 
-class Question(NamedTuple):
-    """Does the first packet of this flow pass? Ends are named as the engine names them."""
+class FlowSpec(NamedTuple):
+    """The first packet of a flow. Ends have the identity keys of the engine."""
 
     source: str
     target: str
@@ -41,38 +41,38 @@ class Question(NamedTuple):
     version: int
 
 
-class Answer(NamedTuple):
-    """What the rules of the source and those of the target say."""
+class OracleVerdict(NamedTuple):
+    """Whether the source and the destination allow a flow."""
 
     egress: bool
     ingress: bool
 
 
-class Judge:
-    """Answers questions about one state of the cluster."""
+class PolicyOracle:
+    """Evaluates flows against one state of the cluster."""
 
-    def __init__(self, facts: Iterable[Fact]) -> None:
-        facts = list(facts)
-        self._namespaces = {fact.name: fact for fact in facts if isinstance(fact, Namespace)}
-        self._policies = [fact for fact in facts if isinstance(fact, NetworkPolicy)]
-        self._pods = [fact for fact in facts if isinstance(fact, Pod)]
-        self._endpoints = [fact for fact in facts if isinstance(fact, Endpoint)]
-        self._hosts = [fact for fact in facts if isinstance(fact, Host)]
-        self._api_servers = [fact for fact in facts if isinstance(fact, ApiServer)]
-        self._groups = [fact for fact in facts if isinstance(fact, Group)]
-        self._contiv_policies = [fact for fact in facts if isinstance(fact, Policy)]
-        self._rules = [fact for fact in facts if isinstance(fact, Rule)]
-        self._networks = [fact for fact in facts if isinstance(fact, Network)]
+    def __init__(self, objects: Iterable[PolicyObject]) -> None:
+        objects = list(objects)
+        self._namespaces = {value.name: value for value in objects if isinstance(value, Namespace)}
+        self._policies = [value for value in objects if isinstance(value, NetworkPolicy)]
+        self._pods = [value for value in objects if isinstance(value, Pod)]
+        self._endpoints = [value for value in objects if isinstance(value, Endpoint)]
+        self._hosts = [value for value in objects if isinstance(value, Host)]
+        self._api_servers = [value for value in objects if isinstance(value, ApiServer)]
+        self._groups = [value for value in objects if isinstance(value, Group)]
+        self._contiv_policies = [value for value in objects if isinstance(value, Policy)]
+        self._rules = [value for value in objects if isinstance(value, Rule)]
+        self._networks = [value for value in objects if isinstance(value, Network)]
 
-    def answer(self, question: Question) -> Answer:
-        source = self._end(question.source, question.version)
-        target = self._end(question.target, question.version)
+    def verdict(self, flow: FlowSpec) -> OracleVerdict:
+        source = self._end(flow.source, flow.version)
+        target = self._end(flow.target, flow.version)
         if source.tenant and target.tenant and source.tenant != target.tenant:
-            return Answer(egress=False, ingress=False)
+            return OracleVerdict(egress=False, ingress=False)
         own_host = source.host and source.node == target.node != ""
-        return Answer(
-            egress=self._allows("egress", source, target, question),
-            ingress=own_host or self._allows("ingress", target, source, question),
+        return OracleVerdict(
+            egress=self._allows("egress", source, target, flow),
+            ingress=own_host or self._allows("ingress", target, source, flow),
         )
 
     def _end(self, name: str, version: int) -> _End:
@@ -91,24 +91,24 @@ class Judge:
                 return _End(_first(server.addresses, version))
         return _End(name)
 
-    def _allows(self, direction: str, local: _End, remote: _End, question: Question) -> bool:
+    def _allows(self, direction: str, local: _End, remote: _End, flow: FlowSpec) -> bool:
         target = remote if direction == "egress" else local
         ports = target.pod.ports if target.pod else ()
-        return self._contiv_allows(direction, local, remote, question) and self._kubernetes_allows(
-            direction, local, remote, question, ports
+        return self._contiv_allows(direction, local, remote, flow) and self._kubernetes_allows(
+            direction, local, remote, flow, ports
         )
 
     # Kubernetes: a pod that no policy selects is open; otherwise some entry of some policy must allow the flow.
 
     def _kubernetes_allows(
-        self, direction: str, local: _End, remote: _End, question: Question, ports: Sequence[PodPort]
+        self, direction: str, local: _End, remote: _End, flow: FlowSpec, ports: Sequence[PodPort]
     ) -> bool:
         if local.pod is None:
             return True
         selecting = [policy for policy in self._policies if _selects(policy, local.pod, direction)]
         return not selecting or any(
             (not peers or any(self._is_peer(peer, remote, policy.metadata.namespace) for peer in peers))
-            and (not services or any(_is_service(service, question, ports) for service in services))
+            and (not services or any(_is_service(service, flow, ports) for service in services))
             for policy in selecting
             for peers, services in _entries(policy, direction)
         )
@@ -123,17 +123,17 @@ class Judge:
             return False
         if peer.namespace_selector is None:
             return remote.pod.namespace == namespace
-        home = self._namespaces.get(remote.pod.namespace)
-        if home is None:
+        namespace_object = self._namespaces.get(remote.pod.namespace)
+        if namespace_object is None:
             return False
-        labels = {**home.labels, "kubernetes.io/metadata.name": home.name}
+        labels = {**namespace_object.labels, "kubernetes.io/metadata.name": namespace_object.name}
         return _labels_match(peer.namespace_selector, labels)
 
-    # Contiv: of the rules that speak about the flow, those of the highest priority decide; one deny among them denies.
+    # Contiv: of the rules that match the flow, those of the highest priority decide; one deny among them denies.
 
-    def _contiv_allows(self, direction: str, local: _End, remote: _End, question: Question) -> bool:
+    def _contiv_allows(self, direction: str, local: _End, remote: _End, flow: FlowSpec) -> bool:
         source, target = (local, remote) if direction == "egress" else (remote, local)
-        speaking = [
+        matching = [
             rule
             for group in self._groups
             if (group.tenant, group.name) == (local.tenant, local.group)
@@ -144,10 +144,10 @@ class Judge:
             and rule.direction == ("out" if direction == "egress" else "in")
             and self._is_end(source, rule.tenant, rule.from_endpoint_group, rule.from_network, rule.from_ip_address)
             and self._is_end(target, rule.tenant, rule.to_endpoint_group, rule.to_network, rule.to_ip_address)
-            and _is_contiv_service(rule, question)
+            and _is_contiv_service(rule, flow)
         ]
-        highest = max((rule.priority for rule in speaking), default=0)
-        return all(rule.action == "allow" for rule in speaking if rule.priority == highest)
+        highest = max((rule.priority for rule in matching), default=0)
+        return all(rule.action == "allow" for rule in matching if rule.priority == highest)
 
     def _is_end(self, end: _End, tenant: str, group: str, network: str, address: str) -> bool:
         if group:
@@ -207,44 +207,44 @@ def _labels_match(selector: LabelSelector, labels: dict[str, str]) -> bool:
     return True
 
 
-def _is_service(service: PolicyPort, question: Question, ports: Sequence[PodPort]) -> bool:
-    if question.protocol != _NUMBERS[service.protocol or "TCP"]:
+def _is_service(service: PolicyPort, flow: FlowSpec, ports: Sequence[PodPort]) -> bool:
+    if flow.protocol != _NUMBERS[service.protocol or "TCP"]:
         return False
     if service.port is None:
         return True
     if isinstance(service.port, str):
-        return PodPort(service.port, question.protocol, question.port) in ports
-    return question.port in range(service.port, (service.end_port or service.port) + 1)
+        return PodPort(service.port, flow.protocol, flow.port) in ports
+    return flow.port in range(service.port, (service.end_port or service.port) + 1)
 
 
-def _is_contiv_service(rule: Rule, question: Question) -> bool:
-    has_ports = question.protocol in (_TCP, _UDP, _SCTP)
+def _is_contiv_service(rule: Rule, flow: FlowSpec) -> bool:
+    has_ports = flow.protocol in (_TCP, _UDP, _SCTP)
     if rule.protocol == "icmp":
-        return question.protocol in (1, 58)
+        return flow.protocol in (1, 58)
     if rule.protocol:
         number = _NUMBERS.get(rule.protocol) or int(rule.protocol)
-        return question.protocol == number and (not has_ports or rule.port in (0, question.port))
-    return rule.port == 0 or (has_ports and rule.port == question.port)
+        return flow.protocol == number and (not has_ports or rule.port in (0, flow.port))
+    return rule.port == 0 or (has_ports and rule.port == flow.port)
 
 
 def _in_network(address: str, text: str) -> bool:
     if not address:
         return False
     network = ip_network(text, strict=False)
-    carried = _carried_ipv4(network)
-    return ip_address(address) in (carried or network)
+    mapped = _mapped_ipv4(network)
+    return ip_address(address) in (mapped or network)
 
 
 def _in_subnet(address: str, text: str) -> bool:
-    """Also of a network that hands out a part only: `10.1.1.5-10.1.1.20/24`."""
+    """Also for a network with an address range: `10.1.1.5-10.1.1.20/24`."""
     start, _, length = text.partition("/")
     return _in_network(address, f"{start.partition('-')[0]}/{length}")
 
 
-def _carried_ipv4(network: IPv4Network | IPv6Network) -> IPv4Network | None:
+def _mapped_ipv4(network: IPv4Network | IPv6Network) -> IPv4Network | None:
     if isinstance(network, IPv6Network) and network.subnet_of(IPv6Network("::ffff:0:0/96")):
-        carried = network.network_address.ipv4_mapped
-        return IPv4Network((carried, network.prefixlen - 96)) if carried else None
+        mapped = network.network_address.ipv4_mapped
+        return IPv4Network((mapped, network.prefixlen - 96)) if mapped else None
     return None
 
 

@@ -1,4 +1,4 @@
-"""A tenant's space with pods in it, and packets that are watched until they arrive or are told to be refused."""
+"""A tenant netns with pods, and probe packets that are followed until they arrive or a drop is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.domain.desired.state import Port, StateItem, TenantNetns
 from weft.domain.ids import TenantName
 from weft.domain.policy.model.protocols import ICMP, ICMPV6, SCTP, TCP, UDP
 from weft.domain.policy.model.rules import Direction
-from weft.domain.policy.policymap.policy_state import WORKLOAD, IpIdentity, PolicyEntry, PolicyPart, VerdictCounter
+from weft.domain.policy.policymap.policy_state import WORKLOAD, IpIdentity, PolicyEntry, PolicyItem, VerdictCounter
 from weft.kernel.netns import Namespace, NamespaceDirectory
 from weft.lab.waiting import DEADLINE
 from weft.ports.datapath import Drop, EndpointConfig, InterfaceAddress
@@ -39,17 +39,17 @@ _VTEP = parse_address("127.0.0.1", field="vtep")
 
 
 class Pod(NamedTuple):
-    """A workload: its namespace, its attachment, and its number in policy."""
+    """A workload: its namespace, its endpoint configuration and its identity number."""
 
     namespace: Namespace
-    wiring: EndpointConfig
+    config: EndpointConfig
     number: int
 
     def address(self, family: int) -> Address:
-        return next(each.address for each in self.wiring.addresses if each.address.family == family)
+        return next(each.address for each in self.config.addresses if each.address.family == family)
 
-    def who(self) -> tuple[IpIdentity, ...]:
-        return tuple(IpIdentity(TENANT, each.address, self.number) for each in self.wiring.addresses)
+    def ip_identities(self) -> tuple[IpIdentity, ...]:
+        return tuple(IpIdentity(TENANT, each.address, self.number) for each in self.config.addresses)
 
     def open_socket(self, family: int, kind: int, protocol: int = 0, *, port: int = 0) -> socket.socket:
         """A socket of the pod's address that never blocks."""
@@ -68,13 +68,13 @@ class PolicyTestbed:
         self._pods = NamespaceDirectory(directory / "pods")
         self._pods.prepare()
         self._closing = closing
-        self._space: TenantNetnsDriver | None = None
-        self.told: list[Drop] = []
+        self._netns: TenantNetnsDriver | None = None
+        self.drops_seen: list[Drop] = []
         self._open()
-        self.datapath.apply(Difference(self._ground(), ()))
+        self.datapath.apply(Difference(self._base_items(), ()))
         self.datapath.drops()
 
-    def _ground(self) -> tuple[StateItem, ...]:
+    def _base_items(self) -> tuple[StateItem, ...]:
         return (TenantNetns(TENANT), self.segment) if self.segment else (TenantNetns(TENANT),)
 
     def _open(self) -> None:
@@ -85,118 +85,118 @@ class PolicyTestbed:
         self.datapath.__exit__(None, None, None)
 
     def restart(self) -> None:
-        """A process with no memory takes over."""
+        """Replace the datapath by a new one, as a restart does."""
         self.close()
         self._open()
         self.datapath.drops()
 
     @property
-    def space(self) -> TenantNetnsDriver:
-        """The tenant's space, by a way of its own."""
-        if self._space is None:
-            self._space = self._closing.enter_context(TenantNetnsDriver(NamespaceDirectory(self._tenants).open(TENANT)))
-        return self._space
+    def netns(self) -> TenantNetnsDriver:
+        """A driver of the tenant netns beside that of the datapath."""
+        if self._netns is None:
+            self._netns = self._closing.enter_context(TenantNetnsDriver(NamespaceDirectory(self._tenants).open(TENANT)))
+        return self._netns
 
     def pod(self, number: int, *, ready: bool = True) -> Pod:
-        """A plugged pod; without `ready` nobody has said who it is."""
-        pod = self.coming_pod(number)
-        self.datapath.plug(pod.wiring, Difference(pod.who() if ready else (), ()))
+        """A plugged pod; without `ready` its identity is not known."""
+        pod = self.unplugged_pod(number)
+        self.datapath.plug(pod.config, Difference(pod.ip_identities() if ready else (), ()))
         return pod
 
-    def coming_pod(self, number: int) -> Pod:
+    def unplugged_pod(self, number: int) -> Pod:
         """A pod that has a namespace and is to be plugged by the caller."""
         addresses = tuple(parse_address(text, field="pod") for text in (f"10.0.0.{number}", f"fd00::{number:x}"))
         lengths = _LENGTHS if self.segment else BITS
         name = f"pod{number}"
         namespace = self._closing.enter_context(self._pods.create(name))
-        wiring = EndpointConfig(
+        config = EndpointConfig(
             port=Port(TENANT, f"wp{number}", mac_of(addresses[0]), addresses, _SEGMENT if self.segment else 0),
             netns=str(self._pods.path / name),
             interface="eth0",
             addresses=tuple(InterfaceAddress(each, lengths[each.family]) for each in addresses),
             mtu=_MTU,
         )
-        return Pod(namespace, wiring, WORKLOAD | number)
+        return Pod(namespace, config, WORKLOAD | number)
 
     def unplug(self, pod: Pod) -> None:
-        """The pod leaves."""
-        self.datapath.unplug(pod.wiring, Difference((), pod.who()))
+        """Remove the pod."""
+        self.datapath.unplug(pod.config, Difference((), pod.ip_identities()))
 
-    def put(self, *parts: PolicyPart) -> None:
-        """Bring parts into force, with a count for every outcome in them."""
-        self.datapath.apply(Difference((*tallies_of(parts), *parts), ()))
+    def put(self, *items: PolicyItem) -> None:
+        """Apply state items, with a counter for each verdict in them."""
+        self.datapath.apply(Difference((*counters_of(items), *items), ()))
 
-    def drop(self, *parts: PolicyPart) -> None:
-        self.datapath.apply(Difference((), parts))
+    def drop(self, *items: PolicyItem) -> None:
+        self.datapath.apply(Difference((), items))
 
-    def parts(self, pods: Iterable[Pod], policy: Sequence[PolicyPart] = ()) -> Set[StateItem]:
-        """Everything that is wanted when these are there."""
-        found: set[StateItem] = {*self._ground(), *tallies_of(policy), *policy}
+    def items(self, pods: Iterable[Pod], policy: Sequence[PolicyItem] = ()) -> Set[StateItem]:
+        """Return the desired state for these pods and this policy."""
+        found: set[StateItem] = {*self._base_items(), *counters_of(policy), *policy}
         for pod in pods:
-            found |= {pod.wiring.port, *pod.who()}
+            found |= {pod.config.port, *pod.ip_identities()}
         return found
 
-    def count(self, outcome: int | str) -> int:
-        """How many packets met an outcome or a reason of our own."""
+    def count(self, verdict_id: int | str) -> int:
+        """Return the packets counted for a verdict or a drop reason."""
         (counters,) = self.datapath.counters()
-        return counters.reasons[outcome] if isinstance(outcome, str) else counters.outcomes[outcome]
+        return counters.reasons[verdict_id] if isinstance(verdict_id, str) else counters.verdicts[verdict_id]
 
     def wait_for_drop(self, source: Address | None = None) -> Drop:
-        """The next packet, of this source where one is given, that is told to be refused."""
+        """Return the next reported drop, of this source if one is given."""
         deadline = time.monotonic() + DEADLINE
         while time.monotonic() < deadline:
-            self.told += self.datapath.drops()
-            for position, drop in enumerate(self.told):
+            self.drops_seen += self.datapath.drops()
+            for position, drop in enumerate(self.drops_seen):
                 if source in (None, drop.source):
-                    return self.told.pop(position)
+                    return self.drops_seen.pop(position)
             select.select([], [], [], _LOOK_AGAIN_S)
-        raise AssertionError("nothing was refused")
+        raise AssertionError("nothing was dropped")
 
-    def ask(self, source: Pod, target: Pod, protocol: int, port: int = 0, *, family: int = 4) -> int | str:
-        """What becomes of a first packet: 0 when it arrives, else the outcome or the reason for which it does not."""
+    def probe(self, source: Pod, target: Pod, protocol: int, port: int = 0, *, family: int = 4) -> int | str:
+        """Send a first packet; return 0 if it arrives, else the verdict id or the drop reason."""
         with sending(source, target, protocol, port, family=family) as arrived:
-            return self.fate(arrived, source.address(family))
+            return self.packet_result(arrived, source.address(family))
 
-    def fate(self, arrived: socket.socket, source: Address) -> int | str:
-        """0 when the socket has something to read, else what a packet of the source was refused for."""
+    def packet_result(self, arrived: socket.socket, source: Address) -> int | str:
+        """Return 0 when the socket is readable, else the verdict id or drop reason of a packet of the source."""
         deadline = time.monotonic() + DEADLINE
         while time.monotonic() < deadline:
             if select.select([arrived], [], [], _LOOK_AGAIN_S)[0]:
                 return 0
-            self.told += self.datapath.drops()
-            for position, drop in enumerate(self.told):
+            self.drops_seen += self.datapath.drops()
+            for position, drop in enumerate(self.drops_seen):
                 if drop.source == source:
-                    self.told.pop(position)
-                    return drop.reason or drop.outcome
-        raise AssertionError("it neither arrived nor was it refused")
+                    self.drops_seen.pop(position)
+                    return drop.reason or drop.verdict_id
+        raise AssertionError("it neither arrived nor was it dropped")
 
 
 @contextmanager
-def open_ward(directory: Path, *, fwdmode: str = "routing") -> Iterator[PolicyTestbed]:
-    """A ward in the calling thread's namespaces, with its pins in a directory of its own."""
+def open_testbed(directory: Path, *, fwdmode: str = "routing") -> Iterator[PolicyTestbed]:
+    """Open a testbed in the calling thread's namespaces, with its mounts in a directory of its own."""
     with ExitStack() as closing:
-        ward = PolicyTestbed(directory, closing, fwdmode=fwdmode)
-        closing.callback(ward.close)
-        yield ward
+        testbed = PolicyTestbed(directory, closing, fwdmode=fwdmode)
+        closing.callback(testbed.close)
+        yield testbed
 
 
-def row(
+def policy_entry(
     direction: Direction,
     local: Pod,
     remote: Pod | int | None,
-    outcome: int,
+    verdict_id: int,
     *,
     protocol: int | None = None,
     ports: tuple[int, int] | None = None,
 ) -> PolicyEntry:
-    """A row about pods; the remote end may be any number, or everyone."""
+    """Return a policy entry for pods; the remote end may be any identity, or None for all."""
     number = remote.number if isinstance(remote, Pod) else remote
-    return PolicyEntry(TENANT, direction, local.number, number, outcome, protocol, ports)
+    return PolicyEntry(TENANT, direction, local.number, number, verdict_id, protocol, ports)
 
 
-def tallies_of(parts: Iterable[PolicyPart]) -> tuple[VerdictCounter, ...]:
-    outcomes = {part.outcome for part in parts if isinstance(part, PolicyEntry)}
-    return tuple(VerdictCounter(TENANT, outcome) for outcome in sorted(outcomes))
+def counters_of(items: Iterable[PolicyItem]) -> tuple[VerdictCounter, ...]:
+    verdicts = {item.verdict_id for item in items if isinstance(item, PolicyEntry)}
+    return tuple(VerdictCounter(TENANT, verdict_id) for verdict_id in sorted(verdicts))
 
 
 @contextmanager
@@ -205,22 +205,22 @@ def sending(source: Pod, target: Pod, protocol: int, port: int, *, family: int) 
     where = str(target.address(family))
     with ExitStack() as closing:
         if protocol == TCP:
-            ear = closing.enter_context(target.open_socket(family, socket.SOCK_STREAM, port=port))
-            ear.listen()
-            caller = closing.enter_context(source.open_socket(family, socket.SOCK_STREAM))
-            started = caller.connect_ex((where, port))
+            listener = closing.enter_context(target.open_socket(family, socket.SOCK_STREAM, port=port))
+            listener.listen()
+            client_socket = closing.enter_context(source.open_socket(family, socket.SOCK_STREAM))
+            started = client_socket.connect_ex((where, port))
             assert started in (0, errno.EINPROGRESS)
         elif protocol == UDP:
-            ear = closing.enter_context(target.open_socket(family, socket.SOCK_DGRAM, port=port))
-            caller = closing.enter_context(source.open_socket(family, socket.SOCK_DGRAM))
-            caller.sendto(b"?", (where, port))
+            listener = closing.enter_context(target.open_socket(family, socket.SOCK_DGRAM, port=port))
+            client_socket = closing.enter_context(source.open_socket(family, socket.SOCK_DGRAM))
+            client_socket.sendto(b"?", (where, port))
         else:
-            ear = closing.enter_context(target.open_socket(family, socket.SOCK_RAW, protocol))
-            if protocol == ICMPV6:  # on a segment neighbours look for each other
-                ear.setsockopt(socket.IPPROTO_ICMPV6, _ICMPV6_FILTER, _ECHOES_ONLY)
-            caller = closing.enter_context(source.open_socket(family, socket.SOCK_RAW, protocol))
-            caller.sendto(_content(protocol, port), (where, 0))
-        yield ear
+            listener = closing.enter_context(target.open_socket(family, socket.SOCK_RAW, protocol))
+            if protocol == ICMPV6:  # on a bridge there is neighbour discovery too
+                listener.setsockopt(socket.IPPROTO_ICMPV6, _ICMPV6_FILTER, _ECHOES_ONLY)
+            client_socket = closing.enter_context(source.open_socket(family, socket.SOCK_RAW, protocol))
+            client_socket.sendto(_content(protocol, port), (where, 0))
+        yield listener
 
 
 def _content(protocol: int, port: int) -> bytes:

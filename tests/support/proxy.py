@@ -10,7 +10,7 @@ _PIECE = 65_536
 
 
 class Proxy:
-    """Passes connections on to one port of 127.0.0.1 while the block runs."""
+    """Forwards connections to one port of 127.0.0.1 while the block runs."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -27,22 +27,22 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many connections there are now."""
+        """The number of open connections."""
         return len(self._connections)
 
     async def cut(self) -> None:
-        """Break all connections; new ones are welcome."""
+        """Close all connections; new ones are accepted."""
         for connection in self._connections:
             connection.cancel()
         if self._connections:
             await asyncio.wait(self._connections)
 
     def stall(self) -> None:
-        """Pass on nothing any more, in no direction, without closing anything; new connections stall too."""
+        """Stop forwarding in both directions without closing connections; new ones stall too."""
         self._flowing.clear()
 
     def resume(self) -> None:
-        """Pass on what has piled up, and all that comes."""
+        """Forward again, including buffered data."""
         self._flowing.set()
 
     async def __aenter__(self) -> Self:
@@ -68,7 +68,7 @@ class Proxy:
             finally:
                 far_writer.transport.abort()
         except (OSError, asyncio.CancelledError):
-            pass  # either side has gone, or the connection is cut
+            pass  # either side has closed, or the connection was cut
         finally:
             self._connections.discard(this)
             writer.transport.abort()

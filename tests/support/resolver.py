@@ -1,4 +1,4 @@
-"""A resolver of the outside, for tests: it knows every name, and remembers which it was asked for."""
+"""An upstream DNS resolver for tests: it answers every name and records the queries."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ANSWER = "192.0.2.99"
 
 
 class Resolver(asyncio.DatagramProtocol):
-    """Give it to `create_datagram_endpoint`."""
+    """A protocol for `create_datagram_endpoint`."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.queries: list[str] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.DatagramTransport", transport)
@@ -23,7 +23,7 @@ class Resolver(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         query = dns.message.from_wire(data)
         name = query.question[0].name
-        self.asked.append(name.to_text())
+        self.queries.append(name.to_text())
         answer = dns.message.make_response(query)
         answer.answer.append(dns.rrset.from_text(name, 60, "IN", "A", ANSWER))
         self.transport.sendto(answer.to_wire(), addr)

@@ -1,4 +1,4 @@
-"""Workloads that answer for a service: each tells its name and whom it saw, so that a caller knows where it got to."""
+"""Service backends that answer with their own name and the source address that they observed."""
 
 from __future__ import annotations
 
@@ -8,80 +8,84 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
-from weft.lab.traffic import ONE_TRY_S, QUIET_S, TCP, Place, Transport
+from weft.lab.traffic import ONE_TRY_S, QUIET_S, TCP, NetnsAddress, Transport
 from weft.lab.waiting import DEADLINE
 from weft.runtime.tasks import background
 
 
-class Answer(NamedTuple):
-    """Who has answered, and as whom it saw the caller."""
+class Response(NamedTuple):
+    """The name of the backend, and the source address that it observed."""
 
-    who: str
-    saw: str
+    responder: str
+    observed_source: str
 
 
 @asynccontextmanager
-async def answering(places: Mapping[str, Place], *, port: int, transport: Transport = TCP) -> AsyncIterator[None]:
-    """Everyone at these places answers while the block runs."""
+async def answering(
+    addresses: Mapping[str, NetnsAddress], *, port: int, transport: Transport = TCP
+) -> AsyncIterator[None]:
+    """Run a backend at each of these addresses while the block runs."""
     async with AsyncExitStack() as stack:
-        for name, place in places.items():
-            ear = stack.enter_context(place.listening(port, transport))
-            work = _accept(name, ear) if transport is TCP else _echo(name, ear)
+        for name, address in addresses.items():
+            listener = stack.enter_context(address.listening(port, transport))
+            work = _accept(name, listener) if transport is TCP else _echo(name, listener)
             await stack.enter_async_context(background(work, name=f"{name} answers"))
         yield
 
 
-async def _accept(name: str, ear: socket.socket) -> None:
+async def _accept(name: str, listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        connection, (host, *_) = await loop.sock_accept(ear)
+        connection, (host, *_) = await loop.sock_accept(listener)
         with connection:
             await loop.sock_sendall(connection, f"{name} {host}".encode())
 
 
-async def _echo(name: str, ear: socket.socket) -> None:
+async def _echo(name: str, listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        _, source = await loop.sock_recvfrom(ear, 64)
-        await loop.sock_sendto(ear, f"{name} {source[0]}".encode(), source)
+        _, source = await loop.sock_recvfrom(listener, 64)
+        await loop.sock_sendto(listener, f"{name} {source[0]}".encode(), source)
 
 
-async def ask(source: Place, address: object, port: int, *, transport: Transport = TCP) -> Answer:
-    """What is answered at an address; `ConnectionRefusedError` when nobody is there."""
-    with source.open_caller(transport) as caller:
-        return await ask_by(caller, address, port, transport=transport)
+async def query(source: NetnsAddress, address: object, port: int, *, transport: Transport = TCP) -> Response:
+    """The response at an address; `ConnectionRefusedError` if no backend is there."""
+    with source.open_client(transport) as client:
+        return await query_with_socket(client, address, port, transport=transport)
 
 
-async def ask_by(caller: socket.socket, address: object, port: int, *, transport: Transport = TCP) -> Answer:
-    """The same by a socket of one's own. What is lost on the way is said again, as every client does."""
+async def query_with_socket(
+    client: socket.socket, address: object, port: int, *, transport: Transport = TCP
+) -> Response:
+    """The same with an open socket. Lost datagrams are retransmitted, as every client does."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(DEADLINE):
-        await loop.sock_connect(caller, (str(address), port))
+        await loop.sock_connect(client, (str(address), port))
         while True:
             if transport is not TCP:
-                await loop.sock_sendall(caller, b"?")
+                await loop.sock_sendall(client, b"?")
             try:
                 async with asyncio.timeout(None if transport is TCP else ONE_TRY_S):
-                    who, saw = (await loop.sock_recv(caller, 256)).decode().split()
-                    return Answer(who, saw)
+                    responder, observed_source = (await loop.sock_recv(client, 256)).decode().split()
+                    return Response(responder, observed_source)
             except TimeoutError:
                 continue
 
 
-async def is_refused(source: Place, address: object, port: int, *, transport: Transport = TCP) -> bool:
-    """Whether a caller is told at once that nobody is there."""
+async def is_refused(source: NetnsAddress, address: object, port: int, *, transport: Transport = TCP) -> bool:
+    """Whether a connection is refused or reset at once."""
     try:
-        await ask(source, address, port, transport=transport)
+        await query(source, address, port, transport=transport)
     except (ConnectionRefusedError, ConnectionResetError):
         return True
     return False
 
 
-async def is_ignored(source: Place, address: object, port: int, *, transport: Transport = TCP) -> bool:
-    """Whether a caller hears nothing at all, or that there is no way."""
+async def gets_no_reply(source: NetnsAddress, address: object, port: int, *, transport: Transport = TCP) -> bool:
+    """Whether a request times out or the destination is unreachable."""
     try:
         async with asyncio.timeout(QUIET_S):
-            await ask(source, address, port, transport=transport)
+            await query(source, address, port, transport=transport)
     except TimeoutError:
         return True
     except OSError as error:

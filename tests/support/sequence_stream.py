@@ -1,4 +1,4 @@
-"""A steady stream of numbered packets, each of them the first of a new connection, and a count of those that arrive."""
+"""A steady stream of numbered packets, each the first of a new connection, and a count of those that arrive."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Self
 
-from weft.lab.traffic import UDP, Place
+from weft.lab.traffic import UDP, NetnsAddress
 from weft.lab.waiting import DEADLINE, until
 
 _PACE_S = 0.001
-# After a pause a sender catches up, by not more than a kernel takes at once.
+# After a stall the sender catches up, limited to what fits into socket buffers.
 _MOST_AT_ONCE = 50
 _SO_RCVBUFFORCE = 33
-# What comes while this process has to wait for its turn.
-_EAR_BYTES = 1 << 23
+# Holds the packets that arrive while this process is not scheduled.
+_RECEIVE_BUFFER = 1 << 23
 _UDP_HEADER = struct.Struct(">HHHH")  # source port, target port, length, no checksum
 _NUMBER = struct.Struct(">I")
-_CALLERS = range(20_000, 60_000)
+_SOURCE_PORTS = range(20_000, 60_000)
 
 
 class Stream:
-    """Sends `rate` packets a second from one place to another, IPv4 both, while the block runs."""
+    """Sends `rate` IPv4 packets per second from one address to another while the block runs."""
 
-    def __init__(self, source: Place, target: Place, *, port: int, rate: int) -> None:
+    def __init__(self, source: NetnsAddress, target: NetnsAddress, *, port: int, rate: int) -> None:
         self.sent = 0
-        self._heard: set[int] = set()
+        self._received: set[int] = set()
         self._port = port
         self._rate = rate
         self._target = str(target.address)
         self._closing = ExitStack()
-        self._ear = self._closing.enter_context(target.listening(port, UDP))
-        self._ear.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _EAR_BYTES)
-        self._mouth = self._closing.enter_context(
+        self._listener = self._closing.enter_context(target.listening(port, UDP))
+        self._listener.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER)
+        self._sender = self._closing.enter_context(
             source.namespace.open_socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP)
         )
         self._over = threading.Event()
@@ -54,39 +54,39 @@ class Stream:
         self._closing.close()
 
     def stop(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._over.set()
         self._thread.join(DEADLINE)
 
     async def missing(self) -> list[int]:
-        """The numbers of the packets that do not arrive, when time enough has passed for all others. Stopped first."""
+        """Stop the stream, wait for packets in flight, and return the numbers of lost packets."""
         with suppress(TimeoutError):
             await until(lambda: self._listen() == self.sent)
-        return sorted(set(range(self.sent)) - self._heard)
+        return sorted(set(range(self.sent)) - self._received)
 
     def count_missing(self) -> int:
-        """How many have not arrived so far. Stopped first."""
+        """The number of packets that have not arrived so far. Call `stop` first."""
         return self.sent - self._listen()
 
     @property
     def arrived(self) -> int:
-        """How many have arrived."""
-        return len(self._heard)
+        """The number of packets that have arrived."""
+        return len(self._received)
 
     def _listen(self) -> int:
         with suppress(BlockingIOError):
             while True:
-                self._heard.add(_NUMBER.unpack(self._ear.recv(64))[0])
-        return len(self._heard)
+                self._received.add(_NUMBER.unpack(self._listener.recv(64))[0])
+        return len(self._received)
 
     def _run(self) -> None:
-        callers = itertools.cycle(_CALLERS)
+        source_ports = itertools.cycle(_SOURCE_PORTS)
         length = _UDP_HEADER.size + _NUMBER.size
         began = time.monotonic()
         while not self._over.wait(_PACE_S):
             due = int((time.monotonic() - began) * self._rate)
             for number in range(self.sent, min(due, self.sent + _MOST_AT_ONCE)):
-                header = _UDP_HEADER.pack(next(callers), self._port, length, 0)
-                self._mouth.sendto(header + _NUMBER.pack(number), (self._target, 0))
+                header = _UDP_HEADER.pack(next(source_ports), self._port, length, 0)
+                self._sender.sendto(header + _NUMBER.pack(number), (self._target, 0))
                 self.sent = number + 1
             self._listen()

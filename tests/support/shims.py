@@ -1,6 +1,6 @@
-"""A double of the agent's socket and an installed shim, for tests of the road between runtime and agent.
+"""A double of the agent's socket and an installed shim, for tests between runtime and agent.
 
-The double speaks the wire contract and understands requests as the agent does, but has no network behind it.
+The double uses the wire protocol and parses requests as the agent does, but has no network behind it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from weft.cni.result import Address, Interface, Result, Route, encode_result
 from weft.cni.versions import answer_version
 from weft.lab.servers.processes import DEADLINE
 
-# The deadline of an impatient call.
-SOON_MS = 1_000
+# A short deadline.
+SHORT_DEADLINE_MS = 1_000
 
 CONFIG = {"cniVersion": "1.0.0", "name": "blue", "type": PROGRAM}
 
@@ -39,7 +39,7 @@ _LOG_LINE = re.compile(
 
 
 def double_result(netns: str) -> Result:
-    """What the double answers to every ADD."""
+    """The result of every ADD of the double."""
     return Result(
         interfaces=(Interface(name="wh1"), Interface(name="eth0", sandbox=netns, mtu=1450)),
         addresses=(Address(address=ip_interface("10.1.0.5/24"), gateway=ip_address("10.1.0.1"), interface=1),),
@@ -57,24 +57,24 @@ class CniErrorSeen(NamedTuple):
 
 
 def error_of(done: subprocess.CompletedProcess[bytes]) -> CniErrorSeen:
-    """The error a shim told: exit code 1, and nothing but one whole error object on stdout (C-002, C-003)."""
+    """The error that a shim printed: exit code 1, and one complete error object on stdout (C-002, C-003)."""
     assert (done.returncode, done.stderr) == (1, b""), done
     members = json.loads(done.stdout)
     return CniErrorSeen(members["cniVersion"], members["code"], members["msg"], members.get("details", ""))
 
 
 class AgentDouble:
-    """Listens where the agent would, while its block runs.
+    """Listens on the agent's socket while the block runs.
 
-    `serve` has each connection to itself and may be replaced; by default it answers a call by `answer`, which may be
+    `serve` handles a connection and may be replaced; by default it answers a request with `answer`, which may be
     replaced too. An error in either is raised at the end of the block.
     """
 
     def __init__(self, path: Path) -> None:
         self.calls: list[wire.Call] = []
         self.attached: dict[AttachmentId, str] = {}
-        self.answer: Callable[[wire.Call], wire.Answer] = self.behave
-        self.serve: Callable[[socket.socket], None] = self.converse
+        self.answer: Callable[[wire.Call], wire.Answer] = self.default_answer
+        self.serve: Callable[[socket.socket], None] = self.serve_one
         self._errors: list[Exception] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -95,18 +95,18 @@ class AgentDouble:
             raise ExceptionGroup("the agent's double failed", self._errors)
 
     def receive(self, connection: socket.socket) -> wire.Call:
-        """The call that a shim sends."""
+        """Read the request of a shim."""
         size = wire.body_size(_read(connection, wire.HEADER_SIZE))
         call = wire.decode_call(_read(connection, size))
         self.calls.append(call)
         return call
 
-    def converse(self, connection: socket.socket) -> None:
-        """One frame in, one frame out."""
+    def serve_one(self, connection: socket.socket) -> None:
+        """Read one frame, answer with one frame."""
         connection.sendall(wire.encode_answer(self.answer(self.receive(connection))))
 
-    def behave(self, call: wire.Call) -> wire.Answer:
-        """Serve a request as the agent would, on attachments that are only remembered."""
+    def default_answer(self, call: wire.Call) -> wire.Answer:
+        """Serve a request as the agent would; attachments exist in memory only."""
         try:
             return wire.Answer(exit_code=0, stdout=self._serve_request(call))
         except CniError as error:
@@ -128,7 +128,7 @@ class AgentDouble:
                 for attachment in self.attached.keys() - valid:
                     del self.attached[attachment]
             case Status() if not self.attached:
-                raise CniError(Code.UNAVAILABLE, "nobody is here")
+                raise CniError(Code.UNAVAILABLE, "the double is not ready")
         return b""
 
     def _accept(self) -> None:
@@ -136,12 +136,12 @@ class AgentDouble:
             while True:
                 try:
                     connection, _ = self._listener.accept()
-                except OSError:  # shut down
+                except OSError:  # the listener was shut down
                     return
                 connection.settimeout(DEADLINE)
-                pool.submit(self._guard, connection)
+                pool.submit(self._serve_and_record_error, connection)
 
-    def _guard(self, connection: socket.socket) -> None:
+    def _serve_and_record_error(self, connection: socket.socket) -> None:
         with connection:
             try:
                 self.serve(connection)
@@ -150,7 +150,7 @@ class AgentDouble:
 
 
 class InstalledShim:
-    """A shim in a folder of its own, called as a runtime calls it, with a socket and a log beside it."""
+    """A shim in its own folder with a socket and a log, called as a runtime calls it."""
 
     def __init__(self, program: bytes, folder: Path) -> None:
         self.folder = folder / "bin"
@@ -160,23 +160,23 @@ class InstalledShim:
         self.install(program)
 
     def install(self, program: bytes) -> None:
-        """Put another program in its place."""
+        """Replace the program."""
         install(bin_dir=self.folder, conf_dir=self.folder, program=program, config=None, force=False)
 
     def environment(self, verb: str, **changes: str) -> dict[str, str]:
-        """The environment of a call. Changes are named without `CNI_`, in small letters."""
+        """The environment of a call. Changes are named without `CNI_`, in lower case."""
         named = {"containerid": "c1", "netns": "/run/netns/a", "ifname": "eth0", "path": str(self.folder)}
         variables = {f"CNI_{name.upper()}": value for name, value in ({"command": verb} | named | changes).items()}
         return variables | self.settings
 
     @property
     def settings(self) -> dict[str, str]:
-        """Where the shim finds socket and log."""
+        """The variables with the paths of socket and log."""
         return {"WEFT_CNI_SOCKET": str(self.socket), "WEFT_CNI_LOG": str(self.log)}
 
-    def impatient(self, verb: str = "ADD") -> dict[str, str]:
-        """The environment of a call that will not wait long."""
-        return self.environment(verb) | {"WEFT_CNI_DEADLINE_MS": str(SOON_MS)}
+    def short_deadline(self, verb: str = "ADD") -> dict[str, str]:
+        """The environment of a call with a short deadline."""
+        return self.environment(verb) | {"WEFT_CNI_DEADLINE_MS": str(SHORT_DEADLINE_MS)}
 
     def call(self, verb: str, config: object = CONFIG, **changes: str) -> subprocess.CompletedProcess[bytes]:
         """One call with a configuration, given as bytes or to be written as JSON."""
@@ -204,7 +204,7 @@ class InstalledShim:
             os.close(writable)
 
     def logged(self) -> list[dict[str, str]]:
-        """The lines of the log by their fields; each must be whole."""
+        """The fields of each log line; no line may be truncated."""
         lines = [_LOG_LINE.fullmatch(line) for line in self.log.read_text().splitlines()]
         assert all(lines), self.log.read_text()
         return [line.groupdict() for line in lines if line is not None]
@@ -215,6 +215,6 @@ def _read(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         chunk = connection.recv(size - len(data))
         if not chunk:
-            raise EOFError("the shim hung up in the middle of a frame")
+            raise EOFError("the shim closed the connection within a frame")
         data += chunk
     return data

@@ -1,4 +1,4 @@
-"""A store under load while its server, its clients or its connections are harmed."""
+"""A store under load while its server, clients or connections fail."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ from weft.runtime.tasks import background
 WRITERS = ("a", "b", "c", "d")
 
 
-class Siege:
-    """What was promised to the writers, and what the watch has seen."""
+class StoreChaos:
+    """The acknowledged commits of the writers, and the changes that the watch has seen."""
 
     def __init__(self) -> None:
         self.acknowledged: list[Commit] = []
-        self.ledger = CommitLog()
+        self.log = CommitLog()
 
-    async def goes_on(self) -> None:
-        """Return when a commit that is acknowledged from now on was seen by the watch too."""
+    async def wait_for_progress(self) -> None:
+        """Return when a commit acknowledged after this call was seen by the watch too."""
         before = len(self.acknowledged)
         await until(lambda: len(self.acknowledged) > before)
-        await self.ledger.reaches(self.acknowledged[-1].revision)
+        await self.log.wait_for(self.acknowledged[-1].revision)
 
 
-async def _settled(store: Store, folder: StoreKey, ledger: CommitLog) -> Revision:
-    """Wait until the watch has shown everything that is there, and compare. What was under way may still come."""
+async def _compare_when_stable(store: Store, folder: StoreKey, log: CommitLog) -> Revision:
+    """Wait until the watch has seen the current state, and compare. Unacknowledged commits may still arrive."""
     while True:
         listing = await soon(store.list(folder))
         last = max(entry.revision for entry in listing.entries)
-        await ledger.reaches(last)
-        if ledger.revision == last:
-            ledger.check_present({entry.key: entry.value for entry in listing.entries})
+        await log.wait_for(last)
+        if log.revision == last:
+            log.check_present({entry.key: entry.value for entry in listing.entries})
             return last
 
 
 @asynccontextmanager
-async def besieged(store: Store, *, prefix: str, writers: Sequence[str] = WRITERS) -> AsyncIterator[Siege]:
-    """Writers and one watch, which go on while the block does harm; then the proof that nothing was lost or doubled.
+async def under_chaos(store: Store, *, prefix: str, writers: Sequence[str] = WRITERS) -> AsyncIterator[StoreChaos]:
+    """Run writers and one watch while the block causes faults, then assert that no commit was lost or doubled.
 
-    Nothing else may be under the prefix before. Others may write there as `write_on` does.
+    The prefix must be empty before. Other processes may write there with `write_on`.
     """
     folder = StoreKey(prefix)
     since = (await soon(store.list(folder))).revision
-    siege = Siege()
+    chaos = StoreChaos()
 
-    async def watch(ledger: CommitLog) -> None:
+    async def watch(log: CommitLog) -> None:
         async with aclosing(store.watch(folder, since)) as changes:
             async for change in changes:
-                ledger.take(change)
+                log.take(change)
 
-    async with background(watch(siege.ledger), name="watch"):
+    async with background(watch(chaos.log), name="watch"):
         async with AsyncExitStack() as writing:
             for writer in writers:
-                work = write_on(store, prefix + writer, siege.acknowledged.append)
+                work = write_on(store, prefix + writer, chaos.acknowledged.append)
                 await writing.enter_async_context(background(work, name=f"writer {writer}"))
-            await siege.goes_on()
-            yield siege
-        last = await _settled(store, folder, siege.ledger)
-        for commit in siege.acknowledged:
-            siege.ledger.check(commit)
+            await chaos.wait_for_progress()
+            yield chaos
+        last = await _compare_when_stable(store, folder, chaos.log)
+        for commit in chaos.acknowledged:
+            chaos.log.check(commit)
         again = CommitLog()
         async with background(watch(again), name="second watch"):
-            await again.reaches(last)
-        assert again.commits == siege.ledger.commits
+            await again.wait_for(last)
+        assert again.commits == chaos.log.commits

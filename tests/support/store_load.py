@@ -1,6 +1,6 @@
-"""Writers that number their commits, and a ledger that notices every commit that is lost, doubled or half done.
+"""Writers that number their commits, and a log that detects lost, doubled and partial commits.
 
-As a program (`python -m tests.support.store_load DRIVER SETTINGS WRITERS`) it opens a store and writes until it is killed,
+As a program (`python -m tests.support.store_load DRIVER SETTINGS WRITERS`) it opens a store and writes until killed,
 printing `opening`, `open`, and each commit that was acknowledged.
 """
 
@@ -42,15 +42,15 @@ class Commit(NamedTuple):
 
 
 def _halves(writer: str) -> tuple[StoreKey, StoreKey]:
-    """The two keys that each commit of a writer puts."""
+    """The two keys of each commit of a writer."""
     return StoreKey(f"{writer}/one"), StoreKey(f"{writer}/two")
 
 
 async def write_on(store: Store, writer: str, acknowledge: Acknowledge) -> None:
-    """Commit one number after another, for ever. `writer` is a key's beginning; nobody else may write there.
+    """Commit consecutive numbers for ever. `writer` is a key prefix that no other writer may use.
 
-    Each commit puts its number to two keys, and compares that the previous one is there. When a commit's fate is
-    unknown, the store is asked before the next, so that none happens twice.
+    Each commit puts its number to two keys and compares the previous one. If the result of a commit is unknown,
+    the store is read before the next, so that none is applied twice.
     """
     one, two = _halves(writer)
     number, revision = 0, NEVER
@@ -66,14 +66,14 @@ async def write_on(store: Store, writer: str, acknowledge: Acknowledge) -> None:
                 [RevisionEquals(one, revision), RevisionEquals(two, revision)], [Put(one, value), Put(two, value)]
             )
         except (Unavailable, Stale):
-            known = False  # Stale: a commit of unknown fate happened after all, and late
+            known = False  # Stale: a commit with unknown result was applied late
             continue
         number += 1
         acknowledge(Commit(writer, number, revision))
 
 
 class CommitLog:
-    """What a watch has shown of the writers, checked as it comes."""
+    """The commits that a watch has delivered, checked on arrival."""
 
     def __init__(self) -> None:
         self.revision: Revision = NEVER
@@ -81,14 +81,14 @@ class CommitLog:
         self._found: dict[tuple[str, int], Revision] = {}
 
     def take(self, change: Change) -> None:
-        """The next change. Fails when a commit is missing, comes twice or is not whole."""
+        """Record the next change. Fails if a commit is missing, doubled or partial."""
         assert change.revision > self.revision, f"revision {change.revision} came after {self.revision}"
         self.revision = change.revision
         puts = {event.key: event.value for event in change.events}
         assert len(puts) == len(change.events), f"revision {change.revision} has a key twice"
         for writer in {key.rpartition("/")[0] for key in puts}:
             one, two = (puts.pop(key, None) for key in _halves(writer))
-            assert one is not None, f"revision {change.revision} has half a commit of {writer}"
+            assert one is not None, f"revision {change.revision} has a partial commit of {writer}"
             assert one == two, f"revision {change.revision} has {one!r} and {two!r} of {writer}"
             number = int(one)
             assert number == self._last.get(writer, 0) + 1, (
@@ -96,41 +96,43 @@ class CommitLog:
             )
             self._last[writer] = number
             self._found[writer, number] = change.revision
-        assert not puts, f"revision {change.revision} has keys of nobody: {sorted(puts)}"
+        assert not puts, f"revision {change.revision} has keys of no writer: {sorted(puts)}"
 
-    async def reaches(self, revision: Revision) -> None:
-        """Return when it has come so far."""
+    async def wait_for(self, revision: Revision) -> None:
+        """Return when the watch has delivered this revision."""
         await until(lambda: self.revision >= revision)
 
     def check(self, acknowledged: Commit) -> None:
-        """Fails when a commit that was acknowledged has not happened as it was."""
+        """Fails if an acknowledged commit was not delivered at its revision."""
         found = self._found.get((acknowledged.writer, acknowledged.number))
         assert found == acknowledged.revision, f"acknowledged {acknowledged}, found at revision {found}"
 
     def check_present(self, values: dict[StoreKey, bytes]) -> None:
-        """Fails when the store's present state is not what its changes have made of it."""
-        wanted = {key: b"%d" % number for writer, number in self._last.items() for key in _halves(writer)}
-        assert values == wanted
+        """Fails if the current state of the store is not the sum of its changes."""
+        expected = {key: b"%d" % number for writer, number in self._last.items() for key in _halves(writer)}
+        assert values == expected
 
     @property
     def commits(self) -> int:
-        """How many there were."""
+        """The number of commits."""
         return len(self._found)
 
 
 async def _main(settings: StoreSettings, writers: list[str]) -> None:
-    def say(line: object) -> None:
-        os.write(1, f"{line}\n".encode())  # at once: what is acknowledged must be known before we die
+    def write_line(line: object) -> None:
+        os.write(
+            1, f"{line}\n".encode()
+        )  # unbuffered: an acknowledged commit must be known before the process is killed
 
-    say("opening")
+    write_line("opening")
     async with open_store(settings) as store, asyncio.TaskGroup() as tasks:
-        say("open")
+        write_line("open")
         for writer in writers:
-            tasks.create_task(write_on(store, writer, say))
+            tasks.create_task(write_on(store, writer, write_line))
 
 
 def stress_process(settings: StoreSettings, writers: Sequence[str], *, log: Path) -> Child:
-    """This program, running."""
+    """Start this program."""
     return Child.python(
         "tests.support.store_load", settings.driver, msgspec.json.encode(settings).decode(), ",".join(writers), log=log
     )

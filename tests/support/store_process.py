@@ -1,6 +1,6 @@
 """A process that serves an embedded store on a unix socket: `python -m tests.support.store_process FILE SOCKET`.
 
-It prints `serving` when it does.
+It prints `serving` when it is ready.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weft.drivers import SqliteStoreSettings, open_store
 from weft.lab.servers.processes import Child
 from weft.master.nodes.store_server import serving_store
 
-# Revisions kept for watchers: enough for all that a test writes.
+# Revisions kept for watchers: more than a test writes.
 HISTORY = 1_000_000
 
 
@@ -26,7 +26,7 @@ async def _main(file: str, socket: str) -> None:
 
 
 def serving_process(file: Path, socket: Path, *, log: Path) -> Child:
-    """This program, running."""
+    """Start this program."""
     return Child.python("tests.support.store_process", str(file), str(socket), log=log)
 
 

@@ -1,4 +1,4 @@
-"""What a host's Open vSwitch really has, read without our own code: by `ovs-vsctl` and `ovs-ofctl`."""
+"""The state of a host's Open vSwitch, read with `ovs-vsctl` and `ovs-ofctl` instead of our own code."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ _METER = re.compile(r"meter=(\d+) kbps.*\n *\d*:?.*rate=(\d+)")
 _METER_COUNT = re.compile(r"meter:(\d+) .*?byte_in_count:(\d+)")
 
 
-class Limited(NamedTuple):
-    """What a switch or a kernel lets pass: bits per second; and how many bytes have come by."""
+class RateLimit(NamedTuple):
+    """A rate limit in bits per second, and the bytes that have passed it."""
 
     rate: int
     passed: int
 
 
 def tenants(switch: Switch) -> dict[int, str]:
-    """The tenants that have a number, by it."""
+    """Tenants by their node-local IDs."""
     if BRIDGE not in switch.configure("list-br", wait=False).split():
         return {}
-    marks = switch.configure("get", "bridge", BRIDGE, "external_ids", wait=False)
-    return {int(number): tenant for tenant, number in _TENANT.findall(marks)}
+    external_ids = switch.configure("get", "bridge", BRIDGE, "external_ids", wait=False)
+    return {int(number): tenant for tenant, number in _TENANT.findall(external_ids)}
 
 
 def ports(switch: Switch) -> set[str]:
-    """The ports of the bridge, besides its own."""
+    """The ports of the bridge, without its local port."""
     if BRIDGE not in switch.configure("list-br", wait=False).split():
         return set()
     return set(switch.configure("list-ports", BRIDGE, wait=False).split())
 
 
 def uplinks(switch: Switch) -> set[str]:
-    """The interfaces that carry frames with VLAN tags."""
+    """The interfaces of the uplink port."""
     return set(switch.configure("list-ifaces", VLAN_BRIDGE, wait=False).split()) - {"weft-vlan-up"}
 
 
 def reachable(switch: Switch) -> Iterator[tuple[str, str]]:
-    """Tenant and address of everyone who is sent to by a port of a workload."""
+    """Tenant and address of each local workload that has a forwarding flow."""
     names = tenants(switch)
     for flow in switch.dump_flows(BRIDGE):
         found, number = _TARGET.search(flow), _REGISTER.search(flow)
@@ -56,8 +56,8 @@ def reachable(switch: Switch) -> Iterator[tuple[str, str]]:
             yield names[int(number[1], 16)], found[1]
 
 
-def heard(switch: Switch) -> Iterator[tuple[str, str]]:
-    """Tenant and address of everyone who may speak, once for each port."""
+def spoofguard_sources(switch: Switch) -> Iterator[tuple[str, str]]:
+    """Tenant and address of each anti-spoofing entry, once per port."""
     names = tenants(switch)
     for flow in switch.dump_flows(BRIDGE):
         found, number = _SOURCE.search(flow), _WRITTEN.search(flow)
@@ -65,21 +65,21 @@ def heard(switch: Switch) -> Iterator[tuple[str, str]]:
             yield names[int(number[1], 16)], found[1]
 
 
-def limits(switch: Switch, port: str) -> dict[str, Limited]:
-    """How much the switch lets a port send (`out`) and get (`into`); nothing where that is all."""
+def limits(switch: Switch, port: str) -> dict[str, RateLimit]:
+    """The meters of a port by direction, `out` of and `into` the workload."""
     number = int(switch.configure("get", "interface", port, "ofport", wait=False))
     rates = {int(meter): int(rate) * 1000 for meter, rate in _METER.findall(switch.flows("dump-meters", BRIDGE))}
     counts = {int(meter): int(count) for meter, count in _METER_COUNT.findall(switch.flows("meter-stats", BRIDGE))}
     found = {}
     for flow in switch.dump_flows(BRIDGE):
         if metered := _METERED.search(flow):
-            way, digits, meter = metered.groups()
-            if int(digits, 10 if way == "in_port=" else 16) == number:
-                name = "out" if way == "in_port=" else "into"
-                found[name] = Limited(rates[int(meter)], counts[int(meter)])
+            field, digits, meter = metered.groups()
+            if int(digits, 10 if field == "in_port=" else 16) == number:
+                name = "out" if field == "in_port=" else "into"
+                found[name] = RateLimit(rates[int(meter)], counts[int(meter)])
     return found
 
 
 def meters(switch: Switch) -> set[int]:
-    """The numbers of all meters of the bridge."""
+    """The IDs of all meters of the bridge."""
     return {int(meter) for meter, _ in _METER.findall(switch.flows("dump-meters", BRIDGE))}

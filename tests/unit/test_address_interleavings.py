@@ -1,8 +1,8 @@
 """Addresses, tags and ids under any interleaving: never twice, never lost, all released (ADR 2; W6, W17, W19).
 
-Two masters (one leads, the leader changes, the old one goes on trying) and three agents, one of them cut off for a
+Two masters (one leads, the leader changes, the old one goes on trying) and three agents, one of them disconnected for a
 while, work on one store. The scheduler decides every turn; after each the stored state is audited and compared with
-what the nodes believe and what clients were told.
+what the nodes believe and what clients were answered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.support.address_audit import audit
 from tests.support.agents import ReferenceAgent
-from tests.support.interleaving import FaultProfile, ScheduledStore, Scheduler, at_once
+from tests.support.interleaving import FaultProfile, ScheduledStore, Scheduler, run_sync
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain import codec, kinds, model
@@ -42,7 +42,7 @@ from weft.domain.ids import (
 from weft.domain.kinds import Kind
 from weft.domain.store_types import NEVER, Compare, RevisionEquals
 from weft.master.control.control import Condition, ControlPlane
-from weft.master.control.node_gc import collect_once
+from weft.master.control.node_gc import collect_dead_nodes
 from weft.ports.store import Store
 from weft.runtime.backoff import Backoff, wait_event
 from weft.runtime.store.election import Leadership, lead
@@ -55,7 +55,7 @@ PAUSES = (0.0, 0.0, 0.0, 0.5, TTL, LIMIT / 2)
 TENANT = TenantName("t")
 CLIENTS = ("c1", "c2", "c3")
 EVERYTHING = StoreKey("")
-ALWAYS = RevisionEquals(StoreKey("nobody"), NEVER)
+ALWAYS = RevisionEquals(StoreKey("absent"), NEVER)
 
 
 def network(name: str, subnet: str, gateway: str, ipv6_subnet: str = "", ipv6_gateway: str = "") -> model.Network:
@@ -109,16 +109,16 @@ SCENES = (
 class Master:
     """What decides in a netmaster: mirror, leadership, control plane and collector."""
 
-    def __init__(self, store: Store, name: str, *, judge: Store, fenced: bool) -> None:
+    def __init__(self, store: Store, name: str, *, truth: Store, fenced: bool) -> None:
         self._store = store
-        self._judge = judge
+        self._truth = truth
         self._name = name
         self._fenced = fenced
         self._cluster = Cluster()
         self._mirror = Mirror(store, self._cluster)
         self._leadership: Leadership | None = None
         self.control = ControlPlane(
-            store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, mark_dirty=self._doubt
+            store=store, cluster=self._cluster, mirror=self._mirror, fence=self._fence, step_down=self._step_down
         )
 
     async def run(self) -> None:
@@ -141,7 +141,7 @@ class Master:
     async def _collect(self, until: asyncio.Event) -> None:
         while not await wait_event(until, within=1.0):
             try:
-                await collect_once(self.control, clock=asyncio.get_running_loop().time, limit=LIMIT)
+                await collect_dead_nodes(self.control, clock=asyncio.get_running_loop().time, limit=LIMIT)
             except WeftError:
                 continue
 
@@ -155,17 +155,17 @@ class Master:
 
     def leads(self) -> bool:
         """Whether it truly leads, as the store knows."""
-        present = at_once(self._judge.read(kinds.LEADER_KEY))
+        present = run_sync(self._truth.read(kinds.LEADER_KEY))
         fence = self._leadership.fence if self._leadership else None
         return present is not None and fence == RevisionEquals(kinds.LEADER_KEY, present.revision)
 
-    def _doubt(self) -> None:
+    def _step_down(self) -> None:
         if self._leadership is not None:
             self._leadership.lose("the outcome of a commit is unknown")
             self._leadership = None
 
 
-class World:
+class Simulation:
     """The store, everyone who works on it, and what must hold between them."""
 
     def __init__(self, scheduler: Scheduler, store: MemoryStore, *, nodes: Sequence[str], fenced: bool) -> None:
@@ -173,7 +173,7 @@ class World:
         self.rng = scheduler.rng
         self.store = store
         self.fenced = fenced
-        self.masters = [Master(self.seen_by(name), name, judge=store, fenced=fenced) for name in ("m1", "m2")]
+        self.masters = [Master(self.seen_by(name), name, truth=store, fenced=fenced) for name in ("m1", "m2")]
         self.links = {node: self.seen_by(node) for node in nodes}
         self.agents = [
             ReferenceAgent(link, node=NodeName(node), ttl=TTL, limit=LIMIT) for node, link in self.links.items()
@@ -184,7 +184,7 @@ class World:
         self.pauses = self.rng.choice((PAUSES, (0.0,)))
         self.leaving = self.rng.choice((0.2, 0.4, 0.6))
         self.shaking = self.rng.choice((0.0, 0.2, 0.8))
-        self.told: dict[EndpointKey, bool] = {}
+        self.answered: dict[EndpointKey, bool] = {}
         self._audited = NEVER
         self._holders: dict[tuple[NetworkKey, str], EndpointKey] = {}
 
@@ -197,16 +197,16 @@ class World:
     def state(self) -> Cluster:
         """What is stored now."""
         cluster = Cluster()
-        cluster.replace(at_once(self.store.list(EVERYTHING)))
+        cluster.replace(run_sync(self.store.list(EVERYTHING)))
         assert not cluster.faults
         return cluster
 
     def check(self) -> None:
-        """The stored state is sound, clients were told the truth, and no node holds what is another's."""
-        revision = at_once(self.store.commit([], []))
+        """The stored state is sound, clients were answered correctly, and no node holds what is another's."""
+        revision = run_sync(self.store.commit([], []))
         if revision != self._audited:
             self._audited = revision
-            listing = at_once(self.store.list(EVERYTHING))
+            listing = run_sync(self.store.list(EVERYTHING))
             faults = audit({str(entry.key): entry.value for entry in listing.entries})
             assert not faults, faults
             stored = [entry.value for entry in listing.entries if entry.key.startswith("endpoints/")]
@@ -215,17 +215,17 @@ class World:
             for key, endpoint in endpoints.items():
                 self._holders[endpoint.network_key, endpoint.ip_address] = key
                 self._holders[endpoint.network_key, endpoint.ipv6_address] = key
-            for key, there in self.told.items():
+            for key, there in self.answered.items():
                 assert (key in endpoints) == there, f"{key} is there: {not there}"
         believed: dict[tuple[NetworkKey, str], EndpointKey] = {}
         for agent in self.agents:
-            for where, text, key in agent.held():
+            for where, text, key in agent.allocated():
                 assert believed.setdefault((where, text), key) == key, f"{text} of {where} is with {key} too"
                 stored_for = self._holders.get((where, text), key)
                 assert stored_for == key, f"{text} of {where} is with {key} on {agent.node}, stored for {stored_for}"
 
 
-async def use_master(world: World, client: str) -> None:
+async def use_master(world: Simulation, client: str) -> None:
     """A client of the masters: endpoints, services, reserved addresses, groups and networks come and go."""
     rng = world.rng
     for number in range(world.rounds):
@@ -235,14 +235,14 @@ async def use_master(world: World, client: str) -> None:
         try:
             await rng.choice(world.acts)(world, client, master or rng.choice(world.masters))
         except WeftError as error:
-            world.note(f"{client} is told {error}")
+            world.note(f"{client}: {error}")
 
 
-async def endpoint_round(world: World, client: str, master: Master) -> None:
+async def endpoint_round(world: Simulation, client: str, master: Master) -> None:
     rng = world.rng
     scene = rng.choice(world.scenes)
     key = EndpointKey(TENANT, scene.network.name, EndpointId(f"{client}-{rng.randrange(3)}"))
-    before = world.told.pop(key, None)
+    before = world.answered.pop(key, None)
     if before or rng.random() < world.leaving:
         try:
             await master.control.delete_endpoint(key)
@@ -260,10 +260,10 @@ async def endpoint_round(world: World, client: str, master: Master) -> None:
         await master.control.create_endpoint(wanted)
         there = True
     if master.leads():  # what an old leader says without a commit may be old news
-        world.told[key] = there
+        world.answered[key] = there
 
 
-async def service_round(world: World, client: str, master: Master) -> None:
+async def service_round(world: Simulation, client: str, master: Master) -> None:
     rng = world.rng
     scene = rng.choice(world.scenes)
     service = model.Service(
@@ -280,7 +280,7 @@ async def service_round(world: World, client: str, master: Master) -> None:
         await master.control.put(kinds.SERVICE, service, Condition())
 
 
-async def reserve_round(world: World, client: str, master: Master) -> None:
+async def reserve_round(world: Simulation, client: str, master: Master) -> None:
     scene = world.rng.choice(world.scenes)
     stored = master.control.cluster.get(kinds.NETWORK, *scene.network.key)
     if stored is not None:
@@ -294,9 +294,11 @@ def spare_of(client: str) -> model.Network:
     return msgspec.structs.replace(network("spare", "10.100.0.0/24", ""), tenant=TenantName(client))
 
 
-async def object_round(world: World, client: str, master: Master) -> None:
-    """Networks and groups are deleted and made anew while others are about to use them; every client has a tenant of
-    its own too, whose network and group compete with all others for nothing but tags and ids."""
+async def object_round(world: Simulation, client: str, master: Master) -> None:
+    """Networks and groups are deleted and created again while others are about to use them.
+
+    Every client also has a tenant of its own, whose network and group compete with others only for tags and ids.
+    """
     rng = world.rng
     scene = rng.choice(world.scenes)
     spare = spare_of(client)
@@ -312,7 +314,7 @@ async def object_round(world: World, client: str, master: Master) -> None:
 ACTS = (endpoint_round, service_round, reserve_round, object_round)
 
 
-async def use_agent(world: World, agent: ReferenceAgent) -> None:
+async def use_agent(world: Simulation, agent: ReferenceAgent) -> None:
     """A container runtime on a node."""
     for number in range(world.rounds):
         await asyncio.sleep(world.rng.choice(world.pauses))
@@ -320,7 +322,7 @@ async def use_agent(world: World, agent: ReferenceAgent) -> None:
         await runtime_round(world, agent)
 
 
-async def runtime_round(world: World, agent: ReferenceAgent) -> None:
+async def runtime_round(world: Simulation, agent: ReferenceAgent) -> None:
     rng = world.rng
     scene = rng.choice(world.scenes)
     key = EndpointKey(TENANT, scene.network.name, EndpointId(f"{agent.node}-{rng.randrange(3)}"))
@@ -328,38 +330,38 @@ async def runtime_round(world: World, agent: ReferenceAgent) -> None:
         if rng.random() >= world.leaving:
             members = rng.choice(("", "", *(members.name for members in scene.groups)))
             asked = rng.choice(("", "", rng.choice(("", *scene.asked))))
-            endpoint = await agent.attach_as(key, group=members, address=asked)
-            assert (endpoint.network_key, endpoint.ip_address, key) in agent.held()
+            endpoint = await agent.attach(key, group=members, address=asked)
+            assert (endpoint.network_key, endpoint.ip_address, key) in agent.allocated()
         elif rng.random() < 0.6:
             await agent.detach(key)
         else:
             await agent.return_blocks(scene.network)
     except WeftError as error:
-        world.note(f"{agent.node} says {error}")
+        world.note(f"{agent.node} fails: {error}")
 
 
-async def cut_off(world: World) -> None:
+async def disconnect(world: Simulation) -> None:
     """One node loses the store now and then, sometimes for longer than the limit, while its runtime goes on."""
-    rng, lonely = world.rng, world.agents[-1]
-    link = world.links[lonely.node]
+    rng, agent = world.rng, world.agents[-1]
+    link = world.links[agent.node]
     for _ in range(rng.choice((0, 0, 1, 2))):
         await asyncio.sleep(rng.choice((0.0, 1.0, TTL, LIMIT)))
-        world.note(f"{lonely.node} is cut off")
-        link.cut = True
+        world.note(f"{agent.node} is disconnected")
+        link.partitioned = True
         for _ in range(4):
-            await runtime_round(world, lonely)
+            await runtime_round(world, agent)
             await asyncio.sleep(rng.choice((0.2, 1.0, TTL, LIMIT)))
             await runtime_round(world, rng.choice(world.agents))
-        world.note(f"{lonely.node} is back")
-        link.cut = False
+        world.note(f"{agent.node} is back")
+        link.partitioned = False
 
 
-async def make_world(world: World) -> None:
+async def make_world(world: Simulation) -> None:
     """The networks and groups of the first moment, by a control plane that nothing disturbs."""
     cluster = Cluster()
     mirror = Mirror(world.store, cluster)
     control = ControlPlane(
-        store=world.store, cluster=cluster, mirror=mirror, fence=lambda: ALWAYS, mark_dirty=lambda: None
+        store=world.store, cluster=cluster, mirror=mirror, fence=lambda: ALWAYS, step_down=lambda: None
     )
     async with background(mirror.run(), name="creation"):
         await mirror.wait_for(NEVER, within=1.0)
@@ -375,18 +377,18 @@ async def make_world(world: World) -> None:
                     await control.put(kinds.GROUP, members, Condition())
 
 
-async def release_all(world: World) -> None:
+async def release_all(world: Simulation) -> None:
     """Everyone deletes what they have; then nothing of it is left."""
-    world.told.clear()
+    world.answered.clear()
     for agent in world.agents:
-        for note in agent.journal:
-            await agent.detach(note.key)
+        for attachment in agent.attachment_store:
+            await agent.detach(attachment.key)
     await until(lambda: not any(endpoint.host for endpoint in world.state().all(kinds.ENDPOINT)))
     await insist(partial(return_all_blocks, world))
     await insist(partial(delete_all, world))
 
 
-async def return_all_blocks(world: World) -> bool:
+async def return_all_blocks(world: Simulation) -> bool:
     for one in world.state().all(kinds.NETWORK):
         for agent in world.agents:
             await agent.return_blocks(one)
@@ -394,7 +396,7 @@ async def return_all_blocks(world: World) -> bool:
     return owners <= {""}
 
 
-async def delete_all(world: World) -> bool:
+async def delete_all(world: Simulation) -> bool:
     """By whichever master leads; one that is behind the other may refuse at first."""
     control = world.rng.choice(world.masters).control
     state = world.state()
@@ -429,8 +431,8 @@ async def insist(act: Callable[[], Awaitable[bool]]) -> None:
         await backoff.pause()
 
 
-async def live(world: World) -> None:
-    """A life of the cluster, from the first network to the last."""
+async def run_cluster(world: Simulation) -> None:
+    """The whole lifetime of a cluster, from the first network to the last."""
     await make_world(world)
     world.scheduler.check = world.check
     async with AsyncExitStack() as stack:
@@ -439,15 +441,15 @@ async def live(world: World) -> None:
         await until(lambda: all(agent.connected for agent in world.agents))
         for agent in world.rng.choices(world.agents, k=world.rng.randrange(4)) if world.agents else ():
             await runtime_round(world, agent)
-        world.scheduler.storm()
+        world.scheduler.enable_faults()
         async with asyncio.TaskGroup() as tasks:
             for client in CLIENTS:
                 tasks.create_task(use_master(world, client))
             for agent in world.agents:
                 tasks.create_task(use_agent(world, agent))
             if world.agents:
-                tasks.create_task(cut_off(world))
-        await world.scheduler.calm_down()
+                tasks.create_task(disconnect(world))
+        await world.scheduler.disable_faults()
         await release_all(world)
 
 
@@ -458,7 +460,7 @@ def run(seed: int, nodes: Sequence[str] = ("n1", "n2", "n3")) -> None:
 
     async def main() -> None:
         async with MemoryStore() as store:
-            await live(World(scheduler, store, nodes=nodes, fenced=rng.random() < 0.6))
+            await run_cluster(Simulation(scheduler, store, nodes=nodes, fenced=rng.random() < 0.6))
 
     scheduler.run(main())
 
@@ -487,5 +489,5 @@ def test_no_address_tag_or_id_is_given_twice_by_two_masters(seed: int) -> None:
 @pytest.mark.timeout(7200)
 @settings(SETTINGS, max_examples=5_000)
 @given(st.integers(0, 1 << 32), st.sampled_from([("n1", "n2", "n3"), ()]))
-def test_no_address_tag_or_id_is_given_twice_or_lost_in_thousands_of_lives(seed: int, nodes: Sequence[str]) -> None:
+def test_no_address_tag_or_id_is_given_twice_or_lost_in_thousands_of_runs(seed: int, nodes: Sequence[str]) -> None:
     run(seed, nodes=nodes)

@@ -22,26 +22,26 @@ def settings(unit: Path) -> dict[str, str]:
     return {name: value for name, _, value in lines}
 
 
-def test_there_is_one_for_each_program() -> None:
+def test_there_is_a_unit_for_each_program() -> None:
     assert [unit.stem for unit in UNITS] == ["weft-netdns", "weft-netmaster", "weft-netplugin"]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_a_program_that_dies_comes_back_and_one_that_is_refused_does_not(unit: Path) -> None:
-    said = settings(unit)
-    assert (said["Restart"], said["RestartPreventExitStatus"]) == ("on-failure", "22")
-    assert said["NoNewPrivileges"] == "yes"
+def test_a_crash_restarts_and_a_configuration_error_does_not(unit: Path) -> None:
+    values = settings(unit)
+    assert (values["Restart"], values["RestartPreventExitStatus"]) == ("on-failure", "22")
+    assert values["NoNewPrivileges"] == "yes"
 
 
-def test_ending_the_agent_cuts_nothing() -> None:
-    said = settings(UNITS[-1])
-    assert (said["KillMode"], said["RuntimeDirectoryPreserve"]) == ("process", "yes")
-    assert not [name for name in said if name.startswith(("Protect", "Private"))], "it would pin namespaces unseen"
+def test_stopping_the_agent_keeps_the_datapath() -> None:
+    values = settings(UNITS[-1])
+    assert (values["KillMode"], values["RuntimeDirectoryPreserve"]) == ("process", "yes")
+    assert not [name for name in values if name.startswith(("Protect", "Private"))], "it would pin namespaces unseen"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_systemd_understands_it(unit: Path, tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(unit: Path, tmp_path: Path) -> None:
     copy = tmp_path / unit.name
     copy.write_text(re.sub(r"(?m)^ExecStart=.*$", "ExecStart=/bin/true", unit.read_text()))
     command = ["systemd-analyze", "verify", "--recursive-errors=no", str(copy)]
@@ -49,11 +49,11 @@ def test_systemd_understands_it(unit: Path, tmp_path: Path) -> None:
     assert unit.name not in done.stderr, done.stderr
 
 
-def test_the_whole_manifest_is_made_of_its_parts() -> None:
+def test_the_manifest_is_up_to_date() -> None:
     written = subprocess.run(
         [str(ROOT / "scripts" / "write-manifest")], capture_output=True, text=True, check=True, timeout=DEADLINE
     ).stdout
-    assert (MANIFESTS / "weft.yaml").read_text() == written, "make docs writes it anew"
+    assert (MANIFESTS / "weft.yaml").read_text() == written, "run: make docs"
 
 
 def test_every_manifest_has_the_image_of_this_version() -> None:

@@ -189,7 +189,7 @@ class ZonePusher:
             return frozenset()
 
     async def run(self) -> None:
-        """Push for ever. To be started when the node is restored: a full sync before would drop its tenants."""
+        """Push until cancelled. To be started when the node is restored: a full sync before would drop its tenants."""
         backoff = Backoff()
         logged = ""
         while True:
@@ -361,7 +361,7 @@ class DnsPublisher:
         return self._pusher.in_sync
 
     async def run(self) -> None:
-        """Push to netdns for ever. To be started when the node is restored."""
+        """Push to netdns until cancelled. To be started when the node is restored."""
         await self._pusher.run()
 
     async def inspect(self) -> dict[str, Any]:

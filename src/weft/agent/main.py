@@ -81,13 +81,13 @@ class Agent:
         settings: AgentSettings,
         store: Store,
         attachment_log: AttachmentWal,
-        kernel: DatapathExecutor,
+        executor: DatapathExecutor,
         *,
         mtu: int,
         pods: Pods | None,
     ) -> None:
         self._attachment_log = attachment_log
-        self._kernel = kernel
+        self._executor = executor
         self._cluster = Cluster()
         self._features = make_features(self._cluster, node=settings.host, attachment_store=attachment_log)
         desired = DesiredState(
@@ -95,7 +95,7 @@ class Agent:
         )
         self._dns = self._make_dns_publisher(settings)
         dns = (self._dns,) if self._dns else ()
-        self._reconciler = Reconciler(desired, kernel=kernel, netns_observers=dns)
+        self._reconciler = Reconciler(desired, executor=executor, netns_observers=dns)
         self._evictions = Evictions(cluster=self._cluster, attachment_store=attachment_log)
         # The cluster first: the others read the new state from it.
         self._mirror = Mirror(store, self._cluster, desired, self._evictions, *dns)
@@ -133,7 +133,7 @@ class Agent:
             allocator=allocator,
             publisher=self._publisher,
             attachment_store=attachment_log,
-            kernel=kernel,
+            executor=executor,
             reconciler=self._reconciler,
             mtu=mtu,
             gateways_serve_dns=self._dns is not None,
@@ -167,7 +167,7 @@ class Agent:
         attributor = DropAttributor(
             self._cluster, attachment_store=attachment_log, policies=self._features.policies.by_tenant
         )
-        self._drop_reader = DropReader(kernel, attributor=attributor, drops=drops)
+        self._drop_reader = DropReader(executor, attributor=attributor, drops=drops)
         self._components = AgentComponents(
             settings=settings,
             cluster=self._cluster,
@@ -176,7 +176,7 @@ class Agent:
             reconciler=self._reconciler,
             attachments=self._attachments,
             readiness=self._readiness,
-            kernel=kernel,
+            executor=executor,
             metrics=Metrics(),
             drops=drops,
             features=self._features,
@@ -221,7 +221,7 @@ class Agent:
                 await self._follow_pods(stack, self._pods)
             log.info("netplugin started", node=self._settings.host, version=__version__)
             await stop.wait()
-            log.info("netplugin stops")
+            log.info("netplugin stopping")
 
     async def _follow_pods(self, stack: AsyncExitStack, pods: Pods) -> None:
         labels = LabelSync(
@@ -300,7 +300,7 @@ class Agent:
         never, logged = asyncio.Event(), ""
         while not await wait_event(never, within=REAP_S):
             try:
-                await self._kernel.call(lambda datapath: datapath.reap())
+                await self._executor.call(lambda datapath: datapath.reap())
                 logged = ""
             except DatapathFault as error:
                 if error.message != logged:  # it is retried four times a second: one line is enough
@@ -311,7 +311,7 @@ class Agent:
         never = asyncio.Event()
         while not await wait_event(never, within=POLL_FAULT_S if self._reconciler.fault else POLL_S):
             try:
-                if await self._kernel.call(self._has_drifted):
+                if await self._executor.call(self._has_drifted):
                     self._reconciler.mark_dirty()
             except DatapathFault as error:
                 log.error("drift check failed", reason=error.message)
@@ -374,10 +374,10 @@ async def serve(settings: AgentSettings) -> None:
                 pods = orchestrator.pods(node=settings.host)
                 await stack.enter_async_context(pods)
             store = await stack.enter_async_context(open_store(reached))
-            kernel = await stack.enter_async_context(datapath_thread(lambda: opening))
+            executor = await stack.enter_async_context(datapath_thread(lambda: opening))
             # Read once: a change of the underlay MTU needs a restart, as interfaces have it already.
-            mtu = await kernel.call(lambda datapath: datapath.mtu)
-            await Agent(settings, store, attachment_log, kernel, mtu=mtu, pods=pods).run(stop)
+            mtu = await executor.call(lambda datapath: datapath.mtu)
+            await Agent(settings, store, attachment_log, executor, mtu=mtu, pods=pods).run(stop)
     finally:
         attachment_log.close()
 

@@ -51,14 +51,16 @@ class DatapathCounters(Collector):
         # CounterMetricFamily appends `_total` to each name.
         rules = CounterMetricFamily(
             "weft_policy_rule_packets",
-            "Packets by policy rule and action; for action allowed, connections evaluated",
+            "Packets by policy rule and action; for `allowed`: policy evaluations, one per connection and epoch",
             labels=("rule", "action"),
         )
         for labels, packets in self._rules.items():
             rules.add_metric(labels, packets)
         yield rules
         reasons = CounterMetricFamily(
-            "weft_dropped_packets", "Packets dropped for a reason other than policy", labels=("reason",)
+            "weft_dropped_packets",
+            "Packets dropped by the datapath for a reason that is not a policy verdict",
+            labels=("reason",),
         )
         for reason, packets in self._reasons.items():
             reasons.add_metric((reason,), packets)

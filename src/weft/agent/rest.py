@@ -50,7 +50,7 @@ class AgentComponents:
     reconciler: Reconciler
     attachments: Attachments
     readiness: Readiness
-    kernel: DatapathExecutor
+    executor: DatapathExecutor
     metrics: Metrics
     drops: DropLog
     features: Features
@@ -74,7 +74,7 @@ class AgentRest:
             attachment_store=agent.attachment_store,
             policies=agent.features.policies,
             drops=agent.drops,
-            kernel=agent.kernel,
+            executor=agent.executor,
         )
 
     def routes(self) -> tuple[Route, ...]:
@@ -131,7 +131,7 @@ class AgentRest:
         metrics.datapath.drop_events = agent.drops.total
         try:
             async with asyncio.timeout(SURVEY_TIMEOUT_S):
-                counters = await agent.kernel.call(lambda datapath: datapath.counters())
+                counters = await agent.executor.call(lambda datapath: datapath.counters())
             metrics.datapath.update_policy(self._count(counters))
         except (DatapathFault, TimeoutError) as error:  # the other metrics are wanted all the more during a fault
             log.warning("reading packet counters failed", reason=str(error) or "the datapath thread is busy")
@@ -141,7 +141,7 @@ class AgentRest:
         agent, settings, faults = self._agent, self._agent.settings, self._agent.readiness.faults()
         # One call for both, so that counters and devices are of the same moment.
         async with asyncio.timeout(SURVEY_TIMEOUT_S):
-            reports, counters = await agent.kernel.call(_read_state)
+            reports, counters = await agent.executor.call(_read_state)
         return json_response(
             {
                 "node": settings.host,
@@ -172,7 +172,7 @@ class AgentRest:
 
     async def _svcstats(self, _: web.Request) -> web.Response:
         async with asyncio.timeout(SURVEY_TIMEOUT_S):
-            flows = await self._agent.kernel.call(lambda datapath: datapath.service_flows())
+            flows = await self._agent.executor.call(lambda datapath: datapath.service_flows())
         return json_response(show_service_stats(flows, self._agent.features.services.by_tenant))
 
     async def _nameserver(self, _: web.Request) -> web.Response:

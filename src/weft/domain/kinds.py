@@ -97,7 +97,7 @@ ALL = CONFIGURABLE + OBSERVED
 BY_PREFIX = {kind.prefix: kind for kind in ALL}
 BY_PLURAL = {kind.plural: kind for kind in ALL}
 
-# Folders of keys that are no objects. `Final`, because patterns of `match` compare with them.
+# Folders of keys that are not objects. `Final`, because patterns of `match` compare with them.
 CLAIMS: Final = "claims"
 BLOCKS: Final = "blocks"
 ALIVE: Final = "alive"

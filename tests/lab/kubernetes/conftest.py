@@ -8,25 +8,25 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.support.kubernetes.fake_cluster import PaperCluster, open_paper_cluster
+from tests.support.kubernetes.kubeletless_cluster import KubeletlessCluster, open_kubeletless_cluster
 
-from weft.lab.namespaces import stepped_apart
+from weft.lab.namespaces import private_namespaces
 from weft.lab.netlab import open_lab
 
 
 @pytest.fixture(scope="module", autouse=True)
-def apart() -> Iterator[None]:
+def isolated() -> Iterator[None]:
     if os.geteuid() != 0:
-        pytest.skip("the lab makes namespaces, which takes root")
-    with stepped_apart():
+        pytest.skip("creating namespaces needs root")
+    with private_namespaces():
         yield
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def kube(kube_apiserver: Path, apart: None) -> AsyncIterator[PaperCluster]:
+async def kube(kube_apiserver: Path, isolated: None) -> AsyncIterator[KubeletlessCluster]:
     async with open_lab() as lab:
         try:
-            async with open_paper_cluster(lab, programs=kube_apiserver) as cluster:
+            async with open_kubeletless_cluster(lab, programs=kube_apiserver) as cluster:
                 yield cluster
         finally:
-            lab.tell_logs()
+            lab.print_logs()

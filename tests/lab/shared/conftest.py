@@ -1,6 +1,6 @@
-"""One lab with two hosts for a module's tests, each in a town of its own. A module's `STORE` says which store.
+"""One lab with two hosts for all tests of a module; each test has its own tenant. A module's `STORE` selects the store.
 
-It is a usual one, unless the fixture is parametrized with another's name (`weft.lab.lab_names`).
+The lab has the default mode unless the fixture is parametrized with another (`weft.lab.netlab.lab_modes`).
 """
 
 from __future__ import annotations
@@ -13,26 +13,25 @@ from contextlib import ExitStack
 
 import pytest
 import pytest_asyncio
-from tests.support.external_hosts import RANGES, give_v6, the_world
+from tests.support.external_hosts import RANGES, add_ipv6_underlay, external_client
 from tests.support.kube_feed import KubeFeed, kube_feed
 from tests.support.tenant_fixture import TenantFixture
 
-from weft.lab.lab_names import lab_modes
-from weft.lab.namespaces import stepped_apart
-from weft.lab.netlab import NetLab, open_lab
-from weft.lab.traffic import Place
+from weft.lab.namespaces import private_namespaces
+from weft.lab.netlab import NetLab, lab_modes, open_lab
+from weft.lab.traffic import NetnsAddress
 
 
 @pytest.fixture(scope="module", autouse=True)
-def apart() -> Iterator[None]:
+def isolated() -> Iterator[None]:
     if os.geteuid() != 0:
-        pytest.skip("the lab makes namespaces, which takes root")
-    with stepped_apart():
+        pytest.skip("creating namespaces needs root")
+    with private_namespaces():
         yield
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(request: pytest.FixtureRequest, apart: None) -> AsyncIterator[NetLab]:
+async def lab(request: pytest.FixtureRequest, isolated: None) -> AsyncIterator[NetLab]:
     store, modes = getattr(request.module, "STORE", "embedded"), lab_modes(getattr(request, "param", "linux"))
     async with open_lab(store=store, **modes) as lab:
         await asyncio.gather(lab.host("one"), lab.host("two"))
@@ -40,45 +39,47 @@ async def lab(request: pytest.FixtureRequest, apart: None) -> AsyncIterator[NetL
 
 
 @pytest.fixture(scope="module")
-def found(lab: NetLab) -> Callable[[], TenantFixture]:
-    """Finds a place for another town."""
+def make_tenant(lab: NetLab) -> Callable[[], TenantFixture]:
+    """Creates tenants with consecutive numbers."""
     numbers = itertools.count(1)
     return lambda: TenantFixture(lab, f"t{next(numbers)}")
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def town(lab: NetLab, found: Callable[[], TenantFixture]) -> AsyncIterator[TenantFixture]:
-    town = found()
-    await town.build()
+async def testbed(lab: NetLab, make_tenant: Callable[[], TenantFixture]) -> AsyncIterator[TenantFixture]:
+    testbed = make_tenant()
+    await testbed.build()
     try:
-        yield town
+        yield testbed
     finally:
-        lab.tell_logs()
+        lab.print_logs()
 
 
 @pytest.fixture(scope="module")
 def underlay(lab: NetLab) -> None:
-    """Hosts and the outside speak IPv6 too."""
-    give_v6(lab)
+    """Add IPv6 to the underlay."""
+    add_ipv6_underlay(lab)
 
 
 @pytest.fixture
-def world(apart: None) -> Iterator[dict[int, Place]]:
-    """The outside, by family."""
+def external(isolated: None) -> Iterator[dict[int, NetnsAddress]]:
+    """A client outside the cluster, by family."""
     with ExitStack() as closing:
-        yield the_world(closing)
+        yield external_client(closing)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def feed(lab: NetLab, town: TenantFixture) -> AsyncIterator[KubeFeed]:
-    """Kubernetes' services of the town."""
-    async with kube_feed(lab, town.tenant) as feed:
+async def feed(lab: NetLab, testbed: TenantFixture) -> AsyncIterator[KubeFeed]:
+    """Kubernetes Services of the tenant."""
+    async with kube_feed(lab, testbed.tenant) as feed:
         yield feed
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def owning(town: TenantFixture) -> AsyncIterator[None]:
-    """The town has the external ranges while the test runs."""
-    await town.netctl(f"tenant create {town.tenant} {' '.join(f'--external-range {each}' for each in RANGES.values())}")
+async def external_ranges(testbed: TenantFixture) -> AsyncIterator[None]:
+    """Assign the external ranges to the tenant for the test."""
+    await testbed.netctl(
+        f"tenant create {testbed.tenant} {' '.join(f'--external-range {each}' for each in RANGES.values())}"
+    )
     yield
-    await town.netctl(f"tenant create {town.tenant}")
+    await testbed.netctl(f"tenant create {testbed.tenant}")

@@ -1,6 +1,6 @@
-"""Faults (ADR 2, ADR 7): ADD and DEL go on as far as they may, nothing forbidden passes, and all converges.
+"""Faults (ADR 2, ADR 7): ADD and DEL keep working where they can, denied traffic stays denied, and state converges.
 
-Forbidden packets are sent throughout. The store is an etcd, so that masters and store can be away one by one.
+Denied packets are sent all the time. The store is an etcd, so that masters and store can fail separately.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from tests.support import inventory
 from tests.support.connectivity import assert_connectivity, between
-from tests.support.forbidden_traffic import Fire
+from tests.support.forbidden_traffic import ForbiddenTraffic
 from tests.support.modes import TOWNS_ALL_IN_SOAK
 from tests.support.tenant_fixture import TenantFixture
 
@@ -25,197 +25,199 @@ from weft.lab.waiting import eventually, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), TOWNS_ALL_IN_SOAK]
 
-SHUT = 6000
+CLOSED = 6000
 OUTAGE = [10.0, pytest.param(60.0, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
 STORE = "etcd"
 FLUSHES = 5
 
 
 class Scene:
-    """A group that is open on one TCP port, others that may speak to it there, and a network of claimed addresses."""
+    """A group with one allowed TCP port, other pods that use it, and a network with claimed addresses."""
 
-    def __init__(self, town: TenantFixture) -> None:
-        self.town = town
+    def __init__(self, testbed: TenantFixture) -> None:
+        self.testbed = testbed
         self.web: list[Pod] = []
         self.others: list[Pod] = []
 
-    async def settle(self) -> None:
-        await self.town.build()
+    async def build(self) -> None:
+        await self.testbed.build()
         small = "--subnet 10.5.1.0/24 --subnetv6 2001:db8:5::/64"
-        await self.town.netctl(f"network create small -t {self.town.tenant} --encap {self.town.lab.netmode} {small}")
-        await self.town.policy("some", "-d in -p 1 -j deny", "-d in -l tcp -P 8000 -p 100 -j allow")
-        await self.town.group("web", "some")
-        self.web, self.others = await self.town.pods("web"), await self.town.pods()
-        await self.holds()
+        await self.testbed.netctl(
+            f"network create small -t {self.testbed.tenant} --encap {self.testbed.lab.netmode} {small}"
+        )
+        await self.testbed.policy("some", "-d in -p 1 -j deny", "-d in -l tcp -P 8000 -p 100 -j allow")
+        await self.testbed.group("web", "some")
+        self.web, self.others = await self.testbed.pods("web"), await self.testbed.pods()
+        await self.assert_policy_enforced()
 
-    def fire(self) -> Fire:
-        """What must not arrive, from now on."""
-        return Fire(self.others, self.web, port=SHUT)
+    def traffic(self) -> ForbiddenTraffic:
+        """Send denied packets from now on."""
+        return ForbiddenTraffic(self.others, self.web, port=CLOSED)
 
-    async def holds(self, *more: Pod) -> None:
-        """The rules do, for these and for further pods of the group."""
+    async def assert_policy_enforced(self, *more: Pod) -> None:
+        """Assert the policy for the group's pods and for further ones."""
         web = [*self.web, *more]
         await assert_connectivity(
-            passing=between(self.others, web, "tcp/8000"), refused=between(self.others, web, "tcp/80", "udp/53", "icmp")
+            allowed=between(self.others, web, "tcp/8000"), denied=between(self.others, web, "tcp/80", "udp/53", "icmp")
         )
 
-    async def change(self) -> None:
-        """A rule comes into force everywhere, and goes."""
-        await self.town.rule("some", "3", "-d in -l tcp -P 9000 -p 100 -j allow")
-        await assert_connectivity(passing=between(self.others, self.web, "tcp/9000"))
-        await self.town.drop_rule("some", "3")
-        await assert_connectivity(refused=between(self.others, self.web, "tcp/9000"))
+    async def create_and_delete_rule(self) -> None:
+        """Create a rule, assert that it is enforced, and delete it."""
+        await self.testbed.rule("some", "3", "-d in -l tcp -P 9000 -p 100 -j allow")
+        await assert_connectivity(allowed=between(self.others, self.web, "tcp/9000"))
+        await self.testbed.drop_rule("some", "3")
+        await assert_connectivity(denied=between(self.others, self.web, "tcp/9000"))
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def scene(lab: NetLab, found: Callable[[], TenantFixture]) -> AsyncIterator[Scene]:
-    scene = Scene(found())
-    await scene.settle()
+async def scene(lab: NetLab, make_tenant: Callable[[], TenantFixture]) -> AsyncIterator[Scene]:
+    scene = Scene(make_tenant())
+    await scene.build()
     try:
         yield scene
-        await inventory.settled(lab)
+        await inventory.wait_consistent(lab)
     finally:
-        lab.tell_logs()
+        lab.print_logs()
 
 
 @pytest.mark.parametrize("seconds", OUTAGE)
-async def test_the_store_is_away(lab: NetLab, scene: Scene, seconds: float) -> None:
-    """Owned blocks go on, claims say later, and who leaves leaves. Newcomers are policed by their own node."""
+async def test_the_store_is_down(lab: NetLab, scene: Scene, seconds: float) -> None:
+    """ADD works from owned blocks and fails for claims; DEL works. New pods are policed by their own node."""
     assert lab.etcd is not None
     one = lab.hosts["one"]
     ends = asyncio.get_running_loop().time() + seconds
-    with scene.fire() as fire:
+    with scene.traffic() as traffic:
         lab.etcd.members[0].kill()
-        new = await scene.town.pod(one, "web")
+        new = await scene.testbed.pod(one, "web")
         near = [pod for pod in scene.others if pod.host is one]
         await assert_connectivity(
-            passing=between(near, [new], "tcp/8000"), refused=between(scene.others, [new], "tcp/80")
+            allowed=between(near, [new], "tcp/8000"), denied=between(scene.others, [new], "tcp/80")
         )
         with pytest.raises(CniError) as later:
-            await scene.town.pod(one, network="small")
+            await scene.testbed.pod(one, network="small")
         assert later.value.code == Code.TRY_LATER
-        leaving = await scene.town.pod(one)
+        leaving = await scene.testbed.pod(one)
         await leaving.remove()
         while asyncio.get_running_loop().time() < ends:
-            await scene.holds()
+            await scene.assert_policy_enforced()
         await lab.etcd.restart()
         await lab.rest.ready()
-        await scene.holds(new)
-        await scene.change()
-        assert fire.arrived == 0
-    await scene.town.pod(one, network="small")
+        await scene.assert_policy_enforced(new)
+        await scene.create_and_delete_rule()
+        assert traffic.arrived == 0
+    await scene.testbed.pod(one, network="small")
 
 
-async def test_all_masters_are_away(lab: NetLab, scene: Scene) -> None:
-    """They are not on the way of an ADD (ADR 2): even claimed addresses are given, and both hosts know of it."""
-    with scene.fire() as fire:
+async def test_all_masters_are_down(lab: NetLab, scene: Scene) -> None:
+    """ADD does not need them (ADR 2): even claimed addresses are allocated, and both hosts learn of it."""
+    with scene.traffic() as traffic:
         lab.master.kill()
-        new = await scene.town.pods("web")
-        claimed = await scene.town.pods(network="small")
+        new = await scene.testbed.pods("web")
+        claimed = await scene.testbed.pods(network="small")
         if lab.fwdmode == "routing":
             scene.others += claimed
-        else:  # networks do not meet (N3)
-            await assert_connectivity(passing=between(claimed[:1], claimed[1:], "tcp/80"))
-        await scene.holds(*new)
+        else:  # networks are isolated (N3)
+            await assert_connectivity(allowed=between(claimed[:1], claimed[1:], "tcp/80"))
+        await scene.assert_policy_enforced(*new)
         await new[0].remove()
         await lab.master.start()
-        await scene.holds(new[1])
-        await scene.change()
-        assert fire.arrived == 0
+        await scene.assert_policy_enforced(new[1])
+        await scene.create_and_delete_rule()
+        assert traffic.arrived == 0
 
 
-async def test_a_host_is_cut_off_from_the_store_alone(lab: NetLab, scene: Scene) -> None:
-    """Packets go on between the hosts. What changed meanwhile is in force there as soon as it is heard of."""
+async def test_a_host_is_disconnected_from_the_store_only(lab: NetLab, scene: Scene) -> None:
+    """Packets pass between the hosts. Policy changes are applied after the reconnect."""
     two = lab.hosts["two"]
-    with scene.fire() as fire:
-        await two.door.shut()
-        await scene.town.rule("some", "3", "-d in -l tcp -P 9000 -p 100 -j allow", wait="")
-        new = await scene.town.pod(two, "web")
+    with scene.traffic() as traffic:
+        await two.store_proxy.block()
+        await scene.testbed.rule("some", "3", "-d in -l tcp -P 9000 -p 100 -j allow", wait="")
+        new = await scene.testbed.pod(two, "web")
         near = [pod for pod in scene.others if pod.host is two]
-        await assert_connectivity(passing=between(near, [new], "tcp/8000"), refused=between(near, [new], "tcp/9000"))
-        await scene.holds()
-        two.door.open()
-        await assert_connectivity(passing=between(scene.others, [*scene.web, new], "tcp/8000", "tcp/9000"))
-        assert fire.arrived == 0
+        await assert_connectivity(allowed=between(near, [new], "tcp/8000"), denied=between(near, [new], "tcp/9000"))
+        await scene.assert_policy_enforced()
+        two.store_proxy.unblock()
+        await assert_connectivity(allowed=between(scene.others, [*scene.web, new], "tcp/8000", "tcp/9000"))
+        assert traffic.arrived == 0
 
 
-async def test_an_agent_restarts_while_the_store_is_away(lab: NetLab, scene: Scene) -> None:
-    """It knows nothing of the cluster yet, and leaves what was in force as it is; DEL and CHECK are served."""
+async def test_an_agent_restarts_while_the_store_is_down(lab: NetLab, scene: Scene) -> None:
+    """It has no cluster state yet and keeps the installed policy; DEL and CHECK work."""
     two = lab.hosts["two"]
-    leaving = await scene.town.pod(two)
-    with scene.fire() as fire:
-        await two.door.shut()
+    leaving = await scene.testbed.pod(two)
+    with scene.traffic() as traffic:
+        await two.store_proxy.block()
         two.kill()
-        await fire.burns()
+        await traffic.wait_for_more_packets()
         two.launch()
-        await eventually(lambda: is_whole(leaving), bool)
+        await eventually(lambda: check_succeeds(leaving), bool)
         await leaving.remove()
-        await scene.holds()
-        assert fire.arrived == 0
-        two.door.open()
+        await scene.assert_policy_enforced()
+        assert traffic.arrived == 0
+        two.store_proxy.unblock()
         await two.ready()
-        await scene.holds()
-        await scene.change()
-        assert fire.arrived == 0
+        await scene.assert_policy_enforced()
+        await scene.create_and_delete_rule()
+        assert traffic.arrived == 0
 
 
-async def is_whole(pod: Pod) -> bool:
-    """What CHECK says; no agent says nothing."""
+async def check_succeeds(pod: Pod) -> bool:
+    """Whether CHECK succeeds; false without an agent."""
     with suppress(CniError):
         await pod.check()
         return True
     return False
 
 
-async def test_a_foreign_hand_flushes_all_rules_of_a_tenant(lab: NetLab, scene: Scene) -> None:
-    """It is noticed and mended within a moment. Until then nothing passes: there is nobody who could say what may.
+async def test_another_process_flushes_the_ruleset_of_a_tenant(lab: NetLab, scene: Scene) -> None:
+    """Drift is detected and repaired quickly. Until then all traffic is dropped: there is no policy to evaluate.
 
-    Only packets that are between two hooks at that very moment, so that one of them still had its rules, can slip.
+    Only a packet between two hooks at the moment of the flush can slip through.
     """
-    spaces = [host.tenants.path / scene.town.tenant for host in lab.hosts.values()]
-    with scene.fire() as fire:
+    namespaces = [host.tenants.path / scene.testbed.tenant for host in lab.hosts.values()]
+    with scene.traffic() as traffic:
         for _ in range(FLUSHES):
             with ExitStack() as agents:
                 for host in lab.hosts.values():
-                    agents.enter_context(host.agent.held_still())
-                for space in spaces:
-                    flush(space)
-                await fire.burns()
-                slipped = fire.arrived
-                await fire.burns()
-                assert fire.arrived == slipped  # closed while nobody looks
-            await until(lambda: all(map(has_rules, spaces)))
-            await fire.burns()
-            assert fire.arrived == slipped  # and while it is mended
-        await scene.holds()
-        assert slipped <= FLUSHES * len(spaces)
+                    agents.enter_context(host.agent.paused())
+                for namespace in namespaces:
+                    flush(namespace)
+                await traffic.wait_for_more_packets()
+                slipped = traffic.arrived
+                await traffic.wait_for_more_packets()
+                assert traffic.arrived == slipped  # closed before the repair
+            await until(lambda: all(map(has_rules, namespaces)))
+            await traffic.wait_for_more_packets()
+            assert traffic.arrived == slipped  # and during the repair
+        await scene.assert_policy_enforced()
+        assert slipped <= FLUSHES * len(namespaces)
 
 
-async def test_a_foreign_hand_flushes_all_rules_of_the_hosts(lab: NetLab, scene: Scene) -> None:
-    """Tenants' rules are in namespaces of their own: what is flushed on a host opens nothing."""
-    with scene.fire() as fire:
+async def test_another_process_flushes_the_ruleset_of_the_hosts(lab: NetLab, scene: Scene) -> None:
+    """Tenant rules are in the tenant netns: a flush on the host opens nothing."""
+    with scene.traffic() as traffic:
         for host in lab.hosts.values():
-            flush(host.machine)
-        await scene.holds()
-        await fire.burns()
-        assert fire.arrived == 0
+            flush(host.netns)
+        await scene.assert_policy_enforced()
+        await traffic.wait_for_more_packets()
+        assert traffic.arrived == 0
 
 
-async def test_docker_drops_what_hosts_forward(lab: NetLab, scene: Scene) -> None:
-    """Its `FORWARD DROP` on the host stands in nobody's way: pods meet in namespaces of their own."""
+async def test_a_forward_drop_policy_of_docker_does_not_affect_pods(lab: NetLab, scene: Scene) -> None:
+    """Its `FORWARD DROP` on the host affects no pod: pods forward in tenant network namespaces."""
     for host in lab.hosts.values():
-        inventory.run(host.machine, "nft add table ip filter")
+        inventory.run(host.netns, "nft add table ip filter")
         inventory.run(
-            host.machine, "nft add chain ip filter FORWARD { type filter hook forward priority 0 ; policy drop ; }"
+            host.netns, "nft add chain ip filter FORWARD { type filter hook forward priority 0 ; policy drop ; }"
         )
     try:
-        with scene.fire() as fire:
-            await scene.holds()
-            await scene.holds(*await scene.town.pods("web"))
-            assert fire.arrived == 0
+        with scene.traffic() as traffic:
+            await scene.assert_policy_enforced()
+            await scene.assert_policy_enforced(*await scene.testbed.pods("web"))
+            assert traffic.arrived == 0
     finally:
         for host in lab.hosts.values():
-            inventory.run(host.machine, "nft delete table ip filter")
+            inventory.run(host.netns, "nft delete table ip filter")
 
 
 def flush(namespace: Path) -> None:
@@ -223,6 +225,7 @@ def flush(namespace: Path) -> None:
 
 
 def has_rules(namespace: Path) -> bool:
-    """Whether the tenant's table is there with somebody who may speak."""
-    listed = inventory.ask(namespace, "nft", "-j", "list", "ruleset")["nftables"]
-    return any(each["set"].get("elem") for each in listed if each.get("set", {}).get("name", "").startswith("ports"))
+    """Whether the tenant's table exists with an anti-spoofing entry."""
+    listed = inventory.run_json(namespace, "nft", "-j", "list", "ruleset")["nftables"]
+    sets = [each["set"] for each in listed if "set" in each]
+    return any(each.get("elem") for each in sets if each["name"].startswith(("l3_spoofguard", "hairpin_self")))

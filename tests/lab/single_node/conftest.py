@@ -1,7 +1,7 @@
-"""A lab for each test, in namespaces of its own. What its programs logged is shown when a test fails.
+"""A new lab for each test, in private namespaces. The logs of its processes are printed when a test fails.
 
-It is a usual one, unless the fixture is parametrized with another's name (`weft.lab.lab_names`). Its networks are
-routed; a test that has a parameter `fwdmode` says otherwise.
+The lab has the default mode unless the fixture is parametrized with another (`weft.lab.netlab.lab_modes`).
+Networks are routed unless the test has a parameter `fwdmode`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from weft.lab.lab_names import lab_modes
-from weft.lab.netlab import NetLab, open_lab
+from weft.lab.netlab import NetLab, lab_modes, open_lab
 
 
 @pytest.fixture
@@ -20,10 +19,10 @@ def fwdmode() -> str:
 
 
 @pytest.fixture
-async def lab(apart: None, fwdmode: str, request: pytest.FixtureRequest) -> AsyncIterator[NetLab]:
+async def lab(isolated: None, fwdmode: str, request: pytest.FixtureRequest) -> AsyncIterator[NetLab]:
     modes = lab_modes(getattr(request, "param", "linux"), fwdmode=fwdmode)
     async with open_lab(**modes) as lab:
         try:
             yield lab
         finally:
-            lab.tell_logs()
+            lab.print_logs()

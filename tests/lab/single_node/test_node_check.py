@@ -1,4 +1,4 @@
-"""CHECK compares the kernel with what was made, item by item; STATUS says why not."""
+"""CHECK compares each kernel object with the result of ADD; STATUS reports why the plugin is not ready."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import inventory
 from tests.support.modes import ALL_IN_SOAK, ON_ALL
 from tests.support.switch_inventory import BRIDGE
 
-from weft.adapters.ovs.ovsdb.bridge import PORT_NUMBERS
+from weft.adapters.ovs.ovsdb.bridge import OFPORTS
 from weft.cni.errors import CniError, Code
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
@@ -28,12 +28,12 @@ IN_POD = {
     "ip neigh flush dev eth0 nud permanent": "neighbour",
     "ip link set eth0 name eth7": "eth0 is missing",
 }
-IN_SPACE = {
+IN_TENANT_NETNS = {
     "ip link set {port} down": "{port} is down",
     "ip link del {port}": "{port} is missing",
     "ip route del {address} dev {port}": "{address}",
     "ip neigh del {address} dev {port}": "{address}",
-    "nft flush set inet weft ports4": "{address}",
+    "nft flush set inet weft l3_spoofguard4": "{address}",
 }
 AT_SWITCH = {
     "ip link set {port} down": "{port} is down",
@@ -43,43 +43,43 @@ AT_SWITCH = {
 }
 
 
-def where_host_ends_are(host: Host) -> Path:
-    """The tenant's space, or the machine itself where they are ports of a switch."""
-    return host.tenants.path / "default" if host.switch is None else host.machine
+def host_side_netns(host: Host) -> Path:
+    """The namespace of host-side interfaces: the tenant netns, or the node's own if they are OVS ports."""
+    return host.tenants.path / "default" if host.switch is None else host.netns
 
 
-def words_of(pod: Pod) -> Mapping[str, str]:
-    """What the commands that break something are about."""
+def command_arguments(pod: Pod) -> Mapping[str, str]:
+    """The arguments of the commands that break something."""
     switch = pod.host.switch
     own = {"address": str(pod.address()), "port": _port(pod)}
     return own if switch is None else own | {"database": switch.database, "bridge": switch.management(BRIDGE)}
 
 
 @ALL_IN_SOAK
-async def test_each_thing_that_is_broken_is_named(lab: NetLab) -> None:
+async def test_check_names_each_broken_object(lab: NetLab) -> None:
     host = await lab.host("one")
     await host.pod("other")
-    for in_pod, breaks in ((True, IN_POD), (False, IN_SPACE if host.switch is None else AT_SWITCH)):
+    for in_pod, breaks in ((True, IN_POD), (False, IN_TENANT_NETNS if host.switch is None else AT_SWITCH)):
         for command, expected in breaks.items():
             pod = await host.pod("a")
             await pod.check()
-            words = words_of(pod)
-            place = pod.netns if in_pod else where_host_ends_are(host)
+            words = command_arguments(pod)
+            place = pod.netns if in_pod else host_side_netns(host)
             breaking = partial(inventory.run, place, command.format(**words))
-            assert expected.format(**words) in str(await _told_of_break(pod, breaking))
+            assert expected.format(**words) in str(await _check_error_after(pod, breaking))
             await pod.remove()
     pod = await host.pod("a")
     host.remove_netns("a")
     with pytest.raises(CniError, match="does not exist"):
         await pod.check()
     await pod.detach()
-    with pytest.raises(CniError) as told:
+    with pytest.raises(CniError) as caught:
         await pod.check()
-    assert told.value.code == Code.UNKNOWN_CONTAINER
+    assert caught.value.code == Code.UNKNOWN_CONTAINER
 
 
-async def _told_of_break(pod: Pod, breaking: Callable[[], None]) -> CniError:
-    """What CHECK says after it. The agent mends within a moment and may be quicker: then it is broken again."""
+async def _check_error_after(pod: Pod, breaking: Callable[[], None]) -> CniError:
+    """The error of CHECK after a break. The agent may repair it before CHECK runs; then it is broken again."""
     for _ in range(TRIES):
         breaking()
         try:
@@ -94,31 +94,31 @@ def _port(pod: Pod) -> str:
 
 
 @ALL_IN_SOAK
-async def test_what_drifted_is_mended_by_a_restart(lab: NetLab) -> None:
-    """R5: with a different state the kernel is brought back to what was noted."""
+async def test_a_restart_repairs_drift(lab: NetLab) -> None:
+    """R5: the agent restores the kernel state that the attachment log records."""
     await lab.network("net", subnet="10.1.0.0/16", ipv6Subnet="2001:db8:1::/64")
     host = await lab.host("one")
     a, b = await host.pod("a", network="net"), await host.pod("b", network="net")
     if host.switch is None:
         for family in (4, 6):
-            inventory.run(where_host_ends_are(host), f"ip -{family} route del {a.address(family)} dev {_port(a)}")
+            inventory.run(host_side_netns(host), f"ip -{family} route del {a.address(family)} dev {_port(a)}")
     else:
         host.switch.configure("del-port", BRIDGE, _port(a))
         host.switch.flows("del-flows", BRIDGE)
-    inventory.run(where_host_ends_are(host), f"ip link set {_port(b)} down")
-    inventory.run(where_host_ends_are(host), "nft flush ruleset")
+    inventory.run(host_side_netns(host), f"ip link set {_port(b)} down")
+    inventory.run(host_side_netns(host), "nft flush ruleset")
     host.kill()
     await host.start()
     await a.check()
     await b.check()
     for family in (4, 6):
-        assert await a.reaches(b, family=family)
+        assert await a.eventually_reaches(b, family=family)
     assert await inventory.differences(lab) == []
 
 
 @ALL_IN_SOAK
-async def test_equal_state_is_not_touched_by_a_restart(lab: NetLab) -> None:
-    """R5: no port is made anew."""
+async def test_a_restart_does_not_touch_unchanged_state(lab: NetLab) -> None:
+    """R5: no port is recreated."""
     host = await lab.host("one")
     pods = [await host.pod(name) for name in "abc"]
     await until(lambda: _indexes(host).keys() >= {_port(pod) for pod in pods})
@@ -132,28 +132,28 @@ async def test_equal_state_is_not_touched_by_a_restart(lab: NetLab) -> None:
 
 
 def _indexes(host: Host) -> dict[str, object]:
-    """By the names of devices: their numbers in the kernel and, where they are ports of a switch, there."""
-    links = inventory.ask(where_host_ends_are(host), "ip", "-j", "link")
-    rows = _numbers(host.switch) if host.switch is not None else {}
+    """Ifindexes by device name and, on Open vSwitch, the ofport and row of each interface."""
+    links = inventory.run_json(host_side_netns(host), "ip", "-j", "link")
+    rows = _ofports(host.switch) if host.switch is not None else {}
     return {link["ifname"]: (link["ifindex"], rows.get(link["ifname"])) for link in links}
 
 
-def _numbers(switch: Switch) -> dict[str, tuple[str, str]]:
-    """The row and the number of each interface in the switch."""
+def _ofports(switch: Switch) -> dict[str, tuple[str, str]]:
+    """The OVSDB row and the ofport of each interface."""
     listed = switch.configure("--format=csv", "--no-headings", "--columns=name,_uuid,ofport", "list", "interface")
     return {name: (row, number) for name, row, number in (line.split(",") for line in listed.split())}
 
 
 @ON_ALL
-async def test_numbers_that_are_taken_are_passed_over(lab: NetLab) -> None:
-    """R6: the numbers an agent would give its next devices, or ports, are others' already."""
+async def test_used_ifindexes_and_ofports_are_skipped(lab: NetLab) -> None:
+    """R6: the ifindexes, or ofports, that the agent would allocate next are in use already."""
     host = await lab.host("one")
     first = await host.pod("first")
     host.kill()
-    await host.start()  # its count begins behind the numbers that are in use in its spaces
+    await host.start()  # allocation starts after the highest ifindex in its tenant netns
     if host.switch is not None:
-        _take_numbers(host.switch)
-        assert await first.reaches(await host.pod("a"))
+        _occupy_ofports(host.switch)
+        assert await first.eventually_reaches(await host.pod("a"))
         return
     netns = host.make_netns("a")
     for number in range(1, 4):
@@ -162,10 +162,10 @@ async def test_numbers_that_are_taken_are_passed_over(lab: NetLab) -> None:
     await pod.check()
 
 
-def _take_numbers(switch: Switch) -> None:
-    """The three numbers that ports to come would have are those of others."""
-    taken = {number for _, number in _numbers(switch).values()}
-    for number in [each for each in PORT_NUMBERS if str(each) not in taken][:3]:
+def _occupy_ofports(switch: Switch) -> None:
+    """Assign the next three ofports to foreign interfaces."""
+    taken = {number for _, number in _ofports(switch).values()}
+    for number in [each for each in OFPORTS if str(each) not in taken][:3]:
         name = f"x{number}"
         switch.configure(
             "add-port", BRIDGE, name, "--", "set", "interface", name, "type=internal", f"ofport_request={number}"
@@ -173,7 +173,7 @@ def _take_numbers(switch: Switch) -> None:
 
 
 @ALL_IN_SOAK
-async def test_status_says_why_not(lab: NetLab) -> None:
+async def test_status_reports_why_it_is_not_ready(lab: NetLab) -> None:
     host = await lab.host("one", "--offline-limit", "1")
     await host.cni.status(host.network)
     await lab.partition(host)
@@ -188,6 +188,6 @@ async def test_status_says_why_not(lab: NetLab) -> None:
 
     assert "store" in await eventually(reason, bool)
     lab.heal(host)
-    await eventually(reason, lambda told: told == "")
+    await eventually(reason, lambda text: text == "")
     host.kill()
-    assert "away" in await reason()
+    assert "unreachable" in await reason()

@@ -1,4 +1,4 @@
-"""Items of the CNI checklist that are about what happens on the node (docs/cni-conformance.md), v4 and v6 alike."""
+"""Items of the CNI checklist about the effect on the node (docs/cni-conformance.md), for IPv4 and IPv6."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def host(lab: NetLab) -> Host:
 
 
 async def add(host: Host, name: str, config: dict[str, Any] = CONFIG, **variables: str) -> Output:
-    """ADD by hand, for eth0 of a pod of its own namespace."""
+    """Call ADD with an explicit configuration, for eth0 of a new namespace."""
     named = {"containerid": name, "ifname": "eth0", "args": f"io.contiv.network={NET}"} | variables
     if "netns" not in named:
         named["netns"] = str(host.make_netns(name))
@@ -44,39 +44,39 @@ async def add(host: Host, name: str, config: dict[str, Any] = CONFIG, **variable
 
 
 async def check(host: Host, result: dict[str, Any], **changes: str) -> Output:
-    """CHECK by hand, of pod `a`."""
+    """Call CHECK for pod `a` with an explicit result."""
     variables = {"containerid": "a", "ifname": "eth0", "netns": str(host.make_netns("a"))} | changes
     return await host.call("CHECK", CONFIG | {"prevResult": result}, **variables)
 
 
-def refusal_of(output: Output) -> CniError:
+def error_of(output: Output) -> CniError:
     error = CniError.decode(output.stdout)
     assert error is not None, output
     return error
 
 
 def links(namespace: Path) -> dict[str, dict[str, Any]]:
-    return {link["ifname"]: link for link in inventory.ask(namespace, "ip", "-j", "-d", "addr")}
+    return {link["ifname"]: link for link in inventory.run_json(namespace, "ip", "-j", "-d", "addr")}
 
 
-def everything(host: Host, pod: Pod) -> list[Any]:
-    """All that the kernel was told about a pod and its tenant's space, without what it does by itself."""
-    asked = (("link",), ("addr", "show", "scope", "global"), ("neigh", "show", "nud", "permanent"))
-    places = (pod.netns, *inventory.spaces(host).values())
-    found = [inventory.ask(place, "ip", "-j", *question) for place in places for question in asked]
+def kernel_state(host: Host, pod: Pod) -> list[Any]:
+    """The configured kernel state of a pod and its tenant netns, without what the kernel adds itself."""
+    commands = (("link",), ("addr", "show", "scope", "global"), ("neigh", "show", "nud", "permanent"))
+    places = (pod.netns, *inventory.tenant_netns(host).values())
+    found = [inventory.run_json(place, "ip", "-j", *question) for place in places for question in commands]
     for link in itertools.chain.from_iterable(found):
-        link.pop("operstate", None)  # told a moment later that its link is up
+        link.pop("operstate", None)  # changes asynchronously when the link comes up
     for place, family in itertools.product(places, ("-4", "-6")):
-        routes = inventory.ask(place, "ip", "-j", family, "route")
+        routes = inventory.run_json(place, "ip", "-j", family, "route")
         found.append([route for route in routes if route["protocol"] != "kernel"])
-    return [*found, *(inventory.ask(space, "nft", "-j", "-s", "list", "ruleset") for space in places[1:])]
+    return [*found, *(inventory.run_json(space, "nft", "-j", "-s", "list", "ruleset") for space in places[1:])]
 
 
-async def nothing_is_left(lab: NetLab, host: Host) -> None:
-    """Nothing is in use anywhere, and no device of a pod is on the host (C-071, P-30)."""
-    await inventory.settled(lab)
+async def assert_nothing_left(lab: NetLab, host: Host) -> None:
+    """Wait until no address is in use and no device of a pod is on the host (C-071, P-30)."""
+    await inventory.wait_consistent(lab)
     assert inventory.stored(await lab.rest.state()) == set()
-    await until(lambda: not {each for space in inventory.spaces(host).values() for each in _port_devices(space)})
+    await until(lambda: not {each for space in inventory.tenant_netns(host).values() for each in _port_devices(space)})
 
 
 def _port_devices(space: Path) -> set[str]:
@@ -87,20 +87,20 @@ async def answers_ping(pod: Pod, target: str, *, family: int) -> bool:
     """Whether a single echo request is answered."""
     kinds = {4: (socket.AF_INET, socket.IPPROTO_ICMP, 8, 0), 6: (socket.AF_INET6, socket.IPPROTO_ICMPV6, 128, 129)}
     domain, protocol, request, reply = kinds[family]
-    with pod.namespace.open_socket(domain, socket.SOCK_RAW, protocol) as mouth:
-        mouth.setblocking(False)
-        checksum = 0xFFFF - (request << 8)  # of a packet that has zeros everywhere else; for v6 the kernel makes it
-        mouth.sendto(struct.pack("!BBHI", request, 0, checksum, 0), (target, 0))
+    with pod.namespace.open_socket(domain, socket.SOCK_RAW, protocol) as sender:
+        sender.setblocking(False)
+        checksum = 0xFFFF - (request << 8)  # of an otherwise zero packet; for ICMPv6 the kernel computes it
+        sender.sendto(struct.pack("!BBHI", request, 0, checksum, 0), (target, 0))
         async with asyncio.timeout(DEADLINE):
             while True:
-                packet = await asyncio.get_running_loop().sock_recv(mouth, 2048)
+                packet = await asyncio.get_running_loop().sock_recv(sender, 2048)
                 if packet[20 if family == 4 else 0] == reply:
                     return True
 
 
 class TestAdd:
-    async def test_the_interface_is_up_with_exactly_what_was_told(self, host: Host) -> None:
-        """C-040, C-045, P-02, P-06, P-07, P-17: both ends up, one address a family, a default route by the gateway."""
+    async def test_the_interface_is_up_and_configured_as_in_the_result(self, host: Host) -> None:
+        """C-040, C-045, P-02, P-06, P-07, P-17: both ends up, one address per family, default route to the gateway."""
         pod = await host.pod("a", network=NET)
         outer, inner = pod.result.interfaces
         assert (outer.sandbox, inner.name, inner.sandbox) == ("", "eth0", str(pod.netns))
@@ -109,15 +109,15 @@ class TestAdd:
         assert (link["operstate"], link["address"], link["mtu"]) == ("UP", inner.mac, inner.mtu)
         found = {(each["local"], each["prefixlen"]) for each in link["addr_info"] if each["scope"] == "global"}
         assert found == {(str(pod.address(4)), 16), (str(pod.address(6)), 64)}
-        assert links(inventory.spaces(host)["default"])[outer.name]["operstate"] == "UP"
+        assert links(inventory.tenant_netns(host)["default"])[outer.name]["operstate"] == "UP"
         for family, gateway in GATEWAYS.items():
-            routes = inventory.ask(pod.netns, "ip", "-j", f"-{family}", "route", "show", "default")
+            routes = inventory.run_json(pod.netns, "ip", "-j", f"-{family}", "route", "show", "default")
             assert [(each["gateway"], each["dev"], each.get("prefsrc")) for each in routes] == [(gateway, "eth0", None)]
-            told = next(each for each in pod.result.routes if each.target.version == family)
-            assert (str(told.gateway), told.target.prefixlen) == (gateway, 0)
+            result = next(each for each in pod.result.routes if each.target.version == family)
+            assert (str(result.gateway), result.target.prefixlen) == (gateway, 0)
 
-    async def test_the_gateway_answers_at_once(self, host: Host) -> None:
-        """P-09, P-18: the first packet after ADD passes, and the tenant's space forwards both families."""
+    async def test_the_gateway_answers_the_first_packet(self, host: Host) -> None:
+        """P-09, P-18: the first packet after ADD is forwarded, and the tenant netns forwards both families."""
         pod = await host.pod("a", network=NET)
         for family, gateway in GATEWAYS.items():
             assert await answers_ping(pod, gateway, family=family)
@@ -125,14 +125,14 @@ class TestAdd:
             for switch in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
                 assert space.run(lambda switch=switch: Path("/proc/sys/net", switch).read_text()) == "1\n"  # type: ignore[misc]
 
-    async def test_addresses_of_both_families_take_packets_when_add_answers(self, host: Host) -> None:
-        """P-23: no v6 address is still being doubted."""
+    async def test_no_address_is_tentative_when_add_returns(self, host: Host) -> None:
+        """P-23: duplicate address detection is complete or disabled."""
         pod = await host.pod("a", network=NET)
-        given = [each for each in links(pod.netns)["eth0"]["addr_info"] if each["scope"] == "global"]
-        assert [each for each in given if each.get("tentative")] == []
+        configured = [each for each in links(pod.netns)["eth0"]["addr_info"] if each["scope"] == "global"]
+        assert [each for each in configured if each.get("tentative")] == []
 
-    async def test_a_namespace_that_has_v6_switched_off(self, lab: NetLab, host: Host) -> None:
-        """P-23: some runtimes make them so; an interface that gets a v6 address has v6."""
+    async def test_a_namespace_with_ipv6_disabled(self, lab: NetLab, host: Host) -> None:
+        """P-23: some runtimes disable IPv6; ADD enables it on an interface that gets an IPv6 address."""
         with Namespace.open(host.make_netns("a")) as netns:
             netns.write_sysctls({f"net/ipv6/conf/{where}/disable_ipv6": "1" for where in ("all", "default")})
         pod, other = await host.pod("a", network=NET), await host.pod("b", network=NET)
@@ -140,23 +140,23 @@ class TestAdd:
             assert await pod.reaches(other, family=family)
         await pod.check()
 
-    async def test_a_hardware_address_that_was_asked_for(self, host: Host) -> None:
+    async def test_a_requested_mac_address(self, host: Host) -> None:
         """P-04."""
         mac = "02:00:5e:10:20:30"
         config = CONFIG | {"runtimeConfig": {"mac": mac}}
-        told = json.loads((await add(host, "a", config)).stdout)
-        assert told["interfaces"][1]["mac"] == mac
+        result = json.loads((await add(host, "a", config)).stdout)
+        assert result["interfaces"][1]["mac"] == mac
         assert links(host.make_netns("a"))["eth0"]["address"] == mac
 
-    async def test_a_name_that_cannot_be_used(self, lab: NetLab, host: Host) -> None:
-        """C-042: `lo` is there already, and stays what it is."""
+    async def test_an_interface_name_that_exists(self, lab: NetLab, host: Host) -> None:
+        """C-042: `lo` exists already and is not changed."""
         output = await add(host, "a", ifname="lo")
-        assert (output.exit_code, "lo" in refusal_of(output).message) == (1, True)
+        assert (output.exit_code, "lo" in error_of(output).message) == (1, True)
         assert inventory.devices(host.make_netns("a")) == set()
-        await nothing_is_left(lab, host)
+        await assert_nothing_left(lab, host)
 
-    async def test_the_result_of_plugins_before_us_is_passed_on(self, host: Host) -> None:
-        """C-044: what is theirs stays as it was, what is ours comes behind it."""
+    async def test_prev_result_is_extended(self, host: Host) -> None:
+        """C-044: entries of prevResult are unchanged, ours are appended."""
         before = {
             "cniVersion": "1.1.0",
             "interfaces": [{"name": "dummy0", "mac": "02:00:00:00:00:01", "sandbox": "/x"}],
@@ -164,28 +164,28 @@ class TestAdd:
             "routes": [{"dst": "198.51.100.0/24", "gw": "192.0.2.1"}],
             "dns": {"nameservers": ["192.0.2.53"]},
         }
-        told = json.loads((await add(host, "a", CONFIG | {"prevResult": before})).stdout)
+        result = json.loads((await add(host, "a", CONFIG | {"prevResult": before})).stdout)
         for member in ("interfaces", "ips", "routes"):
-            assert told[member][:1] == before[member], told
-        assert told["dns"] == before["dns"]
-        assert [each["interface"] for each in told["ips"]] == [0, 2, 2]
-        assert told["interfaces"][2]["name"] == "eth0"
+            assert result[member][:1] == before[member], result
+        assert result["dns"] == before["dns"]
+        assert [each["interface"] for each in result["ips"]] == [0, 2, 2]
+        assert result["interfaces"][2]["name"] == "eth0"
 
-    async def test_the_machine_itself_is_not_attached(self, lab: NetLab, host: Host) -> None:
-        """C-015: code 8, unless the caller says that it is meant."""
-        before = inventory.devices(host.machine)
-        output = await add(host, "a", netns=str(host.machine), ifname="weft0")
-        assert refusal_of(output).code == Code.BAD_NETNS
-        assert inventory.devices(host.machine) == before
-        await nothing_is_left(lab, host)
-        meant = await add(host, "a", netns=str(host.machine), ifname="weft0", netns_override="1")
+    async def test_the_host_netns_is_rejected(self, lab: NetLab, host: Host) -> None:
+        """C-015: code 8, unless CNI_NETNS_OVERRIDE is set."""
+        before = inventory.devices(host.netns)
+        output = await add(host, "a", netns=str(host.netns), ifname="weft0")
+        assert error_of(output).code == Code.BAD_NETNS
+        assert inventory.devices(host.netns) == before
+        await assert_nothing_left(lab, host)
+        meant = await add(host, "a", netns=str(host.netns), ifname="weft0", netns_override="1")
         assert meant.exit_code == 0, meant
-        assert inventory.devices(host.machine) >= before | {"weft0"}
+        assert inventory.devices(host.netns) >= before | {"weft0"}
         assert (await host.call("DEL", containerid="a", ifname="weft0")).exit_code == 0
-        assert "weft0" not in inventory.devices(host.machine)
+        assert "weft0" not in inventory.devices(host.netns)
 
-    async def test_addresses_that_were_asked_for(self, lab: NetLab, host: Host) -> None:
-        """P-43, P-12: given; taken, foreign, the gateway's or the network's own: refused, and nothing is held."""
+    async def test_requested_addresses(self, lab: NetLab, host: Host) -> None:
+        """P-43, P-12: allocated; rejected without a trace if in use, out of subnet, or the gateway's."""
         for family, wanted in ((4, "10.1.7.7"), (6, "2001:db8:1::7:7")):
             pod = await host.pod(f"v{family}", network=NET, address=wanted)
             assert str(pod.address(family)) == wanted
@@ -194,17 +194,17 @@ class TestAdd:
                     await host.pod("late", network=NET, address=refused)
             await pod.remove()
         await host.cni.delete(host.network, host.attachment("late"))
-        await nothing_is_left(lab, host)
+        await assert_nothing_left(lab, host)
 
-    async def test_another_interface_gets_an_address_of_its_own(self, host: Host) -> None:
+    async def test_a_second_interface_gets_its_own_address(self, host: Host) -> None:
         """C-049, P-42."""
         pod, other = await host.pod("a", network=NET), await host.pod("b", network=NET)
         second_attachment = host.attachment("a", network=NET, ifname="net1")
         second = await host.cni.add(host.network, second_attachment)
         through_net1 = Pod(host, second_attachment, pod.namespace, second)
         for each, family in itertools.product((pod, through_net1), (4, 6)):
-            assert await each.reaches(other, family=family)
-            assert await other.reaches(each, family=family)
+            assert await each.eventually_reaches(other, family=family)
+            assert await other.eventually_reaches(each, family=family)
         await pod.check()
         await host.cni.check(host.network, second_attachment)
         assert {str(each.address.ip) for each in second.addresses}.isdisjoint(
@@ -215,27 +215,27 @@ class TestAdd:
         await host.cni.delete(host.network, second_attachment)
         await pod.check()
         for family in (4, 6):
-            assert not inventory.ask(pod.netns, "ip", "-j", f"-{family}", "rule", "show", "priority", "1000")
-            assert await other.reaches(pod, family=family)
+            assert not inventory.run_json(pod.netns, "ip", "-j", f"-{family}", "rule", "show", "priority", "1000")
+            assert await other.eventually_reaches(pod, family=family)
 
 
 class TestDel:
-    async def test_what_was_never_added(self, lab: NetLab, host: Host) -> None:
-        """C-064, P-31, P-46: with and without a namespace, again and again."""
+    async def test_del_of_an_unknown_attachment(self, lab: NetLab, host: Host) -> None:
+        """C-064, P-31, P-46: succeeds with and without a namespace, repeatedly."""
         for netns in ({"netns": str(host.make_netns("a"))}, {"netns": "/nowhere"}, {}):
             for _ in range(2):
                 output = await host.call("DEL", containerid="a", ifname="eth0", **netns)
                 assert (output.exit_code, output.stdout) == (0, b"")
-        await nothing_is_left(lab, host)
+        await assert_nothing_left(lab, host)
 
-    async def test_an_interface_that_somebody_took_away(self, lab: NetLab, host: Host) -> None:
-        """C-062: from either end."""
+    async def test_del_after_the_interface_was_deleted(self, lab: NetLab, host: Host) -> None:
+        """C-062: deleted on either side."""
         a, b = await host.pod("a", network=NET), await host.pod("b", network=NET)
         inventory.run(a.netns, "ip link del eth0")
-        inventory.run(inventory.spaces(host)["default"], f"ip link del {b.result.interfaces[0].name}")
+        inventory.run(inventory.tenant_netns(host)["default"], f"ip link del {b.result.interfaces[0].name}")
         for pod in (a, b):
             await pod.remove()
-        await nothing_is_left(lab, host)
+        await assert_nothing_left(lab, host)
 
     async def test_nothing_is_left_on_the_host(self, lab: NetLab, host: Host) -> None:
         """C-060, C-063, C-067, C-071, P-30, P-32: device, routes, rules and addresses of both families."""
@@ -245,60 +245,60 @@ class TestDel:
         assert (await host.call("DEL", containerid="b", ifname="eth0", netns=str(pods[1].netns))).exit_code == 0
         for _ in range(2):
             assert (await host.call("DEL", containerid="c", ifname="eth0", netns="")).exit_code == 0
-        assert "eth0" not in inventory.devices(pods[2].netns), "the ledger knows where it was"
-        await nothing_is_left(lab, host)
+        assert "eth0" not in inventory.devices(pods[2].netns), "the attachment log has the namespace path"
+        await assert_nothing_left(lab, host)
 
-    async def test_a_configuration_that_cannot_be_read_is_an_error_still(self, host: Host) -> None:
-        """C-070: and the attachment is unharmed."""
+    async def test_del_with_an_invalid_configuration_fails(self, host: Host) -> None:
+        """C-070: and does not change the attachment."""
         pod = await host.pod("a", network=NET)
         output = await host.call("DEL", CONFIG | {"name": ""}, containerid="a", ifname="eth0")
-        assert refusal_of(output).code == Code.BAD_CONFIG
+        assert error_of(output).code == Code.BAD_CONFIG
         await pod.check()
 
 
 class TestCheck:
-    async def test_it_changes_nothing(self, host: Host) -> None:
-        """C-085, C-088: neither where all is well, right after ADD, nor where something is broken."""
+    async def test_check_changes_nothing(self, host: Host) -> None:
+        """C-085, C-088: neither right after ADD nor when something is broken."""
         pod = await host.pod("a", network=NET)
-        before = everything(host, pod)
+        before = kernel_state(host, pod)
         await pod.check()
-        assert everything(host, pod) == before
+        assert kernel_state(host, pod) == before
         inventory.run(pod.netns, "ip -6 route del default")
-        before = everything(host, pod)
+        before = kernel_state(host, pod)
         with pytest.raises(CniError, match="::/0"):
             await pod.check()
-        assert everything(host, pod) == before
+        assert kernel_state(host, pod) == before
 
-    async def test_what_later_plugins_added_is_tolerated(self, host: Host) -> None:
+    async def test_check_ignores_additions_of_later_plugins(self, host: Host) -> None:
         """C-081, C-083: in the kernel and in the result."""
-        told, netns = json.loads((await add(host, "a")).stdout), host.make_netns("a")
+        result, netns = json.loads((await add(host, "a")).stdout), host.make_netns("a")
         inventory.run(netns, "ip link add more type veth peer name most")
         inventory.run(netns, "ip addr add 192.0.2.9/32 dev eth0")
-        told["interfaces"].append({"name": "more", "sandbox": str(netns)})
-        told["ips"].append({"address": "192.0.2.9/32", "interface": 1})
-        told["routes"].append({"dst": "198.51.100.0/24"})
-        output = await check(host, told)
+        result["interfaces"].append({"name": "more", "sandbox": str(netns)})
+        result["ips"].append({"address": "192.0.2.9/32", "interface": 1})
+        result["routes"].append({"dst": "198.51.100.0/24"})
+        output = await check(host, result)
         assert (output.exit_code, output.stdout) == (0, b"")
 
-    async def test_a_result_that_is_not_of_this_attachment(self, host: Host) -> None:
+    async def test_check_rejects_a_result_of_another_attachment(self, host: Host) -> None:
         """C-082, C-087, P-34: another sandbox, another MAC, another address."""
-        told = json.loads((await add(host, "a")).stdout)
+        result = json.loads((await add(host, "a")).stdout)
         other = host.make_netns("other")
-        assert (await check(host, told)).exit_code == 0
-        elsewhere = await check(host, told, netns=str(other))
-        assert str(other) in refusal_of(elsewhere).details
+        assert (await check(host, result)).exit_code == 0
+        elsewhere = await check(host, result, netns=str(other))
+        assert str(other) in error_of(elsewhere).details
         for member, value in (("sandbox", str(other)), ("mac", "02:00:00:00:00:77")):
-            altered = json.loads(json.dumps(told))
+            altered = json.loads(json.dumps(result))
             altered["interfaces"][1][member] = value
-            assert value in refusal_of(await check(host, altered)).details
-        altered = json.loads(json.dumps(told))
+            assert value in error_of(await check(host, altered)).details
+        altered = json.loads(json.dumps(result))
         own = altered["ips"].pop()["address"].partition("/")[0]
-        assert own in refusal_of(await check(host, altered)).details
+        assert own in error_of(await check(host, altered)).details
 
 
 class TestGc:
-    async def test_it_takes_everything_of_what_is_not_listed(self, lab: NetLab, host: Host) -> None:
-        """C-096, C-099: interfaces one by one, namespaces gone or not, twice; other networks' pods are left alone."""
+    async def test_gc_removes_every_unlisted_attachment(self, lab: NetLab, host: Host) -> None:
+        """C-096, C-099: per interface, with and without a namespace, twice; pods of other networks are not touched."""
         kept, lost = await host.pod("kept", network=NET), await host.pod("lost", network=NET)
         second = host.attachment("kept", network=NET, ifname="net1")
         await host.cni.add(host.network, second)
@@ -308,18 +308,20 @@ class TestGc:
         for _ in range(2):
             output = await host.call("GC", listed, path="/x")
             assert (output.exit_code, output.stdout) == (0, b""), output
-            await inventory.settled(lab)
+            await inventory.wait_consistent(lab)
             assert {each.address for each in inventory.routed(host)} >= {str(kept.address(4)), str(kept.address(6))}
             assert {str(lost.address(4)), str(lost.address(6))}.isdisjoint(
                 {each.address for each in inventory.routed(host)}
             )
-        await until(lambda: inventory.devices(kept.netns) == {"eth0"})  # the other has lost its name, and goes soon
+        await until(
+            lambda: inventory.devices(kept.netns) == {"eth0"}
+        )  # net1 is renamed first and deleted asynchronously
         assert "eth0" in inventory.devices(host.make_netns("foreign"))
         await host.cni.gc(host.network, [AttachmentId("kept", "eth0")])
         await kept.check()
 
 
-async def test_status_before_any_add(host: Host) -> None:
+async def test_status_before_the_first_add(host: Host) -> None:
     """P-35."""
     output = await host.call("STATUS", CONFIG)
     assert (output.exit_code, output.stdout) == (0, b"")

@@ -1,4 +1,4 @@
-"""Why a packet was refused, on real nodes: drops by name, counts by rule, and packets that try out what is said."""
+"""Drop events with reasons, per-rule counters and packet traces, on real nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.support import inventory
-from tests.support.flood import Flood, Shot
+from tests.support.flood import Flood, FloodDatagram
 from tests.support.modes import ON_ALL
 
 from weft.kernel.netns import Namespace
@@ -43,21 +43,21 @@ async def host(lab: NetLab) -> Host:
 
 
 async def deny(lab: NetLab, rule: str, *, policy: str = "shop", **members: object) -> None:
-    whole = {"policyName": policy, "ruleId": rule, "priority": 10, "direction": "in", "action": "deny"} | members
-    (await lab.rest.put("rules", tenantName="default", **whole)).accepted()
+    document = {"policyName": policy, "ruleId": rule, "priority": 10, "direction": "in", "action": "deny"} | members
+    (await lab.rest.put("rules", tenantName="default", **document)).accepted()
 
 
 async def pods(host: Host, other: Host | None = None) -> tuple[Pod, Pod]:
-    """A guest, and one of the shop."""
+    """A pod without a group, and a pod of the group `shop`."""
     guest = await host.pod("guest", network="net", group="guests")
     return guest, await (other or host).pod("till", network="net", group="shop")
 
 
 async def weft(host: Host, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command that a person runs on a host's machine."""
+    """Run a `weft` command on a host."""
 
     def run() -> subprocess.CompletedProcess[str]:
-        with Namespace.open(host.machine) as machine:
+        with Namespace.open(host.netns) as machine:
             return machine.run(
                 lambda: subprocess.run([*WEFT, *words], capture_output=True, timeout=DEADLINE, check=False, text=True)
             )
@@ -72,10 +72,10 @@ async def drops(host: Host, *words: str) -> list[dict[str, Any]]:
 
 
 async def metric(host: Host, line: str) -> float:
-    """The value of a series of the agent, 0 when it is not there."""
+    """The value of a time series of the agent, 0 if it does not exist."""
     loop = asyncio.get_running_loop()
     text = b""
-    with Namespace.open(host.machine) as machine:
+    with Namespace.open(host.netns) as machine:
         connection = machine.open_socket(socket.AF_INET, socket.SOCK_STREAM)
     with connection:
         connection.setblocking(False)
@@ -88,9 +88,9 @@ async def metric(host: Host, line: str) -> float:
     return float(found[0]) if found else 0.0
 
 
-def speak(source: Pod, target: Pod, *, port: int, transport: Transport = UDP, family: int = 4) -> int:
-    """Send one packet; the port it came from."""
-    with source.place(family).open_caller(transport) as caller:
+def send_packet(source: Pod, target: Pod, *, port: int, transport: Transport = UDP, family: int = 4) -> int:
+    """Send one packet and return its source port."""
+    with source.place(family).open_client(transport) as caller:
         there = (str(target.address(family)), port)
         if transport is UDP:
             caller.sendto(b"?", there)
@@ -102,7 +102,7 @@ def speak(source: Pod, target: Pod, *, port: int, transport: Transport = UDP, fa
 @asynccontextmanager
 async def following(host: Host, *words: str) -> AsyncIterator[asyncio.StreamReader]:
     """The lines of `weft drops --follow`."""
-    command = ["nsenter", f"--net={host.machine}", "--", *WEFT, "drops", "--follow", *words]
+    command = ["nsenter", f"--net={host.netns}", "--", *WEFT, "drops", "--follow", *words]
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert child.stdout is not None
     try:
@@ -114,95 +114,97 @@ async def following(host: Host, *words: str) -> AsyncIterator[asyncio.StreamRead
 
 @ON_ALL
 @pytest.mark.parametrize("family", [4, 6])
-async def test_a_refused_flow_is_told_with_its_rule_and_its_pods(host: Host, family: int) -> None:
+async def test_a_drop_event_names_the_rule_and_the_pods(host: Host, family: int) -> None:
     guest, till = await pods(host)
-    port = speak(guest, till, port=81, transport=TCP, family=family)
+    port = send_packet(guest, till, port=81, transport=TCP, family=family)
     (drop, *_) = await eventually(lambda: drops(host, "--tenant", "default", "--pod", "lab/till"), bool)
     assert (drop["rule"], drop["direction"], drop["service"]) == (DENY_TCP_81, "ingress", "tcp/81")
     assert "denies it" in drop["reason"]
     assert (drop["source"]["pod"], drop["target"]["pod"]) == ("lab/guest", "lab/till")
     assert (drop["source"]["address"], drop["source"]["port"]) == (str(guest.address(family)), port)
     assert drop["target"]["identity"] == "default:net:till"
-    assert await drops(host, "--tenant", "nobody") == []
-    assert await drops(host, "--pod", "nobody") == []
+    assert await drops(host, "--tenant", "absent") == []
+    assert await drops(host, "--pod", "absent") == []
     shown = (await weft(host, "drops")).stdout
     assert f"lab/guest ({guest.address(family)})" in shown
     assert DENY_TCP_81 in shown
 
 
 @ON_ALL
-async def test_reasons_of_our_own_are_told_in_words(host: Host) -> None:
-    """CVE-class spoofing: the sender is named, whatever address it spoke with."""
+async def test_a_spoofed_packet_is_attributed_to_its_pod(host: Host) -> None:
+    """The sender is named whatever source address it uses."""
     guest, till = await pods(host)
-    assert await guest.reaches(till)  # on a segment it has to know its neighbour: nobody answers a forger
+    assert await guest.eventually_reaches(
+        till
+    )  # fill the ARP cache: on a segment, ARP from a spoofed address gets no reply
     inventory.run(guest.netns, "ip addr add 10.1.77.77/32 dev eth0")
     with guest.place().open_socket(UDP) as forger:
         forger.bind(("10.1.77.77", 0))
         forger.sendto(b"?", (str(till.address()), 5000))
     (drop, *_) = await eventually(lambda: drops(host, "--pod", "guest"), bool)
     assert (drop["rule"], drop["direction"]) == ("weft/spoofed", "")
-    assert "not its own" in drop["reason"]
+    assert "not the sender's own" in drop["reason"]
     assert (drop["source"]["pod"], drop["source"]["address"]) == ("lab/guest", "10.1.77.77")
     assert await eventually(
-        lambda: metric(host, 'weft_agent_refused_packets_total{reason="weft/spoofed"}'), lambda count: count >= 1
+        lambda: metric(host, 'weft_dropped_packets_total{reason="weft/spoofed"}'), lambda count: count >= 1
     )
 
 
 @ON_ALL
-async def test_drops_are_followed_as_they_come(host: Host) -> None:
+async def test_drops_follow_streams_events(host: Host) -> None:
     guest, till = await pods(host)
     async with following(host, "--pod", "till") as lines:
 
-        async def told() -> bytes:
-            speak(guest, till, port=53)
+        async def next_line() -> bytes:
+            send_packet(guest, till, port=53)
             try:
                 async with asyncio.timeout(0.5):
                     return await lines.readline()
             except TimeoutError:
-                return b""  # the follower may not have come yet
+                return b""  # the follower may not be connected yet
 
-        line = (await eventually(told, bool)).decode()
+        line = (await eventually(next_line, bool)).decode()
     assert "lab/guest" in line
     assert "lab/till" in line
     assert f"udp/53  {DENY_UDP}: the rule denies it" in line
 
 
 @ON_ALL
-async def test_a_flood_of_refused_packets_and_a_reader_that_does_not_read_hold_nobody_up(host: Host) -> None:
+async def test_a_drop_flood_and_a_stalled_reader_do_not_block_the_agent(host: Host) -> None:
     guest, till = await pods(host)
-    with Namespace.open(host.machine) as machine:
+    with Namespace.open(host.netns) as machine:
         idler = machine.open_socket(socket.AF_INET, socket.SOCK_STREAM)
-    with idler, guest.place().open_caller(UDP) as mouth, Flood() as flood:
+    with idler, guest.place().open_client(UDP) as sender, Flood() as flood:
         idler.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(idler, ("127.0.0.1", 9090))
         await loop.sock_sendall(idler, b"GET /drops?follow=1 HTTP/1.1\r\nHost: x\r\n\r\n")
-        flood.shots = (Shot(mouth, str(till.address()), 53),) * 20
-        refused = f'weft_agent_rule_packets_total{{deed="denied",rule="{DENY_UDP}"}}'
+        flood.datagrams = (FloodDatagram(sender, str(till.address()), 53),) * 20
+        refused = f'weft_policy_rule_packets_total{{action="denied",rule="{DENY_UDP}"}}'
         await eventually(lambda: metric(host, refused), lambda count: count > 5000)
         other = await host.pod("other", network="net", group="guests")
-        assert await guest.reaches(other)
+        assert await guest.eventually_reaches(other)
         await other.remove()
-        told = await drops(host, "--pod", "lab/till")
-    assert 1 <= len(told) <= 1000
-    assert {drop["rule"] for drop in told} == {DENY_UDP}
+        events = await drops(host, "--pod", "lab/till")
+    assert 1 <= len(events) <= 1000
+    assert {drop["rule"] for drop in events} == {DENY_UDP}
 
 
 @ON_ALL
-async def test_rules_are_counted_and_a_dry_run_counts_what_it_would_have_dropped(lab: NetLab, host: Host) -> None:
+async def test_rules_are_counted_and_a_dry_run_counts_its_would_be_drops(lab: NetLab, host: Host) -> None:
     (await lab.rest.put("policys", tenantName="default", policyName="idea", dryRun=True)).accepted()
     await deny(lab, "no-8080", policy="idea", protocol="tcp", port=8080)
     await lab.group("careful", network="net", policies=["idea", "shop"])
     guest = await host.pod("guest", network="net", group="guests")
     careful = await host.pod("careful", network="net", group="careful")
-    assert await guest.reaches(careful, port=8080)
+    assert await guest.eventually_reaches(careful, port=8080)
     assert await guest.never_reaches(careful, port=81)
     done = await weft(host, "drops", "--counters", "--json", "--tenant", "default")
-    counted = {(row["rule"], row["deed"]): row["packets"] for row in map(json.loads, done.stdout.splitlines())}
+    counted = {(row["rule"], row["action"]): row["packets"] for row in map(json.loads, done.stdout.splitlines())}
     assert counted["contiv/default/idea/no-8080", "would-deny"] >= 1
     assert counted[DENY_TCP_81, "denied"] >= 1
     assert await metric(
-        host, 'weft_agent_rule_packets_total{deed="would-deny",rule="contiv/default/idea/no-8080"}'
+        host, 'weft_policy_rule_packets_total{action="would-deny",rule="contiv/default/idea/no-8080"}'
     ) >= 1  # fmt: skip
     assert [drop["rule"] for drop in await drops(host) if drop["service"] == "tcp/8080"] == []
     await host.start()
@@ -212,18 +214,16 @@ async def test_rules_are_counted_and_a_dry_run_counts_what_it_would_have_dropped
 
 @ON_ALL
 @pytest.mark.parametrize("flags", [(), ("-6",)])
-async def test_a_packet_agrees_with_the_engine_where_it_passes_and_where_it_does_not(
-    host: Host, flags: tuple[str, ...]
-) -> None:
+async def test_a_packet_trace_agrees_with_the_policy_engine(host: Host, flags: tuple[str, ...]) -> None:
     guest, _ = await pods(host)
-    asked = {"tcp/80": "", "tcp/81": DENY_TCP_81, "udp/5000": "", "udp/53": DENY_UDP, "icmp": DENY_ICMP}
-    for service, rule in asked.items():
+    services = {"tcp/80": "", "tcp/81": DENY_TCP_81, "udp/5000": "", "udp/53": DENY_UDP, "icmp": DENY_ICMP}
+    for service, rule in services.items():
         done = await weft(host, "trace", "--packet", "--json", *flags, "guest", "lab/till", service)
         assert done.returncode == 0, f"{service}: {done.stdout} {done.stderr}"
         answer = json.loads(done.stdout)
         assert answer["agree"] is True
         assert answer["engine"]["allowed"] is (rule == "")
-        assert (answer["packet"]["fate"] == "refused") is bool(rule)
+        assert (answer["packet"]["status"] == "dropped") is bool(rule)
         assert not rule or answer["packet"]["by"] == rule
     back = await weft(host, "trace", "--packet", *flags, "till", str(guest.address(6 if flags else 4)), "icmp")
     assert back.returncode == 0, back.stdout
@@ -231,32 +231,32 @@ async def test_a_packet_agrees_with_the_engine_where_it_passes_and_where_it_does
 
 
 @ON_ALL
-async def test_a_packet_to_another_node_is_known_by_its_answer(lab: NetLab, host: Host) -> None:
+async def test_a_packet_trace_to_another_node_uses_the_reply(lab: NetLab, host: Host) -> None:
     two = await lab.host("two")
     guest, till = await pods(host, two)
-    assert await guest.reaches(till)
+    assert await guest.eventually_reaches(till)
     passed = await weft(host, "trace", "--packet", "guest", "till", "tcp/80")
     assert passed.returncode == 0, passed.stdout
     assert "answered by RST" in passed.stdout
     blocked = await weft(host, "trace", "--packet", "guest", "till", "tcp/81")
     assert blocked.returncode == 0, blocked.stdout
-    assert f"refused by {DENY_TCP_81}" in blocked.stdout
+    assert f"dropped by {DENY_TCP_81}" in blocked.stdout
     elsewhere = await weft(host, "trace", "--packet", "till", "guest", "tcp/80")
     assert elsewhere.returncode == 3
-    assert "on two: ask there" in elsewhere.stderr
+    assert "on two: run the trace there" in elsewhere.stderr
 
 
-async def test_a_packet_tells_when_the_network_does_not_do_what_the_engine_says(host: Host) -> None:
-    """Somebody else's rule swallows it; then its sender has a foreign MAC."""
+async def test_a_packet_trace_reports_a_datapath_that_differs_from_the_engine(host: Host) -> None:
+    """First a foreign nft chain drops the packet; then its sender has a spoofed MAC."""
     guest, _ = await pods(host)
-    space = host.tenants.path / "default"
-    inventory.run(space, "nft add table inet foreign")
-    inventory.run(space, "nft add chain inet foreign c { type filter hook forward priority 9 ; policy drop ; }")
+    netns = host.tenants.path / "default"
+    inventory.run(netns, "nft add table inet foreign")
+    inventory.run(netns, "nft add chain inet foreign c { type filter hook forward priority 9 ; policy drop ; }")
     unseen = await weft(host, "trace", "--packet", "guest", "till", "tcp/80")
     assert unseen.returncode == 6, unseen.stdout
-    assert "nothing was seen of it" in unseen.stdout
+    assert "lost: " in unseen.stdout
     inventory.run(guest.netns, "ip link set eth0 address 02:00:00:00:00:66")
     differs = await weft(host, "trace", "--packet", "guest", "till", "udp/5000")
     assert differs.returncode == 1, differs.stdout
-    assert "refused by weft/spoofed" in differs.stdout
+    assert "dropped by weft/spoofed" in differs.stdout
     assert "they DIFFER" in differs.stdout

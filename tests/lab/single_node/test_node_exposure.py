@@ -1,4 +1,4 @@
-"""What is nobody else's stays so: loopback of hosts and tenants, and what lies beside the name servers."""
+"""Loopback addresses and ports beside the DNS server are not reachable from pods or neighbours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.kernel.netns import Namespace
 from weft.lab import traffic
 from weft.lab.hosts import Host, Pod
 from weft.lab.netlab import NetLab
-from weft.lab.traffic import TCP, UDP, IPAddress, Place
+from weft.lab.traffic import TCP, UDP, IPAddress, NetnsAddress
 from weft.lab.waiting import until
 
 pytestmark = [BRIDGE_IN_SOAK, OVS_MODES_IN_SOAK]
@@ -31,25 +31,25 @@ LOOPBACK = {4: ip_address("127.0.0.1"), 6: ip_address("::1")}
 ETHERTYPES = {4: 0x0800, 6: 0x86DD}
 
 
-class Thrower(NamedTuple):
-    """Where frames are put on a wire by hand, and who is to take them from it."""
+class RawSender(NamedTuple):
+    """A raw socket that sends frames from a device to a given MAC."""
 
     namespace: Namespace
     device: str
     target_mac: str
     source: IPAddress
 
-    def throw(self, destination: IPAddress) -> None:
-        """Send a datagram to an address, whatever routes say."""
+    def send(self, destination: IPAddress) -> None:
+        """Send a datagram to an address, bypassing the routing table."""
         family = destination.version
-        with self.namespace.open_socket(socket.AF_PACKET, socket.SOCK_DGRAM) as mouth:
+        with self.namespace.open_socket(socket.AF_PACKET, socket.SOCK_DGRAM) as sender:
             mac = bytes.fromhex(self.target_mac.replace(":", ""))
-            mouth.sendto(datagram(self.source, destination), (self.device, ETHERTYPES[family], 0, 0, mac))
+            sender.sendto(datagram(self.source, destination), (self.device, ETHERTYPES[family], 0, 0, mac))
 
 
 def datagram(source: IPAddress, destination: IPAddress) -> bytes:
-    """A whole packet of UDP, its checksums right."""
-    payload = b"thrown"
+    """A UDP packet with IP header and valid checksums."""
+    payload = b"raw"
     length = 8 + len(payload)
     pseudo = source.packed + destination.packed + struct.pack(">II", length, socket.IPPROTO_UDP)
     unsummed = struct.pack(">HHHH", PORT, PORT, length, 0) + payload
@@ -62,72 +62,76 @@ def datagram(source: IPAddress, destination: IPAddress) -> bytes:
 
 
 @contextmanager
-def ears(namespace: Namespace, family: int) -> Iterator[socket.socket]:
-    """Hears what comes to a namespace for any of its addresses."""
+def any_address_listener(namespace: Namespace, family: int) -> Iterator[socket.socket]:
+    """A UDP socket on the wildcard address of a namespace."""
     kind, everywhere = (socket.AF_INET, "0.0.0.0") if family == 4 else (socket.AF_INET6, "::")
-    with namespace.open_socket(kind, socket.SOCK_DGRAM) as ear:
-        ear.bind((everywhere, PORT))
-        ear.setblocking(False)
-        yield ear
+    with namespace.open_socket(kind, socket.SOCK_DGRAM) as listener:
+        listener.bind((everywhere, PORT))
+        listener.setblocking(False)
+        yield listener
 
 
-def hears_something(ear: socket.socket) -> bool:
+def has_received(listener: socket.socket) -> bool:
     with suppress(BlockingIOError):
-        return ear.recv(64) == b"thrown"
+        return listener.recv(64) == b"raw"
     return False
 
 
 def mac_of(namespace: Path, device: str) -> str:
-    return str(inventory.ask(namespace, "ip", "-j", "link", "show", device)[0]["address"])
+    return str(inventory.run_json(namespace, "ip", "-j", "link", "show", device)[0]["address"])
 
 
 def next_hop(pod: Pod, family: int) -> str:
-    """The hardware address to which a pod sends what goes beyond its network."""
-    (route,) = inventory.ask(pod.netns, "ip", "-j", f"-{family}", "route", "show", "default")
-    known = inventory.ask(pod.netns, "ip", "-j", f"-{family}", "neigh", "show", route["gateway"])
+    """The MAC of the pod's default gateway."""
+    (route,) = inventory.run_json(pod.netns, "ip", "-j", f"-{family}", "route", "show", "default")
+    known = inventory.run_json(pod.netns, "ip", "-j", f"-{family}", "neigh", "show", route["gateway"])
     return str(known[0]["lladdr"])
 
 
-def routes_of_loopback() -> set[str]:
-    """What `route_localnet` is, wherever the calling thread is."""
+def route_localnet_values() -> set[str]:
+    """The values of `route_localnet` in the namespace of the calling thread."""
     return {switch.read_text().strip() for switch in Path("/proc/sys/net/ipv4/conf").glob("*/route_localnet")}
 
 
-def throwers(pod: Pod, host: Host, outside: Namespace) -> list[Thrower]:
-    """A pod, by both families, and a neighbour of its host."""
-    (way,) = inventory.ask(Path("/proc/self/ns/net"), "ip", "-j", "route", "get", host.address)
+def raw_senders(pod: Pod, host: Host, outside: Namespace) -> list[RawSender]:
+    """A pod, for both families, and a neighbour of its host on the underlay."""
+    (route,) = inventory.run_json(Path("/proc/self/ns/net"), "ip", "-j", "route", "get", host.address)
     return [
-        *(Thrower(pod.namespace, "eth0", next_hop(pod, family), pod.address(family)) for family in (4, 6)),
-        Thrower(outside, way["dev"], mac_of(host.machine, "eth0"), ip_address(way["prefsrc"])),
+        *(RawSender(pod.namespace, "eth0", next_hop(pod, family), pod.address(family)) for family in (4, 6)),
+        RawSender(outside, route["dev"], mac_of(host.netns, "eth0"), ip_address(route["prefsrc"])),
     ]
 
 
-async def test_cve_2020_8558_nobody_else_reaches_a_loopback_address(lab: NetLab) -> None:
-    """CVE-2021-25736 too: neither a pod nor a neighbour on the wire, on the host or in its tenant's space."""
+async def test_cve_2020_8558_loopback_addresses_are_not_reachable(lab: NetLab) -> None:
+    """CVE-2021-25736 too: neither from a pod nor from a neighbour, neither on the host nor in the tenant netns."""
     await lab.network("net", **NET)
     host = await lab.host("one")
     pod = await host.pod("a", network="net")
     own = {4: ip_address(host.address), 6: ip_address(f"fd77:6566:7400::{host.address}")}
     with ExitStack() as closing:
-        outside, machine, space = (
+        outside, machine, tenant_netns = (
             closing.enter_context(each)
-            for each in (Namespace.current(), Namespace.open(host.machine), host.tenants.open("default"))
+            for each in (Namespace.current(), Namespace.open(host.netns), host.tenants.open("default"))
         )
-        for thrower in throwers(pod, host, outside):
-            family = thrower.source.version
-            with ears(machine, family) as on_host, ears(space, family) as in_space:
-                thrower.throw(own[family])
-                await until(partial(hears_something, on_host))
-                thrower.throw(LOOPBACK[family])
+        for sender in raw_senders(pod, host, outside):
+            family = sender.source.version
+            with (
+                any_address_listener(machine, family) as on_host,
+                any_address_listener(tenant_netns, family) as in_tenant_netns,
+            ):
+                sender.send(own[family])
+                await until(partial(has_received, on_host))
+                sender.send(LOOPBACK[family])
+                # A fixed observation window: the absence of a packet is no event to wait for.
                 await asyncio.sleep(SILENCE_S)
-                assert not hears_something(on_host)
-                assert not hears_something(in_space)
-        for namespace in (machine, space):
-            assert namespace.run(routes_of_loopback) == {"0"}
+                assert not has_received(on_host)
+                assert not has_received(in_tenant_netns)
+        for namespace in (machine, tenant_netns):
+            assert namespace.run(route_localnet_values) == {"0"}
 
 
-async def test_cve_2025_0650_a_name_server_in_reach_opens_nothing_else(lab: NetLab) -> None:
-    """Who may not go out still asks for names: that way leads to the name server's port, and to nobody beside it."""
+async def test_cve_2025_0650_dns_access_opens_no_other_port(lab: NetLab) -> None:
+    """A pod with denied egress may still query DNS, but reaches no other port or host through it."""
     await lab.network("net", **NET)
     policy = {"tenantName": "default", "policyName": "closed"}
     (await lab.rest.put("policys", **policy)).accepted()
@@ -135,11 +139,11 @@ async def test_cve_2025_0650_a_name_server_in_reach_opens_nothing_else(lab: NetL
     await lab.group("closed", network="net", policies=["closed"])
     host = await lab.host("one")
     closed, free = await host.pod("in", group="closed"), await host.pod("out", network="net")
-    with Namespace.open(host.tenants.path / "default") as space:
+    with Namespace.open(host.tenants.path / "default") as tenant_netns:
         for family, gateway in ((4, NET["gateway"]), (6, NET["ipv6Gateway"])):
             assert await closed.dig("out", "A", family=family) == [str(free.address())]
             for transport in (TCP, UDP):
-                mouth = closed.place(family)
-                assert await traffic.never_reaches(mouth, free.place(family), port=53, transport=transport)
-                beside = Place(space, ip_address(gateway))
-                assert await traffic.never_reaches(mouth, beside, port=54, transport=transport)
+                sender = closed.place(family)
+                assert await traffic.never_reaches(sender, free.place(family), port=53, transport=transport)
+                other_port = NetnsAddress(tenant_netns, ip_address(gateway))
+                assert await traffic.never_reaches(sender, other_port, port=54, transport=transport)

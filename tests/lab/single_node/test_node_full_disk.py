@@ -1,4 +1,4 @@
-"""A full disk: ADD is refused clearly, DEL works, nothing is torn, and with room all goes on."""
+"""Full disk: ADD fails with the reason, DEL works, no record is torn, and ADD works again once there is space."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PIECE = 4096
 
 
 async def move_to_small_disk(host: Host) -> Path:
-    """The agent with its data on a disk of a few hundred kilobytes; the directory is returned."""
+    """Restart the agent with its data directory on a disk of a few hundred kilobytes; return the directory."""
     data = host.home / "data"
-    ledger = (data / "ledger").read_bytes()
+    records = (data / "attachments.log").read_bytes()
     host.kill()
     mount_small_disk(data)
-    (data / "ledger").write_bytes(ledger)
+    (data / "attachments.log").write_bytes(records)
     await host.start()
     return data
 
@@ -35,7 +35,7 @@ def mount_small_disk(place: Path) -> None:
 
 
 def fill(directory: Path) -> Path:
-    """A file that leaves no room."""
+    """Fill the disk with a file."""
     ballast = directory / "ballast"
     with ballast.open("wb", buffering=0) as file:
         for size in (PIECE, 1):
@@ -47,13 +47,13 @@ def fill(directory: Path) -> Path:
     return ballast
 
 
-async def test_a_full_disk_refuses_who_comes_and_lets_go_who_leaves(lab: NetLab) -> None:
+async def test_a_full_disk_fails_add_but_not_del(lab: NetLab) -> None:
     host = await lab.host("one")
     data = await move_to_small_disk(host)
     try:
         pods = [await host.pod(name) for name in "abcdef"]
         ballast = fill(data)
-        # What was set aside before may still take some; there is an end to it, and it is told.
+        # The log's reserved space may still hold a few records; then ADD fails with the reason.
         with pytest.raises(CniError) as refusal:
             for number in range(500):
                 pods += [await host.pod(f"more{number}")]
@@ -62,7 +62,7 @@ async def test_a_full_disk_refuses_who_comes_and_lets_go_who_leaves(lab: NetLab)
         host.remove_netns(f"more{len(pods) - 6}")
         for pod in pods[:3]:
             await pod.remove()
-        await inventory.settled(lab)
+        await inventory.wait_consistent(lab)
         await host.start()
         for pod in pods[3:]:
             await pod.check()
@@ -70,12 +70,12 @@ async def test_a_full_disk_refuses_who_comes_and_lets_go_who_leaves(lab: NetLab)
             await pod.remove()
         ballast.unlink()
         new = await host.pod("new")
-        assert await new.reaches(pods[5])
+        assert await new.eventually_reaches(pods[5])
         await host.start()
-        await inventory.settled(lab)
+        await inventory.wait_consistent(lab)
         for pod in (*pods[5:], new):
             await pod.remove()
-        await inventory.settled(lab)
+        await inventory.wait_consistent(lab)
     finally:
         host.kill()
         unmount(data)

@@ -1,4 +1,4 @@
-"""The lab itself: all of it is gone with the process that made it, however that ends."""
+"""The lab itself leaves nothing behind when its process ends, whatever the signal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from weft.lab.servers.processes import Child
 from weft.lab.waiting import until
 
-# A shell starts what it puts into the background with SIGINT ignored, and children inherit that.
+# A shell starts background processes with SIGINT ignored, and children inherit that.
 PROGRAM = """
 import asyncio
 import signal
-from weft.lab.namespaces import step_apart
+from weft.lab.namespaces import enter_private_namespaces
 from weft.lab.netlab import open_lab
 
 async def main() -> None:
@@ -27,7 +27,7 @@ async def main() -> None:
         await asyncio.Event().wait()
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-step_apart()
+enter_private_namespaces()
 asyncio.run(main())
 """
 
@@ -37,22 +37,22 @@ def processes_of(directory: str) -> set[int]:
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with suppress(OSError):  # it has ended meanwhile
+            with suppress(OSError):  # the process has exited
                 if directory in (entry / "cmdline").read_bytes().decode(errors="replace"):
                     found.add(int(entry.name))
     return found
 
 
-def seen_in(directory: str) -> list[Path]:
+def visible_in(directory: str) -> list[Path]:
     return list(Path(directory).iterdir())
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-async def test_nothing_is_left_when_its_process_is_ended(tmp_path: Path, how: signal.Signals) -> None:
+async def test_nothing_is_left_when_the_process_ends(tmp_path: Path, how: signal.Signals) -> None:
     with Child([sys.executable, "-c", PROGRAM], log=tmp_path / "log") as child:
         directory = child.read_line()
         assert len(processes_of(directory)) == 3, "netmaster, netplugin and netdns"
-        assert seen_in(directory) == [], "what the lab mounts is seen by nobody else"
+        assert visible_in(directory) == [], "the lab's mounts are private"
         os.kill(child.pid, how)
         await until(lambda: not processes_of(directory))
         await until(lambda: not child.running)

@@ -1,4 +1,4 @@
-"""What goes on while something is away: master, store, agent, cable, power (ADR 2)."""
+"""Outages of netmaster, store, agent, underlay link and power (ADR 2)."""
 
 from __future__ import annotations
 
@@ -17,70 +17,70 @@ from weft.lab.waiting import eventually
 
 
 @ALL_IN_SOAK
-async def test_pods_start_and_end_while_the_store_is_away(lab: NetLab) -> None:
-    """The store is netmaster's own: both are killed. Owned blocks go on, shared pools say later, all is published."""
+async def test_add_and_del_work_while_the_store_is_down(lab: NetLab) -> None:
+    """The store is in netmaster. ADD works from owned blocks; a shared pool returns "try again later"."""
     await lab.network("small", subnet="10.1.1.0/24")
     host = await lab.host("one")
     old, first = await host.pod("old"), await host.pod("first")
     lab.master.kill()
     second = await host.pod("second")
-    assert await first.reaches(second)
+    assert await first.eventually_reaches(second)
     with pytest.raises(CniError) as later:
         await host.pod("shared", network="small")
     assert later.value.code == Code.TRY_LATER
     await old.remove()
     third = await host.pod("third")
-    assert third.address() != old.address(), "what was let go is free only when the store knows"
+    assert third.address() != old.address(), "a released address is free only after the store has recorded it"
     await lab.master.start()
-    await inventory.settled(lab)
+    await inventory.wait_consistent(lab)
     names = {key.rpartition("/")[2] for key in await lab.rest.state() if key.startswith("endpoints/")}
     assert names == {"first", "second", "third"}
     shared, other = await host.pod("shared", network="small"), await host.pod("other", network="small")
-    assert await shared.reaches(other)
+    assert await shared.eventually_reaches(other)
 
 
 @ALL_IN_SOAK
-async def test_an_agent_restarts_while_the_store_is_away(lab: NetLab) -> None:
-    """DEL and CHECK need nothing but the ledger and the kernel."""
+async def test_agent_restart_while_netmaster_and_store_are_down(lab: NetLab) -> None:
+    """DEL and CHECK need only the attachment log and the kernel."""
     host = await lab.host("one")
     a, b = await host.pod("a"), await host.pod("b")
     lab.master.kill()
     host.kill()
     host.launch()
-    await eventually(lambda: _answers(a), bool)
+    await eventually(lambda: _check_succeeds(a), bool)
     await b.remove()
     await lab.master.start()
     await host.ready()
     await a.check()
-    await inventory.settled(lab)
+    await inventory.wait_consistent(lab)
 
 
-async def _answers(pod: Pod) -> bool:
+async def _check_succeeds(pod: Pod) -> bool:
     with suppress(CniError):
         await pod.check()
         return True
     return False
 
 
-async def test_etcd_killed_and_back(apart: None) -> None:
+async def test_etcd_is_killed_and_restarted(isolated: None) -> None:
     async with open_lab(store="etcd") as lab:
         assert lab.etcd is not None
         one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
         a, b = await one.pod("a"), await two.pod("b")
         lab.etcd.members[0].kill()
         c = await one.pod("c")
-        assert await c.reaches(a)
+        assert await c.eventually_reaches(a)
         await b.remove()
         await lab.etcd.restart()
-        await inventory.settled(lab)
-        assert await c.reaches(await two.pod("d"))
+        await inventory.wait_consistent(lab)
+        assert await c.eventually_reaches(await two.pod("d"))
 
 
 @ALL_IN_SOAK
 async def test_an_agent_restart_loses_no_packet(lab: NetLab) -> None:
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     a, b, c = await one.pod("a"), await one.pod("b"), await two.pod("c")
-    assert await a.reaches(c)
+    assert await a.eventually_reaches(c)
     stop = asyncio.Event()
     streams = [asyncio.ensure_future(traffic.stream(a.place(), pod.place(), port=5000, stop=stop)) for pod in (b, c)]
     for host in (one, two):
@@ -93,46 +93,46 @@ async def test_an_agent_restart_loses_no_packet(lab: NetLab) -> None:
 
 
 @ALL_IN_SOAK
-async def test_a_host_that_is_cut_off_comes_back(lab: NetLab) -> None:
+async def test_a_partitioned_host_recovers(lab: NetLab) -> None:
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     a, b = await one.pod("a"), await two.pod("b")
-    assert await a.reaches(b)
+    assert await a.eventually_reaches(b)
     await lab.partition(two)
     assert await a.never_reaches(b)
     c = await two.pod("c")
-    assert await c.reaches(b), "the host itself goes on from its own blocks"
+    assert await c.eventually_reaches(b), "the host allocates from its own blocks"
     lab.heal(two)
-    assert await a.reaches(b)
-    assert await a.reaches(c)
-    await inventory.settled(lab)
+    assert await a.eventually_reaches(b)
+    assert await a.eventually_reaches(c)
+    await inventory.wait_consistent(lab)
 
 
 @ALL_IN_SOAK
 async def test_a_reboot_leaks_nothing(lab: NetLab) -> None:
-    """W31: all kernel state is gone, the ledger is there; addresses are free, and runtimes' late DELs succeed."""
+    """W31: kernel state is lost, the attachment log is kept; addresses are released, and late DELs succeed."""
     one, two = await asyncio.gather(lab.host("one"), lab.host("two"))
     before = [await one.pod(name) for name in "abc"]
     other = await two.pod("other")
     await lab.reboot(one)
-    await inventory.settled(lab)
+    await inventory.wait_consistent(lab)
     assert {held.host for held in inventory.stored(await lab.rest.state())} == {"two"}
     for pod in before:
         output = await one.call("DEL", containerid=pod.name, ifname="eth0", netns=str(pod.netns))
         assert output.exit_code == 0
     again = await one.pod("a")
-    assert await again.reaches(other)
-    await inventory.settled(lab)
+    assert await again.eventually_reaches(other)
+    await inventory.wait_consistent(lab)
 
 
 @ALL_IN_SOAK
-async def test_a_node_that_comes_is_reached_and_a_killed_agent_moves_no_route(lab: NetLab) -> None:
+async def test_a_new_node_is_reachable_and_a_killed_agent_changes_no_route(lab: NetLab) -> None:
     one = await lab.host("one")
     a = await one.pod("a")
     two = await lab.host("two")
     b = await two.pod("b")
-    assert await a.reaches(b)
+    assert await a.eventually_reaches(b)
     two.kill()
-    await eventually(lab.rest.state, lambda entries: bool(entries["nodes/two"]["o"].get("silentSince")))
-    assert await a.reaches(b), "liveness is status, not routing"
+    await eventually(lab.rest.state, lambda entries: bool(entries["nodes/two"]["o"].get("unreachableSince")))
+    assert await a.eventually_reaches(b), "liveness is status, not routing"
     await two.start()
-    await eventually(lab.rest.state, lambda entries: not entries["nodes/two"]["o"].get("silentSince"))
+    await eventually(lab.rest.state, lambda entries: not entries["nodes/two"]["o"].get("unreachableSince"))

@@ -1,4 +1,4 @@
-"""Single packets: full size, forged addresses, and what only routers may say (docs/design/linux-policy.md)."""
+"""MTU-sized packets, spoofed sources and router messages from pods (docs/design/linux-policy.md)."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ async def hosts(lab: NetLab) -> list[Host]:
 
 
 def listening(pod: Pod, family: int) -> socket.socket:
-    ear = pod.namespace.open_socket(_FAMILIES[family], socket.SOCK_DGRAM)
-    ear.setblocking(False)
-    ear.bind((str(pod.address(family)), 5000))
-    return ear
+    listener = pod.namespace.open_socket(_FAMILIES[family], socket.SOCK_DGRAM)
+    listener.setblocking(False)
+    listener.bind((str(pod.address(family)), 5000))
+    return listener
 
 
-async def hears(ear: socket.socket, *, within: float) -> bytes | None:
+async def receive(listener: socket.socket, *, within: float) -> bytes | None:
     try:
-        return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ear, 65_536), within)
+        return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(listener, 65_536), within)
     except TimeoutError:
         return None
 
@@ -44,46 +44,46 @@ async def hears(ear: socket.socket, *, within: float) -> bytes | None:
 @OVS_MODES_IN_SOAK
 @BOTH_MODES
 @pytest.mark.parametrize("family", [4, 6])
-async def test_packets_of_full_size_pass_whole_and_larger_ones_are_refused(hosts: list[Host], family: int) -> None:
+async def test_mtu_sized_packets_pass_and_larger_ones_get_emsgsize(hosts: list[Host], family: int) -> None:
     a, b, c = [await host.pod(name, network="net") for name, host in zip("abc", (*hosts, hosts[0]), strict=True)]
     payload = MTU - _HEADERS[family]
     for target in (b, c):
-        assert await a.reaches(target, family=family)
+        assert await a.eventually_reaches(target, family=family)
         with (
-            listening(target, family) as ear,
-            a.namespace.open_socket(_FAMILIES[family], socket.SOCK_DGRAM) as mouth,
+            listening(target, family) as listener,
+            a.namespace.open_socket(_FAMILIES[family], socket.SOCK_DGRAM) as sender,
         ):
             if family == 4:
-                mouth.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _DO)
+                sender.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _DO)
             else:
-                mouth.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _DO)
-            mouth.connect((str(target.address(family)), 5000))
-            mouth.send(b"x" * payload)
-            assert await hears(ear, within=30) == b"x" * payload
+                sender.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _DO)
+            sender.connect((str(target.address(family)), 5000))
+            sender.send(b"x" * payload)
+            assert await receive(listener, within=30) == b"x" * payload
             with pytest.raises(OSError, match="too long") as refused:
-                mouth.send(b"x" * (payload + 1))
+                sender.send(b"x" * (payload + 1))
             assert refused.value.errno == errno.EMSGSIZE
 
 
 @OVS_MODES_IN_SOAK
 @BOTH_MODES
 @pytest.mark.parametrize("family", [4, 6])
-async def test_forged_addresses_go_nowhere(hosts: list[Host], family: int) -> None:
-    """A pod speaks with its own address and MAC only, to pods of its own host and of others."""
+async def test_spoofed_sources_of_pods_are_dropped(hosts: list[Host], family: int) -> None:
+    """A pod can send with its own IP and MAC only, to pods of its own and of other hosts."""
     a, b, c = [await host.pod(name, network="net") for name, host in zip("abc", (*hosts, hosts[0]), strict=True)]
-    forged = "10.1.77.77" if family == 4 else "2001:db8:1::77"
+    spoofed = "10.1.77.77" if family == 4 else "2001:db8:1::77"
     inventory.run(
-        a.netns, f"ip addr add {forged}/{32 if family == 4 else 128} dev eth0" + (" nodad" if family == 6 else "")
+        a.netns, f"ip addr add {spoofed}/{32 if family == 4 else 128} dev eth0" + (" nodad" if family == 6 else "")
     )
     for target in (b, c):
-        assert await a.reaches(target, family=family)
+        assert await a.eventually_reaches(target, family=family)
         with (
-            listening(target, family) as ear,
-            a.namespace.open_socket(_FAMILIES[family], socket.SOCK_DGRAM) as mouth,
+            listening(target, family) as listener,
+            a.namespace.open_socket(_FAMILIES[family], socket.SOCK_DGRAM) as sender,
         ):
-            mouth.bind((forged, 0))
-            mouth.sendto(b"forged", (str(target.address(family)), 5000))
-            assert await hears(ear, within=QUIET_S) is None
+            sender.bind((spoofed, 0))
+            sender.sendto(b"spoofed", (str(target.address(family)), 5000))
+            assert await receive(listener, within=QUIET_S) is None
     inventory.run(a.netns, "ip link set eth0 address 02:00:00:00:00:66")
     for target in (b, c):
         assert await a.never_reaches(target, family=family)
@@ -91,22 +91,22 @@ async def test_forged_addresses_go_nowhere(hosts: list[Host], family: int) -> No
 
 @OVS_MODES_IN_SOAK
 @BOTH_MODES
-async def test_a_pod_is_no_router(hosts: list[Host]) -> None:
-    """Router advertisements and redirects are dropped; an echo request on the same road passes."""
+async def test_router_advertisements_and_redirects_of_pods_are_dropped(hosts: list[Host]) -> None:
+    """An echo request on the same path passes."""
     a, b = [await host.pod(name, network="net") for name, host in zip("ab", hosts, strict=True)]
-    assert await a.reaches(b, family=6)
+    assert await a.eventually_reaches(b, family=6)
     icmp = socket.getprotobyname("ipv6-icmp")
     with (
-        b.namespace.open_socket(socket.AF_INET6, socket.SOCK_RAW, icmp) as ear,
-        a.namespace.open_socket(socket.AF_INET6, socket.SOCK_RAW, icmp) as mouth,
+        b.namespace.open_socket(socket.AF_INET6, socket.SOCK_RAW, icmp) as listener,
+        a.namespace.open_socket(socket.AF_INET6, socket.SOCK_RAW, icmp) as sender,
     ):
-        ear.setblocking(False)
-        mouth.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 255)
+        listener.setblocking(False)
+        sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 255)
         for kind in (134, 137, 128):
-            mouth.sendto(struct.pack("!BBHI", kind, 0, 0, 0) + bytes(40), (str(b.address(6)), 0))
+            sender.sendto(struct.pack("!BBHI", kind, 0, 0, 0) + bytes(40), (str(b.address(6)), 0))
         kinds = set()
         while 128 not in kinds:
-            packet = await hears(ear, within=30)
+            packet = await receive(listener, within=30)
             assert packet is not None
             kinds.add(packet[0])
         assert not kinds & {134, 137}

@@ -1,1 +1,1 @@
-"""A real Kubernetes for tests, from programs that `scripts/build-kubernetes` has built (docs/design/kubernetes.md)."""
+"""A real Kubernetes for tests, with binaries of `scripts/build-kubernetes` (docs/design/kubernetes.md)."""

@@ -16,22 +16,22 @@ _MERGE = "application/merge-patch+json"
 
 
 class Api:
-    """Speaks to one server as one user. What the server refuses is an `AssertionError` with its reason."""
+    """A client of one server as one user. An error of the server is an `AssertionError` with its reason."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     async def is_ready(self) -> bool:
-        """Whether the server says that all of it works."""
+        """Whether the server reports that it is ready."""
         async with self._session.get("/readyz") as answer:
             return answer.status == 200
 
     async def get(self, path: str) -> Any:
-        """An object or a list, which must be there."""
+        """An object or a list, which must exist."""
         return await self._send("GET", path)
 
     async def items(self, path: str) -> list[Any]:
-        """What a list holds."""
+        """The items of a list."""
         items: list[Any] = (await self.get(path))["items"]
         return items
 
@@ -47,11 +47,11 @@ class Api:
         return await self._send("POST", path, json=document)
 
     async def patch(self, path: str, change: Mapping[str, object]) -> Any:
-        """Change members of an object; None takes one away."""
+        """Change members of an object; None removes one."""
         return await self._send("PATCH", path, json=change, headers={"Content-Type": _MERGE})
 
     async def delete(self, path: str) -> None:
-        """Have an object removed; removed already is fine."""
+        """Delete an object; a missing one is fine."""
         async with self._session.delete(path) as answer:
             if answer.status != 404:
                 await _accepted(answer)
@@ -68,7 +68,7 @@ async def _accepted(answer: aiohttp.ClientResponse) -> Any:
 
 @asynccontextmanager
 async def open_api(url: str, user: Certificate) -> AsyncIterator[Api]:
-    """A client who shows a certificate, and whose every request has a deadline."""
+    """A client with a certificate and a deadline for every request."""
     context = ssl.create_default_context(cafile=str(user.ca))
     context.load_cert_chain(user.cert, user.key)
     connector = aiohttp.TCPConnector(ssl=context)

@@ -1,4 +1,4 @@
-"""A real kube-apiserver with an etcd of its own: killed and started again at will, with users by certificate."""
+"""A real kube-apiserver with an etcd of its own: it can be killed and restarted, with users by certificate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.lab.servers.etcd import Etcd, running_etcd
 from weft.lab.servers.processes import Child, free_port
 from weft.runtime.backoff import Backoff
 
-# Where cluster addresses of services come from; the server itself is the first of them.
+# Service CIDR; the first address is that of the server itself.
 SERVICES = "10.96.0.0/16"
 
 ADMIN = ("admin", "system:masters")
@@ -26,7 +26,7 @@ _OWN_NAMES = ("IP:10.96.0.1", "DNS:kubernetes", "DNS:kubernetes.default", "DNS:k
 
 
 class ApiServer:
-    """One kube-apiserver process. What it keeps is in etcd, and so outlives it."""
+    """One kube-apiserver process. Its objects are in etcd and survive it."""
 
     def __init__(self, directory: Path, *, programs: Path, etcd: Etcd, address: str, controlled: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ class ApiServer:
         self._child: Child | None = None
         server = self.authority.issue("server", subject="/CN=kube-apiserver", names=(f"IP:{address}", *_OWN_NAMES))
         caller = self.user("kube-apiserver-kubelet-client", "system:masters")
-        # By whose key the tokens of service accounts are signed.
+        # The key that signs service account tokens.
         self.service_accounts = self.authority.issue("service-accounts", subject="/CN=service-accounts")
         flags = {
             "etcd-servers": ",".join(etcd.endpoints),
@@ -60,12 +60,12 @@ class ApiServer:
             "kubelet-client-key": caller.key,
             "kubelet-preferred-address-types": "InternalIP",
         }
-        if not controlled:  # there is nobody who would make a namespace's account, without which no pod is admitted
+        if not controlled:  # without a controller manager nothing creates the default service account that pods need
             flags["disable-admission-plugins"] = "ServiceAccount"
         self._command = [str(programs / "kube-apiserver"), *(f"--{name}={value}" for name, value in flags.items())]
 
     def user(self, name: str, *groups: str) -> Certificate:
-        """The certificate by which the server knows a user."""
+        """A client certificate of a user."""
         key = (name, *groups)
         if key not in self._users:
             subject = "".join(f"/O={group}" for group in groups) + f"/CN={name}"
@@ -73,7 +73,7 @@ class ApiServer:
         return self._users[key]
 
     def kubeconfig(self, name: str, *groups: str) -> Path:
-        """A file by which the programs of Kubernetes reach the server as a user."""
+        """A kubeconfig of a user."""
         user = self.user(name, *groups)
         path = self._directory / f"{_file_name((name, *groups))}.kubeconfig"
         config = {
@@ -97,7 +97,7 @@ class ApiServer:
                 await backoff.pause()
 
     def kill(self) -> None:
-        """End it as kill -9 does; ended already is fine."""
+        """Kill it; a dead one is fine."""
         if self._child is not None:
             with self._child:
                 self._child = None

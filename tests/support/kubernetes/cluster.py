@@ -18,12 +18,12 @@ from tests.support.kubernetes.documents import IMAGE, PORT
 from tests.support.kubernetes.images import write_image
 from tests.support.kubernetes.manifests import DNS
 from tests.support.kubernetes.node import BareNode, Node
-from tests.support.runtimes import make_root, must
+from tests.support.runtimes import make_root, run_checked
 
 from weft.kernel.netns import Namespace
 from weft.lab.netlab import NetLab
 from weft.lab.servers.processes import Child
-from weft.lab.traffic import Place
+from weft.lab.traffic import NetnsAddress
 from weft.lab.waiting import eventually
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -31,7 +31,7 @@ PODS = "/api/v1/namespaces/default/pods"
 # The node that the control plane is on. It has no kubelet.
 CONTROL = "control"
 
-# Seconds within which a cluster does what it is asked, also on a busy machine.
+# Timeout for anything a cluster does, also on a busy machine.
 WITHIN = 120.0
 
 
@@ -76,7 +76,7 @@ class Cluster:
         cgroup = await self._stack.enter_async_context(own_cgroup(f"weft-{os.getpid()}-{name}"))
         make_cgroup(cgroup)
         node = await self.lab.add(kind, name, *flags)
-        self._stack.callback(node.close)  # before its cgroup goes, and so not only with the lab
+        self._stack.callback(node.close)  # before its cgroup is removed, not only with the lab
         self.nodes[name] = node
         await node.join(
             kubelet=self.programs / "kubelet",
@@ -90,7 +90,7 @@ class Cluster:
         return node
 
     async def ready(self, name: str) -> None:
-        """Return when pods may be put on a node."""
+        """Return when a node is ready for pods."""
 
         async def look() -> bool:
             node = await self.api.find(f"/api/v1/nodes/{name}")
@@ -99,9 +99,9 @@ class Cluster:
         await eventually(look, bool, within=WITHIN)
 
     async def kubectl(self, *words: str) -> str:
-        """What kubectl prints, which must succeed."""
+        """The output of kubectl, which must succeed."""
         kubectl = str(self.programs / "kubectl")
-        return await must(kubectl, f"--kubeconfig={self.kubeconfig}", *words, within=WITHIN)
+        return await run_checked(kubectl, f"--kubeconfig={self.kubeconfig}", *words, within=WITHIN)
 
     async def apply(self, *documents: Mapping[str, object]) -> None:
         """`kubectl apply`."""
@@ -120,7 +120,7 @@ class Cluster:
         )
 
     async def pod_started_again(self, former: Any) -> Any:
-        """A pod that was ready once, when it is so anew: its container has been started once more."""
+        """A pod that was ready before, once it is ready again after a restart of its container."""
 
         def again(pod: Any | None) -> bool:
             return pod is not None and holds(pod, "Ready") and _restarts(pod) > _restarts(former)
@@ -138,22 +138,22 @@ class Cluster:
 
         return await eventually(look, complete, within=WITHIN)
 
-    def place(self, pod: Any) -> Place:
-        """Where the packets of a pod that runs come from and go to."""
+    def place(self, pod: Any) -> NetnsAddress:
+        """The addresses of a running pod."""
         node = self.nodes[pod["spec"]["nodeName"]]
         address = pod["status"]["podIP"]
         namespaces = sorted((node.root / "run" / "netns").iterdir())
         (path,) = [each for each in namespaces if address in inventory.addresses(each)]
-        return Place(self._stack.enter_context(Namespace.open(path)), ip_address(address))
+        return NetnsAddress(self._stack.enter_context(Namespace.open(path)), ip_address(address))
 
     async def remove(self, what: str, name: str) -> None:
-        """`kubectl delete`, which returns when kubelet has taken the containers off."""
+        """`kubectl delete`, which returns when kubelet has removed the containers."""
         await self.kubectl("delete", what, name, "--wait", "--cascade=foreground")
 
-    async def heard(self, name: str, *addresses: str, port: int = PORT) -> list[str]:
-        """The names that a pod hears from whoever serves at addresses, asked one after the other."""
-        asking = f"for a in {' '.join(addresses)}; do printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 10 $a {port}; done"
-        answers = await self.kubectl("exec", name, "--", "sh", "-c", asking)
+    async def fetch_names(self, name: str, *addresses: str, port: int = PORT) -> list[str]:
+        """The names that servers at these addresses return to a pod, requested one after the other."""
+        script = f"for a in {' '.join(addresses)}; do printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 10 $a {port}; done"
+        answers = await self.kubectl("exec", name, "--", "sh", "-c", script)
         heads, *_ = answers.split("HTTP/1.", 1)
         assert heads == "", answers
         return [answer.rpartition("\r\n\r\n")[2].strip() for answer in answers.split("HTTP/1.")[1:]]
@@ -199,7 +199,7 @@ async def open_cluster(
 
 
 def _mode(server: ApiServer) -> tuple[str, ...]:
-    """The flags by which netmaster and netplugin know that there is Kubernetes, and where."""
+    """The flags of netmaster and netplugin for mode kubernetes."""
     return "--mode=kubernetes", f"--kubeconfig={server.kubeconfig('weft', 'system:masters')}"
 
 
@@ -230,7 +230,7 @@ def _controller_manager(server: ApiServer) -> list[str]:
         f"--authorization-kubeconfig={config}",
         f"--service-account-private-key-file={server.service_accounts.key}",
         f"--root-ca-file={server.authority.ca}",
-        "--use-service-account-credentials=true",  # the manager's own user may not take a taint off a node
+        "--use-service-account-credentials=true",  # the manager's own user may not remove a taint from a node
         "--leader-elect=false",
         "--bind-address=127.0.0.1",
     ]

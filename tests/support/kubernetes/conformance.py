@@ -1,7 +1,7 @@
-"""The Kubernetes project's own end-to-end tests as a judge: `e2e.test` against a cluster of ours.
+"""Runs the Kubernetes project's end-to-end tests, `e2e.test`, against a cluster of ours.
 
-Its pods want an image of the project, which is put together here from agnhost, built from the same source, and from the
-programs of this machine that its specs run inside: a shell, curl, wget, dig and netcat, with the libraries they need.
+Its pods need an image of the project, which is assembled here from agnhost, built from the same source, and from
+programs of this machine that the specs run inside: a shell, curl, wget, dig and netcat, with their libraries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from tests.support.kubernetes.cluster import Cluster
 from tests.support.kubernetes.images import write_image
-from tests.support.runtimes import make_root, must, run
+from tests.support.runtimes import make_root, run, run_checked
 
 from weft.lab.servers.certificates import Authority
 from weft.lab.waiting import DEADLINE
@@ -30,43 +30,45 @@ PASSED = "passed"
 
 
 class Spec(NamedTuple):
-    """How one of the judge's specs ended: with `PASSED`, or what went wrong."""
+    """The result of one spec: `PASSED`, or the failure."""
 
     name: str
-    outcome: str
+    result: str
 
 
 async def known_specs(programs: Path, *, focus: str) -> list[str]:
     """The names of all specs that match a pattern."""
     with TemporaryDirectory() as report:
         flags = ("--provider=skeleton", "--kubeconfig=/dev/null", f"--report-dir={report}", "--ginkgo.dry-run")
-        await must(str(programs / "e2e.test"), *flags, f"--ginkgo.focus={focus}")
+        await run_checked(str(programs / "e2e.test"), *flags, f"--ginkgo.focus={focus}")
         return sorted(spec.name for spec in _read_report(Path(report)))
 
 
-async def judge(
+async def run_specs(
     cluster: Cluster, specs: Sequence[str], *, programs: Path, report: Path, within: float, at_once: int = 1
 ) -> list[Spec]:
-    """Run the specs whose names have one of these in them, several at once, and tell how each of them ended."""
-    judging, archive = programs / "e2e.test", cluster.lab.directory / "judging.tar"
-    names = _image_names(await must(str(judging), "--list-images"))
+    """Run the specs whose names have one of these in them, several at once, and return the result of each."""
+    e2e_test, archive = programs / "e2e.test", cluster.lab.directory / "e2e_test.tar"
+    names = _image_names(await run_checked(str(e2e_test), "--list-images"))
     await asyncio.to_thread(_write_image, archive, agnhost=programs / "agnhost")
     for node in cluster.nodes.values():
         await node.import_image(archive, *names)
-    async with asyncio.TaskGroup() as judges:
+    async with asyncio.TaskGroup() as runners:
         parts = [
-            judges.create_task(
-                _judge(cluster, specs[first::at_once], judging=judging, report=report / str(first), within=within)
+            runners.create_task(
+                _run_specs(cluster, specs[first::at_once], e2e_test=e2e_test, report=report / str(first), within=within)
             )
             for first in range(min(at_once, len(specs)))
         ]
     return sorted(spec for part in parts for spec in part.result())
 
 
-async def _judge(cluster: Cluster, specs: Sequence[str], *, judging: Path, report: Path, within: float) -> list[Spec]:
-    """One judge, who takes one spec after the other. Several do not meet: each spec has namespaces of its own."""
+async def _run_specs(
+    cluster: Cluster, specs: Sequence[str], *, e2e_test: Path, report: Path, within: float
+) -> list[Spec]:
+    """Run specs one after the other. Several runs are independent: each spec has namespaces of its own."""
     ran = await run(
-        str(judging),
+        str(e2e_test),
         f"--kubeconfig={cluster.kubeconfig}",
         f"--kubectl-path={cluster.programs / 'kubectl'}",
         "--provider=skeleton",
@@ -83,13 +85,13 @@ async def _judge(cluster: Cluster, specs: Sequence[str], *, judging: Path, repor
     return found
 
 
-def _image_names(told: str) -> list[str]:
-    """The images that specs on networks want, of all that the judge names."""
-    return sorted(set(_IMAGE.findall(told)))
+def _image_names(listing: str) -> list[str]:
+    """The images of network specs, out of all that `e2e.test` lists."""
+    return sorted(set(_IMAGE.findall(listing)))
 
 
 def _write_image(archive: Path, *, agnhost: Path) -> None:
-    """One image that serves for all of them."""
+    """Write one image that serves as all of them."""
     applets = subprocess.check_output(["busybox", "--list"], text=True, timeout=DEADLINE).split()
     with TemporaryDirectory(dir=archive.parent) as directory:
         root = make_root(Path(directory), applets=applets)
@@ -98,11 +100,11 @@ def _write_image(archive: Path, *, agnhost: Path) -> None:
             _copy_program(root, program, inside)
         (root / "uploads").mkdir()
         porter = Authority(archive.parent / "porter").issue("localhost", subject="/CN=localhost")
-        shutil.copy(porter.cert, root / "localhost.crt")  # agnhost shows it to who asks by TLS
+        shutil.copy(porter.cert, root / "localhost.crt")  # agnhost serves TLS with it
         shutil.copy(porter.key, root / "localhost.key")
         shutil.copy(agnhost, root / "agnhost")
         (root / "agnhost-2").symlink_to("agnhost")
-        write_image(archive, root, name="weft.test/judging:1", entrypoint=("/agnhost",), command=("pause",))
+        write_image(archive, root, name="weft.test/e2e_test:1", entrypoint=("/agnhost",), command=("pause",))
 
 
 def _copy_program(root: Path, program: str, inside: str) -> None:
@@ -111,8 +113,8 @@ def _copy_program(root: Path, program: str, inside: str) -> None:
     target = root / "bin" / inside
     target.unlink(missing_ok=True)
     shutil.copy(path, target)
-    told = subprocess.run(["ldd", path], capture_output=True, text=True, check=True, timeout=DEADLINE).stdout
-    for library in re.findall(r"(/\S+) \(0x", told):
+    output = subprocess.run(["ldd", path], capture_output=True, text=True, check=True, timeout=DEADLINE).stdout
+    for library in re.findall(r"(/\S+) \(0x", output):
         place = root / library.strip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, place)

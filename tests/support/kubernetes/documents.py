@@ -1,4 +1,4 @@
-"""Pods for tests, as documents of the API. Each says its own name by HTTP."""
+"""API documents of pods for tests. Each pod serves its own name over HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SERVE = f"hostname > /tmp/index.html && echo serving && exec httpd -f -p {PORT}
 
 
 def pod(name: str, *, node: str = "", labels: Mapping[str, str] | None = None, **container: object) -> dict[str, Any]:
-    """A pod, on a node or where the scheduler likes; further members of its container by their names."""
+    """A pod, on a node or wherever it is scheduled; further members of its container by name."""
     spec = _spec(container) | ({"nodeName": node} if node else {})
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels or {}}, "spec": spec}
 

@@ -1,4 +1,4 @@
-"""Container images from local files: no registry is asked for anything (OCI image layout, one layer)."""
+"""Container images from local files, without a registry (OCI image layout, one layer)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_image(
 ) -> None:
     """An archive that `ctr image import` takes: the files below a root, under a full name such as `weft.test/box:1`.
 
-    Entry point and command are what a container runs that is told nothing else.
+    Entry point and command are what a container runs by default.
     """
     layer = _tar_of(root)
     variables = [f"{name}={value}" for name, value in (environment or {"PATH": "/bin"}).items()]
@@ -35,11 +35,11 @@ def write_image(
         "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
     }
     blobs = [layer, _json(config)]
-    layer_told = _told(layer, kind=f"{_OCI}.layer.v1.tar")
-    config_told = _told(blobs[1], kind=f"{_OCI}.config.v1+json")
-    blobs.append(_json({"schemaVersion": 2, "config": config_told, "layers": [layer_told]}))
-    manifest_told = _told(blobs[2], kind=f"{_OCI}.manifest.v1+json")
-    index = {"schemaVersion": 2, "manifests": [{**manifest_told, "annotations": {_NAME: name}}]}
+    layer_descriptor = _descriptor(layer, kind=f"{_OCI}.layer.v1.tar")
+    config_descriptor = _descriptor(blobs[1], kind=f"{_OCI}.config.v1+json")
+    blobs.append(_json({"schemaVersion": 2, "config": config_descriptor, "layers": [layer_descriptor]}))
+    manifest_descriptor = _descriptor(blobs[2], kind=f"{_OCI}.manifest.v1+json")
+    index = {"schemaVersion": 2, "manifests": [{**manifest_descriptor, "annotations": {_NAME: name}}]}
     files = {
         "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
         "index.json": _json(index),
@@ -67,5 +67,5 @@ def _digest(blob: bytes) -> str:
     return f"sha256:{hashlib.sha256(blob).hexdigest()}"
 
 
-def _told(blob: bytes, *, kind: str) -> dict[str, object]:
+def _descriptor(blob: bytes, *, kind: str) -> dict[str, object]:
     return {"mediaType": kind, "digest": _digest(blob), "size": len(blob)}

@@ -1,4 +1,4 @@
-"""Weft in a bare cluster, as its manifest brings it there: one file, and an image on every node."""
+"""Install Weft in a bare cluster from its manifest and an image on every node."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from weft.lab.waiting import eventually
 
 OWN_PODS = "/api/v1/namespaces/kube-system/pods"
 _NAMED_SERVERS = "# api-servers: https://192.0.2.10:6443"
-_LIFE = '# certificate-life: "604800"'
-# Lines of the manifest that become settings: for who has no kube-proxy, for the impatient, for who has an etcd.
+_LIFE = '# certificate-lifetime: "604800"'
+# Commented lines of the manifest that are enabled: without kube-proxy, short certificates, with etcd.
 _ETCD = "# etcd-endpoints: http://192.0.2.20:2379"
 
 
-async def bring_image(cluster: Cluster, *, version: str = weft.__version__) -> str:
-    """Have our image on all nodes, as Weft of that version; its name as manifests write it."""
+async def import_weft_image(cluster: Cluster, *, version: str = weft.__version__) -> str:
+    """Import our image on all nodes as this version of Weft; return its name for manifests."""
     name = f"weft:{version}"
     archive = cluster.lab.directory / "weft.tar"
     write_own_image(archive, name=f"docker.io/library/{name}", version=version)
@@ -31,12 +31,12 @@ async def bring_image(cluster: Cluster, *, version: str = weft.__version__) -> s
 
 
 def manifest_for(cluster: Cluster, *, etcd: str = "") -> Path:
-    """The whole manifest, with settings for this cluster: where its API server is, and certificates for 20 seconds.
+    """The manifest with settings for this cluster: its API server, and certificates that expire after 20 seconds.
 
-    The store is in netmaster, unless an etcd is named.
+    The store is in netmaster unless an etcd is given.
     """
     text = WHOLE.read_text()
-    settings = {_NAMED_SERVERS: f"api-servers: {cluster.server.url}", _LIFE: 'certificate-life: "20"'}
+    settings = {_NAMED_SERVERS: f"api-servers: {cluster.server.url}", _LIFE: 'certificate-lifetime: "20"'}
     if etcd:
         settings[_ETCD] = f"etcd-endpoints: {etcd}"
     for line, setting in settings.items():
@@ -48,20 +48,20 @@ def manifest_for(cluster: Cluster, *, etcd: str = "") -> Path:
 
 
 async def netctl(cluster: Cluster, *words: str) -> str:
-    """What netctl prints where netmaster is."""
+    """The output of netctl in the netmaster pod."""
     return await cluster.kubectl("exec", "-n", "kube-system", "deploy/weft-netmaster", "--", "netctl", *words)
 
 
 async def own_pods(cluster: Cluster, app: str, *, count: int) -> list[Any]:
-    """The pods of one of our programs, once there are so many, none is about to go, and all are ready."""
+    """Wait until one of our programs has this many pods, none terminating and all ready."""
 
-    async def look() -> list[Any]:
+    async def read() -> list[Any]:
         return await cluster.api.items(f"{OWN_PODS}?labelSelector=app%3D{app}")
 
     def complete(pods: list[Any]) -> bool:
         return len(pods) == count and all(map(_serves, pods))
 
-    return await eventually(look, complete, within=WITHIN)
+    return await eventually(read, complete, within=WITHIN)
 
 
 def _serves(pod: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Manifests that we ship, as `kubectl apply` would bring them into a new cluster, and the accounts they make."""
+"""Apply the shipped manifests to a new cluster, and get tokens of their service accounts."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def _folder(document: dict[str, Any]) -> str:
 
 
 async def token_of(api: Api, account: str, *, namespace: str = "kube-system", pod: str = "", scope: str = "") -> str:
-    """A new token of a service account, as the kubelet would hand it to a pod; bound to one where it is named.
+    """A new token of a service account, as the kubelet would mount it into a pod; bound to `pod` if given.
 
-    It is good for the API server, or for the audience that is named instead.
+    Its audience is the API server, or `scope` if given.
     """
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
     spec: dict[str, object] = {"audiences": [scope]} if scope else {}

@@ -1,4 +1,4 @@
-"""A node of a real cluster: a machine of the lab with containerd and kubelet, and our agent as everywhere."""
+"""A node of a real cluster: a lab machine with containerd, kubelet and our agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tests.support.machines import Machine
-from tests.support.runtimes import must, run
+from tests.support.runtimes import run, run_checked
 
 from weft.kernel.netns import NamespaceDirectory
 from weft.lab.servers.processes import Child
@@ -26,16 +26,16 @@ version = 2
     bin_dir = "/opt/cni/bin"
     conf_dir = "/etc/cni/net.d"
 """
-# Which containerd calls for every pod, besides ours.
+# The plugin that containerd calls for every pod besides ours.
 _LOOPBACK = "/usr/lib/cni/loopback"
-# The address of the service that `packaging/kubernetes/dns.yaml` declares.
+# The address of the service in `packaging/kubernetes/dns.yaml`.
 _NAME_SERVER = "10.96.0.10"
 _IMAGES = ("--namespace", "k8s.io", "image")
 _SOCKET = "unix:///run/containerd/containerd.sock"
 
 
 class Node(Machine):
-    """A machine that becomes a node of the cluster by `join`."""
+    """A machine that joins the cluster with `join`."""
 
     _containerd: Child | None = None
     _kubelet: Child | None = None
@@ -53,14 +53,14 @@ class Node(Machine):
         cgroup: str,
         containerd: Path | None = None,
     ) -> None:
-        """Run containerd and kubelet from now on, the archive of the one image there is imported under its name.
+        """Start containerd and kubelet, and import the archive of the pod image.
 
         containerd's programs are this machine's own, or those of a directory.
         """
         self._image = image
         if containerd is not None:
             self._ctr = str(containerd / "ctr")
-            self._environment = {"PATH": f"{containerd}:{os.environ['PATH']}"}  # where it finds its shim
+            self._environment = {"PATH": f"{containerd}:{os.environ['PATH']}"}  # so that containerd finds its shim
         plugins = self.root / "opt" / "cni" / "bin"
         plugins.mkdir(parents=True, exist_ok=True)
         shutil.copy(_LOOPBACK, plugins)
@@ -78,34 +78,34 @@ class Node(Machine):
         await self.start_containers()
 
     async def start_containers(self) -> None:
-        """Start containerd and kubelet with whatever there is; both that run already are ended first."""
+        """Restart containerd and kubelet with their existing state."""
         await self.start_containerd()
         self.start_kubelet()
 
     async def start_containerd(self) -> None:
-        """Start containerd, and return when it answers. Containers do not notice."""
+        """(Re)start containerd, and return when it answers. Containers keep running."""
         _end(self._containerd)
         config = str(self.home / "containerd.toml")
         daemon = self._containerd = self.daemon(
             "containerd", "--config", config, log="containerd.log", env=self._environment
         )
 
-        async def answers() -> bool:
+        async def is_ready() -> bool:
             assert daemon.running, f"containerd on {self.name} has ended with code {daemon.exit_code}"
             return (await run(*self.command(self._ctr, "version"))).exit_code == 0
 
-        await eventually(answers, bool)
+        await eventually(is_ready, bool)
         await self.import_image(self._image)
 
     async def import_image(self, archive: Path, *names: str) -> None:
-        """Have an image for containers, under its own name and others."""
-        told = await must(*self.command(self._ctr, *_IMAGES, "import", str(archive)))
-        own = told.split()[1]
+        """Import an image under its own name and others."""
+        output = await run_checked(*self.command(self._ctr, *_IMAGES, "import", str(archive)))
+        own = output.split()[1]
         for name in names:
-            await must(*self.command(self._ctr, *_IMAGES, "tag", "--force", own, name))
+            await run_checked(*self.command(self._ctr, *_IMAGES, "tag", "--force", own, name))
 
     def start_kubelet(self) -> None:
-        """Start kubelet. Containers do not notice."""
+        """(Re)start kubelet. Containers keep running."""
         _end(self._kubelet)
         self._kubelet = self.daemon(*self._kubelet_command, log="kubelet.log")
 
@@ -117,10 +117,10 @@ class Node(Machine):
 
 
 class BareNode(Node):
-    """A node with nothing of ours: Weft comes to it as the cluster's manifests say."""
+    """A node without Weft, which the cluster's manifests install."""
 
     async def start(self) -> None:
-        """Switch it on; nothing of ours is started."""
+        """Start the machine without any of our programs."""
         if await self.switch_on():
             self.tenants = NamespaceDirectory(self.root / "run" / "weft" / "netns")
 

@@ -1,7 +1,7 @@
-"""Our own container image from what this machine has: its Python, Weft as it is in the tree, and what Weft needs.
+"""Build our container image from this machine's Python, the working tree and Weft's dependencies.
 
-It is laid out as that of packaging/Containerfile in all that the manifests rely on: the programs are in the path, and
-the CNI program is at `SHIM`.
+It has the layout of packaging/Containerfile that the manifests rely on: the programs are in the path, and the CNI
+plugin is at `SHIM`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _NEEDLESS = (
 
 
 def write_own_image(archive: Path, *, name: str, version: str = weft.__version__) -> None:
-    """An archive that `ctr image import` takes, under a full name; Weft in it says that it is of that version."""
+    """Write an archive for `ctr image import` under a full name; its Weft reports this version."""
     with TemporaryDirectory(prefix="weft-image-") as folder:
         root = Path(folder)
         for place in ("bin", "etc", "proc", "sys", "run", "var", "dev"):
             (root / place).mkdir()
         (root / "tmp").mkdir(mode=0o1777)
         (root / "var" / "run").symlink_to("/run")
-        _copy_file(Path("/etc/protocols"), root)  # by which libnftables knows protocols
+        _copy_file(Path("/etc/protocols"), root)  # libnftables reads protocol names from it
         _copy_python(root)
         _copy_weft(root, version=version)
         for library in sorted(_libraries(root)):
@@ -90,7 +90,7 @@ def _copy_weft(root: Path, *, version: str) -> None:
 
 
 def _needed(name: str) -> set[str]:
-    """A distribution and all that it needs at run time."""
+    """A distribution and its runtime dependencies."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -100,21 +100,21 @@ def _needed(name: str) -> set[str]:
         try:
             requires = metadata.requires(each) or ()
         except metadata.PackageNotFoundError:
-            continue  # needed on other machines than this
+            continue  # not needed on this platform
         found.add(each)
         waiting += [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in requires if "extra ==" not in line]
     return found
 
 
 def _libraries(root: Path) -> Iterator[Path]:
-    """What the programs and modules in the image are linked with, and the loader; and what is loaded by name."""
+    """The shared libraries of the image's programs and modules, the loader, and libraries loaded by name."""
     binaries = [root / _python().relative_to("/"), *root.rglob("*.so"), *root.rglob("*.so.*")]
     listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True, timeout=30).stdout
     named = [Path(line.rpartition("=> ")[2]) for line in listed.splitlines() if line.strip().startswith(_NFTABLES)]
     found = set(named[:1])
     for words in _batches([*binaries, *found]):
-        told = subprocess.run(["ldd", *words], capture_output=True, text=True, check=False, timeout=120).stdout
-        found |= {Path(path) for path in re.findall(r"(/\S+) \(0x", told)}
+        output = subprocess.run(["ldd", *words], capture_output=True, text=True, check=False, timeout=120).stdout
+        found |= {Path(path) for path in re.findall(r"(/\S+) \(0x", output)}
     yield from (path for path in found if not path.is_relative_to(root))
 
 
@@ -124,7 +124,7 @@ def _batches(paths: list[Path], *, size: int = 200) -> Iterator[list[str]]:
 
 
 def _library_path(root: Path) -> str:
-    """Where the image has its libraries: there is no cache of the loader in it."""
+    """The library path of the image, which has no loader cache."""
     folders = {path.parent for path in root.rglob("*.so*") if not path.is_relative_to(root / _LIBRARY)}
     return ":".join(sorted(f"/{folder.relative_to(root)}" for folder in folders if "python" not in str(folder)))
 

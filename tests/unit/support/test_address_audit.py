@@ -61,20 +61,20 @@ def test_an_address_with_two_holders_is_named(sound: dict[str, bytes]) -> None:
     twice = changed(sound["endpoints/default/blue/two"], ipAddress="10.1.1.1")
     sound["endpoints/default/blue/two"] = twice
     assert any(
-        "is with endpoint:default:blue:two and with endpoint:default:blue:one" in fault for fault in audit(sound)
+        "is held by endpoint:default:blue:two and by endpoint:default:blue:one" in fault for fault in audit(sound)
     )
 
 
 @pytest.mark.parametrize(("member", "address"), [("vip", "10.1.1.1"), ("ipv6Vip", "fd01::2")])
 def test_an_address_of_a_service_has_no_other_holder(sound: dict[str, bytes], member: str, address: str) -> None:
     sound["services/default/s"] = changed(sound["services/default/s"], **{member: address})
-    assert any("is with serviceLB:default:s and with endpoint:default:blue:one" in fault for fault in audit(sound))
+    assert any("is held by serviceLB:default:s and by endpoint:default:blue:one" in fault for fault in audit(sound))
 
 
 @pytest.mark.parametrize("address", ["10.1.1.254", "10.1.1.0", "10.1.1.255", "10.1.9.9"])
-def test_an_address_that_nobody_may_have_is_named(sound: dict[str, bytes], address: str) -> None:
+def test_an_unusable_address_is_named(sound: dict[str, bytes], address: str) -> None:
     sound["endpoints/default/blue/one"] = changed(sound["endpoints/default/blue/one"], ipAddress=address)
-    assert any("nobody may have it" in fault for fault in audit(sound))
+    assert any("it is not a usable address" in fault for fault in audit(sound))
 
 
 def test_an_address_of_a_pool_belongs_to_its_group(sound: dict[str, bytes]) -> None:
@@ -91,4 +91,4 @@ def test_a_claim_in_a_nodes_block_is_named(sound: dict[str, bytes]) -> None:
 def test_a_tag_with_two_holders_is_named(sound: dict[str, bytes], key: str, members: dict[str, object]) -> None:
     """W6."""
     sound[key] = changed(sound[key], **members)
-    assert any("vni 1 is with" in fault for fault in audit(sound))
+    assert any("vni 1 is held by" in fault for fault in audit(sound))

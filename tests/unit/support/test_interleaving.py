@@ -1,4 +1,4 @@
-"""The scheduler repeats a run by its seed, lets no time pass by itself, and gives every call its fate."""
+"""The scheduler repeats a run by its seed, lets no time pass by itself, and injects faults."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 from random import Random
 
 import pytest
-from tests.support.interleaving import FaultProfile, ScheduledStore, Scheduler, at_once
+from tests.support.interleaving import FaultProfile, ScheduledStore, Scheduler, run_sync
 
 from weft.adapters.stores.memory import MemoryStore
 from weft.domain.errors import Unavailable
 from weft.domain.ids import StoreKey
 from weft.ports.store import NEVER, Put, RevisionEquals
 
-CALM = FaultProfile(refused=0, unheard=0, late=0, clock=0, compacted=0)
+NO_FAULTS = FaultProfile(refused=0, answer_lost=0, late=0, clock=0, compacted=0)
 KEY = StoreKey("key")
 
 
-def life_of(seed: int, weather: FaultProfile) -> list[str]:
+def history_of(seed: int, profile: FaultProfile) -> list[str]:
     """Three actors count up a key together."""
-    scheduler = Scheduler(Random(seed), weather)
+    scheduler = Scheduler(Random(seed), profile)
 
     async def count(store: ScheduledStore) -> None:
         for _ in range(5):
@@ -32,55 +32,55 @@ def life_of(seed: int, weather: FaultProfile) -> list[str]:
 
     async def main() -> None:
         async with MemoryStore() as store:
-            scheduler.storm()
+            scheduler.enable_faults()
             await asyncio.gather(*(count(ScheduledStore(store, scheduler, actor)) for actor in "abc"))
-            await scheduler.calm_down()
+            await scheduler.disable_faults()
 
     scheduler.run(main())
     return scheduler.history
 
 
 def test_a_seed_repeats_its_run_and_others_differ() -> None:
-    weather = FaultProfile(refused=0.1, unheard=0.1, late=0.1, clock=0.1, compacted=0)
-    assert life_of(1, weather) == life_of(1, weather)
-    assert life_of(1, weather) != life_of(2, weather)
+    profile = FaultProfile(refused=0.1, answer_lost=0.1, late=0.1, clock=0.1, compacted=0)
+    assert history_of(1, profile) == history_of(1, profile)
+    assert history_of(1, profile) != history_of(2, profile)
 
 
-def test_actors_meet_in_the_middle_of_each_others_work() -> None:
-    assert any("Stale" in line for line in life_of(3, CALM))
+def test_actors_interleave() -> None:
+    assert any("Stale" in line for line in history_of(3, NO_FAULTS))
 
 
 def test_an_hour_passes_when_nothing_else_can_happen() -> None:
-    scheduler = Scheduler(Random(1), CALM)
+    scheduler = Scheduler(Random(1), NO_FAULTS)
     scheduler.run(asyncio.sleep(3600))
     assert scheduler.now == 3600
 
 
-def test_waiting_for_nothing_is_an_error_that_tells_what_happened() -> None:
-    scheduler = Scheduler(Random(1), CALM)
+def test_waiting_for_nothing_is_an_error_with_the_history() -> None:
+    scheduler = Scheduler(Random(1), NO_FAULTS)
 
     async def wait() -> None:
         await scheduler.turn("someone", "went on")
         await asyncio.Event().wait()
 
-    with pytest.raises(AssertionError, match="nothing can happen") as caught:
+    with pytest.raises(AssertionError, match="deadlock") as caught:
         scheduler.run(wait())
     assert "someone: went on" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(
-    ("weather", "written"),
+    ("profile", "written"),
     [
-        (FaultProfile(refused=1, unheard=0, late=0, clock=0, compacted=0), False),
-        (FaultProfile(refused=0, unheard=1, late=0, clock=0, compacted=0), True),
+        (FaultProfile(refused=1, answer_lost=0, late=0, clock=0, compacted=0), False),
+        (FaultProfile(refused=0, answer_lost=1, late=0, clock=0, compacted=0), True),
     ],
 )
-def test_an_unanswered_commit_may_or_may_not_have_happened(weather: FaultProfile, written: bool) -> None:
-    scheduler = Scheduler(Random(1), weather)
+def test_an_unanswered_commit_may_or_may_not_have_happened(profile: FaultProfile, written: bool) -> None:
+    scheduler = Scheduler(Random(1), profile)
 
     async def main() -> None:
         async with MemoryStore() as store:
-            scheduler.storm()
+            scheduler.enable_faults()
             with pytest.raises(Unavailable):
                 await ScheduledStore(store, scheduler, "a").commit([], [Put(KEY, b"1")])
             assert (await store.read(KEY) is not None) == written
@@ -88,16 +88,16 @@ def test_an_unanswered_commit_may_or_may_not_have_happened(weather: FaultProfile
     scheduler.run(main())
 
 
-def test_a_late_commit_happens_after_its_caller_was_told_that_there_is_no_answer() -> None:
-    scheduler = Scheduler(Random(1), FaultProfile(refused=0, unheard=0, late=1, clock=0, compacted=0))
+def test_a_late_commit_happens_after_its_caller_got_an_error() -> None:
+    scheduler = Scheduler(Random(1), FaultProfile(refused=0, answer_lost=0, late=1, clock=0, compacted=0))
 
     async def main() -> None:
         async with MemoryStore() as store:
-            scheduler.storm()
+            scheduler.enable_faults()
             with pytest.raises(Unavailable):
                 await ScheduledStore(store, scheduler, "a").commit([], [Put(KEY, b"1")])
-            assert at_once(store.read(KEY)) is None
-            await scheduler.calm_down()
-            assert at_once(store.read(KEY)) is not None
+            assert run_sync(store.read(KEY)) is None
+            await scheduler.disable_faults()
+            assert run_sync(store.read(KEY)) is not None
 
     scheduler.run(main())

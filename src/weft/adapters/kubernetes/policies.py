@@ -53,7 +53,7 @@ def decode_policy(data: bytes) -> KubePolicy:
 def _decode_rules(policy: _Policy, member: str, kind: type[R], faults: list[str]) -> tuple[R, ...] | None:
     """The valid rules of one direction; adds the others to `faults`."""
     raw_rules: list[msgspec.Raw] | None = getattr(policy.spec, member)
-    # Absent is not the same as empty: an empty `egress` isolates, an absent one does not.
+    # Absent stays None. With policyTypes Egress, an empty list denies all egress, and so does an absent one.
     if raw_rules is None:
         return None
     rules: list[R] = []

@@ -299,7 +299,7 @@ class LinuxDatapath(KernelTools):
     def flush_datapath_cache(self) -> None:
         """See `weft.ports.datapath`. Nothing to do: the kernel evaluates its rules for every packet."""
 
-    def has_drifted(self, *, in_sync: bool = True) -> bool:  # noqa: ARG002 (nothing is lost altogether)
+    def has_drifted(self, *, in_sync: bool = True) -> bool:  # noqa: ARG002 (a datapath in the kernel does not restart)
         return self._host.has_drifted() or any(netns.table.has_drifted() for netns in self._tenants.values())
 
     def inspect(self) -> list[TenantNetnsReport]:

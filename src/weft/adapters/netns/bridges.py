@@ -102,6 +102,6 @@ def port_flags(port: str, *, floods: bool) -> PortFlags:
         multicast_flood=floods,
         broadcast_flood=floods,
         proxy_arp=not floods,
-        # A workload that reaches itself through a service gets its packets back by the port they came from.
+        # A workload that reaches itself through a service gets its packets back through the port they came from.
         hairpin=True,
     )

@@ -1,7 +1,7 @@
 """The Datapath on Open vSwitch, in four modes (contiv 7.1): one integration bridge, a conntrack zone for each tenant.
 
 On the wire it is compatible with the linux datapath: each overlay has a kernel VXLAN device, which is a port of the
-bridge. VLAN networks leave by the uplinks.
+bridge. VLAN networks leave through the uplinks.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class OvsDatapath(KernelTools):
         return self._namespaces.service_flows()
 
     def has_drifted(self, *, in_sync: bool = True) -> bool:
-        """See `weft.ports.datapath`. Reports a daemon that is away once, and once more when it is back."""
+        """See `weft.ports.datapath`. Reports a daemon that is down once, and once more when it is back."""
         before, self._last_seen = self._last_seen, self._read_state(in_sync=in_sync)
         expected = _SwitchState(self._connect_counts, self._ports.expected_ofports, uplinks_drifted=False)
         if self._last_seen == expected:
@@ -269,7 +269,7 @@ class OvsDatapath(KernelTools):
         return self._last_seen != before
 
     def _read_state(self, *, in_sync: bool) -> _SwitchState | None:
-        """The state of the switch now; None while a daemon is away. May replay flows to a restarted switch."""
+        """The state of the switch now; None while a daemon is down. May replay flows to a restarted switch."""
         try:
             self._database.poll()
             replayed = self._flows.poll(in_sync=in_sync)

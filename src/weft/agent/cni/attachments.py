@@ -78,7 +78,7 @@ class Attachments:
         allocator: BlockAllocator,
         publisher: EndpointPublisher,
         attachment_store: AttachmentStore,
-        kernel: DatapathExecutor,
+        executor: DatapathExecutor,
         reconciler: Reconciler,
         mtu: int,
         gateways_serve_dns: bool = False,
@@ -92,7 +92,7 @@ class Attachments:
         self._allocator = allocator
         self._publisher = publisher
         self._attachment_store = attachment_store
-        self._kernel = kernel
+        self._executor = executor
         self._reconciler = reconciler
         self._mtu = mtu
         self._gateways_serve_dns = gateways_serve_dns
@@ -133,13 +133,13 @@ class Attachments:
     async def add(self, request: cni.Add) -> bytes:
         """Attach a container: reserve -> configure -> publish -> result."""
         if self._chains is not None and (fault := self._chains.fault(request.config.name)):
-            raise CniError(Code.BAD_CONFIG, f"{fault}: take it out of the list")
+            raise CniError(Code.BAD_CONFIG, f"{fault}: remove that plugin from the CNI conflist")
         await self.ready.wait()
         async with self._container_locks[request.attachment.container]:
             container, interface = request.attachment
             attachment = self._attachment_store.find(request.attachment)
             if attachment is not None and attachment.stage is Stage.ATTACHED:
-                raise CniError(Code.FAILED, f"{interface} of {container} is attached already")
+                raise CniError(Code.FAILED, f"{interface} of {container} is already attached")
             if attachment is not None:
                 await self.remove(attachment)  # an ADD that was never answered, or a DEL that the store does not have
             if not request.netns:
@@ -207,7 +207,7 @@ class Attachments:
         self._attachment_store.update(attachment.key, stage=Stage.DELETING)
         changes = self._reconciler.remove_endpoint(attachment.endpoint)
         try:
-            await self._kernel.call(lambda datapath: datapath.unplug(config, changes))
+            await self._executor.call(lambda datapath: datapath.unplug(config, changes))
         except BaseException:
             self._reconciler.mark_dirty()  # an unknown part of the changes is installed
             raise
@@ -217,7 +217,7 @@ class Attachments:
         """Plug the port; policy and the other entries of the endpoint are installed in the same transaction."""
         changes = self._reconciler.add_endpoint(endpoint)
         try:
-            await self._kernel.plug(PlugRequest(config, changes))
+            await self._executor.plug(PlugRequest(config, changes))
         except BaseException:
             self._reconciler.mark_dirty()  # an unknown part of the changes is installed
             raise
@@ -323,15 +323,15 @@ class Attachments:
         try:
             await self._replug(endpoint, config)
         except DatapathFault as fault:
-            log.warning("re-plumb failed, retrying", container=endpoint.container_id, reason=fault.message)
+            log.warning("replug failed, retrying", container=endpoint.container_id, reason=fault.message)
             with suppress(DatapathFault):  # the next try needs a clean slate; it finds out if this failed too
-                await self._kernel.call(lambda datapath: datapath.unplug(config))
+                await self._executor.call(lambda datapath: datapath.unplug(config))
         except WeftError as error:
             _log_abandoned(endpoint, error)
             self._reconciler.missing.abandon_port(config.port)
 
     async def _replug(self, endpoint: model.Endpoint, config: EndpointConfig) -> None:
-        log.warning("interface missing", container=endpoint.container_id, interface=config.interface)
+        log.warning("port missing, plugging again", container=endpoint.container_id, interface=config.interface)
         await self._plug(endpoint, config)
 
     async def evict(self) -> None:
@@ -376,7 +376,7 @@ class Attachments:
             raise CniError(Code.UNKNOWN_CONTAINER, f"{request.attachment.container} is not attached")
         config = attachment.config
         differences = check_result(config, request)
-        differences += await self._kernel.call(lambda datapath: datapath.check(config))
+        differences += await self._executor.call(lambda datapath: datapath.check(config))
         if differences:
             raise CniError(Code.FAILED, "interface configuration differs from ADD", details="; ".join(differences))
 
@@ -414,4 +414,4 @@ class Attachments:
 
 
 def _log_abandoned(endpoint: model.Endpoint, error: WeftError) -> None:
-    log.warning("restore abandoned", container=endpoint.container_id, reason=error.message)
+    log.warning("replug abandoned", container=endpoint.container_id, reason=error.message)

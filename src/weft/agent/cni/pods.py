@@ -31,7 +31,7 @@ FAILED = "FailedAttach"
 
 
 class PodWorkloads:
-    """Identifies pods by their labels in the API server; a container that is no pod, by its request."""
+    """Identifies pods by their labels in the API server; a container that is not a pod, by its request."""
 
     def __init__(self, cluster: Cluster, pods: Pods) -> None:
         self._cluster = cluster
@@ -83,7 +83,7 @@ class LabelSync:
             self._pods.changed.clear()
             try:
                 is_done = await self.sync()
-            except (Unavailable, NotFound):  # the endpoint is not published yet, or the store is away
+            except (Unavailable, NotFound):  # the endpoint is not published yet, or the store is unreachable
                 is_done = False
             if is_done:
                 backoff.reset()
@@ -115,7 +115,7 @@ class LabelSync:
 
 
 def pod_of(request: Add) -> PodRef | None:
-    """The pod that a request names in CNI_ARGS; None for a container that is no pod."""
+    """The pod that a request names in CNI_ARGS; None for a container that is not a pod."""
     arguments = request.arguments
     if not (arguments.pod_namespace and arguments.pod_name):
         return None

@@ -39,7 +39,7 @@ class Workloads(Protocol):
     """A source of workload identities."""
 
     async def describe(self, request: Add) -> Workload:
-        """The workload of a request; `Invalid` names what is wrong, `Unavailable` means that the source is away."""
+        """The workload of a request; `Invalid` names what is wrong, `Unavailable` that the source is unreachable."""
         ...
 
     def report_failure(self, request: Add, error: WeftError | CniError | asyncio.CancelledError) -> None:

@@ -83,7 +83,7 @@ class InfraAttacher:
         self._logged = ""
 
     async def run(self) -> None:
-        """Attach the host to new networks, for ever."""
+        """Attach the host to new networks until cancelled."""
         await self._attachments.ready.wait()
         while True:
             if await self._attach_all():

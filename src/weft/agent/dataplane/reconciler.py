@@ -23,7 +23,7 @@ from weft.runtime.memory_trim import trim_memory
 log = Log("reconcile")
 
 # How often everything is read back, for drift that no kernel or OVS notification announced.
-FULL_ROUND_S = 60.0
+FULL_SYNC_INTERVAL_S = 60.0
 
 
 class NetnsObserver(Protocol):
@@ -99,10 +99,10 @@ class Reconciler:
     """
 
     def __init__(
-        self, desired: DesiredState, *, kernel: DatapathExecutor, netns_observers: Sequence[NetnsObserver] = ()
+        self, desired: DesiredState, *, executor: DatapathExecutor, netns_observers: Sequence[NetnsObserver] = ()
     ) -> None:
         self._desired = desired
-        self._kernel = kernel
+        self._executor = executor
         self._netns_observers = netns_observers
         # One round at a time: two would take differences against the same applied state.
         self._lock = asyncio.Lock()
@@ -136,10 +136,10 @@ class Reconciler:
         return not (self.lag or self._desired.is_stale)
 
     async def run(self) -> None:
-        """Apply changes as they come, and read everything back once per `FULL_ROUND_S`."""
+        """Apply changes as they come, and read everything back once per `FULL_SYNC_INTERVAL_S`."""
         backoff = Backoff(cap=10.0)
         clock = asyncio.get_running_loop().time
-        full_at = clock() + FULL_ROUND_S
+        full_at = clock() + FULL_SYNC_INTERVAL_S
         while True:
             await wait_event(self._desired.changed, within=max(full_at - clock(), 0.01))
             try:
@@ -148,7 +148,7 @@ class Reconciler:
                     await self.refresh()
                 if self._dirty or clock() >= full_at:
                     await self.converge()
-                    full_at = clock() + FULL_ROUND_S
+                    full_at = clock() + FULL_SYNC_INTERVAL_S
                 backoff.reset()
             except DatapathFault as error:
                 self.fault = error.message
@@ -177,7 +177,7 @@ class Reconciler:
         async with self._lock, self._applying():
             report = await self._read_back()
         # The state was in memory twice, read and desired: malloc keeps the freed memory until it is trimmed.
-        await self._kernel.call(lambda _: trim_memory())
+        await self._executor.call(lambda _: trim_memory())
         return report
 
     async def ensure_network(self, network: model.Network, group: str) -> None:
@@ -217,7 +217,7 @@ class Reconciler:
         is_awaited = sync_request != self.acked_revision
         if is_awaited:
             # Connections may still use cached verdicts: the acknowledgement says that none does.
-            await self._kernel.call(lambda datapath: datapath.flush_datapath_cache())
+            await self._executor.call(lambda datapath: datapath.flush_datapath_cache())
         self.applied_revision = revision
         self.fault = ""
         if is_awaited:
@@ -232,7 +232,7 @@ class Reconciler:
         is_awaited = self._plugs_pending and self._desired.sync_request != self.acked_revision
         if difference or is_awaited:
             self._plugs_pending = False
-            await self._kernel.call(lambda datapath: datapath.apply(difference))
+            await self._executor.call(lambda datapath: datapath.apply(difference))
         self._desired.note_applied(update)
         if update.remotes is None:
             self._enter_netns()
@@ -244,7 +244,7 @@ class Reconciler:
         # Cleared before the call: what others change while it runs needs another read-back.
         self._dirty = False
         try:
-            report = await self._kernel.call(lambda datapath: datapath.converge(everything))
+            report = await self._executor.call(lambda datapath: datapath.converge(everything))
         except BaseException:
             self._dirty = True
             raise

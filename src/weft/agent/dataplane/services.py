@@ -336,7 +336,7 @@ class TenantServices:
         yield from self.kube.state_items()
 
     def port_of(self, frontend: FrontendKey, provider: Address) -> int:
-        """The target port of a provider for a frontend; 0 when it is no backend of it now."""
+        """The target port of a provider for a frontend; 0 when it is not a backend of it now."""
         return self._table.port_of(frontend, provider)
 
 

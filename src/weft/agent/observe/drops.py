@@ -39,16 +39,16 @@ MAX_FOLLOWERS = 16
 MAX_UNREAD = 500
 
 TOO_SLOW = "disconnected: drops arrive faster than they are read"
-STOPPING = "the agent stops"
+STOPPING = "the agent is shutting down"
 
 # The meaning of the drop reasons that are not policy rules. A test compares them with those of the datapaths.
 DROP_REASON_TEXTS: Final = {
     "weft/spoofed": "the source address or MAC is not the sender's own",
     "weft/rogue-ra": "the sender sent a router advertisement or redirect",
-    "weft/invalid": "it belongs to no connection",
+    "weft/invalid": "conntrack state is invalid or untracked",
     "weft/overlay-transit": "it came from one node and was routed to another",
     "weft/endpoint-not-ready": "no endpoint at that address is ready",
-    "weft/unknown-identity": "the sending node does not know its destination, and this node does not know its source",
+    "weft/unknown-identity": "policy was deferred to this node, but it does not know the source either",
     "weft/cross-network": "there is no routing between networks in bridge mode",
     "weft/no-route": "the datapath has no route for it",
     "weft/policy-race": "the policy changed repeatedly while it was evaluated",
@@ -165,7 +165,7 @@ class DropLog:
     def following(self, matching: DropFilter) -> Iterator[Follower]:
         """A follower from now on; `Unavailable` when there are too many already."""
         if self.followers >= MAX_FOLLOWERS:
-            raise Unavailable(f"{MAX_FOLLOWERS} clients follow the drops already")
+            raise Unavailable(f"too many followers ({MAX_FOLLOWERS})")
         follower = Follower(matching)
         self._followers.add(follower)
         try:
@@ -174,7 +174,7 @@ class DropLog:
             self._followers.discard(follower)
 
     def end_all(self) -> None:
-        """End all streams: the agent stops."""
+        """End all streams: the agent is shutting down."""
         for follower in self._followers:
             follower.end(STOPPING)
 
@@ -253,8 +253,8 @@ class DropAttributor:
 class DropReader:
     """Reads drops from the datapath into the drop log. A fault is logged once and stops nothing else."""
 
-    def __init__(self, kernel: DatapathExecutor, *, attributor: DropAttributor, drops: DropLog) -> None:
-        self._kernel = kernel
+    def __init__(self, executor: DatapathExecutor, *, attributor: DropAttributor, drops: DropLog) -> None:
+        self._executor = executor
         self._attributor = attributor
         self._drops = drops
         self._fault = ""
@@ -264,7 +264,7 @@ class DropReader:
         # A partial result still has the drops of the tenants that could be read.
         fault, dropped = "", list[Drop]()
         try:
-            dropped = await self._kernel.call(lambda datapath: datapath.drops())
+            dropped = await self._executor.call(lambda datapath: datapath.drops())
         except DatapathFault as error:
             fault = error.message
             dropped = error.drops if isinstance(error, PartialResult) else []

@@ -35,7 +35,7 @@ class HealthCheckServer:
         self._health: dict[int, Health] = {}
 
     async def run(self) -> None:
-        """Serve for ever. The ports are closed when it is cancelled."""
+        """Serve until cancelled, then close the ports."""
         changed = self._services.health_checks_changed
         try:
             while True:

@@ -60,7 +60,7 @@ class Readiness:
         return found
 
     async def run(self) -> None:
-        """Check for ever."""
+        """Check until cancelled."""
         # Twice per limit, so that a stale node is noticed soon after it.
         pace = Backoff(first=self._limit / 2, cap=self._limit / 2)
         while True:

@@ -1,6 +1,6 @@
 """Writes this node's sync status to the store (ADR 8): after a sync request, and when its readiness changes.
 
-Nothing is written otherwise, so an idle cluster costs the store nothing. A status is no sync request: it triggers no
+Nothing is written otherwise, so an idle cluster costs the store nothing. A status is not a sync request: it triggers no
 other. Several requests that come together get one acknowledgement, that of the last.
 """
 
@@ -49,7 +49,7 @@ class SyncStatusReporter:
         self._faults = faults
 
     async def run(self) -> None:
-        """Report for ever."""
+        """Report until cancelled."""
         pace, backoff = Backoff(first=PACE_S, cap=PACE_S), Backoff()
         due = self._reconciler.sync_ack_due
         while True:

@@ -47,7 +47,7 @@ class TracedEnd(msgspec.Struct, frozen=True, kw_only=True):
 class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the datapath would do with the flow's first packet.
 
-    `by` is the device that it leaves by, or the rule that drops it.
+    `by` is the device that it leaves through, or the rule that drops it.
     """
 
     passes: bool
@@ -77,10 +77,10 @@ class TraceApi:
         attachment_store: AttachmentStore,
         policies: Policies,
         drops: DropLog,
-        kernel: DatapathExecutor,
+        executor: DatapathExecutor,
     ) -> None:
         self._cluster = cluster
-        self._kernel = kernel
+        self._executor = executor
         self._attributor = DropAttributor(cluster, attachment_store=attachment_store, policies=policies.by_tenant)
         self._attachment_store = attachment_store
         self._policies = policies
@@ -158,7 +158,7 @@ class TraceApi:
             protocol=traced.protocol,
             target_port=traced.port,
         )
-        answer = await self._kernel.call(lambda datapath: datapath.trace(question))
+        answer = await self._executor.call(lambda datapath: datapath.trace(question))
         if isinstance(answer, str):
             return TraceResult(passes=True, by=answer)
         (drop,) = self._attributor.attribute([answer])
@@ -171,7 +171,7 @@ class TraceApi:
             return attached[found.key]
         remote = _find_endpoint(text, self._cluster.all(kinds.ENDPOINT), field="src")
         place = f"on {remote.host}: run the trace there" if remote is not None else "unknown"
-        raise NotFound(f"{text[:200]!r} is no endpoint of this node; it is {place}", field="src")
+        raise NotFound(f"{text[:200]!r} is not an endpoint of this node; it is {place}", field="src")
 
     def _find_target(self, text: str, source: Attachment) -> str:
         """The engine's name of an endpoint of the source's tenant, else the text itself."""

@@ -234,7 +234,7 @@ class AttachmentWal(AttachmentStore):
         try:
             self._compact()
         except OSError as error:
-            # A full disk is no reason to leave running workloads without an agent. But a log of another boot, or none
+            # A full disk must not leave running workloads without an agent. But a log of another boot, or none
             # at all, cannot be appended to: its header would be wrong.
             if self.rebooted or self._size == 0:
                 raise Unavailable(f"{self._path} cannot be written: {error.strerror}") from error

@@ -1,7 +1,7 @@
 """Publishes the endpoints of this node to the store, and withdraws them; reconciles records and store.
 
 An ADD with an address of an own block does not wait for the store: its endpoint is published right after the answer, in
-one commit with those of the ADDs around it. While the store is away, both publishing and withdrawing are postponed.
+one commit with those of the ADDs around it. While the store is unreachable, publishing and withdrawing are postponed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class EndpointPublisher:
     async def withdraw(self, key: EndpointKey) -> None:
         """Delete an endpoint that is deconfigured, from the store and the records; an unknown one is deleted already.
 
-        While the store is away the record stays in stage `deleting`, and its addresses stay in use.
+        While the store is unreachable the record stays in stage `deleting`, and its addresses stay in use.
         """
         async with self._attachment_store.locks[key]:
             attachment = self._attachment_store.get(key)
@@ -82,7 +82,7 @@ class EndpointPublisher:
     async def relabel(self, key: EndpointKey, *, labels: Mapping[str, str]) -> None:
         """Change the labels of an endpoint, in the store and in its record; one that is being deleted keeps its own.
 
-        `NotFound` while the endpoint is not published yet, `Unavailable` while the store is away.
+        `NotFound` while the endpoint is not published yet, `Unavailable` while the store is unreachable.
         """
         async with self._attachment_store.locks[key]:
             attachment = self._attachment_store.get(key)

@@ -1,6 +1,6 @@
 """This node's client certificate for netmaster: enrolled by a service account token, kept on disk, renewed in time.
 
-Later starts use the certificate on disk, so that a node restarts while netmaster or the API server is away.
+Later starts use the certificate on disk, so that a node restarts while netmaster or the API server is unreachable.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class NodeCertificate:
         try:
             endpoint = await self._discovery.read() or enrolled
         except (Unavailable, Denied):
-            endpoint = enrolled  # the API server is away; netmaster may be there
+            endpoint = enrolled  # the API server is unreachable; netmaster may be there
         if endpoint is None:
             raise Unavailable(f"{self._endpoint} is gone")
         if endpoint != enrolled:

@@ -1,7 +1,7 @@
 """Node IPAM: addresses from the node's own blocks without waiting for the store, or by claims in it (ADR 2).
 
-While the store is away the node goes on allocating from its own blocks. A released address is allocated again only when
-the store knows of the release, and after a cooldown.
+While the store is unreachable the node goes on allocating from its own blocks. A released address is allocated again
+only when the store knows of the release, and after a cooldown.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BlockAllocator:
         """Reserve addresses for an endpoint and record it; an endpoint that has a record keeps its addresses.
 
         The caller holds the endpoint's lock. Undone by `EndpointPublisher.withdraw`.
-        `Unavailable` when this needs the store and it is away, or beyond the offline limit.
+        `Unavailable` when this needs the store and it is unreachable, or beyond the offline limit.
         """
         attachment = self._attachment_store.get(requested.key)
         if attachment is not None and attachment.stage is Stage.DELETING:

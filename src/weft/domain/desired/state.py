@@ -47,7 +47,7 @@ from weft.domain.loadbalancer.state import Backend, Frontend, ServiceItem, Vip
 from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, PolicyItem, VerdictCounter
 from weft.domain.validation import check, parse_bandwidth
 
-# A token bucket smaller than one jumbo frame would drop that frame for ever.
+# A token bucket smaller than one jumbo frame would always drop that frame.
 _MIN_BURST = 9 << 10
 # The kernel hands over GSO packets of up to 64 KiB; a smaller default burst would throttle below the rate.
 _DEFAULT_BURST = 64 << 10

@@ -103,7 +103,7 @@ def _tenant_items(
 
 
 def _remote_host_return_routes(cluster: Cluster, node: NodeName, tenant: TenantName) -> Iterator[RemoteHostReturnRoute]:
-    """Yield a return route to every other host, by the overlay or else by the VLAN uplinks."""
+    """Yield a return route to every other host, through the overlay or else through the VLAN uplinks."""
     # Any network of the tenant reaches every node. Encap ids of VLANs are above all VNIs, so the least id is an overlay
     # if there is one.
     encap_ids = [

@@ -79,7 +79,7 @@ class Providers:
         self._by_index_label[index_label].add(service.name)
 
     def remove_service(self, name: str) -> None:
-        """Remove a service. Removing an absent one is no error."""
+        """Remove a service. Removing an absent one is not an error."""
         self._stale.add(name)
         if known := self._services.pop(name, None):
             _discard(self._by_index_label, known.index_label, name)
@@ -99,7 +99,7 @@ class Providers:
         self._stale |= self._provided_by(endpoint)
 
     def remove_endpoint(self, key: EndpointKey) -> None:
-        """Remove an endpoint and all its backends (W15). Removing an absent one is no error."""
+        """Remove an endpoint and all its backends (W15). Removing an absent one is not an error."""
         known = self._endpoints.pop(key, None)
         if known is None:
             return
@@ -207,7 +207,7 @@ class KubeServices:
         self._stale.add(key)
 
     def remove_service(self, key: ServiceKey) -> None:
-        """Remove a service. Removing an absent one is no error."""
+        """Remove a service. Removing an absent one is not an error."""
         self._services.pop(key, None)
         self._stale.add(key)
 
@@ -221,7 +221,7 @@ class KubeServices:
             self._slices[key][document.name] = check(document).slice
 
     def remove_slice(self, key: ServiceKey, name: str) -> None:
-        """Remove a slice. Removing an absent one is no error."""
+        """Remove a slice. Removing an absent one is not an error."""
         self._stale.add(key)
         if key in self._slices:
             self._slices[key].pop(name, None)

@@ -67,7 +67,7 @@ class LoadBalancerTable:
         self._services[service] = pools
 
     def remove(self, service: str) -> None:
-        """Remove a service. Removing an absent one is no error."""
+        """Remove a service. Removing an absent one is not an error."""
         for frontend in self._services.pop(service, {}):
             self._withdraw(service, frontend)
 

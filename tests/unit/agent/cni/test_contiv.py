@@ -121,7 +121,7 @@ async def test_a_pod_comes_and_goes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("failure", "words", "code"),
     [
-        (CniError(Code.FAILED, "attached already", details="see above"), "attached already", "100"),
+        (CniError(Code.FAILED, "already attached", details="see above"), "already attached", "100"),
         (Exhausted("no address is left"), "no address is left", "101"),
         (TimeoutError(), "did not finish in time", "11"),
     ],

@@ -47,7 +47,7 @@ class Bench:
 
     def __init__(self, thread: WorkerThread) -> None:
         self.datapath = RecordingDatapath()
-        self.kernel = DatapathExecutor(cast("Datapath", self.datapath), thread)
+        self.executor = DatapathExecutor(cast("Datapath", self.datapath), thread)
         self.go = threading.Event()
         thread.post(self._block)
 
@@ -56,7 +56,7 @@ class Bench:
 
     async def plug(self, *names: str) -> list[BaseException | None]:
         """Request all of them while the thread is busy."""
-        pending = [asyncio.ensure_future(self.kernel.plug(plug_request(name))) for name in names]
+        pending = [asyncio.ensure_future(self.executor.plug(plug_request(name))) for name in names]
         await asyncio.sleep(0)
         self.go.set()
         return await asyncio.gather(*pending, return_exceptions=True)
@@ -81,9 +81,9 @@ async def test_a_fault_is_raised_only_for_its_own_request(bench: Bench) -> None:
 
 async def test_a_request_does_not_overtake_a_call(bench: Bench) -> None:
     """The difference of an endpoint builds on the calls before it."""
-    first = asyncio.ensure_future(bench.kernel.plug(plug_request("a")))
+    first = asyncio.ensure_future(bench.executor.plug(plug_request("a")))
     await asyncio.sleep(0)
-    between = asyncio.ensure_future(bench.kernel.call(lambda datapath: datapath.reap()))
+    between = asyncio.ensure_future(bench.executor.call(lambda datapath: datapath.reap()))
     await asyncio.sleep(0)
     await bench.plug("b")
     await asyncio.gather(first, between)
@@ -91,7 +91,7 @@ async def test_a_request_does_not_overtake_a_call(bench: Bench) -> None:
 
 
 async def test_a_request_cancelled_before_it_starts_is_left_out(bench: Bench) -> None:
-    first = asyncio.ensure_future(bench.kernel.plug(plug_request("a")))
+    first = asyncio.ensure_future(bench.executor.plug(plug_request("a")))
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)

@@ -53,7 +53,7 @@ class Bench:
         desired = DesiredState(cluster, node=node, attachment_store=attachment_store, features=features)
         self._subscribers = (cluster, desired)
         self.datapath = datapath
-        self.reconciler = Reconciler(desired, kernel=DatapathExecutor(cast("Datapath", datapath), thread))
+        self.reconciler = Reconciler(desired, executor=DatapathExecutor(cast("Datapath", datapath), thread))
 
     def replace(self, listing: Listing) -> None:
         for subscriber in self._subscribers:
@@ -124,7 +124,7 @@ async def test_a_round_that_fails_acknowledges_nothing(bench: Bench) -> None:
 
 async def test_a_full_round_takes_no_change_for_drift(monkeypatch: pytest.MonkeyPatch) -> None:
     """Endpoints come and go on this and other nodes; only what somebody else has changed is a drift repair."""
-    monkeypatch.setattr(reconciler_module, "FULL_ROUND_S", 0.0)
+    monkeypatch.setattr(reconciler_module, "FULL_SYNC_INTERVAL_S", 0.0)
     two = model.Node(name=NodeName("two"), vtep_ip="192.0.2.2")
     far = msgspec.structs.replace(endpoint("far", network="default-net", address="10.1.9.1"), host="two")
     async with fake_node() as node, background(node.reconciler.run(), name="reconcile"):
@@ -161,7 +161,7 @@ async def test_a_failed_restore_is_retried_and_delays_no_other() -> None:
         for name in "ab":
             await node.call("ADD", name)
         await lose(node, "a", "b")
-        node.datapath.faults["a"] = DatapathFault("the switch is away")
+        node.datapath.faults["a"] = DatapathFault("the switch is down")
         assert not await node.attachments.replug_missing()
         assert {each.container for each in node.datapath.plugged} == {"b"}
         assert await node.attachments.replug_missing()
@@ -187,7 +187,7 @@ async def test_a_detached_endpoint_is_not_missing_any_more() -> None:
         for name in "ab":
             await node.call("ADD", name)
         await lose(node, "a", "b")
-        node.datapath.faults["a"] = DatapathFault("the switch is away")
+        node.datapath.faults["a"] = DatapathFault("the switch is down")
         assert not await node.attachments.replug_missing()
         await node.call("DEL", "a")
         assert not node.reconciler.missing

@@ -66,13 +66,13 @@ class TracingDatapath:
 async def served(policed: Policed) -> AsyncIterator[Served]:
     drops, port = DropLog(), free_port()
     async with AsyncExitStack() as stack:
-        kernel = DatapathExecutor(cast("Datapath", TracingDatapath()), stack.enter_context(WorkerThread("kernel")))
+        executor = DatapathExecutor(cast("Datapath", TracingDatapath()), stack.enter_context(WorkerThread("kernel")))
         rest = TraceApi(
             policed.world.cluster,
             attachment_store=policed.attachment_store,
             policies=policed.policies,
             drops=drops,
-            kernel=kernel,
+            executor=executor,
         )
         app = web.Application(middlewares=[errors_as_json])
         register(app, rest.routes())

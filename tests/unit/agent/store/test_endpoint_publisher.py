@@ -1,4 +1,4 @@
-"""Endpoints are published in the background, in shared commits, and withdrawn even while the store is away."""
+"""Endpoints are published in the background, in shared commits, and withdrawn even while the store is unreachable."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_an_endpoint_attached_again_is_published_with_its_new_address() ->
 
 
 async def test_a_withdrawn_endpoint_keeps_its_address_until_the_store_has_deleted_it() -> None:
-    """The store is away: the record stays, in stage `deleting`, and the address is not allocated again."""
+    """The store is unreachable: the record stays, in stage `deleting`, and the address is not allocated again."""
     store = SlowStore()
     async with agent_on(store) as agent:
         before = await soon(agent.attach(key_of("second")))

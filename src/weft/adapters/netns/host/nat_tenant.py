@@ -1,10 +1,10 @@
 """Host access inside a tenant netns: NAT chains and their entries, routes and neighbours (docs/design/host.md).
 
 A host's address has two roles in a tenant netns: local workloads connect to it, and it connects to workloads of other
-nodes. Routes lead to it by the default route. Replies to the host of another node must go back the way the connection
-came, mostly by the overlay: they are marked after policy evaluation and redirected at the egress of the link to the
-host (`NETDEV_BASE`), so that no other packet pays for the check. Connections that came by the link, to a port of the
-local host, have a conntrack label.
+nodes. The default route leads to it. Replies to the host of another node must take the path of the request, mostly
+through the overlay: they are marked after policy evaluation and redirected at the egress of the link to the host
+(`NETDEV_BASE`), so that no other packet pays for the check. Connections that entered through the link, to a port of
+the local host, have a conntrack label.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from weft.kernel.uapi.rtnetlink import RTN_UNREACHABLE
 
 CHAINS: Final = {
     "remote_host_return": "mark replies to the host of another node",
-    "host_dnat": "label connections that came by the host link; translate aliases of overlapping tenants",
-    "snat_egress": "SNAT of connections that leave the tenant netns or came by the host",
+    "host_dnat": "label connections that enter through the host link; translate aliases of overlapping tenants",
+    "snat_egress": "SNAT of connections that leave the tenant netns or enter through the host link",
 }
 SETS: Final = {
     "remote_host_ips{4,6}": "addresses of the hosts of other nodes",
     "node_ips{4,6}": "addresses that the local host uses towards the tenant",
-    "node_snat{4,6}": "source address of connections that came by the host and go on to another node",
-    "host_hairpin_snat{4,6}": "source address of connections that came by the host and go back to it",
+    "node_snat{4,6}": "source address of connections that enter through the host link and go on to another node",
+    "host_hairpin_snat{4,6}": "source address of connections that enter through the host link and go back to the host",
     "snat_pool{4,6}": "source address of a tenant whose subnets overlap those of another",
     "dnat_alias{4,6}": "address of the workload behind an alias, for such a tenant",
 }
@@ -47,7 +47,7 @@ NETDEV_CHAINS: Final = {
     "host_link_egress": "redirect marked replies to the device that leads to the remote host",
 }
 NETDEV_SETS: Final = {
-    "return_ifindex{4,6}": "device by which the host of another node is reached",
+    "return_ifindex{4,6}": "device that leads to the host of another node",
 }
 # The sets and maps of the inet table that hold host-access state, and so are read back.
 HOST_ACCESS_SETS: Final = tuple(
@@ -56,9 +56,9 @@ HOST_ACCESS_SETS: Final = tuple(
     for family in (4, 6)
 )
 
-# Packet mark of replies that go back by the overlay, from policy evaluation until they are sent.
+# Packet mark of replies that go back through the overlay, from policy evaluation until they are sent.
 _RETURN_MARK = 0x08000000
-# Conntrack label (a bit number) of connections that came by the host link.
+# Conntrack label (a bit number) of connections that entered through the host link.
 _VIA_HOST_LINK = 1
 
 
@@ -100,7 +100,7 @@ def chains() -> dict[str, list[str]]:
 
 
 def _host_snat(family: int, ip: str) -> Iterator[str]:
-    """SNAT of connections that came by the host, where replies would take another way.
+    """SNAT of connections that enter through the host link, where replies would take another path.
 
     Another node knows the host of this node, not the client. And the host would reply to a client beyond it directly,
     past the connection in the tenant netns.
@@ -146,7 +146,7 @@ def link_routes(link: int) -> Iterator[Route]:
 
 
 def link_entries(item: HostLink) -> Iterator[Entry]:
-    """Yield the addresses of the host, and the SNAT of what came by it and goes on to another node."""
+    """Yield the addresses of the host, and the SNAT of connections that enter through it and go on to another node."""
     for address in item.addresses:
         yield Entry(f"node_ips{address.family}", Element(key=pack_address(address)))
         yield _snat_entry("node_snat", address)
@@ -158,7 +158,7 @@ def subnet_route(item: TenantSubnet) -> Route:
 
 
 def return_entries(item: RemoteHostReturnRoute, *, link: int) -> Iterator[Entry]:
-    """Yield the entries that send replies to a remote host by a device."""
+    """Yield the entries that send replies to a remote host through a device."""
     address = pack_address(item.address)
     yield Entry(f"remote_host_ips{item.address.family}", Element(key=address))
     yield Entry(f"return_ifindex{item.address.family}", Element(key=address, value=mark(link)))

@@ -58,7 +58,7 @@ _LOOPBACKS = {4: "127.0.0.0/8", 6: "::1"}
 _TENANT_LINKS = f'"{HOST_LINK_PREFIX}*"'
 _EXTERNAL_IPS, _SHARED_IPS, _EXTERNAL_SOURCES = "external_ips", "tenant_shared_ips", "external_ip_sources"
 _SCOPES: Final[dict[str, AddressScope]] = {_EXTERNAL_IPS: "world", _SHARED_IPS: "tenants"}
-# Source address of a workload that reaches another, or itself, by a port of its own host. No device has these
+# Source address of a workload that reaches another, or itself, through a port of its own host. No device has these
 # addresses, so the replies come back to the host.
 HOST_HAIRPIN: Final = {4: "169.254.1.3", 6: "fd77:6566:7400:3::1"}
 

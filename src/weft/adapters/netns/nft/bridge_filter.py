@@ -2,8 +2,8 @@
 
 A frame passes two tables. The bridge table knows ports and MACs but no connections: it applies anti-spoofing and marks
 the packet with the kinds of ports it passes between. Then br_netfilter shows the packet to the tenant's inet table,
-where it is evaluated as any other; there it seems to enter and leave by the bridge. A packet that still has the mark
-afterwards was not evaluated and is dropped. So policy holds even if somebody turns br_netfilter off.
+where it is evaluated as any other; there it seems to enter and leave through the bridge. A packet that still has the
+mark afterwards was not evaluated and is dropped. So policy holds even if somebody turns br_netfilter off.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ BRIDGE_SYSCTLS: Final = {
 CHAINS: Final = {
     "bridge_policy": "checks for packets between bridges or on one, before policy is evaluated",
     "bridge_local": "between two local ports: both need a ready workload",
-    "bridge_src_ready": "drop if the sender is no ready workload (`weft/endpoint-not-ready`)",
-    "bridge_dst_ready": "drop if the receiver is no ready workload (`weft/endpoint-not-ready`)",
+    "bridge_src_ready": "drop unless the sender is a ready workload (`weft/endpoint-not-ready`)",
+    "bridge_dst_ready": "drop unless the receiver is a ready workload (`weft/endpoint-not-ready`)",
     "bridge_from_overlay": "from the overlay to a local port: unknown identities were evaluated by their own node",
     "bridge_sender_src": "look up the sender, which is the connection's source; allow an unknown identity",
     "bridge_sender_dst": "look up the sender, which is the connection's destination; allow an unknown identity",

@@ -9,7 +9,7 @@ the connections it allowed. During evaluation `meta mark` holds the source ident
 An allowed connection gets the conntrack mark of the current policy epoch (`policy_epoch`) and is not evaluated again
 while that epoch lasts. Sets may change while a packet is being evaluated, so a packet may see half of a transaction.
 Then its connection carries the mark of an old epoch at the next hook, which evaluates it again with the new rules. A
-packet that is overtaken there too is dropped (`weft/policy-race`).
+packet that sees another commit there is dropped (`weft/policy-race`).
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ BRIDGED: Final = 0x01000000
 # What each chain does; docs/reference/nft-tables.md lists them.
 CHAINS: Final = {
     "forward": "accept the current epoch's connections; everything else goes to `policy_eval`",
-    "forward_recheck": "the same again, for packets that a transaction overtook: on to `policy_recheck`",
+    "forward_recheck": "the same again, for packets in flight during an nft commit: on to `policy_recheck`",
     "forward_final": "the same a third time: on to `policy_final`",
     "policy_eval": "count service traffic, drop invalid and transit packets, then evaluate policy",
-    "policy_recheck": "evaluate policy again with the rules of now",
+    "policy_recheck": "evaluate policy again with the current rules",
     "policy_final": "drop what still has no mark of the current epoch (`weft/policy-race`)",
     "ct_fastpath": "accept connections that carry a mark of the current epoch",
     "ct_mark_accept": "mark the connection with the current epoch and accept",
     "ct_mark_accept_slow": "the same with the slow-path bit: `forward` does not accept it, `ct_fastpath` does",
     "input": "policy for packets to the node itself: neighbour discovery and DNS are allowed",
-    "input_recheck": "the same again, for packets that a transaction overtook",
-    "input_final": "drop what a transaction overtook twice (`weft/policy-race`)",
+    "input_recheck": "the same again, for packets in flight during an nft commit",
+    "input_final": "drop packets in flight during two nft commits (`weft/policy-race`)",
     "src_identity{4,6}": "look up the source identity into `meta mark`",
     "dst_identity{4,6}": "look up the destination identity into `meta priority`",
     "policy_dispatch{4,6}": "check the interfaces, then evaluate egress and ingress where they are enforced",
@@ -79,7 +79,7 @@ CHAINS: Final = {
     "ingress_verdict": "count the ingress verdict; drop or allow",
     "policy_allow": "clear the packet marks, then mark the connection",
     "policy_allow_slow": "the same for connections of which every packet needs further processing",
-    "drop_reason": "count a drop of Weft's own, then `log_drop`",
+    "drop_reason": "count a built-in (non-policy) drop, then `log_drop`",
     "log_drop": f"log to nflog group {NFLOG_GROUP}, rate-limited, and drop",
 }
 SETS: Final = {
@@ -105,7 +105,7 @@ SETS: Final = {
         }.items()
     },
     VERDICT_COUNTERS: "packets per verdict; for verdicts that allow, one per connection and epoch",
-    DROP_COUNTERS: "packets per drop reason of Weft's own",
+    DROP_COUNTERS: "packets per built-in (non-policy) drop reason",
 }
 
 _HOP_LIMITS = ("ip ttl", "ip6 hoplimit")
@@ -128,7 +128,7 @@ IDENTITY_LOOKUPS: Final = {
 
 
 def drop_with_reason(reason: int) -> str:
-    """Return the end of a rule that drops for one of Weft's own reasons."""
+    """Return the end of a rule that drops for a built-in (non-policy) reason."""
     return f"meta mark set {reason:#x} goto drop_reason"
 
 
@@ -329,6 +329,6 @@ def _verdict_lookups(direction: Direction, family: int) -> Iterator[str]:
         yield f"jump {prefix}ports{family}"
         yield f"meta mark set {key} . ct original protocol map @{prefix}protocol goto {then}"
         yield f"meta mark set {key} map @{prefix}all goto {then}"
-    # A packet that finds no entry was overtaken by a transaction. It gets no conntrack mark, so the next hook
+    # A packet that finds no entry was in flight during an nft commit. It gets no conntrack mark, so the next hook
     # evaluates it again.
     yield "accept"

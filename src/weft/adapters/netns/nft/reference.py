@@ -65,7 +65,7 @@ TABLES = (
     ),
     TableReference(
         "netdev weft",
-        "In each tenant netns whose workloads are reached by the hosts of other nodes.",
+        "In each tenant netns whose workloads the hosts of other nodes connect to.",
         nat_tenant.NETDEV_CHAINS,
         nat_tenant.NETDEV_SETS,
         nat_tenant.NETDEV_BASE,
@@ -96,8 +96,10 @@ def declared_names(ruleset_text: str, *kinds: str) -> Iterator[str]:
 
 
 def _hooks(table: TableReference) -> dict[str, str]:
+    """Return the columns type, hook and priority of each base chain."""
     return {
-        name: f"{kind} {hook} {priority.strip()}" for name, kind, hook, priority in _BASE_CHAIN.findall(table.ruleset)
+        name: f"{kind} | {hook} | {priority.strip()}"
+        for name, kind, hook, priority in _BASE_CHAIN.findall(table.ruleset)
     }
 
 
@@ -110,12 +112,16 @@ def _lines() -> Iterator[str]:
     yield "# nftables tables, and device names"
     yield ""
     yield "Generated from `weft.adapters.netns` by `make docs`. In names, `{4,6}` is the address family, `_external`"
-    yield "is for clients that come by the host. Base chains have their type, hook and priority."
+    yield "is for clients that enter through the host link. Base chains have a type, a hook and a priority."
+    yield ""
+    yield "A selector id combines the number of a frontend's backends with its affinity timeout; it selects the"
+    yield "`lb_pick` chain. A hash slot is a hash of a backend's address and port; unlike its index it stays the same"
+    yield "when other backends change."
     for table in TABLES:
         hooks = _hooks(table)
         yield from ("", f"## {table.heading}", "", table.about, "")
-        yield from ("| chain | hook | purpose |", "|---|---|---|")
-        yield from (f"| `{name}` | {hooks.get(name, '')} | {purpose} |" for name, purpose in table.chains.items())
+        yield from ("| chain | type | hook | priority | purpose |", "|---|---|---|---|---|")
+        yield from (f"| `{name}` | {hooks.get(name, ' |  | ')} | {purpose} |" for name, purpose in table.chains.items())
         yield from ("", "| set or map | kind | purpose |", "|---|---|---|")
         yield from (f"| `{name}` | {_kind(table, name)} | {purpose} |" for name, purpose in table.sets.items())
     yield from ("", "## Drop reasons", "")

@@ -21,7 +21,7 @@ from weft.domain.policy.model.protocols import PORTED, protocol_name
 # to the default gateway, where conntrack translates them back.
 HAIRPIN: Final = {4: "169.254.1.1", 6: "100::1"}
 
-# Suffix of the maps and chains for clients that come by the host, where they are served otherwise than pods
+# Suffix of the maps and chains for clients that enter through the host link, where they are served otherwise than pods
 # (`externalTrafficPolicy: Local`).
 EXTERNAL: Final = "_external"
 _SCOPES = ("", EXTERNAL)

@@ -71,7 +71,7 @@ def _connect(address: str) -> socket.socket:
     opened = socket.socket(socket.AF_UNIX) if kind == "unix" else None
     try:
         if opened is not None:
-            # A stopped daemon with a full backlog would block connect and send for ever.
+            # A stopped daemon with a full backlog would block connect and send without end.
             opened.settimeout(DEADLINE)
             opened.connect(rest)
         elif kind == "tcp" and port.isdecimal():

@@ -39,13 +39,13 @@ PACKET_IN_BYTES: Final = 128
 _PORT_NAMES = {OFPP_IN_PORT: "IN_PORT", OFPP_NORMAL: "NORMAL", OFPP_LOCAL: "LOCAL"}
 
 _HEAD = struct.Struct("!HH")
-_PUSH_FORM = struct.Struct("!HHH2x")
-_OUTPUT_FORM = struct.Struct("!HHIH6x")
-_VENDOR_FORM = struct.Struct("!HHIH")
-_MOVE_FORM = struct.Struct("!HHIHHHHII")
-_RESUBMIT_FORM = struct.Struct("!HHIHHB3x")
-_CT_FORM = struct.Struct("!HHIHHIHB3xH")
-_REGISTER_FORM = struct.Struct("!HHIHHIH6x")
+_PUSH_STRUCT = struct.Struct("!HHH2x")
+_OUTPUT_STRUCT = struct.Struct("!HHIH6x")
+_VENDOR_STRUCT = struct.Struct("!HHIH")
+_MOVE_STRUCT = struct.Struct("!HHIHHHHII")
+_RESUBMIT_STRUCT = struct.Struct("!HHIHHB3x")
+_CT_STRUCT = struct.Struct("!HHIHHIHB3xH")
+_REGISTER_STRUCT = struct.Struct("!HHIHHIH6x")
 # `ofs_nbits` of a whole 32-bit register: offset 0 << 6 | 32 bits - 1.
 _REGISTER_OFS_NBITS = 31
 _MAX_LEN = 0xFFFF
@@ -178,14 +178,14 @@ def encode_actions(actions: Sequence[Action]) -> bytes:
 def _encode(action: Action) -> bytes:
     match action:
         case Output():
-            return _OUTPUT_FORM.pack(OFPAT_OUTPUT, _OUTPUT_FORM.size, action.port, 0)
+            return _OUTPUT_STRUCT.pack(OFPAT_OUTPUT, _OUTPUT_STRUCT.size, action.port, 0)
         case Controller():
-            return _OUTPUT_FORM.pack(OFPAT_OUTPUT, _OUTPUT_FORM.size, OFPP_CONTROLLER, PACKET_IN_BYTES)
+            return _OUTPUT_STRUCT.pack(OFPAT_OUTPUT, _OUTPUT_STRUCT.size, OFPP_CONTROLLER, PACKET_IN_BYTES)
         case OutputRegister():
             source = FIELDS[action.name].header
-            return _REGISTER_FORM.pack(
+            return _REGISTER_STRUCT.pack(
                 OFPAT_EXPERIMENTER,
-                _REGISTER_FORM.size,
+                _REGISTER_STRUCT.size,
                 NX_VENDOR_ID,
                 NXAST_OUTPUT_REG,
                 _REGISTER_OFS_NBITS,
@@ -198,9 +198,9 @@ def _encode(action: Action) -> bytes:
             return (_HEAD.pack(OFPAT_SET_FIELD, length) + body).ljust(length, b"\0")
         case Move():
             moved, onto = FIELDS[action.source], FIELDS[action.target]
-            return _MOVE_FORM.pack(
+            return _MOVE_STRUCT.pack(
                 OFPAT_EXPERIMENTER,
-                _MOVE_FORM.size,
+                _MOVE_STRUCT.size,
                 NX_VENDOR_ID,
                 NXAST_REG_MOVE,
                 moved.bits,
@@ -212,13 +212,13 @@ def _encode(action: Action) -> bytes:
         case DecrementTtl():
             return _HEAD.pack(OFPAT_DEC_NW_TTL, 8) + bytes(4)
         case PushVlan():
-            return _PUSH_FORM.pack(OFPAT_PUSH_VLAN, _PUSH_FORM.size, ETH_TYPE_VLAN_8021Q)
+            return _PUSH_STRUCT.pack(OFPAT_PUSH_VLAN, _PUSH_STRUCT.size, ETH_TYPE_VLAN_8021Q)
         case PopVlan():
             return _HEAD.pack(OFPAT_POP_VLAN, 8) + bytes(4)
         case Resubmit():
-            return _RESUBMIT_FORM.pack(
+            return _RESUBMIT_STRUCT.pack(
                 OFPAT_EXPERIMENTER,
-                _RESUBMIT_FORM.size,
+                _RESUBMIT_STRUCT.size,
                 NX_VENDOR_ID,
                 NXAST_RESUBMIT_TABLE,
                 OFPP10_IN_PORT,
@@ -231,8 +231,10 @@ def _encode(action: Action) -> bytes:
             )
             zone = FIELDS[action.zone].header
             nested = _encode(_move_to_ct_mark(action.mark)) if action.mark else b""
-            length = _CT_FORM.size + len(nested)
-            return _CT_FORM.pack(OFPAT_EXPERIMENTER, length, NX_VENDOR_ID, NXAST_CT, flags, zone, 15, table, 0) + nested
+            length = _CT_STRUCT.size + len(nested)
+            return (
+                _CT_STRUCT.pack(OFPAT_EXPERIMENTER, length, NX_VENDOR_ID, NXAST_CT, flags, zone, 15, table, 0) + nested
+            )
         case Unknown():
             return action.data
 
@@ -259,8 +261,8 @@ def _decode(data: bytes) -> Action:
 def _decode_known(data: bytes) -> Action | None:
     kind, length = unpack(_HEAD, data)
     match kind:
-        case constants.OFPAT_OUTPUT if length == _OUTPUT_FORM.size:
-            _, _, port, max_len = unpack(_OUTPUT_FORM, data)
+        case constants.OFPAT_OUTPUT if length == _OUTPUT_STRUCT.size:
+            _, _, port, max_len = unpack(_OUTPUT_STRUCT, data)
             is_packet_in = (port, max_len) == (OFPP_CONTROLLER, PACKET_IN_BYTES)
             return Controller() if is_packet_in else Output(port)
         case constants.OFPAT_PUSH_VLAN:
@@ -272,26 +274,26 @@ def _decode_known(data: bytes) -> Action | None:
         case constants.OFPAT_SET_FIELD:
             found = decode_field(data[_HEAD.size :])
             return None if found is None else SetField(found[0].name, found[1])
-        case constants.OFPAT_EXPERIMENTER if length >= 16 and unpack(_VENDOR_FORM, data)[2] == NX_VENDOR_ID:
-            return _decode_nxast(data, unpack(_VENDOR_FORM, data)[3])
+        case constants.OFPAT_EXPERIMENTER if length >= 16 and unpack(_VENDOR_STRUCT, data)[2] == NX_VENDOR_ID:
+            return _decode_nxast(data, unpack(_VENDOR_STRUCT, data)[3])
         case _:
             return None
 
 
 def _decode_nxast(data: bytes, subtype: int) -> Action | None:
     """Decode a Nicira extension action."""
-    if subtype == NXAST_REG_MOVE and len(data) == _MOVE_FORM.size:
-        *_, source, target = unpack(_MOVE_FORM, data)
+    if subtype == NXAST_REG_MOVE and len(data) == _MOVE_STRUCT.size:
+        *_, source, target = unpack(_MOVE_STRUCT, data)
         names = _MOVABLE_BY_HEADER.get(source), _MOVABLE_BY_HEADER.get(target)
         return Move(names[0], names[1]) if names[0] and names[1] else None
-    if subtype == NXAST_RESUBMIT_TABLE and len(data) == _RESUBMIT_FORM.size:
-        return Resubmit(unpack(_RESUBMIT_FORM, data)[5])
-    if subtype == NXAST_OUTPUT_REG and len(data) == _REGISTER_FORM.size:
-        name = _REGISTERS.get(unpack(_REGISTER_FORM, data)[5])
+    if subtype == NXAST_RESUBMIT_TABLE and len(data) == _RESUBMIT_STRUCT.size:
+        return Resubmit(unpack(_RESUBMIT_STRUCT, data)[5])
+    if subtype == NXAST_OUTPUT_REG and len(data) == _REGISTER_STRUCT.size:
+        name = _REGISTERS.get(unpack(_REGISTER_STRUCT, data)[5])
         return OutputRegister(name) if name else None
-    if subtype == NXAST_CT and len(data) >= _CT_FORM.size:
-        _, _, _, _, flags, source, _, table, _ = unpack(_CT_FORM, data)
-        zone, mark = _REGISTERS.get(source), _mark_of(data[_CT_FORM.size :])
+    if subtype == NXAST_CT and len(data) >= _CT_STRUCT.size:
+        _, _, _, _, flags, source, _, table, _ = unpack(_CT_STRUCT, data)
+        zone, mark = _REGISTERS.get(source), _mark_of(data[_CT_STRUCT.size :])
         if zone and mark is not None:
             return Ct(zone, None if table == NX_CT_RECIRC_NONE else table, bool(flags & NX_CT_F_COMMIT), mark)
     return None

@@ -77,21 +77,21 @@ from weft.domain.addresses import Address
 from weft.domain.errors import DatapathFault
 
 _HEADER = struct.Struct("!BBHI")
-_PACKET_OUT_FORM = struct.Struct("!IIH6x")
+_PACKET_OUT_STRUCT = struct.Struct("!IIH6x")
 _HELLO_BODY = struct.pack("!HHI", OFPHET_VERSIONBITMAP, 8, 1 << OFP_VERSION)
-_BUNDLE_FORM = struct.Struct("!IHH")
+_BUNDLE_STRUCT = struct.Struct("!IHH")
 _ATOMIC_ORDERED = OFPBF_ATOMIC | OFPBF_ORDERED
-_MULTIPART_FORM = struct.Struct("!HH4x")
-_AGGREGATE_FORM = struct.Struct("!QQI4x")
-_ERROR_FORM = struct.Struct("!HH")
-_CONFIG_FORM = struct.Struct("!HH")
+_MULTIPART_STRUCT = struct.Struct("!HH4x")
+_AGGREGATE_STRUCT = struct.Struct("!QQI4x")
+_ERROR_STRUCT = struct.Struct("!HH")
+_CONFIG_STRUCT = struct.Struct("!HH")
 # OVS' controller meter limits packet-ins: each costs the switch an upcall and us a wake-up.
 _PACKET_IN_METER = Meter(OFPM_CONTROLLER, rate=200, burst=100, is_of_packets=True)
 _MAX_QUEUED_PACKET_INS = 1000
 _XID_MASK = 0xFFFFFFFF
-_FLUSH_FORM = struct.Struct("!IIB7x")
-_TUPLE_FORM = struct.Struct("!HH4xHH16s4x")
-_ZONE_FORM = struct.Struct("!HHHxx")
+_FLUSH_STRUCT = struct.Struct("!IIB7x")
+_TUPLE_STRUCT = struct.Struct("!HH4xHH16s4x")
+_ZONE_STRUCT = struct.Struct("!HHHxx")
 # NXT_CT_FLUSH carries IPv4 addresses as IPv4-mapped IPv6 ones (RFC 4291 2.5.5.2).
 _IPV4_MAPPED = 0xFFFF << 32
 
@@ -121,8 +121,8 @@ class OpenFlow(Connection):
         self._buffer = b""
         self._xid = 0
         self._packet_ins: deque[PacketIn] = deque(maxlen=_MAX_QUEUED_PACKET_INS)
-        # Forms of flows that this version of the switch has accepted, over its restarts.
-        self._accepted_forms: set[object] = set()
+        # Shapes of flows that this version of the switch has accepted, over its restarts.
+        self._accepted_shapes: set[object] = set()
         self._description = b""
         self._replay: Sequence[bytes] = ()
         self._may_replay = False
@@ -134,9 +134,9 @@ class OpenFlow(Connection):
     def prepare_replay(self, flows: Collection[Flow]) -> None:
         """Encode the flows that `poll_and_replay` installs in a restarted switch.
 
-        Only flows of accepted forms and without meters: a refused flow or a missing meter would cost a round trip.
+        Only flows of accepted shapes and without meters: a refused flow or a missing meter would cost a round trip.
         """
-        replayable = all(flow.form in self._accepted_forms and not flow.meter for flow in flows)
+        replayable = all(flow.shape in self._accepted_shapes and not flow.meter for flow in flows)
         self._replay = [*map(add_flow, flows)] if replayable else ()
 
     def poll_and_replay(self, *, replay: bool) -> None:
@@ -174,7 +174,7 @@ class OpenFlow(Connection):
                 flow for part in self._request(stream, OFPMP_FLOW, flows_request()) for flow in decode_flows(part)
             ]
         )
-        self._accepted_forms = self._accepted_forms or {each.flow.form for each in flows}
+        self._accepted_shapes = self._accepted_shapes or {each.flow.shape for each in flows}
         return flows
 
     def count_flows(self) -> int:
@@ -211,8 +211,8 @@ class OpenFlow(Connection):
 
     def flush_zones(self, zones: Iterable[int]) -> None:
         """Delete all conntrack entries of these zones."""
-        header = _FLUSH_FORM.pack(NX_VENDOR_ID, NXT_CT_FLUSH, 0)
-        properties = (_ZONE_FORM.pack(NXT_CT_ZONE_ID, _ZONE_FORM.size, zone) for zone in zones)
+        header = _FLUSH_STRUCT.pack(NX_VENDOR_ID, NXT_CT_FLUSH, 0)
+        properties = (_ZONE_STRUCT.pack(NXT_CT_ZONE_ID, _ZONE_STRUCT.size, zone) for zone in zones)
         self._execute(OFPT_EXPERIMENTER, [header + each for each in properties])
 
     def read_meters(self) -> list[Meter]:
@@ -242,7 +242,7 @@ class OpenFlow(Connection):
     def send(self, frames: Iterable[bytes], *, port: int) -> None:
         """Send frames with OFPP_NORMAL, as if received on `port`."""
         actions = encode_actions([Output(OFPP_NORMAL)])
-        head = _PACKET_OUT_FORM.pack(OFP_NO_BUFFER, port, len(actions)) + actions
+        head = _PACKET_OUT_STRUCT.pack(OFP_NO_BUFFER, port, len(actions)) + actions
         self._execute(OFPT_PACKET_OUT, [head + frame for frame in frames])
 
     def _execute(self, kind: int, bodies: Sequence[bytes]) -> None:
@@ -270,9 +270,9 @@ class OpenFlow(Connection):
         greeting = (
             (OFPT_METER_MOD, delete_meter(_PACKET_IN_METER.number)),
             (OFPT_METER_MOD, add_meter(_PACKET_IN_METER)),
-            (OFPT_SET_CONFIG, _CONFIG_FORM.pack(0, PACKET_IN_BYTES)),
-            (OFPT_MULTIPART_REQUEST, _MULTIPART_FORM.pack(OFPMP_DESC, 0)),
-            (OFPT_MULTIPART_REQUEST, _MULTIPART_FORM.pack(OFPMP_AGGREGATE, 0) + flows_request()),
+            (OFPT_SET_CONFIG, _CONFIG_STRUCT.pack(0, PACKET_IN_BYTES)),
+            (OFPT_MULTIPART_REQUEST, _MULTIPART_STRUCT.pack(OFPMP_DESC, 0)),
+            (OFPT_MULTIPART_REQUEST, _MULTIPART_STRUCT.pack(OFPMP_AGGREGATE, 0) + flows_request()),
         )
         xids = [self._next_xid() for _ in greeting]
         wire = [_pack(kind, xid, body) for xid, (kind, body) in zip(xids, greeting, strict=True)]
@@ -284,32 +284,32 @@ class OpenFlow(Connection):
             raise DatapathFault(f"{self.address}: peer does not support OpenFlow 1.4")
         described = self._reply(stream, OFPT_MULTIPART_REPLY, xids[-2], since=xids[0])
         aggregate = self._reply(stream, OFPT_MULTIPART_REPLY, xids[-1])
-        self.began_empty = not _flow_count(aggregate[_MULTIPART_FORM.size :])
+        self.began_empty = not _flow_count(aggregate[_MULTIPART_STRUCT.size :])
         self._reply(stream, OFPT_BARRIER_REPLY, done, since=bundle)
         is_same, self._description = described == self._description, described
         if not is_same:  # another version may refuse what this one accepted
-            self._accepted_forms.clear()
+            self._accepted_shapes.clear()
         self.is_refilled = bool(replay) and is_same and self.began_empty
         if replay:
             end = OFPBCT_COMMIT_REQUEST if self.is_refilled else OFPBCT_DISCARD_REQUEST
-            self._send_all(stream, [(OFPT_BUNDLE_CONTROL, _BUNDLE_FORM.pack(bundle, end, _ATOMIC_ORDERED))])
+            self._send_all(stream, [(OFPT_BUNDLE_CONTROL, _BUNDLE_STRUCT.pack(bundle, end, _ATOMIC_ORDERED))])
 
     def _bundle(self, bundle: int, bodies: Iterable[bytes]) -> Iterator[bytes]:
         """Yield the messages that open a bundle and add flow mods to it."""
-        yield _pack(OFPT_BUNDLE_CONTROL, bundle, _BUNDLE_FORM.pack(bundle, OFPBCT_OPEN_REQUEST, _ATOMIC_ORDERED))
+        yield _pack(OFPT_BUNDLE_CONTROL, bundle, _BUNDLE_STRUCT.pack(bundle, OFPBCT_OPEN_REQUEST, _ATOMIC_ORDERED))
         for body in bodies:
             xid = self._next_xid()
             inner = _pack(OFPT_FLOW_MOD, xid, body)
-            yield _pack(OFPT_BUNDLE_ADD_MESSAGE, xid, _BUNDLE_FORM.pack(bundle, 0, _ATOMIC_ORDERED) + inner)
+            yield _pack(OFPT_BUNDLE_ADD_MESSAGE, xid, _BUNDLE_STRUCT.pack(bundle, 0, _ATOMIC_ORDERED) + inner)
 
     def _commit(self, stream: Stream, changes: Sequence[Flow | FlowKey], flushes: Sequence[bytes]) -> None:
         """Send the changes as one bundle and commit it, then flush conntrack."""
         # OVS leaves a refused flow mod out of the bundle and commits the rest. So wait for a barrier before the commit,
-        # unless OVS has accepted flows of all these forms before: that saves one iteration of its main loop.
+        # unless OVS has accepted flows of all these shapes before: that saves one iteration of its main loop.
         # Messages are processed in order, so the flushes see the new flows.
-        forms = {each.form for each in changes if isinstance(each, Flow)}
-        is_known = forms <= self._accepted_forms
-        self._accepted_forms -= forms  # added again below, unless one is refused after all
+        shapes = {each.shape for each in changes if isinstance(each, Flow)}
+        is_known = shapes <= self._accepted_shapes
+        self._accepted_shapes -= shapes  # added again below, unless one is refused after all
         bundle = self._next_xid()
         bodies = (add_flow(each) if isinstance(each, Flow) else delete_flow(each) for each in changes)
         wire = [*self._bundle(bundle, bodies)]
@@ -322,7 +322,7 @@ class OpenFlow(Connection):
             _pack(
                 OFPT_BUNDLE_CONTROL,
                 committed := self._next_xid(),
-                _BUNDLE_FORM.pack(bundle, OFPBCT_COMMIT_REQUEST, _ATOMIC_ORDERED),
+                _BUNDLE_STRUCT.pack(bundle, OFPBCT_COMMIT_REQUEST, _ATOMIC_ORDERED),
             )
         )
         wire += [_pack(OFPT_EXPERIMENTER, self._next_xid(), each) for each in flushes]
@@ -330,7 +330,7 @@ class OpenFlow(Connection):
         stream.send(b"".join(wire))
         self._reply(stream, OFPT_BUNDLE_CONTROL, committed, since=bundle, changes=changes)
         self._reply(stream, OFPT_BARRIER_REPLY, done, since=committed)
-        self._accepted_forms |= forms
+        self._accepted_shapes |= shapes
 
     def _send_all(self, stream: Stream, messages: Iterable[tuple[int, bytes]]) -> None:
         """Send messages and wait until the switch has processed them."""
@@ -352,11 +352,11 @@ class OpenFlow(Connection):
     def _request(self, stream: Stream, kind: int, question: bytes) -> Iterator[bytes]:
         """Send a multipart request and yield the bodies of its replies."""
         xid = self._next_xid()
-        stream.send(_pack(OFPT_MULTIPART_REQUEST, xid, _MULTIPART_FORM.pack(kind, 0) + question))
+        stream.send(_pack(OFPT_MULTIPART_REQUEST, xid, _MULTIPART_STRUCT.pack(kind, 0) + question))
         while True:
             body = self._reply(stream, OFPT_MULTIPART_REPLY, xid)
-            _, flags = unpack(_MULTIPART_FORM, body)
-            yield body[_MULTIPART_FORM.size :]
+            _, flags = unpack(_MULTIPART_STRUCT, body)
+            yield body[_MULTIPART_STRUCT.size :]
             if not flags & OFPMPF_REPLY_MORE:
                 return
 
@@ -412,7 +412,7 @@ def _pack(kind: int, xid: int, body: bytes) -> bytes:
 
 def _flow_count(body: bytes) -> int:
     """Decode the flow count of an aggregate statistics reply."""
-    return unpack(_AGGREGATE_FORM, body)[2]
+    return unpack(_AGGREGATE_STRUCT, body)[2]
 
 
 def _flushes(zoned: Iterable[ZonedAddress]) -> Iterator[bytes]:
@@ -422,12 +422,14 @@ def _flushes(zoned: Iterable[ZonedAddress]) -> Iterator[bytes]:
 def _flush(zone: int, end: int, address: Address) -> bytes:
     """Encode NXT_CT_FLUSH for connections with an address at one end of the original tuple."""
     value = address.number | (_IPV4_MAPPED if address.family == 4 else 0)
-    ends = _TUPLE_FORM.pack(NXT_CT_ORIG_TUPLE, _TUPLE_FORM.size, end, 20, value.to_bytes(16, "big"))
+    ends = _TUPLE_STRUCT.pack(NXT_CT_ORIG_TUPLE, _TUPLE_STRUCT.size, end, 20, value.to_bytes(16, "big"))
     return (
-        _FLUSH_FORM.pack(NX_VENDOR_ID, NXT_CT_FLUSH, 0) + ends + _ZONE_FORM.pack(NXT_CT_ZONE_ID, _ZONE_FORM.size, zone)
+        _FLUSH_STRUCT.pack(NX_VENDOR_ID, NXT_CT_FLUSH, 0)
+        + ends
+        + _ZONE_STRUCT.pack(NXT_CT_ZONE_ID, _ZONE_STRUCT.size, zone)
     )
 
 
 def _openflow_error(message: Message, subject: str) -> DatapathFault:
-    kind, code = unpack(_ERROR_FORM, message.body)
-    return DatapathFault(f"openflow: {subject}: refused with error {kind}, code {code}")
+    kind, code = unpack(_ERROR_STRUCT, message.body)
+    return DatapathFault(f"openflow: {subject}: refused with OFPT_ERROR type {kind} code {code}")

@@ -192,10 +192,10 @@ def decode_field(data: bytes) -> tuple[Field, int] | None:
     return field, int.from_bytes(payload, "big")
 
 
-def unpack(form: struct.Struct, data: bytes, at: int = 0) -> tuple[int, ...]:
+def unpack(layout: struct.Struct, data: bytes, at: int = 0) -> tuple[int, ...]:
     """Unpack a struct at an offset; `DatapathFault` when the data is shorter."""
     try:
-        return form.unpack_from(data, at)
+        return layout.unpack_from(data, at)
     except struct.error as error:
         raise DatapathFault("openflow: truncated message") from error
 

@@ -29,9 +29,9 @@ _MOD = struct.Struct("!QQBBHHHIIIHH")
 _STATS_REQUEST = struct.Struct("!B3xII4xQQ")
 _STATS = struct.Struct("!HBxIIHHHHH2xQQQ")
 _INSTRUCTION = struct.Struct("!HH")
-_GOTO_FORM = struct.Struct("!HHB3x")
-_APPLY_FORM = struct.Struct("!HH4x")
-_METER_FORM = struct.Struct("!HHI")
+_GOTO_STRUCT = struct.Struct("!HHB3x")
+_APPLY_STRUCT = struct.Struct("!HH4x")
+_METER_STRUCT = struct.Struct("!HHI")
 _RESERVED_PORTS = 0xFFFFFF00
 # Fields whose values are prerequisites of other fields.
 _PREREQUISITES = frozenset({"eth_type", "ip_proto", "icmpv6_type", "ct_state", "ct_nw_proto"})
@@ -62,13 +62,13 @@ class Flow(msgspec.Struct, frozen=True, gc=False):
         return FlowKey(self.table, self.priority, self.match)
 
     @property
-    def form(self) -> tuple[object, ...]:
-        """What decides whether a switch accepts a flow: flows of one form differ only in values."""
+    def shape(self) -> tuple[object, ...]:
+        """What decides whether a switch accepts a flow: flows of one shape differ only in values."""
         conditions = (
             each if each.name in _PREREQUISITES else (each.name, each.mask == FIELDS[each.name].exact_mask)
             for each in self.match
         )
-        return (self.table, self.goto, bool(self.meter), *conditions, *map(_form_of, self.actions))
+        return (self.table, self.goto, bool(self.meter), *conditions, *map(_shape_of, self.actions))
 
     def __str__(self) -> str:
         """Format the flow as ovs-ofctl reads it."""
@@ -78,7 +78,7 @@ class Flow(msgspec.Struct, frozen=True, gc=False):
         return f"table={self.table},priority={self.priority}{conditions},actions={','.join(actions) or 'drop'}"
 
 
-def _form_of(action: Action) -> Action | str | int:
+def _shape_of(action: Action) -> Action | str | int:
     """Reduce an action to what matters for acceptance: no port number and no field value."""
     match action:
         case SetField():
@@ -114,9 +114,13 @@ def _mod(command: int, key: FlowKey, *, cookie: int, mask: int) -> bytes:
 
 def _instructions(flow: Flow) -> bytes:
     actions = encode_actions(flow.actions)
-    apply = _APPLY_FORM.pack(OFPIT_APPLY_ACTIONS, _APPLY_FORM.size + len(actions)) + actions if actions else b""
-    meter = _METER_FORM.pack(OFPIT_METER, _METER_FORM.size, flow.meter) if flow.meter else b""
-    return meter + apply + (b"" if flow.goto is None else _GOTO_FORM.pack(OFPIT_GOTO_TABLE, _GOTO_FORM.size, flow.goto))
+    apply = _APPLY_STRUCT.pack(OFPIT_APPLY_ACTIONS, _APPLY_STRUCT.size + len(actions)) + actions if actions else b""
+    meter = _METER_STRUCT.pack(OFPIT_METER, _METER_STRUCT.size, flow.meter) if flow.meter else b""
+    return (
+        meter
+        + apply
+        + (b"" if flow.goto is None else _GOTO_STRUCT.pack(OFPIT_GOTO_TABLE, _GOTO_STRUCT.size, flow.goto))
+    )
 
 
 def flows_request() -> bytes:
@@ -148,11 +152,11 @@ def _decode_instructions(data: bytes) -> tuple[tuple[Action, ...], int | None, i
         body = data[at : at + length]
         at += length
         if kind == OFPIT_APPLY_ACTIONS:
-            actions += decode_actions(body[_APPLY_FORM.size :])
+            actions += decode_actions(body[_APPLY_STRUCT.size :])
         elif kind == OFPIT_GOTO_TABLE:
-            goto = unpack(_GOTO_FORM, body)[2]
+            goto = unpack(_GOTO_STRUCT, body)[2]
         elif kind == OFPIT_METER:
-            meter = unpack(_METER_FORM, body)[2]
+            meter = unpack(_METER_STRUCT, body)[2]
         else:
             actions += (Unknown(body),)
     return actions, goto, meter

@@ -26,9 +26,9 @@ from weft.adapters.ovs.openflow.constants import (
 from weft.adapters.ovs.openflow.fields import unpack
 from weft.domain.errors import DatapathFault
 
-_FORM = struct.Struct("!HHI")
-_BAND_FORM = struct.Struct("!HHII4x")
-_REQUEST_FORM = struct.Struct("!I4x")
+_METER_STRUCT = struct.Struct("!HHI")
+_BAND_STRUCT = struct.Struct("!HHII4x")
+_REQUEST_STRUCT = struct.Struct("!I4x")
 
 
 class Meter(msgspec.Struct, frozen=True, gc=False):
@@ -56,12 +56,12 @@ def modify_meter(meter: Meter) -> bytes:
 
 def delete_meter(number: int) -> bytes:
     """Encode OFPMC_DELETE: deletes the meter and all flows that refer to it; idempotent."""
-    return _FORM.pack(OFPMC_DELETE, 0, number)
+    return _METER_STRUCT.pack(OFPMC_DELETE, 0, number)
 
 
 def _mod(command: int, meter: Meter) -> bytes:
-    band = _BAND_FORM.pack(OFPMBT_DROP, _BAND_FORM.size, meter.rate, meter.burst)
-    return _FORM.pack(command, _flags(meter), meter.number) + band
+    band = _BAND_STRUCT.pack(OFPMBT_DROP, _BAND_STRUCT.size, meter.rate, meter.burst)
+    return _METER_STRUCT.pack(command, _flags(meter), meter.number) + band
 
 
 def _flags(meter: Meter) -> int:
@@ -70,15 +70,15 @@ def _flags(meter: Meter) -> int:
 
 def meters_request() -> bytes:
     """Encode a request for all meters."""
-    return _REQUEST_FORM.pack(OFPM_ALL)
+    return _REQUEST_STRUCT.pack(OFPM_ALL)
 
 
 def decode_meters(data: bytes) -> Iterator[Meter]:
     """Decode one multipart reply, without the switch's own meters; one that we cannot have written has rate 0."""
     at = 0
     while at < len(data):
-        length, flags, number = unpack(_FORM, data, at)
-        if length < _FORM.size or at + length > len(data):
+        length, flags, number = unpack(_METER_STRUCT, data, at)
+        if length < _METER_STRUCT.size or at + length > len(data):
             raise DatapathFault("openflow: bad meter length")
         if number <= OFPM_MAX:
             yield _decode(data[at : at + length], flags=flags, number=number)
@@ -86,8 +86,8 @@ def decode_meters(data: bytes) -> Iterator[Meter]:
 
 
 def _decode(entry: bytes, *, flags: int, number: int) -> Meter:
-    if len(entry) == _FORM.size + _BAND_FORM.size:
-        kind, _, rate, burst = unpack(_BAND_FORM, entry, _FORM.size)
+    if len(entry) == _METER_STRUCT.size + _BAND_STRUCT.size:
+        kind, _, rate, burst = unpack(_BAND_STRUCT, entry, _METER_STRUCT.size)
         found = Meter(number, rate, burst, is_of_packets=bool(flags & OFPMF_PKTPS))
         if kind == OFPMBT_DROP and flags == _flags(found):
             return found

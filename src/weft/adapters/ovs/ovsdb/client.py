@@ -62,7 +62,7 @@ class Database(Connection):
         try:
             yield results
         finally:
-            # Even if the block fails: the reply would stay in `_replies` for ever.
+            # Even if the block fails: the reply would never leave `_replies`.
             results += self._result_of(number, "transact")
         for position, result in enumerate(results):
             if isinstance(result, dict) and (fault := result.get("error")):

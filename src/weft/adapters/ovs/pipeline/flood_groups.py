@@ -44,7 +44,7 @@ class FloodGroups:
     def _segment_flows(self, key: SegmentKey, context: FlowContext) -> Iterator[Flow]:
         members = self._members.get(key, ())
         ports = [member for member in members if isinstance(member, Port)]
-        # A member that is no port is an overlay or a trunk.
+        # A member that is not a port is an overlay or a trunk.
         return flood_flows(self._segments[key], ports, is_extended=len(members) > len(ports), context=context)
 
     def _add(self, item: StateItem) -> SegmentKey | None:

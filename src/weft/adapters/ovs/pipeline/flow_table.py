@@ -75,7 +75,7 @@ class FlowTable:
     def poll(self, *, in_sync: bool) -> list[str]:
         """Process pending messages, as `Connection.poll`. Replay the flows to an ovs-vswitchd that has restarted.
 
-        Without flows it drops all packets, so they are prepared while it is away and sent with the handshake. That is
+        Without flows it drops all packets, so they are prepared while it is down and sent with the handshake. That is
         safe only if no newer desired state is known (`in_sync`). Returns a log of what was done.
         """
         before = self._openflow.connect_count
@@ -87,7 +87,11 @@ class FlowTable:
         if self._openflow.connect_count == before:
             return []
         self._has_standby = False
-        return [f"put all {len(self._expected)} flows into a restarted switch"] if self._openflow.is_refilled else []
+        return (
+            [f"replayed {len(self._expected)} flows to the restarted ovs-vswitchd"]
+            if self._openflow.is_refilled
+            else []
+        )
 
     def _prepare_standby(self) -> None:
         if not self._has_standby and not self._is_stale:

@@ -89,8 +89,8 @@ def base_flows() -> Iterator[Flow]:
         yield Flow(Table.CLASSIFIER, _ROGUE_RA, match(rogue), drop_with_reason(DROP_ROGUE_RA))
     for source in (0, _LINK_LOCAL):
         # Every kernel sends MLD reports and router solicitations on a new link. Drop them without a drop event.
-        chatter: Conditions = {"eth_type": ETH_P_IPV6, "ip_proto": ICMPV6, "ipv6_src": source}
-        yield Flow(Table.CLASSIFIER, _LINK_LOCAL_ND, match(chatter))
+        link_local_icmpv6: Conditions = {"eth_type": ETH_P_IPV6, "ip_proto": ICMPV6, "ipv6_src": source}
+        yield Flow(Table.CLASSIFIER, _LINK_LOCAL_ND, match(link_local_icmpv6))
     yield from _nd_advertisement_flows()
     for ether_type in ETHER_TYPES.values():
         yield from _conntrack_flows(ether_type)
@@ -178,7 +178,7 @@ def overlay_flows(item: Overlay, context: FlowContext) -> Iterator[Flow]:
 
 
 def trunk_flows(item: VlanTrunk, context: FlowContext) -> Iterator[Flow]:
-    """Classify packets that other nodes send to this node by the uplinks: the VLAN tag selects the tenant."""
+    """Classify packets that other nodes send to this node through the uplinks: the VLAN tag selects the tenant."""
     if context.trunk:
         actions = PopVlan(), *classify(context.tenants[item.tenant], 0, kind=UPLINK)
         to_node = {**from_uplink(item.number, context), "eth_dst": mac_to_int(overlay_mac(context.vtep))}
@@ -213,7 +213,7 @@ class OutputPath(NamedTuple):
 
 
 def path_to_nodes(number: int, context: FlowContext) -> OutputPath | None:
-    """The path to other nodes for the network with a `encap_id`; None without an overlay device or uplink."""
+    """The path to other nodes for the network with an `encap_id`; None without an overlay device or uplink."""
     if tag := vlan_tag(number):
         encap = PushVlan(), SetField("vlan_vid", _ANY_TAG[0] | tag)
         return OutputPath(context.trunk, encap, UPLINK) if context.trunk else None

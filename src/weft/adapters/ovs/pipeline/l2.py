@@ -201,5 +201,5 @@ def _unknown_unicast_flows(scope: Conditions, path: OutputPath) -> Iterator[Flow
     for ether_type in ETHER_TYPES.values():
         unicast: Conditions = {**from_workload, "eth_type": ether_type, "eth_dst": _UNICAST}
         yield Flow(Table.L3_FORWARDING, _TO_UPLINK, match(unicast), output, Table.L4_KEY)
-        # Frames to the gateway MAC, which every node has, must not leave by the uplinks.
+        # Frames to the gateway MAC, which every node has, must not leave through the uplinks.
         yield Flow(Table.L3_FORWARDING, UNROUTED, match({**unicast, "eth_dst": PORT_MAC_INT}))

@@ -70,8 +70,8 @@ PURPOSES: Final[dict[Table, str]] = {
     Table.SRC_IDENTITY: "Map the source address of the connection to an identity "
     "(`weft.domain.policy.policymap.policy_state`).",
     Table.DST_IDENTITY: "Map the destination address of the connection to an identity.",
-    Table.LOCALITY_CHECK: "Drop tunnel-to-tunnel transit and packets of workloads without an identity; leave packets "
-    "with an unknown identity to the node that knows it.",
+    Table.LOCALITY_CHECK: "Drop tunnel-to-tunnel transit and packets of workloads without an identity; for an unknown "
+    "identity, defer policy to the node that knows the identity.",
     Table.EGRESS_RULE: "Look up the policy entries of the source identity, and write `verdict`.",
     Table.EGRESS_METRIC: "Count egress verdicts, and drop denied packets.",
     Table.INGRESS_RULE: "Look up the policy entries of the destination identity, and write `verdict`.",
@@ -79,7 +79,7 @@ PURPOSES: Final[dict[Table, str]] = {
     Table.EGRESS_METER: "Set the DSCP of packets from workloads with a QoS profile, and apply the meter for what the "
     "workload sends.",
     Table.INGRESS_METER: "Apply the meter for what is sent to a workload.",
-    Table.CONNTRACK_COMMIT: "Commit new connections, reassemble fragmented datagrams again, and output the rest.",
+    Table.CONNTRACK_COMMIT: "Commit new connections, pass fragments through conntrack again, and output the rest.",
     Table.OUTPUT: "Output datagrams that ConntrackCommit reassembled; later fragments skip policy, because none gets "
     "here without the first one.",
 }

@@ -2,9 +2,9 @@
 
 A tenant netns (`weft.adapters.ovs.tenant_netns`) is attached by two internal ports. The kernel there has the gateways,
 DNS sockets, service load balancing and the link to the host. Workloads send it packets to gateways, service VIPs and
-destinations outside the tenant. After DNAT a service packet comes back by such a port, from the workload's address to
-that of the backend, and passes policy then. Replies of connections that came from the netns go back to it, so that it
-can reverse the translation.
+destinations outside the tenant. After DNAT a service packet comes back through such a port, from the workload's address
+to that of the backend, and passes policy then. Replies of connections that came from the netns go back to it, so that
+it can reverse the translation.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def host_flows(item: HostLink, context: FlowContext) -> Iterator[Flow]:
 
 
 def remote_host_return_flows(item: RemoteHostReturnRoute, context: FlowContext) -> Iterator[Flow]:
-    """Return replies to the host of another node by the overlay or uplinks, as the request came."""
+    """Return replies to the host of another node through the overlay or uplinks, as the request came."""
     if path := path_to_nodes(item.vni, context):
         # Connections with a mark go through the netns of this node.
         reply: Conditions = {**_from_workload_to(item, context), **REPLY_DIRECTION, "ct_mark": 0}

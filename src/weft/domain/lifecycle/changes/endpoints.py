@@ -82,7 +82,7 @@ def is_same(present: model.Endpoint, endpoint: model.Endpoint) -> bool:
 
 
 def plan_publish(reading: ReadSet, endpoint: model.Endpoint) -> Transaction:
-    """Publish an endpoint with addresses that its node allocated from its blocks, maybe while the store was away.
+    """Publish an endpoint with addresses that its node allocated from its blocks, maybe without the store.
 
     Empty if it is published already. `Conflict` if another endpoint has its key, `Conflict` or `Invalid` if its blocks,
     network or group do not exist any more: then the node must remove it.

@@ -75,7 +75,8 @@ def _check_own_address(reading: ReadSet, policy: model.Policy, wanted: model.Rul
                 reading.get(kinds.ENDPOINT, *endpoint.key)  # compared: it must still exist at the commit
                 return
     raise Invalid(
-        f"toIpAddress {wanted.to_ip_address} is no address of an endpoint of group {groups[0].key}", field="toIpAddress"
+        f"toIpAddress {wanted.to_ip_address} is not an address of an endpoint of group {groups[0].key}",
+        field="toIpAddress",
     )
 
 

@@ -33,7 +33,7 @@ def policy_id(policy: PolicyKey) -> ir.PolicyId:
 class ContivCompiler:
     """Holds the Contiv objects and compiles policies.
 
-    Every `put_` and `remove_` returns the policies to compile again. Removing an absent object is no error (W24).
+    Every `put_` and `remove_` returns the policies to compile again. Removing an absent object is not an error (W24).
     """
 
     def __init__(self) -> None:

@@ -186,7 +186,7 @@ class Directory:
 def _common_version(source: Identity, target: Identity, *, wanted: int | None) -> int:
     versions = {4, 6} if wanted is None else {wanted}
     for end in (source, target):
-        # A workload without an address yet is no obstacle: its rules can be evaluated already.
+        # A workload without an address yet is not an obstacle: its rules can be evaluated already.
         if end.addresses:
             versions &= {address.family for address in end.addresses}
     if not versions:
@@ -195,7 +195,7 @@ def _common_version(source: Identity, target: Identity, *, wanted: int | None) -
 
 
 class Engine:
-    """The policy state of a cluster. `directory` resolves flow ends. Removing an absent object is no error (W24)."""
+    """The policy state of a cluster. `directory` resolves flow ends. Removing an absent object does nothing (W24)."""
 
     def __init__(self, objects: Iterable[PolicyObject] = ()) -> None:
         self.directory = Directory()

@@ -1,6 +1,6 @@
 """Policy diff: what a change newly allows or blocks, by group, namespace and workload.
 
-Workloads that are not in both states are left out: adding or deleting a workload is no change of policy.
+Workloads that are not in both states are left out: adding or deleting a workload is not a change of policy.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class IpIdentityMap:
             sets=self._engine.sets_of(identity.key),
             addresses=frozenset(label for label in self._labels.at(address) if isinstance(label, AddressSet)),
             ports=frozenset(port for port in identity.ports if port.name in self._refcounts),
-            # The node of a workload is no part of its class: policy does not depend on placement.
+            # The node of a workload is not part of its class: policy does not depend on placement.
             node="" if workload else identity.node,
         )
 
