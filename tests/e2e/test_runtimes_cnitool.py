@@ -79,7 +79,7 @@ async def test_every_verb(machine: Machine, cnitool: str) -> None:
     assert {str(a.address), str(b.address)} == await machine.used_addresses()
     assert await a.eventually_reaches(b)
     assert await b.eventually_reaches(a)
-    assert "attached already" in (await tool.try_("add", a.netns)).output
+    assert "already attached" in (await tool.try_("add", a.netns)).output
     await tool.run("check", a.netns)
     for _ in range(2):
         await tool.run("del", a.netns)

@@ -332,7 +332,7 @@ def test_deleted_flows_are_detected_and_repaired(datapath: OvsDatapath, switch: 
 
 
 def test_an_outage_is_reported_once_and_again_on_recovery(datapath: OvsDatapath, switch: Switch) -> None:
-    """W28: the agent need not retry while the switch is away, and converges at once when it is back."""
+    """W28: the agent need not retry while the switch is down, and converges at once when it is back."""
     datapath.converge(BASE_STATE)
     flows = switch.dump_flows(BRIDGE)
     switch.kill_daemon()
@@ -447,7 +447,7 @@ def test_a_new_datapath_replays_flows_to_a_restarted_switch(
         assert other.has_drifted()
         assert other._openflow.is_refilled  # during the handshake, which only this attribute shows
         assert switch.dump_flows(BRIDGE) == flows
-        assert other.converge(BASE_STATE).repaired == (f"put all {len(flows)} flows into a restarted switch",)
+        assert other.converge(BASE_STATE).repaired == (f"replayed {len(flows)} flows to the restarted ovs-vswitchd",)
         assert not other.has_drifted()
 
 

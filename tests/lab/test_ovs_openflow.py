@@ -119,11 +119,11 @@ def test_a_change_is_made_whole_or_not_at_all(switch: Switch, openflow: OpenFlow
 
 
 def test_what_the_switch_has_taken_before_it_is_not_asked_about(switch: Switch, openflow: OpenFlow) -> None:
-    """Flows of one form are taken or refused alike; one of another form is asked about, whatever is beside it."""
+    """Flows of one shape are taken or refused alike; one of another shape is asked about, whatever is beside it."""
     known = Flow(1, 1, match({"eth_type": V4, "ip_proto": 6, "tcp_dst": 80}), (Output(9),))
     openflow.change(put=[known])
     another = Flow(1, 1, match({"eth_type": V4, "ip_proto": 6, "tcp_dst": 81}), (Output(8),))
-    assert another.form == known.form
+    assert another.shape == known.shape
     openflow.change(put=[another])
     before = switch.dump_flows("ours")
     assert len(before) == 2
@@ -132,7 +132,7 @@ def test_what_the_switch_has_taken_before_it_is_not_asked_about(switch: Switch, 
         Flow(1, 1, match({"eth_type": V6, "ip_proto": 6, "ip_src": 1}), (Output(9),)),
         Flow(1, 1, match({"eth_type": V4, "ip_proto": 6, "tcp_dst": 83}), (Output(9),), 1, meter=5),
     ):
-        assert broken.form != known.form
+        assert broken.shape != known.shape
         with pytest.raises(DatapathFault, match="refused"):
             openflow.change(drop=[known.key], put=[another, broken])
         assert switch.dump_flows("ours") == before
@@ -181,10 +181,10 @@ def test_what_stands_by_is_given_to_nobody_who_did_not_ask_for_it(switch: Switch
     assert not openflow.is_refilled
 
 
-def test_a_form_that_is_refused_after_all_is_asked_about_from_then_on(switch: Switch, openflow: OpenFlow) -> None:
+def test_a_shape_that_is_refused_after_all_is_asked_about_from_then_on(switch: Switch, openflow: OpenFlow) -> None:
     flow = Flow(1, 1, match({"eth_type": V4, "ip_src": 1}), (Output(9),))
     refused = Flow(1, 1, match({"eth_type": V4, "ip_src": 2}), (Output(0xFFFFFEFF),))
-    assert flow.form == refused.form
+    assert flow.shape == refused.shape
     openflow.change(put=[flow])
     with pytest.raises(DatapathFault, match="refused"):
         openflow.change(put=[refused, Flow(1, 1, match({"eth_type": V4, "ip_src": 3}), (Output(9),))])

@@ -101,7 +101,7 @@ class FakeNode:
     def __init__(
         self,
         store: MemoryStore,
-        kernel: DatapathExecutor,
+        executor: DatapathExecutor,
         datapath: FakeDatapath,
         *,
         pods: Pods | None = None,
@@ -123,7 +123,7 @@ class FakeNode:
             else None
         )
         dns = (self.dns,) if self.dns else ()
-        self.reconciler = Reconciler(self.desired, kernel=kernel, netns_observers=(*dns, *observers))
+        self.reconciler = Reconciler(self.desired, executor=executor, netns_observers=(*dns, *observers))
         self.evictions = Evictions(cluster=self.cluster, attachment_store=self.attachment_store)
         self.mirror = Mirror(store, self.cluster, self.desired, self.evictions, *dns)
         self.store_side = make_store_side(
@@ -141,7 +141,7 @@ class FakeNode:
             allocator=self.store_side.allocator,
             publisher=self.store_side.publisher,
             attachment_store=self.attachment_store,
-            kernel=kernel,
+            executor=executor,
             reconciler=self.reconciler,
             mtu=1450,
             workloads=PodWorkloads(self.cluster, pods) if pods else None,
@@ -182,9 +182,9 @@ async def fake_node(
         await store.commit([], [Put(StoreKey(key), value) for key, value in world.entries.items()])
         datapath = FakeDatapath()
         thread = stack.enter_context(WorkerThread("kernel"))
-        kernel = DatapathExecutor(cast("Datapath", datapath), thread)
+        executor = DatapathExecutor(cast("Datapath", datapath), thread)
         observers = [observe(datapath)] if observe else []
-        node = FakeNode(store, kernel, datapath, pods=pods, chains=chains, dns_socket=dns_socket, observers=observers)
+        node = FakeNode(store, executor, datapath, pods=pods, chains=chains, dns_socket=dns_socket, observers=observers)
         await stack.enter_async_context(background(node.mirror.run(), name="mirror"))
         await stack.enter_async_context(background(node.store_side.run(), name="node lease"))
         await until(lambda: node.store_side.lease.connected)

@@ -116,7 +116,7 @@ class AgentDouble:
         match parse_request(call.environment, call.stdin):
             case Add() as add:
                 if add.attachment in self.attached:
-                    raise CniError(Code.FAILED, f"{add.attachment.ifname} is attached already")
+                    raise CniError(Code.FAILED, f"{add.attachment.ifname} is already attached")
                 self.attached[add.attachment] = add.netns
                 return encode_result(double_result(add.netns), add.config.version)
             case Del() as delete:

@@ -47,7 +47,7 @@ def _halves(writer: str) -> tuple[StoreKey, StoreKey]:
 
 
 async def write_on(store: Store, writer: str, acknowledge: Acknowledge) -> None:
-    """Commit consecutive numbers for ever. `writer` is a key prefix that no other writer may use.
+    """Commit consecutive numbers until cancelled. `writer` is a key prefix that no other writer may use.
 
     Each commit puts its number to two keys and compares the previous one. If the result of a commit is unknown,
     the store is read before the next, so that none is applied twice.

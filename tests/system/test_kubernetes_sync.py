@@ -125,7 +125,7 @@ async def test_a_policy_too_large_for_the_store_blocks_no_other(tmp_path: Path) 
             other, *large = (await rest.get("kubePolicies")).accepted()
             assert not other.get("fault")
             for each in large:
-                assert "larg" in each["fault"] or "divide it" in each["fault"]
+                assert "larg" in each["fault"] or "split it" in each["fault"]
                 assert each["spec"] == {"podSelector": {}, "policyTypes": ["Egress"]}
             await until(lambda: {"etcd", "grpc", "ours"} <= events(server, "UnsupportedRules"))
             await until(lambda: "other" in events(server, "Realized"))

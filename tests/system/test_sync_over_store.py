@@ -47,10 +47,10 @@ async def node(name: str, master: MasterProcess) -> AsyncIterator[list[str]]:
         store = await stack.enter_async_context(open_store(settings))
         cluster, attachment_store = Cluster(), AttachmentStore()
         own = model.Node(name=NodeName(name))
-        kernel = DatapathExecutor(cast("Datapath", NoopDatapath()), thread)
+        executor = DatapathExecutor(cast("Datapath", NoopDatapath()), thread)
         features = make_features(cluster, node=own.name, attachment_store=attachment_store)
         desired = DesiredState(cluster, node=own.name, attachment_store=attachment_store, features=features)
-        reconciler = Reconciler(desired, kernel=kernel)
+        reconciler = Reconciler(desired, executor=executor)
         mirror = Mirror(store, cluster, desired)
         store_side = make_store_side(
             store,

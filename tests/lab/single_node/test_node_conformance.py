@@ -210,7 +210,7 @@ class TestAdd:
         assert {str(each.address.ip) for each in second.addresses}.isdisjoint(
             {str(pod.address(4)), str(pod.address(6))}
         )
-        with pytest.raises(CniError, match="attached already"):
+        with pytest.raises(CniError, match="already attached"):
             await host.cni.add(host.network, second_attachment)
         await host.cni.delete(host.network, second_attachment)
         await pod.check()

@@ -164,7 +164,7 @@ async def test_contiv_cni_requests_are_served(lab: NetLab) -> None:
     assert port["containerName"] == "shop/web"
     status, answer = await call("ContivCNI.AddPod", json.dumps(pod), *as_json)
     assert (status, answer["result"]) == (500, 1)
-    assert "attached already" in answer["errmsg"]
+    assert "already attached" in answer["errmsg"]
 
     assert (await call("ContivCNI.AddPod", json.dumps(pod)))[0] == 415
     assert (await call("ContivCNI.AddPod", "[", *as_json))[0] == 400

@@ -85,7 +85,7 @@ async def test_an_existing_interface_fails_add_and_is_not_touched(lab: NetLab, h
 async def test_a_second_add_fails_and_the_first_keeps_working(lab: NetLab, host: Host) -> None:
     """C-048."""
     a, b = await host.pod("a"), await host.pod("b")
-    with pytest.raises(CniError, match="attached already"):
+    with pytest.raises(CniError, match="already attached"):
         await host.cni.add(host.network, a.attachment)
     await a.check()
     assert await b.eventually_reaches(a)

@@ -68,7 +68,7 @@ async def test_cnitool_and_our_libcni_make_the_same_calls(
     assert json.loads(added.stdout)["ips"][0]["address"] == "10.1.0.5/24"
     again = tool.run("add")
     assert again.returncode == 1
-    assert b"attached already" in again.stdout + again.stderr
+    assert b"already attached" in again.stdout + again.stderr
     for verb in ("check", "del", "del"):
         done = tool.run(verb)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
@@ -85,7 +85,7 @@ async def test_cnitool_and_our_libcni_make_the_same_calls(
         capabilities={"ips": ["10.1.0.5"], "dns": {}},
     )
     await libcni.add(network, attachment)
-    with pytest.raises(Exception, match="attached already"):
+    with pytest.raises(Exception, match="already attached"):
         await libcni.add(network, attachment)
     await libcni.check(network, attachment)
     await libcni.delete(network, attachment)

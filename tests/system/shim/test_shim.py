@@ -39,7 +39,7 @@ class TestVerbs:
         assert await libcni.add(blue, pod) == double_result("/run/netns/a")
         await libcni.status(blue)
         await libcni.check(blue, pod)
-        with pytest.raises(CniError, match="attached already"):
+        with pytest.raises(CniError, match="already attached"):
             await libcni.add(blue, pod)
         await libcni.gc(blue, [AttachmentId("c1", "eth0")])
         await libcni.check(blue, pod)

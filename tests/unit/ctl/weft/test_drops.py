@@ -69,7 +69,7 @@ def test_json_is_one_object_per_line(stub: Stub, capsys: pytest.CaptureFixture[s
 def test_follow_prints_until_the_agent_ends_the_stream(
     stub: Stub, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
-    lines = ["", json.dumps(DROP), "", json.dumps({"ended": "the agent stops"})]
+    lines = ["", json.dumps(DROP), "", json.dumps({"ended": "the agent is shutting down"})]
     stub.answers("GET /drops?follow=1", "\n".join(lines).encode() + b"\n")
     assert main(["--follow", *flags, *agent(stub)]) == 3
     shown = capsys.readouterr()
@@ -77,7 +77,7 @@ def test_follow_prints_until_the_agent_ends_the_stream(
         assert json.loads(shown.out) == DROP
     else:
         assert "192.0.2.1 -> lab/till (10.1.1.1) tcp/81  contiv/default/p/no-81: the rule denies it" in shown.out
-    assert "the agent stops" in shown.err
+    assert "the agent is shutting down" in shown.err
 
 
 def test_counters_show_rules_and_drop_reasons(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def test_forwarding_by_the_bridge(decode: Decoder) -> None:
 
 def test_refusals_are_about_something() -> None:
     assert str(put_fdb_entry(FdbEntry(link=5, mac=MAC, remote=at("192.0.2.1")))) == (
-        f"add forwarding of {MAC} by link 5 to 192.0.2.1"
+        f"add FDB entry {MAC} by link 5 to 192.0.2.1"
     )
     assert str(put_neighbour(Neighbour(link=5, address=at("fd01::2"), mac=MAC))) == (
         f"add neighbour fd01::2 at {MAC} on link 5"

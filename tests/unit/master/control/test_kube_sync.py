@@ -190,7 +190,7 @@ async def test_a_policy_too_large_for_a_store_is_written_without_its_rules(write
     stored = writer.stored()
     assert (stored["a"], stored["z"]) == (policy("ns", "a"), policy("ns", "z"))
     kept = stored["huge"]
-    assert "divide it" in kept.fault
+    assert "split it" in kept.fault
     assert (kept.uid, kept.spec.pod_selector) == ("7", huge.spec.pod_selector)
     assert (kept.spec.isolates_ingress, kept.spec.isolates_egress) == (True, True)
     assert not kept.spec.ingress
