@@ -50,7 +50,7 @@ class CniError(Exception):
 
     @classmethod
     def decode(cls, stdout: bytes) -> Self | None:
-        """The error that a plugin printed, or None when what it printed is no error object."""
+        """The error that a plugin printed, or None when what it printed is not an error object."""
         try:
             members = json.loads(stdout)
         except (ValueError, RecursionError):

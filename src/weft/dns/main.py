@@ -47,7 +47,7 @@ async def serve(settings: DnsSettings) -> None:
         async with serve_control_socket(settings.socket, tenants):
             log.info("netdns started", version=__version__)
             await stop.wait()
-            log.info("netdns stops")
+            log.info("netdns stopping")
         await tenants.close()
     zone_cache.close()
 

@@ -106,7 +106,7 @@ class Responder:
         if answer := self._fast_path(data):
             return answer
         if len(data) < HEADER_SIZE or data[2] & _QR:
-            self.statistics.invalid += 1  # two servers that answer answers would go on for ever
+            self.statistics.invalid += 1  # two servers that answer answers would go on endlessly
             return None
         if data[2] & _OPCODE:
             self.statistics.invalid += 1

@@ -155,7 +155,7 @@ def reverse_prefix(name: bytes) -> Prefix | None:
     family, width, base = _REVERSE_ZONES[second, first]
     number = length = 0
     for label in reversed(labels[2:]):
-        # `int` takes signs, blanks and underscores, which are no part of a reverse name.
+        # `int` takes signs, blanks and underscores, which are not part of a reverse name.
         if not label.isalnum() or len(label) > 3 or length == BITS[family]:
             return None
         try:

@@ -137,7 +137,7 @@ class VerdictCounters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceFlowStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic of one client to one backend of a service, from the current conntrack entries."""
+    """Traffic of one client to one backend of a service, from the datapath's counters."""
 
     tenant: TenantName
     client: Address

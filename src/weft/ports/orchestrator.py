@@ -2,7 +2,7 @@
 
 It has three independent interfaces:
 
-- **Pods**: the pods of one node, for its agent. They are cached, so that they are known while the API server is away.
+- **Pods**: the pods of one node, for its agent. They are cached for when the API server is unreachable.
 - **ClusterInformers**: cluster-wide resources (namespaces, policies, services, EndpointSlices). Only the leading
   netmaster watches them; they reach the nodes through the store (docs/adr/0009).
 - **Discovery**: how agents find netmaster, and how netmaster authenticates them (docs/design/node-enrollment.md).
@@ -58,7 +58,7 @@ class Pods(Protocol):
     async def find(self, pod: PodRef) -> PodInfo:
         """The pod with this name and UID. One that is not cached yet is requested, for a few seconds at most.
 
-        `NotFound` when it does not exist, or only one with another UID; `Unavailable` when the API server is away.
+        `NotFound` when it does not exist, or only with another UID; `Unavailable` when the API server is unreachable.
         """
         ...
 

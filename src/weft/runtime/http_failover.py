@@ -154,7 +154,7 @@ class Servers:
         for endpoint in self._endpoints:
             connector: aiohttp.BaseConnector
             if endpoint.startswith(_UNIX):
-                # limit=0: watches hold connections for ever, and must not block other requests.
+                # limit=0: watches hold connections permanently, and must not block other requests.
                 connector = aiohttp.UnixConnector(endpoint.removeprefix(_UNIX), limit=0)
                 base = "http://weft"
             else:

@@ -91,12 +91,12 @@ def put_fdb_entry(entry: FdbEntry) -> Request:
     flags = NLM_F_CREATE | (
         NLM_F_APPEND if entry.mac == DEFAULT_FDB_MAC or int(entry.mac[1], 16) & 1 else NLM_F_REPLACE
     )
-    return Request(RTM_NEWNEIGH, flags, _encode_fdb_entry(entry), "add forwarding of", entry)
+    return Request(RTM_NEWNEIGH, flags, _encode_fdb_entry(entry), "add FDB entry", entry)
 
 
 def drop_fdb_entry(entry: FdbEntry) -> Request:
     """Delete an FDB entry. EOPNOTSUPP: the port has left its bridge, and its entries went with it."""
-    return Request(RTM_DELNEIGH, 0, _encode_fdb_entry(entry), "delete forwarding of", entry, _GONE | {errno.EOPNOTSUPP})
+    return Request(RTM_DELNEIGH, 0, _encode_fdb_entry(entry), "delete FDB entry", entry, _GONE | {errno.EOPNOTSUPP})
 
 
 def read_neighbours(netlink: NetlinkSocket) -> list[Neighbour]:
@@ -112,7 +112,7 @@ def read_proxies(netlink: NetlinkSocket) -> list[Proxy]:
 
 def read_fdb(netlink: NetlinkSocket) -> list[FdbEntry]:
     """Read the static FDB entries of all VXLAN devices and bridges, without those for a bridge's own MACs."""
-    request = Request(RTM_GETNEIGH, 0, _HEADER.pack(AF_BRIDGE, 0, 0, 0, 0), "read", "forwarding entries")
+    request = Request(RTM_GETNEIGH, 0, _HEADER.pack(AF_BRIDGE, 0, 0, 0, 0), "read", "FDB entries")
     entries = map(parse_fdb_entry, netlink.dump(request))
     return [entry for entry in entries if entry is not None]
 

@@ -224,9 +224,7 @@ def check_value_sizes(batch: Batch) -> None:
     """`Invalid` when a document is too large for a store."""
     for write in batch:
         if isinstance(write, Put) and len(write.value) > LARGEST_VALUE:
-            raise Invalid(
-                f"it takes {len(write.value)} bytes, and a store takes {LARGEST_VALUE}: divide it into several"
-            )
+            raise Invalid(f"object is {len(write.value)} bytes, the limit is {LARGEST_VALUE}: split it")
 
 
 def fail_closed(rejected: Put | Delete, cluster: Cluster, *, fault: str) -> Put | None:

@@ -1,4 +1,4 @@
-"""Keeps copies of a part of the store up to date: list, then watch from the listed revision, for ever."""
+"""Keeps copies of a part of the store up to date: list, then watch from the listed revision, until cancelled."""
 
 from __future__ import annotations
 
