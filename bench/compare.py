@@ -11,6 +11,7 @@ import argparse
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -40,13 +41,21 @@ def compare(old: Path, part: str, *, pairs: int) -> dict[str, list[float]]:
     for number in range(pairs):
         order = (old, CHECKOUT) if number % 2 else (CHECKOUT, old)
         figures = {checkout: measure(checkout, part) for checkout in order}
-        for name, ours in figures[CHECKOUT].items():
-            theirs = figures[old].get(name)
-            if theirs is not None and ours["ours"] and theirs["ours"]:
+        for name, theirs in _counterparts(figures[CHECKOUT], figures[old]):
+            ours = figures[CHECKOUT][name]
+            if ours["ours"] and theirs["ours"]:
                 ratio = ours["ours"] / theirs["ours"]
                 ratios[name].append(1 / ratio if ours["unit"] in RATES else ratio)
         print(f"{part}: pair {number + 1} of {pairs}", file=sys.stderr, flush=True)
     return ratios
+
+
+def _counterparts(ours: Figures, theirs: Figures) -> Iterator[tuple[str, Figure]]:
+    """Pair figures by name, or by position where the other checkout has other names for the same list."""
+    if len(ours) == len(theirs):
+        yield from zip(ours, theirs.values(), strict=True)
+    else:
+        yield from ((name, theirs[name]) for name in ours if name in theirs)
 
 
 def main(words: list[str]) -> int:
