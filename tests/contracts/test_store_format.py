@@ -57,8 +57,8 @@ async def test_an_empty_store_gets_the_format_and_is_accepted_again(store: Store
 async def test_a_store_of_an_older_weft_is_rejected_unchanged(store: Store, settings: MasterSettings) -> None:
     old = [
         Put(kinds.GLOBAL.store_key("global"), codec.encode(model.Global())),
-        Put(StoreKey("requests/unversioned"), b"{}"),
-        Put(StoreKey("status/nodes/n1/unversioned"), b'{"v":1,"o":{"revision":7}}'),
+        Put(StoreKey("wishes/receipt"), b"{}"),
+        Put(StoreKey("status/nodes/n1/receipt"), b'{"v":1,"o":{"revision":7}}'),
     ]
     await store.commit([], old)
     before = await store.list(EVERYTHING)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
 import threading
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ from tests.support import inventory, switch_inventory
 from weft.adapters.ovs.datapath import OvsDatapath
 from weft.adapters.ovs.ovsdb import client
 from weft.adapters.ovs.ovsdb.bridge import BRIDGE, OFPORTS, SwitchBridge, open_database
-from weft.adapters.ovs.pipeline.tables import NAMES, Table
+from weft.adapters.ovs.pipeline.tables import Table
 from weft.domain.addresses import Address, mac_of, parse_address
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.segments import RemoteMac, Segment
@@ -260,23 +259,6 @@ async def test_a_plain_file_at_the_netns_path_counts_as_gone(
     datapath.unplug(endpoint)
     datapath.reap()
     assert datapath.converge(BASE_STATE).repaired == ()
-
-
-def test_ovs_ofctl_shows_the_table_names_of_the_reference(datapath: OvsDatapath, switch: Switch) -> None:
-    """The names of docs/reference/ovs-tables.md; they come back when somebody clears them, and survive a restart."""
-
-    def shown() -> set[str]:
-        flows = switch.flows("dump-flows", BRIDGE, "--names", "--no-stats")
-        return set(re.findall(r"(?:table=|goto_table:)(\w+)", flows))
-
-    datapath.converge(BASE_STATE)
-    assert {"Classifier", "ConntrackZone", "L3Forwarding"} <= shown() <= set(NAMES.values())
-    switch.configure("clear", "bridge", BRIDGE, "flow_tables")
-    assert datapath.converge(BASE_STATE).repaired == (f"set flow_tables of bridge {BRIDGE}",)
-    switch.kill_daemon()
-    switch.start_daemon()
-    datapath.converge(BASE_STATE)
-    assert shown() <= set(NAMES.values())
 
 
 def test_ofport_request_follows_the_assigned_ofport(datapath: OvsDatapath, switch: Switch) -> None:

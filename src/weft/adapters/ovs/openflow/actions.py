@@ -19,6 +19,7 @@ from weft.adapters.ovs.openflow.constants import (
     NXAST_REG_MOVE,
     NXAST_RESUBMIT_TABLE,
     NXM_NX,
+    NXM_OF,
     OFPAT_DEC_NW_TTL,
     OFPAT_EXPERIMENTER,
     OFPAT_OUTPUT,
@@ -52,9 +53,11 @@ _MAX_LEN = 0xFFFF
 # OVS reports NXAST_REG_MOVE with the NXM header of a field where it has one, so encode it in that form too.
 _MOVABLE: Mapping[str, tuple[int, int]] = {
     **{name: (field.group, field.number) for name, field in FIELDS.items() if field.group == NXM_NX},
-    "eth_dst": (0, 1), "eth_src": (0, 2), "ip_src": (0, 7), "ip_dst": (0, 8), "arp_spa": (0, 16), "arp_tpa": (0, 17),
-    "arp_sha": (1, 17), "arp_tha": (1, 18), "ipv6_src": (1, 19), "ipv6_dst": (1, 20), "nd_target": (1, 23),
-    "nd_tll": (1, 25), **{name: (FIELDS[name].group, FIELDS[name].number) for name in ("sctp_src", "sctp_dst")},
+    "eth_dst": (NXM_OF, 1), "eth_src": (NXM_OF, 2), "ip_src": (NXM_OF, 7),
+    "ip_dst": (NXM_OF, 8), "arp_spa": (NXM_OF, 16), "arp_tpa": (NXM_OF, 17),
+    "arp_sha": (NXM_NX, 17), "arp_tha": (NXM_NX, 18), "ipv6_src": (NXM_NX, 19),
+    "ipv6_dst": (NXM_NX, 20), "nd_target": (NXM_NX, 23), "nd_tll": (NXM_NX, 25),
+    **{name: (FIELDS[name].group, FIELDS[name].number) for name in ("sctp_src", "sctp_dst")},
 }  # fmt: skip
 
 

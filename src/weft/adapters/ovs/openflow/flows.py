@@ -10,8 +10,10 @@ import msgspec
 
 from weft.adapters.ovs.openflow.actions import Action, Output, SetField, Unknown, decode_actions, encode_actions
 from weft.adapters.ovs.openflow.constants import (
+    OFP_NO_BUFFER,
     OFPFC_ADD,
     OFPFC_DELETE_STRICT,
+    OFPG_ANY,
     OFPIT_APPLY_ACTIONS,
     OFPIT_GOTO_TABLE,
     OFPIT_METER,
@@ -108,7 +110,7 @@ def delete_flow(key: FlowKey) -> bytes:
 
 
 def _mod(command: int, key: FlowKey, *, cookie: int, mask: int) -> bytes:
-    head = _MOD.pack(cookie, mask, key.table, command, 0, 0, key.priority, OFPP_ANY, OFPP_ANY, OFPP_ANY, 0, 0)
+    head = _MOD.pack(cookie, mask, key.table, command, 0, 0, key.priority, OFP_NO_BUFFER, OFPP_ANY, OFPG_ANY, 0, 0)
     return head + encode_match(key.match)
 
 
@@ -125,7 +127,7 @@ def _instructions(flow: Flow) -> bytes:
 
 def flows_request() -> bytes:
     """Encode a flow statistics request for all of our flows."""
-    return _STATS_REQUEST.pack(OFPTT_ALL, OFPP_ANY, OFPP_ANY, OWNER, OWNER_MASK) + encode_match(())
+    return _STATS_REQUEST.pack(OFPTT_ALL, OFPP_ANY, OFPG_ANY, OWNER, OWNER_MASK) + encode_match(())
 
 
 def decode_flows(data: bytes) -> Iterator[FlowCount]:
