@@ -222,7 +222,7 @@ def _random_network_policy(rng: Random) -> NetworkPolicy:
         metadata=Metadata(
             namespace=rng.choice(_NAMESPACES),
             name=rng.choice(["first", "second", "third"]),
-            annotations={"weft/dry-run": rng.choice(["true", "false", "false"])},
+            annotations={"weft/mode": rng.choice(["audit", "enforce", "enforce"])},
         ),
         spec=PolicySpec(
             pod_selector=_maybe(rng, _random_selector(rng)),
@@ -266,7 +266,9 @@ def _random_group(rng: Random) -> Group:
 
 
 def _random_policy(rng: Random) -> Policy:
-    return Policy(tenant=_random_tenant(rng), name=rng.choice(_POLICIES), dry_run=rng.random() < 0.2)
+    return Policy(
+        tenant=_random_tenant(rng), name=rng.choice(_POLICIES), mode="audit" if rng.random() < 0.2 else "enforce"
+    )
 
 
 def _random_rule(rng: Random) -> Rule:

@@ -138,7 +138,7 @@ class PolicyOracle:
             for group in self._groups
             if (group.tenant, group.name) == (local.tenant, local.group)
             for policy in self._contiv_policies
-            if policy.tenant == group.tenant and policy.name in group.policies and not policy.dry_run
+            if policy.tenant == group.tenant and policy.name in group.policies and not policy.audit
             for rule in self._rules
             if (rule.tenant, rule.policy) == (policy.tenant, policy.name)
             and rule.direction == ("out" if direction == "egress" else "in")
@@ -173,9 +173,9 @@ def _first(addresses: Iterable[str], version: int) -> str:
 
 def _selects(policy: NetworkPolicy, pod: Pod, direction: str) -> bool:
     types = policy.spec.policy_types or (("Ingress", "Egress") if policy.spec.egress else ("Ingress",))
-    dry = (policy.metadata.annotations or {}).get("weft/dry-run") == "true"
+    audit = (policy.metadata.annotations or {}).get("weft/mode") == "audit"
     return (
-        not dry
+        not audit
         and direction.capitalize() in types
         and policy.metadata.namespace == pod.namespace
         and (policy.spec.pod_selector is None or _labels_match(policy.spec.pod_selector, pod.labels))

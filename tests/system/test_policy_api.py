@@ -68,11 +68,11 @@ async def test_a_policy_that_is_deleted_with_its_rules_no_longer_counts(shop: Re
     assert (await trace(shop, "client-1", "web-1", "tcp/81")).accepted()["decidedBy"] == "weft/default"
 
 
-async def test_a_dry_run_reports_and_never_decides(shop: Rest) -> None:
-    (await shop.put("policys", tenantName="default", policyName="p", dryRun=True)).accepted()
+async def test_an_audit_policy_reports_and_never_decides(shop: Rest) -> None:
+    (await shop.put("policys", tenantName="default", policyName="p", mode="audit")).accepted()
     explained = (await trace(shop, "client-1", "web-1", "tcp/81")).accepted()
     assert explained["allowed"]
-    assert explained["ingress"]["dryRun"]["rule"] == "contiv/default/p/rest"
+    assert explained["ingress"]["audit"]["rule"] == "contiv/default/p/rest"
 
 
 @pytest.mark.parametrize(

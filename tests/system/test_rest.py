@@ -71,8 +71,8 @@ class TestObjects:
 
     async def test_post_and_put_are_the_same(self, rest: Rest) -> None:
         (await rest.post(f"{API}/policys/default:p/", {"tenantName": "default", "policyName": "p"})).accepted()
-        changed = {"tenantName": "default", "policyName": "p", "dryRun": True}
-        assert (await rest.post(f"{API}/policys/default:p/", changed)).accepted()["dryRun"] is True
+        changed = {"tenantName": "default", "policyName": "p", "mode": "audit"}
+        assert (await rest.post(f"{API}/policys/default:p/", changed)).accepted()["mode"] == "audit"
 
     async def test_a_response_can_be_sent_back(self, rest: Rest) -> None:
         """The members that we add (`key`, `links`, `link-sets`) are ignored in input, so read-change-write works."""
@@ -108,7 +108,7 @@ class TestPreconditions:
         assert same.etag == first.etag
         await rest.put("policys", tenantName="default", policyName="other")
         assert (await rest.get("policys", "default:p")).etag == first.etag
-        changed = await rest.put("policys", tenantName="default", policyName="p", dryRun=True)
+        changed = await rest.put("policys", tenantName="default", policyName="p", mode="audit")
         assert changed.etag != first.etag
         assert (await rest.inspect("policys", "default:p")).etag == changed.etag
 
@@ -132,7 +132,7 @@ class TestPreconditions:
 
     async def test_if_match_guards_a_change(self, rest: Rest) -> None:
         tag = (await rest.put("policys", tenantName="default", policyName="p")).etag
-        wanted = {"tenantName": "default", "policyName": "p", "dryRun": True}
+        wanted = {"tenantName": "default", "policyName": "p", "mode": "audit"}
         second = await rest.put_at("policys", "default:p", wanted, headers={"If-Match": tag})
         second.accepted()
         late = await rest.put_at("policys", "default:p", wanted, headers={"If-Match": tag})
@@ -212,13 +212,13 @@ class TestFilters:
 
     async def test_lists_flags_and_zeros_can_be_filtered_by(self, rest: Rest) -> None:
         await rest.put("networks", **BLUE)
-        for name, dry in (("p", True), ("q", False)):
-            await rest.put("policys", tenantName="default", policyName=name, dryRun=dry)
+        for name, mode in (("p", "audit"), ("q", "enforce")):
+            await rest.put("policys", tenantName="default", policyName=name, mode=mode)
         for name, policies in (("web", ["p", "q"]), ("db", ["q"])):
             group = {"tenantName": "default", "groupName": name, "networkName": "blue", "policies": policies}
             (await rest.put("endpointGroups", **group)).accepted()
-        assert await self.keys(rest, "policys", "dryRun=true") == ["default:p"]
-        assert await self.keys(rest, "policys", "dryRun=false") == ["default:q"]
+        assert await self.keys(rest, "policys", "mode=audit") == ["default:p"]
+        assert await self.keys(rest, "policys", "mode=enforce") == ["default:q"]
         assert await self.keys(rest, "endpointGroups", "policies=p") == ["default:web"]
         assert await self.keys(rest, "networks", "pktTag=0") == ["default:blue"]
         assert await self.keys(rest, "networks", "gateway=") == ["default:blue"]

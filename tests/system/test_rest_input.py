@@ -153,7 +153,7 @@ BAD: dict[str, list[tuple[str, object]]] = {
         ("ipPool", "10.1.2.1-10.1.2.9"),
     ],
     "policys": [
-        ("dryRun", "yes"),
+        ("mode", "yes"),
     ],
     "rules": [
         ("direction", "both"),

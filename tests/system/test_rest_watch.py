@@ -120,11 +120,11 @@ async def test_a_watch_from_a_compacted_revision_is_rejected() -> None:
 
 async def test_a_watch_is_filtered(rest: Rest) -> None:
     """An object that no longer matches the filter is sent as deleted."""
-    await rest.put("policys", tenantName="default", policyName="p", dryRun=True)
+    await rest.put("policys", tenantName="default", policyName="p", mode="audit")
     await rest.put("policys", tenantName="default", policyName="q")
-    async with watching(rest, "policys", "watch&dryRun=true") as watch:
+    async with watching(rest, "policys", "watch&mode=audit") as watch:
         assert [line["key"] for line in await watch.until_synced()] == ["default:p"]
-        await rest.put("policys", tenantName="default", policyName="q", dryRun=True)
+        await rest.put("policys", tenantName="default", policyName="q", mode="audit")
         await rest.put("policys", tenantName="default", policyName="p")
         seen = [(line["type"], line["key"]) for line in await watch.lines(2)]
         assert seen == [("put", "default:q"), ("delete", "default:p")]

@@ -41,7 +41,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
     "policy": {
         "tenantName": _TENANT,
         "policyName": _NAME,
-        "dryRun": "its rules are evaluated and reported, but not enforced",
+        "mode": "`audit`: its rules are evaluated and reported, but not enforced",
     },
     "rule": {
         "tenantName": _TENANT,
@@ -125,7 +125,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "namespace": "its namespace in Kubernetes",
         "name": "its name in Kubernetes",
         "uid": "its UID in Kubernetes, for Events",
-        "dryRun": "annotation `weft/dry-run`: evaluated and reported, but not enforced",
+        "mode": "annotation `weft/mode`: `audit` evaluates and reports its rules, but does not enforce them",
         "spec": "its `spec`",
         "fault": "why it could not be decoded; it then allows nothing",
     },

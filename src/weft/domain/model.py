@@ -36,6 +36,7 @@ FwdMode = Literal["", "bridge", "routing"]
 ArpMode = Literal["", "proxy", "flood"]
 Direction = Literal["in", "out"]
 Action = Literal["allow", "deny"]
+PolicyMode = Literal["enforce", "audit"]
 
 
 # kw_only in every subclass: msgspec does not inherit it for new fields.
@@ -98,12 +99,16 @@ class Group(Value, frozen=True, kw_only=True):
 
 
 class Policy(Value, frozen=True, kw_only=True):
-    """A named set of rules. With `dryRun` its rules are evaluated and reported, but never decide."""
+    """A named set of rules. In mode `audit` its rules are evaluated and reported, but never decide."""
 
     tenant: TenantName = field(name="tenantName")
     name: PolicyName = field(name="policyName")
     # Not in Contiv.
-    dry_run: bool = False
+    mode: PolicyMode = "enforce"
+
+    @property
+    def audit(self) -> bool:
+        return self.mode == "audit"
 
 
 class Rule(Value, frozen=True, kw_only=True):

@@ -191,8 +191,8 @@ async def test_a_drop_flood_and_a_stalled_reader_do_not_block_the_agent(host: Ho
 
 
 @ON_ALL
-async def test_rules_are_counted_and_a_dry_run_counts_its_would_be_drops(lab: NetLab, host: Host) -> None:
-    (await lab.rest.put("policys", tenantName="default", policyName="idea", dryRun=True)).accepted()
+async def test_rules_are_counted_and_an_audit_policy_counts_its_would_be_drops(lab: NetLab, host: Host) -> None:
+    (await lab.rest.put("policys", tenantName="default", policyName="idea", mode="audit")).accepted()
     await deny(lab, "no-8080", policy="idea", protocol="tcp", port=8080)
     await lab.group("careful", network="net", policies=["idea", "shop"])
     guest = await host.pod("guest", network="net", group="guests")

@@ -21,15 +21,15 @@ NODE = NodeName("one")
 class Policed:
     """The cluster, the attachments of this node and the policy that follows from them.
 
-    `till` and `guest` are here, `away` is a guest on another node. The policy `idea` is a dry run that denies port
+    `till` and `guest` are here, `away` is a guest on another node. The policy `idea` is in audit mode and denies port
     8080.
     """
 
     def __init__(self) -> None:
         self.world = FakeCluster()
         self.world.put(network("blue", "10.1.1.0/24", ipv6_subnet="2001:db8:1::/64"))
-        for name, number, dry_run in (("p", 81, False), ("idea", 8080, True)):
-            self.world.put(policy(name, dry_run=dry_run))
+        for name, number, mode in (("p", 81, "enforce"), ("idea", 8080, "audit")):
+            self.world.put(policy(name, mode=mode))
             self.world.put(rule(f"no-{number}", policy=name, action="deny", protocol="tcp", port=number))
         self.world.put(group("shop", policies=("p", "idea")))
         self.world.put(group("guests"))
@@ -47,17 +47,17 @@ class Policed:
         self.attachment_store.put(Attachment(endpoint=endpoint, published=True, stage=Stage.ATTACHED, config=config))
         return endpoint
 
-    def number(self, wanted: str, action: Action = Action.DENY, dry_run_deny: str | None = None) -> int:
+    def number(self, wanted: str, action: Action = Action.DENY, audit_deny: str | None = None) -> int:
         """The number of the verdict of a rule."""
-        return next(number for number, each in self._verdicts.items() if _is(each, wanted, action, dry_run_deny))
+        return next(number for number, each in self._verdicts.items() if _is(each, wanted, action, audit_deny))
 
     @property
     def _verdicts(self) -> dict[int, Verdict]:
         return dict(self.policies.by_tenant[TenantName(DEFAULT)].policy_map.verdicts)
 
 
-def _is(verdict: Verdict, wanted: str, action: Action, dry_run_deny: str | None) -> bool:
-    return (verdict.rule, verdict.action, verdict.dry_run_deny) == (wanted, action, dry_run_deny)
+def _is(verdict: Verdict, wanted: str, action: Action, audit_deny: str | None) -> bool:
+    return (verdict.rule, verdict.action, verdict.audit_deny) == (wanted, action, audit_deny)
 
 
 @pytest.fixture

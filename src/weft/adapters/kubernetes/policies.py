@@ -13,7 +13,7 @@ import msgspec
 from weft.adapters.kubernetes.objects import Metadata
 from weft.domain.errors import Invalid
 from weft.domain.policy.compile.kube_objects import KubePolicy
-from weft.domain.policy.model.netpol import DRY_RUN_ANNOTATION, EgressRule, IngressRule, PolicySpec, validate
+from weft.domain.policy.model.netpol import MODE_ANNOTATION, EgressRule, IngressRule, PolicySpec, validate
 from weft.domain.selectors import LabelSelector
 
 R = TypeVar("R", IngressRule, EgressRule)
@@ -74,7 +74,8 @@ def _document(policy: _Policy, spec: PolicySpec, faults: list[str]) -> KubePolic
         namespace=policy.metadata.namespace,
         name=policy.metadata.name,
         uid=policy.metadata.uid,
-        dry_run=policy.metadata.annotations.get(DRY_RUN_ANNOTATION) == "true",
+        # Anything else than `audit`, a typing error too, enforces.
+        mode="audit" if policy.metadata.annotations.get(MODE_ANNOTATION) == "audit" else "enforce",
         spec=spec,
         fault="; ".join(faults)[:1000],  # it becomes part of an Event, which takes 1,024 characters
     )

@@ -1,7 +1,7 @@
 """Per-rule packet counters of this node, from the datapath's verdict counters.
 
 A deny rule counts packets. An allow rule counts policy evaluations: one per connection, and one more after each policy
-change. A packet that a dry run would have denied has passed, and counts for both rules.
+change. A packet that a policy in audit mode would have denied has passed, and counts for both rules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RuleAction(StrEnum):
 
     ALLOWED = "allowed"
     DENIED = "denied"
-    # The packets passed; the rule is in a dry run and would have denied them.
+    # The packets passed; the rule is in audit mode and would have denied them.
     WOULD_DENY = "would-deny"
 
 
@@ -68,9 +68,9 @@ def count_rules(counters: Iterable[VerdictCounters], policies: Mapping[TenantNam
                 continue
             action = RuleAction.DENIED if verdict.action is Action.DENY else RuleAction.ALLOWED
             packets_by_rule[tenant_counters.tenant, verdict.rule, verdict.direction, action] += packets
-            if verdict.dry_run_deny is not None:
+            if verdict.audit_deny is not None:
                 packets_by_rule[
-                    tenant_counters.tenant, verdict.dry_run_deny, verdict.direction, RuleAction.WOULD_DENY
+                    tenant_counters.tenant, verdict.audit_deny, verdict.direction, RuleAction.WOULD_DENY
                 ] += packets
     rules = [
         RuleCount(tenant=tenant, rule=rule, direction=direction, action=action, packets=packets)

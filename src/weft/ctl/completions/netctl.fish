@@ -51,7 +51,7 @@ function _shtab_netctl_using
 end
 
 set -g _shtab_netctl_commands group 'group create' 'group inspect' 'group rm' 'group delete' 'group ls' 'group list' endpoint 'endpoint inspect' 'endpoint ls' 'endpoint list' ep 'ep inspect' 'ep ls' 'ep list' node 'node ls' 'node list' 'node wait' netprofile 'netprofile create' 'netprofile rm' 'netprofile delete' 'netprofile ls' 'netprofile list' 'netprofile inspect' network 'network create' 'network rm' 'network delete' 'network ls' 'network list' 'network inspect' net 'net create' 'net rm' 'net delete' 'net ls' 'net list' 'net inspect' tenant 'tenant create' 'tenant rm' 'tenant delete' 'tenant inspect' 'tenant ls' 'tenant list' policy 'policy create' 'policy rm' 'policy delete' 'policy inspect' 'policy ls' 'policy list' 'policy rule-add' 'policy rule-rm' 'policy rule-ls' 'policy diff' global 'global info' 'global inspect' 'global set' bgp 'bgp create' 'bgp rm' 'bgp delete' 'bgp ls' 'bgp list' 'bgp inspect' service 'service create' 'service rm' 'service delete' 'service ls' 'service list' 'service inspect' version backup restore purge-kubernetes completion
-set -g _shtab_netctl_opts_with_value --action --arp-mode --as --bandwidth --burst --cacert --direction --dscp --encap --epg-tag --external-range --fabric-mode --from-group --from-ip-address --from-network --fwd-mode --gateway --gatewayv6 --ip --ip-pool --neighbor --neighbor-as --netmaster --network --networkprofile --nw-tag --nw-type --pkt-tag --policy --port --preferred-ip --preferred-ipv6 --priority --private-subnet --protocol --router-ip --selector --subnet --subnetv6 --tag --tenant --timeout --to-group --to-ip-address --to-network --vlan-range --vxlan-range -P -a -b -d -e -f -g -g6 -i -j -l -n -o -p -r -s -s6 -t -v -x
+set -g _shtab_netctl_opts_with_value --action --arp-mode --as --bandwidth --burst --cacert --direction --dscp --encap --epg-tag --external-range --fabric-mode --from-group --from-ip-address --from-network --fwd-mode --gateway --gatewayv6 --ip --ip-pool --mode --neighbor --neighbor-as --netmaster --network --networkprofile --nw-tag --nw-type --pkt-tag --policy --port --preferred-ip --preferred-ipv6 --priority --private-subnet --protocol --router-ip --selector --subnet --subnetv6 --tag --tenant --timeout --to-group --to-ip-address --to-network --vlan-range --vxlan-range -P -a -b -d -e -f -g -g6 -i -j -l -n -o -p -r -s -s6 -t -v -x
 
 complete -c netctl -e
 complete -c netctl -f
@@ -443,10 +443,10 @@ complete -c netctl -n '_shtab_netctl_using tenant list' -l cacert -xka "(__fish_
 complete -c netctl -n '_shtab_netctl_using tenant list' -l timeout -x -d 'timeout of each request'
 complete -c netctl -n '_shtab_netctl_using; and test $_shtab_netctl_npos -eq 0' -a policy -d 'rules that allow and deny'
 complete -c netctl -n '_shtab_netctl_using policy' -s h -l help -d 'show this help message and exit'
-complete -c netctl -n '_shtab_netctl_using policy; and test $_shtab_netctl_npos -eq 0' -a create -d 'Create a policy without rules, or change whether it is a dry run'
+complete -c netctl -n '_shtab_netctl_using policy; and test $_shtab_netctl_npos -eq 0' -a create -d 'Create a policy without rules, or change its mode'
 complete -c netctl -n '_shtab_netctl_using policy create' -s h -l help -d 'show this help message and exit'
 complete -c netctl -n '_shtab_netctl_using policy create' -l tenant -s t -x -d 'the tenant'
-complete -c netctl -n '_shtab_netctl_using policy create' -l dry-run -d 'evaluate and report its rules, but do not enforce them'
+complete -c netctl -n '_shtab_netctl_using policy create' -l mode -xka "enforce audit" -d 'audit: evaluate and report its rules, but do not enforce them'
 complete -c netctl -n '_shtab_netctl_using policy create' -l wait -d 'return when every node has applied it; --wait=5 gives up after 5 seconds, --wait after 10'
 complete -c netctl -n '_shtab_netctl_using policy create' -l ignore-unreachable -d 'with --wait: do not wait for unreachable nodes'
 complete -c netctl -n '_shtab_netctl_using policy create' -l netmaster -x -d 'URL of netmaster (NETMASTER)'

@@ -129,7 +129,7 @@ _shtab_netctl_node_commands() {
 
 _shtab_netctl_policy_commands() {
   local _commands=(
-    create:'Create a policy without rules, or change whether it is a dry run'
+    create:'Create a policy without rules, or change its mode'
     delete:'Delete a policy with its rules'
     diff:'Show which verdicts a set of changes would change, without applying them'
     inspect:'Show a policy with its endpoints'
@@ -904,7 +904,7 @@ _shtab_netctl_policy_defaults_added=0
 _shtab_netctl_policy_create_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {--tenant,-t}"[the tenant]:TENANT:"
-  "--dry-run[evaluate and report its rules, but do not enforce them]"
+  "--mode[audit\: evaluate and report its rules, but do not enforce them]:enforce|audit:(enforce audit)"
   "--wait[return when every node has applied it\; --wait\=5 gives up after 5 seconds, --wait after 10]"
   "--ignore-unreachable[with --wait\: do not wait for unreachable nodes]"
   "--netmaster[URL of netmaster (NETMASTER)]:URL:"

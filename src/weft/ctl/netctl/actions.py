@@ -117,12 +117,6 @@ def wait_for_nodes(call: Call) -> Iterator[str]:
     yield f"{synced.get('revision', '')}\n"
 
 
-def create_policy(call: Call) -> Iterator[str]:
-    """Create a policy, or set whether it is a dry run."""
-    members = {**call.members, "dryRun": True} if "dry-run" in call.switches else call.members
-    yield from saves(POLICY)(call._replace(members=members))
-
-
 def add_rule(call: Call) -> Iterator[str]:
     """Add a rule; flags that do not apply to its direction are an error before anything is sent."""
     direction = str(call.members["direction"])

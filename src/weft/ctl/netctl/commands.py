@@ -205,12 +205,17 @@ NOUNS = (
         (
             Command(
                 ("create",),
-                "Create a policy without rules, or change whether it is a dry run",
-                actions.create_policy,
+                "Create a policy without rules, or change its mode",
+                saves(kinds.POLICY),
                 (_POLICY,),
                 (
                     _TENANT,
-                    Flag(("--dry-run",), "evaluate and report its rules, but do not enforce them", form="switch"),
+                    Flag(
+                        ("--mode",),
+                        "audit: evaluate and report its rules, but do not enforce them",
+                        "mode",
+                        values=("enforce", "audit"),
+                    ),
                     *_WAIT,
                 ),
             ),

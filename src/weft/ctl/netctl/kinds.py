@@ -84,7 +84,7 @@ POLICY = Kind(
     "policy",
     "policys",
     ("tenantName", "policyName"),
-    (_TENANT, Column("Policy", "policyName"), Column("Dry run", "dryRun")),
+    (_TENANT, Column("Policy", "policyName"), Column("Mode", "mode")),
 )
 
 RULE = Kind("rule", "rules", ("tenantName", "policyName", "ruleId"))

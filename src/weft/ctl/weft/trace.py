@@ -99,14 +99,14 @@ def _format(explanation: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {name} of {side['identity']}: {side['decidedBy']} {word}"
         for rule in side.get("considered", ()):
             yield f"    {_rule(rule)}"
-        if side.get("dryRun"):
-            yield f"    with dry-run rules enforced: {side['dryRun']['rule']} would {side['dryRun']['action']}"
+        if side.get("audit"):
+            yield f"    with audit rules enforced: {side['audit']['rule']} would {side['audit']['action']}"
     if nearest := explanation.get("nearest"):
         change = "block" if explanation.get("allowed") else "allow"
         yield f"  nearest rule that would {change} it: {nearest['rule']}, but {' and '.join(nearest['misses'])}"
 
 
 def _rule(rule: Mapping[str, Any]) -> str:
-    dry = " (dry run)" if rule.get("dryRun") else ""
+    audit = " (audit)" if rule.get("audit") else ""
     match = "matches" if not rule.get("misses") else "no match: " + " and ".join(rule["misses"])
-    return f"{rule['rule']} {rule['action']} priority {rule['priority']}{dry}: {match}"
+    return f"{rule['rule']} {rule['action']} priority {rule['priority']}{audit}: {match}"

@@ -35,17 +35,17 @@ def test_a_namespace() -> None:
 class TestPolicies:
     def test_absent_and_empty_rules_are_distinct(self) -> None:
         policy = decode_policy(data(spec={"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{}]}))
-        assert (policy.namespace, policy.name, policy.fault, policy.dry_run) == ("ns", "x", "", False)
+        assert (policy.namespace, policy.name, policy.fault, policy.audit) == ("ns", "x", "", False)
         assert policy.spec.egress is None
         assert policy.spec.ingress is not None
         assert len(policy.spec.ingress) == 1
         assert policy.spec.ingress[0].from_ is None
         assert decode_policy(data(spec={"podSelector": {}, "ingress": []})).spec.ingress == ()
 
-    def test_dry_runs(self) -> None:
-        dry = decode_policy(data(metadata={"annotations": {"weft/dry-run": "true"}}, spec={"podSelector": {}}))
-        assert dry.dry_run
-        assert dry.policy.dry_run
+    def test_audit_mode(self) -> None:
+        audited = decode_policy(data(metadata={"annotations": {"weft/mode": "audit"}}, spec={"podSelector": {}}))
+        assert audited.audit
+        assert audited.policy.audit
 
     @pytest.mark.parametrize(
         "rule",

@@ -18,8 +18,8 @@ DENY = "contiv/default/p/no-81"
 IDEA = "contiv/default/idea/no-8080"
 
 
-def test_packets_are_counted_by_rule_and_action_including_dry_run(policed: Policed) -> None:
-    dry = policed.number("weft/default", Action.ALLOW, dry_run_deny=IDEA)
+def test_packets_are_counted_by_rule_and_action_including_audit(policed: Policed) -> None:
+    dry = policed.number("weft/default", Action.ALLOW, audit_deny=IDEA)
     plain = policed.number("weft/default", Action.ALLOW)
     counters = VerdictCounters(
         tenant=DEFAULT, verdicts={policed.number(DENY): 7, dry: 2, plain: 3, 12345: 99}, reasons={"weft/spoofed": 4}

@@ -104,9 +104,9 @@ LISTS: list[tuple[str, str, dict[str, object], str, str]] = [
     (
         "policy ls",
         "policys",
-        {"tenantName": "default", "policyName": "p", "dryRun": True},
+        {"tenantName": "default", "policyName": "p", "mode": "audit"},
         "p",
-        "Tenant   Policy  Dry run\n------   ------  -------\ndefault  p       True\n",
+        "Tenant   Policy  Mode\n------   ------  ----\ndefault  p       audit\n",
     ),
     (
         "service ls",

@@ -58,8 +58,8 @@ class ContivCompiler:
     def put_policy(self, policy: Policy) -> set[PolicyKey]:
         key = (policy.tenant, policy.name)
         old = self._policies.get(key)
-        # `dry_run` is a property of the policy that every compiled rule carries.
-        if old is not None and old.dry_run is not policy.dry_run:
+        # `audit` is a property of the policy that every compiled rule carries.
+        if old is not None and old.audit is not policy.audit:
             self._invalidate(self._rules_of_policy.get(key, ()))
         self._policies[key] = policy
         return {key}
@@ -141,7 +141,7 @@ class ContivCompiler:
         groups = sorted(self._groups_of_policy[key])
         # A copy, because the loop empties the set.
         for rule in tuple(self._uncompiled[key]):
-            self._compiled[rule] = self._compile_rule(self._rules[rule], dry_run=policy.dry_run)
+            self._compiled[rule] = self._compile_rule(self._rules[rule], audit=policy.audit)
             self._uncompiled.discard(key, rule)
         return ir.CompiledPolicy(
             id=policy_id(key),
@@ -149,7 +149,7 @@ class ContivCompiler:
             rules=tuple(map(self._compiled.__getitem__, self._rules_of_policy.get(key, ()))),
         )
 
-    def _compile_rule(self, rule: Rule, *, dry_run: bool) -> ir.FlowRule:
+    def _compile_rule(self, rule: Rule, *, audit: bool) -> ir.FlowRule:
         source = self._end(rule.tenant, rule.from_endpoint_group, rule.from_network, rule.from_ip_address)
         target = self._end(rule.tenant, rule.to_endpoint_group, rule.to_network, rule.to_ip_address)
         ingress = rule.direction == "in"
@@ -163,7 +163,7 @@ class ContivCompiler:
             peers=None if remote is None else (remote,),
             services=_services(rule),
             local=local,
-            dry_run=dry_run,
+            audit=audit,
         )
 
     def _end(self, tenant: TenantName, group: str, network: str, address: str) -> ir.Peer | None:

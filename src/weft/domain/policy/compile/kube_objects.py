@@ -8,8 +8,8 @@ from __future__ import annotations
 from msgspec import field
 from msgspec.structs import replace
 
-from weft.domain.model import Value
-from weft.domain.policy.model.netpol import Metadata, NetworkPolicy, PolicySpec
+from weft.domain.model import PolicyMode, Value
+from weft.domain.policy.model.netpol import MODE_ANNOTATION, Metadata, NetworkPolicy, PolicySpec
 
 
 class KubeNamespace(Value, frozen=True, kw_only=True):
@@ -26,14 +26,18 @@ class KubePolicy(Value, frozen=True, kw_only=True):
     name: str
     # The uid of the API object, to which Events about the policy refer.
     uid: str = ""
-    dry_run: bool = False
+    mode: PolicyMode = "enforce"
     spec: PolicySpec = PolicySpec()
     fault: str = ""
 
     @property
+    def audit(self) -> bool:
+        return self.mode == "audit"
+
+    @property
     def policy(self) -> NetworkPolicy:
         """The policy as the engine takes it."""
-        annotations = {"weft/dry-run": "true"} if self.dry_run else None
+        annotations = {MODE_ANNOTATION: str(self.mode)} if self.audit else None
         metadata = Metadata(name=self.name, namespace=self.namespace, annotations=annotations)
         return NetworkPolicy(metadata=metadata, spec=self.spec)
 

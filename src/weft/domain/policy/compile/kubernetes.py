@@ -74,7 +74,7 @@ def _compile_direction(policy: NetworkPolicy, direction: Direction, entries: lis
             # Empty `from` and `to` mean any peer, as absent ones do (the API's rule), hence None rather than ().
             peers=tuple(_compile_peer(peer, policy.metadata.namespace) for peer in peers) if peers else None,
             services=tuple(_compile_port(port) for port in ports) if ports else None,
-            dry_run=policy.dry_run,
+            audit=policy.audit,
         )
     yield FlowRule(
         # Emitted even without entries: selecting a pod isolates it.
@@ -83,7 +83,7 @@ def _compile_direction(policy: NetworkPolicy, direction: Direction, entries: lis
         direction=direction,
         action=Action.DENY,
         priority=_ISOLATION_PRIORITY,
-        dry_run=policy.dry_run,
+        audit=policy.audit,
     )
 
 

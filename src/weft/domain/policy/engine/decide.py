@@ -8,7 +8,7 @@ The list is evaluated tier by tier; within a tier the first matching rule applie
 - Without a decision the flow is allowed by `weft/default`.
 
 Two built-in rules precede all others: tenants are isolated from each other, and a workload is always reachable from
-the host of its own node (kubelet probes; the root user of that host controls the workload anyway). Dry-run rules never
+the host of its own node (kubelet probes; the root user of that host controls the workload anyway). Audit rules never
 decide.
 """
 

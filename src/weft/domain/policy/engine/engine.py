@@ -281,7 +281,7 @@ class Engine:
 
     @property
     def policies(self) -> Mapping[PolicyId, CompiledPolicy]:
-        """Every compiled policy, enforced or in dry run."""
+        """Every compiled policy, enforced or in audit mode."""
         return self._policies
 
     def members(self, of: MemberSet) -> Set[IdentityKey]:
@@ -298,7 +298,7 @@ class Engine:
         return frozenset(policy for subject in sets for policy in self._policies_by_subject[subject])
 
     def rule_set(self, workload: IdentityKey) -> RuleSet:
-        """Return all rules of the workload in order of precedence, dry-run rules included."""
+        """Return all rules of the workload in order of precedence, audit rules included."""
         sets = self.sets_of(workload)
         # Large clusters have very many workloads, but few combinations of sets.
         if sets not in self._ordered:
@@ -319,7 +319,7 @@ class Engine:
             return builtin
         rules = self.rule_set(flow.ends(direction)[0].key).of(direction)
         return decide(
-            (rule for rule in rules if not rule.dry_run),
+            (rule for rule in rules if not rule.audit),
             lambda rule: matches(rule, flow, self.is_member),
             direction=direction,
         )

@@ -2,7 +2,7 @@
 
 All values are ready for JSON. The rules considered are those evaluated until one decided, in order, each with the
 conditions that did not match. The *nearest* rule is, of the rules with the opposite action, the one with the fewest
-obstacles: a condition that does not match, dry-run mode, or a rule that takes precedence; at a tie the first in order.
+obstacles: a condition that does not match, audit mode, or a rule that takes precedence; at a tie the first in order.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _Missed = dict[RuleId, tuple[str, ...]]
 
 
 class Considered(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An evaluated rule. It matches if `misses` is empty; a dry-run rule never decides."""
+    """An evaluated rule. It matches if `misses` is empty; an audit rule never decides."""
 
     rule: RuleId
     action: Action
     tier: str
     priority: int
     misses: tuple[str, ...]
-    dry_run: bool = False
+    audit: bool = False
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The verdict at one end. `dryRun` is the rule that would decide instead if every dry-run rule were enforced."""
+    """The verdict at one end. `audit` is the rule that would decide instead if every audit rule were enforced."""
 
     identity: str
     direction: Direction
@@ -39,7 +39,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     decided_by: RuleId
     considered: tuple[Considered, ...]
     nearest: Considered | None = None
-    dry_run: Considered | None = None
+    audit: Considered | None = None
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -100,11 +100,11 @@ def _explain_side(engine: Engine, flow: Flow, direction: Direction) -> Side:
 
     def is_match(rule: FlowRule) -> bool:
         evaluated.append(rule)
-        return not rule.dry_run and not missed[rule.id]
+        return not rule.audit and not missed[rule.id]
 
     decider = builtin or decide(rules, is_match, direction=direction)
     considered = tuple(_considered(rule, missed[rule.id]) for rule in evaluated)
-    # The same evaluation with all dry-run rules enforced.
+    # The same evaluation with all audit rules enforced.
     enforced = builtin or decide(rules, lambda rule: not missed[rule.id], direction=direction)
     return Side(
         identity=local.key,
@@ -113,7 +113,7 @@ def _explain_side(engine: Engine, flow: Flow, direction: Direction) -> Side:
         decided_by=decider.id,
         considered=considered,
         nearest=_nearest(rules, missed, decider),
-        dry_run=None if enforced == decider else _considered(enforced, missed.get(enforced.id, ())),
+        audit=None if enforced == decider else _considered(enforced, missed.get(enforced.id, ())),
     )
 
 
@@ -146,8 +146,8 @@ def _nearest(rules: tuple[FlowRule, ...], missed: _Missed, decider: FlowRule) ->
         if nearest is not None and len(nearest.misses) <= len(missed[rule.id]):
             break
         obstacles = missed[rule.id]
-        if rule.dry_run:
-            obstacles += ("the rule is in dry-run mode",)
+        if rule.audit:
+            obstacles += ("the rule is in audit mode",)
         if not _would_decide(rule, rules, missed):
             obstacles += (f"{decider.id} takes precedence",)
         if nearest is None or len(obstacles) < len(nearest.misses):
@@ -159,8 +159,8 @@ def _would_decide(candidate: FlowRule, rules: tuple[FlowRule, ...], missed: _Mis
     """Return whether the rule would decide if it matched and nothing else changed."""
     decider = decide(
         rules,
-        # Dry-run rules count as absent, except the candidate: its dry-run mode is listed as an obstacle of its own.
-        lambda rule: rule is candidate or (not rule.dry_run and not missed[rule.id]),
+        # Audit rules count as absent, except the candidate: its audit mode is listed as an obstacle of its own.
+        lambda rule: rule is candidate or (not rule.audit and not missed[rule.id]),
         direction=candidate.direction,
     )
     return decider is candidate
@@ -173,5 +173,5 @@ def _considered(rule: FlowRule, missed: tuple[str, ...]) -> Considered:
         tier=rule.tier.name.lower(),
         priority=rule.priority,
         misses=missed,
-        dry_run=rule.dry_run,
+        audit=rule.audit,
     )

@@ -19,7 +19,7 @@ from weft.domain.selectors import LabelSelector, parse_label_selector
 API_VERSION = "networking.k8s.io/v1"
 KIND = "NetworkPolicy"
 # Any other value enforces the policy: a typo must not disable it.
-DRY_RUN_ANNOTATION = "weft/dry-run"
+MODE_ANNOTATION = "weft/mode"
 PROTOCOLS = ("TCP", "UDP", "SCTP")
 
 # RFC 1123 labels and names; a port name is an IANA_SVC_NAME (RFC 6335).
@@ -108,9 +108,9 @@ class NetworkPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     spec: PolicySpec = PolicySpec()
 
     @property
-    def dry_run(self) -> bool:
-        """Whether `weft/dry-run: "true"` is set: the policy is evaluated and reported, but not enforced."""
-        return (self.metadata.annotations or {}).get(DRY_RUN_ANNOTATION) == "true"
+    def audit(self) -> bool:
+        """Whether `weft/mode: audit` is set: the policy is evaluated and reported, but not enforced."""
+        return (self.metadata.annotations or {}).get(MODE_ANNOTATION) == "audit"
 
 
 def read_network_policy(document: object) -> NetworkPolicy:

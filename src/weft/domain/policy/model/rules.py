@@ -136,7 +136,7 @@ class FlowRule(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     peers: tuple[Peer, ...] | None = None
     services: tuple[PortMatch, ...] | None = None
     local: Peer | None = None
-    dry_run: bool = False
+    audit: bool = False
 
     @property
     def order(self) -> tuple[int, int, int, str]:

@@ -18,13 +18,13 @@ from weft.domain.policy.model.rules import Action, Direction, FlowRule, RuleId
 class Verdict(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     """The action for a packet in one direction, and the rule that decides it.
 
-    `dry_run_deny` is the rule that would deny an allowed packet if all dry-run rules were enforced, else None.
+    `audit_deny` is the rule that would deny an allowed packet if all audit rules were enforced, else None.
     """
 
     rule: RuleId
     action: Action
     direction: Direction
-    dry_run_deny: RuleId | None = None
+    audit_deny: RuleId | None = None
 
 
 class L4Match(NamedTuple):
@@ -47,13 +47,13 @@ class _Span(NamedTuple):
 
 def verdict_of(rules: Sequence[FlowRule], direction: Direction) -> Verdict:
     """Return the verdict of rules that all match, given in order of precedence."""
-    deciding_rule = decide((rule for rule in rules if not rule.dry_run), _always, direction=direction)
-    dry_run_deny = None
-    # Rarely true: without dry-run rules a second evaluation would give the same.
-    if deciding_rule.action is Action.ALLOW and any(rule.dry_run for rule in rules):
+    deciding_rule = decide((rule for rule in rules if not rule.audit), _always, direction=direction)
+    audit_deny = None
+    # Rarely true: without audit rules a second evaluation would give the same.
+    if deciding_rule.action is Action.ALLOW and any(rule.audit for rule in rules):
         enforced = decide(rules, _always, direction=direction)
-        dry_run_deny = enforced.id if enforced.action is Action.DENY else None
-    return Verdict(rule=deciding_rule.id, action=deciding_rule.action, direction=direction, dry_run_deny=dry_run_deny)
+        audit_deny = enforced.id if enforced.action is Action.DENY else None
+    return Verdict(rule=deciding_rule.id, action=deciding_rule.action, direction=direction, audit_deny=audit_deny)
 
 
 def l4_verdicts(

@@ -73,5 +73,5 @@ def test_an_own_address_is_one_of_the_one_group(world: FakeCluster, reach: str) 
 
 
 def test_a_policy_changes_between_dry_and_real(world: FakeCluster) -> None:
-    assert world.put(policy(dry_run=True)).dry_run
-    assert not world.put(policy()).dry_run
+    assert world.put(policy(mode="audit")).audit
+    assert not world.put(policy()).audit

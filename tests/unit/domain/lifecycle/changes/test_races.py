@@ -144,7 +144,7 @@ PAIRS: dict[str, tuple[Decision, Decision]] = {
     "a range without a tag just taken": (
         put(network("red", "10.2.0.0/24", pkt_tag=60)), put(model.Global(fwd_mode="routing", vxlans="1-50")),
     ),
-    "changing what was just changed": (put(policy(dry_run=True)), delete(policy())),
+    "changing what was just changed": (put(policy(mode="audit")), delete(policy())),
 }  # fmt: skip
 
 

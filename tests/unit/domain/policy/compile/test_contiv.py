@@ -32,8 +32,8 @@ def group(name: str, *policies: str, tenant: TenantName = DEFAULT) -> Group:
     return Group(tenant=tenant, name=GroupName(name), network=BLUE, policies=tuple(map(PolicyName, policies)))
 
 
-def policy(name: str = "p", *, dry_run: bool = False) -> Policy:
-    return Policy(tenant=DEFAULT, name=PolicyName(name), dry_run=dry_run)
+def policy(name: str = "p", *, audit: bool = False) -> Policy:
+    return Policy(tenant=DEFAULT, name=PolicyName(name), mode="audit" if audit else "enforce")
 
 
 def rule(number: str, action: str, *, policy: str = "p", direction: str = "in", **members: Any) -> Rule:
@@ -281,11 +281,11 @@ def test_tenants_are_isolated_from_each_other(engine: Engine) -> None:
     assert engine.verdict(engine.directory.flow("red:blue:r1", key("w1"), protocol=1)).ingress.id == "weft/tenants"
 
 
-def test_a_dry_run_never_decides(engine: Engine) -> None:
+def test_an_audit_policy_never_decides(engine: Engine) -> None:
     engine.put(rule("1", "deny"))
-    engine.put(policy(dry_run=True))
+    engine.put(policy(audit=True))
     assert passes(engine, "c1", "w1")
-    engine.put(policy(dry_run=False))
+    engine.put(policy(audit=False))
     assert not passes(engine, "c1", "w1")
 
 

@@ -174,9 +174,9 @@ def test_world_addresses_are_named_by_range(engine_with_groups: Engine) -> None:
     assert change.services == ("udp",)
 
 
-def test_a_dry_run_changes_nothing(engine_with_groups: Engine) -> None:
+def test_an_audit_policy_changes_nothing(engine_with_groups: Engine) -> None:
     after = engine_with_groups.copy()
-    after.put(Policy(tenant=DEFAULT, name=PolicyName("p"), dry_run=True))
+    after.put(Policy(tenant=DEFAULT, name=PolicyName("p"), mode="audit"))
     after.put(deny())
     assert diff(engine_with_groups, after) == ()
     enforced = after.copy()

@@ -24,7 +24,7 @@ def explained(engine: Engine, source: str, target: str, service: str = "tcp/80")
     return explain(engine, engine.directory.flow(source, target, protocol=protocol, port=port))
 
 
-def kubernetes(*policies: object, dry_run: bool = False) -> Engine:
+def kubernetes(*policies: object, audit: bool = False) -> Engine:
     engine = Engine(
         [
             Namespace(name="x", labels={"team": "red"}),
@@ -34,13 +34,13 @@ def kubernetes(*policies: object, dry_run: bool = False) -> Engine:
         ]
     )
     for number, spec in enumerate(policies):
-        metadata = {"name": f"p{number}", "namespace": "x", "annotations": {"weft/dry-run": "true" if dry_run else ""}}
+        metadata = {"name": f"p{number}", "namespace": "x", "annotations": {"weft/mode": "audit" if audit else ""}}
         engine.put(read_network_policy({"metadata": metadata, "spec": spec}))
     return engine
 
 
-def contiv(*rules: tuple[str, str, int, dict[str, object]], dry_run: bool = False) -> Engine:
-    engine = Engine([Policy(tenant=DEFAULT, name=PolicyName("p"), dry_run=dry_run)])
+def contiv(*rules: tuple[str, str, int, dict[str, object]], audit: bool = False) -> Engine:
+    engine = Engine([Policy(tenant=DEFAULT, name=PolicyName("p"), mode="audit" if audit else "enforce")])
     for number, name in enumerate(("web", "client"), start=1):
         engine.put(
             Endpoint(
@@ -111,23 +111,23 @@ def test_an_allow_below_the_deciding_deny_lists_all_obstacles() -> None:
     assert explanation.nearest.misses == ("tcp/80 does not match tcp/443", "contiv/default/p/all takes precedence")
 
 
-def test_a_dry_run_is_reported_and_never_decides() -> None:
-    engine = contiv(("all", "deny", 1, {}), dry_run=True)
+def test_an_audit_policy_is_reported_and_never_decides() -> None:
+    engine = contiv(("all", "deny", 1, {}), audit=True)
     explanation = explained(engine, "default:net:client", "default:net:web")
     assert explanation.allowed
     assert explanation.decided_by == "weft/default"
-    assert explanation.ingress.dry_run is not None
-    assert (explanation.ingress.dry_run.rule, explanation.ingress.dry_run.action) == ("contiv/default/p/all", "deny")
+    assert explanation.ingress.audit is not None
+    assert (explanation.ingress.audit.rule, explanation.ingress.audit.action) == ("contiv/default/p/all", "deny")
     assert explanation.nearest is not None
-    assert explanation.nearest.misses == ("the rule is in dry-run mode",)
-    assert explanation.ingress.considered[0].dry_run
+    assert explanation.nearest.misses == ("the rule is in audit mode",)
+    assert explanation.ingress.considered[0].audit
 
 
-def test_a_network_policy_in_dry_run_isolates_no_pod() -> None:
-    explanation = explained(kubernetes({"podSelector": {}}, dry_run=True), "x/a", "x/b")
+def test_a_network_policy_in_audit_mode_isolates_no_pod() -> None:
+    explanation = explained(kubernetes({"podSelector": {}}, audit=True), "x/a", "x/b")
     assert explanation.allowed
-    assert explanation.ingress.dry_run is not None
-    assert explanation.ingress.dry_run.rule == "k8s/x/p0/ingress/isolation"
+    assert explanation.ingress.audit is not None
+    assert explanation.ingress.audit.rule == "k8s/x/p0/ingress/isolation"
 
 
 def test_if_both_ends_block_the_rule_of_the_source_is_reported() -> None:

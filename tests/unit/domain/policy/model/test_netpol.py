@@ -170,6 +170,6 @@ def test_cve_2025_64715_the_codec_keeps_null_empty_and_absent_apart() -> None:
 
 
 def test_dry_run_needs_the_exact_annotation_value() -> None:
-    assert read_network_policy(document({}, annotations={"weft/dry-run": "true"})).dry_run
-    assert not read_network_policy(document({}, annotations={"weft/dry-run": "True"})).dry_run
-    assert not read_network_policy(document({}, annotations=None)).dry_run
+    assert read_network_policy(document({}, annotations={"weft/mode": "audit"})).audit
+    assert not read_network_policy(document({}, annotations={"weft/mode": "Audit"})).audit
+    assert not read_network_policy(document({}, annotations=None)).audit

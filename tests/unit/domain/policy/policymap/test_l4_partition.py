@@ -35,7 +35,7 @@ def rule_lists(draw: st.DrawFn) -> list[FlowRule]:
             action=draw(st.sampled_from(Action)),
             priority=draw(st.integers(0, 2)),
             services=draw(st.none() | st.lists(matches(), max_size=2).map(tuple)),
-            dry_run=draw(st.booleans()),
+            audit=draw(st.booleans()),
         )
         for number in range(draw(st.integers(0, 6)))
     ]
@@ -84,10 +84,10 @@ def test_adjacent_ranges_with_the_same_verdict_are_merged() -> None:
     assert set(verdicts) == {ANY_L4, L4Match(6, (10, 20))}
 
 
-def test_only_a_dry_run_rule_that_would_deny_is_reported() -> None:
-    denies = allow("denies", action=Action.DENY, dry_run=True)
-    assert verdict_of([denies], Direction.INGRESS).dry_run_deny == "denies"
-    assert verdict_of([allow("more", dry_run=True)], Direction.INGRESS).dry_run_deny is None
+def test_only_an_audit_rule_that_would_deny_is_reported() -> None:
+    denies = allow("denies", action=Action.DENY, audit=True)
+    assert verdict_of([denies], Direction.INGRESS).audit_deny == "denies"
+    assert verdict_of([allow("more", audit=True)], Direction.INGRESS).audit_deny is None
     enforced = allow("enforced", action=Action.DENY)
     assert verdict_of([enforced, denies], Direction.INGRESS) == Verdict(
         RuleId("enforced"), Action.DENY, Direction.INGRESS

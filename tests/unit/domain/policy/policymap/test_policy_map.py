@@ -43,9 +43,9 @@ def end(engine: Engine, address: Address) -> Identity:
 
 
 def expected(engine: Engine, flow: Flow, direction: Direction) -> Verdict:
-    """The engine's verdict, and the one it would return with dry-run rules enforced."""
+    """The engine's verdict, and the one it would return with audit rules enforced."""
     deciding_rule = engine.deciding_rule(flow, direction)
-    dry_run_deny = None
+    audit_deny = None
     local = flow.ends(direction)[0]
     rules = [
         rule
@@ -56,8 +56,8 @@ def expected(engine: Engine, flow: Flow, direction: Direction) -> Verdict:
         return Verdict(DEFAULT_ALLOW_ID, Action.ALLOW, direction)  # without rules there is no entry for the own host
     if deciding_rule.action is Action.ALLOW and not builtin_rule_for(flow, direction):
         enforced = decide(rules, lambda rule: matches(rule, flow, engine.is_member), direction=direction)
-        dry_run_deny = enforced.id if enforced.action is Action.DENY else None
-    return Verdict(deciding_rule.id, deciding_rule.action, direction, dry_run_deny)
+        audit_deny = enforced.id if enforced.action is Action.DENY else None
+    return Verdict(deciding_rule.id, deciding_rule.action, direction, audit_deny)
 
 
 def addresses_of(engine: Engine) -> list[Address]:

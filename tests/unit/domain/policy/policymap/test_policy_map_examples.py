@@ -55,8 +55,8 @@ class Scene:
             self.policy_map.note(self.engine.put(value))
         self.policy_map.refresh()
 
-    def policy(self, *rules: Rule, dry_run: bool = False) -> None:
-        self.put(Policy(tenant=DEFAULT, name=PolicyName("p"), dry_run=dry_run), *rules)
+    def policy(self, *rules: Rule, audit: bool = False) -> None:
+        self.put(Policy(tenant=DEFAULT, name=PolicyName("p"), mode="audit" if audit else "enforce"), *rules)
 
     def verdict(self, source: str, target: str = WEB, *, protocol: int = 6, port: int = 80) -> tuple[str, str]:
         """The action and the rule that decide at the destination."""
@@ -149,16 +149,16 @@ def test_a_group_that_does_not_exist_matches_nothing(scene: Scene) -> None:
     assert scene.verdict(UNGROUPED) == ("deny", "1")
 
 
-def test_a_dry_run_denies_nothing_and_reports_what_it_would_deny(scene: Scene) -> None:
-    scene.policy(rule("1", from_endpoint_group="client"), dry_run=True)
+def test_an_audit_policy_denies_nothing_and_reports_what_it_would_deny(scene: Scene) -> None:
+    scene.policy(rule("1", from_endpoint_group="client"), audit=True)
     _, ingress = scene.policy_map.lookup(at(CLIENT), at(WEB), protocol=6, port=80)
-    assert (ingress.action, ingress.rule, ingress.dry_run_deny) == (Action.ALLOW, "weft/default", "contiv/default/p/1")
+    assert (ingress.action, ingress.rule, ingress.audit_deny) == (Action.ALLOW, "weft/default", "contiv/default/p/1")
     assert not any(
         item.verdict_id & VERDICT_DENY
         for item in scene.policy_map.state_items
         if isinstance(item, PolicyEntry | VerdictCounter)
     )
-    assert scene.policy_map.lookup(at(UNGROUPED), at(WEB), protocol=6, port=80)[1].dry_run_deny is None
+    assert scene.policy_map.lookup(at(UNGROUPED), at(WEB), protocol=6, port=80)[1].audit_deny is None
 
 
 def test_the_host_of_the_own_node_always_reaches_a_workload(scene: Scene) -> None:
