@@ -66,6 +66,8 @@ CODEC_MODULES = frozenset(
         "weft.adapters.netns.nft.service_maps",
         "weft.cni.arguments",
         "weft.cni.capabilities",
+        # Parses labels; a misspelt one ends the ADD.
+        "weft.domain.desired.placement",
         "weft.cni.json_reader",
         "weft.cni.portmap_bandwidth",
         "weft.cni.request",

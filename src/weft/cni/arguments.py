@@ -10,8 +10,9 @@ from ipaddress import ip_interface
 from weft.cni.errors import CniError, Code
 from weft.cni.result import IPAddress
 
-# Arguments and labels that select tenant, network and group: `io.contiv.tenant` and so on.
-LABEL_PREFIX = "io.contiv."
+# Arguments that select tenant, network and group: `io.contiv.tenant` and so on. In any spelling of the prefix, so that
+# the agent can refuse a misspelt one: `IgnoreUnknown` would pass over it.
+_LABEL = re.compile(r"io[._/-]?contiv", re.IGNORECASE)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}")
@@ -47,7 +48,7 @@ def parse_arguments(text: str, *, refuse_unknown: bool) -> Arguments:
     Unknown keys are refused if the caller wants that, unless the arguments themselves say `IgnoreUnknown`.
     """
     pairs = _split(text)
-    others = {key: value for key, value in pairs.items() if key not in _KNOWN and not key.startswith(LABEL_PREFIX)}
+    others = {key: value for key, value in pairs.items() if key not in _KNOWN and not _LABEL.match(key)}
     if refuse_unknown and others and pairs.get("IgnoreUnknown", "").lower() not in {"1", "true"}:
         raise CniError(Code.BAD_ENVIRONMENT, f"CNI_ARGS has unknown keys: {', '.join(sorted(others))}")
     for key in _POD:
@@ -65,7 +66,7 @@ def parse_arguments(text: str, *, refuse_unknown: bool) -> Arguments:
         pod_sandbox=pairs.get(_POD_SANDBOX, ""),
         addresses=addresses,
         mac=mac,
-        labels={key: value for key, value in pairs.items() if key.startswith(LABEL_PREFIX)},
+        labels={key: value for key, value in pairs.items() if _LABEL.match(key)},
         others=others,
     )
 

@@ -65,6 +65,11 @@ async def test_errors_are_one_json_object_and_leave_nothing(lab: NetLab, host: H
         unknown = await host.call("ADD", containerid="a", ifname="eth0", netns=netns, args=f"io.contiv.{label}={value}")
         assert (unknown.exit_code, error_of(unknown).code) == (1, Code.BAD_CONFIG), unknown
         assert value in error_of(unknown).message
+    # UX5: a misspelt label does not mean the default tenant.
+    for args in ("io.contiv.tennant=default", "IgnoreUnknown=1;IO.contiv.tenant=default", "io.contiv.tenant="):
+        misspelt = await host.call("ADD", containerid="a", ifname="eth0", netns=netns, args=args)
+        assert (misspelt.exit_code, error_of(misspelt).code) == (1, Code.BAD_CONFIG), misspelt
+        assert "io.contiv.tenant" in error_of(misspelt).message
     await wait_until_empty(lab)
     assert (await host.pod("a")).address()
 

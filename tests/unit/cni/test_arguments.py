@@ -99,3 +99,9 @@ def test_any_text_is_arguments_or_code_4(text: str) -> None:
         parse_arguments(text, refuse_unknown=True)
     except CniError as refused:
         assert refused.code == Code.BAD_ENVIRONMENT
+
+
+def test_UX5_labels_in_another_case_are_not_ignored() -> None:
+    """With IgnoreUnknown, which kubelet always sends, a misspelt label would mean the default tenant."""
+    arguments = parse_arguments("IgnoreUnknown=1;IO.Contiv.tenant=blue;io_contiv.tenant=red", refuse_unknown=True)
+    assert dict(arguments.labels) == {"IO.Contiv.tenant": "blue", "io_contiv.tenant": "red"}

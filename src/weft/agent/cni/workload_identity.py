@@ -11,7 +11,7 @@ from weft.cni.errors import CniError
 from weft.cni.request import Add
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
-from weft.domain.desired.placement import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL
+from weft.domain.desired.placement import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL, placement_labels
 from weft.domain.errors import Invalid, WeftError
 from weft.domain.ids import DEFAULT_NETWORK, DEFAULT_TENANT, GroupName, NetworkName, TenantName, check_name
 from weft.domain.model import PodIdentity
@@ -63,15 +63,25 @@ class PlainWorkloads:
 
 def place(cluster: Cluster, labels: Mapping[str, str]) -> Placement:
     """The placement that labels select; a group alone also selects its network. `Invalid` names what is wrong."""
+    labels = placement_labels(labels)
     tenant = TenantName(_name(labels, TENANT_LABEL) or DEFAULT_TENANT)
+    owner = cluster.get(kinds.TENANT, tenant)
+    if owner is None and TENANT_LABEL in labels:
+        raise Invalid(
+            f"tenant {tenant!r} does not exist: create it, or correct label {TENANT_LABEL}", field=TENANT_LABEL
+        )
     group = GroupName(_name(labels, GROUP_LABEL))
     network = _name(labels, NETWORK_LABEL)
-    if not network and group:
+    if group:
         stored = cluster.get(kinds.GROUP, tenant, group)
-        # An unknown group is reported later, by IPAM, with the network that was selected.
-        network = stored.value.network if stored else ""
+        if stored is None:
+            raise Invalid(
+                f"group {group!r} of tenant {tenant!r} does not exist: create it, or correct label {GROUP_LABEL}",
+                field=GROUP_LABEL,
+            )
+        # A network that the group is not in is reported by IPAM.
+        network = network or stored.value.network
     if not network:
-        owner = cluster.get(kinds.TENANT, tenant)
         network = (owner.value.default_network if owner else "") or DEFAULT_NETWORK
     return Placement(tenant, NetworkName(network), group)
 

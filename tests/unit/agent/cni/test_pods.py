@@ -134,6 +134,28 @@ async def test_a_failed_add_is_recorded_as_an_event_on_the_pod() -> None:
         assert len(here.server.posted) == 1
 
 
+@pytest.mark.parametrize(
+    ("labels", "namespace", "message"),
+    [
+        ({"io.contiv.tennant": "blue"}, {}, "label 'io.contiv.tennant' is unknown: did you mean io.contiv.tenant?"),
+        ({}, {"io.contiv.tennant": "blue"}, "label 'io.contiv.tennant' is unknown: did you mean io.contiv.tenant?"),
+        ({TENANT_LABEL: "nosuch"}, {}, "tenant 'nosuch' does not exist"),
+        ({TENANT_LABEL: ""}, {}, "label io.contiv.tenant is empty: give a name or remove it"),
+    ],
+)
+async def test_UX5_a_pod_with_a_misspelt_label_does_not_start_and_gets_an_event(
+    labels: dict[str, str], namespace: dict[str, str], message: str
+) -> None:
+    async with scene(fake_pod("a", labels=labels), namespace=namespace) as here:
+        with pytest.raises(Invalid):
+            await here.node.call("ADD", "a", uid="uid-a")
+        await until(lambda: bool(here.server.posted))
+        ((_, _, event),) = here.server.posted
+        assert event["message"].startswith(message)
+        assert (here.node.datapath.plugged, list(here.node.attachment_store)) == ({}, [])
+        await here.node.call("DEL", "a", uid="uid-a")
+
+
 async def test_without_the_api_server_cached_pods_start_and_all_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """W46: DEL needed the API server (#879)."""
     monkeypatch.setattr(pods_module, "GET_TIMEOUT_S", 0.3)

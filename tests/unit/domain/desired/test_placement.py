@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from weft.domain.desired.placement import GROUP_LABEL, NETWORK_LABEL, TENANT_LABEL, enforce_labels, with_defaults
+from weft.domain.desired.placement import (
+    GROUP_LABEL,
+    NETWORK_LABEL,
+    TENANT_LABEL,
+    enforce_labels,
+    placement_labels,
+    with_defaults,
+)
 from weft.domain.errors import Invalid
 
 NAMES = {"t": TENANT_LABEL, "n": NETWORK_LABEL, "g": GROUP_LABEL}
@@ -39,3 +46,49 @@ def test_what_the_network_configuration_says_binds() -> None:
     with pytest.raises(Invalid) as refusal:
         enforce_labels(labels("t=red"), labels("t=blue"))
     assert refusal.value.field == TENANT_LABEL
+
+
+@pytest.mark.parametrize(
+    ("label", "nearest"),
+    [
+        ("io.contiv.tennant", TENANT_LABEL),
+        ("io.contiv.Tenant", TENANT_LABEL),
+        ("IO.contiv.tenant", TENANT_LABEL),
+        ("io.contiv/tenant", TENANT_LABEL),
+        ("io-contiv.tenant", TENANT_LABEL),
+        ("io.conitv.tenant", TENANT_LABEL),
+        ("io.contiv.tenant ", TENANT_LABEL),
+        ("io.contiv.group", GROUP_LABEL),
+        ("io.contiv.netgroup", GROUP_LABEL),
+        ("io.contiv.net", NETWORK_LABEL),
+        ("io.contiv.", ""),
+        ("io.contiv.colour", ""),
+    ],
+)
+def test_UX5_a_misspelt_label_is_refused_with_the_nearest_valid_one(label: str, nearest: str) -> None:
+    for read in (placement_labels, lambda given: with_defaults(given, {}), lambda given: with_defaults({}, given)):
+        with pytest.raises(Invalid) as refusal:
+            read({"app": "web", label: "blue"})
+        assert refusal.value.field == label
+        assert repr(label) in refusal.value.message
+        assert nearest in refusal.value.message
+    with pytest.raises(Invalid):
+        enforce_labels({}, {label: "blue"})
+
+
+def test_UX5_an_empty_label_is_refused() -> None:
+    """`io.contiv.tenant=$TENANT` with an unset variable must not mean the default tenant."""
+    for label in NAMES.values():
+        with pytest.raises(Invalid, match=f"{label} is empty"):
+            placement_labels({label: ""})
+
+
+def test_UX5_labels_of_others_are_left_alone() -> None:
+    others = {
+        "app": "",
+        "io.cilium.network": "x",
+        "io.kubernetes.pod.name": "p",
+        "tenant": "x",
+        "io.calico.tenant": "x",
+    }
+    assert placement_labels({**others, TENANT_LABEL: "blue"}) == {TENANT_LABEL: "blue"}
