@@ -40,6 +40,7 @@ from weft.domain.ids import (
     TenantName,
 )
 from weft.domain.kinds import Kind
+from weft.domain.lifecycle.node_gc import Silence
 from weft.domain.store_types import NEVER, Compare, RevisionEquals
 from weft.master.control.control import Condition, ControlPlane
 from weft.master.control.node_gc import collect_dead_nodes
@@ -139,9 +140,11 @@ class Master:
             await self._collect(leadership.lost)
 
     async def _collect(self, until: asyncio.Event) -> None:
+        silence = Silence()
+        clock = asyncio.get_running_loop().time
         while not await wait_event(until, within=1.0):
             try:
-                await collect_dead_nodes(self.control, clock=asyncio.get_running_loop().time, limit=LIMIT)
+                await collect_dead_nodes(self.control, silence, clock=clock, limit=LIMIT)
             except WeftError:
                 continue
 

@@ -10,7 +10,7 @@ from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.ids import NodeName
 from weft.domain.ipam import ipam
-from weft.domain.store_types import NEVER, Delete, Write
+from weft.domain.store_types import NEVER, Delete, Revision, Write
 from weft.domain.transaction import ReadSet, Transaction, put
 
 # Endpoints reclaimed in one commit: etcd accepts 128 operations, and an endpoint takes up to three.
@@ -43,23 +43,51 @@ def plan_mark(reading: ReadSet, name: NodeName, *, now: float) -> Transaction:
     return reading.plan([put(kinds.NODE, msgspec.structs.replace(node, unreachable_since=since))])
 
 
-def nodes_to_collect(cluster: Cluster, *, now: float, limit: float) -> Iterator[NodeName]:
-    """Nodes that are unreachable longer than the limit. They stop allocating after the same time (--offline-limit)."""
-    return (node.name for node in cluster.all(kinds.NODE) if _is_dead(cluster, node, now=now, limit=limit))
+class Silence:
+    """For how long one leader has seen nodes unreachable, by a clock that no other machine shares.
+
+    The mark in a node's document is the wall clock of the leader that wrote it. A difference of that to the clock of
+    another leader says nothing, so each leader counts from when it first sees a mark (M4).
+    """
+
+    def __init__(self) -> None:
+        # The revision of the mark, and when we saw it first: a node that reconnects gets a new revision.
+        self._seen: dict[NodeName, tuple[Revision, float]] = {}
+
+    def observe(self, cluster: Cluster, *, now: float) -> None:
+        """Note the unreachable nodes, and forget the others."""
+        before, self._seen = self._seen, {}
+        for (name,), stored in cluster.tables[kinds.NODE.prefix].items():
+            node = NodeName(name)
+            if is_marked(cluster, node, stored.revision):
+                known = before.get(node)
+                self._seen[node] = known if known and known[0] == stored.revision else (stored.revision, now)
+
+    def longer_than(self, limit: float, *, now: float) -> Iterator[tuple[NodeName, Revision]]:
+        """The nodes that are unreachable longer than the limit, with the revision of their mark.
+
+        They stop allocating after the same time (--offline-limit).
+        """
+        return ((name, revision) for name, (revision, since) in self._seen.items() if now - since > limit)
 
 
-def _is_dead(cluster: Cluster, node: model.Node, *, now: float, limit: float) -> bool:
-    return bool(node.unreachable_since) and cluster.is_unreachable(node.name) and now - node.unreachable_since > limit
+def is_marked(cluster: Cluster, name: NodeName, revision: Revision) -> bool:
+    """Whether a node is unreachable, and has been so since the mark of this revision."""
+    stored = cluster.get(kinds.NODE, name)
+    if stored is None or stored.revision != revision:
+        return False
+    return bool(stored.value.unreachable_since) and cluster.is_unreachable(name)
 
 
-def plan_collect(reading: ReadSet, name: NodeName, *, now: float, limit: float) -> Transaction:
+def plan_collect(reading: ReadSet, name: NodeName, *, marked: Revision) -> Transaction:
     """Reclaim a batch of a dead node's endpoints; its document goes last, with its blocks. Empty when all is done.
 
-    The commit compares the node's leased key as absent, so that a node that reconnects keeps what is left. The node's
-    own commits compare the same key as present, so that none of them can interleave.
+    `marked` is the revision of the mark that is old enough: a later one is another silence. The commit compares the
+    node's leased key as absent, so that a node that reconnects keeps what is left. The node's own commits compare the
+    same key as present, so that none of them can interleave.
     """
-    node = reading.get(kinds.NODE, name)
-    if node is None or not _is_dead(reading.cluster, node, now=now, limit=limit):
+    reading.get(kinds.NODE, name)
+    if not is_marked(reading.cluster, name, marked):
         return Transaction()
     reading.compare_revision(kinds.alive_node(name), NEVER)
     own = [endpoint for endpoint in reading.cluster.all(kinds.ENDPOINT) if endpoint.host == name]

@@ -12,7 +12,7 @@ from weft.domain.ids import NodeName
 from weft.domain.ipam import ipam
 from weft.domain.lifecycle import node_gc
 from weft.domain.lifecycle.changes.endpoints import plan_publish
-from weft.domain.store_types import Delete, Put
+from weft.domain.store_types import Delete, Put, Revision
 from weft.domain.transaction import Transaction
 
 NODE = NodeName("n1")
@@ -48,14 +48,22 @@ def unreachable_since(world: FakeCluster) -> float:
     return stored.value.unreachable_since
 
 
-def collect(world: FakeCluster, now: float) -> int:
-    """Collect all that is due; how many commits it took."""
+def collect(world: FakeCluster, *, seen: float, now: float) -> int:
+    """Collect what is due for a leader that first saw the mark at `seen`; how many commits it took."""
+    silence = node_gc.Silence()
+    silence.observe(world.cluster, now=seen)
     count = 0
-    for name in list(node_gc.nodes_to_collect(world.cluster, now=now, limit=LIMIT)):
-        while (plan := node_gc.plan_collect(world.reading(), name, now=now, limit=LIMIT)).writes:
+    for name, marked in silence.longer_than(LIMIT, now=now):
+        while (plan := node_gc.plan_collect(world.reading(), name, marked=marked)).writes:
             world.carry_out(plan)
             count += 1
     return count
+
+
+def revision(world: FakeCluster) -> Revision:
+    stored = world.cluster.get(kinds.NODE, NODE)
+    assert stored is not None
+    return stored.revision
 
 
 def test_silence_is_marked_when_it_begins_and_when_it_ends() -> None:
@@ -96,8 +104,8 @@ def test_a_dead_node_is_collected_with_all_it_had() -> None:
             world.carry_out(plan_publish(world.reading(), mine))
     fall_silent(world)
     mark(world, 100)
-    assert collect(world, 100 + LIMIT) == 0
-    assert collect(world, 100.1 + LIMIT) > 3
+    assert collect(world, seen=7, now=7 + LIMIT) == 0
+    assert collect(world, seen=7, now=7.1 + LIMIT) > 3
     assert set(world.entries) == before
 
 
@@ -110,22 +118,39 @@ def test_endpoints_of_others_stay() -> None:
     world.carry_out(Transaction((), (Put(kinds.ENDPOINT.store_key(*made.key), codec.encode(made)),)))
     fall_silent(world)
     mark(world, 100)
-    collect(world, 200 + LIMIT)
+    collect(world, seen=100, now=200 + LIMIT)
     assert set(world.entries) == before - {"nodes/n1", "alive/nodes/n1"}
 
 
 def test_a_node_that_comes_back_keeps_what_is_left() -> None:
     world = world_with_node(alive=False)
     mark(world, 100)
-    plan = node_gc.plan_collect(world.reading(), NODE, now=200 + LIMIT, limit=LIMIT)
+    plan = node_gc.plan_collect(world.reading(), NODE, marked=revision(world))
     show(world)
     with pytest.raises(Stale):
         world.carry_out(plan)
-    assert collect(world, 200 + LIMIT) == 0
+    assert collect(world, seen=100, now=200 + LIMIT) == 0
     assert world.cluster.get(kinds.NODE, NODE) is not None
 
 
 def test_an_unknown_node_is_nothing_to_do() -> None:
     world = FakeCluster()
     assert node_gc.plan_mark(world.reading(), NODE, now=1) == Transaction()
-    assert node_gc.plan_collect(world.reading(), NODE, now=1, limit=1) == Transaction()
+    assert node_gc.plan_collect(world.reading(), NODE, marked=1) == Transaction()
+
+
+def test_M4_a_node_that_came_back_meanwhile_is_counted_anew() -> None:
+    """M4: a short reconnect between two looks begins another silence, whatever the clocks of the leaders say."""
+    world = world_with_node()
+    silence = node_gc.Silence()
+    fall_silent(world)
+    mark(world, 100)
+    silence.observe(world.cluster, now=0)
+    first = revision(world)
+    show(world)
+    fall_silent(world)
+    mark(world, 100)
+    silence.observe(world.cluster, now=LIMIT)
+    assert not list(silence.longer_than(LIMIT, now=LIMIT + 1))
+    assert list(silence.longer_than(LIMIT, now=2 * LIMIT + 1)) == [(NODE, revision(world))]
+    assert node_gc.plan_collect(world.reading(), NODE, marked=first) == Transaction()

@@ -37,3 +37,34 @@ async def test_setting_the_clock_collects_no_node(monkeypatch: pytest.MonkeyPatc
         seen = await eventually(lambda: unreachable_nodes(rest), lambda seen: "second" in seen)
         assert set(seen) == {"first", "second"}, "the first one has been unreachable for seconds, not for years"
         assert all(abs(since - began) < 3600 for since in seen.values())
+
+
+@pytest.mark.parametrize("ahead", [2 * 3600.0, YEARS])
+async def test_M4_a_new_leader_whose_clock_is_ahead_collects_no_node(
+    monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """M4: a leader counts silence itself, so that no difference between two machines' clocks makes a node look dead."""
+    offset = 0.0
+    monkeypatch.setattr("weft.master.control.node_gc.time", SimpleNamespace(time=lambda: time.time() + offset))
+    async with MemoryStore() as store:
+        async with running_master("--offline-limit", "3600", store=store) as rest:
+            await store.commit([], [put(kinds.NODE, model.Node(name=NodeName("first")))])
+            await eventually(lambda: unreachable_nodes(rest), lambda seen: set(seen) == {"first"})
+        offset = ahead
+        async with running_master("--offline-limit", "3600", store=store) as rest:
+            # Nodes are marked before dead ones are collected: when a second new node is marked, a whole round is over.
+            await store.commit([], [put(kinds.NODE, model.Node(name=NodeName("second")))])
+            await eventually(lambda: unreachable_nodes(rest), lambda seen: "second" in seen)
+            await store.commit([], [put(kinds.NODE, model.Node(name=NodeName("third")))])
+            seen = await eventually(lambda: unreachable_nodes(rest), lambda seen: "third" in seen)
+            assert set(seen) == {"first", "second", "third"}
+
+
+async def test_M4_the_next_leader_collects_a_dead_node_too() -> None:
+    """M4: each leader counts from its own beginning, and then the limit holds."""
+    async with MemoryStore() as store:
+        async with running_master("--offline-limit", "3600", store=store) as rest:
+            await store.commit([], [put(kinds.NODE, model.Node(name=NodeName("first")))])
+            await eventually(lambda: unreachable_nodes(rest), lambda seen: set(seen) == {"first"})
+        async with running_master("--offline-limit", "0.5", store=store) as rest:
+            await eventually(lambda: unreachable_nodes(rest), lambda seen: not seen)
