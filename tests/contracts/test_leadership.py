@@ -19,6 +19,7 @@ from weft.lab.waiting import soon
 from weft.master.nodes.store_server import serving_store
 from weft.ports.store import Delete, LeaseId, Put, Store
 from weft.runtime.store.election import holders, lead
+from weft.runtime.store.lease_keepalive import boottime
 from weft.runtime.store.registry import Joined, Left, members, present
 
 FOLDER = "status/nodes/node-1/"
@@ -114,6 +115,15 @@ class TestR1Leadership:
             async for value in values:
                 if value is None:
                     return
+
+    async def test_a_suspended_leader_knows_that_its_lease_may_have_expired(
+        self, stores: TwoClients, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The loop's timers stop in suspend: at resume it must not answer for the old term until one fires."""
+        async with lead(stores.one, key=LEADER, name=b"first", ttl=LONG) as leadership:
+            assert leadership.held
+            monkeypatch.setattr("weft.runtime.store.election.boottime", lambda: boottime() + LONG)
+            assert not leadership.held
 
     @pytest.mark.parametrize("how", ["deleted", "overwritten"])
     async def test_a_deleted_leader_key_is_noticed_at_once(self, stores: TwoClients, how: str) -> None:

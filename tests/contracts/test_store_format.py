@@ -42,7 +42,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path, etcd: Etcd, root
 def settings(tmp_path: Path) -> MasterSettings:
     address = f"127.0.0.1:{free_port()}"
     flags = ["--external-address", address, "--internal-address", address, "--data-dir", str(tmp_path)]
-    return read_master_settings([*flags, "--default-subnet", "none"], {})
+    return read_master_settings([*flags, "--default-subnet", "none", "--single-machine"], {})
 
 
 async def test_an_empty_store_gets_the_format_and_is_accepted_again(store: Store) -> None:

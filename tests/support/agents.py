@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from weft.agent.store.attachment_store import AttachmentStore, Stage
@@ -15,6 +15,7 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName
 from weft.ports.store import Store
+from weft.runtime.store.lease_keepalive import boottime
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import background
 
@@ -39,9 +40,10 @@ def make_store_side(
     attachment_store: AttachmentStore,
     ttl: float,
     limit: float,
+    clock: Callable[[], float] = boottime,
 ) -> StoreSide:
     writer = StoreWriter(store, cluster=cluster, mirror=mirror)
-    lease = NodeLease(store, node=node, mirror=mirror, writer=writer, ttl=ttl, limit=limit)
+    lease = NodeLease(store, node=node, mirror=mirror, writer=writer, ttl=ttl, limit=limit, clock=clock)
     allocator = BlockAllocator(cluster=cluster, lease=lease, writer=writer, attachment_store=attachment_store)
     publisher = EndpointPublisher(
         node=node.name,
@@ -57,7 +59,9 @@ def make_store_side(
 class ReferenceAgent:
     """A node that attaches endpoints without a datapath, and keeps its records in memory."""
 
-    def __init__(self, store: Store, *, node: NodeName, ttl: float, limit: float) -> None:
+    def __init__(
+        self, store: Store, *, node: NodeName, ttl: float, limit: float, clock: Callable[[], float] = boottime
+    ) -> None:
         self.cluster = Cluster()
         self.attachment_store = AttachmentStore()
         self._mirror = Mirror(store, self.cluster)
@@ -69,6 +73,7 @@ class ReferenceAgent:
             attachment_store=self.attachment_store,
             ttl=ttl,
             limit=limit,
+            clock=clock,
         )
 
     @property

@@ -75,6 +75,11 @@ def group(name: str, of: str, pool: str = "") -> model.Group:
     return model.Group(tenant=TENANT, name=GroupName(name), network=NetworkName(of), ip_pool=pool)
 
 
+def _virtual_time() -> float:
+    """The loop's clock, which these tests turn."""
+    return asyncio.get_running_loop().time()
+
+
 class Scene(NamedTuple):
     """A network with its groups, and addresses that someone may ask for: free ones, gateways, in pools, in blocks."""
 
@@ -179,7 +184,8 @@ class Simulation:
         self.masters = [Master(self.seen_by(name), name, truth=store, fenced=fenced) for name in ("m1", "m2")]
         self.links = {node: self.seen_by(node) for node in nodes}
         self.agents = [
-            ReferenceAgent(link, node=NodeName(node), ttl=TTL, limit=LIMIT) for node, link in self.links.items()
+            ReferenceAgent(link, node=NodeName(node), ttl=TTL, limit=LIMIT, clock=_virtual_time)
+            for node, link in self.links.items()
         ]
         self.scenes = self.rng.sample(SCENES, self.rng.randint(1, 2))
         self.acts = self.rng.sample(ACTS, self.rng.randint(1, 3))

@@ -164,7 +164,7 @@ class Cluster:
             case SingletonKey(kinds.SYNC_REQUEST_KEY):
                 self.sync_request = revision
             case SingletonKey(kinds.LEADER_KEY):
-                self.leader = (value.decode(), revision)
+                self.leader = (kinds.leader_address(value), revision)
             case SingletonKey(kinds.RESTORE_KEY):
                 self.restoring = True
             case SingletonKey(kinds.FORMAT_KEY):

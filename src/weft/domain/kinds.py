@@ -106,6 +106,8 @@ REQUESTS: Final = "requests"
 APPLIED: Final = "applied"
 
 LEADER_KEY = StoreKey("leader")
+# Separates the leader's address from its instance id in the value of that key.
+_INSTANCE = b"#"
 # Exists while a restore runs: no decision may be based on a half restored state.
 RESTORE_KEY = StoreKey("restore")
 # A client that waits for realization puts this key; its revision is the one that every node must acknowledge.
@@ -133,6 +135,16 @@ def blocks_of(tenant: str, network: str) -> StoreKey:
 def alive_node(node: str) -> StoreKey:
     """The leased key that exists while a node's agent is connected."""
     return StoreKey(f"{ALIVE}/nodes/{node}")
+
+
+def leader_name(address: str, instance: str) -> bytes:
+    """The name of a candidate: unique even if two machines have the same address (M6)."""
+    return address.encode() + _INSTANCE + instance.encode()
+
+
+def leader_address(name: bytes) -> str:
+    """The address in a candidate's name."""
+    return name.partition(_INSTANCE)[0].decode()
 
 
 def alive_master(address: str) -> StoreKey:

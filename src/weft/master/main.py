@@ -9,9 +9,12 @@ import ssl
 import sys
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import cast
+from uuid import uuid4
 
 from weft import __version__
+from weft.cni.files import place_file
 from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable, WeftError
@@ -168,9 +171,14 @@ class Netmaster:
         )
 
     async def _run_election(self) -> None:
-        name = self._settings.own_address.encode()
+        settings = self._settings
+        name = kinds.leader_name(settings.own_address, _instance_id(settings.data_dir))
+        is_first = True
         while True:
-            async with lead(self._store, key=kinds.LEADER_KEY, name=name, ttl=self._settings.leader_ttl) as leadership:
+            async with lead(
+                self._store, key=kinds.LEADER_KEY, name=name, ttl=settings.leader_ttl, replace_own=is_first
+            ) as leadership:
+                is_first = False
                 await self._lead(leadership)
 
     async def _lead(self, leadership: Leadership) -> None:
@@ -245,6 +253,15 @@ class Netmaster:
         except Unavailable as error:
             faults.append(f"the store does not answer: {error.message}")
         return faults
+
+
+def _instance_id(directory: Path) -> str:
+    """The id of this installation, created at the first start. A restarted process has the same one."""
+    file = directory / "instance-id"
+    if not file.is_file():
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place_file(file, uuid4().hex.encode(), mode=0o600)
+    return file.read_text(errors="replace").strip()[:64]
 
 
 async def serve(settings: MasterSettings) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from weft import __version__
 from weft.domain.addresses import parse_subnet_v4
 from weft.domain.errors import Invalid
-from weft.drivers import KubernetesSettings, StoreSettings
+from weft.drivers import EtcdStoreSettings, KubernetesSettings, StoreSettings
 from weft.options import (
     COMMON_OPTIONS,
     KUBERNETES_OPTIONS,
@@ -72,6 +72,8 @@ OPTIONS = (
            default=604_800.0, read=seconds, help="lifetime of node certificates in seconds; 604800"),
     Option(name="leader_ttl", flags=("--leader-ttl",), env="LEADER_TTL", default=6.0, read=seconds,
            help="lease of the leader in seconds; when it expires, another master is elected; 6"),
+    Option(name="single_machine", flags=("--single-machine",), env="SINGLE_MACHINE", default=False, read=None,
+           help="with etcd: no master runs on another machine, so that a loopback address may be ours"),
     Option(name="offline_limit", flags=("--offline-limit",), env="OFFLINE_LIMIT", default=3600.0, read=seconds,
            help="seconds after which an unreachable node's endpoints are garbage-collected; 3600"),
 )  # fmt: skip
@@ -164,6 +166,12 @@ def read_master_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Mas
     if internal[0] in WILDCARDS:
         faults.append(
             f"{format_host_port(internal)} is not an address that other masters can reach: give --internal-address"
+        )
+    # Every machine has this address: followers would forward to themselves, and masters would have the same name.
+    if isinstance(store, EtcdStoreSettings) and is_loopback(internal[0]) and not values["single_machine"]:
+        faults.append(
+            f"{format_host_port(internal)} is loopback, and with etcd other masters must reach this one: give "
+            "--internal-address host:port, or --single-machine if none runs on another machine"
         )
     if token and (len(token) < 16 or not token.isascii() or not token.isprintable()):
         faults.append("--token-file: the token must be at least 16 printable ASCII characters")

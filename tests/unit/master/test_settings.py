@@ -87,9 +87,9 @@ def test_each_setting_has_its_flags_and_its_variable(
     flags: tuple[str, ...], env: str, text: str, attribute: str, value: object
 ) -> None:
     for flag in flags:
-        assert getattr(read(flag, text), attribute) == value
-        assert getattr(read(f"{flag}={text}"), attribute) == value
-    assert getattr(read(**{env: text}), attribute) == value
+        assert getattr(read("--single-machine", flag, text), attribute) == value
+        assert getattr(read("--single-machine", f"{flag}={text}"), attribute) == value
+    assert getattr(read(SINGLE_MACHINE="true", **{env: text}), attribute) == value
 
 
 @pytest.mark.parametrize("flag", ["--use-json-log", "--json-log"])

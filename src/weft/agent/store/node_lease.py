@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from weft.domain.store_types import NEVER, Put, RevisionEquals
 from weft.domain.transaction import put
 from weft.ports.store import LeaseId, Store
 from weft.runtime.backoff import Backoff
+from weft.runtime.store.lease_keepalive import boottime
 from weft.runtime.store.mirror import Mirror
 from weft.runtime.tasks import background
 
@@ -45,16 +46,28 @@ class NodeLease:
     """Keeps this node's lease in the store. `run` does the work; the mirror and its cluster are run by someone else."""
 
     def __init__(
-        self, store: Store, *, node: model.Node, mirror: Mirror, writer: StoreWriter, ttl: float, limit: float
+        self,
+        store: Store,
+        *,
+        node: model.Node,
+        mirror: Mirror,
+        writer: StoreWriter,
+        ttl: float,
+        limit: float,
+        clock: Callable[[], float] = boottime,
     ) -> None:
-        """`ttl` is the lease's; `limit` is for how many seconds the node may allocate addresses without the store."""
+        """`ttl` is the lease's; `limit` is for how many seconds the node may allocate addresses without the store.
+
+        `clock` must not stop while the machine is suspended: node GC goes on counting.
+        """
         self._store = store
         self._document = node
         self._mirror = mirror
         self._writer = writer
         self._ttl = ttl
         self._limit = limit
-        # Times of the event loop's clock.
+        self._clock = clock
+        # Times of that clock.
         self._last_contact = self._allocate_until = float("-inf")
 
     @property
@@ -69,7 +82,7 @@ class NodeLease:
     @property
     def may_allocate(self) -> bool:
         """Whether addresses may be allocated: the last contact with the store is within the offline limit."""
-        return asyncio.get_running_loop().time() < self._allocate_until
+        return self._clock() < self._allocate_until
 
     def check_may_allocate(self) -> None:
         """`Unavailable` beyond the offline limit."""
@@ -86,7 +99,7 @@ class NodeLease:
 
     async def _session(self, session: Session) -> None:
         # Taken before the grant is sent: the lease may be as old as that.
-        self._last_contact = asyncio.get_running_loop().time()
+        self._last_contact = self._clock()
         lease = await self._store.grant(self._ttl)
         key = kinds.alive_node(self.node)
         present = await self._store.read(key)
@@ -107,7 +120,7 @@ class NodeLease:
         pace = Backoff(first=self._ttl / 3, cap=self._ttl / 3)
         while True:
             await pace.pause()
-            sent = asyncio.get_running_loop().time()
+            sent = self._clock()
             await self._store.keep_alive(lease)
             self._last_contact = sent
             if self.connected:

@@ -10,7 +10,7 @@ from weft.domain.errors import NotFound, Stale, Unavailable
 from weft.domain.ids import StoreKey
 from weft.ports.store import NEVER, LeaseId, Listing, Put, Revision, RevisionEquals, Store
 from weft.runtime.backoff import Backoff
-from weft.runtime.store.lease_keepalive import renew_until_lost
+from weft.runtime.store.lease_keepalive import boottime, renew_until_lost
 from weft.runtime.store.mirror import listings_and_changes
 from weft.runtime.tasks import background
 
@@ -25,14 +25,16 @@ class Leadership:
     commits of the leader compare the `fence`, which holds for this leadership only.
     """
 
-    def __init__(self, key: StoreKey, revision: Revision) -> None:
+    def __init__(self, key: StoreKey, revision: Revision, *, certain_until: float) -> None:
         self.fence = RevisionEquals(key, revision)
+        # By `boottime`: timers of the event loop stop in suspend, while the store's go on.
+        self.certain_until = certain_until
         self.lost = asyncio.Event()
         self.reason = ""
 
     @property
     def held(self) -> bool:
-        return not self.lost.is_set()
+        return not self.lost.is_set() and boottime() < self.certain_until
 
     def lose(self, reason: str) -> None:
         """Report the loss; the first reason stays."""
@@ -54,23 +56,36 @@ async def holders(store: Store, key: StoreKey) -> AsyncGenerator[bytes | None, N
 
 @asynccontextmanager
 async def lead(
-    store: Store, *, key: StoreKey, name: bytes, ttl: float = DEFAULT_TTL, within: float | None = None
+    store: Store,
+    *,
+    key: StoreKey,
+    name: bytes,
+    ttl: float = DEFAULT_TTL,
+    within: float | None = None,
+    replace_own: bool = True,
 ) -> AsyncIterator[Leadership]:
     """Wait until the key is ours, hold it while the block runs, and release it at once when the block ends.
 
     The key's value is `name`, which must be unique to the candidate: a holder of the same name is our own previous
-    process, and is replaced without waiting for its lease. `Unavailable` if it takes longer than `within`.
+    process, and is replaced without waiting for its lease. That is so at the first election of a process only
+    (`replace_own`): later, such a holder is another process of the same name, and the two would depose each other
+    without end (M6). `Unavailable` if it takes longer than `within`.
     """
     try:
         async with asyncio.timeout(within):
-            lease, revision, granted = await _campaign(store, key=key, name=name, ttl=ttl)
+            lease, revision, granted, certain_until = await _campaign(
+                store, key=key, name=name, ttl=ttl, replace_own=replace_own
+            )
     except TimeoutError as error:
         raise Unavailable(f"{key} could not be acquired within {within} s") from error
     # The revision of the put is unique to this leadership, which makes it a fence.
-    leadership = Leadership(key, revision)
+    leadership = Leadership(key, revision, certain_until=certain_until)
+
+    def renewed(until: float) -> None:
+        leadership.certain_until = until
 
     async def watch_lease() -> None:
-        leadership.lose(await renew_until_lost(store, lease, ttl=ttl, granted=granted))
+        leadership.lose(await renew_until_lost(store, lease, ttl=ttl, granted=granted, renewed=renewed))
 
     try:
         async with (
@@ -84,16 +99,20 @@ async def lead(
         await _revoke(store, lease)
 
 
-async def _campaign(store: Store, *, key: StoreKey, name: bytes, ttl: float) -> tuple[LeaseId, Revision, float]:
-    """Acquire the key when it is free: the lease, the key's revision, and the time before the lease was granted."""
+async def _campaign(
+    store: Store, *, key: StoreKey, name: bytes, ttl: float, replace_own: bool
+) -> tuple[LeaseId, Revision, float, float]:
+    """Acquire the key when it is free: the lease, the key's revision, the time before the lease was granted, and the
+    `boottime` until which it is certain."""
     backoff = Backoff()
     while True:
         try:
-            replaced = await _wait_until_free(store, key, name)
-            granted = asyncio.get_running_loop().time()
+            replaced = await _wait_until_free(store, key, name if replace_own else None)
+            granted, certain_until = asyncio.get_running_loop().time(), boottime() + ttl
             lease = await store.grant(ttl)
             try:
-                return lease, await store.commit([RevisionEquals(key, replaced)], [Put(key, name, lease)]), granted
+                revision = await store.commit([RevisionEquals(key, replaced)], [Put(key, name, lease)])
+                return lease, revision, granted, certain_until
             except BaseException:
                 # The commit may have succeeded although its response was lost: revoking the lease deletes the key.
                 await _revoke(store, lease)
@@ -104,15 +123,15 @@ async def _campaign(store: Store, *, key: StoreKey, name: bytes, ttl: float) -> 
             await backoff.pause()
 
 
-async def _wait_until_free(store: Store, key: StoreKey, name: bytes) -> Revision:
-    """Wait until the key is free: `NEVER`, or the revision at which our previous process acquired it."""
+async def _wait_until_free(store: Store, key: StoreKey, own: bytes | None) -> Revision:
+    """Wait until the key is free: `NEVER`, or the revision at which our previous process, called `own`, acquired it."""
     async with aclosing(listings_and_changes(store, key)) as items:
         async for item in items:
             if isinstance(item, Listing):
                 held = next((entry for entry in item.entries if entry.key == key), None)
                 if held is None:
                     return NEVER
-                if held.value == name:
+                if held.value == own:
                     return held.revision
             elif any(event.key == key and event.value is None for event in item.events):
                 return NEVER

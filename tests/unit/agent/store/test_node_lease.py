@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.support.agents import ReferenceAgent
 from tests.support.slow_store import LARGE, TENANT, SlowStore, agent_on, key_of
@@ -11,6 +13,7 @@ from weft.domain.errors import Unavailable
 from weft.domain.ids import NodeName
 from weft.domain.transaction import put
 from weft.lab.waiting import soon, until
+from weft.runtime.store.lease_keepalive import boottime
 from weft.runtime.tasks import background
 
 
@@ -55,3 +58,25 @@ async def test_within_the_offline_limit_own_blocks_are_used_without_the_store() 
     async with agent_on(store) as agent:
         store.is_away = True
         assert (await soon(agent.attach(key_of("second")))).ip_address
+
+
+async def test_suspend_counts_as_time_without_the_store() -> None:
+    """CLOCK_MONOTONIC stops in suspend, but node GC goes on counting: after it, the addresses may be another node's."""
+    suspended = 0.0
+    async with SlowStore() as store:
+        await store.commit([], [put(kinds.TENANT, model.Tenant(name=TENANT)), put(kinds.NETWORK, LARGE)])
+        agent = ReferenceAgent(store, node=NodeName("n1"), ttl=60.0, limit=3600.0, clock=lambda: boottime() + suspended)
+        async with background(agent.run(), name="agent"):
+            await until(lambda: agent.connected and agent.cluster.get(kinds.NETWORK, *LARGE.key) is not None)
+            assert (await soon(agent.attach(key_of("first")))).ip_address
+            store.is_away = True
+            assert (await soon(agent.attach(key_of("second")))).ip_address
+            suspended = 3601.0
+            with pytest.raises(Unavailable, match="--offline-limit"):
+                await soon(agent.attach(key_of("third")))
+
+
+def test_the_clock_of_leases_counts_suspend() -> None:
+    """`/proc/uptime` is CLOCK_BOOTTIME."""
+    before = float(Path("/proc/uptime").read_text().split()[0])
+    assert before - 1 < boottime() < before + 60

@@ -139,7 +139,7 @@ def test_an_unknown_node_is_nothing_to_do() -> None:
     assert node_gc.plan_collect(world.reading(), NODE, marked=1) == Transaction()
 
 
-def test_M4_a_node_that_came_back_meanwhile_is_counted_anew() -> None:
+def test_M4_a_node_that_came_back_meanwhile_is_counted_again() -> None:
     """M4: a short reconnect between two looks begins another silence, whatever the clocks of the leaders say."""
     world = world_with_node()
     silence = node_gc.Silence()
