@@ -137,3 +137,95 @@ async def test_weft_trace_prints_the_verdict(shop: Rest) -> None:
         )
         output, _ = await asyncio.wait_for(process.communicate(), 30)
         assert (process.returncode, text in output.decode()) == (code, True)
+
+
+@pytest.fixture
+async def tenants(shop: Rest) -> Rest:
+    """Tenants blue and red with the same subnet; 10.2.1.1 exists in both, 10.2.1.2 in blue only; a service in blue."""
+    for tenant, names in (("blue", ("one", "two")), ("red", ("one",))):
+        await shop.put("tenants", tenantName=tenant)
+        await shop.put(
+            "networks", tenantName=tenant, networkName="n", encap="vxlan", subnet="10.2.1.0/24", gateway="10.2.1.254"
+        )
+        for name in names:
+            (await shop.create_endpoint(f"{tenant}-{name}", tenant=tenant, network="n")).accepted()
+    await shop.put("networks", tenantName="red", networkName="m", encap="vxlan", subnet="10.3.1.0/24")
+    (await shop.create_endpoint("red-three", tenant="red", network="m")).accepted()
+    service = {"networkName": "n", "ipAddress": "10.2.1.100", "selectors": ["app=web"], "ports": ["80:8080:TCP"]}
+    (await shop.put("serviceLBs", tenantName="blue", serviceName="vip", **service)).accepted()
+    return shop
+
+
+async def traced(rest: Rest, **query: str) -> Answer:
+    return await rest.send("GET", f"/api/v1/trace?{urlencode({'service': 'tcp/80', **query})}")
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "text"),
+    [
+        ({"src": "10.2.1.2", "dst": "10.2.1.1"}, 422, "10.2.1.1 is in tenants blue, red"),
+        ({"src": "10.2.1.1", "dst": "10.2.1.2"}, 422, "add -t TENANT"),
+        ({"src": "10.2.1.2", "dst": "10.2.1.250"}, 404, "10.2.1.250 is in network blue:n, but no endpoint has it"),
+        ({"src": "blue-one", "dst": "10.2.1.250"}, 404, "no endpoint has it"),
+        ({"src": "192.0.2.7", "dst": "10.2.1.250"}, 404, "no endpoint has it"),
+        ({"src": "10.2.1.250", "dst": "blue-one"}, 404, "no endpoint has it"),
+        ({"src": "blue-one", "dst": "10.2.1.254"}, 422, "is the gateway of network blue:n"),
+        ({"src": "blue-one", "dst": "10.2.1.100"}, 422, "the VIP of service blue:vip, which has no backend"),
+        ({"src": "blue-one", "dst": "10.2.1.100", "service": "tcp/81"}, 422, "has no port tcp/81, only tcp/80"),
+        ({"src": "192.0.2.7", "dst": "10.2.1.100"}, 422, "the VIP of service blue:vip"),
+        ({"src": "10.2.1.100", "dst": "blue-one"}, 422, "the VIP of service blue:vip"),
+        ({"src": "blue-one", "dst": "vip"}, 422, "the VIP of service blue:vip"),
+        ({"src": "red-one", "dst": "10.2.1.100"}, 404, "no endpoint has it"),
+        ({"src": "blue-one", "dst": "blue-two", "service": "80"}, 422, "write tcp/80"),
+        ({"src": "10.2.1.2", "dst": "10.2.1.1", "tenant": "none"}, 404, "tenant 'none' does not exist"),
+        ({"src": "10.2.1.2", "dst": "10.2.1.1", "tenant": "red"}, 404, "no endpoint in tenant red has 10.2.1.2"),
+        ({"src": "blue-", "dst": "blue-one"}, 422, "blue:n:blue-one, blue:n:blue-two"),
+        ({"src": "192.0.2.7", "dst": "198.51.100.1"}, 422, "no policy applies"),
+        ({"src": "blue-one", "dst": "127.0.0.1"}, 422, "loopback"),
+        ({"src": "blue-one", "dst": "224.0.0.1"}, 422, "multicast"),
+        ({"src": "blue-one", "dst": "nobody"}, 404, "neither an endpoint nor a host nor an address"),
+        ({"src": "blue-one", "dst": "10.2.1"}, 404, "neither an endpoint nor a host nor an address"),
+        ({"src": "blue-one", "dst": "blue-two", "tennant": "blue"}, 400, "tennant"),
+    ],
+)
+async def test_UX3_trace_refuses_instead_of_guessing(
+    tenants: Rest, query: dict[str, str], status: int, text: str
+) -> None:
+    answer = await traced(tenants, **query)
+    answer.refused(status)
+    assert text in answer.body["message"]
+
+
+async def test_UX3_trace_looks_addresses_up_in_all_tenants(tenants: Rest) -> None:
+    alone = (await traced(tenants, src="192.0.2.7", dst="10.2.1.2")).accepted()
+    assert (alone["target"], alone["source"]) == ("blue:n:blue-two", "192.0.2.7")
+    for query in ({"src": "10.2.1.2", "dst": "10.2.1.1", "tenant": "blue"}, {"src": "blue-two", "dst": "10.2.1.1"}):
+        both = (await traced(tenants, **query)).accepted()
+        assert (both["source"], both["target"]) == ("blue:n:blue-two", "blue:n:blue-one")
+    other = (await traced(tenants, src="blue-one", dst="10.3.1.1")).accepted()
+    assert (other["target"], other["allowed"], other["decidedBy"]) == ("red:m:red-three", False, "weft/tenants")
+    assert (await traced(tenants, src="blue-t", dst="198.51.100.1")).accepted()["source"] == "blue:n:blue-two"
+
+
+async def test_UX3_a_vip_names_its_backends_and_their_port(tenants: Rest) -> None:
+    call = {"Event": "start", "Tenant": "blue", "Network": "n", "EndpointID": "blue-two", "Labels": {"app": "web"}}
+    (await tenants.post("/plugin/updateEndpoint", call)).accepted()
+    refused = await traced(tenants, src="blue-one", dst="10.2.1.100")
+    refused.refused(422)
+    assert "trace one of its backends with tcp/8080: blue:n:blue-two" in refused.body["message"]
+
+
+async def test_UX3_weft_trace_refuses_with_its_own_code(tenants: Rest) -> None:
+    for words in (
+        ("10.2.1.2", "10.2.1.1", "tcp/22"),
+        ("blue-one", "10.2.1.250", "tcp/22"),
+        ("blue-one", "blue-two", "22"),
+    ):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "weft.cli", "trace", "--netmaster", tenants.url, *words),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, error = await asyncio.wait_for(process.communicate(), 30)
+        assert (process.returncode, output) == (3, b"")
+        assert error.startswith(b"weft trace: ")

@@ -35,6 +35,14 @@ _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 _MAX_QUOTED = 256
 
 
+_TRUE = frozenset({"1", "t", "true", "y", "yes"})
+
+
+def is_true(text: str) -> bool:
+    """Whether the value of a flag or variable means yes."""
+    return text.lower() in _TRUE
+
+
 class Connection(NamedTuple):
     """How to reach netmaster, from flags and environment."""
 

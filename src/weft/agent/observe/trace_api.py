@@ -21,7 +21,8 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Conflict, Invalid, Malformed, NotFound
 from weft.domain.policy.engine.decide import Flow
 from weft.domain.policy.explain.explain import Explanation, explain
-from weft.domain.policy.model.identities import Identity
+from weft.domain.policy.explain.resolve import FlowResolver
+from weft.domain.policy.model.identities import Identity, IdentityKey
 from weft.domain.policy.model.protocols import parse_service
 from weft.ports.datapath import TraceRequest
 from weft.runtime.http import json_response
@@ -123,18 +124,19 @@ class TraceApi:
             if not query.get(name):
                 raise Malformed(f"{name} is missing", field=name)
         protocol, port = parse_service(query["service"])
+        version = _version(query)
         source = self._find_local(query["src"])
         policy = self._policies.by_tenant.get(source.key.tenant)
         if policy is None:
             raise NotFound(f"the policy of tenant {source.key.tenant} is not in force on this node yet")
-        flow = policy.engine.directory.flow(
-            str(source.key),
-            self._find_target(query["dst"], source),
-            protocol=protocol,
-            port=port,
-            version=_version(query),
-            tenant=source.key.tenant,
+        directory = policy.engine.directory
+        here = directory.get(IdentityKey(str(source.key)))
+        if here is None:
+            raise NotFound(f"the policy of {source.key} is not in force on this node yet", field="src")
+        target = FlowResolver(self._cluster, directory).target(
+            self._find_target(query["dst"], source), tenant=source.key.tenant, service=query["service"]
         )
+        flow = directory.flow_between(here, target, protocol=protocol, port=port, version=version)
         traced = Traced(
             tenant=source.key.tenant,
             protocol=flow.protocol,

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from weft import __version__
-from weft.ctl.client import DEFAULT_WAIT, Connection
+from weft.ctl.client import DEFAULT_WAIT, Connection, is_true
 from weft.ctl.failures import Usage
 from weft.ctl.netctl.cli_spec import Command, Flag, Noun
 from weft.ctl.netctl.commands import COMMANDS, GLOBAL_FLAGS, NOUNS
 
 # Contiv's variables, and NETCTL_CACERT.
 _ENVIRONMENT = {"netmaster": "NETMASTER", "insecure": "INSECURE", "cacert": "NETCTL_CACERT"}
-_TRUE = frozenset({"1", "t", "true", "y", "yes"})
 _MAX_TIMEOUT = 86400
 # The limit of netmaster, which holds a connection open meanwhile.
 _MAX_WAIT = 60
@@ -159,7 +158,7 @@ def _connection(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     defaults = {flag.word: flag.default for flag in GLOBAL_FLAGS}
     return Connection(
         url=str(values.get("netmaster", defaults["netmaster"])),
-        insecure=str(values.get("insecure", "")).lower() in _TRUE,
+        insecure=is_true(str(values.get("insecure", ""))),
         cacert=str(values.get("cacert", "")),
         timeout=_seconds(str(values.get("timeout", defaults["timeout"])), flag="--timeout", maximum=_MAX_TIMEOUT),
     )

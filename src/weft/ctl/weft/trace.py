@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from weft.ctl import render
-from weft.ctl.client import Client, Connection, decode_row
+from weft.ctl.client import Client, Connection, decode_row, is_true
 from weft.ctl.failures import Failure
 from weft.ctl.weft.agent_client import add_agent_flag, get_agent
 
@@ -30,10 +30,23 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("source", metavar="SRC", help="an endpoint (key, id, container id or name) or an address")
     parser.add_argument("target", metavar="DST", help="as SRC")
     parser.add_argument("service", metavar="PROTO/PORT", help="tcp/80, udp/53, icmp …")
-    parser.add_argument("--tenant", "-t", default="default", help="tenant of an address (default)")
+    parser.add_argument("--tenant", "-t", default="", help="tenant of an address, if several tenants have it")
     parser.add_argument("--ipv6", "-6", action="store_const", const="6", help="trace IPv6")
     parser.add_argument("--json", "-j", action="store_true", help="print the explanation as JSON")
+    # As netctl, with the same variables.
     parser.add_argument("--netmaster", default=os.environ.get("NETMASTER", "http://127.0.0.1:9999"), metavar="URL")
+    parser.add_argument(
+        "--cacert",
+        default=os.environ.get("NETCTL_CACERT", ""),
+        metavar="FILE",
+        help="CA certificates to verify netmaster's with (NETCTL_CACERT)",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        default=is_true(os.environ.get("INSECURE", "")),
+        help="do not verify netmaster's certificate (INSECURE)",
+    )
     parser.add_argument("--packet", action="store_true", help="send a probe from SRC, a workload of this node")
     parser.add_argument(
         "--datapath", action="store_true", help="trace the flow in the datapath of this node, which must run SRC"
@@ -79,10 +92,11 @@ def _trace_datapath(args: argparse.Namespace) -> int:
 
 
 def _trace(args: argparse.Namespace) -> int:
-    query = {"src": args.source, "dst": args.target, "service": args.service, "tenant": args.tenant}
-    if args.ipv6:
-        query["version"] = args.ipv6
-    client = Client(Connection(url=args.netmaster), environment=os.environ)
+    query = {"src": args.source, "dst": args.target, "service": args.service}
+    query |= {"tenant": args.tenant} if args.tenant else {}
+    query |= {"version": args.ipv6} if args.ipv6 else {}
+    connection = Connection(url=args.netmaster, cacert=args.cacert, insecure=args.insecure)
+    client = Client(connection, environment=os.environ)
     explanation = decode_row(client.request("GET", "/api/v1/trace", query=query))
     print(render.json_document(explanation) if args.json else "\n".join(_format(explanation)))
     return 0 if explanation.get("allowed") else EXIT_BLOCKED

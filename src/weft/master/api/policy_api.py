@@ -18,7 +18,7 @@ from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.engine.engine_sync import SHARED_KINDS, TENANT_KINDS, sync_object
 from weft.domain.policy.explain.diff import FlowChange, diff
 from weft.domain.policy.explain.explain import Explanation, explain
-from weft.domain.policy.model.protocols import parse_service
+from weft.domain.policy.explain.resolve import FlowResolver, TraceQuery
 from weft.domain.store_types import Change, Listing
 from weft.domain.transaction import ReadSet
 from weft.master.api.objects import API, read_object
@@ -106,7 +106,7 @@ class PolicyApi:
             ),
             Query(name="dst", about="destination, as src", schema=text),
             Query(name="service", about="protocol and port, such as tcp/80, udp/53 or icmp", schema=text),
-            Query(name="tenant", about="tenant of the addresses if neither src nor dst is an endpoint", schema=text),
+            Query(name="tenant", about="tenant of the addresses, if several tenants have them", schema=text),
             Query(
                 name="version", about="IP version, if src and dst have both", schema={"type": "integer", "enum": [4, 6]}
             ),
@@ -126,28 +126,17 @@ class PolicyApi:
         version = query.get("version", "")
         if version not in {"", "4", "6"}:
             raise Malformed("version must be 4 or 6", field="version")
-        protocol, port = parse_service(query["service"])
-        flow = self._view.engine.directory.flow(
-            self._peer(query["src"], field="src"),
-            self._peer(query["dst"], field="dst"),
-            protocol=protocol,
-            port=port,
-            version=int(version) if version else None,
-            tenant=query.get("tenant", "default"),
-        )
-        return json_response(explain(self._view.engine, flow))
-
-    def _peer(self, text: str, *, field: str) -> str:
-        """The engine's name of a source or destination: the key of the only endpoint that matches, else the text."""
-        found = [str(endpoint.key) for endpoint in self._cluster.find_endpoints(text)]
-        # An exact match wins, so that an endpoint whose id is a part of another's stays addressable.
-        exact = [key for key in found if key == text or key.endswith(f":{text}")]
-        chosen = exact or found
-        if len(chosen) > 1:
-            raise Invalid(
-                f"{text[:200]!r} matches {len(chosen)} endpoints, such as {chosen[0]}: use its key", field=field
+        engine = self._view.engine
+        flow = FlowResolver(self._cluster, engine.directory).flow(
+            TraceQuery(
+                source=query["src"],
+                target=query["dst"],
+                service=query["service"],
+                tenant=query.get("tenant", ""),
+                version=int(version) if version else None,
             )
-        return chosen[0] if chosen else text
+        )
+        return json_response(explain(engine, flow))
 
     async def diff(self, request: web.Request) -> web.Response:
         proposals = codec.decode_input(Proposals, await request.read())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import hmac
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
 from aiohttp import web
 
-from weft.domain.errors import Denied
+from weft.domain.errors import Denied, Malformed
 from weft.master.api.leader_proxy import LeaderProxy
-from weft.master.api.objects import STOPPING
+from weft.master.api.objects import API, STOPPING
 from weft.master.api.openapi import openapi_document
 from weft.master.metrics import Metrics
 from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response, own_pages_only
@@ -60,6 +62,14 @@ def make_app(routes: tuple[Route, ...], *, token: str, leader_proxy: LeaderProxy
         return await handler(request)
 
     @web.middleware
+    async def known_query_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+        route = route_of(request)
+        # Only our own API: Contiv's plugin calls ignore the query, and probes of health paths may send anything.
+        if route is not None and route.path.startswith(API):
+            check_query(list(request.query), [query.name for query in route.query])
+        return await handler(request)
+
+    @web.middleware
     async def leader_only(request: web.Request, handler: Handler) -> web.StreamResponse:
         route = route_of(request)
         response = None if route is None or route.local else await leader_proxy.forward(request)
@@ -67,12 +77,27 @@ def make_app(routes: tuple[Route, ...], *, token: str, leader_proxy: LeaderProxy
 
     # Outermost first. Authentication comes before forwarding: a follower must not relay what it would reject.
     app = web.Application(
-        middlewares=[counted, errors_as_json, own_pages_only, authenticated, leader_only], client_max_size=MAX_BODY
+        middlewares=[counted, errors_as_json, own_pages_only, authenticated, known_query_only, leader_only],
+        client_max_size=MAX_BODY,
     )
     app[STOPPING] = asyncio.Event()
     app.on_shutdown.append(_end_watches)
     register(app, described)
     return app
+
+
+def check_query(names: Sequence[str], known: Sequence[str]) -> None:
+    """`Malformed` for an unknown parameter, such as a misspelt `dry-run`, and for one that is given twice.
+
+    A parameter that is ignored may be the one that was to keep a write from happening.
+    """
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f": did you mean {near[0]}?" if near else f": known are {', '.join(known) or 'none'}"
+            raise Malformed(f"unknown query parameter {name[:80]!r}{hint}", field=name[:80])
+        if names.count(name) > 1:
+            raise Malformed(f"query parameter {name[:80]!r} is given twice", field=name[:80])
 
 
 async def _end_watches(app: web.Application) -> None:

@@ -196,7 +196,7 @@ async def test_an_address_implies_its_ip_version(served: Served, policed: Police
         ({"src": "guest", "dst": "till", "service": "tcp"}, 422, "port"),
         ({"src": "away", "dst": "till", "service": "tcp/80"}, 404, "src"),
         ({"src": "absent", "dst": "till", "service": "tcp/80"}, 404, "src"),
-        ({"src": "guest", "dst": "absent", "service": "tcp/80"}, 404, ""),
+        ({"src": "guest", "dst": "absent", "service": "tcp/80"}, 404, "dst"),
     ],
 )
 async def test_an_invalid_trace_is_rejected(served: Served, query: dict[str, str], status: int, field: str) -> None:

@@ -136,10 +136,14 @@ class Directory:
     def get(self, key: IdentityKey) -> Identity | None:
         return self._identities.get(key)
 
+    def holders(self, address: Address) -> list[Identity]:
+        """Return the identities with this address, of all tenants."""
+        # Sorted, so that the result never depends on the order of changes.
+        return [self._identities[key] for key in sorted(self._by_address[address])]
+
     def at(self, address: Address, *, tenant: str) -> Identity:
         """Return the identity of this address for a flow of this tenant; the world if no identity has it."""
-        # Sorted, so that the result never depends on the order of changes.
-        holders = [self._identities[key] for key in sorted(self._by_address[address])]
+        holders = self.holders(address)
         for holder in holders:
             # Workloads of other tenants never match: tenants may overlap, and this flow cannot reach them anyway.
             if holder.tenant == tenant:
@@ -167,11 +171,18 @@ class Directory:
         named = [self.get(IdentityKey(text)) for text in (source, target)]
         scope = next((end.tenant for end in named if end is not None and end.tenant), tenant)
         ends = [end or self._at_text(text, tenant=scope) for end, text in zip(named, (source, target), strict=True)]
-        version = _common_version(*ends, wanted=version)
+        return self.flow_between(*ends, protocol=protocol, port=port, version=version)
+
+    @staticmethod
+    def flow_between(
+        source: Identity, target: Identity, *, protocol: int, port: int = 0, version: int | None = None
+    ) -> Flow:
+        """Return the flow between two identities; version and ICMP as in `flow`."""
+        version = _common_version(source, target, wanted=version)
         # Operators write `icmp` for both families.
         if protocol in (ICMP, ICMPV6):
             protocol = ICMP if version == 4 else ICMPV6
-        return Flow(source=ends[0], target=ends[1], protocol=protocol, port=port, version=version)
+        return Flow(source=source, target=target, protocol=protocol, port=port, version=version)
 
     def _at_text(self, text: str, *, tenant: str) -> Identity:
         try:

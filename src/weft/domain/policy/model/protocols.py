@@ -35,8 +35,20 @@ def protocol_name(number: int) -> str:
 
 
 def parse_service(text: str) -> tuple[int, int]:
-    """Return protocol number and port of `tcp/80`, `icmp` or `47`; the port is 0 if the protocol has no ports."""
+    """Return protocol number and port of `tcp/80`, `icmp` or `ip/47`; the port is 0 if the protocol has no ports.
+
+    A number alone is refused: whoever writes `80` means a port, and would get a verdict on IP protocol 80.
+    """
     name, slash, port = text.partition("/")
+    if not slash and name.isascii() and name.isdigit():
+        raise Invalid(
+            f"{text[:20]!r} has no protocol: write tcp/{text[:20]} (or ip/{text[:20]} for an IP protocol number)",
+            field="service",
+        )
+    if slash and name.lower() == "ip":
+        if (number := protocol_number(port)) in PORTED:
+            raise Invalid(f"{text[:20]!r} lacks a port: write {protocol_name(number)}/80", field="port")
+        return number, 0
     protocol = protocol_number(name)
     if not slash:
         if protocol in PORTED:
@@ -57,4 +69,6 @@ def check_port(text: str, *, protocol: int) -> int:
 def service_name(protocol: int, port: int) -> str:
     """Return the text that `parse_service` parses."""
     name = protocol_name(protocol)
-    return f"{name}/{port}" if protocol in PORTED else name
+    if protocol in PORTED:
+        return f"{name}/{port}"
+    return f"ip/{name}" if name.isdigit() else name

@@ -267,7 +267,9 @@ def test_a_port_without_protocol_matches_every_protocol_with_ports(engine: Engin
         assert passes(engine, "c1", "w1", service) is open_service
 
 
-@pytest.mark.parametrize(("protocol", "service"), [("6", "tcp/80"), ("132", "sctp/80"), ("47", "47"), ("255", "255")])
+@pytest.mark.parametrize(
+    ("protocol", "service"), [("6", "tcp/80"), ("132", "sctp/80"), ("47", "ip/47"), ("255", "ip/255")]
+)
 def test_protocols_by_number(engine: Engine, protocol: str, service: str) -> None:
     engine.put(rule("1", "deny", protocol=protocol))
     assert not passes(engine, "c1", "w1", service)

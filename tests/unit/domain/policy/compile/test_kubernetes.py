@@ -48,7 +48,7 @@ def passes(engine: Engine, source: str, target: str, service: str = "tcp/80", *,
 
 
 def test_without_a_policy_everything_is_allowed(engine: Engine) -> None:
-    for service in ("tcp/80", "udp/53", "sctp/1", "icmp", "47"):
+    for service in ("tcp/80", "udp/53", "sctp/1", "icmp", "ip/47"):
         for version in (4, 6):
             assert passes(engine, "x/a", "y/b", service, version=version)
 
@@ -66,7 +66,7 @@ def test_isolation_is_per_direction(engine: Engine) -> None:
 def test_isolation_covers_every_protocol_and_both_families(engine: Engine) -> None:
     """CVE-2023-27594, GHSA-c66w-hq56-4q97: neither IPv6 nor ICMP is a way around a policy."""
     engine.put(network_policy(podSelector={}))
-    for service in ("tcp/80", "udp/53", "sctp/1", "icmp", "47"):
+    for service in ("tcp/80", "udp/53", "sctp/1", "icmp", "ip/47"):
         for version in (4, 6):
             assert not passes(engine, "y/a", "x/a", service, version=version)
 

@@ -20,9 +20,9 @@ from weft.domain.policy.model.protocols import parse_service, protocol_name, pro
         ("6/1", (6, 1)),
         ("icmp", (1, 0)),
         ("icmpv6", (58, 0)),
-        ("47", (47, 0)),
-        ("0", (0, 0)),
-        ("255", (255, 0)),
+        ("ip/47", (47, 0)),
+        ("ip/0", (0, 0)),
+        ("ip/255", (255, 0)),
     ],
 )
 def test_services(text: str, service: tuple[int, int]) -> None:
@@ -42,8 +42,13 @@ def test_services(text: str, service: tuple[int, int]) -> None:
         ("tcp/²", "port"),
         ("icmp/8", "port"),
         ("47/1", "port"),
-        ("256", "protocol"),
-        ("999999999999", "protocol"),
+        ("80", "service"),  # UX3: a port without protocol, not IP protocol 80
+        ("256", "service"),
+        ("999999999999", "service"),
+        ("ip/256", "protocol"),
+        ("ip/6", "port"),
+        ("ip/", "protocol"),
+        ("80/tcp", "port"),
         ("²", "protocol"),
         ("-1", "protocol"),
         ("", "protocol"),
