@@ -32,6 +32,10 @@ RR_FIXED = struct.Struct("!HHIH")
 MAX_NAME_LENGTH, MAX_LABEL_LENGTH = 255, 63
 # The two upper bits of a length byte mark a compression pointer.
 _POINTER = 0xC0
+# A name has at most 127 labels, so more pointers serve only to keep us busy: 64 KiB have room for chains of thousands.
+_MAX_POINTERS = 127
+# Records of an upstream's answer that are read; more addresses than this help no client.
+_MAX_RECORDS = 256
 
 
 class Type(IntEnum):
@@ -161,7 +165,7 @@ def _end_of_name(data: bytes, at: int, *, pointers: bool) -> int:
 def read_name(data: bytes, at: int) -> bytes:
     """The name at `at`, decompressed and in lower case."""
     labels: list[bytes] = []
-    size, start = 1, at
+    size, start, pointers = 1, at, 0
     while True:
         length = data[at : at + 1]
         if not length:
@@ -171,6 +175,9 @@ def read_name(data: bytes, at: int) -> bytes:
         if length[0] > MAX_LABEL_LENGTH:
             # Each pointer must point before the part it ends, so a loop is impossible.
             start = at = _pointer(data, at, before=start)
+            pointers += 1
+            if pointers > _MAX_POINTERS:
+                raise Malformed("a chain of pointers")
             continue
         end = at + 1 + length[0]
         labels.append(data[at:end])
@@ -212,7 +219,7 @@ def read_address_records(data: bytes, question: Question) -> list[AnswerRecord]:
     """The A, AAAA and CNAME records of a checked answer, in their order. Others are skipped."""
     at = HEADER_SIZE + len(question.wire_question)
     found: list[AnswerRecord] = []
-    for _ in range(HEADER.unpack_from(data)[3]):
+    for _ in range(min(HEADER.unpack_from(data)[3], _MAX_RECORDS)):
         owner = read_name(data, at)
         end, kind, cls, ttl = _skip_record(data, at)
         begin = _end_of_name(data, at, pointers=True) + RR_FIXED.size

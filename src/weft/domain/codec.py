@@ -18,8 +18,10 @@ from weft.domain.errors import Invalid, Malformed, Unavailable
 from weft.domain.model import Value
 
 VERSION = 1
-# What decoding raises for invalid JSON. Deep nesting exhausts the stack of the decoder, hence RecursionError.
-NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+# What msgspec raises for JSON or MessagePack that it cannot decode: besides its own errors, UnicodeDecodeError for text
+# that is not UTF-8, and RecursionError for deep nesting, which exhausts the stack of the decoder.
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+NOT_JSON = UNDECODABLE
 T = TypeVar("T", bound=Value)
 S = TypeVar("S", bound=msgspec.Struct)
 

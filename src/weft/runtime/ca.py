@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -29,6 +29,11 @@ _SKEW = timedelta(minutes=5)
 _PRIVATE = 0o600
 # ub-common-name of X.509 (RFC 5280).
 _LONGEST_COMMON_NAME = 64
+# What reading a certificate, a request or a key raises.
+_UNREADABLE = (
+    ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)  # fmt: skip
 
 
 class Request(NamedTuple):
@@ -49,7 +54,7 @@ def read_end(certificate: bytes) -> datetime:
     """The expiry of the first certificate in a PEM text; `Invalid` if there is none."""
     try:
         return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise Invalid(f"not a certificate: {error}") from error
 
 
@@ -58,9 +63,11 @@ def read_name(certificate: bytes) -> str:
     try:
         read = x509.load_pem_x509_certificate(certificate)
         uris = _alternative_names(read).get_values_for_type(x509.UniformResourceIdentifier)
-    except ValueError as error:
+        # Parsed only now: a certificate may be well-formed, and a part of it not.
+        common_names = [str(each.value) for each in read.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    except _UNREADABLE as error:
         raise Invalid(f"not a certificate: {error}") from error
-    name = named_by(uris, (str(each.value) for each in read.subject.get_attributes_for_oid(NameOID.COMMON_NAME)))
+    name = named_by(uris, common_names)
     if not name:
         raise Invalid(f"certificate {read.subject.rfc4514_string()!r} has no node SAN")
     return name
@@ -83,7 +90,7 @@ class Authority:
         try:
             key = serialization.load_pem_private_key(text, password=None)
             certificate = x509.load_pem_x509_certificate(text)
-        except ValueError as error:
+        except _UNREADABLE as error:
             raise Invalid(f"{file} does not contain the CA key and certificate: {error}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise Invalid(f"{file} does not contain an EC private key")
@@ -100,7 +107,7 @@ class Authority:
             asked = x509.load_pem_x509_csr(request)
             if not asked.is_signature_valid:
                 raise Malformed("the certificate signing request is not signed by its own key")
-        except (ValueError, InvalidSignature) as error:
+        except (*_UNREADABLE, InvalidSignature) as error:
             raise Malformed(f"not a certificate signing request: {error}") from error
         # netmaster is a client of other netmasters too.
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]

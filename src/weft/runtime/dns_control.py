@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from weft.domain.codec import UNDECODABLE
 from weft.domain.dns.names import Entry, Zone
 from weft.domain.errors import Malformed, Unavailable
 from weft.domain.ids import TenantName
@@ -84,7 +85,7 @@ def decode_message(body: bytes) -> Message:
     """A message, or `Malformed`."""
     try:
         return _MESSAGES.decode(body)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise Malformed(f"not a control message: {error}") from error
 
 
@@ -92,7 +93,7 @@ def decode_report(body: bytes) -> Report:
     """A report, or `Malformed`."""
     try:
         return _REPORTS.decode(body)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise Malformed(f"not a report: {error}") from error
 
 

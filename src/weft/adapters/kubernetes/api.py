@@ -18,6 +18,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from weft.adapters.kubernetes.credentials import ClientConfig
+from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.runtime.file_change import Rewritten
 from weft.runtime.http_failover import Servers, TryNextServer
@@ -173,7 +174,7 @@ def error_from_status(code: int, body: bytes) -> WeftError:
     """The `WeftError` for an HTTP status with its `Status` body."""
     try:
         status = msgspec.json.decode(body, type=Status)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         # Proxies and load balancers answer with text of their own.
         status = Status(message=body[:200].decode(errors="replace"))
     kind = Compacted if _FUTURE_RESOURCE_VERSION in status.message else _ERRORS.get(code, Unavailable)

@@ -13,12 +13,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import yaml
 
+from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import Invalid
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 T = TypeVar("T")
+
+# Levels of a kubeconfig; kubectl writes five.
+_MAX_DEPTH = 50
+# Members of clusters and users that are read.
+_TEXTS = frozenset(
+    f"{name}{suffix}"
+    for name in ("server", "token", "tokenFile", "certificate-authority", "client-certificate", "client-key")
+    for suffix in ("", "-data")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +84,9 @@ def read_kubeconfig(path: Path) -> ClientConfig:
     context = _pick(config.contexts, config.current_context, path=path, field="current-context").context
     cluster = _pick(config.clusters, context.get("cluster", ""), path=path, field="context.cluster").cluster
     user = _pick(config.users, context.get("user", ""), path=path, field="context.user").user or {}
+    for member, value in [*cluster.items(), *user.items()]:
+        if member in _TEXTS and not isinstance(value, str):
+            raise Invalid(f"{path}: {member} is not a text", field=member)
     if not cluster.get("server"):
         raise Invalid(f"{path}: the cluster has no server: give its URL", field="cluster.server")
     if cluster.get("insecure-skip-tls-verify"):
@@ -141,11 +155,23 @@ def read_in_cluster_config(directory: Path, environ: Mapping[str, str], servers:
 def _read(path: Path, kind: type[T], *, as_yaml: bool = False) -> T:
     try:
         text = path.read_bytes()
-        return msgspec.yaml.decode(text, type=kind) if as_yaml else msgspec.json.decode(text, type=kind)
+        if not as_yaml:
+            return msgspec.json.decode(text, type=kind)
+        _check_depth(text)
+        return msgspec.yaml.decode(text, type=kind)
     except OSError as error:
         raise Invalid(f"{path} cannot be read: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+    except (*UNDECODABLE, yaml.YAMLError, ValueError) as error:
         raise Invalid(f"{path} is not readable: {error}") from error
+
+
+def _check_depth(text: bytes) -> None:
+    """`ValueError` for YAML that is nested so deeply that building its objects would overflow libyaml's C stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):  # events: their number bounds the work, not their depth
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
 
 
 def _pick(entries: tuple[_Named, ...], name: str, *, path: Path, field: str) -> _Named:

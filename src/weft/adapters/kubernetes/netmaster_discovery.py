@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from weft.adapters.kubernetes.api import ApiClient
+from weft.adapters.kubernetes.reflector import decode_reply
 from weft.domain.errors import Denied, NotFound
 from weft.ports.orchestrator import NetmasterEndpoint
 
@@ -44,12 +45,16 @@ class _TokenReview(msgspec.Struct, frozen=True):
     status: _ReviewStatus = _ReviewStatus()
 
 
+_decode_config_map = msgspec.json.Decoder(_ConfigMap).decode
+_decode_review = msgspec.json.Decoder(_TokenReview).decode
+
+
 class KubeDiscovery(ApiClient):
     """See `weft.ports.orchestrator.Discovery`."""
 
     async def read(self) -> NetmasterEndpoint | None:
         try:
-            data = msgspec.json.decode(await self._api.get(CONFIG_MAP), type=_ConfigMap).data
+            data = decode_reply(_decode_config_map, await self._api.get(CONFIG_MAP)).data
         except NotFound:
             return None
         try:
@@ -68,7 +73,7 @@ class KubeDiscovery(ApiClient):
             "spec": {"token": token, "audiences": [AUDIENCE]},
         }
         reply = await self._api.post(_REVIEWS, msgspec.json.encode(request))
-        review = msgspec.json.decode(reply, type=_TokenReview).status
+        review = decode_reply(_decode_review, reply).status
         if not review.authenticated:
             raise Denied(f"the API server does not accept the token: {review.error[:200] or 'unknown token'}")
         # An authenticator that ignores audiences accepts any token and leaves them out of its reply.

@@ -22,6 +22,7 @@ from urllib.parse import quote
 import msgspec
 
 from weft.adapters.kubernetes.api import Api, Status, error_from_status
+from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import Compacted, NotFound, Unavailable, WeftError
 from weft.runtime.backoff import Backoff
 from weft.runtime.logs import Log
@@ -207,7 +208,7 @@ class Reflector(Generic[T]):
     def _decode(self, data: bytes) -> T | None:
         try:
             return self._resource.decode(data)
-        except (msgspec.MsgspecError, WeftError, ValueError) as error:
+        except (*UNDECODABLE, WeftError, ValueError) as error:
             log.error(
                 "failed to decode object",
                 path=self._resource.path,
@@ -225,5 +226,5 @@ def decode_reply(decode: Callable[[bytes], T], data: bytes) -> T:
     """Decode a reply of the API server; `Unavailable` when it is malformed, as a proxy's error page is."""
     try:
         return decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise Unavailable(f"malformed reply from the API server: {error}") from error

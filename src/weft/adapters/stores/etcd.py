@@ -92,7 +92,7 @@ class EtcdStore:
                 continue
             entries.extend(map(self._entry, page.kvs))
             revision = revision or page.header.revision
-            if not page.more:
+            if not page.more or not page.kvs:
                 return Listing(tuple(entries), revision)
             # The smallest key after the last one.
             key = page.kvs[-1].key + b"\0"
@@ -222,7 +222,8 @@ class EtcdStore:
         return self._root + key.encode()
 
     def _name(self, key: bytes) -> StoreKey:
-        return StoreKey(key[len(self._root) :].decode())
+        # A key that is not UTF-8 is not ours. It is passed on in an escaped form, which no key of ours has.
+        return StoreKey(key[len(self._root) :].decode(errors="backslashreplace"))
 
 
 def open_store(

@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from weft.adapters.stores import etcd_wire as wire
+from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import Compacted, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.runtime.http_failover import Servers, TryNextServer
 
@@ -89,9 +90,11 @@ class Gateway:
             try:
                 async for line in _lines(stream.pieces):
                     # The gateway reports some errors by status, others in the stream.
-                    if stream.status != _OK:
-                        raise _translate(_error.decode(line), may_retry=True)
-                    answer = _watched.decode(line)
+                    try:
+                        failed = None if stream.status == _OK else _error.decode(line)
+                        answer = wire.WatchAnswer(error=failed) if failed else _watched.decode(line)
+                    except UNDECODABLE as unreadable:
+                        raise _unreadable("/v3/watch", line) from unreadable
                     if answer.error is not None:
                         raise _translate(answer.error, may_retry=True)
                     if answer.result is not None:
@@ -124,8 +127,8 @@ class Gateway:
                 if status == _OK:
                     return answer.decode(data)
                 error = _error.decode(data)
-            except msgspec.MsgspecError as unreadable:
-                raise Unavailable(f"cannot decode etcd's response to {path}: {data[:200]!r}") from unreadable
+            except UNDECODABLE as unreadable:
+                raise _unreadable(path, data) from unreadable
             raise _translate(error, may_retry=repeatable or error.message in _NOT_PROPOSED)
 
         return await self._servers.ask(path, body, parse=parse, repeatable=repeatable, headers=headers)
@@ -154,6 +157,10 @@ class Gateway:
             token = {"Authorization": answer.token} if answer.token else {}
             self._headers = {**_REQUIRE_LEADER, **token}
             return self._headers
+
+
+def _unreadable(path: str, data: bytes) -> Unavailable:
+    return Unavailable(f"cannot decode etcd's response to {path}: {data[:200]!r}")
 
 
 def _translate(error: wire.Error, *, may_retry: bool) -> WeftError | TryNextServer:

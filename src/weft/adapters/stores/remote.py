@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import Compacted, Invalid, Unavailable, WeftError
 from weft.domain.ids import StoreKey
 from weft.ports.store import Change, Compare, Entry, LeaseId, Listing, Revision, Write
@@ -99,7 +100,7 @@ class RemoteStore:
                 raise _error(data)
             try:
                 return answer.decode(data)
-            except msgspec.MsgspecError as error:
+            except UNDECODABLE as error:
                 raise Unavailable(f"cannot decode the response to {call}: {data[:200]!r}") from error
 
         self._renew()
@@ -112,7 +113,7 @@ def _error(data: bytes) -> WeftError:
     """Decode an error response."""
     try:
         return wire.error_of(_fault.decode(data))
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return Unavailable(f"not an error response of netmaster: {data[:200]!r}")
 
 

@@ -16,6 +16,7 @@ from weft.agent.cni.server import Observe, Serve, cni_error, read_request
 from weft.agent.store.attachment_store import Attachment, AttachmentStore
 from weft.cni.errors import CniError, Code
 from weft.cni.request import AttachmentId, Verb
+from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import Denied, Malformed, WeftError
 from weft.ports.datapath import InterfaceAddress
 from weft.runtime.http import JSON_TYPE, MAX_BODY, errors_as_json, json_response
@@ -115,7 +116,7 @@ async def _read_pod(request: web.Request) -> Pod:
         raise web.HTTPUnsupportedMediaType(reason=f"send {JSON_TYPE}")
     try:
         pod = msgspec.json.decode(await request.read(), type=Pod)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise Malformed(f"the body is not a pod: {error}") from error
     # These characters separate the pairs of CNI_ARGS, into which the names go.
     for text in (pod.name, pod.namespace, pod.container):

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from weft.cni.files import place_file
+from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import Denied, Invalid, Unavailable, WeftError
 from weft.domain.ids import NodeName
 from weft.drivers import RemoteStoreSettings
@@ -106,7 +107,7 @@ class NodeCertificate:
             return None
         try:
             return msgspec.json.decode(self._endpoint.read_bytes(), type=NetmasterEndpoint)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise Invalid(
                 f"{self._endpoint} is not readable: remove it, and the node enrolls again: {error}"
             ) from error
@@ -127,7 +128,7 @@ class NodeCertificate:
             raise Unavailable(f"the token {self._token} cannot be read: {error.strerror}") from error
         try:
             tls = ssl.create_default_context(cadata=endpoint.ca)
-        except ssl.SSLError as error:
+        except (ssl.SSLError, TypeError, ValueError) as error:  # no certificate, no ASCII, no text at all
             raise Unavailable(f"netmaster's CA certificate is not readable: {error}") from error
         request = new_request(self._node)
         async with Servers([endpoint.join], tls=tls) as servers:
@@ -156,7 +157,7 @@ def _read_answer(status: int, body: bytes) -> Joined:
         if status == 200:
             return msgspec.json.decode(body, type=Joined)
         message = msgspec.json.decode(body, type=_ErrorBody).message
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise Unavailable(f"unexpected answer of netmaster: {body[:200]!r}") from error
     if status == 403:
         raise Denied(f"netmaster refuses to enroll this node: {message}")

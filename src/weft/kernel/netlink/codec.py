@@ -142,7 +142,7 @@ def pack_mac(value: str) -> bytes:
 def attribute_list(data: bytes, offset: int = 0) -> list[tuple[int, bytes]]:
     """Decode the attributes from an offset on, in order; `DatapathFault` when one exceeds the message."""
     # Hot path of every dump: a plain list and no generator.
-    found = []
+    found: list[tuple[int, bytes]] = []
     end = len(data)
     while end - offset >= 4:
         size, kind = _ATTRIBUTE.unpack_from(data, offset)

@@ -54,6 +54,8 @@ _LIBC_WITH_GIL.recv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, 
 _LIBC_WITH_GIL.recv.restype = ctypes.c_ssize_t
 
 _ERRNO = struct.Struct("=i")
+# nlmsg_len, the first member of a message header.
+_LENGTH = struct.Struct("=I")
 
 # Bounded so that the replies fit into the receive buffer even if every request of a batch fails.
 _BATCH_BYTES, _BATCH_REQUESTS = 1 << 16, 256
@@ -284,6 +286,6 @@ def _extack_message(message: Message) -> str:
     offset = _ERRNO.size
     if message.kind == NLMSG_ERROR:
         # An error quotes the request before the attributes; a capped one only its header.
-        (size,) = unpack_header(_ERRNO, message.payload[offset:])
+        (size,) = unpack_header(_LENGTH, message.payload[offset:])
         offset += NLMSGHDR.size if message.flags & NLM_F_CAPPED else size + 3 & ~3
     return to_text(attributes(message.payload, offset).get(NLMSGERR_ATTR_MSG))

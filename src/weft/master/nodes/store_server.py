@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import Denied, Invalid, Malformed, Unavailable, WeftError
 from weft.domain.ids import MAX_LONG_NAME, NodeName, StoreKey, check_name
 from weft.domain.store_types import DeleteAll, LeaseId, PrefixUnchangedSince, Revision
@@ -225,7 +226,7 @@ def _fault(error: WeftError, status: int) -> web.Response:
 async def _decoded(request: web.Request, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(await request.read(), type=kind)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise Malformed(f"malformed request: {error}") from error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from weft.domain import errors
+from weft.domain.codec import UNDECODABLE
 from weft.domain.ids import StoreKey
 from weft.ports.store import Change, Compare, LeaseId, Revision, Write
 
@@ -24,6 +25,8 @@ HEARTBEAT = 1.0
 
 # Network byte order.
 _LENGTH = struct.Struct(">I")
+# Bytes of a frame: far above any commit, so that a broken length does not fill the memory of an agent.
+MAX_FRAME = 128 << 20
 
 
 class KeyRequest(msgspec.Struct, frozen=True):
@@ -116,19 +119,31 @@ def framed(frame: Frame) -> bytes:
 
 
 async def frames(pieces: AsyncIterator[bytes]) -> AsyncGenerator[Frame, None]:
-    """Decode the frames of a stream that arrives in arbitrary pieces; heartbeats are skipped."""
+    """Decode the frames of a stream that arrives in arbitrary pieces; heartbeats are skipped.
+
+    `Unavailable` for a frame that cannot be decoded: another connection may be better.
+    """
     buffer = bytearray()
     async for piece in pieces:
         buffer += piece
         start = 0
         while len(buffer) >= start + _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > MAX_FRAME:
+                raise errors.Unavailable(f"a frame of {length} bytes is more than {MAX_FRAME}")
             end = start + _LENGTH.size + length
             if len(buffer) < end:
                 break
             if length:
-                # A memoryview avoids a copy of the frame.
-                yield _decode_frame(memoryview(buffer)[start + _LENGTH.size : end])
+                yield _frame(buffer, start + _LENGTH.size, end)
             start = end
         # Once per piece, not once per frame: deletion moves the rest of the buffer.
         del buffer[:start]
+
+
+def _frame(buffer: bytearray, begin: int, end: int) -> Frame:
+    try:
+        # A memoryview avoids a copy of the frame.
+        return _decode_frame(memoryview(buffer)[begin:end])
+    except UNDECODABLE as error:
+        raise errors.Unavailable(f"a frame cannot be decoded: {error}") from error

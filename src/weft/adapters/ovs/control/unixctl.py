@@ -49,7 +49,7 @@ def _reply(stream: Stream, method: str) -> str:
     incoming, until = Incoming(), time.monotonic() + DEADLINE
     while not (messages := incoming.feed(stream.receive(until=until))):
         pass
-    (reply,) = messages
+    reply = messages[0]  # we have asked once; anything more is noise
     if reply.error is not None:
         raise UnixctlError(f"ovs: {method}: {reply.error}")
     return str(reply.result)

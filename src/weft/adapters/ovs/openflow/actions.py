@@ -304,10 +304,11 @@ def _decode_nxast(data: bytes, subtype: int) -> Action | None:
 
 def _mark_of(data: bytes) -> str | None:
     """Return the register copied to ct_mark, "" without nested actions, None when they are not ours."""
-    match decode_actions(data):
-        case ():
-            return ""
-        case (Move(source, "ct_mark"),):
+    if not data:
+        return ""
+    # By its size first: actions nested in each other would exhaust the stack.
+    match _decode(data) if len(data) == _MOVE_STRUCT.size else None:
+        case Move(source, "ct_mark"):
             return source
         case _:
             return None

@@ -118,7 +118,7 @@ class OpenFlow(Connection):
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
-        self._buffer = b""
+        self._buffer = bytearray()
         self._xid = 0
         self._packet_ins: deque[PacketIn] = deque(maxlen=_MAX_QUEUED_PACKET_INS)
         # Shapes of flows that this version of the switch has accepted, over its restarts.
@@ -258,7 +258,7 @@ class OpenFlow(Connection):
                 pass  # a reply to a request that was given up; packet-ins are queued by `_take`
 
     def _handshake(self) -> None:
-        self._buffer = b""
+        self._buffer = bytearray()
         self._close_on_fault(self._negotiate)
 
     def _negotiate(self, stream: Stream) -> None:
@@ -346,8 +346,7 @@ class OpenFlow(Connection):
         return first, done
 
     def _count_flows(self, stream: Stream) -> int:
-        (body,) = self._request(stream, OFPMP_AGGREGATE, flows_request())
-        return _flow_count(body)
+        return _flow_count(b"".join(self._request(stream, OFPMP_AGGREGATE, flows_request())))
 
     def _request(self, stream: Stream, kind: int, question: bytes) -> Iterator[bytes]:
         """Send a multipart request and yield the bodies of its replies."""
@@ -393,7 +392,8 @@ class OpenFlow(Connection):
                 raise DatapathFault(f"{self.address}: bad OpenFlow 1.4 message header")
             if len(self._buffer) < length:
                 return
-            body, self._buffer = self._buffer[_HEADER.size : length], self._buffer[length:]
+            body = bytes(self._buffer[_HEADER.size : length])
+            del self._buffer[:length]  # of a bytearray: it moves no bytes, however many messages are queued
             if kind == OFPT_ECHO_REQUEST:
                 stream.send(_pack(OFPT_ECHO_REPLY, xid, body))
             elif kind == OFPT_PACKET_IN:

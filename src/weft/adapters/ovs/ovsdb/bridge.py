@@ -250,7 +250,10 @@ class SwitchBridge:
             ]
         added = set_of(named_uuid(f"p{position}") for position in range(len(external_ids)))
         results = self.database.transact([*operations, self.mutate("ports", "insert", added)])
-        return {name: one_of(results[2 * position]["uuid"]) for position, name in enumerate(external_ids)}
+        try:
+            return {name: one_of(results[2 * position]["uuid"]) for position, name in enumerate(external_ids)}
+        except (LookupError, TypeError) as error:
+            raise DatapathFault("ovsdb: insert: the results have no UUIDs") from error
 
     def wait_for_ofports(self, rows: Mapping[str, str], ofports: Mapping[str, int]) -> dict[str, str]:
         """Wait until ovs-vswitchd has added ports, given by Interface rows; errors by name.
@@ -491,4 +494,7 @@ class SwitchBridge:
                 {"op": "select", "table": "Open_vSwitch", "where": [], "columns": ["next_cfg"]},
             ]
         )
-        return int(results[-1]["rows"][0]["next_cfg"])
+        try:
+            return int(results[-1]["rows"][0]["next_cfg"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise DatapathFault("ovsdb: select: the result has no next_cfg") from error

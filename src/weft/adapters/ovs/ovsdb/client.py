@@ -16,6 +16,7 @@ from typing import Any
 from weft.adapters.ovs.control.connection import Connection
 from weft.adapters.ovs.control.stream import DEADLINE, Stream
 from weft.adapters.ovs.ovsdb.jsonrpc import Incoming, Message, encode
+from weft.adapters.ovs.ovsdb.types import check_row
 from weft.domain.errors import DatapathFault
 
 DATABASE = "Open_vSwitch"
@@ -34,6 +35,8 @@ class Database(Connection):
         self._incoming = Incoming()
         self._last_id = 0
         self._replies: dict[int, Message] = {}
+        # The monitored columns that this server has.
+        self._monitored: dict[str, list[str]] = {}
         # The local copy: rows by UUID, by table. An update replaces the row object.
         self.tables: defaultdict[str, dict[str, Row]] = defaultdict(dict)
         # Number of update notifications received.
@@ -63,7 +66,10 @@ class Database(Connection):
             yield results
         finally:
             # Even if the block fails: the reply would never leave `_replies`.
-            results += self._result_of(number, "transact")
+            found = self._result_of(number, "transact")
+            if not isinstance(found, list):
+                raise DatapathFault("ovsdb: transact: the result is not a list")
+            results += found
         for position, result in enumerate(results):
             if isinstance(result, dict) and (fault := result.get("error")):
                 # An error behind the last operation is about the commit, for example a failed constraint.
@@ -84,15 +90,24 @@ class Database(Connection):
         self._incoming = Incoming()
         self._replies.clear()
         # ovsdb-server rejects a monitor request that names an unknown column.
-        schema = self._call("get_schema", [DATABASE])
-        wanted = {
-            table: {"columns": [column for column in columns if column in schema["tables"][table]["columns"]]}
-            for table, columns in self._columns.items()
-            if table in schema["tables"]
-        }
+        self._monitored = self._available(self._call("get_schema", [DATABASE]))
+        wanted = {table: {"columns": columns} for table, columns in self._monitored.items()}
         # Rows may have been deleted while we were disconnected, and the dump does not say so.
         self.tables.clear()
         self._update(self._call("monitor", [DATABASE, None, wanted]))
+
+    def _available(self, schema: Any) -> dict[str, list[str]]:
+        """The columns that we want and the server has, by table."""
+        match schema:
+            case {"tables": dict(tables)}:
+                columns = {name: table["columns"] for name, table in tables.items() if _has_columns(table)}
+                return {
+                    table: [column for column in wanted if column in columns[table]]
+                    for table, wanted in self._columns.items()
+                    if table in columns
+                }
+            case _:
+                raise DatapathFault("ovsdb: get_schema: the result is not a schema")
 
     def _drain(self, stream: Stream) -> None:
         self._take(stream.receive_available())
@@ -132,10 +147,19 @@ class Database(Connection):
             elif message.method is None and isinstance(message.id, int):
                 self._replies[message.id] = message
 
-    def _update(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    def _update(self, tables: Any) -> None:
+        """Apply table updates (RFC 7047, 4.1.6). Rows are checked here, so that readers of the copy need not."""
+        if not isinstance(tables, dict) or not all(isinstance(rows, dict) for rows in tables.values()):
+            raise DatapathFault("ovsdb: an update is not a set of tables")
         for table, rows in tables.items():
+            columns = self._monitored.get(table, ())
             for uuid, row in rows.items():
-                if "new" in row:
+                if isinstance(row, dict) and "new" in row:
+                    check_row(table, row["new"], columns)
                     self.tables[table][uuid] = row["new"]
                 else:
                     self.tables[table].pop(uuid, None)
+
+
+def _has_columns(table: Any) -> bool:
+    return isinstance(table, dict) and isinstance(table.get("columns"), dict)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
+from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import DatapathFault
 
 # Bytes; the initial dump of a switch with 100,000 ports is smaller.
 MAX_MESSAGE = 256 << 20
+_WHITESPACE = re.compile(r"\s*")
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -48,7 +51,7 @@ class Incoming:
             return []
         try:
             messages = [msgspec.json.decode(self._buffer, type=Message)]
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             return [*self._feed_several()]
         self._buffer.clear()
         return messages
@@ -66,10 +69,11 @@ class Incoming:
                 found, end = decoder.raw_decode(text, at)
             except json.JSONDecodeError:
                 break
-            except RecursionError as error:
-                raise DatapathFault("ovsdb: message is nested too deeply") from error
+            except (RecursionError, ValueError) as error:  # the latter for integers of thousands of digits
+                raise DatapathFault(f"ovsdb: message cannot be decoded: {error}") from error
             yield _message(found)
-            at = len(text) - len(text[end:].lstrip())
+            space = _WHITESPACE.match(text, end)
+            at = space.end() if space else end
         rest = text[at:]
         if rest and not rest.startswith("{"):
             raise DatapathFault(f"ovsdb: {rest[:40]!r} is not the start of a message")
@@ -79,5 +83,5 @@ class Incoming:
 def _message(found: object) -> Message:
     try:
         return msgspec.convert(found, Message)
-    except msgspec.ValidationError as error:
+    except UNDECODABLE as error:
         raise DatapathFault(f"ovsdb: invalid message: {error}") from error
