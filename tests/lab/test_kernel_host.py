@@ -17,6 +17,7 @@ from weft.domain.addresses import Address, Range, parse_address, parse_subnet_v4
 from weft.domain.desired.state import StateItem
 from weft.domain.host_access.state import ExternalAddress, HostLink, HostPort, NodePort, NodePortVip, TenantSubnet
 from weft.domain.ids import TenantName
+from weft.domain.loadbalancer.state import FrontendKey, FrontendSources
 from weft.domain.policy.model.protocols import TCP, UDP
 from weft.kernel.netns import NamespaceDirectory
 
@@ -134,6 +135,7 @@ def test_unneeded_links_and_routes_are_removed(machine: Machine, tenant: TenantN
 
 
 NODEPORT_VIP = NodePortVip(BLUE, (parse_address("172.19.255.1", field="vip"), parse_address("fd77::1", field="vip")))
+FRONTEND = FrontendKey(parse_address("198.51.100.8", field="external"), TCP, 80)
 ENTRIES: list[StateItem] = [
     NODEPORT_VIP,
     PORT,
@@ -144,9 +146,10 @@ ENTRIES: list[StateItem] = [
     ExternalAddress(BLUE, parse_address("10.96.0.10", field="vip"), "tenants"),
     ExternalAddress(BLUE, parse_address("198.51.100.7", field="external"), "world"),
     ExternalAddress(BLUE, parse_address("2001:db8:eeee::7", field="external"), "world"),
-    ExternalAddress(BLUE, parse_address("198.51.100.8", field="external"), "world", (Range(4, 5, 9), Range(4, 7, 12))),
     ExternalAddress(BLUE, parse_address("198.51.100.8", field="external"), "world"),
-    ExternalAddress(BLUE, parse_address("198.51.100.9", field="external"), "world", ()),
+    FrontendSources(BLUE, FRONTEND, (Range(4, 5, 12), Range(4, 20, 20))),
+    FrontendSources(BLUE, FRONTEND._replace(external=True), (Range(4, 7, 30),)),
+    FrontendSources(BLUE, FRONTEND._replace(port=443), ()),
 ]
 
 

@@ -128,6 +128,92 @@ async def test_load_balancer_source_ranges(
             }
 
 
+def only(*allowed: object) -> dict[str, Any]:
+    """The spec of a service that these addresses may call, and no other."""
+    return {"loadBalancerSourceRanges": [f"{each}/{32 if '.' in str(each) else 128}" for each in allowed]}
+
+
+@pytest.mark.parametrize("transport", [TCP, pytest.param(UDP, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("policy", ["Cluster", pytest.param("Local", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_M10_source_ranges_hold_at_a_host_that_has_the_address_itself(
+    testbed: TenantFixture,
+    feed: KubeFeed,
+    external: dict[int, NetnsAddress],
+    external_ranges: None,
+    family: int,
+    policy: str,
+    transport: Transport,
+) -> None:
+    """The host translates before any other chain sees the address; it asks before that."""
+    near, _ = await testbed.pods()
+    options: dict[str, Any] = {"clusterIPs": [VIPS[family]], "externalTrafficPolicy": policy}
+    address = f"{EXTERNAL[family]}/{32 if family == 4 else 128} dev lo"
+    other, own = str(ip_address(EXTERNAL_CLIENT[family]) - 1), EXTERNAL_CLIENT[family]
+    inventory.run(near.host.netns, f"ip addr add {address}")
+    try:
+        async with answering(pod_addresses([near], family), port=TARGET_PORT, transport=transport):
+            for allowed, passes in (((other,), False), ((other, own), True), ((other,), False)):
+                await feed.put(
+                    "web",
+                    near,
+                    node_port=NODE_PORT,
+                    ingress=[EXTERNAL[family]],
+                    transport=transport.name,
+                    **options,
+                    **only(*allowed),
+                )
+                target: tuple[Any, Any, int] = external[family], EXTERNAL[family], 80
+                if passes:
+                    assert responder_names({await query(*target, transport=transport)}) == {near.name}
+                else:
+                    assert await gets_no_reply(*target, transport=transport)
+                with ExitStack() as closing:
+                    host = host_netns_address(near.host, closing, family)
+                    assert await gets_no_reply(host, EXTERNAL[family], 80, transport=transport), "the host is asked too"
+    finally:
+        inventory.run(near.host.netns, f"ip addr del {address}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_M10_services_that_share_an_address_have_their_own_source_ranges(
+    testbed: TenantFixture, feed: KubeFeed, external: dict[int, NetnsAddress], external_ranges: None, family: int
+) -> None:
+    """By address, protocol and port. A third one has no ranges, and is open."""
+    near, _ = await testbed.pods()
+    other, own = str(ip_address(EXTERNAL_CLIENT[family]) - 1), EXTERNAL_CLIENT[family]
+    limits = {80: only(own), 81: only(other), 82: {}}
+    for port, limit in limits.items():
+        ports = [{"name": "web", "protocol": "TCP", "port": port}]
+        vip = str(ip_address(VIPS[family]) + port)
+        await feed.put(f"web-{port}", near, ingress=[EXTERNAL[family]], ports=ports, clusterIPs=[vip], **limit)
+    async with answering(pod_addresses([near], family), port=TARGET_PORT):
+        for port in (80, 82):
+            assert responder_names({await query(external[family], EXTERNAL[family], port)}) == {near.name}
+        assert await gets_no_reply(external[family], EXTERNAL[family], 81)
+
+
+@pytest.mark.parametrize("policy", ["Cluster", pytest.param("Local", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_M10_pods_are_asked_for_their_address(
+    testbed: TenantFixture, feed: KubeFeed, external_ranges: None, family: int, policy: str
+) -> None:
+    """As in "should only allow access from service loadbalancer source ranges" of Kubernetes: the callers are pods."""
+    near, far = await testbed.pods()
+    friend, other = await testbed.pod(near.host), await testbed.pod(near.host)
+    options: dict[str, Any] = {"clusterIPs": [VIPS[family]], "externalTrafficPolicy": policy}
+    allowed = only(friend.address(family), far.address(family))
+    await feed.put("web", near, ingress=[EXTERNAL[family]], **options, **allowed)
+    async with answering(pod_addresses([near], family), port=TARGET_PORT):
+        for pod in (friend, far):
+            assert responder_names({await query(pod.place(family), EXTERNAL[family], 80)}) == {near.name}
+        for pod in (other, near):
+            assert await gets_no_reply(pod.place(family), EXTERNAL[family], 80)
+            assert responder_names({await query(pod.place(family), VIPS[family], 80)}) == {near.name}, "the cluster IP"
+        await feed.put("web", near, ingress=[EXTERNAL[family]], **options)
+        assert responder_names({await query(other.place(family), EXTERNAL[family], 80)}) == {near.name}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_external_traffic_policy_local_preserves_the_client_address(
     testbed: TenantFixture, feed: KubeFeed, external: dict[int, NetnsAddress], external_ranges: None, family: int

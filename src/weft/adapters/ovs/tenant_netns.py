@@ -27,7 +27,7 @@ from weft.domain.desired.state import Gateway, Overlay, Port, RemoteRoute, State
 from weft.domain.errors import DatapathFault
 from weft.domain.host_access.state import HostLink, is_host_scoped
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.state import Backend, Frontend, Vip
+from weft.domain.loadbalancer.state import Backend, Frontend, FrontendSources, Vip
 from weft.kernel.netlink.link import (
     Device,
     change_address_settings,
@@ -239,5 +239,6 @@ _NETNS_VIEWS: Final[Mapping[type, Callable[[Any], StateItem]]] = {
     Gateway: lambda item: replace(item, segment=0),
     Backend: _unchanged,
     Frontend: _unchanged,
+    FrontendSources: _unchanged,
     Vip: _unchanged,
 }

@@ -43,7 +43,7 @@ from weft.domain.host_access.state import (
 )
 from weft.domain.ids import EndpointKey, NetworkKey, NodeName, TenantName
 from weft.domain.ipam import ipam
-from weft.domain.loadbalancer.state import Backend, Frontend, ServiceItem, Vip
+from weft.domain.loadbalancer.state import Backend, Frontend, FrontendSources, ServiceItem, Vip
 from weft.domain.policy.policymap.policy_state import CidrIdentity, IpIdentity, PolicyEntry, PolicyItem, VerdictCounter
 from weft.domain.validation import check, parse_bandwidth
 
@@ -195,6 +195,7 @@ _RANKS: dict[type, int] = {
     CidrIdentity: 9,
     IpIdentity: 10,
     Backend: 11,
+    FrontendSources: 11,
     Frontend: 12,
     Vip: 13,
     Port: 14,

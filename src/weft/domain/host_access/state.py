@@ -12,8 +12,9 @@ from typing import Literal
 
 import msgspec
 
-from weft.domain.addresses import Address, Range, Subnet
+from weft.domain.addresses import Address, Subnet
 from weft.domain.ids import TenantName
+from weft.domain.loadbalancer.state import FrontendSources
 from weft.domain.policy.model.protocols import protocol_name
 
 
@@ -124,8 +125,6 @@ class ExternalAddress(msgspec.Struct, frozen=True, gc=False):
     tenant: TenantName
     address: Address
     scope: AddressScope
-    # The allowed source ranges of the world; None: any source.
-    sources: tuple[Range, ...] | None = None
 
     def __str__(self) -> str:
         return f"external address {self.address} for {self.scope}"
@@ -144,8 +143,19 @@ HostAccessItem = (
 )
 
 
-# Return routes live in the tenant netns only.
-_HOST_SCOPED = (HostLink, TenantSubnet, TenantSnat, OverlapDnat, HostPort, NodePortVip, NodePort, ExternalAddress)
+# Return routes live in the tenant netns only. Sources are checked wherever a frontend is translated: by the host too,
+# if it has the address itself.
+_HOST_SCOPED = (
+    HostLink,
+    TenantSubnet,
+    TenantSnat,
+    OverlapDnat,
+    HostPort,
+    NodePortVip,
+    NodePort,
+    ExternalAddress,
+    FrontendSources,
+)
 
 
 def is_host_scoped(item: object) -> bool:

@@ -21,7 +21,7 @@ from weft.domain.loadbalancer.kube_objects import (
 from weft.domain.loadbalancer.state import FrontendKey
 from weft.domain.loadbalancer.table import Pool, Target, pool_of
 from weft.domain.policy.model.protocols import protocol_number
-from weft.domain.policy.model.ranges import parse_cidr
+from weft.domain.policy.model.ranges import address_set, parse_cidr
 
 
 def internal_pools(
@@ -78,7 +78,8 @@ def allowed_sources(service: ServiceObject, address: Address) -> tuple[Range, ..
     ranges = [parse_cidr(text.strip(), field="spec.loadBalancerSourceRanges") for text in texts]
     if not ranges or address not in _load_balancer_ips(service):
         return None
-    return tuple(source for source in ranges if source.family == address.family)
+    # Without overlaps: an nft set has no two ranges with a common address.
+    return tuple(address_set(source for source in ranges if source.family == address.family).ranges)
 
 
 def node_ports(service: ServiceObject) -> Iterator[tuple[int, int]]:
@@ -107,7 +108,8 @@ def _pools(
             if number := port.node_port if at_node_ports else port.port:
                 targets = _targets(port, slices, family=address.family, node=node)
                 frontend = FrontendKey(address, protocol_number(port.protocol), number)
-                pools[frontend] = pool_of(targets, affinity=_affinity(service))
+                sources = None if at_node_ports else allowed_sources(service, address)
+                pools[frontend] = pool_of(targets, affinity=_affinity(service), sources=sources)
     return pools
 
 

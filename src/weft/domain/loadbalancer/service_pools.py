@@ -21,7 +21,6 @@ from weft.domain.ids import EndpointKey, NodeName
 from weft.domain.loadbalancer.external_ips import ExternalIpPolicy
 from weft.domain.loadbalancer.kube_objects import EndpointSlice, KubeService, KubeSlice
 from weft.domain.loadbalancer.kubernetes import (
-    allowed_sources,
     cluster_addresses,
     external_pools,
     internal_pools,
@@ -264,7 +263,7 @@ def _host_items(
         # A shared service is reachable from all tenants of the node, through the host.
         yield ExternalAddress(tenant, address, "tenants" if document.shared else "host")
     for address in external_ips:
-        yield ExternalAddress(tenant, address, "world", allowed_sources(service, address))
+        yield ExternalAddress(tenant, address, "world")
         yield from _host_ports(document, address, cluster_ips=cluster_ips, nodeport_vips=nodeport_vips)
     for protocol, port in node_ports(service):
         yield NodePort(tenant, protocol, port)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.domain.addresses import Address
+from weft.domain.addresses import Address, Range
 from weft.domain.ids import TenantName
 from weft.domain.policy.model.protocols import protocol_name
 
@@ -68,4 +68,18 @@ class Vip(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
         return f"service address {self.address}"
 
 
-ServiceItem = Backend | Frontend | Vip
+class FrontendSources(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
+    """The only sources that may open connections to a frontend, be they pods, hosts or others; without any, nobody.
+
+    They are compared before translation. A frontend without this item is open to every source.
+    """
+
+    tenant: TenantName
+    frontend: FrontendKey
+    sources: tuple[Range, ...]
+
+    def __str__(self) -> str:
+        return f"sources of {self.frontend}: {', '.join(map(str, self.sources)) or 'none'}"
+
+
+ServiceItem = Backend | Frontend | Vip | FrontendSources

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from weft.domain.addresses import Address
+from weft.domain.addresses import Address, Range
 from weft.domain.desired.diff import Difference
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServiceItem, Vip
+from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, FrontendSources, ServiceItem, Vip
 
 # Further backends are left out: a datapath has twelve bits for the backend number.
 MAX_BACKENDS = 4095
@@ -31,12 +31,14 @@ class Pool(msgspec.Struct, frozen=True, gc=False):
 
     targets: tuple[Target, ...]
     affinity: int = 0
+    # The sources that may connect, without overlaps; None: any source.
+    sources: tuple[Range, ...] | None = None
 
 
-def pool_of(targets: Iterable[Target], *, affinity: int = 0) -> Pool:
+def pool_of(targets: Iterable[Target], *, affinity: int = 0, sources: tuple[Range, ...] | None = None) -> Pool:
     """Return a pool in canonical order without duplicates, cut to the limits."""
     # Sorted, so that all nodes keep the same backends when there are too many.
-    return Pool(tuple(sorted(set(targets))[:MAX_BACKENDS]), min(affinity, MAX_AFFINITY_S))
+    return Pool(tuple(sorted(set(targets))[:MAX_BACKENDS]), min(affinity, MAX_AFFINITY_S), sources)
 
 
 class LoadBalancerTable:
@@ -50,7 +52,7 @@ class LoadBalancerTable:
         self._services: dict[str, Mapping[FrontendKey, Pool]] = {}
         self._claims: defaultdict[FrontendKey, dict[str, Pool]] = defaultdict(dict)
         # The state as of the last refresh.
-        self._applied: dict[FrontendKey, tuple[Backend | Frontend, ...]] = {}
+        self._applied: dict[FrontendKey, tuple[Backend | Frontend | FrontendSources, ...]] = {}
         # How many frontends each address has; external and internal frontends share it.
         self._vips: Counter[Address] = Counter()
         self._stale: set[FrontendKey] = set()
@@ -116,7 +118,7 @@ class LoadBalancerTable:
         backends = (item for item in self._applied.get(frontend, ()) if isinstance(item, Backend))
         return next((backend.port for backend in backends if backend.address == address), 0)
 
-    def _items_of(self, frontend: FrontendKey) -> Iterator[Backend | Frontend]:
+    def _items_of(self, frontend: FrontendKey) -> Iterator[Backend | Frontend | FrontendSources]:
         claims = self._claims.get(frontend)
         if not claims:
             return
@@ -125,6 +127,8 @@ class LoadBalancerTable:
         for number, (target, hash_slot) in enumerate(zip(pool.targets, hash_slots, strict=True)):
             yield Backend(self._tenant, frontend, number, target.address, target.port, hash_slot)
         yield Frontend(self._tenant, frontend, len(pool.targets), pool.affinity)
+        if pool.sources is not None:
+            yield FrontendSources(self._tenant, frontend, pool.sources)
 
 
 def _hash_slots(targets: Iterable[Target]) -> list[int]:

@@ -41,6 +41,7 @@ from weft.kernel.uapi.nf_tables import (
     NFTA_SET_ELEM_DATA,
     NFTA_SET_ELEM_EXPR,
     NFTA_SET_ELEM_KEY,
+    NFTA_SET_ELEM_KEY_END,
     NFTA_SET_ELEM_LIST_ELEMENTS,
     NFTA_SET_ELEM_LIST_SET,
     NFTA_SET_ELEM_LIST_TABLE,
@@ -89,6 +90,8 @@ class Element(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     key: bytes
     value: bytes = b""
+    # The last key of a range, in a set of concatenated intervals.
+    key_end: bytes = b""
     verdict: Verdict | None = None
 
 
@@ -217,6 +220,7 @@ def _parse_element(data: bytes) -> Element:
     return Element(
         key=_parse_value(found.get(NFTA_SET_ELEM_KEY, b"")),
         value=content.get(NFTA_DATA_VALUE, b""),
+        key_end=_parse_value(found.get(NFTA_SET_ELEM_KEY_END, b"")),
         verdict=_parse_verdict(content[NFTA_DATA_VERDICT]) if NFTA_DATA_VERDICT in content else None,
     )
 
@@ -258,6 +262,8 @@ def table_header(family: int, table: str) -> bytes:
 
 def _encode_element(element: Element) -> bytes:
     data = codec.nested(NFTA_SET_ELEM_KEY, NFTA_DATA_VALUE, element.key)
+    if element.key_end:
+        data += codec.nested(NFTA_SET_ELEM_KEY_END, NFTA_DATA_VALUE, element.key_end)
     if element.value:
         data += codec.nested(NFTA_SET_ELEM_DATA, NFTA_DATA_VALUE, element.value)
     if element.verdict is not None:

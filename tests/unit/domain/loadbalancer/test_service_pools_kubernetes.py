@@ -120,9 +120,11 @@ def test_load_balancer_source_ranges_restrict_the_sources() -> None:
         }
         parsed = msgspec.convert(msgspec.to_builtins(document_json), ServiceObject)
         kube_services.put_service(msgspec.structs.replace(document, service=parsed))
-        assert ExternalAddress(BLUE, EXTERNAL_IP, "world", sources) in compiled(kube_services).host_items
+        found = compiled(kube_services).pools
+        assert found[FrontendKey(EXTERNAL_IP, TCP, 80)].sources == sources
+        assert found[FrontendKey(VIP, TCP, 80)].sources is None
         kube_services.put_service(service(externalIPs=[str(EXTERNAL_IP)], loadBalancerSourceRanges=ranges))
-        assert ExternalAddress(BLUE, EXTERNAL_IP, "world") in compiled(kube_services).host_items, (
+        assert compiled(kube_services).pools[FrontendKey(EXTERNAL_IP, TCP, 80)].sources is None, (
             "the ranges apply to load balancer IPs only"
         )
     kube_services.put_service(service(externalIPs=[str(EXTERNAL_IP)], loadBalancerSourceRanges=["everywhere"]))

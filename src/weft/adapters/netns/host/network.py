@@ -50,6 +50,7 @@ from weft.domain.host_access.state import (
     is_host_scoped,
 )
 from weft.domain.ids import TenantName
+from weft.domain.loadbalancer.state import FrontendSources
 from weft.domain.policy.model.protocols import UDP
 from weft.kernel.netlink.conntrack import delete_connections, read_connections
 from weft.kernel.netlink.link import (
@@ -162,7 +163,7 @@ class HostNetwork:
         self._netlink.send_batch([*map(drop_route, former - wanted), *map(put_route, wanted - former)])
         if changed:
             # Interval sets are not changed by elements: they are few and rarely change, so the table is replaced.
-            if any(isinstance(item, ExternalAddress) and item.sources is not None for item in changed):
+            if any(isinstance(item, FrontendSources) for item in changed):
                 self._table_in_sync = False
             self._change_table(before, self._entries_near(changed))
             if any(map(_is_loopback_port, changed)):
@@ -276,6 +277,7 @@ class HostNetwork:
         udp_node_ports = [each for each in gone.node_ports | new.node_ports if each.protocol == UDP]
         ports |= {(family, each.protocol, each.port) for each in udp_node_ports for family in (4, 6)}
         addresses = {each.address for each in gone.external | new.external}
+        addresses |= {each.frontend.address for each in gone.sources | new.sources}
         # A dump of all connections of a family is expensive, so families without a change are skipped.
         families = {family for family, _, _ in ports} | {address.family for address in addresses}
         for family in families:
@@ -347,7 +349,7 @@ def _affects_table(item: StateItem) -> bool:
     """Return whether the table and the rules in foreign chains depend on an item."""
     if isinstance(item, ExternalAddress):
         return item.scope != "host"
-    return isinstance(item, HostLink | HostPort | NodePort | NodePortVip)
+    return isinstance(item, HostLink | HostPort | NodePort | NodePortVip | FrontendSources)
 
 
 def _is_loopback_port(item: StateItem) -> bool:

@@ -6,7 +6,6 @@ of its sets and maps are changed one by one (`apply_host_entries`), so that a ch
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from typing import Final, NamedTuple
 
@@ -14,10 +13,11 @@ import msgspec
 
 from weft.adapters.netns.devices import HOST_LINK_PREFIX
 from weft.adapters.netns.nft.commands import ADDRESS_TYPES, IP, replace_table
-from weft.domain.addresses import Address, Range, Subnet
+from weft.domain.addresses import Address, Subnet
 from weft.domain.host_access.state import AddressScope, ExternalAddress, HostLink, HostPort, NodePort, NodePortVip
+from weft.domain.loadbalancer.state import FrontendSources
 from weft.domain.policy.model.protocols import PORTED, protocol_name
-from weft.domain.policy.model.ranges import AddressSet, address_set
+from weft.domain.policy.model.ranges import AddressSet, address_set, overlap
 from weft.kernel.netlink.codec import pack_address
 from weft.kernel.netlink.nft_set import (
     Element,
@@ -41,6 +41,8 @@ CHAINS: Final = {
     "vxlan_notrack_local": "no conntrack for sent VXLAN packets",
     "forward": "admission of packets to tenants: established, translated, or to an external or shared address",
     "snat_egress": "masquerade of tenants, and SNAT of hairpin and loopback connections",
+    "source_check": "drop of connections to a restricted frontend from other sources, before any translation",
+    "source_check_local": "the same for connections of the host itself",
     "host_dnat": "DNAT of received connections to host ports and node ports",
     "host_dnat_local": "the same for connections of the host itself",
     "port_dnat": "look up host ports, then node ports",
@@ -51,12 +53,13 @@ SETS: Final = {
     "node_ports{4,6}": "node-port VIP of the tenant that owns a node port",
     "external_ips{4,6}": "external addresses of services that anybody may reach",
     "tenant_shared_ips{4,6}": "service addresses that all tenants of the node may reach",
-    "external_ip_sources{4,6}": "external addresses with the ranges that may reach them (loadBalancerSourceRanges)",
+    "restricted{4,6}": "frontends of services that only some sources may reach (loadBalancerSourceRanges)",
+    "service_sources{4,6}": "these sources, by frontend",
 }
 
 _LOOPBACKS = {4: "127.0.0.0/8", 6: "::1"}
 _TENANT_LINKS = f'"{HOST_LINK_PREFIX}*"'
-_EXTERNAL_IPS, _SHARED_IPS, _EXTERNAL_SOURCES = "external_ips", "tenant_shared_ips", "external_ip_sources"
+_EXTERNAL_IPS, _SHARED_IPS = "external_ips", "tenant_shared_ips"
 _SCOPES: Final[dict[str, AddressScope]] = {_EXTERNAL_IPS: "world", _SHARED_IPS: "tenants"}
 # Source address of a workload that reaches another, or itself, through a port of its own host. No device has these
 # addresses, so the replies come back to the host.
@@ -71,6 +74,7 @@ class HostRules(msgspec.Struct, frozen=True):
     node_ports: frozenset[NodePort] = frozenset()
     node_port_vips: frozenset[NodePortVip] = frozenset()
     external: frozenset[ExternalAddress] = frozenset()
+    sources: frozenset[FrontendSources] = frozenset()
 
 
 class HostConfig(msgspec.Struct, frozen=True):
@@ -95,6 +99,7 @@ def host_rules(items: Iterable[object]) -> HostRules:
         frozenset(item for item in listed if isinstance(item, NodePort)),
         frozenset(item for item in listed if isinstance(item, NodePortVip)),
         frozenset(item for item in listed if isinstance(item, ExternalAddress) and item.scope != "host"),
+        frozenset(item for item in listed if isinstance(item, FrontendSources)),
     )
 
 
@@ -107,7 +112,7 @@ def host_table(rules: HostRules, config: HostConfig) -> str:
         lines += _node_port_map(rules, family)
         for name, addresses in scope_sets(rules).items():
             lines += _address_set(f"{name}{family}", (each for each in addresses if each.family == family), family)
-        lines += _source_set(rules, family)
+        lines += _source_sets(rules, family)
     lines += [
         "chain vxlan_notrack {",
         "type filter hook prerouting priority raw; policy accept;",
@@ -129,10 +134,6 @@ def host_table(rules: HostRules, config: HostConfig) -> str:
         f"oifname {_TENANT_LINKS} ct status dnat accept",
         *(f"oifname {_TENANT_LINKS} {ip} daddr @{_EXTERNAL_IPS}{family} accept" for family, ip in IP.items()),
         *(
-            f"oifname {_TENANT_LINKS} {ip} daddr . {ip} saddr @{_EXTERNAL_SOURCES}{family} accept"
-            for family, ip in IP.items()
-        ),
-        *(
             f"iifname {_TENANT_LINKS} oifname {_TENANT_LINKS} {ip} daddr @{_SHARED_IPS}{family} accept"
             for family, ip in IP.items()
         ),
@@ -153,6 +154,9 @@ def host_table(rules: HostRules, config: HostConfig) -> str:
         *(f"iifname {_TENANT_LINKS} {IP[subnet.family]} daddr {subnet} accept" for subnet in config.nat_exclude),
         f"iifname {_TENANT_LINKS} masquerade",
         "}",
+        # Before `host_dnat`: the host may have the address itself, and then no other chain sees it.
+        *_source_check("source_check", "prerouting"),
+        *_source_check("source_check_local", "output"),
         # Only for addresses of the host itself: forwarded packets are never caught (CVE-2019-9946).
         "chain host_dnat {",
         "type nat hook prerouting priority dstnat; policy accept;",
@@ -172,20 +176,42 @@ def host_table(rules: HostRules, config: HostConfig) -> str:
 
 
 def scope_sets(rules: HostRules) -> dict[str, set[Address]]:
-    """Return the addresses without source ranges, by the set that admits them."""
-    return {
-        name: {each.address for each in rules.external if each.scope == scope} - external_sources(rules).keys()
-        for name, scope in _SCOPES.items()
-    }
+    """Return the addresses by the set that admits them."""
+    return {name: {each.address for each in rules.external if each.scope == scope} for name, scope in _SCOPES.items()}
 
 
-def external_sources(rules: HostRules) -> dict[Address, AddressSet]:
-    """Return the source ranges of addresses that have any: the union, where several services share an address."""
-    ranges: defaultdict[Address, list[Range]] = defaultdict(list)
-    for each in rules.external:
-        if each.sources is not None:
-            ranges[each.address] += each.sources
-    return {address: address_set(sources) for address, sources in ranges.items()}
+def allowed_sources(rules: HostRules, family: int) -> dict[tuple[Address, int, int], AddressSet]:
+    """Return the sources of each restricted frontend of a family, by address, protocol and port.
+
+    Pods and others may have different frontends there. Here they are one: what both allow passes.
+    """
+    allowed: dict[tuple[Address, int, int], AddressSet] = {}
+    for each in rules.sources:
+        address, number, service_port, _ = each.frontend
+        if address.family == family:
+            sources, place = address_set(each.sources), (address, number, service_port)
+            if place in allowed:
+                sources = address_set(overlap(allowed[place].ranges, sources.ranges))
+            allowed[place] = sources
+    return allowed
+
+
+def _source_check(chain: str, hook: str) -> list[str]:
+    return [
+        f"chain {chain} {{",
+        # Behind conntrack (-200), so that replies pass, and before `host_dnat` (-100).
+        f"type filter hook {hook} priority -105; policy accept;",
+        "ct state != new accept",
+        *(
+            f"{_frontend(ip)} @restricted{family} {_frontend(ip)} . {ip} saddr != @service_sources{family} drop"
+            for family, ip in IP.items()
+        ),
+        "}",
+    ]
+
+
+def _frontend(ip: str) -> str:
+    return f"{ip} daddr . meta l4proto . th dport"
 
 
 def effective_host_ports(rules: HostRules, family: int) -> list[HostPort]:
@@ -214,15 +240,25 @@ def _address_set(name: str, addresses: Iterable[Address], family: int) -> Iterat
     yield "}"
 
 
-def _source_set(rules: HostRules, family: int) -> Iterator[str]:
-    address_type = ADDRESS_TYPES[family]
-    pairs = ((address, span) for address, sources in external_sources(rules).items() for span in sources.ranges)
-    texts = sorted(f"{address} . {span}" for address, span in pairs if address.family == family)
-    yield f"set {_EXTERNAL_SOURCES}{family} {{"
-    yield f"type {address_type} . {address_type}; flags interval"
-    if texts:
-        yield f"elements = {{ {', '.join(texts)} }}"
-    yield "}"
+def _source_sets(rules: HostRules, family: int) -> Iterator[str]:
+    frontend = f"{ADDRESS_TYPES[family]} . inet_proto . inet_service"
+    allowed = {
+        f"{address} . {number} . {service_port}": sources
+        for (address, number, service_port), sources in allowed_sources(rules, family).items()
+    }
+    for name, kind, texts in (
+        ("restricted", frontend, sorted(allowed)),
+        (
+            "service_sources",
+            f"{frontend} . {ADDRESS_TYPES[family]}; flags interval",
+            sorted(f"{each} . {span}" for each, sources in allowed.items() for span in sources.ranges),
+        ),
+    ):
+        yield f"set {name}{family} {{"
+        yield f"type {kind}"
+        if texts:
+            yield f"elements = {{ {', '.join(texts)} }}"
+        yield "}"
 
 
 def _node_port_map(rules: HostRules, family: int) -> Iterator[str]:
@@ -310,7 +346,7 @@ def sharing_key(item: object) -> object:
 
 
 def host_ruleset_entries(rules: HostRules) -> frozenset[HostEntry]:
-    """Return all entries of a table made by these rules, except external source ranges."""
+    """Return all entries of a table made by these rules, except the sources of frontends."""
     return frozenset(_entries(rules))
 
 

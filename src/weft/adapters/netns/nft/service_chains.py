@@ -25,7 +25,7 @@ HAIRPIN: Final = {4: "169.254.1.1", 6: "100::1"}
 # (`externalTrafficPolicy: Local`).
 EXTERNAL: Final = "_external"
 _SCOPES = ("", EXTERNAL)
-_SCOPED_MAPS = ("services", "backends", "backend_hash", "backend_by_hash")
+_SCOPED_MAPS = ("services", "backends", "backend_hash", "backend_by_hash", "restricted", "service_sources")
 # The sets and maps that hold service state, and so are read back.
 SERVICE_SETS: Final = (
     *(f"{name}{scope}{family}" for name in _SCOPED_MAPS for scope in _SCOPES for family in (4, 6)),
@@ -52,6 +52,8 @@ SETS: Final = {
     "vips{4,6}": "addresses of services",
     "services{,_external}{4,6}": "selector id of a frontend: address, protocol and port",
     "backends{,_external}{4,6}": "address and port of a backend, by frontend and index",
+    "restricted{,_external}{4,6}": "frontends that only some sources may reach (loadBalancerSourceRanges)",
+    "service_sources{,_external}{4,6}": "these sources, by frontend",
     "backend_hash{,_external}{4,6}": "hash slot of a backend, by frontend and index",
     "backend_by_hash{,_external}{4,6}": "address and port of a backend, by frontend and hash slot",
     "lb_slots{,_external}{4,6}": "`lb_pick` chain of each selector id in use",
@@ -82,6 +84,8 @@ def declarations() -> Iterator[str]:
         yield f"set vips{family} {{ type {address_type}; }}"
         for scope in _SCOPES:
             yield f"map services{scope}{family} {{ type {frontend} : mark; }}"
+            yield f"set restricted{scope}{family} {{ type {frontend}; }}"
+            yield f"set service_sources{scope}{family} {{ type {frontend} . {address_type}; flags interval; }}"
             yield f"map backends{scope}{family} {{ type {frontend} . mark : {backend}; }}"
             yield f"map backend_hash{scope}{family} {{ type {frontend} . classid : classid; }}"
             yield f"map backend_by_hash{scope}{family} {{ type {frontend} . classid : {backend}; }}"
@@ -136,6 +140,8 @@ def chains() -> dict[str, list[str]]:
 def _lb_chains(ip: str, suffix: str) -> dict[str, list[str]]:
     return {
         f"service_lb{suffix}": [
+            # Asked first, before translation: whoever sent the packet.
+            f"{_frontend(ip)} @restricted{suffix} {_frontend(ip)} . {ip} saddr != @service_sources{suffix} drop",
             "meta mark 0 goto no_backend_reject",
             f"meta mark vmap @lb_slots{suffix}",
             *_dnat(ip, "meta mark", f"backends{suffix}"),

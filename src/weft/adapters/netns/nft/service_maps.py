@@ -16,7 +16,7 @@ from weft.adapters.netns.nft.service_chains import (
 )
 from weft.domain.addresses import Address
 from weft.domain.ids import TenantName
-from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, ServiceItem, Vip
+from weft.domain.loadbalancer.state import Backend, Frontend, FrontendKey, FrontendSources, ServiceItem, Vip
 from weft.domain.policy.model.protocols import UDP
 from weft.kernel.netlink.codec import pack_address, to_int, to_int_be
 from weft.kernel.netlink.conntrack import (
@@ -75,6 +75,23 @@ def _frontend_entries(item: Frontend) -> tuple[Entry, ...]:
     return (Entry(name, Element(key=_frontend_key(item.frontend), value=mark(number))),)
 
 
+def _source_entries(item: FrontendSources) -> tuple[Entry, ...]:
+    suffix, frontend = _suffix(item.frontend), _frontend_key(item.frontend)
+    return (
+        Entry(f"restricted{suffix}", Element(key=frontend)),
+        *(
+            Entry(
+                f"service_sources{suffix}",
+                Element(
+                    key=frontend + pack_address(Address(span.family, span.first)),
+                    key_end=frontend + pack_address(Address(span.family, span.last)),
+                ),
+            )
+            for span in item.sources
+        ),
+    )
+
+
 def _vip_entries(item: Vip) -> tuple[Entry, ...]:
     return (Entry(f"vips{item.address.family}", Element(key=pack_address(item.address))),)
 
@@ -83,6 +100,7 @@ def _vip_entries(item: Vip) -> tuple[Entry, ...]:
 ENTRY_BUILDERS: Final[dict[type, Callable[[Any], tuple[Entry, ...]]]] = {
     Backend: _backend_entries,
     Frontend: _frontend_entries,
+    FrontendSources: _source_entries,
     Vip: _vip_entries,
 }
 
