@@ -64,6 +64,7 @@ CODEC_MODULES = frozenset(
         "weft.adapters.netns.nft.service_chains",
         # Also flushes conntrack entries of UDP services; an ADD that changes no UDP service flushes nothing.
         "weft.adapters.netns.nft.service_maps",
+        "weft.agent.store.log_lines",
         "weft.cni.arguments",
         "weft.cni.capabilities",
         # Parses labels; a misspelt one ends the ADD.

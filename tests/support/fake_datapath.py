@@ -83,7 +83,7 @@ class FakeDatapath:
 
     def flush_datapath_cache(self) -> None: ...
 
-    def converge(self, desired: Set[StateItem]) -> DriftReport:
+    def converge(self, desired: Set[StateItem], *, keep_unknown: bool = False) -> DriftReport:
         """Repairs everything but ports, which come and go by plugging."""
         before, self._items = self._items, {item for item in desired if not isinstance(item, Port)}
         plugged = {config.port for config in self.plugged.values()}

@@ -32,7 +32,7 @@ from weft.runtime.worker_thread import WorkerThread
 class NoopDatapath:
     """A datapath on which everything succeeds."""
 
-    def converge(self, desired: Set[StateItem]) -> DriftReport:
+    def converge(self, desired: Set[StateItem], *, keep_unknown: bool = False) -> DriftReport:
         return DriftReport()
 
     def flush_datapath_cache(self) -> None: ...

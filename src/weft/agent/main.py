@@ -183,6 +183,7 @@ class Agent:
             dns=self._dns,
             mtu=mtu,
         )
+        self._components.metrics.damaged_log_lines.set(attachment_log.damaged_lines)
         self._settings = settings
 
     def _make_dns_publisher(self, settings: AgentSettings) -> DnsPublisher | None:
@@ -283,6 +284,8 @@ class Agent:
             log.info("the machine was rebooted: no attachment has survived")
             for attachment in self._attachment_log:
                 await self._publisher.withdraw(attachment.key)
+        if self._attachment_log.is_damaged:
+            self._attachments.restore_lost_records()
         report = await self._reconciler.converge()
         await self._attachments.recover(report.missing)
 

@@ -93,6 +93,11 @@ class Metrics:
             registry=registry,
         )
         self.attachments = Gauge("weft_agent_attachments", "Attachments by stage", ("stage",), registry=registry)
+        self.damaged_log_lines = Gauge(
+            "weft_agent_attachment_log_damaged_lines",
+            "Lines of the attachment log that were damaged, missing or repeated at the last start",
+            registry=registry,
+        )
         self.blocks = Gauge("weft_agent_address_blocks", "IPAM blocks owned by this node", registry=registry)
         self.peers = Gauge("weft_agent_peers", "Peers by liveness", ("state",), registry=registry)
         self.store_connected = Gauge("weft_agent_store_connected", "1 if connected to the store", registry=registry)

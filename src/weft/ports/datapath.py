@@ -210,8 +210,12 @@ class Datapath(Protocol):
         """The MTU of workload interfaces: the underlay's less the encapsulation."""
         ...
 
-    def converge(self, desired: Set[StateItem]) -> DriftReport:
-        """Read our objects and make them equal to the desired state. Reports missing ports; it cannot plug them."""
+    def converge(self, desired: Set[StateItem], *, keep_unknown: bool = False) -> DriftReport:
+        """Read our objects and make them equal to the desired state. Reports missing ports; it cannot plug them.
+
+        With `keep_unknown` the devices of ports that are not desired stay, and so do the netns of all tenants: the
+        records are incomplete, so they may be those of running workloads. They forward nothing.
+        """
         ...
 
     def apply(self, difference: Difference[StateItem]) -> None:

@@ -115,7 +115,9 @@ class LinuxDatapath(KernelTools):
     def mtu(self) -> int:
         return self._mtu
 
-    def converge(self, desired: Set[StateItem]) -> DriftReport:
+    def converge(self, desired: Set[StateItem], *, keep_unknown: bool = False) -> DriftReport:
+        if keep_unknown:
+            desired = desired | {TenantNetns(TenantName(name)) for name in self._directory.names()}
         repaired: list[str] = []
         missing: set[Port] = set()
         by_tenant: defaultdict[TenantName, set[StateItem]] = defaultdict(set)
@@ -134,7 +136,7 @@ class LinuxDatapath(KernelTools):
             repairs += [
                 f"created {item}" for item in items if isinstance(item, HostLink) and self._put_host_link(netns, item)
             ]
-            netns_repairs, absent = netns.converge(items, overlays)
+            netns_repairs, absent = netns.converge(items, overlays, keep_unknown=keep_unknown)
             repaired += [f"tenant {tenant}: {each}" for each in (*repairs, *netns_repairs)]
             missing |= absent
             self._reapable.add(tenant)

@@ -328,7 +328,9 @@ class TenantNetnsDriver:
         """Read the packets dropped since the last call, or a sample of them. The first call binds the group."""
         return list(self.open_drop_log().read(most=_MAX_LOG_DATAGRAMS))
 
-    def converge(self, wanted: Set[StateItem], overlays: Sequence[Overlay]) -> tuple[list[str], frozenset[Port]]:
+    def converge(
+        self, wanted: Set[StateItem], overlays: Sequence[Overlay], *, keep_unknown: bool = False
+    ) -> tuple[list[str], frozenset[Port]]:
         """Repair what differs; return the repairs, and the ports whose host ends do not exist.
 
         Confirmed nft entries are not read back: with very many services that would take seconds.
@@ -339,7 +341,7 @@ class TenantNetnsDriver:
         self.prepare()
         confirmed, self._confirmed = self._confirmed, None
         ports = [item for item in wanted if isinstance(item, Port)]
-        repaired = self._remove_devices(wanted, overlays, ports)
+        repaired = self._remove_devices(wanted, overlays, ports, keep_unknown=keep_unknown)
         members = {overlay_name(overlay.vni): overlay.vni for overlay in overlays}
         members |= {port.interface: port.segment for port in ports}
         repaired += self._bridges.repair_members(members, self.indexes)
@@ -361,14 +363,17 @@ class TenantNetnsDriver:
         repaired += self._qos.converge(_profiles(wanted), self.indexes)
         return repaired, frozenset(port for port in ports if port.interface not in self.indexes)
 
-    def _remove_devices(self, wanted: Set[StateItem], overlays: Sequence[Overlay], ports: Sequence[Port]) -> list[str]:
+    def _remove_devices(
+        self, wanted: Set[StateItem], overlays: Sequence[Overlay], ports: Sequence[Port], *, keep_unknown: bool
+    ) -> list[str]:
         """Hand devices that nothing needs to the reaper; return the repairs."""
         keep = {overlay_name(overlay.vni) for overlay in overlays}
         keep |= {port.interface for port in ports}
         keep |= {segment_name(item.number) for item in wanted if isinstance(item, Segment)}
+        removable = (OVERLAY_PREFIX, BRIDGE_PREFIX) if keep_unknown else (OVERLAY_PREFIX, PORT_PREFIX, BRIDGE_PREFIX)
         removed = []
         for link in self.links():
-            if link.name.startswith((OVERLAY_PREFIX, PORT_PREFIX, BRIDGE_PREFIX)) and link.name not in keep:
+            if link.name.startswith(removable) and link.name not in keep:
                 removed.append(f"removed device {link.name}")
                 self.netlink.send_batch([change_link(link.index, up=False, group=REAPED_GROUP)])
         return removed

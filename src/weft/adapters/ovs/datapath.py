@@ -139,14 +139,16 @@ class OvsDatapath(KernelTools):
     def mtu(self) -> int:
         return self._mtu
 
-    def converge(self, desired: Set[StateItem]) -> DriftReport:
+    def converge(self, desired: Set[StateItem], *, keep_unknown: bool = False) -> DriftReport:
+        if keep_unknown:
+            desired = desired | {TenantNetns(tenant) for tenant in self._bridge.tenants()}
         self._flows.note_desired(desired)
         repaired = [*self._replay_log, *self._bridge.prepare(), *self._restore_flows(desired), *self._prepare()]
         tenants = {item.tenant for item in desired if isinstance(item, TenantNetns)}
         # Netns ports are named by tenant IDs, and flows contain them.
         self._bridge.allocate_tenant_ids(tenants)
         repaired += self._ports.ensure_namespaces(tenants)
-        port_changes, links = self._ports.reconcile(desired)
+        port_changes, links = self._ports.reconcile(desired, keep_unknown=keep_unknown)
         repaired += port_changes
         repaired += self._devices.converge_fdb((item for item in desired if isinstance(item, FdbItem)), links)
         repaired += self._namespaces.converge(desired)

@@ -45,6 +45,7 @@ from weft.domain.desired.state import NO_LIMITS, Port, RateLimits
 from weft.domain.errors import DatapathFault, Invalid, NotFound, Unavailable, WeftError
 from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import EndpointKey, check_endpoint_id
+from weft.domain.ipam import ipam
 from weft.ports.datapath import EndpointConfig, PlugRequest
 from weft.runtime.keyed_lock import KeyedLock
 from weft.runtime.logs import Log
@@ -288,11 +289,33 @@ class Attachments:
             await self._deconfigure(attachment, attachment.config)
         await self._publisher.withdraw(attachment.key)
 
+    def restore_lost_records(self) -> None:
+        """After a start with a damaged log: write the records that are lost again, as far as the store knows them.
+
+        The store does not know the pod's netns, host ports and rates: `recover` removes what is not plugged any more.
+        """
+        for endpoint in self._publisher.unrecorded():
+            network = self._cluster.get(kinds.NETWORK, *endpoint.network_key)
+            if network is None or any(
+                ipam.subnet_of(network.value, each.family) is None for each in endpoint.addresses
+            ):
+                continue  # nothing that could be plugged
+            is_host = endpoint.key == host_endpoint(network.value, self._lease.node).key
+            request = _AttachRequest(endpoint, HOST_NETNS if is_host else "", is_host=is_host)
+            config = self._plan_config(endpoint, network.value, request)
+            log.warning("record lost, restored from the store", container=endpoint.container_id, endpoint=endpoint.key)
+            self._attachment_store.put(
+                Attachment(endpoint=endpoint, published=True, stage=Stage.ATTACHED, config=config)
+            )
+        self._publisher.may_delete_unrecorded = True
+
     async def recover(self, missing: Set[Port]) -> None:
         """After a start: undo ADDs that were never answered, finish DELs, and plug the ports that are missing."""
         for attachment in self._attachment_store:
             config = attachment.config
-            if attachment.stage is not Stage.ATTACHED or config is None:
+            if self._is_outdated(attachment, missing):
+                self._attachment_store.update(attachment.key, stage=Stage.ATTACHED)
+            elif attachment.stage is not Stage.ATTACHED or config is None:
                 await self.remove(attachment)
             elif config.port in missing:
                 try:
@@ -300,6 +323,12 @@ class Attachments:
                 except WeftError as error:
                     _log_abandoned(attachment.endpoint, error)
                     await self.remove(attachment)
+
+    def _is_outdated(self, attachment: Attachment, missing: Set[Port]) -> bool:
+        """Whether the line that says that the ADD was answered may be lost. Else a DEL follows a failed ADD anyway."""
+        if not self._attachment_store.is_damaged or attachment.config is None:
+            return False
+        return attachment.stage is Stage.CONFIGURING and attachment.config.port not in missing
 
     async def replug_missing(self) -> bool:
         """Plug the ports again that somebody else has removed; whether none is left that may be tried again.

@@ -235,6 +235,11 @@ class DesiredState:
         """Tenants with endpoints on this node, and tenants whose services every node must serve."""
         return frozenset(each.endpoint.tenant for each in self._attachment_store) | self._services.exposed_tenants
 
+    @property
+    def has_unknown_ports(self) -> bool:
+        """Whether ports may exist whose record is lost: what is not desired is not to be removed."""
+        return self._attachment_store.is_damaged
+
     def attached_ports(self) -> set[Port]:
         """The ports of endpoints whose ADD has ended."""
         return {each.config.port for each in self._attachment_store if each.config and each.stage is Stage.ATTACHED}

@@ -240,11 +240,13 @@ class Reconciler:
     async def _read_back(self) -> DriftReport:
         await self._leave_netns(self._desired.local_tenants())
         update, everything = self._desired.take_everything()
-        attached = self._desired.attached_ports()
+        attached, keep_unknown = self._desired.attached_ports(), self._desired.has_unknown_ports
         # Cleared before the call: what others change while it runs needs another read-back.
         self._dirty = False
         try:
-            report = await self._executor.call(lambda datapath: datapath.converge(everything))
+            report = await self._executor.call(
+                lambda datapath: datapath.converge(everything, keep_unknown=keep_unknown)
+            )
         except BaseException:
             self._dirty = True
             raise

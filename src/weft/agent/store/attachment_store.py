@@ -3,9 +3,12 @@
 A record is written before the step that it announces, so that every step can be undone after a crash. `AttachmentStore`
 keeps the records in memory; `AttachmentWal` adds a write-ahead log on disk, so that kill -9 at any line loses nothing.
 
-The log is append-only. Each line has a checksum; the first line names the format and the boot. A kill leaves a torn
-last line, which is ignored. Another boot means that the kernel state of every attachment is gone. Lines are not synced
-to the disk: the page cache survives a kill, and a reboot takes the attachments with it.
+The log is append-only. Each line has a checksum and a number; the first line names the format and the boot. A kill
+leaves a torn last line, which is ignored. Another boot means that the kernel state of every attachment is gone. Lines
+are not synced to the disk: the page cache survives a kill, and a reboot takes the attachments with it.
+
+A damaged line, a missing one or an old one that stands there again costs that line and no other. But then nobody knows
+what it said. So `is_damaged` stays true until the next boot, and what has no record is not removed meanwhile.
 
 When the disk is full, ADD is refused and DEL still works: each ADD reserves the space that its later lines need.
 """
@@ -16,7 +19,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
@@ -24,6 +26,7 @@ from pathlib import Path
 
 import msgspec
 
+from weft.agent.store.log_lines import LogLine, encode_line, read_lines
 from weft.cni.request import AttachmentId
 from weft.domain import model
 from weft.domain.errors import Malformed, Unavailable
@@ -107,6 +110,8 @@ class AttachmentStore:
         self._attachments: dict[EndpointKey, Attachment] = {}
         self._by_id: dict[AttachmentId, EndpointKey] = {}
         self._in_use: defaultdict[tuple[NetworkKey, int], NumberSet] = defaultdict(NumberSet)
+        # Whether records may be missing, or older than they should be.
+        self.is_damaged = False
         # Serializes what ADD, DEL and the publisher do to one endpoint. Held over all steps of an ADD: the publisher
         # must not commit or withdraw an endpoint that is half attached.
         self.locks: KeyedLock[EndpointKey] = KeyedLock()
@@ -192,6 +197,8 @@ class _Header(msgspec.Struct, frozen=True):
 
     format: int
     boot: str
+    # Whether records were lost in this boot.
+    damaged: bool = False
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -199,6 +206,8 @@ class _Line(msgspec.Struct, frozen=True):
 
     key: EndpointKey
     attachment: Attachment | None = None
+    # Counts from 1, so that a missing line and a repeated one are noticed; 0 in lines of earlier versions.
+    number: int = 0
 
 
 class AttachmentWal(AttachmentStore):
@@ -214,6 +223,12 @@ class AttachmentWal(AttachmentStore):
         self._boot = boot
         self._obsolete = 0
         self._fd = -1
+        # The number of the last line.
+        self._number = 0
+        # Stands before the next line: a line break, where the file could not be rewritten and its end is uncertain.
+        self._separator = b""
+        # How many damaged, missing and repeated lines were met when the log was opened.
+        self.damaged_lines = 0
         # Whether the records are of an earlier boot: none of them is in the kernel any more.
         self.rebooted = False
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -231,6 +246,8 @@ class AttachmentWal(AttachmentStore):
         except OSError as error:
             raise Unavailable(f"{self._path} is in use by another agent") from error
         self._size = self._read()
+        if self.damaged_lines:
+            self._report_damage()
         try:
             self._compact()
         except OSError as error:
@@ -239,7 +256,23 @@ class AttachmentWal(AttachmentStore):
             if self.rebooted or self._size == 0:
                 raise Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
             log.warning("attachment log compaction failed", reason=error.strerror)
+            self._separator = b"\n"
             self._start_appending()
+
+    def _report_damage(self) -> None:
+        """Say what was lost, and keep the file as it was found, for whoever wants to know why."""
+        kept = self._path.with_suffix(".damaged")
+        log.warning(
+            "attachment log damaged: lines skipped, nothing without a record is removed until the next boot",
+            path=str(self._path),
+            lines=self.damaged_lines,
+            kept=str(kept),
+        )
+        try:
+            kept.unlink(missing_ok=True)
+            kept.hardlink_to(self._path)
+        except OSError as error:
+            log.warning("damaged attachment log not kept", reason=error.strerror)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -250,17 +283,48 @@ class AttachmentWal(AttachmentStore):
         former = self._path.with_name(FORMER_NAME)
         if former.exists():
             raise _other_format(former)
-        lines = list(_valid_lines(self._path.read_bytes())) if self._path.exists() else []
+        lines = [*read_lines(self._path.read_bytes())] if self._path.exists() else []
         if not lines:
             return 0
-        self.rebooted = _read_header(self._path, lines[0]).boot != self._boot
-        for data in lines[1:]:
-            line = _decode(data)
+        header = _read_header(self._path, lines[0])
+        if header is None:
+            # Nobody knows of which boot it is. If it is of an earlier one, `recover` finds that all ports are gone.
+            self.damaged_lines += 1
+        else:
+            self.rebooted = header.boot != self._boot
+            self.is_damaged = header.damaged and not self.rebooted
+        for line in self._whole_lines(lines if header is None else lines[1:]):
+            self._number = line.number
             if line.attachment is None:
                 super().delete(line.key)
             else:
+                self._displace(line.attachment)
                 super().put(line.attachment)
-        return sum(len(_encode(line)) for line in lines)
+        self.is_damaged |= self.damaged_lines > 0 and not self.rebooted
+        return lines[-1].end
+
+    def _whole_lines(self, lines: Sequence[LogLine]) -> list[_Line]:
+        """The lines that can be read, each once and in the order of their numbers; counts what is damaged."""
+        decoded = [_decode(line.body) if line.body is not None else None for line in lines]
+        found = [line for line in decoded if line is not None]
+        # Lines of earlier versions have no number. They come first, in their order.
+        unnumbered = [line for line in found if not line.number]
+        numbered = {line.number: line for line in found if line.number}
+        ordered = unnumbered + [numbered[number] for number in sorted(numbered)]
+        repeated = len(found) - len(ordered)
+        absent = max(numbered, default=0) - len(numbered)
+        # A damaged line is absent too, unless it was the last one or is garbage that somebody has added.
+        self.damaged_lines += max(len(decoded) - len(found), absent) + repeated
+        return ordered
+
+    def _displace(self, attachment: Attachment) -> None:
+        """Delete the records that have an address of this one: the line that deleted them is lost."""
+        if not self.damaged_lines or attachment.key in self._attachments:
+            return
+        network, addresses = attachment.endpoint.network_key, {*attachment.endpoint.addresses}
+        for other in self:
+            if other.endpoint.network_key == network and not addresses.isdisjoint(other.endpoint.addresses):
+                super().delete(other.key)
 
     def _write(self, records: Sequence[tuple[EndpointKey, Attachment | None]]) -> None:
         if self._fd < 0:
@@ -268,7 +332,12 @@ class AttachmentWal(AttachmentStore):
         if any(attachment is not None and attachment.stage in _ADDING for _, attachment in records):
             self._reserve(self._size + (len(self._attachments) + 1) * RESERVE_BYTES)
         lasting = [(key, attachment) for key, attachment in records if not _is_volatile(attachment)]
-        self._append(b"".join(_encode(msgspec.json.encode(_Line(key, attachment))) for key, attachment in lasting))
+        lines = [
+            encode_line(msgspec.json.encode(_Line(key, attachment, self._number + count)))
+            for count, (key, attachment) in enumerate(lasting, start=1)
+        ]
+        self._append(b"".join(lines))
+        self._number += len(lines)
         # A deletion makes two lines obsolete: its own and the one before it.
         self._obsolete += sum(2 if attachment is None else key in self._attachments for key, attachment in lasting)
         if self._obsolete > COMPACT_AFTER:
@@ -282,6 +351,7 @@ class AttachmentWal(AttachmentStore):
         """Append all of it or nothing: lines behind a torn one would be ignored at the next start."""
         if not lines:
             return
+        lines = self._separator + lines
         try:
             written = os.write(self._fd, lines)
         except OSError as error:
@@ -292,6 +362,7 @@ class AttachmentWal(AttachmentStore):
             self._reserved = self._size
             raise Unavailable(f"{self._path} cannot be written: {os.strerror(errno.ENOSPC)}")
         self._size += written
+        self._separator = b""
 
     def _reserve(self, size: int) -> None:
         """Reserve disk space up to this file size; `Unavailable` when there is none."""
@@ -307,8 +378,11 @@ class AttachmentWal(AttachmentStore):
     def _compact(self) -> None:
         """Write the current records to a new file, and replace the log by it in one step."""
         fresh = self._path.with_suffix(".new")
-        body = [_encode(msgspec.json.encode(_Header(FORMAT, self._boot)))]
-        body += [_encode(msgspec.json.encode(_Line(attachment.key, attachment))) for attachment in self]
+        body = [encode_line(msgspec.json.encode(_Header(FORMAT, self._boot, self.is_damaged)))]
+        body += [
+            encode_line(msgspec.json.encode(_Line(attachment.key, attachment, number)))
+            for number, attachment in enumerate(self, start=1)
+        ]
         try:
             size = fresh.write_bytes(b"".join(body))
             fresh.chmod(0o600)
@@ -317,6 +391,8 @@ class AttachmentWal(AttachmentStore):
             fresh.unlink(missing_ok=True)
             raise
         self._size = size
+        self._number = len(self._attachments)
+        self._separator = b""
         self._start_appending()
         self._obsolete = 0
 
@@ -344,23 +420,15 @@ def _is_volatile(attachment: Attachment | None) -> bool:
     return attachment is not None and attachment.stage is Stage.ALLOCATED and not attachment.published
 
 
-def _encode(data: bytes) -> bytes:
-    return b"%08x %s\n" % (zlib.crc32(data), data)
+def _read_header(path: Path, first: LogLine) -> _Header | None:
+    """The header; None if it is damaged or missing.
 
-
-def _valid_lines(data: bytes) -> Iterator[bytes]:
-    """The lines up to the first with a wrong checksum: a kill tears only the last; what follows damage is suspect."""
-    for line in data.split(b"\n")[:-1]:
-        checksum, _, body = line.partition(b" ")
-        if checksum != b"%08x" % zlib.crc32(body):
-            return
-        yield body
-
-
-def _read_header(path: Path, data: bytes) -> _Header:
-    """The header. It is checked before any record is read: records of another format must not be read by halves."""
+    It is checked before any record is read: records of another format must not be read by halves.
+    """
+    if first.body is None or _decode(first.body) is not None:
+        return None
     try:
-        header = msgspec.json.decode(data, type=_Header)
+        header = msgspec.json.decode(first.body, type=_Header)
     except msgspec.MsgspecError as error:
         raise _other_format(path) from error
     if header.format != FORMAT:
@@ -375,8 +443,9 @@ def _other_format(path: Path) -> Malformed:
     )
 
 
-def _decode(data: bytes) -> _Line:
+def _decode(body: bytes) -> _Line | None:
+    """The line; None if this version cannot read it."""
     try:
-        return msgspec.json.decode(data, type=_Line)
-    except msgspec.MsgspecError as error:
-        raise Malformed(f"the attachment log has a line that cannot be read: {error}") from error
+        return msgspec.json.decode(body, type=_Line)
+    except msgspec.MsgspecError:
+        return None

@@ -55,6 +55,8 @@ class EndpointPublisher:
         self._pending: set[EndpointKey] = set()
         self._last_publish = float("-inf")
         self._publish_due = asyncio.Event()
+        # Whether endpoints without a record are leftovers. Not before those of a damaged log are restored.
+        self.may_delete_unrecorded = not attachment_store.is_damaged
 
     def publish_soon(self, key: EndpointKey) -> None:
         """Schedule the commit of an endpoint; one that was published with its claims needs none."""
@@ -105,6 +107,11 @@ class EndpointPublisher:
             container_name=endpoint.container_name,
         )
 
+    def unrecorded(self) -> list[model.Endpoint]:
+        """The endpoints of this node in the store that have no record."""
+        ours = [endpoint for endpoint in self._cluster.all(kinds.ENDPOINT) if endpoint.host == self._node]
+        return [endpoint for endpoint in ours if self._attachment_store.get(endpoint.key) is None]
+
     def resync(self) -> None:
         """Mark the records for deletion whose endpoint the store has deleted, or whose address another one has by now.
 
@@ -138,13 +145,16 @@ class EndpointPublisher:
             if not self._is_in_sync(attachment):
                 async with self._attachment_store.locks[attachment.key]:
                     await self._reconcile_one(attachment.key)
-        ours = [endpoint.key for endpoint in self._cluster.all(kinds.ENDPOINT) if endpoint.host == self._node]
-        for key in [key for key in ours if self._attachment_store.get(key) is None]:
+        if not self.may_delete_unrecorded:
+            return
+        for key in [endpoint.key for endpoint in self.unrecorded()]:
             async with self._attachment_store.locks[key]:
                 # Left by an ADD whose commit had an unknown outcome. Looked up again: an ADD may have held the lock.
                 if self._attachment_store.get(key) is None:
                     await self._delete_stored(key)
-        await self._allocator.return_unused_blocks()
+        # An address of a lost record may still be in use, although neither the store nor we know of it.
+        if not self._attachment_store.is_damaged:
+            await self._allocator.return_unused_blocks()
 
     def _is_in_sync(self, attachment: Attachment) -> bool:
         is_attached = attachment.published and attachment.stage is Stage.ATTACHED

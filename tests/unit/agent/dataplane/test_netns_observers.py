@@ -78,7 +78,7 @@ async def test_after_a_repair_a_netns_may_be_a_new_one(monkeypatch: pytest.Monke
         await node.call("ADD", "c1")
         observer.events.clear()
         await node.reconciler.converge()
-        monkeypatch.setattr(node.datapath, "converge", lambda _: DriftReport(repaired=("recreated the netns",)))
+        monkeypatch.setattr(node.datapath, "converge", lambda _, **__: DriftReport(repaired=("recreated the netns",)))
         await node.reconciler.converge()
         assert [event for event in observer.events if "enter" in event] == [
             f"enter ['{DEFAULT}']",

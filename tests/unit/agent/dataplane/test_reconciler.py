@@ -36,7 +36,7 @@ class FailingDatapath:
     def __init__(self) -> None:
         self.fails = False
 
-    def converge(self, desired: Set[StateItem]) -> DriftReport:
+    def converge(self, desired: Set[StateItem], *, keep_unknown: bool = False) -> DriftReport:
         if self.fails:
             raise DatapathFault("the kernel said no")
         return DriftReport(repaired=("one thing", "another"))

@@ -203,7 +203,7 @@ class PortProvisioner:
             self._bridge.remove_ports(self._unplugged)
             self._unplugged.clear()
 
-    def reconcile(self, desired: Set[StateItem]) -> tuple[list[str], dict[str, Link]]:
+    def reconcile(self, desired: Set[StateItem], *, keep_unknown: bool) -> tuple[list[str], dict[str, Link]]:
         """Make the ports those of `desired` as far as their devices exist; a log of the changes, and the devices.
 
         Creates overlay devices, but no workload ports: these need `plug`.
@@ -219,7 +219,7 @@ class PortProvisioner:
                 repaired.append(f"made device {self._devices.put_overlay(overlay)}")
         if repaired:
             links = self._devices.read()
-        repaired += reconcile_ports(self._bridge, self._devices, links, external_ids)
+        repaired += reconcile_ports(self._bridge, self._devices, links, external_ids, keep_unknown=keep_unknown)
         self._unplugged.clear()
         return repaired, links
 

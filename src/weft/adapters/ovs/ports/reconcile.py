@@ -43,12 +43,18 @@ ISOLATION_CLEANUP = "".join(f"add table {family} {_TABLE}\ndelete table {family}
 
 
 def reconcile_ports(
-    bridge: SwitchBridge, devices: Devices, links: dict[str, Link], desired: Mapping[str, Mapping[str, str]]
+    bridge: SwitchBridge,
+    devices: Devices,
+    links: dict[str, Link],
+    desired: Mapping[str, Mapping[str, str]],
+    *,
+    keep_unknown: bool = False,
 ) -> list[str]:
     """Make exactly the existing devices of `desired` ports, with these `external_ids`; a log of the changes.
 
     Removes other ports and devices of ours. `links` are the existing devices; those that are deleted are removed from
-    it. Ports of the pool stay, also those that ovs-vswitchd has not created yet.
+    it. Ports of the pool stay, also those that ovs-vswitchd has not created yet. With `keep_unknown` those of workloads
+    stay too.
     """
     pool_ports = {
         name
@@ -56,6 +62,9 @@ def reconcile_ports(
         if (name in links or not port.assigned_ofport) and not port.error
     }
     ports = {**bridge.ports(), **bridge.pool_ports()}
+    if keep_unknown:
+        # They have no flows: treated like ports of the pool, they stay and forward nothing.
+        pool_ports |= {name for name in links if name.startswith(PORT_PREFIX) and name not in desired}
     without_peer = {
         name
         for name, port in ports.items()
