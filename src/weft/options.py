@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.domain.dns.cluster_names import CLUSTER_DOMAIN
-from weft.domain.dns.names import dns_name
+from weft.domain.dns.names import CLUSTER_DOMAIN, dns_name
 from weft.drivers import EtcdStoreSettings, KubernetesSettings, SqliteStoreSettings, StoreSettings
 from weft.runtime.logs import LEVELS, read_syslog_url
 from weft.runtime.settings import Option, comma_list, one_of, url_list

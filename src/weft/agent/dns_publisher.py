@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from weft.agent.dataplane.policy import TenantPolicy
 from weft.domain import kinds
 from weft.domain.addresses import Address, parse_address
 from weft.domain.cluster import Cluster
-from weft.domain.dns.cluster_names import CLUSTER_DOMAIN
 from weft.domain.dns.names import (
+    CLUSTER_DOMAIN,
     EMPTY_ENTRY,
     DnsEgressDenied,
     Entry,
@@ -30,7 +30,7 @@ from weft.domain.dns.names import (
     service_owner,
 )
 from weft.domain.dns.zones import is_in_every_tenant, kube_owner, stored_kube_entry, tenant_zone, workload_entry
-from weft.domain.errors import Unavailable
+from weft.domain.errors import Invalid, Unavailable
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, NodeName, TenantName
 from weft.domain.model import Endpoint
 from weft.domain.policy.engine.engine_sync import SHARED_PREFIXES, TENANT_PREFIXES
@@ -42,6 +42,7 @@ from weft.runtime.dns_control import (
     Entries,
     FullSync,
     Message,
+    Report,
     StatusQuery,
     Tenant,
     connect_netdns,
@@ -107,6 +108,10 @@ class ZonePusher:
         self.in_sync = False
         # The upstream resolvers of netdns, from its last report.
         self.upstreams: tuple[Address, ...] = ()
+        # The last report of netdns: counters, and records that it could not take.
+        self.report = Report()
+        # By tenant and owner: entries that lack records, because the object makes invalid ones or too many.
+        self._left_out: defaultdict[TenantName, dict[str, Entry]] = defaultdict(dict)
 
     def apply(self, change: Change) -> None:
         """Mark the objects of one revision as dirty."""
@@ -230,10 +235,13 @@ class ZonePusher:
             objects, self._dirty_objects = self._dirty_objects | self._with_other_verdict(), set()
             self._dirty_policies.clear()
             if everything:
-                await self._send(connection, FullSync({tenant: self._zone(tenant) for tenant in self._active}))
-                return
+                # One message for each tenant: a large zone delays no other, and a frame has a limit.
+                tenants = set(self._active)
+                await self._send(connection, FullSync({}, pending=tuple(tenants)))
             for tenant in tenants:
+                self._left_out.pop(tenant, None)
                 zone = self._zone(tenant) if tenant in self._active else None
+                self._note_left_out(tenant, zone.entries if zone else {})
                 await self._send(connection, Tenant(tenant, zone))
             for message in self._changed_entries(objects, self._active - tenants):
                 await self._send(connection, message)
@@ -241,7 +249,10 @@ class ZonePusher:
     async def _send(self, connection: ControlConnection, message: Message) -> None:
         report = await connection.send(message)
         self._reachable = True
-        upstreams = tuple(parse_address(text, field="upstream") for text in report.upstreams)
+        if report.fault and report.fault != self.report.fault:
+            log.warning("netdns left records out", records=report.rejected, reason=report.fault)
+        self.report = report
+        upstreams = tuple(_valid_addresses(report.upstreams))
         if upstreams != self.upstreams:
             # Other upstreams, other verdicts: every zone is pushed again.
             self.upstreams = upstreams
@@ -256,9 +267,27 @@ class ZonePusher:
         )
         zone = tenant_zone(self._cluster, tenant, dns_egress_denied=self._record_verdict, domain=self._domain)
         pending = dict(self._endpoint(*key) for key in self._pending if key.tenant == tenant)
-        return Zone(
-            zone.entries | {owner: entry for owner, entry in pending.items() if entry != EMPTY_ENTRY}, zone.subnets
-        )
+        entries = zone.entries | {owner: entry for owner, entry in pending.items() if entry != EMPTY_ENTRY}
+        return Zone(entries, zone.subnets)
+
+    def _note_left_out(self, tenant: TenantName, entries: Mapping[str, Entry]) -> None:
+        """Remember which of the entries lack records, and log it when that is new."""
+        known = self._left_out[tenant]
+        for owner, entry in entries.items():
+            old = known.pop(owner, EMPTY_ENTRY)
+            if not entry.left_out:
+                continue
+            known[owner] = entry
+            if entry.fault != old.fault:
+                log.warning(
+                    "DNS records left out", tenant=tenant, object=owner, records=entry.left_out, reason=entry.fault
+                )
+
+    @property
+    def records_left_out(self) -> int:
+        """Records that are not served, because they are invalid or too many: left out here, or rejected by netdns."""
+        own = (entry.left_out for known in self._left_out.values() for entry in known.values())
+        return sum(own) + self.report.rejected
 
     def _record_verdict(self, endpoint: Endpoint) -> bool:
         """Whether DNS egress of an endpoint is denied; recorded, as it is about to be pushed."""
@@ -288,6 +317,8 @@ class ZonePusher:
                 entry_of = self._service if folder == kinds.SERVICE.prefix else self._endpoint
                 owner, entry = entry_of(tenant, *rest)
                 found[tenant][owner] = entry
+        for tenant, entries in found.items():
+            self._note_left_out(tenant, entries)
         return [
             Entries(
                 tenant,
@@ -299,7 +330,7 @@ class ZonePusher:
 
     def _service(self, tenant: TenantName, name: str) -> tuple[str, Entry]:
         stored = self._cluster.get(kinds.SERVICE, tenant, name)
-        return service_owner(name), service_entry(stored.value) if stored else EMPTY_ENTRY
+        return service_owner(name), service_entry(stored.value, domain=self._domain) if stored else EMPTY_ENTRY
 
     def _kube_service(self, tenant: TenantName, namespace: str, name: str) -> Iterator[tuple[TenantName, str, Entry]]:
         """The entry of a Kubernetes service for its own tenant, and for all tenants if it is or was shared."""
@@ -330,9 +361,22 @@ class ZonePusher:
             "serviceQueue": services,
             "endpointQueue": len(self._dirty_objects) - services,
             "dnsRecords": inspect_records(zones),
+            "leftOut": {
+                tenant: {owner: {"records": entry.left_out, "reason": entry.fault} for owner, entry in known.items()}
+                for tenant, known in self._left_out.items()
+                if known
+            },
             "serving": list(report.serving),
             "stats": {_CONTIV_COUNTERS.get(name, name): count for name, count in report.statistics.items()},
         }
+
+
+def _valid_addresses(texts: Iterable[str]) -> Iterator[Address]:
+    for text in texts:
+        try:
+            yield parse_address(text, field="upstream")
+        except Invalid:
+            continue  # policy cannot be evaluated for it: it does not count as reachable
 
 
 class DnsPublisher:

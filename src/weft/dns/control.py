@@ -68,6 +68,9 @@ class Tenants:
         self._tables: dict[TenantName, Table] = {}
         self._servers: dict[TenantName, _Running] = {}
         self._statistics = Statistics()
+        # Tenants whose name is none, and the reason; and what the log has about records that were left out.
+        self._invalid_tenants: dict[TenantName, str] = {}
+        self._logged = (0, "")
         # One message at a time: several connections may be open, such as that of a restarted agent and its old one.
         self._lock = asyncio.Lock()
 
@@ -79,10 +82,10 @@ class Tenants:
     async def load_zones(self) -> None:
         """Go on from the messages that an earlier process has received."""
         for message in self._zone_cache.read():
-            _, faults = self._update_tables(message)
-            for fault in faults:
-                log.warning("ignoring invalid zone in the cache", reason=fault)
-        self._zone_cache.rewrite(FullSync(self.zones))
+            _, error = await self._update_tables(message)
+            if error:
+                log.warning("ignoring a message in the zone cache", reason=error)
+        self._save(FullSync(self.zones))
         for tenant in self._tables:
             await self._reconcile_server(tenant)
         log.info("zones loaded", tenants=len(self._tables), serving=len(self._servers))
@@ -90,19 +93,36 @@ class Tenants:
     async def apply(self, message: Message) -> Report:
         """Apply a message; it is in force when this returns.
 
-        The report names the tenants whose part is invalid: those keep their old zone, the others have the new one.
+        Invalid records and tenants are left out, and the report counts them: whoever pushes them again gets no further.
         """
         async with self._lock:
-            tenants, faults = self._update_tables(message)
+            tenants, error = await self._update_tables(message)
             for tenant in tenants:
                 await self._reconcile_server(tenant)
-            self._save(message, is_valid=not faults)
+            if not error:
+                self._save(message)
+            rejected, fault = self._rejected()
             return Report(
-                error="; ".join(faults),
+                error=error,
+                rejected=rejected,
+                fault=fault,
                 serving=tuple(sorted(self._servers)),
                 upstreams=self._upstreams.addresses(),
                 statistics=asdict(self._statistics),
             )
+
+    def _rejected(self) -> tuple[int, str]:
+        """How many records, subnets and tenants are left out, and the reason for one of them. Each change is logged."""
+        found = [(f"tenant {tenant}: {reason}", 1) for tenant, reason in self._invalid_tenants.items()]
+        for tenant, table in self._tables.items():
+            count, reason = table.rejected
+            if count:
+                found.append((f"tenant {tenant}: {reason}", count))
+        rejected = sum(count for _, count in found), found[0][0] if found else ""
+        if rejected != self._logged:
+            log.warning("records left out", records=rejected[0], reason=rejected[1])
+            self._logged = rejected
+        return rejected
 
     async def close(self) -> None:
         """Stop all servers. The zone cache stays."""
@@ -110,45 +130,42 @@ class Tenants:
             for tenant in list(self._servers):
                 await self._stop(tenant)
 
-    def _update_tables(self, message: Message) -> tuple[list[TenantName], list[str]]:
-        """Change the tables. Returns the tenants whose server may have to change, and what was invalid."""
-        # A status query changes no zone, but a netns may have been recreated since.
-        tenants = list(self._tables) if isinstance(message, StatusQuery) else []
-        faults: list[str] = []
-        for step in self._steps(message):
-            try:
-                self._update_table(step)
-            except Invalid as error:
-                faults.append(f"tenant {step.tenant}: {error.message}")
-                continue
-            if isinstance(step, Tenant):
-                tenants.append(step.tenant)
-        return tenants, faults
+    async def _update_tables(self, message: Message) -> tuple[list[TenantName], str]:
+        """Change the tables. Returns the tenants whose server may have to change, and why nothing could be changed."""
+        match message:
+            case StatusQuery():
+                return list(self._tables), ""  # it changes no zone, but a netns may have been recreated since
+            case Entries(tenant, put, drop):
+                if tenant not in self._tables:
+                    return [], f"tenant {tenant} has no zone to change"
+                await _in_turns(self._tables[tenant].changing(put, drop))
+                return [], ""
+            case FullSync(zones, pending):
+                self._invalid_tenants.clear()
+                gone = self._tables.keys() - zones.keys() - set(pending)
+                steps = [*((tenant, None) for tenant in gone), *zones.items()]
+            case Tenant(tenant, zone):
+                steps = [(tenant, zone)]
+        for tenant, zone in steps:
+            await self._update_table(tenant, zone)
+        return [tenant for tenant, _ in steps], ""
 
-    def _steps(self, message: Message) -> Iterable[Tenant | Entries]:
-        """The message, tenant by tenant."""
-        if isinstance(message, FullSync):
-            return [Tenant(each, message.zones.get(each)) for each in message.zones.keys() | self._tables.keys()]
-        return () if isinstance(message, StatusQuery) else (message,)
-
-    def _update_table(self, step: Tenant | Entries) -> None:
-        tenant = step.tenant
-        if isinstance(step, Entries):
-            if tenant not in self._tables:
-                raise Invalid("it has no zone to change")
-            self._tables[tenant].change(step.put, step.drop)
-        elif step.zone is None:
+    async def _update_table(self, tenant: TenantName, zone: Zone | None) -> None:
+        self._invalid_tenants.pop(tenant, None)
+        if zone is None:
             self._tables.pop(tenant, None)
-        else:
-            check_name(tenant, field="tenant")  # it becomes a file name under --run-dir
-            table = self._tables.get(tenant) or Table(ttl=self._ttl)
-            table.replace(step.zone)
-            self._tables[tenant] = table
-
-    def _save(self, message: Message, *, is_valid: bool) -> None:
+            return
         try:
-            # A message that was applied in part cannot be replayed: what is in force is written instead.
-            if not is_valid or isinstance(message, FullSync) or self._zone_cache.is_long:
+            check_name(tenant, field="tenant")  # it becomes a file name under --run-dir
+        except Invalid as error:
+            self._invalid_tenants[tenant] = error.message
+            return
+        table = self._tables.setdefault(tenant, Table(ttl=self._ttl))
+        await _in_turns(table.replacing(zone))
+
+    def _save(self, message: Message) -> None:
+        try:
+            if isinstance(message, FullSync) or self._zone_cache.is_long:
                 self._zone_cache.rewrite(FullSync(self.zones))
             elif not isinstance(message, StatusQuery):
                 self._zone_cache.append(message)
@@ -179,6 +196,12 @@ class Tenants:
         server = TenantServer(sockets, responder=responder, forwarder=Forwarder(self._upstreams))
         self._servers[tenant] = _Running(netns, self._tasks.create_task(server.run(), name=f"dns server of {tenant}"))
         log.info("listening for tenant", tenant=tenant)
+
+
+async def _in_turns(steps: Iterable[None]) -> None:
+    """Carry out all steps; the loop serves others in between."""
+    for _ in steps:
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager

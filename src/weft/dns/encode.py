@@ -36,12 +36,12 @@ _LENGTHS = {length: bytes((length,)) for length in range(1, MAX_LABEL_LENGTH + 1
 
 def encode_name(name: str) -> bytes:
     """A name in wire format and lower case; `Invalid` when a label is empty or too long, or the name is too long."""
-    labels = name.lower().encode("ascii", "replace").split(b".") if name else []
     try:
+        labels = name.encode("ascii").lower().split(b".") if name else []
         encoded = b"".join([_LENGTHS[len(label)] + label for label in labels]) + b"\0"
-    except KeyError as error:
+    except (KeyError, UnicodeEncodeError) as error:
         raise Invalid(
-            f"{name[:80]!r} is not a name: its labels must be 1 to {MAX_LABEL_LENGTH} characters long"
+            f"{name[:80]!r} is not a name: its labels must be 1 to {MAX_LABEL_LENGTH} ASCII characters long"
         ) from error
     if len(encoded) > MAX_NAME_LENGTH:
         raise Invalid(f"{name[:80]!r} is not a name: it is too long")
@@ -139,10 +139,12 @@ def encode_answer(
     if free < sum(map(len, additional)):
         additional = ()
     # Truncation drops whole records: half a record would make the message malformed.
-    while free < 0 and answers:
+    kept = len(answers)
+    while free < 0 and kept:
         flags |= TC
-        free += len(answers[-1])
-        answers = answers[:-1]
+        kept -= 1
+        free += len(answers[kept])
+    answers = answers[:kept]
     counts = 1, len(answers), len(authority), len(additional) + (edns is not None)
     head = HEADER.pack(question.id, flags, *counts)
     return b"".join((head, question.wire_question, *answers, *authority, *additional, opt))

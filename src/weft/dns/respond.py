@@ -54,6 +54,8 @@ _QUESTION_ALONE, _QUESTION_AND_EXTRA = b"\0\1\0\0\0\0\0\0", b"\0\1\0\0\0\0\0\1"
 _EMPTY_OPT = 11
 # More answers than this are unlikely to fit into the smallest datagram.
 _FAST_PATH_ANSWERS = 20
+# An A record whose owner is a compression pointer.
+_SMALLEST_RECORD = 16
 # Ends a loop of CNAMEs.
 _MAX_CNAMES = 8
 
@@ -152,8 +154,9 @@ class Responder:
         found = self._table.sets.get(question_key(name, question.type))
         if found:
             self.statistics.found += 1
-            records = _sample(found)
-            additional = self._targets(records) if question.type == Type.SRV else ()
+            # One more than may fit, so that an answer that is cut has TC set. A set may have thousands of records.
+            records = _sample(found, most=max_size // _SMALLEST_RECORD + 1)
+            additional = self._targets(records, max_size) if question.type == Type.SRV else ()
             if cnames:
                 records = (*cnames, *(with_owner(name, record) for record in records))
             return encode_answer(question, flags=AA, answers=records, additional=additional, max_size=max_size)
@@ -199,23 +202,27 @@ class Responder:
             question, code=code, flags=AA, answers=cnames, authority=(apex + self._soa,), max_size=max_size
         )
 
-    def _targets(self, records: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """The addresses of the targets of SRV records, which save the client a query."""
-        return tuple(
-            with_owner(target, record)
-            for target in dict.fromkeys(map(srv_target, records))
-            for kind in (Type.A, Type.AAAA)
-            if (found := self._table.sets.get(question_key(target, kind)))
-            for record in found.records
-        )
+    def _targets(self, records: tuple[bytes, ...], max_size: int) -> tuple[bytes, ...]:
+        """The addresses of the targets of SRV records, which save the client a query; none if they cannot fit."""
+        found: list[bytes] = []
+        size = 0
+        for target in dict.fromkeys(map(srv_target, records)):
+            for kind in (Type.A, Type.AAAA):
+                known = self._table.sets.get(question_key(target, kind))
+                for record in known.records if known else ():
+                    found.append(with_owner(target, record))
+                    size += len(found[-1])
+                    if size > max_size:
+                        return ()
+        return tuple(found)
 
 
-def _sample(found: RecordSet) -> tuple[bytes, ...]:
+def _sample(found: RecordSet, *, most: int = _FAST_PATH_ANSWERS) -> tuple[bytes, ...]:
     """Random records in random order, so that clients spread over all of them."""
     records = found.records
     if len(records) == 1:
         return records
-    return tuple(random.sample(records, found.answer_count))
+    return tuple(random.sample(records, min(found.answer_count, most)))
 
 
 def _rcode(flags: int) -> Rcode:

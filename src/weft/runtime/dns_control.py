@@ -26,6 +26,7 @@ from weft.domain.ids import TenantName
 SOCKET_NAME = "dns.sock"
 # A bound against a broken peer, far above any real zone.
 MAX_BODY = 256 << 20
+MAX_REPORT = 4 << 20
 LENGTH = struct.Struct("!I")
 # How long netdns may take to apply a message.
 REPORT_TIMEOUT_S = 5.0
@@ -35,6 +36,8 @@ class FullSync(msgspec.Struct, frozen=True, tag="full-sync"):
     """The zones of all tenants with a netns on this node. Other tenants are dropped and their sockets closed."""
 
     zones: dict[TenantName, Zone]
+    # Tenants that keep their zone: a message of its own follows for each, so that a large zone delays no other.
+    pending: tuple[TenantName, ...] = ()
 
 
 class Tenant(msgspec.Struct, frozen=True, tag="tenant"):
@@ -60,9 +63,13 @@ Message = FullSync | Tenant | Entries | StatusQuery
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to every message: what could not be applied, and the state of netdns."""
+    """The answer to every message: whether it could be applied, and the state of netdns."""
 
+    # Not empty if the message was not applied: only a full sync helps.
     error: str = ""
+    # How many records and tenants of what is in force were left out as invalid, and the reason for one of them.
+    rejected: int = 0
+    fault: str = ""
     # Tenants in whose netns it listens.
     serving: tuple[TenantName, ...] = ()
     # The addresses of its upstream resolvers.
@@ -97,11 +104,11 @@ def decode_report(body: bytes) -> Report:
         raise Malformed(f"not a report: {error}") from error
 
 
-async def read_body(reader: asyncio.StreamReader) -> bytes:
+async def read_body(reader: asyncio.StreamReader, *, most: int = MAX_BODY) -> bytes:
     """The body of the next frame; `IncompleteReadError` at the end of the stream, `Malformed` when it is too large."""
     # Checked before the body is read: a wrong length must not allocate gigabytes.
     [length] = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    if length > MAX_BODY:
+    if length > most:
         raise Malformed(f"a frame of {length} bytes")
     return await reader.readexactly(length)
 
@@ -119,7 +126,7 @@ class ControlConnection:
             async with asyncio.timeout(REPORT_TIMEOUT_S):
                 self._writer.write(encode(message))
                 await self._writer.drain()
-                report = decode_report(await read_body(self._reader))
+                report = decode_report(await read_body(self._reader, most=MAX_REPORT))
         except (OSError, TimeoutError, asyncio.IncompleteReadError, Malformed) as error:
             raise Unavailable(f"netdns has not answered: {error or 'timeout'}") from error
         # Retried with a full sync, so `Unavailable` is right even for a rejected message.

@@ -29,6 +29,7 @@ from weft.domain.loadbalancer.kube_objects import (
     KubeService,
     KubeSlice,
     ServiceObject,
+    ServicePort,
     ServiceSpec,
     SliceEndpoint,
 )
@@ -279,22 +280,32 @@ async def test_a_connection_must_not_begin_with_changed_entries(netdns: Netdns) 
         assert netdns.tenants.zones == {}
 
 
-async def test_an_invalid_zone_is_rejected_and_the_others_are_applied(netdns: Netdns) -> None:
-    bad = Entry((Record("web", "A", "nowhere", Rank.GROUP),))
+async def test_H5_netdns_refuses_record_by_record_and_never_a_zone(netdns: Netdns) -> None:
+    bad = Record("web", "A", "nowhere", Rank.GROUP)
+    red, outside = TenantName("red"), TenantName("../etc")
+    zones = {DEFAULT: Zone({"a": Entry((bad, *WEB.records))}), red: Zone({"b": WEB})}
     async with netdns.running():
-        await send_once(netdns.socket, FullSync({DEFAULT: Zone({"a": WEB})}))
-        with pytest.raises(Unavailable, match="nowhere"):
-            await send_once(netdns.socket, Tenant(DEFAULT, Zone({"a": bad})))
-        with pytest.raises(Unavailable, match="not a name"):
-            await send_once(netdns.socket, Tenant(TenantName("../etc"), Zone()))
-        assert netdns.tenants.zones == {DEFAULT: Zone({"a": WEB})}
-        red = TenantName("red")
-        with pytest.raises(Unavailable, match=r"tenant default: .*nowhere"):
-            await send_once(netdns.socket, FullSync({DEFAULT: Zone({"a": bad}), red: Zone({"b": WEB})}))
-        good = {DEFAULT: Zone({"a": WEB}), red: Zone({"b": WEB})}
-        assert netdns.tenants.zones == good
+        report = await send_once(netdns.socket, FullSync({**zones, outside: Zone()}))
+        assert (report.error, report.rejected) == ("", 2)
+        assert netdns.tenants.zones == zones
+        assert "../etc" in report.fault
+        report = await send_once(netdns.socket, FullSync(zones))
+        assert report.rejected == 1
+        assert "nowhere" in report.fault
     async with netdns.running():
-        assert netdns.tenants.zones == good
+        assert netdns.tenants.zones == zones
+        assert (await send_once(netdns.socket, StatusQuery())).rejected == 1
+        assert (await send_once(netdns.socket, Tenant(DEFAULT))).rejected == 0
+
+
+async def test_tenants_whose_zone_follows_keep_theirs(netdns: Netdns) -> None:
+    red = TenantName("red")
+    async with netdns.running():
+        await send_once(netdns.socket, FullSync({DEFAULT: Zone({"a": WEB}), red: Zone({"b": WEB})}))
+        await send_once(netdns.socket, FullSync({}, pending=(red, TenantName("new"))))
+        assert netdns.tenants.zones == {red: Zone({"b": WEB})}
+    async with netdns.running():
+        assert netdns.tenants.zones == {red: Zone({"b": WEB})}
 
 
 async def test_a_client_that_sends_nonsense_is_disconnected(netdns: Netdns) -> None:
@@ -337,6 +348,63 @@ async def test_kubernetes_services_are_pushed_to_every_tenant_that_has_them(netd
         await until(lambda: netdns.knows(world, DEFAULT, red))
 
 
+LONG = "p" * 63
+HOSTILE = (
+    pytest.param({"cluster_ips": ("10.96.0.9",), "ports": (ServicePort(name=LONG, port=80),)}, id="port name"),
+    pytest.param({"type": "ExternalName", "external_name": f"{LONG}x.example.org"}, id="external name"),
+    pytest.param({"type": "ExternalName", "external_name": "a..b"}, id="empty label"),
+)
+
+
+@pytest.mark.parametrize("spec", HOSTILE)
+async def test_H5_one_service_does_not_stop_the_names_of_others(
+    netdns: Netdns, world: FakeCluster, spec: dict[str, object]
+) -> None:
+    """Neither in its own tenant nor, shared, in the others; and it is not pushed again and again."""
+    red = TenantName("red")
+    world.put(model.Tenant(name=red))
+    bad = KubeService(
+        tenant=DEFAULT,
+        namespace="shop",
+        name="bad",
+        shared=True,
+        service=ServiceObject(spec=ServiceSpec(**spec)),  # type: ignore[arg-type]
+    )
+    world.carry_out(world.reading().plan([put(kind_of(bad), bad)]))
+    pusher = ZonePusher(world.cluster, socket=netdns.socket)
+    pusher.add_tenant(DEFAULT)
+    pusher.add_tenant(red)
+    async with netdns.running(), background(pusher.run(), name="dns publisher"):
+        await until(lambda: pusher.in_sync)
+        assert set(netdns.tenants.zones) == {DEFAULT, red}
+        changed(pusher, world.attach("e2", group="web"))
+        await until(lambda: "endpoint:blue:e2" in netdns.tenants.zones[DEFAULT].entries)
+        changed(pusher, bad)
+        changed(pusher, world.attach("e3", group="web"))
+        await until(lambda: "endpoint:blue:e3" in netdns.tenants.zones[DEFAULT].entries)
+        assert pusher.in_sync
+        shown = await soon(pusher.inspect())
+        assert shown["leftOut"]["default"]["kube:shop:bad"]["records"] == 1
+        assert shown["leftOut"]["red"].keys() == {"kube:shop:bad"}
+        assert pusher.records_left_out == 2
+        good = msgspec.structs.replace(bad, service=ServiceObject(spec=ServiceSpec(cluster_ips=("10.96.0.9",))))
+        world.carry_out(world.reading().plan([put(kind_of(good), good)]))
+        changed(pusher, good)
+        await until(lambda: pusher.records_left_out == 0)
+
+
+async def test_a_report_of_a_confused_netdns_does_no_harm(
+    node: FakeNode, publisher: DnsPublisher, fake_netdns: FakeNetdns
+) -> None:
+    """netdns parses packets of everybody: what it says is input, too."""
+    await node.reconciler.converge()
+    fake_netdns.upstreams = ("garbage", "192.0.2.54", "::1%eth0")
+    async with background(publisher.run(), name="dns publisher"):
+        await until(lambda: publisher.in_sync)
+        await node.call("ADD", "c1")
+        await until(lambda: owners(fake_netdns) == {"endpoint:default-net:c1"})
+
+
 class FakeNetdns:
     """Stands in for netdns: it accepts every message and keeps the zone of each tenant."""
 
@@ -345,7 +413,7 @@ class FakeNetdns:
         # What an earlier agent has pushed.
         self.zones: dict[TenantName, dict[str, Entry]] = {GONE: {}}
         self.messages: list[Message] = []
-        self.upstreams = ("192.0.2.53",)
+        self.upstreams: tuple[str, ...] = ("192.0.2.53",)
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
@@ -364,7 +432,8 @@ class FakeNetdns:
         self.messages.append(message)
         match message:
             case FullSync():
-                self.zones = {tenant: dict(zone.entries) for tenant, zone in message.zones.items()}
+                kept = {tenant: self.zones.get(tenant, {}) for tenant in message.pending}
+                self.zones = kept | {tenant: dict(zone.entries) for tenant, zone in message.zones.items()}
             case Tenant(tenant, Zone() as zone):
                 self.zones[tenant] = dict(zone.entries)
             case Tenant(tenant):

@@ -8,22 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.dns import table as module
 from weft.dns.encode import encode_name, question_key
 from weft.dns.table import MAX_ANSWERS, Prefix, Table, parse_prefix, reverse_prefix
 from weft.dns.wire import Type
 from weft.domain.dns.names import Entry, Rank, Record, Zone
 from weft.domain.errors import Invalid
 
+# Some of them are invalid: these are left out, and change nothing else.
 records = st.builds(
     Record,
-    name=st.sampled_from(["web", "db", "db.web", "a.db.web"]),
-    type=st.just("A"),
-    data=st.integers(1, 9).map(lambda number: f"10.0.0.{number}"),
+    name=st.sampled_from(["web", "db", "db.web", "a.db.web", "x" * 64, "ü", "a..b"]),
+    type=st.sampled_from(["A", "A", "A", "SRV"]),
+    data=st.integers(1, 9).map(lambda number: f"10.0.0.{number}") | st.just("nowhere"),
     rank=st.sampled_from(Rank),
 )
-entries = st.builds(
-    Entry, records=st.lists(records, max_size=4).map(tuple), dns_egress_denied=st.sampled_from([(), ("10.0.0.1",)])
-)
+denied = st.sampled_from([(), ("10.0.0.1",), ("nowhere", "10.0.0.1")])
+entries = st.builds(Entry, records=st.lists(records, max_size=4).map(tuple), dns_egress_denied=denied)
 steps = st.lists(
     st.tuples(
         st.dictionaries(st.sampled_from("abcd"), entries, max_size=3), st.sets(st.sampled_from("abcd"), max_size=2)
@@ -65,7 +66,7 @@ def test_replacing_gives_the_same_table_as_building_it_new(changes: list[tuple[d
         replaced.replace(Zone(state))
         assert seen(replaced) == seen(table(Zone(state)))
         assert replaced.dns_egress_denied.keys() == {
-            ip_address(text) for entry in state.values() for text in entry.dns_egress_denied
+            ip_address(text) for entry in state.values() for text in entry.dns_egress_denied if text != "nowhere"
         }
 
 
@@ -111,21 +112,58 @@ def test_a_record_of_two_objects_stays_until_both_are_dropped() -> None:
     assert not made.has_name(encode_name("web"))
 
 
-def test_an_invalid_entry_changes_nothing() -> None:
-    good = Entry((Record("web", "A", "10.0.0.2", Rank.GROUP),))
-    made = table(Zone({"a": good}))
-    before = seen(made)
+def test_H5_an_invalid_record_costs_only_itself() -> None:
+    good = Record("web", "A", "10.0.0.2", Rank.GROUP)
+    made = table(Zone({"a": Entry((good,))}))
+    before = seen(made)[:2]
     for bad in (
-        Entry((Record("x" * 64, "A", "10.0.0.2", Rank.GROUP),)),
-        Entry((Record("web", "A", "nowhere", Rank.GROUP),)),
-        Entry((), ("nowhere",)),
+        Entry((Record("x" * 64, "A", "10.0.0.2", Rank.GROUP), good)),
+        Entry((good, Record("web", "A", "nowhere", Rank.GROUP))),
+        Entry((good, Record("ü", "A", "10.0.0.2", Rank.GROUP))),
+        Entry((good,), ("nowhere",)),
     ):
-        with pytest.raises(Invalid):
-            made.change({"b": good, "a": bad}, [])
-        assert seen(made) == before
-    with pytest.raises(Invalid):
-        made.replace(Zone({}, ("nowhere",)))
-    assert seen(made) == before
+        made.change({"b": Entry((good,)), "a": bad}, [])
+        assert seen(made)[:2] == before
+        count, reason = made.rejected
+        assert count == 1
+        assert reason.startswith("a: ")
+    made.replace(Zone({"a": Entry((good,))}, ("nowhere", "10.0.0.0/24")))
+    assert seen(made)[:2] == before
+    assert made.rejected[0] == 1
+    assert made.owns_reverse(encode_name("2.0.0.10.in-addr.arpa"))
+    made.replace(Zone({"a": Entry((good,))}))
+    assert made.rejected == (0, "")
+
+
+@given(steps)
+def test_H5_a_zone_is_limited_and_what_had_no_room_gets_it_when_there_is_some(
+    changes: list[tuple[dict[str, Entry], set[str]]],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MAX_RECORDS", 4)
+        patch.setattr(module, "_STEP", 2)
+        limited = Table(ttl=30)
+        for put, drop in changes:
+            limited.change(put, drop - put.keys())
+            assert sum(len(each.records) for each in limited.sets.values()) <= 4
+        entries = limited.zone.entries
+        last, *others = entries or [""]
+        limited.change({}, others)
+        if entries:
+            assert seen(limited) == seen(table(Zone({last: entries[last]})))
+        limited.change({}, [last])
+        assert seen(limited) == seen(Table(ttl=30))
+        assert limited.rejected == (0, "")
+        assert not limited.dns_egress_denied
+
+
+def test_a_large_zone_is_replaced_in_steps() -> None:
+    entries = {
+        f"e{n}": Entry((Record(f"web{n}", "A", f"10.0.{n >> 8}.{n & 255}", Rank.WORKLOAD),)) for n in range(2_000)
+    }
+    made = Table(ttl=30)
+    assert sum(1 for _ in made.replacing(Zone(entries))) >= 3
+    assert seen(made) == seen(table(Zone(entries)))
 
 
 def test_the_table_owns_reverse_names_in_the_tenants_subnets() -> None:

@@ -2,8 +2,10 @@
 
 The naming scheme is defined here; a server of the records needs no knowledge of containers and groups. A change of one
 object is a change of one entry. Services, groups and containers have bare names as in Contiv (contiv 7.14), but case
-is ignored. Kubernetes Services and pods are below the cluster domain. If objects of different rank have the same name,
-the lowest rank wins.
+is ignored. A bare name is a single label: names with dots belong to the cluster domain, where Kubernetes Services and
+pods are, or to the outside. If objects of different rank have the same name, the lowest rank wins.
+
+Names of objects are input from outside. What makes no valid record is left out here, and counted.
 """
 
 from __future__ import annotations
@@ -17,15 +19,21 @@ import msgspec
 
 from weft.domain import model
 from weft.domain.addresses import Address
+from weft.domain.errors import Invalid
 from weft.domain.ids import TenantName
 
 RecordType = Literal["A", "AAAA", "CNAME", "PTR", "SRV"]
 
+CLUSTER_DOMAIN = "cluster.local"
 # Underscores are not valid in host names, but Docker Compose uses them in container names.
-_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_LABEL_PATTERN = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_LABEL = re.compile(_LABEL_PATTERN)
+_NAME = re.compile(rf"{_LABEL_PATTERN}(?:\.{_LABEL_PATTERN})*")
 # The limit of RFC 1035 in text form: 255 octets on the wire.
 _MAX_NAME = 253
+# Single labels with a meaning of their own, which no object may take: the loopback name (RFC 6761), and the names by
+# which hosts find a web proxy and an IPv6 router by themselves (the "global query block list" of Microsoft's DNS).
+_RESERVED = frozenset({"localhost", "wpad", "isatap"})
 
 
 class Rank(IntEnum):
@@ -52,6 +60,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     records: tuple[Record, ...]
     dns_egress_denied: tuple[str, ...] = ()
+    # How many records the object should have, but has not, because they are invalid or too many; and why.
+    left_out: int = 0
+    fault: str = ""
 
 
 EMPTY_ENTRY = Entry(())
@@ -81,21 +92,30 @@ def service_owner(name: str) -> str:
     return f"service:{name}"
 
 
-def endpoint_entry(endpoint: model.Endpoint, *, dns_egress_denied: DnsEgressDenied = never_denied) -> Entry:
+def endpoint_entry(
+    endpoint: model.Endpoint, *, dns_egress_denied: DnsEgressDenied = never_denied, domain: str = CLUSTER_DOMAIN
+) -> Entry:
     """Return forward and reverse records of the container name, and the address records of the group name."""
+    try:
+        addresses = endpoint.addresses
+    except Invalid as error:  # its node wrote no valid address: the zone does without this endpoint
+        return Entry((), left_out=1, fault=error.message)
     records: list[Record] = []
     # Docker puts a slash before a container's name, and Weft puts the namespace before a pod's.
-    if name := dns_name(endpoint.container_name.rpartition("/")[2]):
-        records += forward_and_reverse_records(name, endpoint.addresses, rank=Rank.WORKLOAD)
-    if group := dns_name(endpoint.group):
-        records += address_records(group, endpoint.addresses, rank=Rank.GROUP)
-    return Entry(tuple(records), tuple(map(str, endpoint.addresses)) if dns_egress_denied(endpoint) else ())
+    if name := bare_name(endpoint.container_name.rpartition("/")[2], domain=domain):
+        records += forward_and_reverse_records(name, addresses, rank=Rank.WORKLOAD)
+    if group := bare_name(endpoint.group, domain=domain):
+        records += address_records(group, addresses, rank=Rank.GROUP)
+    return Entry(tuple(records), tuple(map(str, addresses)) if dns_egress_denied(endpoint) else ())
 
 
-def service_entry(service: model.Service) -> Entry:
+def service_entry(service: model.Service, *, domain: str = CLUSTER_DOMAIN) -> Entry:
     """Return forward and reverse records of the service's VIPs; empty while it has none."""
-    name = dns_name(service.name)
-    return Entry(forward_and_reverse_records(name, service.addresses, rank=Rank.SERVICE)) if name else EMPTY_ENTRY
+    name = bare_name(service.name, domain=domain)
+    try:
+        return Entry(forward_and_reverse_records(name, service.addresses, rank=Rank.SERVICE)) if name else EMPTY_ENTRY
+    except Invalid as error:  # a VIP that is no address
+        return Entry((), left_out=1, fault=error.message)
 
 
 # The member of `/inspect/nameserver` for each rank.
@@ -131,8 +151,23 @@ def _address_records_in(zone: Zone) -> Iterator[tuple[str, Record]]:
         yield from ((owner, record) for record in entry.records if record.type in {"A", "AAAA"})
 
 
+def bare_name(text: str, *, domain: str) -> str:
+    """Return an object's name as a single DNS label in lower case, or "" if it may not have one.
+
+    A name with dots would answer in the place of an external name, or of one below the cluster domain.
+    """
+    label = dns_label(text)
+    return "" if label in _RESERVED or label == domain.lower() else label
+
+
+def dns_label(text: str) -> str:
+    """Return the text as a single DNS label in lower case, or "" if it is none."""
+    lowered = text.lower()
+    return lowered if _LABEL.fullmatch(lowered) else ""
+
+
 def dns_name(text: str) -> str:
-    """Return the text as a DNS name, or "" if it is none: object names may be longer than DNS labels."""
+    """Return the text as a DNS name in lower case, or "" if it is none: its labels or all of it may be too long."""
     lowered = text.lower()
     return lowered if len(lowered) <= _MAX_NAME and _NAME.fullmatch(lowered) else ""
 

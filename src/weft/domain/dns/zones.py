@@ -12,7 +12,6 @@ from weft.domain import kinds, model
 from weft.domain.addresses import Address, parse_address
 from weft.domain.cluster import Cluster
 from weft.domain.dns.cluster_names import (
-    CLUSTER_DOMAIN,
     Backend,
     ServicePort,
     cluster_service_entry,
@@ -21,6 +20,7 @@ from weft.domain.dns.cluster_names import (
     pod_entry,
 )
 from weft.domain.dns.names import (
+    CLUSTER_DOMAIN,
     EMPTY_ENTRY,
     DnsEgressDenied,
     Entry,
@@ -47,7 +47,7 @@ def tenant_zone(
     """Return all records of a tenant."""
     entries: dict[str, Entry] = {}
     for service in cluster.all(kinds.SERVICE, tenant):
-        entries[service_owner(service.name)] = service_entry(service)
+        entries[service_owner(service.name)] = service_entry(service, domain=domain)
     for network in cluster.networks(tenant):
         for endpoint in cluster.endpoints(network.key):
             owner = endpoint_owner(endpoint.network, endpoint.endpoint_id)
@@ -65,20 +65,25 @@ def tenant_zone(
 
 def tenant_subnets(cluster: Cluster, tenant: TenantName) -> tuple[str, ...]:
     """Return the subnets of the tenant's networks, of both families."""
-    return tuple(
-        f"{Address(family, subnet.base)}/{subnet.length}"
-        for network in cluster.networks(tenant)
-        for family in (4, 6)
-        if (subnet := ipam.subnet_of(network, family))
-    )
+    return tuple(subnet for network in cluster.networks(tenant) for subnet in _network_subnets(network))
+
+
+def _network_subnets(network: model.Network) -> Iterator[str]:
+    for family in (4, 6):
+        try:
+            subnet = ipam.subnet_of(network, family)
+        except Invalid:
+            continue  # no endpoint can have an address in it
+        if subnet:
+            yield f"{Address(family, subnet.base)}/{subnet.length}"
 
 
 def workload_entry(
     endpoint: model.Endpoint, *, dns_egress_denied: DnsEgressDenied = never_denied, domain: str = CLUSTER_DOMAIN
 ) -> Entry:
     """Return the records of an endpoint; a pod also has records by address."""
-    entry = endpoint_entry(endpoint, dns_egress_denied=dns_egress_denied)
-    if endpoint.pod is None:
+    entry = endpoint_entry(endpoint, dns_egress_denied=dns_egress_denied, domain=domain)
+    if endpoint.pod is None or entry.fault:
         return entry
     # Both schemes apply to a pod: Contiv's bare name, and Kubernetes' name by address.
     pod = pod_entry(endpoint.pod.namespace, addresses=endpoint.addresses, domain=domain)

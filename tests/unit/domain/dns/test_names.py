@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.fake_cluster import DEFAULT, FakeCluster, endpoint, group, network, service
 
 from weft.domain import model
@@ -31,14 +33,49 @@ def test_a_pod_has_a_record_without_its_namespace() -> None:
 
 
 def test_a_member_adds_its_address_to_its_group() -> None:
-    assert endpoint_entry(workload("", group="Web.Blue")).records == (
-        Record("web.blue", "A", "10.1.1.5", Rank.GROUP),
+    assert endpoint_entry(workload("", group="Web-Blue")).records == (
+        Record("web-blue", "A", "10.1.1.5", Rank.GROUP),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a-", "a..b", "a b", "ü", "x" * 64, ".".join(["x" * 60] * 5), "a\n"])
 def test_an_invalid_dns_name_has_no_record(name: str) -> None:
     assert endpoint_entry(workload(name)) == EMPTY_ENTRY
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "github.com",
+        "sts.amazonaws.com",
+        "foo.payments.svc.cluster.local",
+        "5.1.1.10.in-addr.arpa",
+        "a.b",
+        "localhost",
+        "LocalHost",
+        "wpad",
+        "isatap",
+    ],
+)
+def test_H4_no_object_shadows_a_name_of_somebody_else(name: str) -> None:
+    """Bare names are single labels: whatever has dots belongs to the cluster domain or to the outside."""
+    assert endpoint_entry(workload(f"shop/{name}")) == EMPTY_ENTRY
+    assert endpoint_entry(workload(name, group=name)) == EMPTY_ENTRY
+    assert service_entry(service(name, vip="10.1.1.9")) == EMPTY_ENTRY
+
+
+@pytest.mark.parametrize("domain", ["k8s", "K8s"])
+def test_H4_no_object_has_the_name_of_the_cluster_domain(domain: str) -> None:
+    assert endpoint_entry(workload("k8s", group="k8s"), domain=domain) == EMPTY_ENTRY
+    assert service_entry(service("k8s", vip="10.1.1.9"), domain=domain) == EMPTY_ENTRY
+
+
+@given(st.text(max_size=80) | st.from_regex(r"[a-zA-Z0-9_.-]{1,70}", fullmatch=True))
+def test_H4_bare_names_are_single_labels_whatever_an_object_is_called(name: str) -> None:
+    entry = endpoint_entry(workload(name, group=name))
+    bare = {record.name for record in entry.records if record.type == "A"}
+    assert all("." not in each and 1 <= len(each) <= 63 and each.isascii() for each in bare)
+    assert {record.data for record in entry.records if record.type == "PTR"} <= bare
 
 
 def test_docker_compose_names_are_valid() -> None:

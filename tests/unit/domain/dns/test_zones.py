@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.fake_cluster import FakeCluster, network
 
+from weft.dns.encode import encode_name, encode_record
 from weft.domain import kinds, model
-from weft.domain.dns.names import EMPTY_ENTRY, Zone
-from weft.domain.dns.zones import kube_entry, stored_kube_entry, tenant_zone
-from weft.domain.ids import DEFAULT_TENANT, TenantName
+from weft.domain.dns.names import EMPTY_ENTRY, Zone, service_entry
+from weft.domain.dns.zones import kube_entry, stored_kube_entry, tenant_zone, workload_entry
+from weft.domain.ids import DEFAULT_TENANT, EndpointId, NetworkName, ServiceName, TenantName
 from weft.domain.loadbalancer.kube_objects import (
     Conditions,
     EndpointSlice,
@@ -126,3 +129,63 @@ def test_a_pod_has_a_record_by_address() -> None:
     found = records_of(tenant_zone(state.cluster, DEFAULT_TENANT))
     assert (f"{name}.shop.pod.cluster.local", "A", created.ip_address) in found
     assert ("web-0", "A", created.ip_address) in found
+
+
+# Whatever is typed as text may be anything: the store is not always written through the API server's validation.
+texts = (
+    st.text(max_size=70)
+    | st.from_regex(r"[a-zA-Z0-9_.-]{1,70}", fullmatch=True)
+    | st.sampled_from(["x" * 63, "x" * 64])
+)
+slice_endpoints = st.builds(
+    SliceEndpoint,
+    addresses=st.lists(st.sampled_from(["10.1.1.5", "fd00::5", "garbage", ""]), max_size=3).map(tuple),
+    hostname=texts,
+)
+slices = st.builds(
+    EndpointSlice,
+    address_type=st.sampled_from(["IPv4", "IPv6", "FQDN"]),
+    endpoints=st.none() | st.lists(slice_endpoints, max_size=3).map(tuple),
+    ports=st.none()
+    | st.lists(st.builds(SlicePort, name=texts, port=st.none() | st.integers(-1, 70_000)), max_size=3).map(tuple),
+)
+specs = st.builds(
+    ServiceSpec,
+    type=st.sampled_from(["ClusterIP", "ExternalName"]),
+    external_name=texts,
+    cluster_ips=st.lists(st.sampled_from(["10.96.0.9", "None", "garbage", "fd00::9"]), max_size=3).map(tuple),
+    ports=st.lists(st.builds(ServicePort, name=texts, port=st.integers(-1, 70_000)), max_size=3).map(tuple),
+)
+
+
+@given(specs, st.lists(slices, max_size=3), texts, texts)
+def test_H5_whatever_a_service_has_its_records_are_below_its_own_name_and_can_be_encoded(
+    spec: ServiceSpec, found: list[EndpointSlice], namespace: str, name: str
+) -> None:
+    document = KubeService(tenant=DEFAULT_TENANT, namespace=namespace, name=name, service=ServiceObject(spec=spec))
+    own = f"{name}.{namespace}.svc.cluster.local".lower()
+    for record in kube_entry(document, found).records:
+        assert encode_record(record, ttl=30)
+        assert encode_name(record.name)
+        assert record.name == own or record.name.endswith((f".{own}", ".arpa"))
+        assert record.type != "PTR" or record.data.endswith(own)
+
+
+def test_H5_objects_with_invalid_addresses_cost_themselves_only() -> None:
+    """H2: a node writes what it wants."""
+    bad = model.Endpoint(
+        tenant=DEFAULT_TENANT,
+        network=NetworkName("red"),
+        endpoint_id=EndpointId("bad"),
+        container_name="bad",
+        ip_address="garbage",
+        pod=PodIdentity(namespace="shop", name="bad"),
+    )
+    for entry in (
+        workload_entry(bad),
+        service_entry(
+            model.Service(name=ServiceName("vip"), tenant=DEFAULT_TENANT, network=NetworkName("red"), vip="garbage")
+        ),
+    ):
+        assert (entry.records, entry.left_out) == ((), 1)
+        assert "garbage" in entry.fault
