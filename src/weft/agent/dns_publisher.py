@@ -404,6 +404,16 @@ class DnsPublisher:
         """Whether netdns is connected and has all zones."""
         return self._pusher.in_sync
 
+    @property
+    def records_left_out(self) -> int:
+        """Records that are not served, because they are invalid or too many."""
+        return self._pusher.records_left_out
+
+    @property
+    def statistics(self) -> Mapping[str, int]:
+        """The counters of netdns, from its last report."""
+        return self._pusher.report.statistics
+
     async def run(self) -> None:
         """Push to netdns until cancelled. To be started when the node is restored."""
         await self._pusher.run()

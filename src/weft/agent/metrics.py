@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Sums
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
@@ -73,6 +73,32 @@ class DatapathCounters(Collector):
         )
 
 
+# The counters of netdns that are exposed: what it reports beside them would make series that nobody has documented.
+_DNS_RESULTS = ("found", "absent", "invalid", "refused", "forwarded", "failed")
+_DNS_LIMITS = {"limited": "client-queries", "connections_limited": "client-connections"}
+
+
+class DnsCounters(Collector):
+    """Counters of netdns as of its last report, at most half a minute old."""
+
+    def __init__(self) -> None:
+        self.statistics: Mapping[str, int] = {}
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        queries = CounterMetricFamily("weft_dns_queries", "DNS queries of workloads by result", labels=("result",))
+        for result in _DNS_RESULTS:
+            queries.add_metric((result,), self.statistics.get(result, 0))
+        yield queries
+        limited = CounterMetricFamily(
+            "weft_dns_limited",
+            "DNS queries and TCP connections of workloads that exceeded a client's share",
+            labels=("limit",),
+        )
+        for name, limit in _DNS_LIMITS.items():
+            limited.add_metric((limit,), self.statistics.get(name, 0))
+        yield limited
+
+
 class Metrics:
     """The metrics of one agent. Gauges are set at each scrape."""
 
@@ -111,6 +137,12 @@ class Metrics:
         self.lag = Gauge(
             "weft_agent_reconcile_lag_revisions", "Store revisions received and not yet applied", registry=registry
         )
+        self.dns_in_sync = Gauge("weft_dns_in_sync", "1 if netdns has all zones", registry=registry)
+        self.dns_left_out = Gauge(
+            "weft_dns_records_left_out", "DNS records not served: invalid, or too many of one object", registry=registry
+        )
+        self.dns = DnsCounters()
+        registry.register(self.dns)
         self.datapath = DatapathCounters()
         registry.register(self.datapath)
 

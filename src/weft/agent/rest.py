@@ -127,6 +127,10 @@ class AgentRest:
         metrics.ready.set(not agent.readiness.faults())
         metrics.realized_revision.set(agent.reconciler.applied_revision)
         metrics.lag.set(agent.reconciler.lag)
+        if agent.dns:
+            metrics.dns_in_sync.set(agent.dns.in_sync)
+            metrics.dns_left_out.set(agent.dns.records_left_out)
+            metrics.dns.statistics = agent.dns.statistics
         metrics.datapath.drift_repairs = agent.reconciler.repaired
         metrics.datapath.drop_events = agent.drops.total
         try:

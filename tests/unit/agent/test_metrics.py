@@ -64,3 +64,16 @@ def test_the_number_of_rule_series_is_bounded_and_existing_series_stay() -> None
     text = metrics.expose().decode()
     assert 'rule="late"} 50.0' in text
     assert 'rule="other"' not in text
+
+
+def test_counters_of_netdns_are_exposed_and_no_others() -> None:
+    metrics = Metrics()
+    metrics.dns_left_out.set(3)
+    metrics.dns.statistics = {"found": 7, "limited": 2, "connections_limited": 1, "surprise": 9}
+    text = metrics.expose().decode()
+    assert 'weft_dns_queries_total{result="found"} 7.0' in text
+    assert 'weft_dns_queries_total{result="failed"} 0.0' in text
+    assert 'weft_dns_limited_total{limit="client-queries"} 2.0' in text
+    assert 'weft_dns_limited_total{limit="client-connections"} 1.0' in text
+    assert "weft_dns_records_left_out 3.0" in text
+    assert "surprise" not in text
