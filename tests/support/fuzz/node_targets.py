@@ -363,6 +363,14 @@ TARGETS = (
         weight=0.3,
         samples=lambda: [b"".join(map(_checked, _log_lines()))],
     ),
+    Target(
+        name="attachment-record",
+        open=_open_log(checked=True),
+        errors=(Malformed, Unavailable),
+        form=Form.JSON,
+        weight=0.3,
+        samples=lambda: _log_lines()[1:],
+    ),
     Target(name="netlink-link", open=lambda: _list(link.parse_link), samples=_links, errors=_NETLINK),
     Target(
         name="netlink-route", open=_all_of(route.parse_route, route.parse_rule, route.parse_address), samples=_routes

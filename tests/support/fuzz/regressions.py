@@ -6,7 +6,7 @@ import base64
 import struct
 
 import msgspec
-from tests.support.fuzz import dns_targets, kubernetes_targets, ovs_targets, store_targets
+from tests.support.fuzz import dns_targets, kubernetes_targets, node_targets, ovs_targets, store_targets
 from tests.support.fuzz.inputs import SEPARATOR
 
 _DEEP = b"[" * 100_000
@@ -58,7 +58,8 @@ _REQUEST = store_targets._certificates()[0]
 _EC_KEY, _OTHER_KEY = bytes.fromhex("06072a8648ce3d0201"), bytes.fromhex("06072a8648ce3d0601")
 
 REGRESSIONS: dict[str, tuple[bytes, ...]] = {
-    "netlink-ack": (_negative_length(),),
+    "attachment-record": (b"\xff", _DEEP, node_targets._log_lines()[1].replace(b"10.1.1.0", b"garbage!")),
+    "netlink-ack": (_negative_length(), struct.pack("=IHHIIi", 20, 2, 0, 1, 0, -(2**31))),
     "dns-upstream-answer": (_pointer_chain(),),
     "dns-control": (
         b"\x82\xa4type\xa6tenant\xa6tenant\xa2\xff\xff",
@@ -94,7 +95,7 @@ REGRESSIONS: dict[str, tuple[bytes, ...]] = {
         ),
     ),
     "ovsdb-pieces": (b'{"x":' + _DEEP + b"}", b'{"x":"\xff"}' + SEPARATOR + b"{}"),
-    "ovs-unixctl": (b"{}{}",),
+    "ovs-unixctl": (b"{}{}", b'{"method":"\\ud800"} {}'),
     "etcd-answer": (
         b'\xff{"result":',
         b"\0[",

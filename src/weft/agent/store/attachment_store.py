@@ -29,7 +29,8 @@ import msgspec
 from weft.agent.store.log_lines import LogLine, encode_line, read_lines
 from weft.cni.request import AttachmentId
 from weft.domain import model
-from weft.domain.errors import Malformed, Unavailable
+from weft.domain.codec import UNDECODABLE
+from weft.domain.errors import Invalid, Malformed, Unavailable
 from weft.domain.ids import EndpointKey, NetworkKey
 from weft.domain.ipam.allocator import NumberSet
 from weft.ports.datapath import EndpointConfig
@@ -429,7 +430,7 @@ def _read_header(path: Path, first: LogLine) -> _Header | None:
         return None
     try:
         header = msgspec.json.decode(first.body, type=_Header)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise _other_format(path) from error
     if header.format != FORMAT:
         raise _other_format(path)
@@ -446,6 +447,9 @@ def _other_format(path: Path) -> Malformed:
 def _decode(body: bytes) -> _Line | None:
     """The line; None if this version cannot read it."""
     try:
-        return msgspec.json.decode(body, type=_Line)
-    except msgspec.MsgspecError:
+        line = msgspec.json.decode(body, type=_Line)
+        if line.attachment is not None:
+            _ = line.attachment.endpoint.addresses  # `Invalid` for an address that is none
+    except (*UNDECODABLE, Invalid):
         return None
+    return line

@@ -79,7 +79,7 @@ class NetlinkError(DatapathFault):
 
     def __init__(self, request: Request, *, number: int, extack: str, position: int) -> None:
         symbol = errno.errorcode.get(number, str(number))
-        message = f"{request}: {extack or os.strerror(number)} ({symbol})"
+        message = f"{request}: {extack or _strerror(number)} ({symbol})"
         super().__init__(message, details={"errno": symbol, "position": position})
         self.request = request
         self.errno = number
@@ -240,6 +240,13 @@ class NetlinkSocket:
         if size > _LARGEST_DATAGRAM:
             raise DatapathFault(f"{request}: reply larger than {_LARGEST_DATAGRAM} bytes")
         return messages(ctypes.string_at(buffer, size))
+
+
+def _strerror(number: int) -> str:
+    try:
+        return os.strerror(number)
+    except OverflowError:  # no errno: -2**31 of a broken message, whose negation is no C int
+        return "unknown error"
 
 
 def _fault(action: object, error: OSError) -> DatapathFault:

@@ -83,5 +83,5 @@ class Incoming:
 def _message(found: object) -> Message:
     try:
         return msgspec.convert(found, Message)
-    except UNDECODABLE as error:
+    except (*UNDECODABLE, UnicodeError) as error:  # the latter for escapes of lone surrogates
         raise DatapathFault(f"ovsdb: invalid message: {error}") from error
