@@ -19,7 +19,10 @@ from weft.lab.waiting import until
 class ForbiddenTraffic:
     """Every source sends to every target on a port while the block runs. No pod may be deleted meanwhile."""
 
-    def __init__(self, sources: Sequence[Pod], targets: Sequence[Pod], *, port: int) -> None:
+    def __init__(
+        self, sources: Sequence[Pod], targets: Sequence[Pod], *, port: int, families: Sequence[int] = FAMILIES
+    ) -> None:
+        self._families = families
         self._sources = sources
         self._targets = targets
         self._port = port
@@ -28,10 +31,12 @@ class ForbiddenTraffic:
 
     def __enter__(self) -> Self:
         self._taps = [self._closing.enter_context(Tap(target.namespace)) for target in self._targets]
-        pairs = [pair for pair in itertools.product(self._sources, self._targets, FAMILIES) if pair[0] is not pair[1]]
+        pairs = [
+            pair for pair in itertools.product(self._sources, self._targets, self._families) if pair[0] is not pair[1]
+        ]
         senders = {
             (source, family): self._closing.enter_context(source.place(family).open_client(UDP))
-            for source, family in itertools.product(self._sources, FAMILIES)
+            for source, family in itertools.product(self._sources, self._families)
         }
         self._flood = Flood()
         self._flood.datagrams = tuple(
