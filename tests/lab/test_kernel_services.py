@@ -20,6 +20,7 @@ from tests.support.policy_testbed import TENANT, Pod, PolicyTestbed, policy_entr
 
 from weft.adapters.netns.nft import table
 from weft.adapters.netns.nft.service_maps import service_entries
+from weft.adapters.netns.nft.table import SPARE_SELECTORS
 from weft.domain.addresses import Address, parse_address
 from weft.domain.desired.diff import Difference
 from weft.domain.desired.state import Gateway, StateItem
@@ -28,6 +29,7 @@ from weft.domain.loadbalancer.table import LoadBalancerTable, Target, pool_of
 from weft.domain.policy.model.protocols import ICMP, SCTP, TCP, UDP
 from weft.domain.policy.model.rules import Direction
 from weft.domain.policy.policymap.policy_state import VERDICT_DENY
+from weft.kernel.nftables import open_nftables
 from weft.lab.waiting import DEADLINE
 
 pytestmark = BOTH_MODES
@@ -350,6 +352,29 @@ def test_a_removed_service_is_unreachable(testbed: PolicyTestbed, services: Serv
         poll.register(caller, select.POLLERR)
         assert poll.poll(DEADLINE * 1000)
         assert caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.ENETUNREACH, errno.EHOSTUNREACH)
+
+
+def pick_chains(testbed: PolicyTestbed) -> list[str]:
+    """The chains that pick backends, in the tenant's netns."""
+    with open_nftables(testbed.netns.namespace) as nftables:
+        listed = nftables.read("list chains inet", elements=False)
+    return [each["chain"]["name"] for each in listed if each.get("chain", {}).get("name", "").startswith("lb_pick")]
+
+
+def test_L3_chains_that_no_frontend_needs_are_removed(testbed: PolicyTestbed, services: Services) -> None:
+    """With every change of affinity or number of backends there is a new chain. The service works throughout."""
+    client, one, two = (testbed.pod(number) for number in (1, 2, 3))
+    with answering([one, two], TCP, family=4) as listeners:
+        for number in range(3 * SPARE_SELECTORS):
+            services.put(4, TCP, [one, two][: number % 2 + 1], affinity=number + 1)
+            if number % 16 == 0:
+                probe(client, listeners, TCP, family=4)
+        # Two families for each selector.
+        assert len(pick_chains(testbed)) <= 2 * (SPARE_SELECTORS + 2)
+        testbed.restart()
+        testbed.datapath.converge(testbed.items([client, one, two]) | services.items | {GATEWAY})
+        assert len(pick_chains(testbed)) == 2
+        probe(client, listeners, TCP, family=4)
 
 
 def test_services_are_read_back_and_repaired(testbed: PolicyTestbed, services: Services) -> None:

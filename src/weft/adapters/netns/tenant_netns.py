@@ -358,6 +358,8 @@ class TenantNetnsDriver:
         self._remove(extra)
         self._add(missing)
         self.table.change(drop=extra.entries, put=missing.entries)
+        if confirmed is None:
+            self.table.delete_unused_selectors()
         flush_unwanted_connections(self.netfilter, wanted, dropped=extra.entries)
         self._confirmed = {item for item in wanted if isinstance(item, NFT_ONLY_ITEMS)}
         repaired += self._qos.converge(_profiles(wanted), self.indexes)

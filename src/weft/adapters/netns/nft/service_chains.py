@@ -32,6 +32,9 @@ SERVICE_SETS: Final = (
     "vips4",
     "vips6",
 )
+SERVICE_MAPS: Final = tuple(f"services{scope}{family}" for scope in _SCOPES for family in (4, 6))
+# The maps that have an element, and a chain, for each selector.
+SELECTOR_MAPS: Final = tuple(f"lb_slots{scope}{family}" for scope in _SCOPES for family in (4, 6))
 STATS_ORIGINAL: Final = "service_stats_orig"
 STATS_REPLY: Final = "service_stats_reply"
 
@@ -168,7 +171,7 @@ def selector_commands(selectors: Iterable[BackendSelector], *, table: str) -> st
         backends, affinity = number & (1 << _COUNT_BITS) - 1, number >> _COUNT_BITS
         for family, ip in IP.items():
             suffix = f"{scope}{family}"
-            chain = f"lb_pick{suffix}_{backends}_{affinity}"
+            chain = pick_chain(number, suffix)
             lines += [f"add chain inet {table} {chain}", f"flush chain inet {table} {chain}"]
             rules = (
                 _pick_with_affinity(suffix, ip, backends, affinity)
@@ -179,6 +182,11 @@ def selector_commands(selectors: Iterable[BackendSelector], *, table: str) -> st
             lines += [f"add rule inet {table} {chain} {rule}" for rule in rules]
             lines.append(f"add element inet {table} lb_slots{suffix} {{ {number:#x} : jump {chain} }}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def pick_chain(number: int, suffix: str) -> str:
+    """Return the name of the chain of a selector; the suffix is that of its maps."""
+    return f"lb_pick{suffix}_{number & (1 << _COUNT_BITS) - 1}_{number >> _COUNT_BITS}"
 
 
 def _pick_with_affinity(suffix: str, ip: str, backends: int, affinity: int) -> list[str]:

@@ -12,6 +12,7 @@ from weft.adapters.netns.nft.service_chains import (
     STATS_ORIGINAL,
     STATS_REPLY,
     BackendSelector,
+    pick_chain,
     selector_id,
 )
 from weft.domain.addresses import Address
@@ -119,6 +120,22 @@ def backend_selectors(entries: Iterable[Entry]) -> set[BackendSelector]:
     frontends = (entry for entry in entries if entry.name in _SCOPES)
     selectors = {BackendSelector(to_int(entry.element.value), _SCOPES[entry.name]) for entry in frontends}
     return {selector for selector in selectors if selector.number}
+
+
+def selector_of(entry: Entry) -> BackendSelector:
+    """Return the selector of an element of one of `SELECTOR_MAPS`."""
+    return BackendSelector(to_int(entry.element.key), EXTERNAL if EXTERNAL in entry.name else "")
+
+
+def unused_selector_commands(entries: Iterable[Entry], *, table: str) -> str:
+    """Return commands that delete elements of `SELECTOR_MAPS` and their chains, in one transaction."""
+    lines: list[str] = []
+    for entry in entries:
+        number = to_int(entry.element.key)
+        # The element refers to the chain, so it goes first.
+        lines.append(f"delete element inet {table} {entry.name} {{ {number:#x} }}")
+        lines.append(f"delete chain inet {table} {pick_chain(number, entry.name.removeprefix('lb_slots'))}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def flush_stale_connections(netlink: NetlinkSocket, *, dropped: Sequence[object], put: Sequence[object]) -> None:

@@ -24,8 +24,18 @@ from weft.adapters.netns.nft.entries import (
 from weft.adapters.netns.nft.policy_epoch import epoch_commands, epoch_mark, epoch_requests
 from weft.adapters.netns.nft.policy_maps import POLICY_SETS
 from weft.adapters.netns.nft.prefix_lookup import PrefixLengthRule, prefix_length_commands, prefix_length_rules
-from weft.adapters.netns.nft.service_chains import SERVICE_SETS, BackendSelector, selector_commands
-from weft.adapters.netns.nft.service_maps import backend_selectors
+from weft.adapters.netns.nft.service_chains import (
+    SELECTOR_MAPS,
+    SERVICE_MAPS,
+    SERVICE_SETS,
+    BackendSelector,
+    selector_commands,
+)
+from weft.adapters.netns.nft.service_maps import (
+    backend_selectors,
+    selector_of,
+    unused_selector_commands,
+)
 from weft.domain.errors import DatapathFault
 from weft.kernel.netlink.codec import Request
 from weft.kernel.netlink.nft_set import apply_changes, has_set, read_generation
@@ -35,6 +45,8 @@ from weft.kernel.nftables import Nftables
 # The sets that hold a few entries per workload: cheap to read back on every convergence.
 SMALL_SETS: Final = (*L3_SPOOFGUARD_SETS, *HAIRPIN_SELF_SETS, *HOST_ACCESS_SETS, SAME_BRIDGE)
 ALL_SETS: Final = (*SMALL_SETS, *POLICY_SETS, *SERVICE_SETS)
+# How many unused selectors are kept beside as many as are in use: services that grow and shrink need them again.
+SPARE_SELECTORS: Final = 32
 # The generation id of nf_tables has 32 bits and wraps.
 _GENERATION_MASK: Final = 0xFFFFFFFF
 
@@ -50,6 +62,8 @@ class NftTable:
         # of the earlier ones.
         self._epoch = self._generation
         self._selectors: set[BackendSelector] = set()
+        # With more of them the unused ones are deleted.
+        self._selector_limit = SPARE_SELECTORS
         self._prefix_rules: set[PrefixLengthRule] = set()
         # Whether the bridge table exists.
         self.has_bridge_filter = False
@@ -123,6 +137,21 @@ class NftTable:
         if drop or put:
             self.ensure_lookup_rules(put)
             self._start_epoch([*drop_entries(drop), *put_entries(put)])
+            if len(self._selectors) > self._selector_limit:
+                self.delete_unused_selectors()
+
+    def delete_unused_selectors(self) -> None:
+        """Delete the chains that pick backends for frontends that do not exist any more, as the kernel has them.
+
+        In a later transaction than the frontends': no packet that has found one of these misses its chain.
+        """
+        used = backend_selectors(read_entries(self._netfilter, SERVICE_MAPS))
+        existing = [*read_entries(self._netfilter, SELECTOR_MAPS)]
+        unused = [entry for entry in existing if selector_of(entry) not in used]
+        if unused:
+            self._nftables.run(unused_selector_commands(unused, table=TABLE))
+        self._selectors &= used
+        self._selector_limit = 2 * len(self._selectors) + SPARE_SELECTORS
 
     def _start_epoch(self, requests: Sequence[Request]) -> None:
         """Apply requests in one transaction that starts a new epoch: every connection is evaluated again."""
