@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from weft.domain.errors import DatapathFault, Invalid, NotFound
+from weft.domain.errors import DatapathFault, Invalid, NotFound, WeftError
 from weft.kernel.netns import Namespace, NamespaceDirectory
-from weft.lab.servers.processes import Child
+from weft.lab.servers.processes import DEADLINE, Child
 
 if TYPE_CHECKING:
     from tests.lab.conftest import TenantNetns
@@ -95,6 +97,28 @@ def test_only_network_namespaces_are_opened(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing", tmp_path / "file" / "below"):
         with pytest.raises(NotFound):
             Namespace.open(path)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device", "directory", "loop", "file"])
+def test_L2_only_a_namespace_is_opened_and_nothing_blocks(tmp_path: Path, kind: str) -> None:
+    """CNI_NETNS is any path. A FIFO without a writer would block the thread that all datapath work waits for."""
+    path = tmp_path / "netns"
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+        case "device":
+            path = Path("/dev/tty")
+        case "directory":
+            path.mkdir()
+        case "loop":
+            path.symlink_to(path)
+        case "file":
+            path.write_text("")
+    with ThreadPoolExecutor(1) as thread, pytest.raises(WeftError):
+        thread.submit(Namespace.open, path).result(timeout=DEADLINE)
 
 
 def test_run_executes_on_another_thread_and_returns_the_result(there: TenantNetns) -> None:

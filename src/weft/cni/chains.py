@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from time import time_ns
@@ -24,6 +25,9 @@ _SUFFIXES = frozenset({".conf", ".conflist", ".json"})
 # Two changes within one tick of the file system's clock have the same mtime. So a folder that changed within the last
 # second is read again even if its mtime is unchanged.
 _TICK_NS = 1_000_000_000
+
+# Larger files are skipped: no runtime would take them for a network configuration.
+_MAX_FILE = 1 << 20
 
 HOST_END_PLUGINS = frozenset({"bandwidth", "firewall", "portmap"})
 
@@ -71,7 +75,7 @@ class Chains:
         folder = _version(self._folder)
         try:
             files = sorted(entry.path for entry in os.scandir(self._folder))
-        except FileNotFoundError:
+        except OSError:
             files = []
         self._paths = (self._folder, *files)
         self._seen = [folder, *map(_version, files)]
@@ -114,7 +118,17 @@ def _more_plugins(file: Path, network: Mapping[str, object]) -> Iterable[Path]:
 
 def _read_object(file: Path) -> dict[str, object]:
     try:
-        value = json.loads(file.read_bytes())
-    except (ValueError, RecursionError, FileNotFoundError):
+        value = json.loads(_read_file(file))
+    except (ValueError, RecursionError, OSError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _read_file(file: Path) -> bytes:
+    """A regular file of bounded size. An agent reads it on its event loop, which a FIFO would stop."""
+    handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    with os.fdopen(handle, "rb") as opened:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE:
+            return b""
+        return opened.read(_MAX_FILE)

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -58,7 +59,11 @@ class Namespace:
         """
         with _system_errors(f"network namespace {path}"):
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                # The path comes from a runtime. A namespace is a regular file: opening a FIFO would block this thread
+                # until somebody writes to it, and opening a device may do anything.
+                if not stat.S_ISREG(path.stat().st_mode):
+                    raise Invalid(f"{path} is not a network namespace")
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
             except (FileNotFoundError, NotADirectoryError) as error:
                 raise NotFound(f"network namespace {path} does not exist") from error
         if not _is_network_namespace(fd):

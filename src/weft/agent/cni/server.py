@@ -40,6 +40,8 @@ log = Log("cni")
 # How long a client may take to send its request, and to receive the answer.
 TRANSFER_WITHIN_S = 30.0
 _CHUNK = 1 << 16
+# How many clients may be connected without having sent their request. Shims send at once, so the oldest is given up.
+MAX_SILENT_CLIENTS = 128
 
 # The part of the client's deadline that is kept for the answer, so that the runtime gets our error and not a timeout:
 # a second, or a quarter of a short deadline.
@@ -160,6 +162,7 @@ async def cni_server(path: Path, serve: Serve, observe: Observe) -> AsyncIterato
 async def _accept_forever(listener: socket.socket, *, serve: Serve, observe: Observe) -> None:
     loop = asyncio.get_running_loop()
     backoff = Backoff(cap=1.0)
+    silent: dict[socket.socket, None] = {}
     async with asyncio.TaskGroup() as connections:
 
         def accept(failed: asyncio.Future[OSError]) -> None:
@@ -172,7 +175,7 @@ async def _accept_forever(listener: socket.socket, *, serve: Serve, observe: Obs
                     failed.set_result(error)
                 return
             backoff.reset()
-            connections.create_task(_handle(client, serve=serve, observe=observe))
+            connections.create_task(_handle(client, silent, serve=serve, observe=observe))
 
         while True:
             failed: asyncio.Future[OSError] = loop.create_future()
@@ -186,27 +189,43 @@ async def _accept_forever(listener: socket.socket, *, serve: Serve, observe: Obs
             await backoff.pause()
 
 
-async def _handle(client: socket.socket, *, serve: Serve, observe: Observe) -> None:
+async def _handle(client: socket.socket, silent: dict[socket.socket, None], *, serve: Serve, observe: Observe) -> None:
     with client:
         try:
             check_caller(client)
-            call = decode_call(await _read_body(client))
+            call = decode_call(await _read_body(client, silent))
             with _recorded(call, observe) as record:
                 await _send(client, encode_answer(await _answer(call, client, serve=serve, record=record)))
         except (OSError, Unreadable, Denied) as error:
             log.warning("CNI client disconnected", reason=str(error) or "timed out")
 
 
-async def _read_body(client: socket.socket) -> bytes:
+@contextmanager
+def _counted(client: socket.socket, silent: dict[socket.socket, None]) -> Iterator[None]:
+    """Count a client that has not sent its request. Beyond the limit the one that waits longest is disconnected."""
+    if len(silent) >= MAX_SILENT_CLIENTS:
+        oldest = next(iter(silent))
+        del silent[oldest]
+        with suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)  # its read ends, and its task with it
+    silent[client] = None
+    try:
+        yield
+    finally:
+        silent.pop(client, None)
+
+
+async def _read_body(client: socket.socket, silent: dict[socket.socket, None]) -> bytes:
     """The body of the request frame. The first read nearly always has all of it: shims send before we accept."""
     data = bytearray()
     with suppress(BlockingIOError):
         _extend(data, client.recv(_CHUNK, socket.MSG_DONTWAIT))
     if not _is_complete(data):
         client.setblocking(False)
-        async with asyncio.timeout(TRANSFER_WITHIN_S):
-            while not _is_complete(data):
-                _extend(data, await asyncio.get_running_loop().sock_recv(client, _CHUNK))
+        with _counted(client, silent):
+            async with asyncio.timeout(TRANSFER_WITHIN_S):
+                while not _is_complete(data):
+                    _extend(data, await asyncio.get_running_loop().sock_recv(client, _CHUNK))
     return bytes(data[HEADER_SIZE : HEADER_SIZE + body_size(bytes(data[:HEADER_SIZE]))])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.support.fake_datapath import request_of
 
-from weft.agent.cni.server import InflightRequests, cni_server, inflight_requests, time_to_work
+from weft.agent.cni.server import MAX_SILENT_CLIENTS, InflightRequests, cni_server, inflight_requests, time_to_work
 from weft.cni.request import Request
 from weft.cni.wire import HEADER_SIZE, Answer, Call, body_size, decode_answer, encode_call
 from weft.domain.errors import Exhausted, Unavailable, WeftError
@@ -220,3 +220,22 @@ async def test_no_request_is_in_flight_at_the_end() -> None:
     async with inflight_requests(slow.serve) as requests:
         await disconnect(requests, slow, "DEL")
     assert slow.ended == ["Del undone"]
+
+
+async def test_clients_that_send_nothing_are_bounded_and_keep_nobody_out(tmp_path: Path) -> None:
+    """Half a frame or none: the ones that wait longest are disconnected, and a shim is answered."""
+    handler = Handler()
+    async with connected(tmp_path, handler):
+        silent = [await asyncio.open_unix_connection(tmp_path / "cni.sock") for _ in range(MAX_SILENT_CLIENTS + 20)]
+        silent[0][1].write(b"\0\0")
+        ended = [asyncio.ensure_future(reader.read()) for reader, _ in silent]
+        await until(lambda: sum(each.done() for each in ended) >= 20)
+        another = Client(*await asyncio.open_unix_connection(tmp_path / "cni.sock"))
+        another.send(ADD)
+        assert (await another.answer()).exit_code == 0
+        for each in ended:
+            each.cancel()
+        for _, writer in silent:
+            writer.close()
+        another.disconnect()
+    assert handler.served == 1
