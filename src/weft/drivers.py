@@ -90,7 +90,8 @@ class LinuxDatapathSettings:
     """The Linux kernel datapath. Tenant namespaces are pinned in the directory; `vtep` is our tunnel endpoint.
 
     Traffic to `nat_exclude` destinations is not masqueraded: they see the addresses of workloads. Node ports listen on
-    the host addresses in `node_port_subnets`, by default on all.
+    the host addresses in `node_port_subnets`, by default on all. `reserved_ports` (protocol, port) are never translated
+    at the host's own addresses.
     """
 
     driver: ClassVar[str] = "linux"
@@ -99,6 +100,7 @@ class LinuxDatapathSettings:
     vxlan_port: int
     nat_exclude: tuple[Subnet, ...] = ()
     node_port_subnets: tuple[Subnet, ...] = ()
+    reserved_ports: tuple[tuple[int, int], ...] = ()
 
 
 # The default directory of Open vSwitch's sockets.
@@ -120,6 +122,7 @@ class OvsDatapathSettings:
     uplinks: tuple[str, ...] = ()
     nat_exclude: tuple[Subnet, ...] = ()
     node_port_subnets: tuple[Subnet, ...] = ()
+    reserved_ports: tuple[tuple[int, int], ...] = ()
 
 
 DatapathSettings = LinuxDatapathSettings | OvsDatapathSettings

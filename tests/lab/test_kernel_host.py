@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,7 @@ from weft.domain.ids import TenantName
 from weft.domain.loadbalancer.state import FrontendKey, FrontendSources
 from weft.domain.policy.model.protocols import TCP, UDP
 from weft.kernel.netns import NamespaceDirectory
+from weft.lab.waiting import DEADLINE
 
 if TYPE_CHECKING:
     from tests.lab.conftest import TenantNetns
@@ -30,6 +32,8 @@ LINK = HostLink(BLUE, (OWN, Address(6, 0xFD << 120 | OWN.number)))
 SUBNET = TenantSubnet(BLUE, parse_subnet_v4("10.1.0.0/16"), routed=True)
 PORT = HostPort(BLUE, 4, TCP, 8080, parse_address("10.1.0.5", field="pod"), 80)
 NAME = host_link_name(BLUE)
+# A listener of the host.
+RESERVED = 9090
 
 
 @pytest.fixture
@@ -68,7 +72,7 @@ class Machine:
 def machine(here: TenantNetns) -> Iterator[Machine]:
     here.namespace.write_sysctls({"net/ipv6/conf/default/accept_ra": "1", "net/ipv6/conf/lo/accept_ra": "0"})
     with ExitStack() as closing:
-        network = HostNetwork(here.namespace, here.route, HostConfig(OWN, 4789))
+        network = HostNetwork(here.namespace, here.route, HostConfig(OWN, 4789, reserved_ports=((TCP, RESERVED),)))
         closing.callback(network.close)
         machine = Machine(here, network)
         machine.run("ip link add name eth0 type bridge")
@@ -210,3 +214,24 @@ def test_a_host_port_of_several_services_goes_to_one_of_them(machine: Machine, t
     machine.network.change(drop=(HostPort(BLUE, 4, TCP, 80, NODEPORT_VIP.addresses[0], 30079, outer),), put=())
     (one,) = set_elements(machine)["host_ports_by_ip4"]
     assert "30080" in one
+
+
+@pytest.mark.parametrize("mapped", ["address", "any", "node port"])
+def test_M1_a_listener_of_the_host_keeps_its_reserved_port(
+    machine: Machine, tenant: TenantNetnsDriver, mapped: str
+) -> None:
+    """Whatever asks for it: a host port, an external address that the host has, or a node port."""
+    items: dict[str, StateItem] = {
+        "address": HostPort(BLUE, 4, TCP, RESERVED, parse_address("10.1.0.5", field="pod"), 80, OWN),
+        "any": HostPort(BLUE, 4, TCP, RESERVED, parse_address("10.1.0.5", field="pod"), 80),
+        "node port": NodePort(BLUE, TCP, RESERVED),
+    }
+    machine.add_tenant(tenant, SUBNET, NODEPORT_VIP, items[mapped])
+    with (
+        machine.here.namespace.open_socket(socket.AF_INET, socket.SOCK_STREAM) as listener,
+        machine.here.namespace.open_socket(socket.AF_INET, socket.SOCK_STREAM) as caller,
+    ):
+        listener.bind((str(OWN), RESERVED))
+        listener.listen()
+        caller.settimeout(DEADLINE)
+        caller.connect((str(OWN), RESERVED))

@@ -139,6 +139,7 @@ class Agent:
             gateways_serve_dns=self._dns is not None,
             workloads=PodWorkloads(self._cluster, pods) if pods else None,
             chains=Chains(settings.cni_conf_dir, ours=NAMES),
+            reserved_ports=frozenset(settings.reserved_host_ports),
         )
         self._infra = InfraAttacher(
             cluster=self._cluster,
@@ -346,6 +347,7 @@ def _datapath_settings(settings: AgentSettings) -> DatapathSettings:
             uplinks=settings.vlan_uplinks,
             nat_exclude=settings.nat_exclude,
             node_port_subnets=settings.node_port_subnets,
+            reserved_ports=settings.reserved_host_ports,
         )
     return LinuxDatapathSettings(
         directory=settings.run_dir / "netns",
@@ -353,6 +355,7 @@ def _datapath_settings(settings: AgentSettings) -> DatapathSettings:
         vxlan_port=settings.vxlan_port,
         nat_exclude=settings.nat_exclude,
         node_port_subnets=settings.node_port_subnets,
+        reserved_ports=settings.reserved_host_ports,
     )
 
 

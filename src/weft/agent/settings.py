@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from weft import __version__
 from weft.agent.node_ip import default_address
@@ -16,6 +17,7 @@ from weft.cni.wire import SOCKET_PATH
 from weft.domain.addresses import BITS, Address, Subnet, parse_address, parse_subnet
 from weft.domain.errors import Invalid
 from weft.domain.ids import MAX_LONG_NAME, NodeName, check_name
+from weft.domain.policy.model.protocols import TCP, UDP, protocol_number
 from weft.drivers import OVS_DIR, KubernetesSettings, RemoteStoreSettings, SqliteStoreSettings, StoreSettings
 from weft.options import (
     COMMON_OPTIONS,
@@ -30,6 +32,8 @@ from weft.runtime.settings import BadSettings, Option, comma_list, host_port, on
 
 # The store socket of a netmaster on the same machine.
 DEFAULT_NETMASTER = "unix:/var/lib/weft/store.sock"
+# What netmaster listens on: join, store and REST.
+NETMASTER_PORTS = (9997, 9998, 9999)
 # Contiv's path (contiv 1.7).
 CONTIV_SOCKET = "/run/contiv/contiv-cni.sock"
 
@@ -61,6 +65,19 @@ def _subnets(text: str) -> tuple[Subnet, ...]:
 
     try:
         return tuple(map(read, comma_list(text)))
+    except Invalid as error:
+        raise ValueError(error.message) from error
+
+
+def _reserved_ports(text: str) -> tuple[tuple[int, int], ...]:
+    """Protocol number and port of `9998`, which is TCP, `tcp/9998` or `udp/4789`."""
+    return tuple(map(_reserved_port, comma_list(text)))
+
+
+def _reserved_port(text: str) -> tuple[int, int]:
+    protocol, slash, port = text.rpartition("/")
+    try:
+        return protocol_number(protocol if slash else "tcp"), _port(port)
     except Invalid as error:
         raise ValueError(error.message) from error
 
@@ -105,6 +122,10 @@ OPTIONS = (
            help="comma list of external subnets to which pods are not masqueraded; none"),
     Option(name="node_port_subnets", flags=("--nodeport-addresses",), env="NODEPORT_ADDRESSES", default=(),
            read=_subnets, help="comma list of subnets; node ports are open on the host's addresses in them; all"),
+    Option(name="reserved_host_ports", flags=("--reserved-host-ports",), env="RESERVED_HOST_PORTS",
+           default=tuple((6, port) for port in NETMASTER_PORTS), read=_reserved_ports,
+           help="comma list of [PROTOCOL/]PORT that no pod or service gets on the host, besides this agent's own and "
+                "those of its store; 9997,9998,9999"),
     Option(name="datapath", flags=("--datapath",), env="DATAPATH", default="linux",
            read=one_of("linux", "ovs"), help="linux or ovs; linux"),
     Option(name="ovs_dir", flags=("--ovs-dir",), env="OVS_DIR", default=OVS_DIR, read=Path,
@@ -162,6 +183,8 @@ class AgentSettings:
     vlan_uplinks: tuple[str, ...]
     nat_exclude: tuple[Subnet, ...]
     node_port_subnets: tuple[Subnet, ...]
+    # Protocol and port of the listeners that nothing may be mapped over: ours, and those the operator names.
+    reserved_host_ports: tuple[tuple[int, int], ...]
     datapath: str
     ovs_dir: Path
     cni_socket: Path
@@ -212,6 +235,7 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
             "node_ttl", "offline_limit", "stale_after",
         )},
         store=store,
+        reserved_host_ports=_all_reserved(values, store),
         join_token=join_token,
         kubernetes=kubernetes_settings(values),
         contiv_socket=_contiv_socket(values),
@@ -221,6 +245,16 @@ def read_agent_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Agen
         ctrl_ip=values["ctrl_ip"] or default,
         vtep_ip=values["vtep_ip"] or default,
     )  # fmt: skip
+
+
+def _all_reserved(values: Mapping[str, Any], store: StoreSettings) -> tuple[tuple[int, int], ...]:
+    """The ports of our own listeners and of the store, which may be on this host, and those of the option."""
+    own = [(UDP, values["vxlan_port"])]
+    if values["rest_address"]:
+        own.append((TCP, values["rest_address"][1]))
+    endpoints: tuple[str, ...] = getattr(store, "endpoints", ())
+    own += [(TCP, port) for endpoint in endpoints if (port := urlsplit(endpoint).port)]
+    return tuple(sorted({*own, *values["reserved_host_ports"]}))
 
 
 def _explicit_address(values: Mapping[str, Any]) -> Address | None:

@@ -32,7 +32,8 @@ GLOBAL_NAME = "global"
 # fullmatch is used throughout: `$` would accept a trailing newline.
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
-_ENDPOINT_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
+# `@` stands between a container and its interface.
+_ENDPOINT_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.@-]*[A-Za-z0-9])?")
 
 NAME_PATTERN = _NAME.pattern
 # Contiv's limits. A long name is one that another system chooses: a node, a pod, a Kubernetes object.
@@ -85,10 +86,10 @@ def check_name(text: str, *, field: str, limit: int = MAX_NAME) -> str:
 
 
 def check_endpoint_id(text: str, *, field: str = "EndpointID") -> EndpointId:
-    """Check an endpoint id; returns it unchanged. Runtimes choose these ids, so that `_` is allowed too."""
+    """Check an endpoint id; returns it unchanged. Runtimes choose these ids, so that `_` is allowed too, and `@`."""
     if not text or len(text) > MAX_LONG_NAME or not _ENDPOINT_ID.fullmatch(text):
         raise Invalid(
-            f"{field} {text[:80]!r} is not an endpoint id: 1 to {MAX_LONG_NAME} letters, digits, '-', '_' or '.'",
+            f"{field} {text[:80]!r} is not an endpoint id: 1 to {MAX_LONG_NAME} letters, digits, '-', '_', '.' or '@'",
             field=field,
         )
     return EndpointId(text)

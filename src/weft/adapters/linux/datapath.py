@@ -64,11 +64,12 @@ class LinuxDatapath(KernelTools):
         vxlan_port: int,
         nat_exclude: Sequence[Subnet] = (),
         node_port_subnets: Sequence[Subnet] = (),
+        reserved_ports: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._directory = NamespaceDirectory(directory)
         self._vtep = vtep
         self._vxlan_port = vxlan_port
-        self._host_config = HostConfig(vtep, vxlan_port, (*nat_exclude,), (*node_port_subnets,))
+        self._host_config = HostConfig(vtep, vxlan_port, (*nat_exclude,), (*node_port_subnets,), (*reserved_ports,))
         self._tenants: dict[TenantName, TenantNetnsDriver] = {}
         # Tenants that may have devices waiting for deletion.
         self._reapable: set[TenantName] = set()

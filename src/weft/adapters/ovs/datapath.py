@@ -82,9 +82,10 @@ class OvsDatapath(KernelTools):
         uplinks: Sequence[str] = (),
         nat_exclude: Sequence[Subnet] = (),
         node_port_subnets: Sequence[Subnet] = (),
+        reserved_ports: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._directory = directory
-        self._host_config = HostConfig(vtep, vxlan_port, (*nat_exclude,), (*node_port_subnets,))
+        self._host_config = HostConfig(vtep, vxlan_port, (*nat_exclude,), (*node_port_subnets,), (*reserved_ports,))
         self._vtep = vtep
         self._vxlan_port = vxlan_port
         self._switch = switch

@@ -42,7 +42,7 @@ from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.desired.segments import segment_id_of, tags_of
 from weft.domain.desired.state import NO_LIMITS, Port, RateLimits
-from weft.domain.errors import DatapathFault, Invalid, NotFound, Unavailable, WeftError
+from weft.domain.errors import Conflict, DatapathFault, Invalid, NotFound, Unavailable, WeftError
 from weft.domain.host_access.view import PublishedPort
 from weft.domain.ids import EndpointKey, check_endpoint_id
 from weft.domain.ipam import ipam
@@ -85,8 +85,12 @@ class Attachments:
         gateways_serve_dns: bool = False,
         workloads: Workloads | None = None,
         chains: Chains | None = None,
+        reserved_ports: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
-        """`chains` are the plugin chains of this node's CNI configurations, if ADD is to refuse broken ones."""
+        """`chains` are the plugin chains of this node's CNI configurations, if ADD is to refuse broken ones.
+
+        `reserved_ports` are protocol and port of the host's own listeners.
+        """
         self._cluster = cluster
         self._workloads = workloads or PlainWorkloads(cluster)
         self._lease = lease
@@ -98,6 +102,7 @@ class Attachments:
         self._mtu = mtu
         self._gateways_serve_dns = gateways_serve_dns
         self._chains = chains
+        self._reserved_ports = reserved_ports
         # Runtimes may retry a DEL while an ADD is still running. Taken before the lock of the endpoint, never after.
         self._container_locks: KeyedLock[str] = KeyedLock()
         self.ready = asyncio.Event()
@@ -176,7 +181,8 @@ class Attachments:
         except BaseException:
             await asyncio.wait([attaching])
             attachment = self._attachment_store.get(request.endpoint.key)
-            if attachment is not None:
+            # Of another container, if that is why the request was refused.
+            if attachment is not None and attachment.id == _id_of(request.endpoint):
                 await asyncio.shield(self.remove(attachment))
             raise
 
@@ -194,7 +200,9 @@ class Attachments:
         if stored is None:
             raise Invalid(f"network {endpoint.network_key} was deleted just now")
         config = self._plan_config(endpoint, stored.value, request)
-        check_host_ports_free(config.ports, self._attachment_store, endpoint=endpoint.key)
+        check_host_ports_free(
+            config.ports, self._attachment_store, endpoint=endpoint.key, reserved=self._reserved_ports
+        )
         # The record goes before the kernel: a kill in between leaves a record to undo, never a port without one. It
         # also keeps the tenant's netns, which the reconciler would remove with the last endpoint in it.
         self._attachment_store.update(
@@ -240,7 +248,8 @@ class Attachments:
     def _attach_request(self, request: cni.Add, workload: Workload) -> _AttachRequest:
         container, interface = request.attachment
         placement, arguments, capabilities = workload.placement, request.arguments, request.capabilities
-        name = container if interface == PRIMARY_INTERFACE else f"{container}-{interface}"
+        # No container id has an "@" (CNI): interface net1 of `web` is never the first interface of another container.
+        name = container if interface == PRIMARY_INTERFACE else f"{container}@{interface}"
         requested = {address.version: str(address) for address in capabilities.addresses}
         endpoint = model.Endpoint(
             tenant=placement.tenant,
@@ -383,17 +392,21 @@ class Attachments:
             raise DatapathFault("; ".join(faults))
 
     async def reclaim(self, endpoint_id: str) -> EndpointKey:
-        """Remove an attachment of this node as DEL would, on an operator's request; `NotFound` when there is none."""
-        found = next(
-            (
-                attachment
-                for attachment in self._attachment_store
-                if endpoint_id in (attachment.endpoint.endpoint_id, str(attachment.key))
-            ),
-            None,
-        )
-        if found is None:
+        """Remove an attachment of this node as DEL would, on an operator's request; `NotFound` when there is none.
+
+        `Conflict` when several networks have an endpoint of this id: the whole key tells them apart.
+        """
+        named = [
+            attachment
+            for attachment in self._attachment_store
+            if endpoint_id in (attachment.endpoint.endpoint_id, str(attachment.key))
+        ]
+        if not named:
             raise NotFound(f"endpoint {endpoint_id[:200]!r} is not on this node")
+        if len(named) > 1:
+            keys = ", ".join(sorted(str(attachment.key) for attachment in named))
+            raise Conflict(f"several endpoints are called {endpoint_id[:200]!r}: name one of {keys}")
+        (found,) = named
         async with self._container_locks[found.endpoint.container_id]:
             if (attachment := self._attachment_store.get(found.key)) is not None:
                 await self.remove(attachment)
@@ -440,6 +453,10 @@ class Attachments:
             )
         if self._reconciler.fault:
             raise CniError(Code.UNAVAILABLE_AND_LIMITED, "datapath out of sync", details=self._reconciler.fault)
+
+
+def _id_of(endpoint: model.Endpoint) -> cni.AttachmentId:
+    return cni.AttachmentId(endpoint.container_id, endpoint.interface)
 
 
 def _log_abandoned(endpoint: model.Endpoint, error: WeftError) -> None:

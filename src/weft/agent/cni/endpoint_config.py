@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 
 from weft.agent.store.attachment_store import HAS_PORT, Attachment
@@ -85,11 +85,25 @@ def rate_limits(bandwidth: Bandwidth) -> RateLimits:
 
 
 def check_host_ports_free(
-    ports: tuple[PublishedPort, ...], attachments: Iterable[Attachment], *, endpoint: EndpointKey
+    ports: tuple[PublishedPort, ...],
+    attachments: Iterable[Attachment],
+    *,
+    endpoint: EndpointKey,
+    reserved: Container[tuple[int, int]] = (),
 ) -> None:
-    """`Conflict` when a host port is mapped to another endpoint already, or is requested twice."""
+    """`Conflict` when a host port is mapped to another endpoint already, is requested twice, or is `reserved`.
+
+    Reserved are protocol and port of the host's own listeners, whatever their address: ours, and those of the operator.
+    """
     if not ports:
         return  # the usual case: the scan below is linear in the attachments of the node
+    for each in ports:
+        if (each.protocol, each.port) in reserved:
+            raise Conflict(
+                f"port {protocol_name(each.protocol)}/{each.port} of the host is reserved "
+                "(listeners of Weft and --reserved-host-ports of netplugin): choose another hostPort",
+                field="portMappings",
+            )
     for one, other in itertools.combinations(ports, 2):
         _check_distinct(one, other, "requested twice")
     for attachment in attachments:

@@ -59,6 +59,10 @@ class BlockAllocator:
         if attachment is not None and attachment.stage is Stage.DELETING:
             raise Unavailable(f"{requested.key} is not deleted from the store yet")
         if attachment is not None:
+            # Else two containers would share one port, and the second would get nothing.
+            if attachment.id != (requested.container_id, requested.interface):
+                container, interface = attachment.id
+                raise Conflict(f"{requested.key} is {interface} of container {container} already")
             return attachment.endpoint
         tenant, name, _ = requested.key
         network = self._cluster.get(kinds.NETWORK, tenant, name)

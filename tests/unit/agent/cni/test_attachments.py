@@ -16,9 +16,9 @@ from weft.agent.store.node_lease import NodeLease
 from weft.cni.chains import Chains
 from weft.cni.errors import CniError, Code
 from weft.cni.install import NAMES
-from weft.cni.request import AttachmentId
+from weft.cni.request import AttachmentId, Request, parse_request
 from weft.domain import kinds
-from weft.domain.errors import Unavailable
+from weft.domain.errors import Conflict, Unavailable
 from weft.domain.store_types import Delete
 from weft.lab.waiting import DEADLINE, soon, until
 
@@ -204,3 +204,43 @@ async def test_the_record_is_written_before_the_datapath_and_the_store_follows()
         assert record is not None
         assert record.stage is Stage.ATTACHED
         await until(lambda: stored(node) == {"first", "a"})
+
+
+def request_for(verb: str, container: str, interface: str) -> Request:
+    named = {
+        "COMMAND": verb,
+        "CONTAINERID": container,
+        "IFNAME": interface,
+        "NETNS": f"/paper/{container}",
+        "PATH": "/",
+    }
+    config = b'{"cniVersion":"1.1.0","name":"weft","type":"weft-cni"}'
+    return parse_request({f"CNI_{name}": value for name, value in named.items()}, config)
+
+
+async def test_L1_an_interface_and_another_container_never_share_an_endpoint() -> None:
+    """Interface net1 of `web` and the first interface of `web-net1` are two ports, whichever comes first."""
+    attachments = [
+        ("web", "eth0"),
+        ("web", "net1"),
+        ("web-net1", "eth0"),
+        ("web-net1", "net1"),
+        ("web-net1-net1", "eth0"),
+    ]
+    async with fake_node() as node:
+        results = [json.loads(await node.attachments.serve(request_for("ADD", *each))) for each in attachments]
+        addresses = {result["ips"][0]["address"] for result in results}
+        assert len(addresses) == len(attachments)
+        assert {*node.datapath.plugged} == {AttachmentId(*each) for each in attachments}
+        await node.attachments.serve(request_for("DEL", "web", "net1"))
+        assert AttachmentId("web-net1", "eth0") in node.datapath.plugged
+
+
+async def test_L1_an_id_that_another_attachment_has_is_refused_and_leaves_it_alone() -> None:
+    """The host itself is an endpoint with the node's name in an infra network: a container may be called like it."""
+    async with fake_node() as node:
+        (network,) = node.cluster.all(kinds.NETWORK)
+        await node.attachments.attach_host(network)
+        with pytest.raises(Conflict, match="already"):
+            await node.call("ADD", "one")
+        assert [attachment.stage for attachment in node.attachment_store] == [Stage.ATTACHED]

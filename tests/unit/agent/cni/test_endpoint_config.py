@@ -56,6 +56,15 @@ def test_a_taken_host_port_is_rejected_with_its_holder() -> None:
         check_host_ports_free((WEB,), store_with(WEB), endpoint=OTHER)
 
 
+def test_M1_a_reserved_host_port_is_refused_at_every_address() -> None:
+    for address in (None, parse_address("127.0.0.1", field="test"), parse_address("2001:db8::1", field="test")):
+        port = PublishedPort(TCP, 9090, 80, address)
+        with pytest.raises(Conflict, match=r"tcp/9090 of the host is reserved .*--reserved-host-ports") as refusal:
+            check_host_ports_free((WEB, port), (), endpoint=OTHER, reserved={(TCP, 9090)})
+        assert refusal.value.field == "portMappings"
+    check_host_ports_free((PublishedPort(UDP, 9090, 80),), (), endpoint=OTHER, reserved={(TCP, 9090)})
+
+
 def test_a_host_port_cannot_be_requested_twice() -> None:
     with pytest.raises(Conflict, match="requested twice"):
         check_host_ports_free((WEB, WEB), AttachmentStore(), endpoint=OTHER)

@@ -88,6 +88,8 @@ class HostConfig(msgspec.Struct, frozen=True):
     vxlan_port: int
     nat_exclude: tuple[Subnet, ...] = ()
     node_port_subnets: tuple[Subnet, ...] = ()
+    # Protocol and port of listeners of the host that no host port, node port or external address takes over.
+    reserved_ports: tuple[tuple[int, int], ...] = ()
 
 
 def host_rules(items: Iterable[object]) -> HostRules:
@@ -160,10 +162,12 @@ def host_table(rules: HostRules, config: HostConfig) -> str:
         # Only for addresses of the host itself: forwarded packets are never caught (CVE-2019-9946).
         "chain host_dnat {",
         "type nat hook prerouting priority dstnat; policy accept;",
+        *_reserved_return(config),
         "fib daddr type local jump port_dnat",
         "}",
         "chain host_dnat_local {",
         "type nat hook output priority -100; policy accept;",
+        *_reserved_return(config),
         *(f"ip daddr {_LOOPBACKS[4]} {_host_port_by_ip(4, number)}" for number in PORTED),
         "fib daddr type local jump port_dnat",
         "}",
@@ -301,6 +305,13 @@ def _port_lookups(node_port_subnets: Iterable[Subnet]) -> Iterator[str]:
             yield f"{ip} daddr {{ {', '.join(subnets)} }} {node_port_dnat}"
         elif not node_port_subnets:
             yield f"meta nfproto ipv{family} {node_port_dnat}"
+
+
+def _reserved_return(config: HostConfig) -> Iterator[str]:
+    """Yield the rule that leaves the host's own listeners alone, whatever is mapped."""
+    if config.reserved_ports:
+        ports = ", ".join(f"{number} . {reserved}" for number, reserved in config.reserved_ports)
+        yield f"fib daddr type local meta l4proto . th dport {{ {ports} }} return"
 
 
 def _host_port_by_ip(family: int, number: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import quote, unquote
 
 from weft.adapters.ovs.ovsdb.bridge import IFACE_ID_KEY, TENANT_KEY
 from weft.adapters.ovs.pipeline.tenant_netns_flows import netns_ports
@@ -12,6 +13,9 @@ from weft.domain.ids import TenantName
 from weft.kernel.netlink.link import Link
 from weft.ports.datapath import EndpointConfig
 
+_OWNER_KEYS: Final = frozenset({"endpoint-id", "vm-uuid", "weft-netns"})
+# What an alias shows as it is.
+_SAFE: Final = "/:@_.-"
 # Path of the pod's netns.
 NETNS_KEY: Final = "weft-netns"
 
@@ -51,4 +55,10 @@ def owner_from_alias(link: Link) -> dict[str, str]:
     It restores them when the port was deleted from OVSDB, and with it the only other copy.
     """
     words = (word.partition("=") for word in link.alias.split(" "))
-    return {key: value for key, separator, value in words if separator}
+    # Only the keys that `device_alias` writes: no netns path can pose as the tenant of a port.
+    return {key: unquote(value) for key, separator, value in words if separator and key in _OWNER_KEYS}
+
+
+def device_alias(config: EndpointConfig) -> str:
+    """The alias of a port's device. A space in a value, as a netns path may have, is no separator."""
+    return " ".join(f"{name}={quote(value, safe=_SAFE)}" for name, value in owner_external_ids(config).items())

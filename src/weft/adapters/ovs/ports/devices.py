@@ -26,7 +26,7 @@ from weft.adapters.netns.devices import (
     overlay_mac,
     overlay_name,
 )
-from weft.adapters.ovs.ovsdb.external_ids import owner_external_ids
+from weft.adapters.ovs.ovsdb.external_ids import device_alias
 from weft.domain.addresses import Address, parse_address
 from weft.domain.desired.segments import RemoteMac
 from weft.domain.desired.state import Overlay, VxlanPeer
@@ -293,7 +293,7 @@ def _pod_end(link: Link, pod_netlink: NetlinkSocket) -> int | None:
 
 def _alias(config: EndpointConfig) -> str | None:
     """The alias that names the endpoint at its device; None if it is too long for the kernel."""
-    alias = " ".join(f"{name}={value}" for name, value in owner_external_ids(config).items())
+    alias = device_alias(config)
     return alias if len(alias.encode()) <= _MAX_ALIAS else None
 
 

@@ -1,0 +1,71 @@
+"""What a caller of the CNI socket may ask for: it fails alone, and neither stops the agent nor takes over its ports."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from weft.cni.errors import CniError
+from weft.lab.netlab import NetLab
+from weft.lab.waiting import soon
+
+# netplugin's REST, netmaster's join, store and REST, the tunnels, and what the operator names.
+LISTENERS = [("tcp", 9090), ("tcp", 9997), ("tcp", 9998), ("tcp", 9999), ("udp", 4789), ("sctp", 8555)]
+
+
+def mapping(protocol: str, port: int, **members: str) -> list[dict[str, object]]:
+    return [{"hostPort": port, "containerPort": 80, "protocol": protocol, **members}]
+
+
+async def test_M1_host_ports_of_our_own_listeners_are_refused(lab: NetLab) -> None:
+    host = await lab.host("one")
+    host.flags = (*host.flags, "--reserved-host-ports=9997,9998,tcp/9999,sctp/8555")
+    await host.start()
+    for number, (protocol, port) in enumerate(LISTENERS):
+        for members in ({}, {"hostIP": "127.0.0.1"}):
+            with pytest.raises(CniError, match="is reserved"):
+                await host.pod(f"p{number}", portMappings=mapping(protocol, port, **members))
+            host.remove_netns(f"p{number}")
+    pod = await host.pod("other", portMappings=mapping("tcp", 8555))
+    await pod.remove()
+
+
+async def test_a_hostile_caller_stops_nobody(lab: NetLab) -> None:
+    """A FIFO as CNI_NETNS (L2), silent clients, and huge or deep prevResults: the next pod starts all the same."""
+    host = await lab.host("one")
+    fifo = host.home / "fifo"
+    os.mkfifo(fifo)
+    silent = [socket.socket(socket.AF_UNIX) for _ in range(300)]
+    try:
+        for each in silent:
+            each.connect(str(host.socket))
+        deep: dict[str, object] = {}
+        for _ in range(400):
+            deep = {"a": deep}
+        wide = {"cniVersion": "1.1.0", "ips": [{"address": "10.0.0.1/8"}] * 20_000}
+        config: dict[str, object] = {"cniVersion": "1.1.0", "name": "weft", "type": "weft-cni"}
+        netns = str(host.make_netns("named"))
+        for previous, where, ifname in (
+            (None, str(fifo), "eth0"),
+            (None, "/dev/zero", "eth0"),
+            (None, str(host.home), "eth0"),
+            (deep, netns, "eth0"),
+            (wide, str(fifo), "eth0"),
+            (None, netns, "../../x"),
+            (None, netns, "a" * 16),
+            (None, netns, "."),
+        ):
+            extra: dict[str, object] = {"prevResult": previous} if previous is not None else {}
+            output = await soon(
+                host.call("ADD", config | extra, containerid="hostile", netns=where, ifname=ifname, path="/")
+            )
+            assert output.exit_code != 0 or previous is deep
+        await host.call("DEL", config, containerid="hostile", netns=netns, ifname="eth0", path="/")
+        one, two = await soon(host.pod("one")), await soon(host.pod("two"))
+        assert await one.eventually_reaches(two)
+        assert host.agent.running
+    finally:
+        for each in silent:
+            each.close()
