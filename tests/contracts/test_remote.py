@@ -14,7 +14,7 @@ from weft.lab.servers.certificates import Authority
 from weft.lab.servers.processes import free_port
 from weft.master.nodes.store_server import serving_store
 from weft.ports.store import Store
-from weft.runtime.http import server_tls
+from weft.runtime.server_tls import server_tls
 from weft.testing.store_contract import CompactionContract, StoreContract
 
 NODE = "node-1"

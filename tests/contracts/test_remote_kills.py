@@ -20,7 +20,7 @@ from weft.drivers import open_store as open_any
 from weft.lab.servers.certificates import Authority
 from weft.lab.servers.processes import free_port
 from weft.master.nodes.store_server import serving_store
-from weft.runtime.http import server_tls
+from weft.runtime.server_tls import server_tls
 
 NODE = "node-1"
 CHAOS = f"status/nodes/{NODE}/chaos/"

@@ -53,8 +53,10 @@ from weft.drivers import (
 from weft.ports.datapath import Datapath
 from weft.ports.orchestrator import Discovery, Pods
 from weft.ports.store import Store
+from weft.runtime.admission import Guard, Limits
 from weft.runtime.backoff import Backoff, wait_event
-from weft.runtime.http import serving, serving_privately
+from weft.runtime.http import serving
+from weft.runtime.listener import raise_open_files
 from weft.runtime.logs import Log, start_logging
 from weft.runtime.settings import BadSettings, refuse
 from weft.runtime.store.mirror import Mirror
@@ -63,6 +65,8 @@ from weft.runtime.tasks import background
 log = Log("netplugin")
 
 EXIT_FAILED = 1
+# Both are for clients of this machine only.
+LOCAL_LIMITS = Limits(connections=1024, per_local=768)
 # Devices to delete are collected for this long: RCU makes the kernel wait some 10 ms per batch, not per device.
 REAP_S = 0.25
 # How often the datapath is polled for drops and drift.
@@ -240,10 +244,19 @@ class Agent:
         await stack.enter_async_context(cni_server(settings.cni_socket, serve, observe))
         if settings.contiv_socket:
             contiv = ContivCni(attachment_store=self._attachment_log, serve=serve, observe=observe)
-            await stack.enter_async_context(serving_privately(contiv.app(), settings.contiv_socket))
+            guard = self._guard("contiv-cni")
+            await stack.enter_async_context(
+                serving(contiv.app(guard), (), tls=None, guard=guard, unix=settings.contiv_socket)
+            )
         if settings.rest_address:
-            app = AgentRest(self._components).app()
-            await stack.enter_async_context(serving(app, (settings.rest_address,), tls=None))
+            guard = self._guard("rest")
+            app = AgentRest(self._components).app(guard)
+            await stack.enter_async_context(serving(app, (settings.rest_address,), tls=None, guard=guard))
+
+    def _guard(self, listener: str) -> Guard:
+        guard = Guard(listener, LOCAL_LIMITS)
+        self._components.metrics.admission.add(guard)
+        return guard
 
     async def _restore_and_follow(self) -> None:
         await self._wait_for_store()
@@ -416,6 +429,7 @@ def main() -> None:
     except BadSettings as error:
         refuse("netplugin", error)
     start_logging(level=settings.log_level, as_json=settings.json_log, syslog=settings.syslog)
+    raise_open_files()
     try:
         asyncio.run(serve(settings))
     except (WeftError, OSError) as error:

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from weft.agent.observe.rule_counters import MAX_RULE_SERIES, PolicyCounters
 from weft.cni.request import Verb
+from weft.runtime.admission import AdmissionMetrics
 
 # An ADD takes milliseconds; the upper buckets show a busy machine or an unreachable store.
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0)
@@ -145,6 +146,8 @@ class Metrics:
         registry.register(self.dns)
         self.datapath = DatapathCounters()
         registry.register(self.datapath)
+        self.admission = AdmissionMetrics()
+        registry.register(self.admission)
 
     def observe(self, verb: str, result: str, seconds: float) -> None:
         """Count one CNI request."""

@@ -29,6 +29,7 @@ from weft.domain import kinds, model
 from weft.domain.cluster import Cluster
 from weft.domain.errors import DatapathFault, WeftError
 from weft.ports.datapath import Datapath, TenantNetnsReport, VerdictCounters
+from weft.runtime.admission import Guard
 from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response, own_pages_only
 from weft.runtime.logs import Log
 from weft.runtime.routes import Route, register
@@ -92,9 +93,11 @@ class AgentRest:
             *self._explaining.routes(),
         )  # fmt: skip
 
-    def app(self) -> web.Application:
+    def app(self, guard: Guard) -> web.Application:
         # `own_pages_only` keeps a browser on this machine from being used against the API (CSRF).
-        app = web.Application(middlewares=[errors_as_json, own_pages_only], client_max_size=MAX_BODY)
+        app = web.Application(
+            middlewares=[errors_as_json, guard.middleware(), own_pages_only], client_max_size=MAX_BODY
+        )
         register(app, self.routes())
         app.on_shutdown.append(self._end_followers)
         return app

@@ -11,6 +11,7 @@
     - `Denied`: the caller lacks permission (HTTP 403; 401 without credentials)
     - `Unavailable`: try again later (HTTP 503, CNI 11)
         - `Compacted`: the requested history was compacted; list again
+        - `Limited`: the caller exceeds a limit, nothing was done; slow down (HTTP 429)
     - `Behind`: written, but not realized on all nodes by the deadline (HTTP 504)
     - `DatapathFault`: the kernel or the switch did not apply a change (HTTP 500, CNI 102)
 """
@@ -92,6 +93,12 @@ class Compacted(Unavailable):
     """The store has compacted the history that a watch requires: list again."""
 
     code = "compacted"
+
+
+class Limited(Unavailable):
+    """The caller exceeds a limit. Nothing was done; `details` has `limit` and `retryAfter`, in seconds."""
+
+    code = "too-many-requests"
 
 
 # Not `Unavailable`: the write stands, and repeating it would be wrong.

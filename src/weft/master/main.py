@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import ssl
 import sys
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -34,12 +34,16 @@ from weft.master.control.control import ControlPlane, bootstrap
 from weft.master.control.kube_sync import KubePurge, run_kube_sync, warn_of_leftovers
 from weft.master.control.node_gc import run_node_gc
 from weft.master.metrics import Metrics
-from weft.master.nodes.store_server import serving_store
+from weft.master.nodes.store_server import STORE_LIMITS, serving_store
 from weft.master.settings import MasterSettings, read_master_settings
 from weft.ports.store import Store
-from weft.runtime.http import server_tls, serving
+from weft.runtime.admission import Guard, Limits
+from weft.runtime.http import serving
+from weft.runtime.listener import raise_open_files
 from weft.runtime.logs import Log, start_logging
+from weft.runtime.rate_limit import source_of
 from weft.runtime.routes import Route
+from weft.runtime.server_tls import ServerTls
 from weft.runtime.settings import BadSettings, refuse
 from weft.runtime.store.commit_loop import CommitLoop, own_events
 from weft.runtime.store.election import Leadership, lead
@@ -74,6 +78,7 @@ class Netmaster:
         self._orchestrator = find_orchestrator(settings.kubernetes) if settings.kubernetes else None
         self._sync_wait = SyncWait(store, self._cluster, self._mirror)
         self._metrics = Metrics()
+        self._open_files = raise_open_files()
         self._leadership: Leadership | None = None
         # Set once a new leader has caught up and bootstrapped; before that it must not serve writes.
         self._prepared = False
@@ -132,9 +137,23 @@ class Netmaster:
             use_tls=settings.tls_cert is not None,
         )
         stack.push_async_callback(leader_proxy.close)
-        app = make_app(self.routes(), token=settings.token, leader_proxy=leader_proxy, metrics=self._metrics)
-        tls = server_tls(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
-        await stack.enter_async_context(serving(app, settings.listeners, tls=tls))
+        guard = self._guard("rest", Limits(per_source=settings.connections_per_source, rate=settings.request_rate))
+        app = make_app(
+            self.routes(), token=settings.token, leader_proxy=leader_proxy, metrics=self._metrics, guard=guard
+        )
+        tls = ServerTls(settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
+        await stack.enter_async_context(serving(app, settings.listeners, tls=tls, guard=guard))
+
+    def _guard(self, listener: str, limits: Limits) -> Guard:
+        guard = Guard(listener, limits.within(self._open_files), is_peer=self._is_master)
+        self._metrics.admission.add(guard)
+        return guard
+
+    def _is_master(self, source: str) -> bool:
+        """Whether a source is another master: it forwards the requests of all its clients."""
+        return any(
+            source_of(address.rpartition(":")[0].strip("[]")) == source for address in self._cluster.alive["masters"]
+        )
 
     async def _serve_store(self, stack: AsyncExitStack) -> None:
         """Serve the store to agents: on a unix socket, and on TCP with mutual TLS if configured.
@@ -142,21 +161,23 @@ class Netmaster:
         With etcd there is no node enrollment: agents connect to etcd themselves.
         """
         settings = self._settings
-        tls = None
+        tls: ServerTls | None = None
         if settings.join_address and settings.store_address and isinstance(settings.store, SqliteStoreSettings):
             tls = await self._serve_enrollment(stack, settings.store_address, settings.join_address)
         elif settings.store_address and settings.tls_cert and settings.tls_key:
-            tls = server_tls(settings.tls_cert, settings.tls_key, client_ca=settings.tls_ca)
+            tls = ServerTls(settings.tls_cert, settings.tls_key, client_ca=settings.node_ca)
         addresses = (settings.store_address,) if settings.store_address and tls else ()
+        limits = replace(STORE_LIMITS, connections=settings.max_connections, rate=settings.request_rate)
+        guard = self._guard("store", limits)
         await stack.enter_async_context(
-            serving_store(self._store, unix=settings.store_socket, addresses=addresses, tls=tls)
+            serving_store(self._store, unix=settings.store_socket, addresses=addresses, tls=tls, guard=guard)
         )
 
     async def _serve_enrollment(
         self, stack: AsyncExitStack, store: tuple[str, int], join: tuple[str, int]
-    ) -> ssl.SSLContext:
+    ) -> ServerTls:
         # Imported on demand: the cryptography package costs 10 MB that other deployments do not need.
-        from weft.master.nodes.enrollment import serving_enrollment  # noqa: PLC0415
+        from weft.master.nodes.enrollment import JOIN_LIMITS, serving_enrollment  # noqa: PLC0415
 
         assert self._orchestrator is not None
         settings = self._settings
@@ -167,6 +188,7 @@ class Netmaster:
                 store=store,
                 join=join,
                 life=settings.certificate_lifetime,
+                guard=self._guard("join", JOIN_LIMITS),
             )
         )
 

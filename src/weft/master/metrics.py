@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from weft.domain import kinds
 from weft.domain.cluster import Cluster
 from weft.domain.lifecycle.sync_status import State, state_of
+from weft.runtime.admission import AdmissionMetrics
 
 # Seconds. A request is one commit: about a millisecond with SQLite, some with etcd; more means contention or `wait`.
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
@@ -43,6 +44,8 @@ class Metrics:
             "Kubernetes informers of the leader whose list or watch fails now",
             registry=registry,
         )
+        self.admission = AdmissionMetrics()
+        registry.register(self.admission)
         self._objects = Gauge("weft_objects", "Stored objects by kind", ("kind",), registry=registry)
         self._nodes = Gauge(
             "weft_nodes", "Nodes by state (ready, not_ready, unreachable)", ("state",), registry=registry

@@ -20,7 +20,7 @@ from weft.options import (
     secret_file,
     store_settings,
 )
-from weft.runtime.settings import BadSettings, Option, host_port, one_of, read_settings, seconds
+from weft.runtime.settings import BadSettings, Option, count, host_port, one_of, read_settings, seconds
 
 # Addresses to listen on, but not to be reached at.
 WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared with, never bound
@@ -59,7 +59,16 @@ OPTIONS = (
     Option(name="tls_key", flags=("--tls-key",), env="TLS_KEY", default=None, read=readable_file,
            help="private key of --tls-cert"),
     Option(name="tls_ca", flags=("--tls-ca",), env="TLS_CA", default=None, read=readable_file,
-           help="CA of the nodes' client certificates and of the other masters"),
+           help="CA of the other masters, and of the nodes' client certificates without --node-ca"),
+    Option(name="node_ca", flags=("--node-ca",), env="NODE_CA", default=None, read=readable_file,
+           help="CA of the nodes' client certificates; that of --tls-ca"),
+    Option(name="max_connections", flags=("--max-connections",), env="MAX_CONNECTIONS", default=20_000, read=count,
+           help="connections of agents to the store in all; an agent has up to four; 20000"),
+    Option(name="connections_per_source", flags=("--connections-per-source",), env="CONNECTIONS_PER_SOURCE",
+           default=256, read=count, help="connections to REST from one address of another machine; 256"),
+    Option(name="request_rate", flags=("--requests-per-second",), env="REQUESTS_PER_SECOND", default=500, read=count,
+           help="requests from one address of another machine; this machine and other masters may send ten times "
+                "as many; 500"),
     Option(name="token", flags=("--token-file",), env="TOKEN_FILE", read=secret_file,
            help="file with the bearer token that clients must send"),
     Option(name="store_socket", flags=("--store-socket",), env="STORE_SOCKET", default=None, read=Path,
@@ -99,6 +108,10 @@ class MasterSettings:
     tls_cert: Path | None
     tls_key: Path | None
     tls_ca: Path | None
+    node_ca: Path | None
+    max_connections: int
+    connections_per_source: int
+    request_rate: int
     token: str = field(repr=False)
     store_socket: Path
     store_address: tuple[str, int] | None
@@ -155,10 +168,10 @@ def read_master_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Mas
     store = store_settings(values, faults, embedded=values["data_dir"] / "weft.db")
     if values["join_address"]:
         faults += _enrollment_faults(values)
-    elif values["store_address"] and not (values["tls_cert"] and values["tls_ca"]):
+    elif values["store_address"] and not (values["tls_cert"] and (values["node_ca"] or values["tls_ca"])):
         faults.append(
-            "--store-address needs --tls-cert, --tls-key and --tls-ca, or --join-address: nodes are authenticated by "
-            "their certificates"
+            "--store-address needs --tls-cert, --tls-key and --node-ca or --tls-ca, or --join-address: nodes are "
+            "authenticated by their certificates"
         )
     if bool(values["tls_cert"]) != bool(values["tls_key"]):
         faults.append("--tls-cert and --tls-key go together")
@@ -187,8 +200,10 @@ def read_master_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Mas
         **{name: values[name] for name in (
             "mode", "netmode", "fwdmode", "log_level", "json_log", "external", "plugin_name", "data_dir",
             "default_subnet", "tls_cert", "tls_key", "tls_ca", "token", "store_address", "join_address",
-            "certificate_lifetime", "leader_ttl", "offline_limit",
+            "certificate_lifetime", "leader_ttl", "offline_limit", "max_connections", "connections_per_source",
+            "request_rate",
         )},
+        node_ca=values["node_ca"] or values["tls_ca"],
         store=store,
         kubernetes=kubernetes_settings(values),
         syslog=values["syslog"] if values["use_syslog"] else None,

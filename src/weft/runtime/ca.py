@@ -50,6 +50,18 @@ def new_request(name: str) -> Request:
     return Request(_private(key), request.public_bytes(serialization.Encoding.PEM))
 
 
+def check_request(request: bytes) -> x509.CertificateSigningRequest:
+    """The certificate signing request in a PEM text; `Malformed` unless it is one that is signed by its own key."""
+    try:
+        asked = x509.load_pem_x509_csr(request)
+        is_valid = asked.is_signature_valid
+    except (*_UNREADABLE, InvalidSignature) as error:
+        raise Malformed(f"not a certificate signing request: {error}") from error
+    if not is_valid:
+        raise Malformed("the certificate signing request is not signed by its own key")
+    return asked
+
+
 def read_end(certificate: bytes) -> datetime:
     """The expiry of the first certificate in a PEM text; `Invalid` if there is none."""
     try:
@@ -103,12 +115,7 @@ class Authority:
 
         The subject is `name`, never that of the request; `addresses` become SANs of a server certificate.
         """
-        try:
-            asked = x509.load_pem_x509_csr(request)
-            if not asked.is_signature_valid:
-                raise Malformed("the certificate signing request is not signed by its own key")
-        except (*_UNREADABLE, InvalidSignature) as error:
-            raise Malformed(f"not a certificate signing request: {error}") from error
+        asked = check_request(request)
         # netmaster is a client of other netmasters too.
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = _builder(name, now=now, life=life).issuer_name(self._certificate.subject)

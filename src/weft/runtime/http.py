@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from aiohttp import web
@@ -20,12 +19,15 @@ from weft.domain.errors import (
     Conflict,
     Denied,
     Invalid,
+    Limited,
     Malformed,
     Mismatch,
     NotFound,
     Unavailable,
     WeftError,
 )
+from weft.runtime.admission import Guard, Limits
+from weft.runtime.listener import Tls, accepting, bind_tcp
 from weft.runtime.logs import Log
 from weft.runtime.unix import listen_privately
 
@@ -34,6 +36,10 @@ log = Log("http")
 # Ample for any object; backups have a limit of their own.
 MAX_BODY = 1 << 20
 JSON_TYPE = "application/json"
+# Seconds after which a connection without requests is closed; longer than clients keep one.
+IDLE_S = 75.0
+# For a server without a guard: it limits nothing, but it counts connections that are about to be closed.
+_UNLIMITED = Limits(connections=1 << 30, per_source=1 << 30, per_local=1 << 30)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -46,6 +52,7 @@ STATUSES: tuple[tuple[type[WeftError], int], ...] = (
     (NotFound, 404),
     (Denied, 403),
     (Compacted, 410),
+    (Limited, 429),
     (Unavailable, 503),
     (Behind, 504),
 )
@@ -67,7 +74,7 @@ def error_response(error: WeftError, *, status: int = 0) -> web.Response:
     response = json_response(body, status=status or status_of(error))
     if isinstance(error, Unavailable):
         # A hint for clients such as curl --retry.
-        response.headers["Retry-After"] = "1"
+        response.headers["Retry-After"] = str(error.details.get("retryAfter", 1))
     return response
 
 
@@ -125,18 +132,6 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     return value
 
 
-def server_tls(cert: Path, key: Path, *, client_ca: Path | None = None) -> ssl.SSLContext:
-    """TLS of a listener; with `client_ca` clients must present a certificate that it signed (mTLS)."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    # TLS 1.0 and 1.1 are deprecated (RFC 8996).
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(cert, key)
-    if client_ca:
-        context.load_verify_locations(client_ca)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
 class _ClientFaults(logging.Filter):
     """Log faults of clients (invalid HTTP, disconnects) without traceback and content, which may contain secrets."""
 
@@ -154,40 +149,49 @@ _PROTOCOL_LOG.addFilter(_ClientFaults())
 
 
 def _runner(app: web.Application, *, grace: float) -> web.AppRunner:
-    return web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=grace, logger=_PROTOCOL_LOG)
+    return web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=grace,
+        logger=_PROTOCOL_LOG,
+        keepalive_timeout=IDLE_S,
+    )
 
 
 @asynccontextmanager
 async def serving(
-    app: web.Application, addresses: tuple[tuple[str, int], ...], *, tls: ssl.SSLContext | None, grace: float = 2.0
+    app: web.Application,
+    addresses: tuple[tuple[str, int], ...],
+    *,
+    tls: Tls,
+    guard: Guard | None = None,
+    unix: Path | None = None,
+    grace: float = 2.0,
 ) -> AsyncIterator[None]:
-    """Serve while the block runs; `Unavailable` names the address that cannot be bound."""
+    """Serve while the block runs, on addresses and on a unix socket for root and our own user.
+
+    `Unavailable` names the address that cannot be bound. The middleware of `guard` must be one of the application's.
+    """
     runner = _runner(app, grace=grace)
     await runner.setup()
-    try:
+    guard = guard or Guard("http", _UNLIMITED)
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(runner.cleanup)
+        protocol = cast("Callable[[], asyncio.Protocol]", runner.server)
+        if unix is not None:
+            try:
+                private = listen_privately(unix)
+            except OSError as error:
+                raise Unavailable(f"cannot listen on {unix}: {error.strerror}") from error
+            # Only after a successful bind: before that the path may belong to another server. A socket file without a
+            # server would look like a refused connection instead of a missing one.
+            undo.callback(unix.unlink, missing_ok=True)
+            await undo.enter_async_context(accepting([private], protocol, tls=None, guard=guard))
         for host, port in addresses:
             try:
-                await web.TCPSite(runner, host, port, ssl_context=tls, reuse_address=True).start()
+                listeners = bind_tcp(host, port)
             except OSError as error:
                 raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+            await undo.enter_async_context(accepting(listeners, protocol, tls=tls, guard=guard))
         yield
-    finally:
-        await runner.cleanup()
-
-
-@asynccontextmanager
-async def serving_privately(app: web.Application, path: Path, *, grace: float = 2.0) -> AsyncIterator[None]:
-    """Serve on a unix socket for root and our own user while the block runs; `Unavailable` if it cannot be bound."""
-    runner = _runner(app, grace=grace)
-    await runner.setup()
-    with ExitStack() as undo:
-        try:
-            try:
-                await web.SockSite(runner, listen_privately(path)).start()
-            except OSError as error:
-                raise Unavailable(f"cannot listen on {path}: {error.strerror}") from error
-            # Only after a successful bind: before that the path may belong to another server.
-            undo.callback(path.unlink, missing_ok=True)
-            yield
-        finally:
-            await runner.cleanup()

@@ -134,6 +134,13 @@ def host_port(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def count(text: str) -> int:
+    """Parse a positive number of things."""
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:12]) < 10**9:
+        raise ValueError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
 def seconds(text: str) -> float:
     """Parse a positive number of seconds."""
     try:

@@ -16,8 +16,8 @@ from weft.lab.servers.certificates import Authority
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import soon
 from weft.runtime import http_failover
-from weft.runtime.http import server_tls
 from weft.runtime.http_failover import Servers, TryNextServer, client_tls
+from weft.runtime.server_tls import server_tls
 
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

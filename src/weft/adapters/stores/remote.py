@@ -15,13 +15,14 @@ from weft.domain.ids import StoreKey
 from weft.ports.store import Change, Compare, Entry, LeaseId, Listing, Revision, Write
 from weft.runtime.backoff import Backoff
 from weft.runtime.file_change import Rewritten
-from weft.runtime.http_failover import Servers, client_tls, show_certificate
+from weft.runtime.http_failover import Servers, TryNextServer, client_tls, show_certificate
 from weft.runtime.store import wire
 from weft.runtime.store.group_commit import check_writes
 
 T = TypeVar("T")
 
 _OK = 200
+_TOO_MANY_REQUESTS = 429
 # Four missed heartbeats: the connection is dead.
 _IDLE_TIMEOUT_S = 4 * wire.HEARTBEAT
 
@@ -96,6 +97,8 @@ class RemoteStore:
         self, call: str, request: msgspec.Struct, answer: msgspec.msgpack.Decoder[T], *, repeatable: bool = True
     ) -> T:
         def parse(status: int, data: bytes) -> T:
+            if status == _TOO_MANY_REQUESTS:
+                raise TryNextServer(_error(data).message)  # nothing was done
             if status != _OK:
                 raise _error(data)
             try:

@@ -19,6 +19,7 @@ from weft.cni.request import AttachmentId, Verb
 from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import Denied, Malformed, WeftError
 from weft.ports.datapath import InterfaceAddress
+from weft.runtime.admission import Guard
 from weft.runtime.http import JSON_TYPE, MAX_BODY, errors_as_json, json_response
 from weft.runtime.logs import Log
 from weft.runtime.unix import check_caller
@@ -61,8 +62,8 @@ class ContivCni:
         self._serve = serve
         self._observe = observe
 
-    def app(self) -> web.Application:
-        app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY)
+    def app(self, guard: Guard) -> web.Application:
+        app = web.Application(middlewares=[errors_as_json, guard.middleware()], client_max_size=MAX_BODY)
         app.router.add_post("/ContivCNI.AddPod", self._add)
         app.router.add_post("/ContivCNI.DelPod", self._delete)
         return app

@@ -12,14 +12,17 @@ from weft.domain.cluster import Cluster
 from weft.domain.errors import Unavailable
 from weft.domain.ids import NodeName
 from weft.domain.loadbalancer.health import Health, health_of
+from weft.runtime.admission import Guard, Limits
 from weft.runtime.backoff import wait_event
-from weft.runtime.http import json_response, serving
+from weft.runtime.http import errors_as_json, json_response, serving
 from weft.runtime.logs import Log
 
 log = Log("services")
 
 # How soon a port that another process has is retried.
 RETRY_S = 5.0
+# For the probes of a few load balancers.
+_LIMITS = Limits(connections=256, per_source=32, per_local=64, rate=50.0)
 # Every address of both families.
 ANY = ""
 
@@ -69,12 +72,14 @@ class HealthCheckServer:
         async def answer(_: web.Request) -> web.StreamResponse:
             return self._answer(port)
 
-        app = web.Application()
+        # Anybody who reaches the node may connect.
+        guard = Guard("health-check", _LIMITS)
+        app = web.Application(middlewares=[errors_as_json, guard.middleware()])
         # Any path: load balancers are configured with their own, and kube-proxy answers all of them.
         app.router.add_get("/{tail:.*}", answer)
         stack = AsyncExitStack()
         try:
-            await stack.enter_async_context(serving(app, ((ANY, port),), tls=None))
+            await stack.enter_async_context(serving(app, ((ANY, port),), tls=None, guard=guard))
         except Unavailable as error:
             health = self._health[port]
             log.warning(

@@ -16,11 +16,14 @@ from weft.master.api.leader_proxy import LeaderProxy
 from weft.master.api.objects import API, STOPPING
 from weft.master.api.openapi import openapi_document
 from weft.master.metrics import Metrics
+from weft.runtime.admission import Guard
 from weft.runtime.http import MAX_BODY, Handler, error_response, errors_as_json, json_response, own_pages_only
 from weft.runtime.routes import Route, register
 
 
-def make_app(routes: tuple[Route, ...], *, token: str, leader_proxy: LeaderProxy, metrics: Metrics) -> web.Application:
+def make_app(
+    routes: tuple[Route, ...], *, token: str, leader_proxy: LeaderProxy, metrics: Metrics, guard: Guard
+) -> web.Application:
     """The application with all routes and the OpenAPI document."""
     described: tuple[Route, ...] = ()
 
@@ -75,9 +78,18 @@ def make_app(routes: tuple[Route, ...], *, token: str, leader_proxy: LeaderProxy
         response = None if route is None or route.local else await leader_proxy.forward(request)
         return await handler(request) if response is None else response
 
-    # Outermost first. Authentication comes before forwarding: a follower must not relay what it would reject.
+    # Outermost first. Limits come before authentication: guesses of the token count too. Authentication comes before
+    # forwarding: a follower must not relay what it would reject.
     app = web.Application(
-        middlewares=[counted, errors_as_json, own_pages_only, authenticated, known_query_only, leader_only],
+        middlewares=[
+            counted,
+            errors_as_json,
+            guard.middleware(),
+            own_pages_only,
+            authenticated,
+            known_query_only,
+            leader_only,
+        ],
         client_max_size=MAX_BODY,
     )
     app[STOPPING] = asyncio.Event()

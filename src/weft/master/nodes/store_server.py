@@ -10,7 +10,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,18 +18,21 @@ import msgspec
 from aiohttp import web
 
 from weft.domain.codec import UNDECODABLE
-from weft.domain.errors import Denied, Invalid, Malformed, Unavailable, WeftError
+from weft.domain.errors import Denied, Invalid, Malformed, WeftError
 from weft.domain.ids import MAX_LONG_NAME, NodeName, StoreKey, check_name
 from weft.domain.store_types import DeleteAll, LeaseId, PrefixUnchangedSince, Revision
 from weft.master.nodes.node_authorizer import NodeAuthorizer
 from weft.ports.store import Entry, Listing, Store
+from weft.runtime.admission import Guard, Limits
 from weft.runtime.backoff import Backoff
-from weft.runtime.http import Handler, status_of
+from weft.runtime.http import Handler, serving, status_of
 from weft.runtime.join_wire import named_by
+from weft.runtime.listener import Tls
 from weft.runtime.logs import Log
+from weft.runtime.server_tls import ServerTls
 from weft.runtime.store import wire
 from weft.runtime.tasks import background
-from weft.runtime.unix import check_caller, listen_privately
+from weft.runtime.unix import check_caller
 
 log = Log("store-server")
 
@@ -40,6 +43,8 @@ MAX_BODY = 4 << 20
 MAX_KEY = 1024
 MAX_REVISION = 2**62
 MAX_TTL = 86_400.0
+# Room for 5,000 nodes: an agent has a watch and up to three more connections.
+STORE_LIMITS = Limits(connections=20_000, per_source=64)
 # Seconds after which a watch is closed whose client does not read; it would buffer changes without end.
 _STALLED_S = 30.0
 
@@ -47,12 +52,13 @@ _STALLED_S = 30.0
 class StoreServer:
     """The HTTP application; `runtime.store.wire` defines its calls."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, guard: Guard) -> None:
         self._store = store
+        self._guard = guard
         self._watchers: set[asyncio.Task[object]] = set()
 
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[_errors_as_faults], client_max_size=MAX_BODY)
+        app = web.Application(middlewares=[_errors_as_faults, self._guard.middleware()], client_max_size=MAX_BODY)
         calls: dict[str, Handler] = {
             "read": _handler(wire.KeyRequest, self._read),
             "list": _handler(wire.KeyRequest, self._list),
@@ -133,30 +139,24 @@ async def serving_store(
     *,
     unix: Path | None = None,
     addresses: tuple[tuple[str, int], ...] = (),
-    tls: ssl.SSLContext | None = None,
+    tls: Tls = None,
+    guard: Guard | None = None,
     grace: float = 2.0,
 ) -> AsyncIterator[None]:
     """Serve the store while the block runs: on a unix socket that only our user may open, and on TCP with mutual TLS.
 
     `tls` must require client certificates; without it only the unix socket is served.
     """
-    if addresses and (tls is None or tls.verify_mode is not ssl.CERT_REQUIRED):
+    required = tls.requires_client_certificates if isinstance(tls, ServerTls) else _requires_certificates(tls)
+    if addresses and not required:
         raise Invalid("the store is served on TCP only with TLS that requires client certificates")
-    runner = web.AppRunner(StoreServer(store).app(), access_log=None, handle_signals=False, shutdown_timeout=grace)
-    await runner.setup()
-    async with AsyncExitStack() as undo:
-        undo.push_async_callback(runner.cleanup)
-        try:
-            if unix is not None:
-                listener = listen_privately(unix)
-                # A socket file without a server would look like a refused connection instead of a missing store.
-                undo.callback(unix.unlink, missing_ok=True)
-                await web.SockSite(runner, listener).start()
-            for host, port in addresses:
-                await web.TCPSite(runner, host, port, ssl_context=tls, reuse_address=True).start()
-        except OSError as error:
-            raise Unavailable(f"the store cannot be served: {error}") from error
+    guard = guard or Guard("store", STORE_LIMITS)
+    async with serving(StoreServer(store, guard).app(), addresses, tls=tls, guard=guard, unix=unix, grace=grace):
         yield
+
+
+def _requires_certificates(tls: ssl.SSLContext | None) -> bool:
+    return tls is not None and tls.verify_mode is ssl.CERT_REQUIRED
 
 
 def _handler(

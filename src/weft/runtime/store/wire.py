@@ -92,6 +92,7 @@ _KINDS: dict[str, type[errors.WeftError]] = {
         errors.Denied,
         errors.Unavailable,
         errors.Compacted,
+        errors.Limited,
     )
 }
 

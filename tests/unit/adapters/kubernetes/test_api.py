@@ -16,7 +16,8 @@ from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, U
 from weft.lab.servers.certificates import Authority
 from weft.lab.servers.processes import free_port
 from weft.runtime import http_failover
-from weft.runtime.http import server_tls, serving
+from weft.runtime.http import serving
+from weft.runtime.server_tls import server_tls
 
 
 async def test_a_replaced_token_is_reloaded(server: Scripted, client_config: ClientConfig, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from weft.domain.errors import Exhausted
 from weft.domain.ids import EndpointId, NetworkName, TenantName
 from weft.lab.waiting import DEADLINE
 from weft.ports.datapath import EndpointConfig, InterfaceAddress
-from weft.runtime.http import serving_privately
+from weft.runtime.admission import Guard, Limits
+from weft.runtime.http import serving as serve_app
 
 POD = {
     "K8S_POD_NAME": "web",
@@ -94,8 +95,9 @@ class Caller:
 async def serving(handler: Handler, path: Path) -> AsyncIterator[Caller]:
     contiv = ContivCni(attachment_store=handler.attachment_store, serve=handler.serve, observe=handler.observe)
     timeout = aiohttp.ClientTimeout(total=DEADLINE)
+    guard = Guard("contiv-cni", Limits())
     async with (
-        serving_privately(contiv.app(), path),
+        serve_app(contiv.app(guard), (), tls=None, guard=guard, unix=path),
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)), timeout=timeout) as session,
     ):
         yield Caller(session)

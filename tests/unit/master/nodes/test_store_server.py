@@ -26,7 +26,8 @@ from weft.lab.waiting import soon
 from weft.master.nodes.store_server import MAX_BODY, authenticate_node, check_peer, serving_store
 from weft.ports.store import PrefixUnchangedSince, Put, RevisionEquals, Store
 from weft.runtime import http_failover
-from weft.runtime.http import server_tls, serving
+from weft.runtime.http import serving
+from weft.runtime.server_tls import server_tls
 from weft.runtime.store import wire
 from weft.runtime.store.mirror import EVERYTHING
 
