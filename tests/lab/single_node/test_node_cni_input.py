@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import stat
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from weft.cni.errors import CniError
+from weft.kernel.netns import Namespace
 from weft.lab.netlab import NetLab
-from weft.lab.waiting import soon
+from weft.lab.waiting import DEADLINE, soon
 
 # netplugin's REST, netmaster's join, store and REST, the tunnels, and what the operator names.
 LISTENERS = [("tcp", 9090), ("tcp", 9997), ("tcp", 9998), ("tcp", 9999), ("udp", 4789), ("sctp", 8555)]
@@ -69,3 +74,18 @@ async def test_a_hostile_caller_stops_nobody(lab: NetLab) -> None:
     finally:
         for each in silent:
             each.close()
+
+
+async def test_cve_2022_29178_another_user_gets_nothing_from_our_sockets(lab: NetLab) -> None:
+    """CVE-2020-15257 too: no socket is abstract, where file modes and mount namespaces mean nothing."""
+    host = await lab.host("one")
+    attempt = f"import socket; socket.socket(socket.AF_UNIX).connect({str(host.socket)!r})"
+    host.home.chmod(0o755)
+    command = ["setpriv", "--reuid", "65534", "--clear-groups", "/usr/bin/python3", "-c", attempt]
+    refused = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=DEADLINE, check=False)
+    assert b"PermissionError" in refused.stderr
+    assert stat.S_IMODE(host.socket.stat().st_mode) == 0o600
+    with Namespace.open(host.netns) as namespace:
+        listed = namespace.run(lambda: Path("/proc/thread-self/net/unix").read_text())
+    ours = [line for line in listed.splitlines() if line.partition("@")[1]]
+    assert ours == []
