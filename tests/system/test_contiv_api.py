@@ -56,6 +56,14 @@ class TestAddresses:
         assert (await blue.oper("networks", "t.1:blue"))["allocatedIPAddresses"] == "10.1.1.1"
         assert "allocatedIPAddresses" not in await blue.oper("networks", "default:blue")
 
+    async def test_L1_a_network_id_that_names_two_networks_is_refused(self, blue: Rest) -> None:
+        """Names may have dots: `blue.t.1` is blue of t.1, and also blue.t of a tenant 1."""
+        (await blue.put("tenants", tenantName="1")).accepted()
+        other = {"networkName": "blue.t", "encap": "vxlan", "subnet": "10.3.1.0/24", "gateway": "10.3.1.254"}
+        (await blue.put("networks", tenantName="1", **other)).accepted()
+        (await alloc(blue, "blue.t.1")).refused(409, field="NetworkID")
+        assert (await alloc(blue, "blue.default")).accepted()["IPv4Address"] == "10.1.1.1/24"
+
     async def test_a_group_allocates_from_its_pool(self, blue: Rest) -> None:
         assert (await alloc(blue, "blue:web.default")).accepted()["IPv4Address"] == "10.1.1.10/24"
         (await alloc(blue, "blue:none.default")).refused(404)

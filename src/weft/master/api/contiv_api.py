@@ -244,9 +244,14 @@ class ContivApi:
             # Docker appends `|` and the pool.
             text = network_id.partition("|")[0]
             # Both names may contain dots, so each dot is tried as the separator.
-            for position, character in enumerate(text):
-                if character == "." and (found := self._pool_named(text[:position], TenantName(text[position + 1 :]))):
-                    return found
+            dots = (position for position, character in enumerate(text) if character == ".")
+            named = (self._pool_named(text[:dot], TenantName(text[dot + 1 :])) for dot in dots)
+            found = [each for each in named if each is not None]
+            if len(found) > 1:
+                keys = ", ".join(str(network.key) for network, _ in found)
+                raise Conflict(f"NetworkID {network_id[:200]!r} names several networks: {keys}", field="NetworkID")
+            if found:
+                return found[0]
             raise NotFound(f"NetworkID {network_id[:200]!r} names no network.tenant or network:group.tenant")
         if not pool:
             raise Invalid("NetworkID is missing: name the network, or give its AddressPool", field="NetworkID")
