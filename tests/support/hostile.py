@@ -82,7 +82,7 @@ class StoreVandal:
         else:
             self._lab.master.kill()
             await asyncio.to_thread(_write_sqlite, self._lab.master.data, entries)
-            await self._lab.master.start()
+            await self._lab.master.start(alive=True)
         self.writes += count
 
 

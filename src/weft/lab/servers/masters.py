@@ -226,13 +226,16 @@ class MasterProcess:
         assert self._child is not None
         return self._child.pid
 
-    async def start(self, *flags: str) -> None:
-        """Start it with the state on disk, and return when it is ready. The flags are kept for later starts."""
+    async def start(self, *flags: str, alive: bool = False) -> None:
+        """Start it with the state on disk, and return when it is ready. The flags are kept for later starts.
+
+        With `alive` return when it listens: it is not ready while documents of its store cannot be read.
+        """
         self.kill()
         self._flags = (*self._flags, *flags)
         self._child = Child.python("weft.master.main", *self._flags, log=self.log)
         async with client(self.url, ca=self._ca) as rest:
-            await rest.ready()
+            await (rest.alive() if alive else rest.ready())
 
     def pause(self) -> None:
         """Stop its execution (SIGSTOP) until `resume`, as an overloaded machine would."""
