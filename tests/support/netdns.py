@@ -21,21 +21,22 @@ POD_V6 = "fd00:1::5"
 class Pod:
     """A pod netns, connected to a tenant netns as the datapath does it in routing mode."""
 
-    def __init__(self, namespace: Namespace, *, tenant: Namespace) -> None:
+    def __init__(self, namespace: Namespace, *, tenant: Namespace, number: int = 5) -> None:
         self.namespace = namespace
+        port, pod, pod_v6 = f"port{number}", f"10.1.0.{number}", f"fd00:1::{number}"
         for address in GATEWAYS:
-            _ip(tenant, "address", "add", address, "dev", "lo")
-        _ip(tenant, "link", "add", "port", "type", "veth", "peer", "name", "eth0", "netns", namespace.name)
-        gateway_mac, own_mac = "02:00:00:00:00:01", "02:00:00:00:00:05"
-        _ip(tenant, "link", "set", "port", "address", gateway_mac, "up")
+            _ip(tenant, "address", "replace", address, "dev", "lo")
+        _ip(tenant, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", namespace.name)
+        gateway_mac, own_mac = "02:00:00:00:00:01", f"02:00:00:00:00:0{number}"
+        _ip(tenant, "link", "set", port, "address", gateway_mac, "up")
         _ip(tenant, "link", "set", "lo", "up")
         _ip(namespace, "link", "set", "eth0", "address", own_mac, "up")
-        for address, gateway in ((POD, GATEWAYS[0]), (POD_V6, GATEWAYS[2])):
+        for address, gateway in ((pod, GATEWAYS[0]), (pod_v6, GATEWAYS[2])):
             _ip(namespace, "address", "add", address, "dev", "eth0", *(["nodad"] if ":" in address else []))
             _ip(namespace, "neighbour", "replace", gateway, "lladdr", gateway_mac, "dev", "eth0", "nud", "permanent")
             _ip(namespace, "route", "add", "default", "via", gateway, "dev", "eth0", "onlink")
-            _ip(tenant, "neighbour", "replace", address, "lladdr", own_mac, "dev", "port", "nud", "permanent")
-            _ip(tenant, "route", "replace", address, "dev", "port")
+            _ip(tenant, "neighbour", "replace", address, "lladdr", own_mac, "dev", port, "nud", "permanent")
+            _ip(tenant, "route", "replace", address, "dev", port)
 
     async def dig(self, *question: str, server: str = GATEWAYS[0]) -> list[str]:
         return await dig(self.namespace, *question, server=server)

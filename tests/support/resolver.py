@@ -12,10 +12,11 @@ ANSWER = "192.0.2.99"
 
 
 class Resolver(asyncio.DatagramProtocol):
-    """A protocol for `create_datagram_endpoint`."""
+    """A protocol for `create_datagram_endpoint`. Names below `slow` get no answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, slow: str = "") -> None:
         self.queries: list[str] = []
+        self._slow = slow
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.DatagramTransport", transport)
@@ -24,6 +25,8 @@ class Resolver(asyncio.DatagramProtocol):
         query = dns.message.from_wire(data)
         name = query.question[0].name
         self.queries.append(name.to_text())
+        if self._slow and name.to_text().endswith(self._slow):
+            return
         answer = dns.message.make_response(query)
         answer.answer.append(dns.rrset.from_text(name, 60, "IN", "A", ANSWER))
         self.transport.sendto(answer.to_wire(), addr)

@@ -22,6 +22,7 @@ from weft.domain.dns.names import (
     EMPTY_ENTRY,
     DnsEgressDenied,
     Entry,
+    Transports,
     Zone,
     endpoint_owner,
     inspect_records,
@@ -93,8 +94,8 @@ class ZonePusher:
         self._dirty_policies: set[TenantName] = set()
         # Endpoints that are being attached here, until the store has them.
         self._pending: dict[EndpointKey, Endpoint] = {}
-        # Endpoints that were pushed with egress to upstream DNS denied.
-        self._denied: set[EndpointKey] = set()
+        # Endpoints that were pushed with egress to upstream DNS denied, and by which transports.
+        self._denied: dict[EndpointKey, Transports] = {}
         # Kubernetes services, by owner, that were pushed to every tenant.
         self._shared: set[str] = set()
         self._changed = asyncio.Event()
@@ -143,7 +144,7 @@ class ZonePusher:
         pending, stored = self._pending.pop(key, None), self._cluster.get(kinds.ENDPOINT, *key)
         if pending is None or stored is None or stored.value != pending:
             return True
-        return self._dns_egress_denied(pending) is not (key in self._denied)
+        return self._dns_egress_denied(pending) is not self._denied.get(key, Transports.NONE)
 
     def policy_changed(self, tenant: TenantName) -> None:
         """Check soon which endpoints of a tenant may query upstream resolvers."""
@@ -289,10 +290,11 @@ class ZonePusher:
         own = (entry.left_out for known in self._left_out.values() for entry in known.values())
         return sum(own) + self.report.rejected
 
-    def _record_verdict(self, endpoint: Endpoint) -> bool:
-        """Whether DNS egress of an endpoint is denied; recorded, as it is about to be pushed."""
-        denied = self._dns_egress_denied(endpoint)
-        (self._denied.add if denied else self._denied.discard)(endpoint.key)
+    def _record_verdict(self, endpoint: Endpoint) -> Transports:
+        """By which transports DNS egress of an endpoint is denied; recorded, as it is about to be pushed."""
+        self._denied.pop(endpoint.key, None)
+        if denied := self._dns_egress_denied(endpoint):
+            self._denied[endpoint.key] = denied
         return denied
 
     def _with_other_verdict(self) -> set[_Key]:
@@ -301,7 +303,7 @@ class ZonePusher:
             (kinds.ENDPOINT.prefix, *endpoint.key)
             for tenant in self._dirty_policies & self._active
             for endpoint in self._cluster.all(kinds.ENDPOINT, tenant)
-            if self._dns_egress_denied(endpoint) is not (endpoint.key in self._denied)
+            if self._dns_egress_denied(endpoint) is not self._denied.get(endpoint.key, Transports.NONE)
         }
 
     def _changed_entries(self, objects: set[_Key], tenants: set[TenantName]) -> list[Entries]:
@@ -347,7 +349,7 @@ class ZonePusher:
         stored = self._cluster.get(kinds.ENDPOINT, *key)
         known = stored.value if stored else self._pending.get(key)
         if known is None:
-            self._denied.discard(key)
+            self._denied.pop(key, None)
             return endpoint_owner(network, endpoint), EMPTY_ENTRY
         entry = workload_entry(known, dns_egress_denied=self._record_verdict, domain=self._domain)
         return endpoint_owner(network, endpoint), entry
@@ -458,8 +460,8 @@ class DnsPublisher:
     def remove_endpoint(self, endpoint: Endpoint) -> None:
         self._pusher.remove_endpoint(endpoint.key)
 
-    def _dns_egress_denied(self, endpoint: Endpoint) -> bool:
+    def _dns_egress_denied(self, endpoint: Endpoint) -> Transports:
         policy = self._policies.get(endpoint.tenant)
         if policy is None:  # until the policy is known, endpoints of this node query no upstream: fail closed
-            return endpoint.host == self._node
+            return Transports.BOTH if endpoint.host == self._node else Transports.NONE
         return policy.dns_egress_denied(endpoint, self._pusher.upstreams)

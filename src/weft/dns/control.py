@@ -10,7 +10,7 @@ from pathlib import Path
 
 from weft.dns.forward import Forwarder
 from weft.dns.respond import Responder, Statistics
-from weft.dns.server import TenantServer
+from weft.dns.server import NodeShares, TenantServer
 from weft.dns.table import Table
 from weft.dns.tenant_sockets import TenantNetnsSockets
 from weft.dns.upstream import Upstreams
@@ -68,6 +68,7 @@ class Tenants:
         self._tables: dict[TenantName, Table] = {}
         self._servers: dict[TenantName, _Running] = {}
         self._statistics = Statistics()
+        self._node = NodeShares()
         # Tenants whose name is none, and the reason; and what the log has about records that were left out.
         self._invalid_tenants: dict[TenantName, str] = {}
         self._logged = (0, "")
@@ -193,7 +194,13 @@ class Tenants:
             log.error("cannot listen for tenant", tenant=tenant, reason=error.message)
             return
         responder = Responder(self._tables[tenant], domain=self._domain, statistics=self._statistics)
-        server = TenantServer(sockets, responder=responder, forwarder=Forwarder(self._upstreams))
+        server = TenantServer(
+            sockets,
+            responder=responder,
+            forwarder=Forwarder(self._upstreams),
+            node=self._node,
+            tenant=tenant,
+        )
         self._servers[tenant] = _Running(netns, self._tasks.create_task(server.run(), name=f"dns server of {tenant}"))
         log.info("listening for tenant", tenant=tenant)
 

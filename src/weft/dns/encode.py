@@ -31,6 +31,8 @@ from weft.domain.errors import Invalid
 
 # A compression pointer to offset 12: the name of the question, which stands right behind the header.
 _OWNER = b"\xc0\x0c"
+# The number of the option EDE.
+_EXTENDED_ERROR = 15
 _LENGTHS = {length: bytes((length,)) for length in range(1, MAX_LABEL_LENGTH + 1)}
 
 
@@ -95,10 +97,17 @@ def with_owner(name: bytes, record: bytes) -> bytes:
     return name + record[len(_OWNER) :]
 
 
-def opt_record(*, code: int = 0, dnssec: bool = False, size: int = EDNS_UDP_SIZE) -> bytes:
+def opt_record(*, code: int = 0, dnssec: bool = False, size: int = EDNS_UDP_SIZE, options: bytes = b"") -> bytes:
     """Our OPT record."""
     # Class has the UDP size; TTL has the upper 8 bits of the rcode, the version 0 and the flags (RFC 6891 6.1.3).
-    return b"\0" + RR_FIXED.pack(Type.OPT, size, code >> 4 << 24 | (DO if dnssec else 0), 0)
+    flags = code >> 4 << 24 | (DO if dnssec else 0)
+    return b"\0" + RR_FIXED.pack(Type.OPT, size, flags, len(options)) + options
+
+
+def _extended_error(reason: str) -> bytes:
+    """The EDNS option that tells people why a query failed (RFC 8914); `dig` shows it. Code 0: other."""
+    text = reason.encode()
+    return struct.pack("!3H", _EXTENDED_ERROR, 2 + len(text), 0) + text
 
 
 def encode_question(question: Question, *, msg_id: int) -> bytes:
@@ -128,11 +137,13 @@ def encode_answer(
     answers: tuple[bytes, ...] = (),
     authority: tuple[bytes, ...] = (),
     additional: tuple[bytes, ...] = (),
+    reason: str = "",
     max_size: int,
 ) -> bytes:
     """An answer of at most `max_size` bytes. Additional records go first; then answers are cut, and TC is set."""
     edns = question.edns
-    opt = opt_record(code=code, dnssec=edns.dnssec) if edns else b""
+    options = _extended_error(reason) if reason else b""
+    opt = opt_record(code=code, dnssec=edns.dnssec, options=options) if edns else b""
     free = max_size - HEADER_SIZE - len(question.wire_question) - len(opt)
     free -= sum(map(len, answers)) + sum(map(len, authority))
     flags |= QR | RA | question.flags & (OPCODE_MASK | RD | CD) | code & RCODE_MASK

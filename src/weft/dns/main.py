@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 
@@ -23,6 +24,12 @@ from weft.runtime.settings import BadSettings, refuse
 log = Log("dns")
 
 EXIT_FAILED = 1
+
+
+def _allow_all_files() -> None:
+    """Raise the soft limit of open files to the hard one: 1,024 would let one tenant take the sockets of all."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def serve(settings: DnsSettings) -> None:
@@ -59,6 +66,7 @@ def main() -> None:
     except BadSettings as error:
         refuse("netdns", error)
     start_logging(level=settings.log_level, as_json=settings.json_log, syslog=None)
+    _allow_all_files()
     try:
         asyncio.run(serve(settings))
     except (WeftError, OSError) as error:

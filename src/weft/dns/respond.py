@@ -70,6 +70,9 @@ class Statistics:
     refused: int = 0
     forwarded: int = 0
     failed: int = 0
+    # Of the failed ones, those above a client's share; and TCP connections above it.
+    limited: int = 0
+    connections_limited: int = 0
 
 
 class UpstreamQuery(NamedTuple):
@@ -118,7 +121,7 @@ class Responder:
         except Malformed:
             self.statistics.invalid += 1
             return encode_error(data, Rcode.FORMERR)
-        return self._slow_path(question, client, MAX_MESSAGE_SIZE if over_tcp else question.max_size)
+        return self._slow_path(question, client, over_tcp=over_tcp)
 
     def _fast_path(self, data: bytes) -> bytes | None:
         """The answer to a plain query for a record set of the zone that fits into the smallest datagram."""
@@ -144,7 +147,8 @@ class Responder:
         self.statistics.found += 1
         return answer
 
-    def _slow_path(self, question: Question, client: str, max_size: int) -> bytes | UpstreamQuery:
+    def _slow_path(self, question: Question, client: str, *, over_tcp: bool) -> bytes | UpstreamQuery:
+        max_size = MAX_MESSAGE_SIZE if over_tcp else question.max_size
         if question.edns and question.edns.version:
             self.statistics.invalid += 1
             return encode_answer(question, code=Rcode.BADVERS, max_size=max_size)
@@ -164,7 +168,11 @@ class Responder:
             return self._negative_answer(question, Rcode.NOERROR, cnames, max_size)
         if self._is_authoritative(name):
             return self._negative_answer(question, Rcode.NXDOMAIN, cnames, max_size)
-        if not question.flags & RD or _address(client) in self._table.dns_egress_denied:
+        denied = self._table.tcp_dns_egress_denied if over_tcp else self._table.dns_egress_denied
+        if _address(client) in denied:
+            transport = "TCP" if over_tcp else "UDP"
+            return self._refuse(question, max_size, reason=f"egress policy denies {transport} 53 to every resolver")
+        if not question.flags & RD:
             return self._refuse(question, max_size)
         if not cnames:
             return UpstreamQuery(question, question)
@@ -191,9 +199,9 @@ class Responder:
         single = len(name) <= 1 + name[0] + len(_ROOT) and name != _ROOT
         return single or name.endswith(self._domain) or self._table.owns_reverse(name)
 
-    def _refuse(self, question: Question, max_size: int) -> bytes:
+    def _refuse(self, question: Question, max_size: int, *, reason: str = "") -> bytes:
         self.statistics.refused += 1
-        return encode_answer(question, code=Rcode.REFUSED, max_size=max_size)
+        return encode_answer(question, code=Rcode.REFUSED, reason=reason, max_size=max_size)
 
     def _negative_answer(self, question: Question, code: Rcode, cnames: tuple[bytes, ...], max_size: int) -> bytes:
         self.statistics.absent += 1

@@ -64,8 +64,9 @@ class Table:
     def __init__(self, *, ttl: int) -> None:
         # By question: name in lower case, type and class, as they stand in a message. One dict lookup answers a query.
         self.sets: dict[bytes, RecordSet] = {}
-        # Clients whose policy denies DNS to the upstreams: no query of theirs is forwarded.
+        # Clients whose policy denies DNS to the upstreams, over UDP and over TCP: no such query of theirs is forwarded.
         self.dns_egress_denied: Counter[IPv4Address | IPv6Address] = Counter()
+        self.tcp_dns_egress_denied: Counter[IPv4Address | IPv6Address] = Counter()
         self._ttl = ttl
         self._entries: dict[str, Entry] = {}
         self._subnets: tuple[str, ...] = ()
@@ -133,7 +134,8 @@ class Table:
 
     def _remove(self, owner: str, entry: Entry) -> set[bytes]:
         """Take the records of an entry out of force; returns the names whose answers change."""
-        _decrement(self.dns_egress_denied, _valid(ip_address, entry.dns_egress_denied)[0])
+        for denied, texts in self._denied_by(entry):
+            _decrement(denied, _valid(ip_address, texts)[0])
         self._rejected.pop(owner, None)
         if owner in self._without_room:
             del self._without_room[owner]
@@ -144,9 +146,10 @@ class Table:
 
     def _add(self, owner: str, entry: Entry) -> set[bytes]:
         """Put the records of an entry in force; returns the names whose answers change."""
-        denied, fault = _valid(ip_address, entry.dns_egress_denied)
-        self.dns_egress_denied.update(denied)  # first of all, and also without room: a verdict of policy
-        self._note(owner, fault)
+        for denied, texts in self._denied_by(entry):
+            addresses, fault = _valid(ip_address, texts)
+            denied.update(addresses)  # first of all, and also without room: a verdict of policy
+            self._note(owner, fault)
         if self._size + len(entry.records) > MAX_RECORDS:
             self._without_room[owner] = None
             self._note(owner, (len(entry.records), f"the zone of a tenant has at most {MAX_RECORDS} records"))
@@ -155,6 +158,12 @@ class Table:
         self._note(owner, fault)
         self._size += len(records)
         return self._add_references(records, 1)
+
+    def _denied_by(self, entry: Entry) -> tuple[tuple[Counter[IPv4Address | IPv6Address], tuple[str, ...]], ...]:
+        return (
+            (self.dns_egress_denied, entry.dns_egress_denied),
+            (self.tcp_dns_egress_denied, entry.tcp_dns_egress_denied),
+        )
 
     def _note(self, owner: str, fault: tuple[int, str]) -> None:
         count, reason = self._rejected.get(owner, (0, ""))

@@ -38,7 +38,7 @@ class Upstreams:
             if version != self._version:
                 self._read = parse_resolv_conf(self._file.read_text(errors="replace"))
                 self._version = version
-        except FileNotFoundError:
+        except OSError:  # absent, or not readable now
             self._version, self._read = (), ()
         return self._read
 

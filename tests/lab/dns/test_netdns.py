@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -140,7 +141,7 @@ async def test_a_pod_with_denied_dns_egress_gets_refused(netdns: Netdns, pod: Po
     netdns.resolv_conf.write_text("nameserver 127.0.0.1\n")
     loop = asyncio.get_running_loop()
     transport, upstream = await loop.create_datagram_endpoint(Resolver, local_addr=("127.0.0.1", 53))
-    await netdns.send(FullSync({BLUE: zone(web1=WEB1, pod=Entry((), (POD, POD_V6)))}))
+    await netdns.send(FullSync({BLUE: zone(web1=WEB1, pod=Entry((), (POD, POD_V6), (POD, POD_V6)))}))
     for server in GATEWAYS:
         for transport_flag in ("+notcp", "+tcp"):
             answer = await pod.dig_in_full(transport_flag, "secret.example.org", server=server)
@@ -148,6 +149,48 @@ async def test_a_pod_with_denied_dns_egress_gets_refused(netdns: Netdns, pod: Po
     assert await pod.dig("web1") == ["10.1.0.7"]
     assert upstream.queries == []
     transport.close()
+
+
+async def test_M5_one_pod_that_floods_takes_outside_names_from_no_other(
+    netdns: Netdns, pod: Pod, make_netns: MakeNetns, tmp_path: Path
+) -> None:
+    """UDP with slow names and silent TCP connections from one pod; another pod of the tenant still gets its answers."""
+    netdns.resolv_conf.write_text("nameserver 127.0.0.1\n")
+    await netdns.send(FullSync({BLUE: zone(web1=WEB1)}))
+    pods = NamespaceDirectory(tmp_path / "others")
+    pods.prepare()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(
+        lambda: Resolver(slow="slow.test."), local_addr=("127.0.0.1", 53)
+    )
+    with pods.create("other") as namespace, ExitStack() as held:
+        other = Pod(namespace, tenant=make_netns(BLUE).namespace, number=6)
+        for _ in range(200):
+            silent = held.enter_context(pod.namespace.open_socket(socket.AF_INET, socket.SOCK_STREAM))
+            await asyncio.to_thread(silent.connect, (GATEWAYS[0], 53))
+        loud = held.enter_context(pod.namespace.open_socket(socket.AF_INET, socket.SOCK_DGRAM))
+        for number in range(1000):
+            loud.sendto(dns.message.make_query(f"n{number}.slow.test", "A").to_wire(), (GATEWAYS[0], 53))
+            if number % 100 == 99:
+                assert await other.dig(f"www{number}.example.org") == ["192.0.2.99"]
+                assert await other.dig("+tcp", "web1") == ["10.1.0.7"]
+    transport.close()
+    statistics = (await netdns.send(StatusQuery())).statistics
+    assert statistics["limited"] > 0
+    assert statistics["connections_limited"] > 0
+
+
+async def test_H5_a_bad_record_or_a_damaged_zone_cache_costs_no_other_name(netdns: Netdns, pod: Pod) -> None:
+    bad = Entry((Record("x" * 64, "A", "10.1.0.9", Rank.CLUSTER), Record("fine", "A", "10.1.0.9", Rank.CLUSTER)))
+    report = await netdns.send(FullSync({BLUE: zone(web1=WEB1, bad=bad)}))
+    assert (report.error, report.rejected) == ("", 1)
+    assert await pod.dig("web1") == ["10.1.0.7"]
+    assert await pod.dig("fine") == ["10.1.0.9"]
+    netdns.kill()
+    cache = netdns.socket.parent / "zones"
+    cache.write_bytes(cache.read_bytes() + b"\0\0\0\4\xff\xff\xff\xff" * 9)
+    await netdns.start()
+    assert await pod.dig("web1") == ["10.1.0.7"]
 
 
 async def test_a_forwarding_loop_ends(netdns: Netdns, pod: Pod, make_netns: MakeNetns) -> None:

@@ -20,7 +20,7 @@ from weft.dns.upstream import Upstreams
 from weft.dns.zone_cache import ZoneCache
 from weft.domain import codec, kinds, model
 from weft.domain.addresses import parse_address
-from weft.domain.dns.names import Entry, Rank, Record, Zone
+from weft.domain.dns.names import Entry, Rank, Record, Transports, Zone
 from weft.domain.dns.zones import tenant_zone
 from weft.domain.errors import Unavailable
 from weft.domain.ids import EndpointId, EndpointKey, NetworkName, TenantName
@@ -181,18 +181,27 @@ async def test_a_tenant_that_is_added_again_is_pushed_again(netdns: Netdns, worl
 
 async def test_denied_dns_egress_is_pushed(netdns: Netdns, world: FakeCluster) -> None:
     """CVE-2024-29018."""
-    closed: set[str] = set()
+    closed: dict[str, Transports] = {}
     pusher = ZonePusher(
-        world.cluster, socket=netdns.socket, dns_egress_denied=lambda endpoint: endpoint.endpoint_id in closed
+        world.cluster,
+        socket=netdns.socket,
+        dns_egress_denied=lambda endpoint: closed.get(endpoint.endpoint_id, Transports.NONE),
     )
     pusher.add_tenant(DEFAULT)
     (member,) = world.cluster.all(kinds.ENDPOINT)
     async with netdns.running(), background(pusher.run(), name="dns publisher"):
         await until(lambda: netdns.knows(world, DEFAULT))
-        closed.add(member.endpoint_id)
+        closed[member.endpoint_id] = Transports.UDP
         pusher.policy_changed(DEFAULT)
         await until(
             lambda: netdns.tenants.zones[DEFAULT].entries["endpoint:blue:e1"].dns_egress_denied == (member.ip_address,)
+        )
+        closed[member.endpoint_id] = Transports.TCP
+        pusher.policy_changed(DEFAULT)
+        await until(
+            lambda: (
+                netdns.tenants.zones[DEFAULT].entries["endpoint:blue:e1"].tcp_dns_egress_denied == (member.ip_address,)
+            )
         )
         closed.clear()
         pusher.policy_changed(DEFAULT)
@@ -247,9 +256,11 @@ async def test_a_hung_netdns_is_waited_for_once_and_gets_the_changes_later(netdn
 async def test_the_upstreams_are_known_before_zones_are_pushed(netdns: Netdns, world: FakeCluster) -> None:
     """CVE-2024-29018: the verdict depends on the upstreams."""
     resolver = parse_address("192.0.2.53", field="test")
-    pusher = ZonePusher(
-        world.cluster, socket=netdns.socket, dns_egress_denied=lambda _: resolver not in pusher.upstreams
-    )
+
+    def denied(_: model.Endpoint) -> Transports:
+        return Transports.NONE if resolver in pusher.upstreams else Transports.BOTH
+
+    pusher = ZonePusher(world.cluster, socket=netdns.socket, dns_egress_denied=denied)
     pusher.add_tenant(DEFAULT)
     (netdns.home / "resolv.conf").write_text("nameserver 192.0.2.53\n")
     async with netdns.running(), background(pusher.run(), name="dns publisher"):
@@ -296,6 +307,15 @@ async def test_H5_netdns_refuses_record_by_record_and_never_a_zone(netdns: Netdn
         assert netdns.tenants.zones == zones
         assert (await send_once(netdns.socket, StatusQuery())).rejected == 1
         assert (await send_once(netdns.socket, Tenant(DEFAULT))).rejected == 0
+
+
+@pytest.mark.parametrize("content", [None, b"\0\0\0\5\x81\xa4type", b"\xff" * 4096])
+async def test_netdns_starts_with_garbage_in_the_place_of_its_zone_cache(netdns: Netdns, content: bytes | None) -> None:
+    path = netdns.home / "zones"
+    path.write_bytes(content) if content else path.mkdir()
+    async with netdns.running():
+        await send_once(netdns.socket, FullSync({DEFAULT: Zone({"a": WEB})}))
+        assert netdns.tenants.zones == {DEFAULT: Zone({"a": WEB})}
 
 
 async def test_tenants_whose_zone_follows_keep_theirs(netdns: Netdns) -> None:

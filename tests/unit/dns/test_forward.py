@@ -204,3 +204,27 @@ async def test_an_answer_too_large_for_the_client_is_truncated() -> None:
         answer = await soon(forwarder.resolve(make_question(), over_tcp=False))
         assert dns.message.from_wire(answer).flags & dns.flags.TC
         assert len(addresses_in(await soon(forwarder.resolve(make_question(), over_tcp=True)))) == 60
+
+
+async def test_a_flood_of_forged_answers_ends_and_lets_others_go_on() -> None:
+    async with resolvers(lambda query: [b"\0" * 20] * 200, honest) as (forwarder, _):
+        assert addresses_in(await soon(forwarder.resolve(make_question(), over_tcp=False))) == ["192.0.2.1"]
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        pytest.param(b"\xc0\x0c" * 20, id="garbage records"),
+        pytest.param(b"\xc0\x2a\0\1\0\1\0\0\0\0\0\4\1\2\3\4", id="compression loop"),
+        pytest.param(b"\0" * 3900, id="huge"),
+    ],
+)
+async def test_a_hostile_answer_is_no_answer(tail: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "FORWARD_TIMEOUT_S", 0.2)
+
+    def hostile(query: bytes) -> list[bytes]:
+        return [query[:2] + b"\x81\x80\0\1\0\1\0\0\0\0" + query[12:] + tail]
+
+    async with resolvers(hostile) as (forwarder, _):
+        with pytest.raises(Unavailable):
+            await soon(forwarder.resolve(make_question(), over_tcp=False))

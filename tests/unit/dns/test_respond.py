@@ -31,6 +31,7 @@ def zone() -> Zone:
     entries = {
         "web1": Entry(forward_and_reverse_records("web1", web1, rank=Rank.WORKLOAD)),
         "shut": Entry((), dns_egress_denied=("10.1.0.66", "fd00::66")),
+        "no-tcp": Entry((), tcp_dns_egress_denied=("10.1.0.67",)),
         "db": headless_service_entry("ns", "db", backends=backends, ports=ports, domain="cluster.local"),
         "tiny": headless_service_entry("ns", "tiny", backends=backends[:2], ports=ports, domain="cluster.local"),
         "huge": Entry(
@@ -165,6 +166,17 @@ def test_denied_dns_egress_is_refused(responder: Responder, client: str) -> None
     """CVE-2024-29018."""
     assert lookup(responder, "secret.example.org", client=client).rcode() == dns.rcode.REFUSED
     assert records_of(lookup(responder, "web1", client=client)) == ["10.1.0.5"]
+
+
+@pytest.mark.parametrize(("client", "over_tcp"), [("10.1.0.66", False), ("::ffff:10.1.0.67", True)])
+def test_dns_egress_is_denied_by_transport(responder: Responder, client: str, over_tcp: bool) -> None:
+    """CVE-2024-29018: who may not send to TCP 53 does not get queries over TCP forwarded, and the other way round."""
+    query = dns.message.make_query("secret.example.org", "A", use_edns=0)
+    refused = answer(responder, query, client=client, over_tcp=over_tcp)
+    assert refused.rcode() == dns.rcode.REFUSED
+    (why,) = refused.options
+    assert "egress policy" in why.to_text()
+    assert isinstance(responder.answer(query.to_wire(), client=client, over_tcp=not over_tcp), UpstreamQuery)
 
 
 def test_a_query_without_rd_is_not_forwarded(responder: Responder) -> None:

@@ -6,18 +6,22 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import dns.flags
 import dns.message
+import dns.name
 import dns.rcode
 import pytest
 
 from weft.dns import server as module
 from weft.dns.forward import Forwarder
 from weft.dns.respond import Responder, Statistics
-from weft.dns.server import TenantServer
+from weft.dns.server import MAX_QUERY, NodeShares, TenantServer
+from weft.dns.shares import Limits, Shares
 from weft.dns.table import Table
 from weft.dns.tenant_sockets import Sockets
 from weft.dns.upstream import Upstream, Upstreams
@@ -33,24 +37,25 @@ class Served:
     """A running server, and clients of it."""
 
     def __init__(self, sockets: Sockets, server: TenantServer, statistics: Statistics) -> None:
-        self.udp, self.tcp = (each.getsockname()[:2] for each in sockets)
+        self.udp, self.tcp = (each.getsockname()[1] for each in sockets)
         self.server = server
         self.statistics = statistics
 
-    def client(self) -> socket.socket:
+    def client(self, source: str = "127.0.0.1") -> socket.socket:
         """A UDP client that accepts answers only from the address it queries."""
-        client = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+        client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         client.setblocking(False)
-        client.connect(self.udp)
+        client.bind((source, 0))
+        client.connect(("127.0.0.1", self.udp))
         return client
 
-    async def query(self, query: bytes) -> dns.message.Message:
-        with self.client() as client:
+    async def query(self, query: bytes, *, source: str = "127.0.0.1") -> dns.message.Message:
+        with self.client(source) as client:
             client.send(query)
             return dns.message.from_wire(await soon(asyncio.get_running_loop().sock_recv(client, 4096)))
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await soon(asyncio.open_connection(*self.tcp))
+    async def connect(self, source: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await soon(asyncio.open_connection("127.0.0.1", self.tcp, local_addr=(source, 0)))
 
 
 @asynccontextmanager
@@ -58,7 +63,8 @@ async def served(*upstreams: Upstream) -> AsyncIterator[Served]:
     sockets = Sockets(*(socket.socket(socket.AF_INET6, kind) for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM)))
     for each in sockets:
         each.setblocking(False)
-        each.bind(("::1", 0))
+        each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        each.bind(("::", 0))
     sockets.udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
     sockets.tcp.listen()
     table, statistics = Table(ttl=30), Statistics()
@@ -67,6 +73,8 @@ async def served(*upstreams: Upstream) -> AsyncIterator[Served]:
         sockets,
         responder=Responder(table, domain="cluster.local", statistics=statistics),
         forwarder=Forwarder(Upstreams(upstreams, file=Path("none"))),
+        node=NodeShares(),
+        tenant="blue",
     )
     async with background(server.run(), name="server"):
         yield Served(sockets, server, statistics)
@@ -142,7 +150,7 @@ async def test_an_idle_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_tcp_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_TCP_CONNECTIONS", 2)
+    monkeypatch.setattr(module, "CONNECTIONS", Limits(room=2, client=2, reserve=0, most=2))
     async with served() as tenant:
         first, second = await tenant.connect(), await tenant.connect()
         for reader, writer in (first, second):
@@ -180,7 +188,7 @@ async def test_without_a_reachable_upstream_the_answer_is_servfail() -> None:
 async def test_a_slow_upstream_delays_no_other_query_and_forwarding_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_FORWARDED", 1)
+    monkeypatch.setattr(module, "FORWARDED", Limits(room=1, client=1, reserve=0, most=1))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unresponsive:
         unresponsive.bind(("127.0.0.1", 0))
         async with served(Upstream(*unresponsive.getsockname())) as tenant:
@@ -189,6 +197,134 @@ async def test_a_slow_upstream_delays_no_other_query_and_forwarding_is_limited(
                 await until(lambda: tenant.statistics.forwarded == 1)
                 assert (await tenant.query(OUTSIDE)).rcode() == dns.rcode.SERVFAIL
                 assert (await tenant.query(WEB)).rcode() == dns.rcode.NOERROR
+
+
+FLOODER, OTHER = "127.0.0.2", "127.0.0.3"
+
+
+class SlowZone(asyncio.DatagramProtocol):
+    """An upstream that answers names of example.org at once, and all others never."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.DatagramTransport", transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        query = dns.message.from_wire(data)
+        if query.question[0].name.is_subdomain(dns.name.from_text("example.org")):
+            self.transport.sendto(dns.message.make_response(query).to_wire(), addr)
+
+
+@asynccontextmanager
+async def served_with_slow_names() -> AsyncIterator[Served]:
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(SlowZone, local_addr=("127.0.0.1", 0))
+    try:
+        async with served(Upstream(*transport.get_extra_info("sockname"))) as tenant:
+            yield tenant
+    finally:
+        transport.close()
+
+
+async def flood_with_slow_names(tenant: Served, source: str, count: int) -> None:
+    """Send as many queries, in portions that a socket's buffer holds."""
+
+    statistics, sent = tenant.statistics, tenant.statistics.forwarded + tenant.statistics.limited
+
+    def seen(expected: int) -> bool:
+        return statistics.forwarded + statistics.limited >= expected
+
+    with tenant.client(source) as flooder:
+        for number in range(count):
+            flooder.send(dns.message.make_query(f"n{number}.{source}.slow.test", "A").to_wire())
+            if number % 50 == 49 or number == count - 1:
+                await until(partial(seen, sent + number + 1))
+
+
+async def test_M5_a_client_with_many_slow_names_takes_outside_names_from_no_other() -> None:
+    async with served_with_slow_names() as tenant:
+        await flood_with_slow_names(tenant, FLOODER, 300)
+        assert tenant.statistics.limited > 0
+        for number in range(3):
+            outside = dns.message.make_query(f"www{number}.example.org", "A").to_wire()
+            assert (await tenant.query(outside, source=OTHER)).rcode() == dns.rcode.NOERROR
+
+
+async def test_M5_a_client_above_its_share_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FORWARDED", Limits(room=8, client=1, reserve=1, most=8))
+    async with served_with_slow_names() as tenant:
+        await flood_with_slow_names(tenant, FLOODER, 1)
+        query = dns.message.make_query("one-more.slow.test", "A", use_edns=0).to_wire()
+        refused = await tenant.query(query, source=FLOODER)
+        assert refused.rcode() == dns.rcode.SERVFAIL
+        (why,) = refused.options
+        assert "in flight" in why.to_text()
+        assert tenant.statistics.limited == 1
+
+
+async def test_M5_many_flooding_clients_leave_the_reserve_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FORWARDED", Limits(room=8, client=4, reserve=1, most=64))
+    async with served_with_slow_names() as tenant:
+        for client in range(8):
+            # Two clients fill the room; the other six have their reserve.
+            await flood_with_slow_names(tenant, f"127.0.1.{client}", 10)
+        outside = dns.message.make_query("www.example.org", "A").to_wire()
+        assert (await tenant.query(outside, source=OTHER)).rcode() == dns.rcode.NOERROR
+
+
+async def test_M5_a_client_with_many_silent_connections_takes_none_from_others() -> None:
+    async with served() as tenant:
+        held = [await tenant.connect(FLOODER) for _ in range(200)]
+        await until(lambda: tenant.statistics.connections_limited == 200 - module.CONNECTIONS.client)
+        reader, writer = await tenant.connect(OTHER)
+        writer.write(frame(WEB))
+        assert (await read_answer(reader)).rcode() == dns.rcode.NOERROR
+        for _, each in [*held, (reader, writer)]:
+            each.close()
+
+
+def test_shares_are_counted_and_given_back() -> None:
+    node = Shares(Limits(room=3, client=3, reserve=1, most=5))
+    blue = Shares(Limits(room=4, client=3, reserve=1, most=6), parent=node, name="blue")
+    red = Shares(Limits(room=4, client=3, reserve=1, most=6), parent=node, name="red")
+    assert [blue.take("a") for _ in range(4)] == [True, True, True, False]
+    assert not blue.take("b"), "the node's room for this tenant is used up"
+    assert [red.take("c") for _ in range(2)] == [True, False], "the reserve of another tenant is not"
+    blue.give_back("a")
+    assert not blue.take("b"), "red has what became free"
+    red.give_back("c")
+    assert blue.take("b")
+
+
+async def test_M5_a_client_that_pipelines_is_not_the_only_one_served() -> None:
+    """Its socket has always data to read and room to write, so that serving it would never wait for anything."""
+    async with served() as tenant:
+        reader, writer = await tenant.connect(FLOODER)
+        writer.write(frame(WEB))
+        await read_answer(reader)
+        with tenant.client(OTHER) as other:
+            # Both are in the sockets' buffers when the server gets its turn.
+            writer.write(frame(WEB) * 1000)
+            other.send(WEB)
+            assert await soon(asyncio.get_running_loop().sock_recv(other, 4096))
+            assert tenant.statistics.found < 500, "the other one had to wait for all of them"
+        writer.close()
+
+
+async def test_a_long_question_over_tcp_is_not_even_read() -> None:
+    """64 KiB with thousands of records took 3.5 ms each."""
+    record = b"\0\0\1\0\1\0\0\0\0\0\0"
+    long = WEB[:6] + (5000).to_bytes(2) + WEB[8:] + record * 5000
+    async with served() as tenant:
+        reader, writer = await tenant.connect()
+        writer.write(len(long).to_bytes(2) + long[:MAX_QUERY])
+        answer = await read_answer(reader)
+        assert (answer.rcode(), answer.id) == (dns.rcode.FORMERR, int.from_bytes(WEB[:2]))
+        assert tenant.statistics.invalid == 1
+        writer.close()
+        reader, writer = await tenant.connect()
+        writer.write(frame(WEB))
+        assert (await read_answer(reader)).rcode() == dns.rcode.NOERROR
+        writer.close()
 
 
 async def test_a_query_that_triggers_a_bug_does_not_stop_the_server(

@@ -15,6 +15,7 @@ from weft.domain.addresses import Address, Range
 from weft.domain.cluster import Cluster
 from weft.domain.desired.diff import Difference, diff, joined
 from weft.domain.desired.state import NOTHING, StateItem, rank
+from weft.domain.dns.names import Transports
 from weft.domain.errors import Invalid
 from weft.domain.ids import EndpointKey, NodeName, StoreKey, TenantName
 from weft.domain.ipam import ipam
@@ -68,8 +69,8 @@ class TenantPolicy:
         self._add_remote_endpoints()
         return self._engine
 
-    def dns_egress_denied(self, endpoint: model.Endpoint, resolvers: Collection[Address]) -> bool:
-        """Whether policy denies an endpoint of this node DNS to every resolver."""
+    def dns_egress_denied(self, endpoint: model.Endpoint, resolvers: Collection[Address]) -> Transports:
+        """By which transports policy denies an endpoint of this node DNS to every resolver."""
         return dns_egress_denied_by(self._engine, node=self._node, resolvers=resolvers)(endpoint)
 
     def _add_remote_endpoints(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import IntEnum
+from enum import Flag, IntEnum, auto
 from typing import Literal
 
 import msgspec
@@ -59,7 +59,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """The records of one object, and source addresses whose queries must not be forwarded upstream."""
 
     records: tuple[Record, ...]
+    # Queries over UDP, and those over TCP: each is forwarded by the transport it came by.
     dns_egress_denied: tuple[str, ...] = ()
+    tcp_dns_egress_denied: tuple[str, ...] = ()
     # How many records the object should have, but has not, because they are invalid or too many; and why.
     left_out: int = 0
     fault: str = ""
@@ -75,13 +77,22 @@ class Zone(msgspec.Struct, frozen=True, array_like=True):
     subnets: tuple[str, ...] = ()
 
 
-# Returns whether the egress rules of an endpoint deny upstream DNS (CVE-2024-29018).
-DnsEgressDenied = Callable[[model.Endpoint], bool]
+class Transports(Flag):
+    """The transports of DNS."""
+
+    NONE = 0
+    UDP = auto()
+    TCP = auto()
+    BOTH = UDP | TCP
 
 
-def never_denied(_: model.Endpoint) -> bool:
+# Returns by which transports the egress rules of an endpoint deny upstream DNS (CVE-2024-29018).
+DnsEgressDenied = Callable[[model.Endpoint], Transports]
+
+
+def never_denied(_: model.Endpoint) -> Transports:
     """Allow upstream DNS to every endpoint."""
-    return False
+    return Transports.NONE
 
 
 def endpoint_owner(network: str, endpoint: str) -> str:
@@ -106,7 +117,12 @@ def endpoint_entry(
         records += forward_and_reverse_records(name, addresses, rank=Rank.WORKLOAD)
     if group := bare_name(endpoint.group, domain=domain):
         records += address_records(group, addresses, rank=Rank.GROUP)
-    return Entry(tuple(records), tuple(map(str, addresses)) if dns_egress_denied(endpoint) else ())
+    denied, sources = dns_egress_denied(endpoint), tuple(map(str, addresses))
+    return Entry(
+        tuple(records),
+        dns_egress_denied=sources if Transports.UDP in denied else (),
+        tcp_dns_egress_denied=sources if Transports.TCP in denied else (),
+    )
 
 
 def service_entry(service: model.Service, *, domain: str = CLUSTER_DOMAIN) -> Entry:

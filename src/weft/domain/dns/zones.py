@@ -87,7 +87,7 @@ def workload_entry(
         return entry
     # Both schemes apply to a pod: Contiv's bare name, and Kubernetes' name by address.
     pod = pod_entry(endpoint.pod.namespace, addresses=endpoint.addresses, domain=domain)
-    return Entry((*entry.records, *pod.records), entry.dns_egress_denied)
+    return Entry((*entry.records, *pod.records), entry.dns_egress_denied, entry.tcp_dns_egress_denied)
 
 
 def kube_owner(namespace: str, name: str) -> str:

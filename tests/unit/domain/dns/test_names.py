@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from tests.support.fake_cluster import DEFAULT, FakeCluster, endpoint, group, network, service
 
 from weft.domain import model
-from weft.domain.dns.names import EMPTY_ENTRY, Entry, Rank, Record, Zone, endpoint_entry, inspect_records, service_entry
+from weft.domain.dns.names import (
+    EMPTY_ENTRY,
+    Entry,
+    Rank,
+    Record,
+    Transports,
+    Zone,
+    endpoint_entry,
+    inspect_records,
+    service_entry,
+)
 from weft.domain.dns.zones import tenant_zone
 
 
@@ -95,8 +105,10 @@ def test_a_service_has_records_once_it_has_a_vip() -> None:
 
 def test_denied_egress_denies_upstream_dns() -> None:
     """CVE-2024-29018: DNS forwarding obeys the workload's egress rules."""
-    entry = endpoint_entry(workload("web1", v6="2001:db8::5"), dns_egress_denied=lambda _: True)
-    assert entry.dns_egress_denied == ("10.1.1.5", "2001:db8::5")
+    entry = endpoint_entry(workload("web1", v6="2001:db8::5"), dns_egress_denied=lambda _: Transports.BOTH)
+    assert entry.dns_egress_denied == entry.tcp_dns_egress_denied == ("10.1.1.5", "2001:db8::5")
+    entry = endpoint_entry(workload("web1"), dns_egress_denied=lambda _: Transports.TCP)
+    assert (entry.dns_egress_denied, entry.tcp_dns_egress_denied) == ((), ("10.1.1.5",))
     assert endpoint_entry(workload("web1")).dns_egress_denied == ()
 
 

@@ -8,6 +8,7 @@ from tests.support.fake_cluster import endpoint, group, network, policy, rule
 
 from weft.domain import model
 from weft.domain.addresses import parse_address
+from weft.domain.dns.names import Transports
 from weft.domain.ids import NodeName
 from weft.domain.policy.engine.engine import Engine
 from weft.domain.policy.explain.dns_egress import dns_egress_denied_by
@@ -28,14 +29,29 @@ def engine(*rules: model.Rule) -> Engine:
 @pytest.mark.parametrize(
     ("rules", "denied"),
     [
-        pytest.param((), False, id="no rules"),
-        pytest.param((rule("1", direction="out", action="deny"),), True, id="deny all egress"),
-        pytest.param((rule("1", direction="in", action="deny"),), False, id="deny all ingress"),
-        pytest.param((rule("1", direction="out", action="deny", protocol="tcp", port=80),), False, id="deny HTTP"),
-        pytest.param((rule("1", direction="out", action="deny", protocol="udp", port=53),), True, id="deny DNS"),
+        pytest.param((), Transports.NONE, id="no rules"),
+        pytest.param((rule("1", direction="out", action="deny"),), Transports.BOTH, id="deny all egress"),
+        pytest.param((rule("1", direction="in", action="deny"),), Transports.NONE, id="deny all ingress"),
+        pytest.param(
+            (rule("1", direction="out", action="deny", protocol="tcp", port=80),), Transports.NONE, id="deny HTTP"
+        ),
+        pytest.param(
+            (rule("1", direction="out", action="deny", protocol="udp", port=53),), Transports.UDP, id="deny UDP 53"
+        ),
+        pytest.param(
+            (rule("1", direction="out", action="deny", protocol="tcp", port=53),), Transports.TCP, id="deny TCP 53"
+        ),
+        pytest.param(
+            (
+                rule("1", direction="out", action="deny"),
+                rule("2", direction="out", action="allow", priority=9, protocol="udp", port=53),
+            ),
+            Transports.TCP,
+            id="allow UDP 53 only",
+        ),
         pytest.param(
             (rule("1", direction="out", action="deny", to_ip_address="192.0.2.53"),),
-            False,
+            Transports.NONE,
             id="deny the first resolver",
         ),
         pytest.param(
@@ -43,22 +59,22 @@ def engine(*rules: model.Rule) -> Engine:
                 rule("1", direction="out", action="deny"),
                 rule("2", direction="out", action="allow", priority=9, to_ip_address="192.0.2.0/24"),
             ),
-            False,
+            Transports.NONE,
             id="allow the resolver",
         ),
     ],
 )
 def test_dns_egress_is_denied_if_the_workload_may_reach_no_resolver(
-    rules: tuple[model.Rule, ...], denied: bool
+    rules: tuple[model.Rule, ...], denied: Transports
 ) -> None:
     dns_egress_denied = dns_egress_denied_by(engine(*rules), node=HERE, resolvers=RESOLVERS)
     assert dns_egress_denied(member()) is denied
-    assert dns_egress_denied(member("e2", host="there")) is False
+    assert dns_egress_denied(member("e2", host="there")) is Transports.NONE
 
 
 def test_dns_egress_is_denied_for_a_workload_unknown_to_the_engine() -> None:
-    assert dns_egress_denied_by(engine(), node=HERE, resolvers=RESOLVERS)(member("new")) is True
+    assert dns_egress_denied_by(engine(), node=HERE, resolvers=RESOLVERS)(member("new")) is Transports.BOTH
 
 
 def test_dns_egress_is_denied_without_resolvers() -> None:
-    assert dns_egress_denied_by(engine(), node=HERE, resolvers=())(member()) is True
+    assert dns_egress_denied_by(engine(), node=HERE, resolvers=())(member()) is Transports.BOTH
