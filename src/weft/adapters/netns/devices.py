@@ -5,6 +5,8 @@ Both datapaths use them, and nodes rely on the same values for each other's devi
 
 from __future__ import annotations
 
+import hashlib
+from functools import lru_cache
 from typing import Final
 
 from weft.domain.addresses import Address
@@ -61,6 +63,14 @@ POLICY_DEFERRED_HOP_LIMIT: Final = 255
 _LINK_LOCAL: Final = 0xFE80 << 112
 _NEXT_HOP_PREFIX: Final = _LINK_LOCAL | 0x7766 << 32  # fe80::7766:a.b.c.d
 
+# The MACs of VXLAN devices, as value and mask: of IPv4 VTEPs (02:77, then the address) and of IPv6 VTEPs (06, then 40
+# bits of a hash of the address). No workload has such a MAC: theirs begin with 02:02.
+OVERLAY_MACS: Final = (
+    ("02:77:00:00:00:00", "ff:ff:00:00:00:00"),
+    ("06:00:00:00:00:00", "ff:00:00:00:00:00"),
+)
+_HASHED_MAC: Final = 0x06 << 40
+
 
 def overlay_name(vni: int) -> str:
     """Return the name of the VXLAN device of an overlay."""
@@ -74,17 +84,28 @@ def segment_name(number: int) -> str:
 
 def overlay_mac(vtep: Address) -> str:
     """Return the MAC of a node's VXLAN devices. It is derived from the VTEP address, so peers need no lookup."""
-    return "02:77:" + ":".join(f"{byte:02x}" for byte in (vtep.number & 0xFFFFFFFF).to_bytes(4, "big"))
+    # An IPv6 address does not fit. Its low 32 bits would be the same for nodes that differ in their prefixes only.
+    number = 0x0277 << 32 | vtep.number if vtep.family == 4 else _HASHED_MAC | _hash(vtep, bits=40)
+    return ":".join(f"{byte:02x}" for byte in number.to_bytes(6, "big"))
 
 
 def overlay_hop_mac(vtep: Address) -> str:
     """Return the MAC by which peers address that node: a multicast MAC, for the same reason as `HOP_MAC`."""
-    return "03:" + overlay_mac(vtep).removeprefix("02:")
+    mac = overlay_mac(vtep)
+    return f"{int(mac[:2], 16) | 1:02x}{mac[2:]}"
 
 
 def next_hop(vtep: Address) -> Address:
     """Return the link-local address by which routes name a peer. One address serves both families (RFC 5549)."""
-    return Address(6, _NEXT_HOP_PREFIX | vtep.number & 0xFFFFFFFF)
+    if vtep.family == 4:
+        return Address(6, _NEXT_HOP_PREFIX | vtep.number)
+    return Address(6, _LINK_LOCAL | _hash(vtep, bits=64))
+
+
+@lru_cache(maxsize=8192)
+def _hash(vtep: Address, *, bits: int) -> int:
+    """Return a hash that is the same on every node. 5,000 nodes collide in 40 bits once in 90,000 clusters."""
+    return int.from_bytes(hashlib.sha256(vtep.number.to_bytes(16, "big")).digest(), "big") >> 256 - bits
 
 
 def link_local(mac: str) -> Address:

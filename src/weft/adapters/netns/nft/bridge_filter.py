@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from weft.adapters.netns.devices import OVERLAY_PREFIX, PORT_PREFIX
+from weft.adapters.netns.devices import OVERLAY_MACS, OVERLAY_PREFIX, PORT_PREFIX
 from weft.adapters.netns.drop_reasons import DROP_CROSS_NETWORK, DROP_ENDPOINT_NOT_READY, DROP_ROGUE_RA, DROP_SPOOFED
 from weft.adapters.netns.nft.commands import IP, replace_table, table_commands
 from weft.adapters.netns.nft.entries import BRIDGE_TABLE
@@ -108,8 +108,8 @@ _CHAINS = {
         "ether type arp accept",
         f"ether daddr & {_GROUP_BIT} == {_GROUP_BIT} icmpv6 type nd-neighbor-solicit goto intra_bridge",
         f"ether daddr & {_GROUP_BIT} == {_GROUP_BIT} drop",
-        # 02:77 begins the MACs of VXLAN devices (`devices.overlay_mac`), which only nodes send to.
-        f'iifname "{PORT_PREFIX}*" ether daddr & ff:ff:00:00:00:00 == 02:77:00:00:00:00 drop',
+        # The MACs of VXLAN devices: only nodes send to them.
+        *(f'iifname "{PORT_PREFIX}*" ether daddr & {mask} == {mac} drop' for mac, mask in OVERLAY_MACS),
         "goto intra_bridge",
     ],
     "intra_bridge": [
