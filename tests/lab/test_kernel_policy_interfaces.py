@@ -172,14 +172,20 @@ def set_hops(sender: socket.socket, family: int, hops: int) -> None:
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_an_unknown_source_was_evaluated_by_its_own_node(testbed: PolicyTestbed, beyond: Beyond, family: int) -> None:
-    one, two = testbed.pod(1), testbed.pod(2, ready=False)
+def test_H1_an_unknown_source_passes_only_without_ingress_rules(
+    testbed: PolicyTestbed, beyond: Beyond, family: int
+) -> None:
+    """Its own node has evaluated egress. Ingress rules apply to it: it may be the source of nobody."""
+    one, two, free = testbed.pod(1), testbed.pod(2, ready=False), testbed.pod(3)
     testbed.put(unknown_identities(family), policy_entry(Direction.INGRESS, one, None, DENY))
     with beyond.open_socket(family) as far, one.open_socket(family, socket.SOCK_DGRAM, port=PORT) as listener:
         far.sendto(b"?", listener.getsockname()[:2])
-        assert testbed.packet_result(listener, beyond.address(family)) == 0
-        listener.sendto(b"!", far.getsockname()[:2])
-        assert testbed.packet_result(far, one.address(family)) == 0
+        assert testbed.packet_result(listener, beyond.address(family)) == DENY
+        with free.open_socket(family, socket.SOCK_DGRAM, port=PORT) as open_listener:
+            far.sendto(b"?", open_listener.getsockname()[:2])
+            assert testbed.packet_result(open_listener, beyond.address(family)) == 0
+            open_listener.sendto(b"!", far.getsockname()[:2])
+            assert testbed.packet_result(far, free.address(family)) == 0
         with two.open_socket(family, socket.SOCK_DGRAM, port=PORT) as closed:
             far.sendto(b"?", closed.getsockname()[:2])
             assert testbed.packet_result(closed, beyond.address(family)) == "weft/endpoint-not-ready"

@@ -138,7 +138,7 @@ class PolicyTestbed:
 
     def count(self, verdict_id: int | str) -> int:
         """Return the packets counted for a verdict or a drop reason."""
-        (counters,) = self.datapath.counters()
+        (counters,) = (each for each in self.datapath.counters() if each.tenant)
         return counters.reasons[verdict_id] if isinstance(verdict_id, str) else counters.verdicts[verdict_id]
 
     def wait_for_drop(self, source: Address | None = None) -> Drop:

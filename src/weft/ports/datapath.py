@@ -83,7 +83,10 @@ class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True):
-    """A dropped packet. `verdict_id` is the verdict id of a policy entry, or 0 with a built-in drop `reason`."""
+    """A dropped packet. `verdict_id` is the verdict id of a policy entry, or 0 with a built-in drop `reason`.
+
+    The tenant is empty for what the node itself drops, before a packet belongs to a tenant.
+    """
 
     tenant: TenantName
     verdict_id: int
@@ -128,6 +131,7 @@ class PartialResult(DatapathFault):
 class VerdictCounters(msgspec.Struct, frozen=True, kw_only=True):
     """Packets by policy verdict, and dropped packets by built-in reason, of one tenant.
 
+    The tenant is empty for what the node itself drops, before a packet belongs to a tenant.
     An established connection skips evaluation until policy changes, so it counts once for each evaluation.
     """
 

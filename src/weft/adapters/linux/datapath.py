@@ -14,11 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import msgspec
+
 from weft.adapters.netns import pod_netns
 from weft.adapters.netns.devices import DELETED_POD_LINK_PREFIX, PORT_MAC, REAPED_GROUP
 from weft.adapters.netns.diagnostics import KernelTools, read_drops, read_verdict_counters, survey_tenant_netns
 from weft.adapters.netns.host.network import HostNetwork
 from weft.adapters.netns.host.ruleset import HostConfig
+from weft.adapters.netns.host.vtep_guard import VtepGuard
+from weft.adapters.netns.host.vtep_ruleset import VtepConfig
 from weft.adapters.netns.nft.service_maps import read_service_stats
 from weft.adapters.netns.tenant_netns import TenantNetnsDriver
 from weft.domain.addresses import Address, Subnet
@@ -92,6 +96,7 @@ class LinuxDatapath(KernelTools):
         self._underlay_namespace = Namespace.current()
         self._underlay = NetlinkSocket(NETLINK_ROUTE, namespace=self._underlay_namespace)
         self._host = HostNetwork(self._underlay_namespace, self._underlay, self._host_config)
+        self._vtep_guard = VtepGuard(self._underlay_namespace, VtepConfig(self._vtep, self._vxlan_port))
         self._mtu = workload_mtu(self._underlay, self._vtep)
         for tenant in self._directory.names():
             self._open_netns(TenantName(tenant))
@@ -109,6 +114,7 @@ class LinuxDatapath(KernelTools):
         for netns in self._tenants.values():
             netns.close()
         self._host.close()
+        self._vtep_guard.close()
         self._underlay.close()
         self._underlay_namespace.close()
 
@@ -117,6 +123,12 @@ class LinuxDatapath(KernelTools):
         return self._mtu
 
     def converge(self, desired: Set[StateItem], *, keep_unknown: bool = False) -> DriftReport:
+        # Before any overlay exists.
+        repaired = self._vtep_guard.converge(desired)
+        report = self._converge_tenants(desired, keep_unknown=keep_unknown)
+        return msgspec.structs.replace(report, repaired=(*repaired, *report.repaired))
+
+    def _converge_tenants(self, desired: Set[StateItem], *, keep_unknown: bool = False) -> DriftReport:
         if keep_unknown:
             desired = desired | {TenantNetns(TenantName(name)) for name in self._directory.names()}
         repaired: list[str] = []
@@ -146,6 +158,7 @@ class LinuxDatapath(KernelTools):
         return DriftReport(repaired=tuple(repaired), missing=frozenset(missing))
 
     def apply(self, difference: Difference[StateItem]) -> None:
+        self._vtep_guard.admit(difference.put)
         # Devices exist before anything that uses them, and go after it.
         for item in difference.put:
             if put_device := self._put_device.get(type(item)):
@@ -162,6 +175,7 @@ class LinuxDatapath(KernelTools):
                 continue
             if drop_device := self._drop_device.get(type(item)):
                 drop_device(item)
+        self._vtep_guard.dismiss(difference.drop)
 
     def plug(self, config: EndpointConfig, changes: Difference[StateItem] = NO_CHANGE) -> None:
         self._configure(config)
@@ -275,6 +289,10 @@ class LinuxDatapath(KernelTools):
     def drops(self) -> list[Drop]:
         found: list[Drop] = []
         faults: list[str] = []
+        try:
+            found += self._vtep_guard.drops()
+        except DatapathFault as error:
+            faults.append(f"host: {error.message}")
         for tenant, netns in self._tenants.items():
             try:
                 found += read_drops(tenant, netns)
@@ -290,7 +308,8 @@ class LinuxDatapath(KernelTools):
         raise Unavailable(f"the kernel cannot trace a hypothetical packet from {name}: send a real one with --packet")
 
     def counters(self) -> list[VerdictCounters]:
-        return [read_verdict_counters(tenant, self._tenants[tenant]) for tenant in sorted(self._tenants)]
+        tenants = [read_verdict_counters(tenant, self._tenants[tenant]) for tenant in sorted(self._tenants)]
+        return [*self._vtep_guard.counters(), *tenants]
 
     def service_flows(self) -> list[ServiceFlowStats]:
         return [
@@ -303,7 +322,11 @@ class LinuxDatapath(KernelTools):
         """See `weft.ports.datapath`. Nothing to do: the kernel evaluates its rules for every packet."""
 
     def has_drifted(self, *, in_sync: bool = True) -> bool:  # noqa: ARG002 (a datapath in the kernel does not restart)
-        return self._host.has_drifted() or any(netns.table.has_drifted() for netns in self._tenants.values())
+        return (
+            self._host.has_drifted()
+            or self._vtep_guard.has_drifted()
+            or any(netns.table.has_drifted() for netns in self._tenants.values())
+        )
 
     def inspect(self) -> list[TenantNetnsReport]:
         return [survey_tenant_netns(tenant, self._tenants[tenant]) for tenant in sorted(self._tenants)]
@@ -318,7 +341,7 @@ class LinuxDatapath(KernelTools):
             netns.flush_stale_addresses()
 
     def uninstall(self) -> list[str]:
-        return [*self.converge(frozenset()).repaired]
+        return [*self._converge_tenants(frozenset()).repaired, *self._vtep_guard.remove()]
 
     def _open_netns(self, tenant: TenantName) -> TenantNetnsDriver:
         if tenant not in self._tenants:

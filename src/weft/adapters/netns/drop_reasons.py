@@ -23,6 +23,7 @@ DROP_ENDPOINT_NOT_READY: Final = _REASON_BITS | 5
 DROP_UNKNOWN_IDENTITY: Final = _REASON_BITS | 6
 DROP_POLICY_RACE: Final = _REASON_BITS | 7
 DROP_CROSS_NETWORK: Final = _REASON_BITS | 8
+DROP_UNKNOWN_VTEP: Final = _REASON_BITS | 9
 
 # The names that `netctl` and the metric `weft_dropped_packets_total` show.
 DROP_REASONS: Final = {
@@ -34,6 +35,7 @@ DROP_REASONS: Final = {
     DROP_UNKNOWN_IDENTITY: "weft/unknown-identity",
     DROP_POLICY_RACE: "weft/policy-race",
     DROP_CROSS_NETWORK: "weft/cross-network",
+    DROP_UNKNOWN_VTEP: "weft/unknown-vtep",
 }
 
 # Reported by `ofproto/trace` only: no rule drops for this reason, the packet has no output port.

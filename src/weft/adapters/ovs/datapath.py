@@ -15,6 +15,8 @@ from typing import NamedTuple, Self
 from weft.adapters.netns.devices import overlay_name
 from weft.adapters.netns.diagnostics import KernelTools, probe_macvlan
 from weft.adapters.netns.host.ruleset import HostConfig
+from weft.adapters.netns.host.vtep_guard import VtepGuard
+from weft.adapters.netns.host.vtep_ruleset import VtepConfig
 from weft.adapters.ovs.control.health import check_switch
 from weft.adapters.ovs.control.packet_in import decode_drop
 from weft.adapters.ovs.control.trace import trace
@@ -107,6 +109,7 @@ class OvsDatapath(KernelTools):
         self._namespace = Namespace.current()
         self._netlink = NetlinkSocket(NETLINK_ROUTE, namespace=self._namespace)
         self._nftables = open_nftables(self._namespace)
+        self._vtep_guard = VtepGuard(self._namespace, VtepConfig(self._vtep, self._vxlan_port))
         self._mtu = workload_mtu(self._netlink, self._vtep)
         self._devices = Devices(self._namespace, self._netlink, vtep=self._vtep, port=self._vxlan_port, mtu=self._mtu)
         self._namespaces = TenantNamespaces(
@@ -132,6 +135,7 @@ class OvsDatapath(KernelTools):
         self._uplinks.close()
         self._database.close()
         self._nftables.close()
+        self._vtep_guard.close()
         self._devices.close()
         self._netlink.close()
         self._namespace.close()
@@ -145,6 +149,7 @@ class OvsDatapath(KernelTools):
             desired = desired | {TenantNetns(tenant) for tenant in self._bridge.tenants()}
         self._flows.note_desired(desired)
         repaired = [*self._replay_log, *self._bridge.prepare(), *self._restore_flows(desired), *self._prepare()]
+        repaired += self._vtep_guard.converge(desired)
         tenants = {item.tenant for item in desired if isinstance(item, TenantNetns)}
         # Netns ports are named by tenant IDs, and flows contain them.
         self._bridge.allocate_tenant_ids(tenants)
@@ -203,6 +208,7 @@ class OvsDatapath(KernelTools):
         # A first change may come before the first `converge`.
         if self._connect_counts == _NEVER_CONNECTED:
             self._prepare()
+        self._vtep_guard.admit(difference.put)
         added = {item.tenant for item in difference.put if isinstance(item, TenantNetns)}
         self._bridge.allocate_tenant_ids(added)
         self._ports.ensure_namespaces(added)
@@ -222,6 +228,7 @@ class OvsDatapath(KernelTools):
         self._namespaces.delete(removed)
         self._release_tenants(removed)
         self._ports.accept_ofports()
+        self._vtep_guard.dismiss(difference.drop)
         refuse_unsupported(difference.put)
 
     def flush_datapath_cache(self) -> None:
@@ -250,14 +257,14 @@ class OvsDatapath(KernelTools):
         tenants = {tenant_id: tenant for tenant, tenant_id in self._bridge.tenants().items()}
         ports = {port.ofport: port for port in self._bridge.ports().values() if port.ofport}
         drops = (decode_drop(packet_in, tenants, ports) for packet_in in self._openflow.take_packet_ins())
-        return [drop for drop in drops if drop is not None]
+        return [*self._vtep_guard.drops(), *(drop for drop in drops if drop is not None)]
 
     def trace(self, request: TraceRequest) -> str | Drop:
         trunk, items = self._uplinks.trunk, self._flows.items
         return trace(self._switch, request, self._bridge.ports(), trunk=trunk, items=items)
 
     def counters(self) -> list[VerdictCounters]:
-        return self._flows.counters(self._bridge.tenants())
+        return [*self._vtep_guard.counters(), *self._flows.counters(self._bridge.tenants())]
 
     def service_flows(self) -> list[ServiceFlowStats]:
         return self._namespaces.service_flows()
@@ -268,7 +275,7 @@ class OvsDatapath(KernelTools):
         expected = _SwitchState(self._connect_counts, self._ports.expected_ofports, uplinks_drifted=False)
         if self._last_seen == expected:
             # The cheap comparison first: this runs every 50 ms.
-            return self._namespaces.has_drifted() or self._have_flows_drifted()
+            return self._namespaces.has_drifted() or self._vtep_guard.has_drifted() or self._have_flows_drifted()
         return self._last_seen != before
 
     def _read_state(self, *, in_sync: bool) -> _SwitchState | None:
@@ -334,7 +341,7 @@ class OvsDatapath(KernelTools):
         removed += [f"removed device {name}" for name in devices]
         removed += self._bridge.remove(self._openflow)
         self._nftables.run(ISOLATION_CLEANUP)
-        return removed
+        return removed + self._vtep_guard.remove()
 
     def _release_tenants(self, tenants: Iterable[TenantName]) -> None:
         """Release tenant IDs. Flush their conntrack zones first: the next tenant with the ID must not find entries."""

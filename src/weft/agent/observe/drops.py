@@ -50,6 +50,7 @@ DROP_REASON_TEXTS: Final = {
     "weft/endpoint-not-ready": "no endpoint at that address is ready",
     "weft/unknown-identity": "policy was deferred to this node, but it does not know the source either",
     "weft/cross-network": "there is no routing between networks in bridge mode",
+    "weft/unknown-vtep": "a packet to the tunnel port that no node's tunnel has sent",
     "weft/no-route": "the datapath has no route for it",
     "weft/policy-race": "the policy changed repeatedly while it was evaluated",
 }

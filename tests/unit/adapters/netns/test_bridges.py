@@ -38,6 +38,8 @@ def test_a_bridged_port_has_its_entries_in_the_bridge_table() -> None:
         "l2_spoofguard4",
         "l2_spoofguard6",
         "l2_spoofguard6",
+        "local_ips4",
+        "local_ips6",
         "nd_owners",
         "nd_owners",
         "ns_target_mac",

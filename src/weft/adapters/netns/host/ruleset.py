@@ -37,8 +37,7 @@ HOST_TABLE: Final = "weft_host"
 COMMENT: Final = "weft"
 
 CHAINS: Final = {
-    "vxlan_notrack": "no conntrack for received VXLAN packets; drop VXLAN and loopback packets of tenants",
-    "vxlan_notrack_local": "no conntrack for sent VXLAN packets",
+    "tenant_ingress": "drop packets of tenants to the tunnel port and to loopback addresses",
     "forward": "admission of packets to tenants: established, translated, or to an external or shared address",
     "snat_egress": "masquerade of tenants, and SNAT of hairpin and loopback connections",
     "source_check": "drop of connections to a restricted frontend from other sources, before any translation",
@@ -107,7 +106,6 @@ def host_rules(items: Iterable[object]) -> HostRules:
 
 def host_table(rules: HostRules, config: HostConfig) -> str:
     """Return the commands that replace the table, whatever is there."""
-    vtep_ip = IP[config.vtep.family]
     lines = [f"table inet {HOST_TABLE} {{"]
     for family in (4, 6):
         lines += _host_port_maps(effective_host_ports(rules, family), family)
@@ -116,18 +114,12 @@ def host_table(rules: HostRules, config: HostConfig) -> str:
             lines += _address_set(f"{name}{family}", (each for each in addresses if each.family == family), family)
         lines += _source_sets(rules, family)
     lines += [
-        "chain vxlan_notrack {",
+        "chain tenant_ingress {",
         "type filter hook prerouting priority raw; policy accept;",
-        # The conntrack entries of tunnels have no use, and they would fill the host's conntrack table.
-        f"{vtep_ip} daddr {config.vtep} udp dport {config.vxlan_port} iifname != {_TENANT_LINKS} notrack accept",
         # After masquerading, a workload's packet to the VXLAN port would look like one of this node's tunnels.
         f"iifname {_TENANT_LINKS} udp dport {config.vxlan_port} drop",
         # Replies to loopback host ports still have the address that the host called from (CVE-2020-8558).
         f"iifname {_TENANT_LINKS} ip daddr {_LOOPBACKS[4]} drop",
-        "}",
-        "chain vxlan_notrack_local {",
-        "type filter hook output priority raw; policy accept;",
-        f"{vtep_ip} saddr {config.vtep} udp dport {config.vxlan_port} notrack",
         "}",
         # A drop here is final. An accepted packet still goes through the chains of others (`accept_rules`).
         "chain forward {",

@@ -26,6 +26,7 @@ def spoofguard_entries(port: Port) -> Iterator[Entry]:
 def _l2_entries(port: Port, address: Address) -> Iterator[Entry]:
     """Yield the entries of the bridge table. In v6 they include neighbour discovery, also by link-local address."""
     yield Entry(f"l2_spoofguard{address.family}", _allowed_source(port, address))
+    yield Entry(f"local_ips{address.family}", Element(key=pack_address(address)))
     if address.family == 6:
         own = link_local(port.mac)
         yield Entry("l2_spoofguard6", _allowed_source(port, own))

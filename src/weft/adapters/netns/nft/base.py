@@ -49,7 +49,10 @@ _ALLOW_FORWARDING = "meta pkttype set unicast"
 _CHAINS = {
     "spoofguard": [
         "type filter hook prerouting priority -310; policy accept;",
-        # Nearly every packet matches one of the first two rules.
+        # Another node that sends as a workload of this one. `inet weft_vxlan` of the host checks all other sources.
+        f'iifname "{OVERLAY_PREFIX}*" ip saddr . ip saddr @hairpin_self4 goto drop_spoofed',
+        f'iifname "{OVERLAY_PREFIX}*" ip6 saddr . ip6 saddr @hairpin_self6 goto drop_spoofed',
+        # Nearly every packet matches one of the next two rules.
         f'iifname "{OVERLAY_PREFIX}*" {_ALLOW_FORWARDING} accept',
         f"iifname . {_ETHER_SADDR} . ip saddr @l3_spoofguard4 {_ALLOW_FORWARDING} accept",
         f'icmpv6 type {{ nd-router-advert, nd-redirect }} iifname "{PORT_PREFIX}*" {drop_with_reason(DROP_ROGUE_RA)}',

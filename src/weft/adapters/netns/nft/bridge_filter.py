@@ -32,8 +32,8 @@ CHAINS: Final = {
     "bridge_local": "between two local ports: both need a ready workload",
     "bridge_src_ready": "drop unless the sender is a ready workload (`weft/endpoint-not-ready`)",
     "bridge_dst_ready": "drop unless the receiver is a ready workload (`weft/endpoint-not-ready`)",
-    "bridge_from_overlay": "from the overlay to a local port: unknown identities were evaluated by their own node",
-    "bridge_sender_src": "look up the sender, which is the connection's source; allow an unknown identity",
+    "bridge_from_overlay": "from the overlay to a local port: look for unknown identities",
+    "bridge_sender_src": "look up the sender, which is the connection's source; an unknown one has ingress rules only",
     "bridge_sender_dst": "look up the sender, which is the connection's destination; allow an unknown identity",
 }
 SETS: Final = {
@@ -42,7 +42,7 @@ SETS: Final = {
 # In the bridge table.
 BRIDGE_CHAINS: Final = {
     "spoofguard": "accept a port's frames only with its own MAC and addresses; drop all that is not IP or ARP",
-    "overlay_ingress": "frames from the VXLAN device: drop RA and redirects, unicast neighbour solicitations",
+    "overlay_ingress": "frames from the VXLAN device: drop RA, redirects and sources of this node",
     "arp_spoofguard": "accept ARP only with the port's own MAC and address as sender",
     "nd_spoofguard": "accept neighbour discovery only about the port's own addresses",
     "ns_to_owner": "send a neighbour solicitation to the MAC that owns the target, if it is local",
@@ -55,6 +55,7 @@ BRIDGE_SETS_PURPOSES: Final = {
     "l2_spoofguard{4,6}": "interface, MAC and address combinations that may send, in bridge mode; v6 with link-local",
     "nd_owners": "interface, MAC and v6 address combinations that neighbour advertisements may claim",
     "ns_target_mac": "MAC of the local workload that owns a solicited v6 address",
+    "local_ips{4,6}": "addresses of local workloads: no frame from the overlay has one as its source",
 }
 
 # Mark bits of a packet between ports of a bridge, beside `BRIDGED`, until policy is evaluated.
@@ -68,6 +69,8 @@ _DECLARATIONS = (
     # nft has no name for the target of neighbour discovery: 16 bytes from the 8th of the ICMPv6 message on.
     "set nd_owners { typeof iifname . ether saddr . @th,64,128; }",
     "map ns_target_mac { typeof @th,64,128 : ether saddr; }",
+    "set local_ips4 { type ipv4_addr; }",
+    "set local_ips6 { typeof @th,64,128; }",
 )
 _CHAINS = {
     "spoofguard": [
@@ -82,6 +85,11 @@ _CHAINS = {
         "ether type { ip, ip6 } goto mark_spoofed",
     ],
     "overlay_ingress": [
+        # Another node that sends as a workload of this one. `inet weft_vxlan` of the host checks all other sources.
+        "ip saddr @local_ips4 goto mark_spoofed",
+        "arp saddr ip @local_ips4 drop",
+        "meta protocol ip6 @nh,64,128 @local_ips6 goto mark_spoofed",
+        "icmpv6 type nd-neighbor-advert @th,64,128 @local_ips6 drop",
         "icmpv6 type { nd-router-advert, nd-redirect } drop",
         "icmpv6 type nd-neighbor-solicit ether daddr set @th,64,128 map @ns_target_mac",
         "ether type { ip, ip6, arp } accept",
@@ -154,8 +162,9 @@ def chains() -> dict[str, list[str]]:
             "ct direction reply goto bridge_sender_dst",
             "goto bridge_sender_src",
         ],
-        "bridge_sender_src": _allow_unknown("src"),
-        "bridge_sender_dst": _allow_unknown("dst"),
+        # `bridge_dst_ready` has loaded the identity of the destination.
+        "bridge_sender_src": _divert_unknown("src", "unknown_src_ingress"),
+        "bridge_sender_dst": _divert_unknown("dst", "policy_allow"),
     }
 
 
@@ -167,7 +176,7 @@ def _require_workload(address: str) -> list[str]:
     ]
 
 
-def _allow_unknown(end: str) -> list[str]:
+def _divert_unknown(end: str, chain: str) -> list[str]:
     """Look up the sender's identity as `policy_chains` does. There is no goto: the most specific lookup comes last."""
     register, address = IDENTITY_LOOKUPS[end]
     return [
@@ -178,7 +187,7 @@ def _allow_unknown(end: str) -> list[str]:
             for name in ("cidr_host_identity", "ip_identity")
             for family, ip in IP.items()
         ),
-        f"{register} & {UNKNOWN_IDENTITY:#x} != 0 goto policy_allow",
+        f"{register} & {UNKNOWN_IDENTITY:#x} != 0 goto {chain}",
     ]
 
 

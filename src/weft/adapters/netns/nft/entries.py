@@ -23,7 +23,7 @@ NETDEV_TABLE: Final = "weft"
 L3_SPOOFGUARD_SETS: Final = ("l3_spoofguard4", "l3_spoofguard6")
 HAIRPIN_SELF_SETS: Final = ("hairpin_self4", "hairpin_self6")
 # The sets and maps of the bridge table.
-BRIDGE_SETS: Final = ("l2_spoofguard4", "l2_spoofguard6", "nd_owners", "ns_target_mac")
+BRIDGE_SETS: Final = ("l2_spoofguard4", "l2_spoofguard6", "nd_owners", "ns_target_mac", "local_ips4", "local_ips6")
 # The maps of the netdev table.
 RETURN_IFINDEX_MAPS: Final = ("return_ifindex4", "return_ifindex6")
 

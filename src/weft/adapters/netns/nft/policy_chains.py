@@ -70,7 +70,9 @@ CHAINS: Final = {
     "policy_dispatch{4,6}": "check the interfaces, then evaluate egress and ingress where they are enforced",
     "original_dir": "interface checks for a packet of the original direction",
     "reply_dir": "interface checks for a packet of the reply direction",
-    "unknown_src": "from the overlay with an unknown identity: allowed, because its own node has evaluated it",
+    "unknown_src": "from the overlay with an unknown identity: drop it if its own node has deferred policy",
+    "unknown_src_ingress": "evaluate the ingress rules of the destination; without any it is allowed",
+    "unknown_replier": "reply from the overlay with an unknown identity: allowed, its connection was opened here",
     "unknown_dst": "to the overlay with an unknown identity: forward with hop limit 255, the remote node evaluates it",
     "egress{4,6}": "look up the egress verdict, the most specific entry first",
     "egress_verdict{4,6}": "count the egress verdict; drop, or go on with ingress",
@@ -132,6 +134,11 @@ def drop_with_reason(reason: int) -> str:
     return f"meta mark set {reason:#x} goto drop_reason"
 
 
+# Forwarding takes one hop off before the forward hook. A packet that its source node deferred has 254 there; if this
+# node does not know the source either, no node can evaluate policy for it.
+_DROP_DEFERRED = tuple(
+    f"{hops} >= {POLICY_DEFERRED_HOP_LIMIT - 1} {drop_with_reason(DROP_UNKNOWN_IDENTITY)}" for hops in _HOP_LIMITS
+)
 _EVALUATE = ("meta nfproto ipv4 goto src_identity4", "meta nfproto ipv6 goto src_identity6")
 # What an earlier hook deferred to the destination's node. It has no mark, because no verdict was reached.
 _DEFERRED = tuple(f'oifname "{OVERLAY_PREFIX}*" {hops} {POLICY_DEFERRED_HOP_LIMIT} accept' for hops in _HOP_LIMITS)
@@ -221,17 +228,19 @@ def chains() -> dict[str, list[str]]:
             *_INPUT,
             drop_with_reason(DROP_POLICY_RACE),
         ],
-        "original_dir": _interface_checks(sender="meta mark", receiver="meta priority"),
-        "reply_dir": _interface_checks(sender="meta priority", receiver="meta mark"),
-        # Forwarding takes one hop off before this hook. A packet that its source node deferred has 254 here; if this
-        # node does not know the source either, no node can evaluate policy for it.
-        "unknown_src": [
+        "original_dir": _interface_checks(sender="meta mark", receiver="meta priority", unknown="unknown_src"),
+        "reply_dir": _interface_checks(sender="meta priority", receiver="meta mark", unknown="unknown_replier"),
+        "unknown_src": [*_DROP_DEFERRED, "goto unknown_src_ingress"],
+        # Egress was evaluated by the source's node, which alone knows its rules. Ingress is not left to it: nobody may
+        # have the address, and a node must not pass the rules of others with addresses that it has made up.
+        "unknown_src_ingress": [
             *(
-                f"{hops} >= {POLICY_DEFERRED_HOP_LIMIT - 1} {drop_with_reason(DROP_UNKNOWN_IDENTITY)}"
-                for hops in _HOP_LIMITS
+                f"meta nfproto ipv{family} meta priority @{enforced_set_name(Direction.INGRESS)} goto ingress{family}"
+                for family in IP
             ),
             "goto policy_allow",
         ],
+        "unknown_replier": [*_DROP_DEFERRED, "goto policy_allow"],
         "unknown_dst": [
             f"meta mark set 0 meta priority set none {hops} set {POLICY_DEFERRED_HOP_LIMIT} accept"
             for hops in _HOP_LIMITS
@@ -299,17 +308,20 @@ def _identity_lookup(end: str, family: int, ip: str, *, then: str) -> list[str]:
     ]
 
 
-def _interface_checks(*, sender: str, receiver: str) -> list[str]:
-    """Decide by interface and by the identities of the packet's sender and receiver."""
+def _interface_checks(*, sender: str, receiver: str, unknown: str) -> list[str]:
+    """Decide by interface and by the identities of the packet's sender and receiver.
+
+    `unknown` is the chain for packets of unknown senders behind the overlay.
+    """
     return [
         # A packet that leaves a port after its endpoint was removed has no workload identity. It must not count as one
         # of unknown identity, which could be allowed.
         f'iifname "{PORT_PREFIX}*" {sender} & {WORKLOAD:#x} == 0 {drop_with_reason(DROP_ENDPOINT_NOT_READY)}',
         f'oifname "{PORT_PREFIX}*" {receiver} & {WORKLOAD:#x} == 0 {drop_with_reason(DROP_ENDPOINT_NOT_READY)}',
-        f'iifname "{OVERLAY_PREFIX}*" {sender} & {UNKNOWN_IDENTITY:#x} != 0 goto unknown_src',
+        f'iifname "{OVERLAY_PREFIX}*" {sender} & {UNKNOWN_IDENTITY:#x} != 0 goto {unknown}',
         f'oifname "{OVERLAY_PREFIX}*" {receiver} & {UNKNOWN_IDENTITY:#x} != 0 goto unknown_dst',
         # On a bridge the MAC of a destination arrives together with its identity, so nothing is deferred; unknown
-        # identities from the overlay were allowed before (`bridge_from_overlay`).
+        # identities from the overlay were evaluated before (`bridge_from_overlay`).
         f'iifname "{BRIDGE_PREFIX}*" {sender} & {UNKNOWN_IDENTITY:#x} != 0 {drop_with_reason(DROP_ENDPOINT_NOT_READY)}',
         f'oifname "{BRIDGE_PREFIX}*" {receiver} & {UNKNOWN_IDENTITY:#x} != 0 {drop_with_reason(DROP_UNKNOWN_IDENTITY)}',
     ]

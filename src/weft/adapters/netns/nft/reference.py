@@ -13,7 +13,7 @@ from typing import NamedTuple
 from weft.adapters.netns import qos
 from weft.adapters.netns.devices import DEVICE_NAMES
 from weft.adapters.netns.drop_reasons import DROP_REASONS
-from weft.adapters.netns.host import nat_tenant, ruleset
+from weft.adapters.netns.host import nat_tenant, ruleset, vtep_ruleset
 from weft.adapters.netns.nft import base, bridge_filter, policy_chains, prefix_lookup, service_chains
 from weft.adapters.netns.nft.service_chains import BackendSelector, selector_commands, selector_id
 from weft.domain.addresses import Address
@@ -21,6 +21,7 @@ from weft.domain.addresses import Address
 _BASE_CHAIN = re.compile(r"chain (?:\w+ weft )?(\w+) \{\s*type (\w+) hook (\w+)[^;]*priority ([^;]+);")
 # Any address will do: it only appears in rules.
 _ANY_ADDRESS = Address(4, 0)
+_ANY_VTEP = vtep_ruleset.VtepConfig(_ANY_ADDRESS, 4789)
 
 
 class TableReference(NamedTuple):
@@ -76,6 +77,13 @@ TABLES = (
         ruleset.CHAINS,
         ruleset.SETS,
         ruleset.host_table(ruleset.HostRules(), ruleset.HostConfig(_ANY_ADDRESS, 4789)),
+    ),
+    TableReference(
+        "inet weft_vxlan",
+        "In the host netns, from the start of the agent until `weft uninstall-node`.",
+        vtep_ruleset.CHAINS,
+        vtep_ruleset.SETS,
+        vtep_ruleset.declare_commands(_ANY_VTEP) + vtep_ruleset.chain_commands(_ANY_VTEP),
     ),
 )
 

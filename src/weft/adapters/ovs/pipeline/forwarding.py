@@ -41,6 +41,7 @@ from weft.adapters.ovs.pipeline.context import (
 )
 from weft.adapters.ovs.pipeline.tables import (
     CT_MARK,
+    FROM_OUTSIDE,
     LOCAL_WORKLOAD,
     OUTPUT_PORT,
     PKT_DESTINATION,
@@ -75,7 +76,7 @@ _DST = {4: "ip_dst", 6: "ipv6_dst"}
 # Priorities in `CLASSIFIER`.
 _ROGUE_RA, UPLINK_FRAME, _TAGGED, _DAD, ARP_ND, SPOOFGUARD, _LINK_LOCAL_ND, _SPOOFED = 90, 80, 70, 50, 40, 30, 20, 10
 # Priorities in `L3_FORWARDING`. Below them a remote prefix has its length as priority: the longest prefix wins.
-_CT_INVALID, GATEWAY, LOCAL = 1000, 900, 800
+_CT_INVALID, _SPOOFED_SOURCE, GATEWAY, LOCAL = 1000, 920, 900, 800
 
 PORT_MAC_INT = mac_to_int(PORT_MAC)
 
@@ -250,6 +251,9 @@ def port_flows(item: Port, context: FlowContext) -> Iterator[Flow]:
         # Duplicate address detection: an answer would make the workload give up its own address.
         probe = {**request, **arp_nd_target(host_prefix(address))}
         yield Flow(Table.CLASSIFIER, _DAD, match(probe))
+        # Another node, or a machine behind the uplinks, that sends as this workload.
+        impostor = {TENANT: tenant, PKT_SOURCE: FROM_OUTSIDE, **_from_address(address)}
+        yield Flow(Table.L3_FORWARDING, _SPOOFED_SOURCE, match(impostor), drop_with_reason(DROP_SPOOFED))
         if not item.segment:
             yield arp_nd_responder({TENANT: tenant}, host_prefix(address), priority=LOCAL)
             yield Flow(

@@ -45,6 +45,7 @@ from weft.adapters.ovs.pipeline.forwarding import (
     to_prefix,
 )
 from weft.adapters.ovs.pipeline.tables import (
+    FROM_OUTSIDE,
     LOCAL_WORKLOAD,
     OUTPUT_PORT,
     PKT_DESTINATION,
@@ -68,6 +69,8 @@ _REMOTE = 700
 _FROM_OVERLAY = 15
 # Priorities in `FLOOD` and, for what is not routed, in `L3_FORWARDING`.
 _TO_OWNER, UNROUTED, _TO_ALL, _TO_UPLINK = 3, 2, 2, 1
+# Priority in `FLOOD`, above all that forwards.
+_CLAIMED = 1000
 # The group bit of a MAC.
 _MULTICAST = 1 << 40, 1 << 40
 _UNICAST = 0, 1 << 40
@@ -88,6 +91,9 @@ def port_flows(item: Port, context: FlowContext) -> Iterator[Flow]:
     own_mac: Conditions = {"in_port": port, "eth_src": mac}
     for address in item.addresses:
         yield Flow(Table.CLASSIFIER, ARP_ND, match({**own_mac, **_arp_nd_reply(address, mac)}), classified, Table.FLOOD)
+        # Another node, or a machine behind the uplinks, that claims the address.
+        claim = {**segment_scope(tenant, item.segment), PKT_SOURCE: FROM_OUTSIDE, **_arp_nd_claim(address)}
+        yield Flow(Table.FLOOD, _CLAIMED, match(claim))
     if any(address.family == 6 for address in item.addresses):
         # Neighbour unreachability detection solicits from the link-local address.
         request = {**own_mac, **arp_nd_request(link_local(item.mac), mac)}
@@ -148,6 +154,13 @@ def _arp_nd_reply(address: Address, mac: int) -> Conditions:
     if address.family == 4:
         return {"eth_type": ETH_P_ARP, "arp_op": 2, "arp_spa": address.number, "arp_sha": mac}
     return {**_NEIGHBOR_ADVERTISEMENT, "ipv6_src": address.number, "nd_target": address.number}
+
+
+def _arp_nd_claim(address: Address) -> Conditions:
+    """Match any ARP packet from an address, and neighbour advertisements for it."""
+    if address.family == 4:
+        return {"eth_type": ETH_P_ARP, "arp_spa": address.number}
+    return {**_NEIGHBOR_ADVERTISEMENT, "nd_target": address.number}
 
 
 def flood_flows(

@@ -75,10 +75,13 @@ _POLICY_LOOKUPS = {
     Direction.EGRESS: (Table.EGRESS_RULE, SRC_IDENTITY, DST_IDENTITY, Table.EGRESS_METRIC),
     Direction.INGRESS: (Table.INGRESS_RULE, DST_IDENTITY, SRC_IDENTITY, Table.INGRESS_METRIC),
 }
-# For each direction of a connection: the identities of sender and receiver, and the `ct_state` of its packets.
+# For each direction of a connection: the identities of sender and receiver, the `ct_state` of its packets, and the next
+# table if this node does not know the sender. Egress was evaluated by the sender's node, which alone knows its rules.
+# Ingress is not left to it: a node must not pass the rules of others with addresses that it has made up. A reply needs
+# neither, because its connection was opened here.
 _DIRECTIONS = (
-    (SRC_IDENTITY, DST_IDENTITY, (CS_TRACKED, CS_TRACKED | CS_REPLY_DIR)),
-    (DST_IDENTITY, SRC_IDENTITY, (CS_TRACKED | CS_REPLY_DIR, CS_TRACKED | CS_REPLY_DIR)),
+    (SRC_IDENTITY, DST_IDENTITY, (CS_TRACKED, CS_TRACKED | CS_REPLY_DIR), Table.INGRESS_RULE),
+    (DST_IDENTITY, SRC_IDENTITY, (CS_TRACKED | CS_REPLY_DIR, CS_TRACKED | CS_REPLY_DIR), Table.EGRESS_METER),
 )
 # The table after an allowing verdict.
 _NEXT_TABLE = {Table.EGRESS_METRIC: Table.INGRESS_RULE, Table.INGRESS_METRIC: Table.EGRESS_METER}
@@ -128,15 +131,14 @@ def tenant_flows(item: TenantNetns, context: FlowContext) -> Iterator[Flow]:
     tenant: Conditions = {TENANT: context.tenants[item.tenant]}
     transit = {**tenant, PKT_SOURCE: REMOTE_NODE, PKT_DESTINATION: REMOTE_NODE}
     yield Flow(Table.LOCALITY_CHECK, _TRANSIT, match(transit), drop_with_reason(DROP_OVERLAY_TRANSIT))
-    for sender, receiver, direction in _DIRECTIONS:
+    for sender, receiver, direction, unknown_next in _DIRECTIONS:
         packets: Conditions = {**tenant, "ct_state": direction}
         for locality, identity in ((PKT_SOURCE, sender), (PKT_DESTINATION, receiver)):
             not_ready = {**packets, locality: LOCAL_WORKLOAD, identity: (0, WORKLOAD)}
             dropped = drop_with_reason(DROP_ENDPOINT_NOT_READY)
             yield Flow(Table.LOCALITY_CHECK, _NOT_READY, match(not_ready), dropped)
-        # This node does not know the sender; the sender's own node has evaluated policy.
         unknown_src = {**packets, PKT_SOURCE: REMOTE_NODE, sender: _UNKNOWN}
-        yield Flow(Table.LOCALITY_CHECK, _UNKNOWN_SRC, match(unknown_src), (), Table.EGRESS_METER)
+        yield Flow(Table.LOCALITY_CHECK, _UNKNOWN_SRC, match(unknown_src), (), unknown_next)
         unknown_dst = {**packets, PKT_DESTINATION: REMOTE_NODE, receiver: _UNKNOWN}
         for ether_type in ETHER_TYPES.values():
             # Two nodes that each know only their own end would defer to each other, and neither would evaluate policy.
@@ -153,10 +155,10 @@ def tenant_flows(item: TenantNetns, context: FlowContext) -> Iterator[Flow]:
 def segment_flows(item: Segment, context: FlowContext) -> Iterator[Flow]:
     """On a segment no node defers to another: L3Forwarding finds only endpoints that have an identity."""
     segment: Conditions = {TENANT: context.tenants[item.tenant], SEGMENT: item.number}
-    for sender, receiver, direction in _DIRECTIONS:
+    for sender, receiver, direction, unknown_next in _DIRECTIONS:
         packets: Conditions = {**segment, "ct_state": direction}
         unknown_src = {**packets, PKT_SOURCE: REMOTE_NODE, sender: _UNKNOWN}
-        yield Flow(Table.LOCALITY_CHECK, _UNKNOWN_SRC_ON_SEGMENT, match(unknown_src), (), Table.EGRESS_METER)
+        yield Flow(Table.LOCALITY_CHECK, _UNKNOWN_SRC_ON_SEGMENT, match(unknown_src), (), unknown_next)
         unknown_dst = {**packets, PKT_DESTINATION: REMOTE_NODE, receiver: _UNKNOWN}
         dropped = drop_with_reason(DROP_UNKNOWN_IDENTITY)
         yield Flow(Table.LOCALITY_CHECK, _UNKNOWN_DST_ON_SEGMENT, match(unknown_dst), dropped)

@@ -106,6 +106,8 @@ REGISTERS: Final[dict[str, tuple[str, str]]] = {
 
 # Values of `PKT_SOURCE` and `PKT_DESTINATION`. Anybody may send from an uplink, only Weft nodes from a tunnel.
 LOCAL_WORKLOAD, REMOTE_NODE, UPLINK, TENANT_NETNS = 1, 2, 3, 4
+# Matches `REMOTE_NODE` and `UPLINK`.
+FROM_OUTSIDE = 2, 2
 
 
 def reference() -> str:

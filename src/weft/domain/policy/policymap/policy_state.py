@@ -25,8 +25,8 @@ from weft.domain.policy.model.rules import Direction
 # Flag in the identity of every workload. A packet to a port whose destination lacks it arrived before the port was
 # ready.
 WORKLOAD = 1 << 28
-# Flag in the identity of an address inside a tenant subnet that belongs to no known endpoint. The endpoint's own node
-# knows it and enforces its policy, or has done so already.
+# Flag in the identity of an address inside a tenant subnet that belongs to no known endpoint. If it is a destination,
+# its own node knows it and evaluates policy. If it is a source, its own node has evaluated egress.
 UNKNOWN_IDENTITY = 1 << 29
 # Flag in every verdict id that drops the packet. Datapaths test this one bit and need no table of verdicts.
 VERDICT_DENY = 1 << 31

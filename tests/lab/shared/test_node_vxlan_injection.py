@@ -1,0 +1,152 @@
+"""H1: crafted VXLAN packets reach no pod, whoever sends them, unless the node sends them that has the inner source.
+
+Attackers: a pod through an infra network, a process of the host, a machine of the underlay that is no node, and a node
+that spoofs workloads of other nodes. The last one sends by a packet socket, so that none of its own rules stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.support import inventory
+from tests.support.connectivity import FAMILIES, assert_connectivity, between
+from tests.support.sequence_stream import Stream
+from tests.support.tenant_fixture import TenantFixture
+from tests.support.vxlan import send
+from tests.support.vxlan_injection import NOBODY, PORT, Scene, address_of
+
+from weft.kernel.netns import Namespace
+from weft.lab.hosts import Host
+from weft.lab.waiting import DEADLINE, eventually, until
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.parametrize(
+        "lab",
+        ["linux", "ovs", *(pytest.param(f"{name}-vxlan-bridge", marks=pytest.mark.soak) for name in ("linux", "ovs"))],
+        indirect=True,
+        scope="module",
+    ),
+]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def scene(testbed: TenantFixture) -> AsyncIterator[Scene]:
+    if "three" not in testbed.lab.hosts:
+        await testbed.lab.host("three")
+    hosts = [testbed.lab.hosts[name] for name in ("one", "two", "three")]
+    scene = Scene(testbed, hosts)
+    await scene.build()
+    yield scene
+    # The tunnels still work.
+    await assert_connectivity(allowed=between([scene.friend_two, scene.friend_three], [scene.closed], "udp/53"))
+
+
+async def test_H1_a_machine_that_is_no_node_cannot_inject(scene: Scene) -> None:
+    with Namespace.current() as machine:
+        attack = partial(send, machine, scene.vtep(scene.one))
+        assert not await scene.arrived(attack, scene.sources(), scene.open, scene.closed)
+    await until_counted(scene.one, "weft/unknown-vtep")
+
+
+async def test_H1_a_process_of_a_host_cannot_inject(scene: Scene) -> None:
+    """Neither at its own node nor at another one."""
+    for host, target in (
+        (scene.one, "127.0.0.1"),
+        (scene.one, scene.vtep(scene.one)),
+        (scene.two, scene.vtep(scene.one)),
+    ):
+        with Namespace.open(host.netns) as namespace:
+            attack = partial(send, namespace, target)
+            assert not await scene.arrived(attack, scene.sources(), scene.open, scene.closed), f"{host.name} {target}"
+        await until_counted(host, "weft/unknown-vtep")
+
+
+async def test_H1_a_pod_cannot_inject_through_an_infra_network(scene: Scene) -> None:
+    await scene.lab.network(
+        "mgmt", tenant="default", subnet="10.60.0.0/24", ipv6Subnet="2001:db8:60::/64", nwType="infra"
+    )
+    await scene.lab.network("data", tenant="default", subnet="10.61.0.0/24", ipv6Subnet="2001:db8:61::/64")
+    attacker = await scene.one.pod("attacker", network="data")
+
+    def addresses() -> list[str]:
+        listed = inventory.run_json(scene.one.netns, "ip", "-j", "addr")
+        found = (each["local"] for link in listed for each in link["addr_info"])
+        return [text for text in found if text.startswith(("10.60.", "2001:db8:60:"))]
+
+    try:
+        for target in [
+            *await eventually(partial(asyncio.to_thread, addresses), lambda found: len(found) == 2),
+            scene.vtep(scene.one),
+            scene.vtep(scene.two),
+        ]:
+            attack = partial(send, attacker.namespace, target)
+            assert not await scene.arrived(attack, scene.sources(), scene.open, scene.closed), target
+    finally:
+        await attacker.remove()
+        for name in ("data", "mgmt"):
+            delete = partial(scene.lab.rest.delete, "networks", f"default:{name}")
+            await eventually(delete, lambda answer: answer.status == 200)
+
+
+async def test_H1_a_node_cannot_spoof_workloads_of_other_nodes(scene: Scene) -> None:
+    """The second node sends as pods of the first and the third one. As its own pod it may send."""
+    attack = scene.as_node(scene.two)
+    foreign = [address_of(pod, family) for pod in (scene.near, scene.friend_three) for family in FAMILIES]
+    assert not await scene.arrived(attack, foreign, scene.open, scene.closed)
+    own = [address_of(scene.friend_two, family) for family in FAMILIES]
+    assert len(await scene.arrived(attack, own, scene.open, scene.closed)) == 4  # so the packets are well-formed
+    await until_counted(scene.one, "weft/spoofed")
+
+
+async def test_H1_an_unknown_source_does_not_pass_ingress_rules(scene: Scene) -> None:
+    """Nobody has evaluated policy for an address that nobody has. Without ingress rules it passes."""
+    attack = scene.as_node(scene.two)
+    assert not await scene.arrived(attack, NOBODY.values(), scene.closed)
+    assert len(await scene.arrived(attack, NOBODY.values(), scene.open)) == 2
+
+
+async def test_H1_tunnels_lose_no_packet_while_nodes_join_and_agents_restart(scene: Scene) -> None:
+    """Also while another process deletes the table, which comes back."""
+    table = ("nft", "-j", "list", "set", "inet", "weft_vxlan", "vtep_peers")
+    with Stream(scene.friend_two.place(), scene.open.place(), port=PORT, rate=200) as stream:
+        # A name of its own: hosts stay in the lab of the module.
+        four = await scene.lab.host(f"four-{scene.testbed.tenant}")
+        late_friend = await scene.testbed.pod(four, "friend")
+        await assert_connectivity(allowed=between([late_friend], [scene.closed], "udp/53"))
+        scene.one.kill()
+        await scene.one.start()
+        inventory.run(scene.one.netns, "nft delete table inet weft_vxlan")
+        await eventually(
+            partial(asyncio.to_thread, set_elements, scene.one.netns, *table), lambda found: four.address in found
+        )
+        stream.stop()
+        assert not await stream.missing()
+        assert stream.sent > 0
+
+
+def set_elements(namespace: Path, *command: str) -> set[str]:
+    """The elements of an nft set; none while it does not exist."""
+    full = ["nsenter", f"--net={namespace}", "--", *command]
+    listed = subprocess.run(full, check=False, capture_output=True, text=True, timeout=DEADLINE).stdout
+    found = (each.get("set", {}) for each in json.loads(listed or "{}").get("nftables", ()))
+    return {element for each in found for element in each.get("elem", ())}
+
+
+async def until_counted(host: Host, reason: str) -> None:
+    """Wait until a host's metrics count packets dropped for a reason."""
+    await until(lambda: dropped_packets(host, reason) > 0)
+
+
+def dropped_packets(host: Host, reason: str) -> float:
+    command = ["nsenter", f"--net={host.netns}", "--", "curl", "-sf", "http://127.0.0.1:9090/metrics"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE).stdout
+    lines = (line for line in text.splitlines() if line.startswith("weft_dropped_packets_total{") and reason in line)
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
