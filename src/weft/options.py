@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.domain.dns.names import CLUSTER_DOMAIN, dns_name
 from weft.drivers import EtcdStoreSettings, KubernetesSettings, SqliteStoreSettings, StoreSettings
+from weft.runtime.http_failover import is_exposed
 from weft.runtime.logs import LEVELS, read_syslog_url
 from weft.runtime.settings import Option, comma_list, one_of, url_list
 
@@ -123,6 +124,11 @@ def store_settings(given: Mapping[str, Any], faults: list[str], *, embedded: Pat
         faults.append("--etcd-cert and --etcd-key go together")
     if bool(given["etcd_user"]) != bool(given["etcd_password"]):
         faults.append("--etcd-user and --etcd-password-file go together")
+    if given["etcd_user"] and (exposed := [url for url in etcd if is_exposed(url)]):
+        faults.append(
+            f"--etcd-endpoints: the password of --etcd-user would be sent in clear text to {exposed[0]}: "
+            "use https:// and --etcd-ca"
+        )
     # The embedded store is the default, so that a single node needs no etcd.
     if not etcd:
         return SqliteStoreSettings(path=str(embedded))

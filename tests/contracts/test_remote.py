@@ -45,7 +45,9 @@ class TestRemoteOverTls(StoreContract):
 
     @pytest.fixture
     async def store(self, tmp_path: Path, authority: Authority) -> AsyncIterator[Store]:
-        server, client = authority.issue("server", subject="/CN=master"), authority.issue("node", subject=f"/CN={NODE}")
+        server = authority.issue("server", subject="/CN=master")
+        client = authority.issue("node", subject=f"/OU=weft:nodes/CN={NODE}")
+
         port = free_port()
         tls = server_tls(server.cert, server.key, client_ca=authority.ca)
         files = {"ca": str(client.ca), "cert": str(client.cert), "key": str(client.key)}

@@ -70,7 +70,7 @@ class TestConnections:
         """The port of a server."""
         authority, port = Authority(tmp_path), free_port()
         server = authority.issue("server", subject="/CN=master")
-        authority.issue("node", subject=f"/CN={NODE}")
+        authority.issue("node", subject=f"/OU=weft:nodes/CN={NODE}")
         async with (
             open_any(SqliteStoreSettings(path=str(tmp_path / "store.db"), history=HISTORY)) as store,
             serving_store(

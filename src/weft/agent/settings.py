@@ -135,7 +135,7 @@ OPTIONS = (
     Option(name="tls_ca", flags=("--tls-ca",), env="TLS_CA", default=None, read=readable_file,
            help="CA of the masters, with --netmaster https://…"),
     Option(name="tls_cert", flags=("--tls-cert",), env="TLS_CERT", default=None, read=readable_file,
-           help="certificate of this node; its CN is the node's name"),
+           help="certificate of this node: SAN URI weft:name:NODE, or OU weft:nodes and CN NODE"),
     Option(name="tls_key", flags=("--tls-key",), env="TLS_KEY", default=None, read=readable_file,
            help="key of --tls-cert"),
     Option(name="join_token", flags=("--join-token",), env="JOIN_TOKEN", default=None, read=Path,

@@ -77,9 +77,10 @@ def read_name(certificate: bytes) -> str:
         uris = _alternative_names(read).get_values_for_type(x509.UniformResourceIdentifier)
         # Parsed only now: a certificate may be well-formed, and a part of it not.
         common_names = [str(each.value) for each in read.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        units = [str(each.value) for each in read.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)]
     except _UNREADABLE as error:
         raise Invalid(f"not a certificate: {error}") from error
-    name = named_by(uris, common_names)
+    name = named_by(uris, common_names, units=units)
     if not name:
         raise Invalid(f"certificate {read.subject.rfc4514_string()!r} has no node SAN")
     return name

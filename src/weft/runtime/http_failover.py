@@ -8,8 +8,10 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -193,6 +195,18 @@ def _abort(answer: aiohttp.ClientResponse) -> None:
     """Close the connection of an unfinished response. A TLS shutdown would wait for the peer's close_notify."""
     if answer.connection is not None and answer.connection.transport is not None:
         answer.connection.transport.abort()
+
+
+def is_exposed(url: str) -> bool:
+    """Whether credentials sent to this URL could be read on the way: plain HTTP to another machine."""
+    parts = urlsplit(url)
+    if parts.scheme.lower() != "http":
+        return False
+    host = parts.hostname or ""
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() != "localhost"  # a name may resolve to any address
 
 
 def client_tls(*, ca: str, cert: str, key: str) -> ssl.SSLContext | None:

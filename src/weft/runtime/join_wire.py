@@ -12,6 +12,9 @@ LARGEST = 16 << 10
 # Prefix of the SAN URI with the node's name: a common name has at most 64 characters, a node name 256.
 NAME_URI = "weft:name:"
 
+# The organizational unit (OU) of a node's certificate that was made by other tools, with the name as common name.
+NODE_UNIT = "weft:nodes"
+
 
 class Joined(msgspec.Struct, frozen=True):
     """The certificate in PEM, for the node that the token is bound to."""
@@ -19,8 +22,14 @@ class Joined(msgspec.Struct, frozen=True):
     certificate: str
 
 
-def named_by(uris: Iterable[str], common_names: Iterable[str]) -> str:
-    """The name in a certificate: its SAN URI, else its common name; empty if there is none or more than one."""
+def named_by(uris: Iterable[str], common_names: Iterable[str], *, units: Iterable[str]) -> str:
+    """The node's name in a certificate; empty if there is none or more than one.
+
+    It is a SAN URI of ours or, with our organizational unit, the common name. Any other certificate is not that of a
+    node: an organization's CA signs those of its users and web servers too.
+    """
+    names = [uri.removeprefix(NAME_URI) for uri in uris if uri.startswith(NAME_URI)]
+    if not names and NODE_UNIT in units:
+        names = list(common_names)
     # Exactly one name: a certificate with two could act for both nodes.
-    names = [uri.removeprefix(NAME_URI) for uri in uris if uri.startswith(NAME_URI)] or list(common_names)
     return names[0] if len(names) == 1 else ""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import logging.handlers
-import socket
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+
+from weft.runtime.syslog import SyslogHandler
 
 LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
 # The attribute of a LogRecord that carries our fields.
@@ -82,12 +82,7 @@ def read_syslog_url(text: str) -> tuple[str, str, int]:
 def start_logging(*, level: str, as_json: bool, syslog: tuple[str, str, int] | None) -> None:
     """Set up the process's logging; called once, by `main`."""
     handler: logging.Handler
-    if syslog:
-        protocol, host, port = syslog
-        kind = socket.SOCK_DGRAM if protocol == "udp" else socket.SOCK_STREAM
-        handler = logging.handlers.SysLogHandler(address=(host, port), socktype=kind)
-    else:
-        handler = logging.StreamHandler()
+    handler = SyslogHandler(*syslog) if syslog else logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     # logging would look these up for each record, and no format of ours shows them.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

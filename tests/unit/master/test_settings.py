@@ -310,3 +310,12 @@ def test_help_and_version(flag: str, words: str) -> None:
     done = run(flag)
     assert done.returncode == 0
     assert words in done.stdout
+
+
+def test_an_etcd_password_is_not_sent_over_plain_http(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("secret")
+    user = ("--single-machine", "--etcd-user", "weft", "--etcd-password-file", str(password))
+    assert any("clear text" in fault for fault in faults(*user, "--etcd-endpoints", "http://192.0.2.1:2379"))
+    assert read(*user, "--etcd-endpoints", "https://192.0.2.1:2379").store
+    assert read(*user, "--etcd-endpoints", "http://127.0.0.1:2379").store

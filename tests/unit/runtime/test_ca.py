@@ -85,7 +85,7 @@ def test_a_name_may_be_longer_than_a_common_name(tmp_path: Path, length: int) ->
 
 
 def test_a_certificate_of_before_is_read_by_its_common_name(tmp_path: Path) -> None:
-    issued = Issuer(tmp_path).issue("one", subject="/CN=one")
+    issued = Issuer(tmp_path).issue("one", subject="/OU=weft:nodes/CN=one")
     assert read_name(issued.cert.read_bytes()) == "one"
     issued = Issuer(tmp_path).issue("unnamed", subject="/O=weft")
     with pytest.raises(Invalid, match="has no node SAN"):

@@ -16,7 +16,7 @@ from weft.lab.servers.certificates import Authority
 from weft.lab.servers.processes import free_port
 from weft.lab.waiting import soon
 from weft.runtime import http_failover
-from weft.runtime.http_failover import Servers, TryNextServer, client_tls
+from weft.runtime.http_failover import Servers, TryNextServer, client_tls, is_exposed
 from weft.runtime.server_tls import server_tls
 
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -240,3 +240,22 @@ def test_tls_files_are_read_or_named_in_the_refusal(tmp_path: Path) -> None:
     assert client_tls(ca=str(issued.ca), cert=str(issued.cert), key=str(issued.key)) is not None
     with pytest.raises(Invalid, match="absent"):
         client_tls(ca=str(tmp_path / "absent.pem"), cert="", key="")
+
+
+@pytest.mark.parametrize(
+    ("url", "exposed"),
+    [
+        ("http://192.0.2.1:2379", True),
+        ("HTTP://etcd.example:2379", True),
+        ("http://[2001:db8::1]:2379", True),
+        ("http://127.0.0.1.example:80", True),
+        ("http://127.0.0.1@192.0.2.1:80", True),
+        ("http://127.0.0.1:2379", False),
+        ("http://[::1]:2379", False),
+        ("http://localhost:2379", False),
+        ("https://192.0.2.1:2379", False),
+        ("unix:/run/store.sock", False),
+    ],
+)
+def test_credentials_in_clear_text_are_for_this_machine_only(url: str, exposed: bool) -> None:
+    assert is_exposed(url) == exposed

@@ -21,7 +21,7 @@ from weft.adapters.kubernetes.credentials import ClientConfig
 from weft.domain.codec import UNDECODABLE
 from weft.domain.errors import Compacted, Conflict, Denied, Invalid, NotFound, Unavailable, WeftError
 from weft.runtime.file_change import Rewritten
-from weft.runtime.http_failover import Servers, TryNextServer
+from weft.runtime.http_failover import Servers, TryNextServer, is_exposed
 
 T = TypeVar("T")
 
@@ -61,6 +61,11 @@ class Api:
     """Requests to the API server. An async context manager. Each call ends in bounded time, with a `WeftError`."""
 
     def __init__(self, config: ClientConfig) -> None:
+        if config.token and (exposed := [url for url in config.servers if is_exposed(url)]):
+            raise Invalid(
+                f"the token would be sent in clear text to {exposed[0]}: give an https:// URL of the API server",
+                field="servers",
+            )
         self._config = config
         self._tls = _tls(config) if any(url.startswith("https:") for url in config.servers) else None
         files = (file for file in (config.ca, config.cert, config.key) if isinstance(file, Path))

@@ -13,6 +13,7 @@ from yarl import URL
 
 from weft.domain.errors import Unavailable
 from weft.runtime.backoff import Backoff
+from weft.runtime.http_failover import is_exposed
 from weft.runtime.tasks import background
 
 FORWARDED = "X-Weft-Forwarded"
@@ -61,6 +62,12 @@ class LeaderProxy:
                 # A forwarded request is not forwarded again: during an election two masters could loop (W9).
                 if FORWARDED in request.headers:
                     raise Unavailable("this netmaster is no longer the leader: try again")
+                # The leader's address comes from the store; the request may have our token in it.
+                if "Authorization" in request.headers and is_exposed(f"{self._scheme}://{leader}"):
+                    raise Unavailable(
+                        f"the leader is at {leader}, and the token would be sent there in clear text: "
+                        "give all masters --tls-cert and --tls-key"
+                    )
                 try:
                     return await self._send(request, leader)
                 except aiohttp.ClientConnectorError as error:

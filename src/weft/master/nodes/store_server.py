@@ -191,9 +191,11 @@ def _certificate_name(certificate: object) -> str:
     """The name in a certificate as `ssl.SSLSocket.getpeercert` returns it; empty without a node SAN or CN."""
     if not isinstance(certificate, dict):
         return ""
+    subject = [pair for rdn in certificate.get("subject", ()) for pair in rdn]
     return named_by(
         (value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"),
-        (value for rdn in certificate.get("subject", ()) for kind, value in rdn if kind == "commonName"),
+        (value for kind, value in subject if kind == "commonName"),
+        units=[value for kind, value in subject if kind == "organizationalUnitName"],
     )
 
 

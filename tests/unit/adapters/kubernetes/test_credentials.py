@@ -145,3 +145,12 @@ async def test_certificates_from_files_and_inline_data(tmp_path: Path) -> None:
     ):
         with pytest.raises(Invalid, match="not usable"):
             Api(bad)
+
+
+@pytest.mark.parametrize("token", ["secret-token", Path("/no/such/token")])
+def test_a_token_is_not_sent_over_plain_http(token: Path | str) -> None:
+    """It would be readable on the way; the error names the server and not the token."""
+    with pytest.raises(Invalid, match=r"http://192\.0\.2\.1") as refused:
+        Api(ClientConfig(servers=("https://192.0.2.1", "http://192.0.2.1:8080"), token=token))
+    assert "secret-token" not in refused.value.message
+    Api(ClientConfig(servers=("http://127.0.0.1:8001",), token=token))  # kubectl proxy

@@ -107,7 +107,7 @@ class TestTls:
             yield f"https://127.0.0.1:{port}"
 
     async def test_the_certificate_overrides_the_header(self, endpoint: str, authority: Authority) -> None:
-        files = authority.issue("node", subject="/O=weft/CN=node-1")
+        files = authority.issue("node", subject="/OU=weft:nodes/CN=node-1")
         async with open_remote(
             [endpoint], node="node-2", ca=str(files.ca), cert=str(files.cert), key=str(files.key)
         ) as remote:
@@ -266,17 +266,23 @@ async def authenticated_name(directory: Path, *, subject: str, uris: Sequence[st
 @pytest.mark.parametrize(
     ("subject", "uris", "node"),
     [
-        ("/CN=one", [], "one"),
-        ("/CN=one", ["spiffe://somewhere/two"], "one"),
+        ("/OU=weft:nodes/CN=one", [], "one"),
+        ("/OU=weft:nodes/CN=one", ["spiffe://somewhere/two"], "one"),
         ("/CN=one", ["weft:name:two"], "two"),
         ("/", ["weft:name:" + "n" * 256], "n" * 256),
     ],
 )
 async def test_the_client_certificate_names_the_node(tmp_path: Path, subject: str, uris: list[str], node: str) -> None:
-    """By our URI SAN, else by the common name."""
+    """By our URI SAN, else by the common name beside our organizational unit."""
     assert await authenticated_name(tmp_path, subject=subject, uris=uris) == node
 
 
 @pytest.mark.parametrize("uris", [[], ["weft:name:one", "weft:name:two"], ["weft:name:"]])
 async def test_a_certificate_with_no_node_name_or_several_is_denied(tmp_path: Path, uris: list[str]) -> None:
     assert "names no node" in await authenticated_name(tmp_path, subject="/O=weft", uris=uris)
+
+
+@pytest.mark.parametrize("subject", ["/CN=node-1", "/OU=people/CN=node-1", "/O=weft:nodes/CN=node-1"])
+async def test_a_certificate_of_the_organization_is_not_a_node(tmp_path: Path, subject: str) -> None:
+    """A CA of a whole organization signs users and web servers too; their common name must not be taken for a node."""
+    assert "names no node" in await authenticated_name(tmp_path, subject=subject)
