@@ -98,13 +98,15 @@ class StoreFile:
 
     def read(self, key: StoreKey) -> Entry | None:
         with _sqlite_errors(self._path):
-            row = self._sql.execute("SELECT value, revision FROM entries WHERE key = ?", (key,)).fetchone()
+            row = self._sql.execute(
+                "SELECT CAST(value AS BLOB), revision FROM entries WHERE key = ?", (key,)
+            ).fetchone()
         return None if row is None else Entry(key, row[0], row[1])
 
     def list_under(self, prefix: StoreKey) -> Listing:
         with _sqlite_errors(self._path):
             rows = self._sql.execute(
-                "SELECT key, value, revision FROM entries WHERE key >= ? AND key < ? ORDER BY key",
+                "SELECT key, CAST(value AS BLOB), revision FROM entries WHERE key >= ? AND key < ? ORDER BY key",
                 (prefix, _after_prefix(prefix)),
             )
             return Listing(tuple(Entry(*row) for row in rows), self.revision)
@@ -278,9 +280,16 @@ def _check_format(path: Path) -> None:
         sql.close()
 
 
+def _decode_text(data: bytes) -> str:
+    return data.decode(errors="backslashreplace")
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    # Others may have written to the file: a key that is not UTF-8 is none of ours, and costs nothing but itself. So
+    # values are read as blobs, too, whatever their type: SQLite stores numbers and texts in such a column.
+    sql.text_factory = _decode_text
     try:
         sql.execute("PRAGMA journal_mode = WAL")
         # FULL: fsync of the WAL at every commit; NORMAL could lose acknowledged commits in a power failure.

@@ -104,3 +104,19 @@ def test_each_step_of_a_transaction_has_its_own_verdict(path: Path) -> None:
         assert (outcomes[0], outcomes[2]) == (2, 3)
         assert isinstance(outcomes[1], Stale)
         assert [change.revision for change in changes] == [2, 3]
+
+
+def test_H2_values_of_other_types_and_keys_that_are_not_utf8_cost_only_themselves(path: Path) -> None:
+    """Somebody wrote to the file by hand: netmaster must read the rest, and not end."""
+    fill(path)
+    with closing(sqlite3.connect(path)) as sql, sql:
+        rows = [("'b'", "5"), ("'c'", "'text'"), ("CAST(x'64ff' AS TEXT)", "x'00'"), ("x'ff'", "x'00'")]
+        for key, value in rows:
+            sql.execute(f"INSERT INTO entries (key, revision, value) VALUES ({key}, 2, {value})")
+    with closing(StoreFile(path, history=1_000)) as file:
+        found = {entry.key: entry.value for entry in file.list_under(StoreKey("")).entries}
+        assert {key: found[StoreKey(key)] for key in ("b", "c", "d\\xff")} == {"b": b"5", "c": b"text", "d\\xff": b"\0"}
+        assert found[StoreKey("1")] == bytes(2_000)
+        entry = file.read(StoreKey("b"))
+        assert entry is not None
+        assert entry.value == b"5"
