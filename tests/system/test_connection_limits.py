@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
 from weft.lab.servers.masters import MasterProcess, client
 from weft.lab.waiting import DEADLINE
 from weft.runtime.listener import raise_open_files
@@ -57,6 +59,16 @@ async def test_M2_silent_connections_do_not_stop_netmaster(tmp_path: Path) -> No
             async with client(master.url) as rest:
                 (await rest.put("tenants", tenantName="blue")).accepted()
         assert resource.prlimit(master.pid, resource.RLIMIT_NOFILE)[0] > SILENT
+
+
+@pytest.mark.soak
+async def test_M2_five_thousand_idle_connections(tmp_path: Path) -> None:
+    """M2: in several waves from this machine, more than one source may have; writes and health are served."""
+    async with MasterProcess(tmp_path / "master") as master, client(master.url) as rest:
+        for wave in range(3):
+            with silent_connections(master.address, 5000):
+                assert await asyncio.to_thread(health, master.address) == 200
+                (await rest.put("tenants", tenantName=f"t{wave}")).accepted()
 
 
 async def test_M2_a_limit_of_files_below_the_connections_stops_nothing(tmp_path: Path) -> None:
