@@ -360,7 +360,7 @@ TARGETS = (
         name="attachment-log",
         open=_open_log(checked=False),
         errors=(Malformed, Unavailable),
-        weight=0.3,
+        weight=0.1,
         samples=lambda: [b"".join(map(_checked, _log_lines()))],
     ),
     Target(
@@ -368,7 +368,7 @@ TARGETS = (
         open=_open_log(checked=True),
         errors=(Malformed, Unavailable),
         form=Form.JSON,
-        weight=0.3,
+        weight=0.1,
         samples=lambda: _log_lines()[1:],
     ),
     Target(name="netlink-link", open=lambda: _list(link.parse_link), samples=_links, errors=_NETLINK),
